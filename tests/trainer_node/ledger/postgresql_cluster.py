@@ -17,7 +17,7 @@ NOBODY = 65534
 
 
 class Cluster:
-    """A PostgreSQL server of its own, on a Unix socket alone."""
+    """A PostgreSQL server of its own, on a Unix socket alone. It ends with the process that started it."""
 
     def __init__(self, programs: Path, folder: Path) -> None:
         self._programs, self.folder = programs, folder
@@ -35,11 +35,25 @@ class Cluster:
             )
 
     def start(self) -> None:
+        words = ["-D", str(self._data), "-m", "immediate", "-w", "stop"]
+        with open(self.folder.with_suffix(".log"), "ab") as log:
+            # The input of this process ends with `stop`, and with the death of the tests.
+            self._stopping = subprocess.Popen(
+                ["sh", "-c", 'cat && exec "$@"', "sh", str(self._programs / "pg_ctl"), *words],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                start_new_session=True,
+                **self._as_user,
+            )
         settings = f"-k {self.folder} -c listen_addresses=''"
         self.call("pg_ctl", "-D", str(self._data), "-w", "-o", settings, "-l", f"{self.folder}/log", "start")
 
     def stop(self) -> None:
-        self.call("pg_ctl", "-D", str(self._data), "-m", "immediate", "-w", "stop")
+        """Has no effect on a server that was stopped."""
+        self._stopping.communicate()
+        assert self._stopping.returncode == 0, self.folder.with_suffix(".log").read_text()
 
     def database(self) -> str:
         """URL of a new, empty database."""
@@ -54,21 +68,26 @@ class Cluster:
         self.call("psql", "-h", str(self.folder), "-U", "ledger", "-d", "postgres", "-c", end)
 
 
-@contextlib.contextmanager
-def postgresql() -> Iterator[Cluster]:
-    """A server that runs until the end of the block."""
+def installed() -> Path:
+    """The folder of PostgreSQL's programs. Skips the test if there is none."""
     programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     if not programs:
         pytest.skip("no PostgreSQL server: apt-get install postgresql")
+    return programs[-1]
+
+
+@contextlib.contextmanager
+def postgresql() -> Iterator[Cluster]:
+    """A server that runs until the end of the block."""
+    programs = installed()
     folder = Path(tempfile.mkdtemp(prefix="p2pcast-pg-", dir="/tmp"))
     try:
-        made = Cluster(programs[-1], folder)
+        made = Cluster(programs, folder)
         made.start()
         try:
             yield made
         finally:
-            with contextlib.suppress(subprocess.CalledProcessError):  # a test has stopped it
-                made.stop()
+            made.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         folder.with_suffix(".log").unlink(missing_ok=True)
