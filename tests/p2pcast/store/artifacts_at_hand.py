@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import blake3
 
 from p2pcast.artifact import Assembly, Open, Packer, RunKey, run_id
 from p2pcast.codec.layout import Layout, Tensor
+from p2pcast.store.artifact_journal import Kind
 from p2pcast.store.artifact_store import Store, Stored
 from p2pcast.version import Version
 
@@ -71,6 +73,19 @@ def put(store: Store, kind: str, step: int, *, order: random.Random | None = Non
     assert out.read(0, len(log)) == log, "still readable"
     out.close()
     return stored, log
+
+
+def begun(store: Store, kind: str, pieces: Sequence[int]) -> tuple[Assembly, bytes]:
+    """A receiver that stored all records and these pieces, and whose process died. (Assembly, log.)"""
+    open_signed, batches, manifest, log = made(kind, 1)
+    assembly = assembled(open_signed, batches, manifest)
+    part = store.begin(assembly.open, LAYOUT, resumable=True)
+    part.note([(Kind.OPEN, open_signed), *((Kind.BATCH, b) for b in batches)])
+    part.note([(Kind.MANIFEST, manifest)])
+    for index in pieces:
+        part.write(index * PIECE, [log[index * PIECE : (index + 1) * PIECE]])
+    part.close()
+    return assembly, log
 
 
 def again(store: Store) -> Store:

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from artifacts_at_hand import KEY, LAYOUT, PIECE, again, assembled, made
+from artifacts_at_hand import KEY, PIECE, again, begun
 
 from p2pcast.artifact import RunKey
 from p2pcast.artifact.artifact_file import HEADER
 from p2pcast.store.artifact_journal import SUFFIX, Kind
 from p2pcast.store.artifact_store import Store
-
-
-def begun(store, kind, pieces):
-    """A receiver that stored all records and these pieces, and whose process died. (Assembly, log.)"""
-    open_signed, batches, manifest, log = made(kind, 1)
-    assembly = assembled(open_signed, batches, manifest)
-    part = store.begin(assembly.open, LAYOUT, resumable=True)
-    part.note([(Kind.OPEN, open_signed), *((Kind.BATCH, b) for b in batches)])
-    part.note([(Kind.MANIFEST, manifest)])
-    for index in pieces:
-        part.write(index * PIECE, [log[index * PIECE : (index + 1) * PIECE]])
-    part.close()
-    return assembly, log
 
 
 def resumed(store):

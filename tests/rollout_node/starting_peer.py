@@ -1,0 +1,142 @@
+"""A peer of a plain-text run, as far as a test starts it: options, state folder, and a hub that answers JOIN."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from p2pcast.artifact import RunKey, run_id
+from p2pcast.daemon.background_tasks import Tasks
+from p2pcast.daemon.events import Events
+from p2pcast.errors import P2PCastError
+from p2pcast.mirror.object_names import KEY as KEY_OBJECT
+from p2pcast.mirror.object_names import run_folder
+from p2pcast.transport.link import QuietOwner
+from p2pcast.transport.listener import Listener
+from p2pcast.wire import messages
+from p2pcast.wire.connection import Identity, Message
+from p2pcast.wire.join_token import JoinToken
+from rollout_node.peer_config import PeerConfig
+from rollout_node.peer_startup import Startup, start_up
+
+KEY = RunKey(bytes([5]) * 32)
+RUN = run_id(KEY.public)
+TOKEN = JoinToken(RUN, bytes(20))
+HUB = b"h" * 16
+NO_HUB = ("127.0.0.1", 1)
+"""Nothing listens there."""
+END_S = 600.0
+OWN_THREADS = ("p2pcast-decode", "p2pcast-disk")
+
+
+def options(folder: Path, **changes: Any) -> PeerConfig:
+    """A peer that installs into a folder and listens on a free port."""
+    state = folder / "peer"
+    state.mkdir(mode=0o700, exist_ok=True)
+    given: dict[str, Any] = {
+        "hub": NO_HUB,
+        "token": TOKEN,
+        "targets": (f"safetensors:{folder / 'out'}",),
+        "state": state,
+        "shadow": folder / "shadow",
+        "name": "a",
+        "listen": ("127.0.0.1", 0),
+        "plaintext": True,
+    }
+    return PeerConfig(**given | changes)
+
+
+@contextlib.asynccontextmanager
+async def starting(config: PeerConfig) -> AsyncIterator[Startup]:
+    """The first phase of the start, whose parts end with the block."""
+    events = Events()
+    async with contextlib.AsyncExitStack() as ends:
+        yield await start_up(config, events, Tasks(events), ends)
+
+
+def mirror_in(folder: Path, run: bytes = RUN) -> str:
+    """The URL of a mirror that holds the key of ``KEY`` and no version."""
+    objects = folder / "mirror" / run_folder(run)
+    objects.mkdir(parents=True)
+    (objects / KEY_OBJECT).write_bytes(KEY.public)
+    return f"file://{folder / 'mirror'}"
+
+
+class Hub(QuietOwner):
+    """Accepts control connections and answers JOIN with WELCOME."""
+
+    def __init__(self) -> None:
+        self.joined: list[messages.Join] = []
+        self._listener = Listener(self, Identity(HUB, "hub", TOKEN))
+
+    def accept_link(self, link: Any, hello: messages.Hello) -> None: ...
+
+    def on_link_event(self, link: Any, stripe: Any, event: Any) -> None:
+        if isinstance(event, Message) and isinstance(event.body, messages.Join):
+            self.joined.append(event.body)
+            link.send(messages.Welcome(KEY.public, (1, 1), "auto", None, "127.0.0.1", bearer="b" * 40))
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return self._listener.address
+
+    async def __aenter__(self) -> Hub:
+        await self._listener.start("127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._listener.stop()
+
+
+# -- a start that fails
+
+
+class StepError(P2PCastError):
+    """Raised by a step that a test replaces."""
+
+
+def failing(*args: Any, **options: Any) -> None:
+    raise StepError("this step fails")
+
+
+# -- open things
+
+
+def listening_at(address: tuple[str, int]) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(address) == 0
+
+
+def _open(folder: Path) -> set[str]:
+    """This process's sockets, open files below ``folder``, tasks and threads of a peer."""
+    found = {f"thread {t.name}" for t in threading.enumerate() if t.name.startswith(OWN_THREADS)}
+    found |= {f"task {task.get_name()}" for task in asyncio.all_tasks() - {asyncio.current_task()}}
+    for entry in os.scandir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            link = os.readlink(entry.path)
+            if link.startswith((str(folder), "socket:")):
+                found.add(link)
+    return found
+
+
+class NothingLeft:
+    """At the end of the block, nothing is open that was not open at its begin."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._before = _open(folder)
+
+    async def __aenter__(self) -> None: ...
+
+    async def __aexit__(self, *_: object) -> None:
+        # Threads and sockets end a little later than the call that ends them.
+        deadline = asyncio.get_running_loop().time() + END_S
+        while left := _open(self._folder) - self._before:
+            assert asyncio.get_running_loop().time() < deadline, left
+            await asyncio.sleep(0.001)
