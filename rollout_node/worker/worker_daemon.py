@@ -46,7 +46,7 @@ class Addresses:
 
 
 class WorkerDaemon:
-    """``certificate``: for a ledger over https."""
+    """``checks`` end with ``run``. ``certificate``: for a ledger over https."""
 
     def __init__(
         self,
@@ -63,14 +63,17 @@ class WorkerDaemon:
 
     async def run(self) -> None:
         """Until the run has ended, or until drained. Raises P2PCastError, alone or in a group."""
-        if self._certificate is None:
-            await self._play()
-            return
-        await self._certificate.ready()
-        async with asyncio.TaskGroup() as group:
-            renewals = group.create_task(self._certificate.renew_when_due(), name="certificate")
-            await self._play()
-            renewals.cancel()
+        try:
+            if self._certificate is None:
+                await self._play()
+                return
+            await self._certificate.ready()
+            async with asyncio.TaskGroup() as group:
+                renewals = group.create_task(self._certificate.renew_when_due(), name="certificate")
+                await self._play()
+                renewals.cancel()
+        finally:
+            await self._checks.close()
 
     async def _play(self) -> None:
         where = self._addresses
@@ -86,10 +89,7 @@ class WorkerDaemon:
             ledger = LedgerClient(http, where.ledger, where.bearer, tls)
             probes = ProbeLoop(ledger, sampler, versions, self._task.vocabulary)
             self._loop = PlayLoop(self._config, self._task, ledger, sampler, versions, self._checks, probes)
-            try:
-                await self._loop.run()
-            finally:
-                await self._checks.close()
+            await self._loop.run()
 
     async def drain(self) -> None:
         if self._loop is not None:
