@@ -7,7 +7,7 @@ import json
 
 import pytest
 from recorder import Recorder
-from starting_peer import KEY, NothingLeft, StepError, failing, options, starting
+from starting_peer import KEY, options, starting
 
 from p2pcast.errors import RefusedError, RetryableError
 from p2pcast.store.artifact_store import Store
@@ -16,6 +16,7 @@ from p2pcast.wire import messages
 from rollout_node import peer as module
 from rollout_node.control.run_key_source import RunKey
 from rollout_node.peer import build_peer
+from tests.nothing_left import NothingLeft, StepError, failing
 from tests.p2pcast.store.artifacts_at_hand import begun, put
 
 NODE, HUB = b"n" * 16, b"h" * 16

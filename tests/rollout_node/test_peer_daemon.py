@@ -9,7 +9,7 @@ import socket
 
 import aiohttp
 import pytest
-from starting_peer import Hub, NothingLeft, StepError, failing, listening_at, mirror_in, options
+from starting_peer import Hub, mirror_in, options
 
 from p2pcast.errors import LocalError, RetryableError, UsageError
 from p2pcast.store.state_format import state_lock
@@ -17,6 +17,7 @@ from rollout_node import peer_daemon
 from rollout_node.control import saved_hub_state
 from rollout_node.peer import Peer
 from rollout_node.peer_daemon import PeerDaemon
+from tests.nothing_left import NothingLeft, StepError, failing, listening_at
 
 END_S = 600.0
 

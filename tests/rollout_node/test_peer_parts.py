@@ -12,7 +12,7 @@ from contextlib import nullcontext
 import pytest
 from fake_holding import FakeHolding
 from recorder import Recorder
-from starting_peer import KEY, NothingLeft, StepError, failing, mirror_in, options, starting
+from starting_peer import KEY, mirror_in, options, starting
 
 from p2pcast.errors import RetryableError, UsageError
 from p2pcast.store.artifact_store import Store
@@ -23,6 +23,7 @@ from rollout_node.control.run_key_source import RunKey
 from rollout_node.engine.multi_host_installer import MultiHostInstaller
 from rollout_node.engine.runner import Runner
 from rollout_node.peer_parts import build_engines, build_relay, build_sync
+from tests.nothing_left import NothingLeft, StepError, failing
 from tests.p2pcast.store.artifacts_at_hand import put
 
 NODE, OTHER = b"n" * 16, b"o" * 16

@@ -11,20 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from starting_peer import (
-    HUB,
-    KEY,
-    RUN,
-    TOKEN,
-    Hub,
-    NothingLeft,
-    StepError,
-    failing,
-    listening_at,
-    mirror_in,
-    options,
-    starting,
-)
+from starting_peer import HUB, KEY, RUN, TOKEN, Hub, mirror_in, options, starting
 
 from p2pcast.errors import LocalError, RefusedError, UsageError
 from p2pcast.trust.certificate_authority import Authority
@@ -36,6 +23,7 @@ from p2pcast.wire import messages
 from rollout_node import peer_startup
 from rollout_node.control.peer_certificate import FILE as CERTIFICATE
 from rollout_node.control.run_key_source import RunKey
+from tests.nothing_left import NothingLeft, StepError, failing, listening_at
 
 NODE = bytes(range(16))
 OTHER = b"o" * 16

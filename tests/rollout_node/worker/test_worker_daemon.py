@@ -121,7 +121,7 @@ async def test_a_worker_waits_for_its_engine_and_says_so_once(worker: Worker, ca
     assert len(worker.ledger.registrations) == 1
 
 
-async def test_an_unfit_engine_ends_the_worker_before_it_registers(worker: Worker) -> None:
+async def test_an_unfit_engine_ends_a_worker_without_a_registration(worker: Worker) -> None:
     worker.engine.scale_out = False
     with pytest.raises(LocalError, match="--enable-scale-out"):
         await worker.run()
