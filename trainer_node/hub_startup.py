@@ -50,7 +50,7 @@ from trainer_node.membership.broadcast_progress import BroadcastProgress
 from trainer_node.membership.engine_reports import live_rows
 from trainer_node.membership.fleet_timeline import FleetTimeline
 from trainer_node.membership.fleet_view import FleetView
-from trainer_node.membership.join_handler import JoinHandler
+from trainer_node.membership.join_handler import JoinHandler, SessionObservers
 from trainer_node.membership.lead_directory import LEADS, LeadDirectory
 from trainer_node.membership.membership import DEFAULT_UPLINK_BPS, Membership
 from trainer_node.membership.peer_record import PeerRecord
@@ -315,14 +315,18 @@ def _build_reports(
         publishing.backpressure.recheck()
         publishing.live_changed.set()
 
-    def forget(peer: str) -> None:
-        fleet.sources.left(peer)
-        publishing.commits.handle(Left(peer))
-
     reported: Observers[[PeerRecord, float]] = Observers()
     reported.add(lambda peer, now: fleet_changed())
     reported.add(fleet.timeline.reported)
     reported.add(lambda peer, now: publishing.commits.reported(peer))
+    sessions = SessionObservers()
+    sessions.joined.add(lambda peer: state.recovery.joined(peer.ident))
+    sessions.joined.add(fleet.timeline.joined)
+    sessions.left.add(lambda peer, why: state.recovery.left(peer.ident))
+    sessions.left.add(fleet.timeline.left)
+    sessions.left.add(lambda peer, why: fleet_changed())
+    sessions.ended.add(fleet.sources.left)
+    sessions.ended.add(lambda peer: publishing.commits.handle(Left(peer)))
     upkeep = PlanUpkeep(state.ident, membership, plan_distributor, fleet.broadcasts)
     artifacts = ArtifactReports(
         membership, plan_distributor, is_sealed=state.store.holds,
@@ -330,9 +334,8 @@ def _build_reports(
     )  # fmt: skip
     reports = ReportHandler(membership, upkeep, artifacts, state.recovery, reported, admission.learn_evictions)
     joins = JoinHandler(
-        state.sessions, membership, upkeep, fleet.timeline, fleet.leads, state.recovery,
-        admit=admission.admit, welcome=welcome.messages, forget=forget, fleet_changed=fleet_changed,
-    )  # fmt: skip
+        state.sessions, membership, upkeep, fleet.leads, sessions, admit=admission.admit, welcome=welcome.messages
+    )
     return reports, joins, upkeep
 
 

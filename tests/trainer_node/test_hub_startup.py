@@ -149,12 +149,13 @@ async def test_a_report_reaches_every_part_that_follows_peers(tmp_path, monkeypa
         assert rechecked == [1]
 
 
-async def test_a_peer_that_left_is_no_source_and_no_member(tmp_path, monkeypatch):
+async def test_a_peer_that_left_is_no_source_and_no_member(tmp_path):
     async with opened(options(tmp_path)) as hub:
-        left = []
-        monkeypatch.setattr(hub.fleet.sources, "left", left.append)
-        join(hub).close()
-        assert left == [ident("a")]
+        link, sources = join(hub), hub.fleet.sources
+        sources.holds(ident("a"), [b"artifact"])
+        assert sources.seek(ident("b"), b"artifact") == [ident("a")]
+        link.close()
+        assert sources.seek(ident("b"), b"artifact") == []
         assert hub.fleet.membership.peers == {}
 
 

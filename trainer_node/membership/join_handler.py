@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
 
 from p2pcast.addresses import show_address, unscoped
 from p2pcast.errors import P2PCastError, RemoteError
+from p2pcast.observers import Observers
 from p2pcast.wire import messages
-from trainer_node.membership.fleet_timeline import FleetTimeline
 from trainer_node.membership.lead_directory import LeadDirectory
 from trainer_node.membership.membership import Membership
 from trainer_node.membership.peer_record import PeerRecord
@@ -25,11 +25,16 @@ from trainer_node.membership.reachability_prober import settle_in
 logger = logging.getLogger("p2pcast.hub")
 
 
-class Recollection(Protocol):
-    """A restarted hub waits for its peers; see ``trainer_node.membership.restart_recovery``."""
+@dataclass(frozen=True, slots=True)
+class SessionObservers:
+    """``joined``: called with each peer that has joined. ``left``: with each peer whose last session has ended, and the
+    reason, which is empty after a LEAVE. ``ended``: with the peer's id at the end of every session, a replaced one
+    included.
+    """
 
-    def joined(self, peer: str) -> None: ...
-    def left(self, peer: str) -> None: ...
+    joined: Observers[[PeerRecord]] = field(default_factory=Observers)
+    left: Observers[[PeerRecord, str]] = field(default_factory=Observers)
+    ended: Observers[[str]] = field(default_factory=Observers)
 
 
 class JoinHandler:
@@ -40,29 +45,22 @@ class JoinHandler:
         sessions: Sessions,
         membership: Membership,
         upkeep: PlanUpkeep,
-        timeline: FleetTimeline,
         leads: LeadDirectory,
-        recovery: Recollection,
+        observers: SessionObservers,
         *,
         admit: Callable[[PeerSession, str], str],
         welcome: Callable[[PeerSession], Sequence[messages.Record]],
-        forget: Callable[[str], None],
-        fleet_changed: Callable[[], None],
     ) -> None:
         """``admit``: the name under which a node may join; raises RefusedError. ``welcome``: the first messages to a
-        peer. ``forget`` is called with each peer whose session has ended or is replaced; ``fleet_changed`` when a peer
-        has left.
+        peer.
         """
         self._sessions = sessions
         self._membership = membership
         self._upkeep = upkeep
-        self._timeline = timeline
         self._leads = leads
-        self._recovery = recovery
+        self._observers = observers
         self._admit = admit
         self._welcome = welcome
-        self._forget = forget
-        self._fleet_changed = fleet_changed
         self._stopped = False
 
     def on_join(self, session: PeerSession, body: messages.Join) -> None:
@@ -77,10 +75,10 @@ class JoinHandler:
         old = self._sessions.pop(ident, None)
         if old is not None:
             old.link.close(RemoteError("the same node joined again"))
-            self._forget(ident)
+            self._observers.ended.notify(ident)
         session.peer = peer
         self._sessions[ident] = session
-        self._recovery.joined(ident)
+        self._observers.joined.notify(peer)
         self._membership.join(peer, now)
         self._upkeep.probe(ident)
         for message in self._welcome(session):
@@ -88,7 +86,6 @@ class JoinHandler:
             if isinstance(message, messages.Welcome):
                 # Before the catalog: a lead that has the catalog and no roster takes this hub for an older release.
                 self._leads.send_rosters()
-        self._timeline.joined(peer)
         self._upkeep.send_plans()
         self._leads.send_leads()
         logger.info("%s joined from %s (%d peers)", peer.name, show_address(peer.host, peer.port), len(self._sessions))
@@ -99,10 +96,9 @@ class JoinHandler:
             return
         now = time.monotonic()
         del self._sessions[peer.ident]
-        self._recovery.left(peer.ident)
         self._membership.leave(peer.ident, now, failed=not session.farewell)
-        self._timeline.left(peer, "" if session.farewell else str(error or "its connection ended"))
-        self._forget(peer.ident)
+        self._observers.left.notify(peer, "" if session.farewell else str(error or "its connection ended"))
+        self._observers.ended.notify(peer.ident)
         self._leads.leave(peer.ident, now)
         logger.info(
             "%s %s (%d peers)",
@@ -110,7 +106,6 @@ class JoinHandler:
             "left" if session.farewell else f"was lost{f': {error}' if error else ''}",
             len(self._sessions),
         )
-        self._fleet_changed()
         self._upkeep.send_plans()
         self._leads.send_leads()
         self._upkeep.settle()

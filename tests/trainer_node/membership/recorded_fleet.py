@@ -18,7 +18,7 @@ from trainer_node.membership.artifact_reports import ArtifactReports
 from trainer_node.membership.broadcast_planner import BroadcastPlanner
 from trainer_node.membership.broadcast_progress import BroadcastProgress
 from trainer_node.membership.fleet_timeline import FleetTimeline
-from trainer_node.membership.join_handler import JoinHandler
+from trainer_node.membership.join_handler import JoinHandler, SessionObservers
 from trainer_node.membership.lead_directory import LeadDirectory
 from trainer_node.membership.membership import Membership
 from trainer_node.membership.peer_record import PeerRecord
@@ -97,10 +97,16 @@ class Fleet:
         self.reports = ReportHandler(
             self.membership, upkeep, artifacts, self.recall, reported, self.trust.learn_evictions
         )
+        followers = SessionObservers()
+        followers.joined.add(lambda peer: self.recall.joined(peer.ident))
+        followers.joined.add(metrics.joined)
+        followers.left.add(lambda peer, why: self.recall.left(peer.ident))
+        followers.left.add(metrics.left)
+        followers.left.add(lambda peer, why: self._changed())
+        followers.ended.add(self.forgotten.append)
         self.joins = JoinHandler(
-            self.sessions, self.membership, upkeep, metrics, leads, self.recall, admit=self.trust.admit,
+            self.sessions, self.membership, upkeep, leads, followers, admit=self.trust.admit,
             welcome=lambda session: [record_of(Type.WELCOME, name=session.peer.name), Catalog([], [])],
-            forget=self.forgotten.append, fleet_changed=self._changed,
         )  # fmt: skip
 
     def _changed(self) -> None:
