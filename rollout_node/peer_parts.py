@@ -34,6 +34,7 @@ from rollout_node.peer_config import PeerConfig
 from rollout_node.peer_startup import Startup
 from rollout_node.stage.base_shadow import BaseShadow
 from rollout_node.stage.engine_handover import EngineHandover
+from rollout_node.stage.first_shadow import FirstShadow
 from rollout_node.stage.identity_check import IdentityCheck
 from rollout_node.stage.part_fetcher import PartFetcher
 from rollout_node.stage.refused_versions import RefusedVersions
@@ -227,19 +228,16 @@ def _build_stage(
     writer = ShadowWriter(startup.shadow_state, engine.may_leave)
     check = ShadowCheck(writer, staging, repair, planner.replan)
     identities = IdentityCheck(writer, store, removal, planner.replan, left)
-    start = ShadowStart(
-        saved=SavedShadow(folder, store, staging, check, None if base is None else base.layout),
-        base=None if base is None else BaseShadow(base, folder, relay.node, store, staging),
-        writer=writer,
-        identities=identities,
-        files=files,
-        planner=planner,
-        catalog=startup.catalog,
-        activity=activity,
+    first = FirstShadow(
+        SavedShadow(folder, store, staging, check, None if base is None else base.layout),
+        None if base is None else BaseShadow(base, folder, relay.node, store, staging),
+        planner,
+        startup.catalog,
+        activity,
         resumed=resumed,
     )
     updater = ShadowUpdater(
-        start=start,
+        start=ShadowStart(first, writer, identities, files, planner),
         check=check,
         identities=identities,
         stager=VersionStager(writer, folder, staging, files, identities, activity),

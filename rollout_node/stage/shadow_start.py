@@ -1,75 +1,40 @@
-"""The shadow at a peer's start: of an earlier process, or from the base folder. Without both, an anchor is fetched."""
+"""Stages the shadow of a peer's start, if there is one. Without a shadow, an anchor is fetched."""
 
 from __future__ import annotations
 
-from p2pcast.state.shadow import Shadow
 from p2pcast.version import Version
-from rollout_node.control.activity import Activity
-from rollout_node.stage.base_shadow import BaseShadow
+from rollout_node.stage.first_shadow import FirstShadow
 from rollout_node.stage.identity_check import IdentityCheck
-from rollout_node.stage.saved_shadow import SavedShadow
 from rollout_node.stage.shadow_state import ShadowWriter
 from rollout_node.stage.small_file_repair import SmallFileRepair
-from rollout_node.sync.artifact_catalog import Catalog
 from rollout_node.sync.version_path import VersionPlanner
 
 
 class ShadowStart:
-    """``resumed``: the peer started from its own state while the hub was out of reach."""
-
     def __init__(
         self,
-        *,
-        saved: SavedShadow,
-        base: BaseShadow | None,
+        first: FirstShadow,
         writer: ShadowWriter,
         identities: IdentityCheck,
         files: SmallFileRepair,
         planner: VersionPlanner,
-        catalog: Catalog,
-        activity: Activity,
-        resumed: bool,
     ) -> None:
-        self._saved = saved
-        self._base = base
+        self._first = first
         self._writer = writer
         self._identities = identities
         self._files = files
         self._planner = planner
-        self._catalog = catalog
-        self._activity = activity
-        self._resumed = resumed
 
     async def begin(self) -> Version | None:
         """The version of the first shadow, which is staged; None without a shadow. Raises IntegrityError for a wrong
         base folder.
         """
-        if not self._resumed or not self._saved.has_versions:
-            self._activity.enter("waiting" if self._resumed else "joining")
-            await self._catalog.complete.wait()
+        await self._first.until_listed()
         await self._identities.settle()
-        shadow = await self._saved.reopen(self._signed_digest)
-        if shadow is None and self._base is not None:
-            shadow = await self._from_base(self._base)
+        shadow = await self._first.find()
         self._writer.open(shadow)
         if shadow is not None:
             await self._files.complete(shadow.version, shadow.layout, deep=True)
             self._writer.stage(shadow.version, self._identities.identity_of(shadow.version))
         self._planner.begun.set()
         return self._writer.staged
-
-    async def _signed_digest(self, version: Version) -> int | None:
-        known = self._planner.signed_digest(version)
-        if known is None and not self._catalog.complete.is_set():
-            # No signed digest lies here. Only the hub's digest can tell whether the shadow is correct.
-            self._activity.enter("waiting")
-            await self._catalog.complete.wait()
-            known = self._planner.signed_digest(version)
-        return known
-
-    async def _from_base(self, base: BaseShadow) -> Shadow:
-        # A hub that has just started is still making the base's version.
-        while not self._planner.whole():
-            self._activity.enter("waiting")
-            await self._planner.news.wait()
-        return await base.make(self._planner.whole())

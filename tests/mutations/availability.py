@@ -38,7 +38,7 @@ AVAILABILITY = [
     ),
     Mutation(
         STARTED,
-        "rollout_node/stage/shadow_start.py",
+        "rollout_node/stage/first_shadow.py",
         "        if known is None and not self._catalog.complete.is_set():",
         "        if False:",
         AWAY + "test_a_good_shadow_is_not_thrown_away_because_the_hub_is_away",

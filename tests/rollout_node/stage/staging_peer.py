@@ -15,6 +15,7 @@ from p2pcast.version import Version
 from rollout_node.stage import engine_handover, refused_versions, saved_shadow
 from rollout_node.stage.base_shadow import BaseShadow
 from rollout_node.stage.engine_handover import EngineHandover
+from rollout_node.stage.first_shadow import FirstShadow
 from rollout_node.stage.identity_check import IdentityCheck
 from rollout_node.stage.refused_versions import RefusedVersions
 from rollout_node.stage.saved_shadow import SavedShadow
@@ -93,19 +94,16 @@ class Peer:
         self.identities = IdentityCheck(
             self.writer, self.store, self.removal, self.planner.replan, lambda *why: self.left.append(why)
         )
-        self.start = ShadowStart(
-            saved=SavedShadow(FOLDER, self.store, self.staging, self.check, base and base.layout),
-            base=None if base is None else BaseShadow(base, FOLDER, self.node, self.store, self.staging),
-            writer=self.writer,
-            identities=self.identities,
-            files=self.repair,
-            planner=self.planner,
-            catalog=self.catalog,
-            activity=self.activity,
+        first = FirstShadow(
+            SavedShadow(FOLDER, self.store, self.staging, self.check, base and base.layout),
+            None if base is None else BaseShadow(base, FOLDER, self.node, self.store, self.staging),
+            self.planner,
+            self.catalog,
+            self.activity,
             resumed=resumed,
         )
         self.updater = ShadowUpdater(
-            start=self.start,
+            start=ShadowStart(first, self.writer, self.identities, self.repair, self.planner),
             check=self.check,
             identities=self.identities,
             stager=VersionStager(self.writer, FOLDER, self.staging, self.repair, self.identities, self.activity),
