@@ -295,7 +295,7 @@ ROLLOUTS = [
     ),
     Mutation(
         "takes the place of another worker of its name",
-        "trainer_node/ledger/ledger.py",
+        "trainer_node/ledger/workers/registration.py",
         "if lost is None or lost not in self._displaced:",
         "if True:",
         "tests/trainer_node/ledger/test_worker_names.py::test_two_workers_of_one_name_do_not_displace_each_other_for_ever",
@@ -309,7 +309,7 @@ ROLLOUTS = [
     ),
     Mutation(
         "registers under many names",
-        "trainer_node/ledger/ledger.py",
+        "trainer_node/ledger/workers/registration.py",
         "if caller != BEARER and int(conn.scalar(own) or 0) >= MAX_NAMES:",
         "if False:",
         LEDGER_RULES + "test_certificate_has_a_bounded_number_of_workers",

@@ -10,21 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import logging
 import os
 import secrets
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, insert
 
 from p2pcast.errors import IntegrityError, RefusedError, UsageError
-from p2pcast.limits import MAX_SLOTS
 from p2pcast.rollouts.job import Group, Job
 from p2pcast.rollouts.result import Result
 from p2pcast.version import Version
@@ -43,60 +39,24 @@ from trainer_node.ledger.audits.auditing import AuditSample, Sampled
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.body_segments import Place
 from trainer_node.ledger.database.ledger_store import Store
-from trainer_node.ledger.database.shared_transactions import SharedTransactions
+from trainer_node.ledger.database.transitions import Transitions
 from trainer_node.ledger.drained_workers import DrainedWorkers
 from trainer_node.ledger.leased_jobs import LeasedJobs
-from trainer_node.ledger.ledger_clock import RECORD_S, LedgerClock
-from trainer_node.ledger.ledger_rows import (
-    BEARER,
-    MAX_LIST,
-    MAX_NAMES,
-    MAX_WORKERS,
-    FullError,
-    Policy,
-    Present,
-    PresentReader,
-)
+from trainer_node.ledger.ledger_rows import MAX_LIST, Policy, Present
 from trainer_node.ledger.prompts import prompting
 from trainer_node.ledger.result_transitions import Settled, Verdicts, fail_job, judge_all, settle_all, standards_of
 from trainer_node.ledger.worker_rates import WorkerRates
+from trainer_node.ledger.workers.registration import Registered, Registration, Registrations
 from trainer_node.scheduling.served_versions import KnownEngine
 
 logger = logging.getLogger("p2pcast.ledger")
 
 T = TypeVar("T")
-COUNTS = (
-    *("blamed", "unknown_versions", "accepted_tokens", "audits", "disagreements"),
-    *("replays", "false_rewards", "failed_replays"),
-)
-"""Columns of a worker that begin at 0."""
 _DRAW = secrets.SystemRandom().random
-MAX_NAME_TEXT = 120
-"""Characters that stay of a name which gets a number."""
 
 
 def _new_id() -> bytes:
     return os.urandom(16)
-
-
-@dataclass(frozen=True, slots=True)
-class Registration:
-    """A worker's statement of itself. ``device_class``: workers of one class are expected to be equally fast."""
-
-    name: str
-    slots: int
-    task: str
-    task_hash: bytes
-    price_usd_h: float = 0.0
-    device_class: str = ""
-
-
-class Registered(NamedTuple):
-    """``worker``: id. ``session``: of the worker's requests from now on."""
-
-    worker: bytes
-    session: bytes
-    name: str
 
 
 class Ledger:
@@ -119,87 +79,26 @@ class Ledger:
         self._policy = policy
         self._new_id, self._draw = new_id, draw
         self._rates = WorkerRates(policy.guess_s)
-        self._present = PresentReader()
-        self._newest: Present | None = None
-        """As of the newest transition, which may be undone: for guesses alone."""
+        self._registrations = Registrations(self._rates, new_id)
         self._leased = LeasedJobs()
         self._drained = DrainedWorkers()
         self._audits = AuditSample(secrets.randbelow)
-        self._displaced: dict[bytes, None] = {}
-        """Sessions that another registration has ended, the newest MAX_WORKERS."""
         self.happened: Callable[[Counter[tuple[str, ...]]], object] = lambda counts: None
         """Called in the caller's thread after each commit of a transition that did something to tell of."""
-        self._clock_turn = threading.Lock()
-        """Reads ask for the time beside the writer."""
-        store.committed, store.rolled_back = self._rates.keep, lambda: self._undo(0)
-        with store.transaction() as conn:
-            self._clock = LedgerClock(now, conn.scalars(select(db.meta.c.ran_s)).one())
-            now_s = self._clock.now_s()
-            dropped = job_groups.enter_task(conn, self._present.read(conn, now_s), policy.task_hash)
+        self._transitions = Transitions(store, self._rates, now, lambda counts: self.happened(counts))
+        dropped = self._transitions.start(
+            lambda conn, now: job_groups.enter_task(conn, now, policy.task_hash), shared_commits=shared_commits
+        )
         self.foreign_groups = dropped
         """Groups of an earlier task that were dropped at the start."""
         self._warn_of_foreign(dropped)
-        self._commits = SharedTransactions(store) if shared_commits else None
-
-    def _now_s(self) -> float:
-        with self._clock_turn:
-            return self._clock.now_s()
 
     def _warn_of_foreign(self, dropped: int) -> None:
         if dropped:
             logger.warning("%d groups of another task were dropped: workers of this task cannot play them", dropped)
 
-    def _undo(self, mark: int) -> None:
-        """Put back what is kept in memory: a transition, or a whole transaction, failed."""
-        self._rates.undo(mark)
-        self._present.forget()
-
-    def _call(self, transition: Callable[[Connection], T], *, urgent: bool = False) -> T:
-        def undone_on_failure(conn: Connection) -> T:
-            mark = self._rates.mark()
-            try:
-                return transition(conn)
-            except BaseException:
-                self._undo(mark)
-                raise
-
-        if self._commits is not None:
-            return self._commits.call(undone_on_failure, urgent=urgent)
-        with self._store.transaction() as conn:
-            return undone_on_failure(conn)
-
-    def _at_present(self, transition: Callable[[Connection, Present], T], *, urgent: bool = False) -> T:
-        presents = []
-
-        def at_present(conn: Connection) -> T:
-            self._newest = now = self._present.read(conn, self._now_s())
-            presents.append(now)
-            if now.now_s - now.recorded_s >= RECORD_S:
-                conn.execute(update(db.meta).values(ran_s=now.now_s))
-            return transition(conn, now)
-
-        found = self._call(at_present, urgent=urgent)
-        if happened := presents[-1].happened:
-            self.happened(happened)
-        return found
-
-    def _look(self, look: Callable[[Connection, Present], T]) -> T:
-        """A look at the rows as of the newest commit, beside the transitions."""
-        with self._store.reading() as conn:
-            return look(conn, PresentReader().read(conn, self._now_s()))
-
-    def _changing_versions(self, transition: Callable[[Connection, Present], T]) -> T:
-        """A transition after which versions or branches are read again."""
-
-        def forgetting(conn: Connection, now: Present) -> T:
-            self._present.forget()
-            return transition(conn, now)
-
-        return self._at_present(forgetting)
-
     def close(self) -> None:
-        if self._commits is not None:
-            self._commits.close()
+        self._transitions.close()
         self._store.close()
 
     # -- workers
@@ -214,56 +113,12 @@ class Ledger:
         """The same caller with the same name takes its record over, unless it turns out that two workers use the name:
         then one of them gets another name. ``caller``: of a certificate, or BEARER. ``playing``: the leases that the
         worker still plays, its others return to the pool; None where it does not say. ``lost``: the session that the
-        worker had before. Raises FullError.
+        worker had before. Raises UsageError, FullError.
         """
-        if not 1 <= one.slots <= MAX_SLOTS or not 0 <= one.price_usd_h <= 1e6 or not 1 <= len(one.name) <= 128:
-            raise UsageError(f"a worker has a name, 1 to {MAX_SLOTS} slots and a price from 0 USD/h")
-
-        def transition(conn: Connection, now: Present) -> Registered:
-            session = self._new_id()
-            name = self._name_of(conn, caller, one.name, lost)
-            stated = {
-                "session": session,
-                "price_usd_h": one.price_usd_h,
-                "slots": one.slots,
-                "task": one.task,
-                "task_hash": one.task_hash,
-                "device_class": one.device_class[:256],
-                "seen_s": now.now_s,
-            }
-            mine = (db.workers.c.caller == caller) & (db.workers.c.name == name)
-            known = conn.execute(select(db.workers.c.id, db.workers.c.session).where(mine)).first()
-            count = int(conn.scalar(select(func.count()).select_from(db.workers)) or 0)
-            self._rates.count_workers(count)
-            if known is not None:
-                conn.execute(update(db.workers).where(mine).values(**stated))
-                if bytes(known.session) != lost:
-                    self._displaced[bytes(known.session)] = None
-                    if len(self._displaced) > MAX_WORKERS:
-                        del self._displaced[next(iter(self._displaced))]
-                if playing is not None:
-                    leasing.give_up(conn, bytes(known.id), frozenset(playing))
-                return Registered(bytes(known.id), session, name)
-            if count >= MAX_WORKERS:
-                raise FullError(f"{MAX_WORKERS} workers are registered already")
-            own = select(func.count()).select_from(db.workers).where(db.workers.c.caller == caller)
-            if caller != BEARER and int(conn.scalar(own) or 0) >= MAX_NAMES:
-                raise FullError(f"{MAX_NAMES} workers are registered with this certificate already")
-            worker = self._new_id()
-            first = {"id": worker, "caller": caller, "name": name, **dict.fromkeys(COUNTS, 0)}
-            conn.execute(insert(db.workers).values(**first, **stated))
-            return Registered(worker, session, name)
-
-        return self._at_present(transition)
-
-    def _name_of(self, conn: Connection, caller: str, name: str, lost: bytes | None) -> str:
-        """The name, unless another worker has taken its record over from a worker that is still there: both would take
-        it from each other for ever.
-        """
-        if lost is None or lost not in self._displaced:
-            return name
-        taken = set(conn.scalars(select(db.workers.c.name).where(db.workers.c.caller == caller)))
-        return next(other for n in itertools.count(2) if (other := f"{name[:MAX_NAME_TEXT]}-{n}") not in taken)
+        one.check()
+        return self._transitions.at_present(
+            lambda conn, now: self._registrations.register(conn, now, caller, one, playing, lost)
+        )
 
     def lease(
         self,
@@ -287,7 +142,7 @@ class Ledger:
             return begun
 
         # An engine may be idle until the answer.
-        return self._at_present(transition, urgent=True)
+        return self._transitions.at_present(transition, urgent=True)
 
     def drain(self, name: str, for_s: float) -> tuple[int, bool]:
         """Give the workers of this name no leases for ``for_s`` seconds; 0: give them leases again. Returns how many
@@ -299,7 +154,7 @@ class Ledger:
             changed = self._drained.order(name, now.now_s, for_s)
             return leasing.held_by(conn, name), changed
 
-        return self._at_present(transition)
+        return self._transitions.at_present(transition)
 
     @property
     def heartbeat_s(self) -> float:
@@ -315,14 +170,16 @@ class Ledger:
 
     def heartbeats(self, beats: Sequence[leasing.Beat]) -> list[list[leasing.Held] | None]:
         """Several heartbeats at once. None for an unknown session."""
-        return self._at_present(lambda conn, now: leasing.heartbeats(conn, now, self._policy, self._rates, beats))
+        return self._transitions.at_present(
+            lambda conn, now: leasing.heartbeats(conn, now, self._policy, self._rates, beats)
+        )
 
     def give_back(self, session: bytes, leases: Sequence[bytes]) -> None:
-        self._call(lambda conn: leasing.give_back(conn, self._rates, session, leases))
+        self._transitions.call(lambda conn: leasing.give_back(conn, self._rates, session, leases))
 
     def expire(self) -> int:
         """End leases whose time is over; returns how many."""
-        return self._at_present(lambda conn, now: leasing.expire(conn, now, self._rates))
+        return self._transitions.at_present(lambda conn, now: leasing.expire(conn, now, self._rates))
 
     def results(
         self, session: bytes, handed_in: Sequence[Result], reward: Callable[[Job, Result], float | Rejection]
@@ -350,15 +207,15 @@ class Ledger:
             judged = judge_all(conn, now, self._policy, bytes(worker.id), handed_in)
             return [j.job if j.answer is None and j.wrong is None else None for j in judged]
 
-        return self._look(look)
+        return self._transitions.read(look)
 
     def _known_jobs(self, handed_in: Sequence[Result]) -> Sequence[Job] | None:
         """The jobs of results that would all be accepted, as far as memory says; None if the database has to be asked.
         ``settle`` judges again.
         """
-        if self._newest is None:
+        if (newest := self._transitions.newest) is None:
             return None
-        standards, jobs = standards_of(self._newest, self._policy), []
+        standards, jobs = standards_of(newest, self._policy), []
         for result in handed_in:
             job = self._leased.job(result.lease)
             if job is None or job.job != result.job:
@@ -387,7 +244,7 @@ class Ledger:
             self._leased.remove([result.lease for result in handed_in])
             return verdicts
 
-        verdicts = self._at_present(record)
+        verdicts = self._transitions.at_present(record)
         spans = {(result.job, result.lease): result.spans for result in handed_in}
         for one in verdicts.new:
             versions = {span.version for span in spans[one.job, one.lease]}
@@ -401,7 +258,7 @@ class Ledger:
     def add_groups(self, groups: Sequence[Group]) -> int:
         """Raises RefusedError, FullError."""
         # Requests for leases, which are urgent, may wait for them.
-        return self._at_present(
+        return self._transitions.at_present(
             lambda conn, now: job_groups.add_groups(conn, now, self._policy.task_hash, groups), urgent=True
         )
 
@@ -415,15 +272,15 @@ class Ledger:
         the prompts do not follow those before.
         """
         source = (self._policy.task_hash, seed)
-        self._at_present(lambda conn, now: prompting.add(conn, now, *source, passed), urgent=True)
+        self._transitions.at_present(lambda conn, now: prompting.add(conn, now, *source, passed), urgent=True)
 
     def hook_state(self, seed: int, hooks: str) -> dict[str, str]:
         """Texts of the values that these hooks keep, by name."""
-        return self._call(lambda conn: prompting.state_of(conn, self._policy.task_hash, seed, hooks))
+        return self._transitions.call(lambda conn: prompting.state_of(conn, self._policy.task_hash, seed, hooks))
 
     def histories(self, prompts: Sequence[bytes]) -> list[list[float]]:
         """For each prompt the mean rewards of its newest groups that hooks chose, oldest first."""
-        return self._call(lambda conn: prompting.histories(conn, self._policy.task_hash, prompts))
+        return self._transitions.call(lambda conn: prompting.histories(conn, self._policy.task_hash, prompts))
 
     def publish(self, version: Version, manifest: bytes) -> None:
         """A version of the weights, with the hash of its signed manifest. Raises RefusedError if the version is known
@@ -439,7 +296,7 @@ class Ledger:
             elif known != manifest:
                 raise RefusedError(f"version {version} is known with another manifest")
 
-        self._changing_versions(transition)
+        self._transitions.changing_versions(transition)
 
     def take(self, epoch: int, branch: int, step: int) -> batch_transitions.Taken:
         """Raises RefusedError for another epoch or step, and if no group that was played can be trained."""
@@ -451,7 +308,7 @@ class Ledger:
                 leasing.release_overdue(conn, now, self._rates)
             return taken
 
-        taken = self._at_present(transition)
+        taken = self._transitions.at_present(transition)
         if taken.refusal is not None:
             # After the commit: the groups stay dropped.
             raise RefusedError(taken.refusal)
@@ -478,14 +335,16 @@ class Ledger:
             replaying.distrust_reopened(conn, now, self._policy, fail_job)
             return reopened
 
-        return self._at_present(transition) if damaged else 0
+        return self._transitions.at_present(transition) if damaged else 0
 
     def applied(self, epoch: int, batch: bytes, step: int) -> None:
-        self._at_present(lambda conn, now: batch_transitions.applied(conn, now, epoch=epoch, batch=batch, step=step))
+        self._transitions.at_present(
+            lambda conn, now: batch_transitions.applied(conn, now, epoch=epoch, batch=batch, step=step)
+        )
 
     def ack(self, epoch: int, step: int, batches: Sequence[bytes], checkpoint: bytes) -> None:
         terms = {"epoch": epoch, "step": step, "batch_ids": batches, "checkpoint": checkpoint}
-        self._at_present(lambda conn, now: batch_transitions.ack(conn, now, **terms))  # type: ignore[arg-type]
+        self._transitions.at_present(lambda conn, now: batch_transitions.ack(conn, now, **terms))  # type: ignore[arg-type]
 
     def resume(self, branch: int, step: int, checkpoint: bytes | None, batches: Sequence[bytes]) -> int:
         terms = {"branch": branch, "step": step, "checkpoint": checkpoint, "batch_ids": batches}
@@ -496,15 +355,15 @@ class Ledger:
             # A batch of an earlier task may have been reopened.
             return epoch, job_groups.drop_foreign(conn, now, self._policy.task_hash)
 
-        epoch, dropped = self._changing_versions(transition)
+        epoch, dropped = self._transitions.changing_versions(transition)
         self._warn_of_foreign(dropped)
         return epoch
 
     def prune(self) -> None:
         """Delete all that no resume needs: rows first, then the segments that no row points to."""
-        self._at_present(ledger_retention.prune_batches)
-        for groups in self._look(ledger_retention.old_groups):
-            self._call(functools.partial(ledger_retention.prune_groups, groups=groups))
+        self._transitions.at_present(ledger_retention.prune_batches)
+        for groups in self._transitions.read(ledger_retention.old_groups):
+            self._transitions.call(functools.partial(ledger_retention.prune_groups, groups=groups))
         segments = self._store.segments
         # A segment that is current now may get rows that the query does not see.
         staleness = self._policy.bounds.staleness
@@ -514,7 +373,7 @@ class Ledger:
             self._rates.retain(workers)
             return used, segments.current
 
-        used, before = self._changing_versions(transition)
+        used, before = self._transitions.changing_versions(transition)
         segments.prune(used, before)
 
     # -- audits
@@ -534,7 +393,7 @@ class Ledger:
 
     def audited(self, job: bytes, lease: bytes, *, agrees: bool) -> str:
         """Count an audit for its worker, whose name is returned. Raises UnknownIdError."""
-        return self._call(lambda conn: auditing.count(conn, Sampled(job, lease), agrees=agrees))
+        return self._transitions.call(lambda conn: auditing.count(conn, Sampled(job, lease), agrees=agrees))
 
     def prober(self, session: bytes, version: Version, manifest: bytes) -> tuple[bytes, str] | None:
         """Id and name of the session's worker; None unless the version is known with this manifest. Raises
@@ -545,20 +404,22 @@ class Ledger:
             worker = leasing.worker_of(conn, session)
             return (bytes(worker.id), str(worker.name)) if now.manifests.get(version) == manifest else None
 
-        return self._look(look)
+        return self._transitions.read(look)
 
     def due_replays(self, most: int) -> list[replaying.Due]:
         """Results whose trusted rewards are to be computed again, in turns of the parties that answer for them."""
-        return self._call(lambda conn: replaying.due(conn, self._policy.task_hash, most))
+        return self._transitions.call(lambda conn: replaying.due(conn, self._policy.task_hash, most))
 
     def replay(self, one: replaying.Due) -> tuple[Job, Result] | None:
         """None for a replay that is not due any more. Raises IntegrityError for a damaged result."""
-        found = self._call(lambda conn: replaying.read(conn, one))
+        found = self._transitions.call(lambda conn: replaying.read(conn, one))
         return None if found is None else (found.job, Result.from_bytes(self.body(found.place)))
 
     def replayed(self, one: replaying.Due, found: float | Rejection) -> replaying.Ended | None:
         """``found``: the reward, or why there is none. Repeated after its commit, changes nothing: None."""
-        return self._at_present(lambda conn, now: replaying.end(conn, now, self._policy, one, found, fail_job))
+        return self._transitions.at_present(
+            lambda conn, now: replaying.end(conn, now, self._policy, one, found, fail_job)
+        )
 
     # -- reports
 
@@ -578,7 +439,7 @@ class Ledger:
             rows = ledger_report.workers(conn, now, self._rates.estimates())
             return [row | {"drained_s": round(self._drained.left_s(row["name"], now.now_s), 3)} for row in rows]
 
-        return self._look(look)
+        return self._transitions.read(look)
 
     def status(self) -> dict[str, Any]:
-        return self._look(lambda conn, now: ledger_report.status(conn, now, self._policy.bounds))
+        return self._transitions.read(lambda conn, now: ledger_report.status(conn, now, self._policy.bounds))

@@ -39,9 +39,10 @@ from p2pcast.version import Version
 from trainer_node.ledger.acceptance import Rejection
 from trainer_node.ledger.batch_transitions import Member, Taken
 from trainer_node.ledger.drained_workers import MAX_FOR_S
-from trainer_node.ledger.ledger import Ledger, Registration
+from trainer_node.ledger.ledger import Ledger
 from trainer_node.ledger.ledger_report import MAX_READ
 from trainer_node.ledger.ledger_rows import BEARER, MAX_LIST, FullError, UnknownIdError
+from trainer_node.ledger.workers.registration import Registration
 from trainer_node.ledger_server.body_budget import BODY_BYTES, BodyBudget, TooLargeError
 from trainer_node.ledger_server.caller_connections import CallerConnections, ManyConnectionsError
 from trainer_node.ledger_server.callers import Callers, ForbiddenError, Role

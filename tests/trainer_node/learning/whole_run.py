@@ -33,10 +33,10 @@ from tests.trainer_node.ledger.ledger_invariants import Rows, check_counts, dump
 from trainer_node.learning.learner import HOOK
 from trainer_node.learning.objective.training_rows import TrainingRow, rows_of
 from trainer_node.ledger.batch_transitions import Taken
-from trainer_node.ledger.ledger import Registration
 from trainer_node.ledger.ledger_rows import Policy
 from trainer_node.ledger.prompts.prompting import Passed
 from trainer_node.ledger.staleness_rule import Bounds
+from trainer_node.ledger.workers.registration import Registration
 from trainer_node.ledger_server.version_follower import VersionFollower
 from trainer_node.sdk.batch_client import Finished, Rollout, RolloutBatch, RolloutGroup, Wait
 from trainer_node.sdk.publication_handle import Handle

@@ -30,10 +30,11 @@ from tests.trainer_node.ledger.ledger_invariants import Rows, check_counts, chec
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.leasing import Leased
-from trainer_node.ledger.ledger import Ledger, Registration
+from trainer_node.ledger.ledger import Ledger
 from trainer_node.ledger.ledger_rows import Policy
 from trainer_node.ledger.prompts.prompting import Passed
 from trainer_node.ledger.staleness_rule import Bounds
+from trainer_node.ledger.workers.registration import Registration
 
 STEPS = 3
 MOST_TURNS = 6000

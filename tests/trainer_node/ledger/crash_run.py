@@ -19,9 +19,10 @@ from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.body_segments import Place
 from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.leasing import Leased
-from trainer_node.ledger.ledger import Ledger, Registration
+from trainer_node.ledger.ledger import Ledger
 from trainer_node.ledger.ledger_rows import Policy, ahead
 from trainer_node.ledger.staleness_rule import Bounds
+from trainer_node.ledger.workers.registration import Registration
 
 TASK_HASH = b"t" * 32
 WORKERS = 3

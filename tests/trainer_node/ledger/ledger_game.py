@@ -15,10 +15,11 @@ from tests.trainer_node.ledger.crash_run import TASK_HASH, group, manifest
 from trainer_node.ledger.batch_transitions import Taken
 from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.leasing import Leased
-from trainer_node.ledger.ledger import Ledger, Registration
+from trainer_node.ledger.ledger import Ledger
 from trainer_node.ledger.ledger_rows import Policy
 from trainer_node.ledger.result_transitions import Settled
 from trainer_node.ledger.staleness_rule import Bounds
+from trainer_node.ledger.workers.registration import Registration
 
 ZERO = Version(0, 0)
 

@@ -27,7 +27,7 @@ class BusyWriter:
 
     def __init__(self, game: Game) -> None:
         self._begun, self._freed = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=game.ledger._call, args=(self._block,))
+        self._thread = threading.Thread(target=game.ledger._transitions.call, args=(self._block,))
 
     def _block(self, conn: Connection) -> None:
         conn.execute(update(db.meta).values(step=99))

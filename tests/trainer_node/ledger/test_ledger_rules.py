@@ -13,9 +13,10 @@ from p2pcast.version import Version
 from tests.trainer_node.ledger.crash_run import TASK_HASH, bounded, group, manifest, played, third
 from trainer_node.ledger.database.body_segments import Segments
 from trainer_node.ledger.database.ledger_store import Store
-from trainer_node.ledger.ledger import Ledger, Registration
+from trainer_node.ledger.ledger import Ledger
 from trainer_node.ledger.ledger_rows import BEARER, MAX_NAMES, FullError
 from trainer_node.ledger.ledger_states import TABLES, validate
+from trainer_node.ledger.workers.registration import Registration
 
 ZERO = Version(0, 0)
 

@@ -17,9 +17,9 @@ from tests.trainer_node.ledger.ledger_game import ZERO, Game, last_token, sample
 from tests.trainer_node.ledger.ledger_invariants import check_counts, check_rows, dump
 from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.leasing import Leased
-from trainer_node.ledger.ledger import Registration
 from trainer_node.ledger.ledger_rows import MAX_BLAMED, MAX_UNKNOWN, OTHERS_FIRST_S
 from trainer_node.ledger.staleness_rule import Bounds
+from trainer_node.ledger.workers.registration import Registration
 
 Play = Callable[..., Game]
 

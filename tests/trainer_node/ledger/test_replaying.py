@@ -17,9 +17,10 @@ from trainer_node.ledger.acceptance import Reason, Rejection
 from trainer_node.ledger.audits.replaying import NEW_WORKER, Ended
 from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.leasing import Leased
-from trainer_node.ledger.ledger import Ledger, Registration
+from trainer_node.ledger.ledger import Ledger
 from trainer_node.ledger.ledger_rows import BEARER, Trust
 from trainer_node.ledger.result_transitions import Settled
+from trainer_node.ledger.workers.registration import Registration
 
 SHARE = 0.25
 HANGS = Rejection(Reason.UNSCORED, "the check took longer than 10 s")

@@ -10,8 +10,8 @@ import pytest
 from tests.trainer_node.ledger.crash_run import TASK_HASH
 from tests.trainer_node.ledger.ledger_game import Game
 from trainer_node.ledger.database.ledger_store import Store
-from trainer_node.ledger.ledger import Registered, Registration
 from trainer_node.ledger.ledger_rows import BEARER, UnknownIdError
+from trainer_node.ledger.workers.registration import Registered, Registration
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from p2pcast.tasks.sums import Sums
 from tests.process_ends import wait_for_end, written_pid
 from tests.trainer_node.ledger.ledger_game import Game
 from trainer_node.ledger.database.ledger_store import Store
-from trainer_node.ledger.ledger import Registration
 from trainer_node.ledger.prompts.prompting import Passed
+from trainer_node.ledger.workers.registration import Registration
 from trainer_node.ledger_server import prompt_feeder
 from trainer_node.ledger_server.prompt_choice import HookedChoice, HooksFailedError, HookSource
 from trainer_node.ledger_server.prompt_feeder import Feed, PromptFeeder, group_of

@@ -1,0 +1,1 @@
+"""The ledger's workers: their registrations."""
