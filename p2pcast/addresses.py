@@ -117,7 +117,7 @@ def is_loopback(host: str) -> bool:
     return address is not None and address.is_loopback
 
 
-def may_be_told(host: str) -> bool:
+def may_be_advertised(host: str) -> bool:
     """Whether an address of this machine may be meaningful to others: not unspecified, link-local or multicast."""
     address = _ip(host)
     return address is not None and not (address.is_unspecified or address.is_link_local or address.is_multicast)

@@ -128,18 +128,18 @@ class PeerView:
 
     def _freshness(self) -> Freshness:
         """The age of the peer's knowledge, the hub's last message included."""
-        if (heard_at := self.hub_session.heard_at) is not None:
-            self.freshness.note_source("hub", heard_at)
+        if (received_at := self.hub_session.last_received_at) is not None:
+            self.freshness.note_source("hub", received_at)
         return self.freshness
 
     def _hub(self) -> Document | None:
         if self.config.hub is None:
             return None
-        heard_at = self.hub_session.heard_at
+        received_at = self.hub_session.last_received_at
         return {
             "address": show_address(*self.config.hub),
             "connected": self.hub_session.connected,
-            "heard_s": None if heard_at is None else round(asyncio.get_running_loop().time() - heard_at, 3),
+            "heard_s": None if received_at is None else round(asyncio.get_running_loop().time() - received_at, 3),
         }
 
     def _knowledge(self) -> Document:

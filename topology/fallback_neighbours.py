@@ -18,7 +18,7 @@ from topology.plan_tree import ROOT, Plan
 
 NEIGHBOURS: Final = 4
 """Number of fallback parents of a peer. Fewer than this many in a row may have died."""
-_LOOKED_AT: Final = 8 * NEIGHBOURS
+_MAX_CANDIDATES: Final = 8 * NEIGHBOURS
 """Most places examined for one peer: in a plan of one long chain, all other peers are ancestors or below."""
 
 
@@ -27,7 +27,7 @@ def fallback_parents(plan: Plan, peer: str, limit: int = NEIGHBOURS) -> tuple[st
     none is a leaf. Takes time in proportion to a chain's length at most.
     """
     above = set(plan.path(peer))
-    window = islice(_following(plan, peer), _LOOKED_AT)
+    window = islice(_following(plan, peer), _MAX_CANDIDATES)
     return tuple(islice((other for other in window if other not in above and other not in plan.leaves), limit))
 
 
@@ -43,7 +43,7 @@ def affected_peers(before: Plan, after: Plan, touched: Iterable[str]) -> set[str
         for plan in (before, after):
             if peer in plan:
                 found.update(plan.branch(peer))
-                for earlier in islice(_preceding(plan, peer), _LOOKED_AT):
+                for earlier in islice(_preceding(plan, peer), _MAX_CANDIDATES):
                     found.update(_branches_ending_at(plan, earlier))
     return {peer for peer in found if peer in after}
 

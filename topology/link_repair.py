@@ -18,7 +18,7 @@ Links: TypeAlias = Callable[[str, str], bool]
 """(above, below) → whether the first may feed the second. Always true for ROOT above."""
 SAMPLE: Final = 16
 """Number of peers in the sample that estimates how many others a peer can be linked to."""
-LOOKED_AT: Final = 32
+MAX_CANDIDATES: Final = 32
 """Most candidates examined for one place, of each kind."""
 
 
@@ -110,7 +110,7 @@ def deal_linkable(ranked: Sequence[str], links: Links, chains: int) -> dict[str,
         # If most peers have few possible links, such peers also begin chains; otherwise the best peers do.
         turns = (tight, free) if end != ROOT or 2 * len(tight) > len(ranked) else (free, tight)
         for pool in turns:
-            found = next((p for p in islice(pool, LOOKED_AT) if links(end, p)), None)
+            found = next((p for p in islice(pool, MAX_CANDIDATES) if links(end, p)), None)
             if found is not None:
                 pool.remove(found)
                 parent[found] = end

@@ -58,7 +58,7 @@ ENTRY_S = 0.25
 """Delay in seconds, beside a tenth of the payload's time, that does not justify another transfer between regions."""
 DEMOTION_TRIES = 16
 """Most moves because of standings that one planning tries: each takes a prediction of the whole plan."""
-LOOKED_AT = 50_000
+MAX_EXAMINED = 50_000
 """Most peers examined for entering regions once; each region takes a pass over all peers: 50 regions of a fleet of
 1000. The choice of regions is the same each time, so that plans converge.
 """
@@ -293,8 +293,8 @@ class _Planner:
         return ways_in(plan, self._region_of, self.network.root_region)
 
     def _near(self, middle_bps: float) -> set[str]:
-        """The regions so small that a chain through them delays no peer. Of these, the largest, as many as LOOKED_AT
-        allows.
+        """The regions so small that a chain through them delays no peer. Of these, the largest, as many as
+        MAX_EXAMINED allows.
         """
         room_s = (GAMMA - 1) * ideal_s(self.payload_bytes, middle_bps) + ENTRY_S
         hop_s = self.network.near_rtt_s / 2 + self.network.hop_s
@@ -303,7 +303,9 @@ class _Planner:
         small = [
             r for r, size in sizes.items() if r not in ("", self.network.root_region) and (size - 1) * hop_s <= room_s
         ]
-        return set(sorted(small, key=lambda region: (-sizes[region], region))[: max(1, LOOKED_AT // len(self.table))])
+        return set(
+            sorted(small, key=lambda region: (-sizes[region], region))[: max(1, MAX_EXAMINED // len(self.table))]
+        )
 
     def _region_of(self, peer: str) -> str:
         return self.table[peer].region

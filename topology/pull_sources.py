@@ -20,7 +20,7 @@ MOST_HELD: Final = 4096
 """Most artifacts recorded as held by one peer: forty times what a peer keeps. Further ones are ignored."""
 MOST_SOUGHT: Final = 1024
 """Most artifacts that one peer may seek; beyond that the oldest is forgotten."""
-_LOOKED_AT: Final = 64
+_MAX_CANDIDATES: Final = 64
 """Most holders compared for one answer. A named peer moves to the end of the queue."""
 
 
@@ -75,7 +75,7 @@ class Sources:
         self._forget(seeker, artifact)
 
         def best(peers: dict[str, None], most: int) -> list[str]:
-            able = list(islice((p for p in peers if p != seeker and p not in without), _LOOKED_AT))
+            able = list(islice((p for p in peers if p != seeker and p not in without), _MAX_CANDIDATES))
             able.sort(key=lambda p: (self._serves[p], not near(p)))
             for peer in able[:most]:
                 del peers[peer]

@@ -67,7 +67,7 @@ class Reach:
         """When the next failure stops counting."""
         self._shut: set[str] = set()
         """Peers that no peer of another site can dial."""
-        self._heard = 0
+        self._answering = 0
         """Number of peers that have answered the hub."""
         self._families: Counter[frozenset[int]] = Counter()
         self.turn = 0
@@ -91,8 +91,8 @@ class Reach:
         self._families[known.families] -= 1
         self._shut.discard(peer)
         if any(known.answers.values()):
-            self._heard -= 1
-            if not self._heard:
+            self._answering -= 1
+            if not self._answering:
                 self._judge(self._known)
         self._missed = {pair: held for pair, held in self._missed.items() if peer not in pair}
 
@@ -103,10 +103,10 @@ class Reach:
             return
         if answers is not known.answers.get(address, True):
             self.turn += 1
-        heard, before = self._heard, any(known.answers.values())
+        answering, before = self._answering, any(known.answers.values())
         known.answers[address] = answers
-        self._heard += any(known.answers.values()) - before
-        self._judge([peer] if (heard > 0) == (self._heard > 0) else self._known)
+        self._answering += any(known.answers.values()) - before
+        self._judge([peer] if (answering > 0) == (self._answering > 0) else self._known)
 
     def reached(self, dialler: str, peer: str) -> None:
         """Record that ``dialler`` has dialled a link to ``peer``."""
@@ -190,7 +190,7 @@ class Reach:
     def _judge(self, peers: Iterable[str]) -> None:
         for peer in peers:
             known = self._known[peer]
-            if known.answers_nowhere and not known.reached and (self._heard > 0 or known.missed):
+            if known.answers_nowhere and not known.reached and (self._answering > 0 or known.missed):
                 self._shut.add(peer)
             else:
                 self._shut.discard(peer)

@@ -7,7 +7,7 @@ from functools import partial
 from p2pcast.daemon.metric_kinds import SECONDS, Histogram, counter, counters, gauge, gauges, optional
 
 PEERS = partial(gauge, "p2pcast_hub_peers", "Peers joined")
-ODD_REPORTS = partial(counter, "p2pcast_hub_odd_reports", "Reports of which the hub ignored an invalid value")
+INVALID_REPORTS = partial(counter, "p2pcast_hub_odd_reports", "Reports of which the hub ignored an invalid value")
 BARRIER_OUTCOMES = partial(
     counters, "p2pcast_hub_barrier_outcomes", "Ends and failures of the barrier's rounds", ["outcome"]
 )
@@ -69,7 +69,7 @@ MIRROR_LAG = partial(gauge, "p2pcast_hub_mirror_lag_versions", "Versions that th
 MIRROR_ARTIFACTS = partial(gauge, "p2pcast_hub_mirror_artifacts", "Artifacts that are ready on the mirror")
 MIRROR_PENDING = partial(gauge, "p2pcast_hub_mirror_pending_bytes", "Bytes that the mirror lacks")
 MIRROR_UPLOADED = partial(counter, "p2pcast_hub_mirror_uploaded_bytes", "Bytes uploaded to the mirror")
-MIRROR_MENDED = partial(
+MIRROR_REPAIRED = partial(
     counter, "p2pcast_hub_mirror_mended", "Objects of the mirror that were wrong, and were written again"
 )
 MIRROR_ERRORS = partial(counter, "p2pcast_hub_mirror_errors", "Requests to the mirror that failed")

@@ -288,7 +288,7 @@ def build_publishing(state: StateParts, fleet: FleetParts) -> Publishing:
     )
     lifecycle = VersionLifecycle(
         pipeline, state.history, staging, membership.sizes, events, fleet.broadcasts, sealer,
-        holdings=node.holdings, recovered=state.recovery.done, until_near=backpressure.until_near,
+        holdings=node.holdings, recovered=state.recovery.done, until_caught_up=backpressure.until_caught_up,
         announce=announcer.announce, retain=sealed_artifacts.retain,
         on_published=(live_changed.set, anchors_and_squashes.wake),
     )  # fmt: skip

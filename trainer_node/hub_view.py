@@ -118,7 +118,7 @@ class HubView:
         if self.mirror is not None:
             yield from self.mirror.families()
         yield hub_metrics.PEERS(len(self.membership.peers))
-        yield hub_metrics.ODD_REPORTS(self.reports.odd_reports)
+        yield hub_metrics.INVALID_REPORTS(self.reports.invalid_reports)
         yield from self.fleet.families()
         yield hub_metrics.SKIPPED_FOLDERS(len(self.versions.skipped))
         yield hub_metrics.KEPT_BYTES(self.background.made_bytes)

@@ -146,7 +146,7 @@ class _Injection:
             case "mute" | "garbage":
                 fleet.send(self.victims[0], HONEST)
             case "half-open" | "one-way":
-                fleet.net.mend()
+                fleet.net.restore()
             case "stop":
                 fleet.send(self.victims[0], signal.SIGCONT)
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-LOOK_S = 0.0003
+POLL_S = 0.0003
 """Interval between two looks at the folder."""
 FREEZE_S = 1.0
 """Time after which SIGSTOP has taken effect."""
@@ -44,7 +44,7 @@ def kill_in_transfer(pid: int, state: Path, give_up: threading.Event) -> KilledT
     partial = state / "partial"
     while not give_up.is_set():
         if not _names(partial):
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
             continue
         try:
             os.kill(pid, signal.SIGSTOP)

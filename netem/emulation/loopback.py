@@ -103,7 +103,7 @@ class Net:
         self._cuts |= set(ways)
         self._changed.notify()
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         """Restore every path."""
         self._cuts.clear()
         self._changed.notify()

@@ -34,7 +34,8 @@ PREFIX = "p2pcast-uml-"
 """Of work folders; followed by the process id."""
 ROOT = Path(__file__).parents[2]
 TAIL_LINES = 4
-LOOK_S = 0.5
+IDLE_MEASURE_S = 0.5
+"""Time over which the idle time of each core is measured, in seconds."""
 SILENCE_S = 600.0
 """A guest without output for so long counts as hung. One result may cover ten versions on slow links and a busy
 machine.
@@ -128,7 +129,7 @@ def _core() -> int:
         return {int(w[0][3:]): int(w[2]) + int(w[4]) for w in lines if w[0].startswith("cpu") and w[0] != "cpu"}
 
     allowed, before = os.sched_getaffinity(0), free()
-    time.sleep(LOOK_S)
+    time.sleep(IDLE_MEASURE_S)
     return max(((ticks - before[core], core) for core, ticks in free().items() if core in allowed))[1]
 
 

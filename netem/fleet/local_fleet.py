@@ -119,7 +119,7 @@ class Fleet:
 
     async def restart_all(self) -> None:
         """Kill all processes, restore the network, and restart them."""
-        self.net.mend()
+        self.net.restore()
         await asyncio.gather(*map(self.kill, list(self._processes)))
         await self._start_all()
 

@@ -119,15 +119,15 @@ def _measured(bars: Sequence[Bar], trees: tuple[Tree, Tree], pairs: int, folder:
     for bar in bars:
         if (why := bar.lacks()) is not None:
             document["left_out"][bar.name] = why
-            _tell(f"{bar.name}: left out, {why}")
+            _report(f"{bar.name}: left out, {why}")
             continue
         clock = time.monotonic()
         try:
             document["figures"] |= _paired(bar, trees, 1 if bar.once else pairs, folder)
-            _tell(f"{bar.name}: {time.monotonic() - clock:.0f} s")
+            _report(f"{bar.name}: {time.monotonic() - clock:.0f} s")
         except (LocalError, LookupError, ValueError) as error:
             document["failed"][bar.name] = str(error) or repr(error)
-            _tell(f"{bar.name}: failed, {error!r}")
+            _report(f"{bar.name}: failed, {error!r}")
     document["took_s"] = round(time.monotonic() - began, 1)
     return document
 
@@ -149,7 +149,7 @@ def _once_more(bar: Bar, tree: Tree, folder: Path) -> dict[str, float]:
     try:
         return measured(bar, tree, folder)
     except LocalError as error:
-        _tell(f"{bar.name}: {error}\n{bar.name}: repeated with {tree.name}")
+        _report(f"{bar.name}: {error}\n{bar.name}: repeated with {tree.name}")
         return measured(bar, tree, folder)
 
 
@@ -208,7 +208,7 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def _tell(text: str) -> None:
+def _report(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

@@ -19,7 +19,7 @@ from netem.emulation.description import Emulated
 AGAIN_S = 0.05
 SILENCE_S = 60.0
 """Longer than the daemon's comment interval of 15 s."""
-LOOK_S = 0.5
+POLL_S = 0.5
 """Interval at which waiting code checks that waiting still makes sense."""
 
 
@@ -62,7 +62,7 @@ class EventReader:
         while (found := self.find(kind, **facts)) is None and time.monotonic() < deadline:
             check()
             with self._more:
-                self._more.wait(LOOK_S)
+                self._more.wait(POLL_S)
         return found
 
     def _listen(self) -> None:

@@ -54,7 +54,7 @@ HEARTBEAT_S = 15.0
 """Interval in seconds of comments to idle readers of /events: proxies close silent connections after about a minute."""
 SLOW_S = 10.0
 """Time limit in seconds for a reader of /events to accept a write."""
-LOOK_S = 1.0
+CHECK_S = 1.0
 """Interval in seconds at which a waiting request checks that its caller is still connected."""
 STOP_S = 1.0
 """Time in seconds for running requests to finish when the daemon ends."""
@@ -282,7 +282,7 @@ class HttpServer:
             if missed is None and not batch:
                 left_s = sent_at + HEARTBEAT_S - loop.time()
                 if left_s > 0:
-                    await events.wakeup.wait(min(left_s, LOOK_S))
+                    await events.wakeup.wait(min(left_s, CHECK_S))
                     continue
             # The first comment goes out at once and confirms the connection.
             text = b"".join(e.to_sse() for e in ([] if missed is None else [missed]) + batch) or b": still here\n\n"
@@ -331,7 +331,7 @@ class HttpServer:
                 return web.json_response({"error": error} | answer, status=408)
             if self._stopping or _gone(request):
                 return web.json_response({"error": "the daemon is stopping"} | answer, status=503)
-            await self._events.wakeup.wait(min(timeout_s - waited_s, LOOK_S))
+            await self._events.wakeup.wait(min(timeout_s - waited_s, CHECK_S))
 
     def _wait_query(self, request: web.Request) -> tuple[str, Version, float | None, float]:
         """The parameters of /wait: condition, version, fraction, timeout in seconds. Raises UsageError."""

@@ -36,7 +36,7 @@ _EXTRA = "a mirror needs the package obstore: pip install 'p2pcast[mirror]'"
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _STATUS = re.compile(r"status code: (\d{3}) ([A-Za-z ]+)")
 _BEYOND = re.compile(r"status code: 416 |Requested range was invalid")
-_SAID = re.compile(r"<Message>([^<]*)</Message>")
+_MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 
 
 class MissingError(RetryableError):
@@ -222,7 +222,7 @@ def _explained(what: str, name: str) -> Iterator[None]:
 def _line(error: BaseException) -> str:
     """A store's error in one line, from a text of many lines."""
     text = str(error)
-    said = next((next(g for g in m.groups() if g) for m in _SAID.finditer(text) if any(m.groups())), "")
+    said = next((next(g for g in m.groups() if g) for m in _MESSAGE.finditer(text) if any(m.groups())), "")
     status = _STATUS.search(text)
     if status is not None:
         return f"{status[1]} {status[2]}" + (f": {said}"[:200] if said else "")

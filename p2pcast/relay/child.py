@@ -18,7 +18,7 @@ from p2pcast.transport.stripe_count import LOSS_BLIND
 @dataclass(slots=True, eq=False)
 class Child:
     link: Link
-    heard_at: float
+    last_received_at: float
     schedules: ChildSchedules = field(default_factory=ChildSchedules)
     attached: bool = False
     live: bool = False
@@ -29,7 +29,7 @@ class Child:
     """Artifacts not to be pushed: the child has them, or gets them from another source."""
     eased: int | None = None
     """Bytes per second that the child accepts for now, if it pulls."""
-    told_at: float = 0.0
+    announced_at: float = 0.0
     """When the child was last sent HAVE."""
     active_stripes: ActiveStripes | None = None
     """None: all stripes of the link are used."""

@@ -118,12 +118,12 @@ class Downstream:
 
     def _service(self, child: Child, now: float) -> None:
         self._keep_alive(child, now)
-        if now - child.told_at >= NEWS_S:
-            child.told_at = now
+        if now - child.announced_at >= NEWS_S:
+            child.announced_at = now
             for schedule in child.schedules:
-                if schedule.news or schedule.told_sealed != schedule.artifact.assembly.complete_directory:
+                if schedule.news or schedule.announced_sealed != schedule.artifact.assembly.complete_directory:
                     self._send_have(child, schedule, ranges_of(sorted(schedule.news)))
-        if now - child.heard_at > CHILD_SILENCE_S:
+        if now - child.last_received_at > CHILD_SILENCE_S:
             child.link.abort(RemoteError(f"child {child.link.name} has been silent for {CHILD_SILENCE_S:.0f} s"))
 
     def _keep_alive(self, child: Child, now: float) -> None:
@@ -240,7 +240,7 @@ class Downstream:
     def on_link_read(self, link: Link, payload_bytes: int) -> None:
         child = self.children.get(link)
         if child is not None:
-            child.heard_at = self._loop.time()
+            child.last_received_at = self._loop.time()
 
     def on_link_writable(self, link: Link, stripe: Stripe) -> None:
         child = self.children.get(link)
@@ -333,8 +333,8 @@ class Downstream:
     @staticmethod
     def _send_have(child: Child, schedule: SendSchedule, pieces: list[int]) -> None:
         """Announce pieces: all held ones, or those that came in since the last HAVE."""
-        schedule.told_sealed = schedule.artifact.assembly.complete_directory
-        have = messages.Have(schedule.artifact.id, pieces[: limits.MAX_RANGES], sealed=schedule.told_sealed)
+        schedule.announced_sealed = schedule.artifact.assembly.complete_directory
+        have = messages.Have(schedule.artifact.id, pieces[: limits.MAX_RANGES], sealed=schedule.announced_sealed)
         schedule.news.clear()
         child.link.send(have)
 

@@ -28,11 +28,11 @@ class Verdict(Enum):
 class ParentWatch:
     """A child's record of its parent. Times are seconds of one monotonic clock."""
 
-    heard_at: float
+    last_received_at: float
     """Time of the last byte of any kind."""
     payload_at: float
     """Time of the last payload byte."""
-    looked_at: float
+    checked_at: float
     rtt_s: float | None = None
     gap_s: float = 0.0
     """Longest recent gap between reads while a transfer ran, decaying."""
@@ -44,20 +44,20 @@ class ParentWatch:
         """``rtt_s``: the round trip known before the first PONG. Without it, a parent with a round trip above the
         silence floor would be left before its first message.
         """
-        return cls(heard_at=now, payload_at=now, looked_at=now, rtt_s=rtt_s)
+        return cls(last_received_at=now, payload_at=now, checked_at=now, rtt_s=rtt_s)
 
     def got_message(self, now: float, *, active: bool) -> None:
         """Anything came from the parent. ``active``: a transfer runs or is due."""
         if active:
-            self.gap_s = max(self.gap_s * JITTER_DECAY, min(now - self.heard_at, SILENCE_FLOOR_S))
-        self.heard_at = now
+            self.gap_s = max(self.gap_s * JITTER_DECAY, min(now - self.last_received_at, SILENCE_FLOOR_S))
+        self.last_received_at = now
 
     def got_payload(self, now: float) -> None:
         self.payload_at = now
 
     def ignore_silence(self, now: float) -> None:
         """This node does not read from the parent now: silence until ``now`` does not count."""
-        self.heard_at = self.payload_at = self.looked_at = now
+        self.last_received_at = self.payload_at = self.checked_at = now
 
     def ping_answered(self, rtt_s: float) -> None:
         self.rtt_s = rtt_s if self.rtt_s is None else 0.875 * self.rtt_s + 0.125 * rtt_s
@@ -66,14 +66,14 @@ class ParentWatch:
         """``active``: a transfer runs on this link. ``held``: handle -> number of pieces that this node holds.
         ``every_s``: planned seconds between two calls.
         """
-        late = now - self.looked_at - every_s
-        self.looked_at = now
+        late = now - self.checked_at - every_s
+        self.checked_at = now
         if late > BLOCKED_LOOP_S:
-            self.heard_at += late
+            self.last_received_at += late
             self.payload_at += late
         rtt = self.rtt_s or 0.0
         silence = max(4 * rtt, SILENCE_FLOOR_S, JITTER_FACTOR * self.gap_s) if active else IDLE_SILENCE_S
-        if now - self.heard_at > silence:
+        if now - self.last_received_at > silence:
             return Verdict.SILENT
         ahead = any(pieces > held.get(handle, 0) for handle, pieces in self.high.items())
         if not ahead:

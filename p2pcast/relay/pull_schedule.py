@@ -77,7 +77,7 @@ class _Pulled:
 
 @dataclass(slots=True)
 class _Source:
-    heard_s: float
+    last_received_s: float
     """When the source last sent anything, or was asked while it owed nothing."""
     measured_s: float
     has: dict[bytes, Mask] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class _Source:
     """(artifact, piece) -> bytes, in the order of asking."""
     asked_bytes: int = 0
     bytes_s: float = 0.0
-    heard_bytes: int = 0
+    received_bytes: int = 0
     """Since ``measured_s``."""
     recalled_s: float | None = None
 
@@ -166,8 +166,8 @@ class PullSchedule:
         """``size`` bytes of pieces have come from the source."""
         one = self._sources.get(source)
         if one is not None:
-            one.heard_s = now_s
-            one.heard_bytes += size
+            one.last_received_s = now_s
+            one.received_bytes += size
 
     def got(self, source: Source, artifact: bytes, piece: int) -> None:
         """A piece from the source is here, and its hash matched."""
@@ -245,7 +245,7 @@ class PullSchedule:
         out: list[Instruction] = []
         for source, one in self._sources.items():
             self._measure(one, now_s)
-            if self.owes(source) and now_s - one.heard_s > PULL_STALL_S:
+            if self.owes(source) and now_s - one.last_received_s > PULL_STALL_S:
                 out.append(Leave(source, f"sent nothing of what it was asked for in {PULL_STALL_S:.0f} s"))
             elif one.recalled_s is not None and now_s - one.recalled_s > PULL_STALL_S:
                 out.append(Leave(source, f"did not say in {PULL_STALL_S:.0f} s what it has not sent"))
@@ -257,7 +257,7 @@ class PullSchedule:
             source, artifact, pieces = pick
             one, pulled = self._sources[source], self._pulled[artifact]
             if not one.asked:
-                one.heard_s = now_s
+                one.last_received_s = now_s
             pulled.free[pieces] = False
             for piece in pieces:
                 one.asked[artifact, piece] = pulled.piece_bytes
@@ -270,10 +270,10 @@ class PullSchedule:
     def _measure(one: _Source, now_s: float) -> None:
         passed_s = now_s - one.measured_s
         if passed_s >= PULL_RATE_S:
-            bytes_s = one.heard_bytes / passed_s
-            if one.asked or one.heard_bytes:
+            bytes_s = one.received_bytes / passed_s
+            if one.asked or one.received_bytes:
                 one.bytes_s = bytes_s if not one.bytes_s else 0.5 * one.bytes_s + 0.5 * bytes_s
-            one.measured_s, one.heard_bytes = now_s, 0
+            one.measured_s, one.received_bytes = now_s, 0
 
     def _directories(self, now_s: float) -> list[Instruction]:
         """Ask for each unknown directory, at the source that will soonest be done."""
@@ -285,7 +285,7 @@ class PullSchedule:
             if able:
                 _, source = min(able)
                 pulled.sealing = source
-                self._sources[source].heard_s = now_s
+                self._sources[source].last_received_s = now_s
                 out.append(Ask(source, artifact, [], seal=True))
         return out
 

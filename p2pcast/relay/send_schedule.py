@@ -65,7 +65,7 @@ class SendSchedule:
     """The child has asked for the directory and has not been sent it."""
     news: list[int] = field(default_factory=list)
     """Pieces that came in here and were not announced to the child by HAVE yet; for a child that pulls."""
-    told_sealed: bool = False
+    announced_sealed: bool = False
 
 
 class ChildSchedules:
@@ -78,7 +78,7 @@ class ChildSchedules:
         """Layouts that the child knew when it attached."""
         self.apart = False
         """Pulled pieces avoid stripe 0, which is never paced."""
-        self._told: set[tuple[int, bytes]] = set()
+        self._sent_layouts: set[tuple[int, bytes]] = set()
         """(stripe, layout) pairs that were sent."""
 
     def __bool__(self) -> bool:
@@ -221,8 +221,8 @@ class ChildSchedules:
         schedule.opened.add(stripe)
         artifact, out = schedule.artifact, []
         layout = artifact.open.layout
-        if layout not in self.layouts and (stripe, layout) not in self._told:
-            self._told.add((stripe, layout))
+        if layout not in self.layouts and (stripe, layout) not in self._sent_layouts:
+            self._sent_layouts.add((stripe, layout))
             out.append(Send(FrameKind.LAYOUT, artifact, schedule.handle))
         out.append(Send(FrameKind.OPEN, artifact, schedule.handle, signed=artifact.assembly.open_signed))
         return out

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import socket
 
-from p2pcast.addresses import ANYWHERE, Address, may_be_told
+from p2pcast.addresses import ANYWHERE, Address, may_be_advertised
 from p2pcast.errors import LocalError
 
 PROBED = {socket.AF_INET6: "2001:db8::1", socket.AF_INET: "192.0.2.1"}
@@ -61,7 +61,7 @@ def own_hosts() -> list[str]:
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
             sock.connect((target, 9))
             found.append(str(sock.getsockname()[0]))
-    return [host for host in found if may_be_told(host)]
+    return [host for host in found if may_be_advertised(host)]
 
 
 def advertised_hosts(listen: Address, own: list[str]) -> list[str]:
@@ -71,4 +71,4 @@ def advertised_hosts(listen: Address, own: list[str]) -> list[str]:
         return own
     if host == "0.0.0.0":
         return [h for h in own if ":" not in h]
-    return [host] if may_be_told(host) else []
+    return [host] if may_be_advertised(host) else []

@@ -40,7 +40,7 @@ logger = logging.getLogger("p2pcast.certificate")
 IDENTITY, KEY, FILE, TOKEN = "node.json", "node.key", "node.pem", "join.token"
 RETRY_S, RETRY_MOST_S = 1.0, 300.0
 """First and longest delay between enrolments that failed, in seconds; at most a tenth of the certificate's lifetime."""
-LOOK_S = 60.0
+CHECK_S = 60.0
 """Longest sleep in seconds before the clock is read again: it may jump."""
 
 
@@ -117,7 +117,7 @@ class NodeCertificate:
             held = self._kept.held
             assert held is not None
             if (early_s := held.due_at - time.time()) > 0:
-                await asyncio.sleep(min(early_s, LOOK_S))
+                await asyncio.sleep(min(early_s, CHECK_S))
                 continue
             try:
                 await self._enrol()

@@ -49,7 +49,7 @@ class Message:
     body: Record
     handle: int = 0
     signed: bytes = b""
-    odd: tuple[str, ...] = ()
+    invalid_keys: tuple[str, ...] = ()
     """Keys of lenient fields whose values were invalid and dropped."""
     size: int = field(default=0, compare=False)
     """Bytes of the body."""
@@ -295,7 +295,7 @@ class Connection:
         content = records.unpacked(kind, body)
         if kind is Type.HELLO:
             self._handshake.greeted(content)
-        record, odd = records.read(kind, content)
+        record, invalid_keys = records.read(kind, content)
         self._move(self.other, kind)
         if isinstance(record, messages.Error):
             if record.code == RefusedError.wire_code:
@@ -307,7 +307,7 @@ class Connection:
             if self._handshake.established is not None:
                 events.append(self._handshake.established)
             return
-        events.append(Message(kind, record, handle, odd=odd, size=len(body)))
+        events.append(Message(kind, record, handle, invalid_keys=invalid_keys, size=len(body)))
 
 
 def _printable(error: P2PCastError) -> str:

@@ -52,7 +52,7 @@ class HubSession:
         self._join = join
         self._certificate = certificate
         self._link: Link | None = None
-        self._heard_at = 0.0
+        self._last_received_at = 0.0
         self._changed = asyncio.Event()
         self._refusal: RefusedError | None = None
         self._lost = asyncio.Event()
@@ -66,9 +66,9 @@ class HubSession:
         """This process has reached the hub."""
 
     @property
-    def heard_at(self) -> float | None:
+    def last_received_at(self) -> float | None:
         """When the last bytes came from the hub, by the loop's clock; None before the first connection."""
-        return self._heard_at if self.hub_answered else None
+        return self._last_received_at if self.hub_answered else None
 
     @property
     def connected(self) -> bool:
@@ -86,7 +86,7 @@ class HubSession:
         self.hub = link.remote
         self.hub_answered = True
         self._link = link
-        self._heard_at = self.joined_at = asyncio.get_running_loop().time()
+        self._last_received_at = self.joined_at = asyncio.get_running_loop().time()
         link.send(self._join(link.own_host))
 
     def hang_up(self) -> None:
@@ -171,7 +171,7 @@ class HubSession:
             finally:
                 for wait in waits:
                     wait.cancel()
-            if loop.time() - self._heard_at > SILENCE_S:
+            if loop.time() - self._last_received_at > SILENCE_S:
                 link.abort(RetryableError(f"the hub has been silent for {SILENCE_S:.0f} s"))
 
     def _send_report(self, link: Link, report: messages.Report) -> None:
@@ -195,7 +195,7 @@ class HubSession:
                     link.close(error)
 
     def on_link_read(self, link: Link, payload_bytes: int) -> None:
-        self._heard_at = asyncio.get_running_loop().time()
+        self._last_received_at = asyncio.get_running_loop().time()
 
     def on_link_writable(self, link: Link, stripe: Stripe) -> None: ...
 

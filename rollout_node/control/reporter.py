@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from p2pcast import limits
-from p2pcast.addresses import family_of, may_be_told
+from p2pcast.addresses import family_of, may_be_advertised
 from p2pcast.relay.holding import ArtifactHolder
 from p2pcast.transport.listen_sockets import advertised_hosts, own_hosts
 from p2pcast.version import Version
@@ -29,7 +29,7 @@ def join_body(
     """``port``: where this peer listens; ``own_host``: the address from which this peer reached the hub. ``engine``:
     name and role, for a host of an engine on several hosts.
     """
-    own = [host for host in dict.fromkeys([own_host, *own_hosts()]) if may_be_told(host)]
+    own = [host for host in dict.fromkeys([own_host, *own_hosts()]) if may_be_advertised(host)]
     addresses = advertise or [(host, port) for host in advertised_hosts(listen, own)]
     return messages.Join(
         name=name,

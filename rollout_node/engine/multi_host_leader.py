@@ -101,7 +101,7 @@ def unpack_report(data: bytes) -> dict[str, Any]:
 # -- the lead
 
 
-class _Seat:
+class _MemberLink:
     """A member's connection."""
 
     def __init__(self, link: Link, lead: MultiHostLeader) -> None:
@@ -110,7 +110,7 @@ class _Seat:
         """Empty before MEMBER."""
         self.standing: Standing | None = None
         """None before HELD."""
-        self.heard_at = asyncio.get_running_loop().time()
+        self.last_received_at = asyncio.get_running_loop().time()
         self._lead = lead
         link.expect_first_message("MEMBER")
 
@@ -128,12 +128,12 @@ class _Seat:
             link.close(error)
 
     def on_link_read(self, link: Link, payload_bytes: int) -> None:
-        self.heard_at = asyncio.get_running_loop().time()
+        self.last_received_at = asyncio.get_running_loop().time()
 
     def on_link_writable(self, link: Link, stripe: Stripe) -> None: ...
 
     def on_link_closed(self, link: Link, error: P2PCastError | None) -> None:
-        self._lead.on_seat_lost(self, error)
+        self._lead.on_member_lost(self, error)
 
 
 class MultiHostLeader:
@@ -144,9 +144,9 @@ class MultiHostLeader:
         self.serves: tuple[Version | None, bool] = (None, False)
         self._socket = socket
         self._changed = changed
-        self._seats: dict[bytes, _Seat] = {}
+        self._members: dict[bytes, _MemberLink] = {}
         """Node → its connection, from MEMBER on."""
-        self._links: set[_Seat] = set()
+        self._links: set[_MemberLink] = set()
         self._ranks: dict[int, bytes] = {}
         """Worker → the member that last reported for it."""
         self._names: dict[bytes, str] = {}
@@ -161,11 +161,11 @@ class MultiHostLeader:
         self._news = Wakeup()
         self._roster: frozenset[bytes] | None = None
         """Nodes that the hub names as members."""
-        self._anybody = False
+        self._any_node = False
         """Any node may be a member: the hub is too old to name them."""
         self._own_ranks: set[int] = set()
         """Workers of this host."""
-        self._loose: set[int] = set()
+        self._movable_ranks: set[int] = set()
         """Ranks that may have moved to other hosts: the server may be another process."""
         self._relaying = False
         """The report at hand comes from a member."""
@@ -177,17 +177,17 @@ class MultiHostLeader:
             while True:
                 await asyncio.sleep(BEAT_S)
                 now = asyncio.get_running_loop().time()
-                for seat in list(self._links):
-                    if now - seat.heard_at > SILENCE_S:
-                        seat.link.abort(RetryableError(f"silent for {SILENCE_S:.0f} s"))
+                for member in list(self._links):
+                    if now - member.last_received_at > SILENCE_S:
+                        member.link.abort(RetryableError(f"silent for {SILENCE_S:.0f} s"))
                     else:
-                        seat.link.send(messages.Ping(int(now * 1e6)))
+                        member.link.send(messages.Ping(int(now * 1e6)))
                 for node in [n for n, since in self._lost.items() if now - since > LOST_S]:
                     del self._lost[node]
                     self._give_up(node, "was lost")
         finally:
-            for seat in list(self._links):
-                seat.link.close()
+            for member in list(self._links):
+                member.link.close()
 
     def begin(self) -> None:
         """Every worker has answered: none is in the middle of an install of an earlier lead, so members may move."""
@@ -211,8 +211,8 @@ class MultiHostLeader:
 
     def on_hub_listed(self) -> None:
         """The hub's first messages have come: one that names members did so by now."""
-        if self._roster is None and not self._anybody:
-            self._anybody = True
+        if self._roster is None and not self._any_node:
+            self._any_node = True
             logger.warning(
                 "engine %s: the hub is of an older release and does not name the members; any peer may join the engine",
                 self.name,
@@ -220,18 +220,18 @@ class MultiHostLeader:
 
     def loosen(self) -> None:
         """The server was out of reach, or lost its version: its workers may return on other hosts."""
-        self._loose = self._own_ranks | self._ranks.keys()
+        self._movable_ranks = self._own_ranks | self._ranks.keys()
 
     def on_report(self, report: Report) -> None:
         """A report of any host. A report of this host's worker takes the rank from its member."""
         if not self._relaying and 0 <= report["rank"] < limits.MAX_RANKS:
             self._ranks.pop(report["rank"], None)
             self._own_ranks.add(report["rank"])
-            self._loose.discard(report["rank"])
+            self._movable_ranks.discard(report["rank"])
 
     def require(self) -> None:
         """Raises RetryableError when a member with workers is gone."""
-        gone = sorted({self._names[n] for n in self._ranks.values() if n not in self._seats})
+        gone = sorted({self._names[n] for n in self._ranks.values() if n not in self._members})
         if gone:
             raise RetryableError(f"engine {self.name}: member {', '.join(gone)} is gone; {self._sources()}")
 
@@ -243,10 +243,10 @@ class MultiHostLeader:
         """
         while True:
             working = {*self._ranks.values()}
-            seats = {
-                f"{s.link.name} ({node.hex()[:8]})": s.standing for node, s in self._seats.items() if node in working
+            standings = {
+                f"{s.link.name} ({node.hex()[:8]})": s.standing for node, s in self._members.items() if node in working
             }
-            names = {n: s or Standing(None, False) for n, s in seats.items()}
+            names = {n: s or Standing(None, False) for n, s in standings.items()}
             found = meeting(version, names)
             if found.place != self._place:
                 self._order(found.place)
@@ -258,7 +258,7 @@ class MultiHostLeader:
                 )
             if found.met:
                 return
-            if empty := [n for n in found.behind if seats[n] is not None and names[n].version is None]:
+            if empty := [n for n in found.behind if standings[n] is not None and names[n].version is None]:
                 raise RetryableError(f"engine {self.name}: member {', '.join(empty)} has no version yet")
             if not await self._news.wait(PATIENCE_S):
                 late = ", ".join(f"{n} at {names[n].version}" for n in found.behind)
@@ -277,7 +277,7 @@ class MultiHostLeader:
                 "still": s.standing is not None and s.standing.still,
                 "ranks": sorted(r for r, n in self._ranks.items() if n == node),
             }
-            for node, s in self._seats.items()
+            for node, s in self._members.items()
         ]
         place = None if self._place is None else str(self._place)
         return {
@@ -295,16 +295,16 @@ class MultiHostLeader:
         if hello.role != "member":
             raise RefusedError("an engine's lead accepts members only")
         self._check_named(link.remote)
-        for seat in [s for s in self._links if s.link.remote == link.remote and not s.incarnation]:
-            seat.link.close(RetryableError("the same member is here again"))
+        for member in [s for s in self._links if s.link.remote == link.remote and not s.incarnation]:
+            member.link.close(RetryableError("the same member is here again"))
         if len({s.link.remote for s in self._links} - {link.remote}) >= limits.MAX_MEMBERS:
             raise RetryableError(f"engine {self.name} has {limits.MAX_MEMBERS} members already")
-        seat = _Seat(link, self)
-        link.owner = seat
-        self._links.add(seat)
+        member = _MemberLink(link, self)
+        link.owner = member
+        self._links.add(member)
 
     def _check_named(self, node: bytes) -> None:
-        if self._anybody or node in self._ranks.values():
+        if self._any_node or node in self._ranks.values():
             return
         if self._roster is None:
             raise RetryableError(f"the hub has not named the members of engine {self.name} yet")
@@ -313,60 +313,60 @@ class MultiHostLeader:
                 f"the hub names no such member of engine {self.name}: join with --engine {self.name} --role member"
             )
 
-    def on_member_message(self, seat: _Seat, body: messages.Record) -> None:
+    def on_member_message(self, member: _MemberLink, body: messages.Record) -> None:
         if isinstance(body, messages.Member):
-            self._introduced(seat, body)
+            self._introduced(member, body)
         elif isinstance(body, messages.Held):
             standing = Standing(body.version, body.still and body.round == self._round)
-            if standing != seat.standing:
-                seat.standing = standing
-                if seat.link.remote in self._ranks.values():
+            if standing != member.standing:
+                member.standing = standing
+                if member.link.remote in self._ranks.values():
                     self._news.notify()
                     self._changed()
         elif isinstance(body, messages.Reported):
             report = unpack_report(body.report)
             self._relaying = True
             try:
-                self._socket.offer(report, body.age_us / 1e6, lambda checked: self._claim(seat, checked["rank"]))
+                self._socket.offer(report, body.age_us / 1e6, lambda checked: self._claim(member, checked["rank"]))
             finally:
                 self._relaying = False
 
-    def _claim(self, seat: _Seat, rank: int) -> None:
-        """A worker of this engine answered through ``seat``. Raises RefusedError for a rank of another host."""
-        node, holder = seat.link.remote, self._ranks.get(rank)
+    def _claim(self, member: _MemberLink, rank: int) -> None:
+        """A worker of this engine answered through ``member``. Raises RefusedError for a rank of another host."""
+        node, holder = member.link.remote, self._ranks.get(rank)
         owner = (
             "this host"
             if rank in self._own_ranks
             else self._names[holder]
-            if holder in self._seats and holder != node
+            if holder in self._members and holder != node
             else None
         )
-        if owner is not None and rank not in self._loose:
-            error = f"engine {self.name}: {seat.link.name} reports for rank {rank}, which belongs to {owner}"
+        if owner is not None and rank not in self._movable_ranks:
+            error = f"engine {self.name}: {member.link.name} reports for rank {rank}, which belongs to {owner}"
             logger.error("%s", error)
             self._socket.lose({rank}, RetryableError(error))
             raise RefusedError(error)
-        self._loose.discard(rank)
+        self._movable_ranks.discard(rank)
         self._own_ranks.discard(rank)
         if holder != node:
             self._ranks[rank] = node
             self._news.notify()
             self._changed()
 
-    def _introduced(self, seat: _Seat, body: messages.Member) -> None:
-        link, node = seat.link, seat.link.remote
+    def _introduced(self, member: _MemberLink, body: messages.Member) -> None:
+        link, node = member.link, member.link.remote
         if body.engine != self.name:
             raise RefusedError(f"this peer leads the engine {self.name}, not {body.engine}")
-        old = self._seats.get(node)
+        old = self._members.get(node)
         if old is not None:
             old.link.close(RetryableError("the same member is here again"))
-        seat.incarnation = body.incarnation
+        member.incarnation = body.incarnation
         link.introduced()
-        if self._incarnations.get(node, seat.incarnation) != seat.incarnation:
+        if self._incarnations.get(node, member.incarnation) != member.incarnation:
             self._give_up(node, "was restarted")
         self._lost.pop(node, None)
-        self._seats[node], self._names[node], self._incarnations[node] = seat, link.name, seat.incarnation
-        for known in [n for n in self._names if n not in self._seats and n not in self._ranks.values()][
+        self._members[node], self._names[node], self._incarnations[node] = member, link.name, member.incarnation
+        for known in [n for n in self._names if n not in self._members and n not in self._ranks.values()][
             : -limits.MAX_MEMBERS
         ]:
             del self._names[known], self._incarnations[known]
@@ -377,13 +377,13 @@ class MultiHostLeader:
         self._news.notify()
         self._changed()
 
-    def on_seat_lost(self, seat: _Seat, error: P2PCastError | None) -> None:
-        self._links.discard(seat)
-        node = seat.link.remote
-        if self._seats.get(node) is seat:
-            del self._seats[node]
+    def on_member_lost(self, member: _MemberLink, error: P2PCastError | None) -> None:
+        self._links.discard(member)
+        node = member.link.remote
+        if self._members.get(node) is member:
+            del self._members[node]
             self._lost[node] = asyncio.get_running_loop().time()
-            logger.warning("engine %s: member %s is gone%s", self.name, seat.link.name, f": {error}" if error else "")
+            logger.warning("engine %s: member %s is gone%s", self.name, member.link.name, f": {error}" if error else "")
             self._news.notify()
             self._changed()
 
@@ -401,17 +401,17 @@ class MultiHostLeader:
     def _order(self, place: Version | None) -> None:
         """Begin a new round: earlier answers of members do not count for it."""
         self._place, self._round = place, self._round + 1
-        for seat in self._seats.values():
-            if seat.standing is not None:
-                seat.standing = Standing(seat.standing.version, False)
+        for member in self._members.values():
+            if member.standing is not None:
+                member.standing = Standing(member.standing.version, False)
         self._send(self._ordered())
 
     def _ordered(self) -> messages.Still:
         return messages.Still(self._place, self._round)
 
     def _send(self, record: messages.Record) -> None:
-        for seat in self._seats.values():
-            seat.link.send(record)
+        for member in self._members.values():
+            member.link.send(record)
 
     def _serving(self) -> messages.Serves:
         return messages.Serves(*self.serves)
@@ -419,7 +419,7 @@ class MultiHostLeader:
     def _sources(self) -> str:
         """The members that forward reports, for a message about missing reports."""
         rows = []
-        for node, seat in self._seats.items():
+        for node, member in self._members.items():
             ranks = ", ".join(str(r) for r, n in sorted(self._ranks.items()) if n == node)
-            rows.append(f"{seat.link.name} (rank {ranks})" if ranks else f"{seat.link.name} (no worker so far)")
+            rows.append(f"{member.link.name} (rank {ranks})" if ranks else f"{member.link.name} (no worker so far)")
         return f"connected members of {self.name}: {'; '.join(sorted(rows)) or 'none'}"

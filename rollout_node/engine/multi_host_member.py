@@ -72,7 +72,7 @@ class MultiHostMember:
         self._incarnation = secrets.token_bytes(16)
         self._lead: tuple[bytes, str, int] | None = None
         self._link: Link | None = None
-        self._heard_at = 0.0
+        self._last_received_at = 0.0
         self._error: str | None = None
         self._order: Version | None = None
         self._orders = 0
@@ -190,7 +190,7 @@ class MultiHostMember:
 
     def _greet(self, link: Link) -> None:
         self._link, self._sent, self._round, self._welcomed = link, None, 0, False
-        now = self._heard_at = asyncio.get_running_loop().time()
+        now = self._last_received_at = asyncio.get_running_loop().time()
         link.send(messages.Member(self.name, self._incarnation))
         self._send_standing()
         self._forward(now)
@@ -198,7 +198,7 @@ class MultiHostMember:
     async def _listen(self, link: Link) -> None:
         loop = asyncio.get_running_loop()
         while not link.closed:
-            if loop.time() - self._heard_at > SILENCE_S:
+            if loop.time() - self._last_received_at > SILENCE_S:
                 link.abort(RetryableError(f"the lead of {self.name} has been silent for {SILENCE_S:.0f} s"))
             else:
                 await self._news.wait(CHECK_S)
@@ -268,7 +268,7 @@ class MultiHostMember:
             self._on_changed()
 
     def on_link_read(self, link: Link, payload_bytes: int) -> None:
-        self._heard_at = asyncio.get_running_loop().time()
+        self._last_received_at = asyncio.get_running_loop().time()
 
     def on_link_writable(self, link: Link, stripe: Stripe) -> None: ...
 

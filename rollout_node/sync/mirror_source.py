@@ -58,11 +58,12 @@ GONE_S = 3.0
 """Time for which the hub is out of reach, in seconds, before the mirror is used."""
 BATCHES_AT_ONCE = 64
 """Signatures verified before the loop serves other tasks."""
-LOOK_S = 0.25
+CHECK_S = 0.25
+"""Between two checks whether the swarm is lost, or an artifact is due from the mirror, in seconds."""
 KEY_TRIES = 5
-SPOILT = 5
-"""Number of failed integrity checks before an artifact is left alone for `SPOILT_S` seconds."""
-SPOILT_S = 60.0
+MAX_CORRUPT = 5
+"""Number of failed integrity checks before an artifact is left alone for `AVOID_S` seconds."""
+AVOID_S = 60.0
 
 
 class MirrorErrors:
@@ -145,7 +146,7 @@ class MirrorSource:
         self._on_listed = on_listed
         self._at_once = at_once
         self._news = Wakeup()
-        self._spoilt: Counter[bytes] = Counter()
+        self._corrupt_counts: Counter[bytes] = Counter()
 
     # -- p2pcast.relay.holding.Source
 
@@ -208,7 +209,7 @@ class MirrorSource:
             elif not lost or self._at_once or loop.time() - since >= GONE_S:
                 self._at_once = False
                 return
-            await self._news.wait(LOOK_S)
+            await self._news.wait(CHECK_S)
 
     def _use(self, use: bool) -> None:
         self._catalog.in_use = use
@@ -260,7 +261,7 @@ class MirrorSource:
                             self._fetch_artifact(edge.artifact), name=f"mirror {edge.version}"
                         )
                         tasks[edge.artifact].add_done_callback(lambda _: self._news.notify())
-                await self._news.wait(LOOK_S if tasks else POLL_MIN_S)
+                await self._news.wait(CHECK_S if tasks else POLL_MIN_S)
         finally:
             for task in tasks.values():
                 task.cancel()
@@ -293,20 +294,20 @@ class MirrorSource:
                     self.errors.clear()
                 except P2PCastError as error:
                     self.errors.note(error)
-                    if isinstance(error, IntegrityError) and self._avoid_if_spoilt(artifact):
+                    if isinstance(error, IntegrityError) and self._avoid_if_corrupt(artifact):
                         return
                     await asyncio.sleep(backoff.next_s())
         finally:
             if holding is not None:
                 holding.lose_source(self)
 
-    def _avoid_if_spoilt(self, artifact: bytes) -> bool:
+    def _avoid_if_corrupt(self, artifact: bytes) -> bool:
         """Count a failed integrity check; True when the artifact is left alone from now on."""
-        self._spoilt[artifact] += 1
-        if self._spoilt[artifact] < SPOILT:
+        self._corrupt_counts[artifact] += 1
+        if self._corrupt_counts[artifact] < MAX_CORRUPT:
             return False
-        self._spoilt[artifact] = 0
-        self._catalog.avoid(artifact, asyncio.get_running_loop().time() + SPOILT_S)
+        self._corrupt_counts[artifact] = 0
+        self._catalog.avoid(artifact, asyncio.get_running_loop().time() + AVOID_S)
         self._planner.replan()
         return True
 
@@ -367,7 +368,7 @@ class MirrorSource:
         """Fetch one span after the other; several of these tasks share the spans."""
         for span in left:
             while self._node.paused:
-                await self._news.wait(LOOK_S / 10)
+                await self._news.wait(CHECK_S / 10)
             name = slice_name(holding.id, span.number)
             with self._catalog.blaming(name):
                 async with self._room:

@@ -40,7 +40,7 @@ MISSES = 3
 the hub.
 """
 REMEMBERED = 8
-SAID_S = 5.0
+COMPLAINT_S = 5.0
 """Time for which a complaint stays in every report, in seconds, whatever becomes of the version: the complaint may
 excuse this peer.
 """
@@ -144,7 +144,7 @@ class MissingVersions:
         for artifact, (_, since) in list(self._complaints.items()):
             holding = self._node.holdings.get(artifact)
             complete = holding is not None and holding.complete
-            if (complete or self._catalog.get(artifact) is None) and now - since > SAID_S:
+            if (complete or self._catalog.get(artifact) is None) and now - since > COMPLAINT_S:
                 del self._complaints[artifact]
 
     def rows(self) -> list[messages.Missing]:

@@ -110,12 +110,12 @@ class Answer:
 
     async def read(self, parts: AsyncIterator[Any], on_tokens: Callable[[int], None]) -> None:
         """All parts of a stream. ``on_tokens``: called with the number of tokens of each part. Raises P2PCastError."""
-        told = 0
+        reported = 0
         async for part in parts:
             self.add(part)
-            if len(self.token_ids) > told:
-                on_tokens(len(self.token_ids) - told)
-                told = len(self.token_ids)
+            if len(self.token_ids) > reported:
+                on_tokens(len(self.token_ids) - reported)
+                reported = len(self.token_ids)
 
     def _add(self, choice: dict[str, Any]) -> None:
         token_ids = self._tokens(choice)

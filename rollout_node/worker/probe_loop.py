@@ -23,7 +23,7 @@ from rollout_node.worker.engine_versions import Served
 
 logger = logging.getLogger("p2pcast.worker")
 
-LOOK_S: Final = 0.5
+CHECK_S: Final = 0.5
 """Interval in seconds at which the engine's version is looked at."""
 ASK_S, ASK_MOST_S = 2.0, 60.0
 """First and largest delay in seconds until the ledger is asked again about one version, if it wanted no scores or a
@@ -54,7 +54,7 @@ class ProbeLoop:
 
     def __init__(self, ledger: Ledger, scorer: Scorer, weights: Weights, vocabulary: int) -> None:
         self._ledger, self._scorer, self._weights, self._vocabulary = ledger, scorer, weights, vocabulary
-        self._told: str | None = None
+        self._last_logged: str | None = None
 
     async def run(self, session: Callable[[], str | None]) -> None:
         """Until cancelled. ``session``: of the worker at the ledger, once it has one."""
@@ -72,12 +72,12 @@ class ProbeLoop:
                     async with asyncio.timeout(PROBE_S):
                         if await self._probe(name, served):
                             again_s = math.inf
-                    self._told = None
+                    self._last_logged = None
             except (P2PCastError, TimeoutError) as error:
-                self._tell(f"{type(error).__name__}: {error}")
+                self._log_once(f"{type(error).__name__}: {error}")
             except Exception:
                 logger.exception("a probe failed")
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
 
     async def _probe(self, session: str, served: Served) -> bool:
         """Whether the ledger has been told of the scores. Raises P2PCastError."""
@@ -106,8 +106,8 @@ class ProbeLoop:
             found.append(one)
         return found
 
-    def _tell(self, what: str) -> None:
+    def _log_once(self, what: str) -> None:
         """Warns of each new failure once."""
-        if what != self._told:
+        if what != self._last_logged:
             logger.warning("no probe of the engine: %s", what)
-        self._told = what
+        self._last_logged = what

@@ -91,7 +91,7 @@ INPUTS = [
     Mutation(
         NONSENSE,
         "p2pcast/wire/connection.py",
-        "events.append(Message(kind, record, handle, odd=odd, size=len(body)))",
+        "events.append(Message(kind, record, handle, invalid_keys=invalid_keys, size=len(body)))",
         "events.append(Message(kind, record, handle, size=len(body)))",
         INPUTS_TESTS + "test_a_report_that_makes_no_sense_is_left_out",
     ),

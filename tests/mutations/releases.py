@@ -34,9 +34,9 @@ RELEASES = [
     Mutation(
         "a node of another release connects",
         "p2pcast/wire/connection.py",
-        "            self._handshake.greeted(content)\n        record, odd = records.read(kind, content)",
+        "            self._handshake.greeted(content)\n        record, invalid_keys = records.read(kind, content)",
         "            records.read(kind, content)\n"
-        "            self._handshake.greeted(content)\n        record, odd = records.read(kind, content)",
+        "            self._handshake.greeted(content)\n        record, invalid_keys = records.read(kind, content)",
         NEGOTIATION + "test_a_later_protocols_hello_may_have_any_form",
     ),
     Mutation(

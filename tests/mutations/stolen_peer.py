@@ -142,15 +142,15 @@ STOLEN_PEER = [
     Mutation(
         ENGINES,
         LEAD,
-        "s.standing for node, s in self._seats.items() if node in working",
-        "s.standing for node, s in self._seats.items()",
+        "s.standing for node, s in self._members.items() if node in working",
+        "s.standing for node, s in self._members.items()",
         HOSTS + "test_a_peer_that_claims_to_be_a_member_neither_stalls_nor_speaks_for_the_engine",
     ),
     Mutation(
         ENGINES,
         LEAD,
-        "s.standing for node, s in self._seats.items() if node in working",
-        "s.standing for node, s in self._seats.items()",
+        "s.standing for node, s in self._members.items() if node in working",
+        "s.standing for node, s in self._members.items()",
         AT_A_LEAD + "test_a_member_without_a_worker_is_not_waited_for",
     ),
     Mutation(
@@ -163,7 +163,7 @@ STOLEN_PEER = [
     Mutation(
         ENGINES,
         LEAD,
-        "        if owner is not None and rank not in self._loose:",
+        "        if owner is not None and rank not in self._movable_ranks:",
         "        if False:",
         AT_A_LEAD + "test_no_rank_is_claimed_by_two_members",
     ),

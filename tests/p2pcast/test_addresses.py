@@ -10,7 +10,7 @@ from p2pcast.addresses import (
     family_of,
     is_host,
     is_loopback,
-    may_be_told,
+    may_be_advertised,
     parse_address,
     plain_host,
     show_address,
@@ -89,7 +89,7 @@ def test_hosts_are_classified() -> None:
         False,
         False,
     ]
-    assert [may_be_told(h) for h in ("10.0.0.1", "fd00::1", "fe80::1", "0.0.0.0", "::", "hub")] == [
+    assert [may_be_advertised(h) for h in ("10.0.0.1", "fd00::1", "fe80::1", "0.0.0.0", "::", "hub")] == [
         True,
         True,
         False,

@@ -52,7 +52,7 @@ class Parts:
         self.activity = Activity(lambda: None)
         self.freshness = Freshness(None, 0.0)
         self.state = SimpleNamespace(shadow=None, staged=None)
-        self.hub_session = SimpleNamespace(heard_at=None, connected=False)
+        self.hub_session = SimpleNamespace(last_received_at=None, connected=False)
         self.engines = SimpleNamespace(found=[], committed=None)
         self.engines.rows = lambda: self.engines.found
         self.parent_failover = SimpleNamespace(settled=(1, 2), parent=None, feeding=None, beside=None)
@@ -151,7 +151,7 @@ async def test_status_names_the_versions_and_the_hub(parts: Parts) -> None:
     assert (status["role"], status["node"], status["security"]) == ("peer", NODE.hex(), "plaintext")
     parts.state.staged, parts.engines.committed = V(0, 2), V(0, 1)
     parts.state.shadow = SimpleNamespace(state_digest=255, layout=SimpleNamespace(layout_id=b"l"))
-    parts.hub_session.heard_at = asyncio.get_running_loop().time()
+    parts.hub_session.last_received_at = asyncio.get_running_loop().time()
     status = parts.view.status()
     assert (status["staged"], status["committed"]) == ("0.2", "0.1")
     assert (status["digests"], status["layout_id"]) == ({"0.2": "00000000000000ff"}, "6c")
@@ -199,7 +199,7 @@ async def test_a_peer_with_old_news_is_unready(make: Callable[..., Parts]) -> No
     now = asyncio.get_running_loop().time()
     parts.freshness.note_source("mirror", now - 100)
     assert "s old (--max-age 60)" in parts.view.ready()[1]
-    parts.hub_session.heard_at = now
+    parts.hub_session.last_received_at = now
     assert parts.view.ready() == (True, "")
 
 
@@ -250,7 +250,7 @@ async def test_metrics_show_versions_and_engines(parts: Parts) -> None:
     parts.state.staged, parts.engines.committed = V(0, 3), V(0, 1)
     parts.listed |= {V(0, 1): 0, V(0, 2): 0}
     parts.engines.found = [engine("x", V(0, 1)), engine("y", None, ready=False) | {"pause_s": None}]
-    parts.hub_session.connected, parts.hub_session.heard_at = True, asyncio.get_running_loop().time()
+    parts.hub_session.connected, parts.hub_session.last_received_at = True, asyncio.get_running_loop().time()
     certificate: Any = SimpleNamespace(until=1e9)
     parts.view.certificate = certificate
     found = parts.metrics()

@@ -94,9 +94,9 @@ class FakeLink:
     def introduced(self) -> None:
         self.first_word = ""
 
-    def hears(self, kind: Type, odd: tuple[str, ...] = (), **body: Any) -> None:
+    def hears(self, kind: Type, invalid: tuple[str, ...] = (), **body: Any) -> None:
         """Hand a message to the owner. Fields that are not stated are None."""
-        self.owner.on_link_event(self, self.stripes[0], Message(kind, record_of(kind, **body), odd=odd))
+        self.owner.on_link_event(self, self.stripes[0], Message(kind, record_of(kind, **body), invalid_keys=invalid))
 
     def kinds(self) -> list[Type]:
         """Types of the messages sent since the last call."""

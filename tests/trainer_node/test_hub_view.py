@@ -31,7 +31,7 @@ async def hub(encoder: Encoder, tmp_path: Path) -> SimpleNamespace:
         config, Tasks(encoder.events), encoder.events, encoder.node, {},
         SimpleNamespace(token=SimpleNamespace(run=b"run"), evicted={b"b", b"a"}),
         membership, Uplink(), FleetView(membership, list), FleetTimeline(encoder.events),
-        SimpleNamespace(odd_reports=3), commits,
+        SimpleNamespace(invalid_reports=3), commits,
         VersionView(encoder.pipeline, lifecycle, encoder.store, SimpleNamespace(time_to_last_s=0.5)),
         SimpleNamespace(present="1 of 2"), SimpleNamespace(waiting_for=["b", "a"], not_waited_for={}),
         SimpleNamespace(busy=None, made_bytes=7), None, RolloutSummary(),

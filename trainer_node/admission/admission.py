@@ -86,7 +86,7 @@ class Admission:
         self._entering: dict[Link, None] = {}
         self._saving = False
         now = time.time()
-        self._seen_at = self._tend_at = now
+        self._seen_at = self._maintain_at = now
         self.trust = TrustState(folder, key, in_thread)
         self.tls: Tls | None = None
         fingerprint = None
@@ -257,7 +257,7 @@ class Admission:
             self._events.emit("evicted", peer=name, node=node, undone=not statement.evicted)
         self.trust.enforce([statement.packed for statement in news])
         self._save_later()
-        self._tend_at = 0.0
+        self._maintain_at = 0.0
 
     # -- in time
 
@@ -268,9 +268,9 @@ class Admission:
             self._credentials = self._own_credentials(now)
             self.tls.use(self._credentials)
         due = self.own_token.stale or self.own_token.is_due(now)
-        if now >= self._tend_at and (due or self.trust.evictions.pending):
-            self._tend_at = now + RETRY_S
-            self._later(self._tend(), "token")
+        if now >= self._maintain_at and (due or self.trust.evictions.pending):
+            self._maintain_at = now + RETRY_S
+            self._later(self._maintain(), "token")
         if now >= self._seen_at + SEEN_S:
             self._seen_at = now
             for node in self.trust.ledger.holders:
@@ -278,7 +278,7 @@ class Admission:
                     self.trust.ledger.saw(node, now)
             self._save_later()
 
-    async def _tend(self) -> None:
+    async def _maintain(self) -> None:
         """Make the next own token, if it is time, and write what could not be written before."""
         async with self.trust.changing:
             now = time.time()

@@ -15,7 +15,8 @@ from collections.abc import AsyncIterator, Callable
 
 from p2pcast.daemon.background_tasks import spawn
 
-LOOK_S = 0.01
+CHECK_S = 0.01
+"""Between two checks for live traffic, in seconds."""
 SHARE = 0.05
 """Share of the time for such work during live traffic."""
 LEAST_WAIT_S, MOST_WAIT_S = 0.25, 1.0
@@ -34,7 +35,7 @@ class BackgroundThrottle:
     async def watched(self) -> AsyncIterator[None]:
         """One piece of work: ``take`` follows live traffic for as long as the block runs."""
         self._began = None
-        self._look()
+        self._update()
         task = spawn(self._watch(), "background throttle")
         try:
             yield
@@ -58,10 +59,10 @@ class BackgroundThrottle:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
-            self._look()
+            await asyncio.sleep(CHECK_S)
+            self._update()
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         if self._live():
             self._free.clear()
         else:

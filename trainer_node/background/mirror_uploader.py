@@ -41,12 +41,13 @@ AT_ONCE = 4
 """Slices that are uploaded at one time while no live traffic wants the uplink."""
 STARVED_S = 30.0
 """A slice is uploaded after so many seconds even without a gap."""
-LOOK_S = 0.05
+CHECK_S = 0.05
+"""Between two checks for live traffic, in seconds."""
 RETRY_MIN_S = 0.5
 RETRY_MAX_S = 60.0
 RESCAN_S = 1800.0
 """Interval between two listings of the mirror, in seconds: other programs may have changed it."""
-LOOK_AGAIN_S = 10.0
+RECHECK_S = 10.0
 """Delay after an object could not be read back, in seconds."""
 REMOVE_AT_ONCE = 64
 
@@ -71,7 +72,7 @@ class MirrorUploader:
         self.error: str | None = None
         self.errors = 0
         self.bytes_uploaded = 0
-        self.mended = 0
+        self.repaired = 0
         """Wrong objects that were written again."""
         self._store = store
         self._objects = objects
@@ -110,7 +111,7 @@ class MirrorUploader:
             "pending_bytes": sum(mirror.missing_bytes(e) for e in lacking),
             "uploaded_bytes": self.bytes_uploaded,
             "damaged": len(self._damaged),
-            "mended": self.mended,
+            "mended": self.repaired,
             "errors": self.errors,
             "error": self.error,
         }
@@ -133,7 +134,7 @@ class MirrorUploader:
         yield hub_metrics.MIRROR_ARTIFACTS(status["artifacts"])
         yield hub_metrics.MIRROR_PENDING(status["pending_bytes"])
         yield hub_metrics.MIRROR_UPLOADED(self.bytes_uploaded)
-        yield hub_metrics.MIRROR_MENDED(self.mended)
+        yield hub_metrics.MIRROR_REPAIRED(self.repaired)
         yield hub_metrics.MIRROR_ERRORS(self.errors)
 
     def report_wrong(self, names: Iterable[str]) -> None:
@@ -207,7 +208,7 @@ class MirrorUploader:
             await asyncio.sleep(self._free_at - loop.time())
             self._free_at = max(self._free_at, loop.time()) + 8 * SLICE_BYTES / self._rate_bps
         while self._must_wait():
-            await self._wakeup.wait(LOOK_S)
+            await self._wakeup.wait(CHECK_S)
 
     def _must_wait(self) -> bool:
         """Live traffic comes first, but a slice is uploaded every STARVED_S."""
@@ -225,7 +226,7 @@ class MirrorUploader:
         self._slice_at = loop.time()
         try:
             while pending:
-                _, pending = await asyncio.wait(pending, timeout=LOOK_S)
+                _, pending = await asyncio.wait(pending, timeout=CHECK_S)
                 if pending and not starved and self._must_wait():
                     break
         finally:
@@ -285,14 +286,14 @@ class MirrorUploader:
             right = await self._holds(suspect, data)
         except RetryableError as error:
             # Uploads go on meanwhile.
-            self._check_at = asyncio.get_running_loop().time() + LOOK_AGAIN_S
+            self._check_at = asyncio.get_running_loop().time() + RECHECK_S
             self._failed(error)
             return
         if right:
             self._suspects.right(suspect)
         else:
             await self._put(suspect.name, data)
-            self.mended += 1
+            self.repaired += 1
             self._events.emit("mirror_mended", name=suspect.name)
             logger.warning("mirror: the object %s was wrong, and was written again", suspect.name)
 

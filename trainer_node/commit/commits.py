@@ -163,28 +163,28 @@ class Commits:
         match decision:
             case Commit(version, staged, ready, ()):
                 logger.info("version %s: all %d peers have staged it and switch", version, ready)
-                self._say("committed", version, staged=staged, ready=ready)
+                self._emit_outcome("committed", version, staged=staged, ready=ready)
             case Commit(version, staged, ready, late):
                 names = self._names(late)
                 logger.warning("version %s: %d of %d peers switch; late: %s", version, staged, ready, ", ".join(names))
-                self._say("quorum", version, staged=staged, ready=ready, late=names)
+                self._emit_outcome("quorum", version, staged=staged, ready=ready, late=names)
             case Failed(version, staged, ready, needed, late):
                 names = self._names(late)
                 logger.warning(
                     "version %s: no engine switches, %d of %d peers have staged it and %d are needed; late: %s",
                     version, staged, ready, needed, ", ".join(names),
                 )  # fmt: skip
-                self._say("failed", version, staged=staged, ready=ready, needed=needed, late=names)
+                self._emit_outcome("failed", version, staged=staged, ready=ready, needed=needed, late=names)
             case Superseded(version, by):
                 logger.info("version %s was never switched to: %s takes its place", version, by)
-                self._say("superseded", version, by=str(by))
+                self._emit_outcome("superseded", version, by=str(by))
             case Switched(version, missing):
                 if missing:
                     logger.warning("version %s: %d engines were told to switch and have not", version, len(missing))
             case Hold():
                 pass
 
-    def _say(self, outcome: str, version: Version, **facts: Any) -> None:
+    def _emit_outcome(self, outcome: str, version: Version, **facts: Any) -> None:
         self.outcomes[outcome] += 1
         self._last = {"version": str(version), "outcome": outcome, "time": round(time.time(), 3), **facts}
         self._events.emit("barrier", outcome=outcome, version=str(version), **facts)

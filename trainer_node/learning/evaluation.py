@@ -22,7 +22,7 @@ from p2pcast.version import Version
 
 logger = logging.getLogger("p2pcast.learner")
 
-LOOK_S: Final = 0.25
+CHECK_S: Final = 0.25
 """Interval in seconds at which the answers are counted."""
 RECORD_S: Final = 10.0
 """Time in seconds for the last look and the record, after the time that an evaluation has for its answers."""
@@ -106,7 +106,7 @@ class Evaluation:
             found = self._client.read_groups(ids)
             if all(one.ended for one in found) or time.monotonic() > self._until_s:
                 return [reward for one in found for reward in one.rewards]
-            time.sleep(LOOK_S)
+            time.sleep(CHECK_S)
 
     def _group(self, version: Version, number: int, prompt: Prompt) -> Group:
         named = _LABEL + self._task.hash + str(version).encode() + number.to_bytes(8, "little")

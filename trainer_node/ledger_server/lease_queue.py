@@ -22,7 +22,7 @@ AT_ONCE = 16
 """Requests that are tried at the same time: their transitions share a commit."""
 MOST_EMPTY = 32
 """Requests of one kind that find nothing before the others of that kind are left for the next round."""
-LOOK_S = 1.0
+CHECK_S = 1.0
 """Interval in seconds at which a waiting request looks whether its caller is still connected."""
 
 
@@ -65,7 +65,7 @@ class LeaseQueue:
         try:
             while not found and not gone() and (left_s := until_s - loop.time()) > 0:
                 try:
-                    async with asyncio.timeout(min(left_s, LOOK_S)):
+                    async with asyncio.timeout(min(left_s, CHECK_S)):
                         await waiting.turn.wait()
                 except TimeoutError:
                     continue

@@ -53,12 +53,12 @@ from trainer_node.ledger_server.callers import WORKER_FILE, Callers, worker_bear
 from trainer_node.ledger_server.heartbeat_batch import HeartbeatBatch
 from trainer_node.ledger_server.learner_times import LearnerTimes
 from trainer_node.ledger_server.lease_queue import LeaseQueue
-from trainer_node.ledger_server.ledger_events import TELL_S, LedgerEvents
+from trainer_node.ledger_server.ledger_events import EMIT_S, LedgerEvents
 from trainer_node.ledger_server.ledger_routes import THREADS, LedgerRoutes
 from trainer_node.ledger_server.ledger_view import RENEW_S, SILENT_S, LedgerView
 from trainer_node.ledger_server.probes.probe_desk import ProbeDesk
 from trainer_node.ledger_server.prompt_choice import HookSource
-from trainer_node.ledger_server.prompt_feeder import LOOK_S, Feed, PromptFeeder
+from trainer_node.ledger_server.prompt_feeder import CHECK_S, Feed, PromptFeeder
 from trainer_node.ledger_server.retried_work import RetriedWork
 from trainer_node.ledger_server.reward_replays import REPLAY_S, RewardReplays
 from trainer_node.ledger_server.summary_sender import SEND_S, SummarySender
@@ -196,7 +196,7 @@ class LedgerDaemon:
 
             repeat("status", RENEW_S, self.view.renew)
             repeat("expiry", EXPIRE_S, lambda: self._call(self._ledger.expire))
-            repeat("events", TELL_S, self._ledger_events.tell)
+            repeat("events", EMIT_S, self._ledger_events.emit)
             repeat("checks", EXPIRE_S, self._scorers.recover)
             if self._config.policy.trust is not None:
                 replays = RewardReplays(self._ledger, self._scorers, self._call, self._queue.changed, self._events)
@@ -218,7 +218,7 @@ class LedgerDaemon:
                 feed = self._config.feed
                 look, add = partial(self._call, self._ledger.prompts, feed.seed), partial(self._add, feed.seed)
                 self._feeder = PromptFeeder(self._config.task, feed, look, add, self._hooks(feed.seed))
-                repeat("prompts", LOOK_S, self._feeder.fill)
+                repeat("prompts", CHECK_S, self._feeder.fill)
 
     async def close(self) -> None:
         with contextlib.suppress(OSError):

@@ -11,7 +11,7 @@ from typing import Any
 
 from p2pcast.daemon.events import Events
 
-TELL_S = 1.0
+EMIT_S = 1.0
 """Interval in seconds at which events are emitted."""
 FREEING = ("leases_expired", "groups_dropped")
 """Kinds after which there may be jobs for a request that waits."""
@@ -31,7 +31,7 @@ class LedgerEvents:
         self._counts.update(counts)
         return any(kind in FREEING for kind, *_ in counts)
 
-    async def tell(self) -> None:
+    async def emit(self) -> None:
         counts, self._counts = self._counts, Counter()
         for (kind, *words), count in sorted(counts.items()):
             if kind == "leases_expired":

@@ -24,7 +24,7 @@ from trainer_node.ledger_server.prompt_choice import HookedChoice, HookSource, e
 
 logger = logging.getLogger("p2pcast.ledger")
 
-LOOK_S = 0.25
+CHECK_S = 0.25
 """Interval in seconds at which the feeder counts the waiting groups."""
 MAX_SKIPPED = 10_000
 """Prompts that hooks may leave out one after the other, before the work counts as failing for a while."""

@@ -20,7 +20,7 @@ from trainer_node.membership.membership import Membership
 from trainer_node.membership.peer_record import PeerRecord
 from trainer_node.membership.peer_session import PeerSession, Sessions
 from trainer_node.membership.plan_upkeep import PlanUpkeep
-from trainer_node.membership.reachability_prober import settle_in
+from trainer_node.membership.reachability_prober import note_addresses
 
 logger = logging.getLogger("p2pcast.hub")
 
@@ -70,7 +70,7 @@ class JoinHandler:
         name = self._admit(session, body.name)
         peer = PeerRecord(ident, name, body.region, host or unscoped(session.link.remote_host), port, now)
         peer.staged = body.held
-        settle_in(peer, body, session.link.remote_host)
+        note_addresses(peer, body, session.link.remote_host)
         self._leads.join(peer, body.engine, now)
         old = self._sessions.pop(ident, None)
         if old is not None:

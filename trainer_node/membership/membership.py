@@ -71,7 +71,7 @@ class Membership:
         """Sizes of the run's versions; plans are made for them."""
         self.reach = Reach()
         self.plan = Plan(self._epoch(), {})
-        self._told = self.plan
+        self._sent_plan = self.plan
         self._touched: set[str] | None = set()
         """Peers whose place changed since ``take_changes`` was last called; None: found by comparison of the plans."""
         self._history: dict[str, tuple[Transfers, Rate]] = {}
@@ -353,8 +353,8 @@ class Membership:
         """Since the last call: the peers with a new parent, and the peers whose place, ancestors or neighbours may have
         changed.
         """
-        before, after, touched = self._told, self.plan, self._touched
-        self._told, self._touched = after, set()
+        before, after, touched = self._sent_plan, self.plan, self._touched
+        self._sent_plan, self._touched = after, set()
         if before is after:
             return {}, set()
         if touched is None:

@@ -27,7 +27,7 @@ class MultiHostEngines:
         """Engine → its last lead, and when that lead left; the time means nothing while the lead is joined."""
         self._members: dict[str, str] = {}
         """Peer → the engine of which it is a member."""
-        self._told: dict[str, Place | None] = {}
+        self._sent_leads: dict[str, Place | None] = {}
         self._listed: dict[str, list[bytes]] = {}
         """Lead → the members that it was told of."""
 
@@ -80,7 +80,7 @@ class MultiHostEngines:
     def leave(self, ident: str, now: float, *, evicted: bool = False) -> None:
         """The peer is gone. The name of its engine stays reserved for it, unless the peer was ``evicted``."""
         self._members.pop(ident, None)
-        self._told.pop(ident, None)
+        self._sent_leads.pop(ident, None)
         self._listed.pop(ident, None)
         self._leads = {name: lead for name, lead in self._leads.items() if lead[0] != ident}
         if evicted:
@@ -92,8 +92,8 @@ class MultiHostEngines:
         """(member, engine, address of its lead) for every member that has not been told yet; then it counts as told."""
         for ident, called in self._members.items():
             place = self._leads[called][1] if called in self._leads else None
-            if ident not in self._told or self._told[ident] != place:
-                self._told[ident] = place
+            if ident not in self._sent_leads or self._sent_leads[ident] != place:
+                self._sent_leads[ident] = place
                 yield ident, called, place
 
     def changed_rosters(self) -> Iterable[tuple[str, str, list[bytes]]]:

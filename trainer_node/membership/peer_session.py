@@ -88,9 +88,9 @@ class PeerSession:
         """The peer said LEAVE, or was evicted: the end of its session is no failure."""
         self._handlers = handlers
         self._renewing = False
-        self._odd = False
+        self._reported_invalid = False
         """A report of this session had invalid values."""
-        self._heard_at = asyncio.get_running_loop().time()
+        self._last_received_at = asyncio.get_running_loop().time()
         self._sent: tuple[Place | None, list[Place]] | None = None
         self._neighbours: list[Place] = []
         self._known: tuple[int, tuple[Place, ...]] = (-1, ())
@@ -132,7 +132,7 @@ class PeerSession:
         self._renewing = False
 
     def beat(self, now: float, silence_s: float) -> None:
-        if now - self._heard_at > silence_s:
+        if now - self._last_received_at > silence_s:
             self.link.abort(RetryableError(f"silent for {silence_s:.0f} s"))
         else:
             self.link.send(messages.Ping(int(now * 1e6)))
@@ -153,7 +153,7 @@ class PeerSession:
             case _ if self.peer is None:
                 link.close(RemoteError(f"{event.type.name} before JOIN"))
             case messages.Report():
-                self._on_report(body, event.odd)
+                self._on_report(body, event.invalid_keys)
             case messages.Enrol():
                 self._on_enrol(body)
             case messages.Call():
@@ -190,17 +190,17 @@ class PeerSession:
             answer = messages.Squashing(body.base, promise.version, bytes=promise.bytes, wait_us=wait_us)
         self.link.send(answer)
 
-    def _on_report(self, body: messages.Report, odd: tuple[str, ...]) -> None:
-        if odd:
-            self._handlers.reports.on_invalid_values(self, odd, first=not self._odd)
-            self._odd = True
+    def _on_report(self, body: messages.Report, invalid_keys: tuple[str, ...]) -> None:
+        if invalid_keys:
+            self._handlers.reports.on_invalid_values(self, invalid_keys, first=not self._reported_invalid)
+            self._reported_invalid = True
         try:
             self._handlers.reports.on_report(self, body)
         except P2PCastError as error:
             self.link.close(error)
 
     def on_link_read(self, link: Link, payload_bytes: int) -> None:
-        self._heard_at = asyncio.get_running_loop().time()
+        self._last_received_at = asyncio.get_running_loop().time()
 
     def on_link_writable(self, link: Link, stripe: Stripe) -> None: ...
 

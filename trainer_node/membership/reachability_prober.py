@@ -12,7 +12,7 @@ import logging
 import ssl
 from collections.abc import Callable
 
-from p2pcast.addresses import Address, family_of, is_loopback, may_be_told, show_address, site_of
+from p2pcast.addresses import Address, family_of, is_loopback, may_be_advertised, show_address, site_of
 from p2pcast.daemon.background_tasks import report_bug
 from p2pcast.limits import MAX_WAYS
 from p2pcast.transport.dial import probe as dial_probe
@@ -28,7 +28,7 @@ AT_ONCE = 16
 """Addresses that are dialled at one time: thousands of peers may join at once."""
 AGAIN_S = 60.0
 """Interval between two dials of addresses that did not answer, in seconds."""
-TELL_S = 0.1
+NOTIFY_S = 0.1
 """Least interval between two announcements of news, in seconds: news may concern every peer."""
 
 
@@ -43,7 +43,7 @@ def whereabouts(body: messages.Join, observed: str) -> tuple[tuple[Contact, ...]
     if host:
         found = dict.fromkeys([(host, port), *said], False)
     else:
-        if may_be_told(observed):
+        if may_be_advertised(observed):
             found[observed, port] = False
         for address in said:
             found.setdefault(address, True)
@@ -56,7 +56,7 @@ def whereabouts(body: messages.Join, observed: str) -> tuple[tuple[Contact, ...]
     return ways[:MAX_WAYS], tuple(sorted(families))
 
 
-def settle_in(peer: PeerRecord, body: messages.Join, observed: str) -> None:
+def note_addresses(peer: PeerRecord, body: messages.Join, observed: str) -> None:
     """Note the addresses of a new peer."""
     peer.site, peer.beside_hub = site_of(observed), is_loopback(observed)
     peer.ways, peer.families = whereabouts(body, observed)
@@ -76,7 +76,7 @@ class ReachabilityProber:
         """Peer → its addresses that are still to be dialled; peers take turns."""
         self._work = Wakeup()
         self._found = Wakeup()
-        self._told_turn = 0
+        self._notified_turn = 0
 
     def probe(self, ident: str) -> None:
         """Dial a peer at each of its addresses; a peer that joined again, at its new addresses alone."""
@@ -122,9 +122,9 @@ class ReachabilityProber:
 
     async def _announce(self) -> None:
         while True:
-            if self._reach.turn == self._told_turn:
+            if self._reach.turn == self._notified_turn:
                 await self._found.wait()
                 continue
-            self._told_turn = self._reach.turn
+            self._notified_turn = self._reach.turn
             self._changed()
-            await asyncio.sleep(TELL_S)
+            await asyncio.sleep(NOTIFY_S)

@@ -42,7 +42,7 @@ class ReportHandler:
         reported: Observers[[PeerRecord, float]],
         learn_evictions: Callable[[Sequence[bytes]], None],
     ) -> None:
-        self.odd_reports = 0
+        self.invalid_reports = 0
         """Reports with invalid values, which were ignored."""
         self._membership = membership
         self._upkeep = upkeep
@@ -52,7 +52,7 @@ class ReportHandler:
         self._learn_evictions = learn_evictions
 
     def on_invalid_values(self, session: PeerSession, keys: tuple[str, ...], *, first: bool) -> None:
-        self.odd_reports += 1
+        self.invalid_reports += 1
         if first and session.peer is not None:
             logger.warning(
                 "%s: its reports have invalid values, which are ignored: %s", session.peer.name, ", ".join(keys)

@@ -82,7 +82,7 @@ class Backpressure:
         """A peer has committed a version, or left."""
         self._recheck.set()
 
-    async def until_near(self) -> None:
+    async def until_caught_up(self) -> None:
         """Returns once no peer that counts is further behind than allowed."""
         if self._most is None:
             return

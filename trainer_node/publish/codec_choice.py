@@ -40,23 +40,23 @@ Sample = tuple[Cell, Words, Words]
 class CodecChoice:
     """``told``: a codec, or ``auto``. ``way`` returns the present path to the last peer."""
 
-    def __init__(self, told: str, way: Callable[[], Way]) -> None:
+    def __init__(self, configured: str, way: Callable[[], Way]) -> None:
         self.costs: Mapping[str, Cost] = MEASURED_BEFORE
-        self._told = told
+        self._configured = configured
         self._way = way
         self._since: int | None = None
         """Versions since costs were measured."""
 
     def next(self, layout: Layout) -> Choice:
         """For a version of this layout."""
-        if self._told != AUTO:
-            return Choice(self._told)
+        if self._configured != AUTO:
+            return Choice(self._configured)
         largest = max((cell.nbytes for cell in layout.cells), default=1)
         return choose(self.costs, self._way(), State(layout.nbytes, largest))
 
     def is_lesson(self, codec: str, payload_bytes: int, state_bytes: int) -> bool:
         """Called for each published version; True when costs should be measured on it."""
-        if self._told != AUTO or not payload_bytes:
+        if self._configured != AUTO or not payload_bytes:
             return False
         if self._since is None:
             return True

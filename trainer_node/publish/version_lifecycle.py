@@ -49,7 +49,7 @@ class VersionLifecycle:
         *,
         holdings: Mapping[bytes, Holding],
         recovered: asyncio.Event,
-        until_near: Callable[[], Awaitable[None]],
+        until_caught_up: Callable[[], Awaitable[None]],
         announce: Callable[[Iterable[Holding]], None],
         retain: Callable[[], Awaitable[None]],
         on_published: Sequence[Callable[[], None]],
@@ -71,7 +71,7 @@ class VersionLifecycle:
         self._sealer = sealer
         self._holdings = holdings
         self._recovered = recovered
-        self._until_near = until_near
+        self._until_caught_up = until_caught_up
         self._announce = announce
         self._retain = retain
         self._on_published = on_published
@@ -100,7 +100,7 @@ class VersionLifecycle:
     async def until_may_begin(self) -> None:
         """Returns once the hub has recovered and no peer is too far behind."""
         await self._recovered.wait()
-        await self._until_near()
+        await self._until_caught_up()
 
     def begin(self, version: Version) -> None:
         """The first cells of ``version`` are about to leave."""

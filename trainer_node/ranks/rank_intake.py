@@ -94,7 +94,7 @@ class RankIntake:
             self._answer()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._publish_all(), name="versions from ranks")
-            tasks.create_task(self._tell_live(), name="live")
+            tasks.create_task(self._send_live(), name="live")
 
     @property
     def present(self) -> str | None:
@@ -291,7 +291,7 @@ class RankIntake:
         if pending is not None:
             pending.fail(error)
         if pending is not None or any(group.terms_of(rank) for rank in ranks):
-            self._say_aborted(group, list(ranks.values()), str(error), None)
+            self._send_aborted(group, list(ranks.values()), str(error), None)
         for session in list(ranks.values()):
             session.link.close(error)
 
@@ -299,9 +299,9 @@ class RankIntake:
 
     def _abort(self, group: Group, reason: str, serial: int | None = None) -> None:
         """Of a version before its encoding."""
-        self._say_aborted(group, list(self._ranks.values()), reason, serial)
+        self._send_aborted(group, list(self._ranks.values()), reason, serial)
 
-    def _say_aborted(self, group: Group, sessions: list[RankSession], reason: str, serial: int | None) -> None:
+    def _send_aborted(self, group: Group, sessions: list[RankSession], reason: str, serial: int | None) -> None:
         """Tell each rank the serial of its own BEGIN; a rank without a BEGIN, the serial that is over."""
         said = {session.rank: group.terms_of(session.rank) for session in sessions}
         over = group.end(serial)
@@ -360,8 +360,8 @@ class RankIntake:
         pending.release()
         if pending.group is self._group:
             self._pending = None
-            self._say_aborted(pending.group, pending.sessions, str(error), None)
-        self._say_farewell(pending)
+            self._send_aborted(pending.group, pending.sessions, str(error), None)
+        self._send_farewell(pending)
 
     def _finished(self, pending: PendingVersion, done: Published) -> None:
         pending.release()
@@ -371,23 +371,23 @@ class RankIntake:
         durable = messages.Durable(pending.terms.serial, done.version, done.bytes, done.changed, done.params)
         for session in pending.sessions:
             session.link.send(durable)
-        self._say_farewell(pending)
+        self._send_farewell(pending)
         self.changed()
 
     @staticmethod
-    def _say_farewell(pending: PendingVersion) -> None:
+    def _send_farewell(pending: PendingVersion) -> None:
         if pending.farewell is not None:
             for session in pending.sessions:
                 session.link.close(pending.farewell)
 
-    async def _tell_live(self) -> None:
+    async def _send_live(self) -> None:
         while True:
             await self._changed.wait()
             self._changed.clear()
             if self._group is not None and self._group.complete:
                 live = messages.Live(self._engines(), self._publishing.head)
                 for session in self._ranks.values():
-                    session.tell_live(live)
+                    session.send_live(live)
             await asyncio.sleep(LIVE_S)
 
 

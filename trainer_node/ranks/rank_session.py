@@ -51,15 +51,15 @@ class RankSession:
         """The rank said LEAVE: the end of its connection is no failure."""
         self._owner = owner
         self._paused = False
-        self._heard_at = self._pinged_at = asyncio.get_running_loop().time()
+        self._last_received_at = self._pinged_at = asyncio.get_running_loop().time()
         self._live: messages.Live | None = None
         link.expect_first_message("RANK")
 
     def beat(self, now: float) -> None:
         if self._paused:
             # Silence counts only while the hub reads from the rank.
-            self._heard_at = now
-        elif now - self._heard_at > SILENCE_S:
+            self._last_received_at = now
+        elif now - self._last_received_at > SILENCE_S:
             self.link.abort(RetryableError(f"silent for {SILENCE_S:.0f} s"))
         elif now - self._pinged_at > PING_S:
             self._pinged_at = now
@@ -76,10 +76,10 @@ class RankSession:
             if paused:
                 self.link.pause_reading()
             else:
-                self._heard_at = asyncio.get_running_loop().time()
+                self._last_received_at = asyncio.get_running_loop().time()
                 self.link.resume_reading()
 
-    def tell_live(self, body: messages.Live) -> None:
+    def send_live(self, body: messages.Live) -> None:
         """Send LIVE if it is new to this rank; later if the rank does not read."""
         first = self.link.stripes.get(0)
         if body != self._live and first is not None and first.writable:
@@ -104,7 +104,7 @@ class RankSession:
             link.close(error)
 
     def on_link_read(self, link: Link, payload_bytes: int) -> None:
-        self._heard_at = asyncio.get_running_loop().time()
+        self._last_received_at = asyncio.get_running_loop().time()
 
     def on_link_writable(self, link: Link, stripe: Stripe) -> None:
         self._owner.changed()

@@ -135,7 +135,7 @@ class HubConnection:
         """Why the hub could not be dialled, until it is reached."""
         self._until = 0.0
         """When to stop dialling, by ``time.monotonic``."""
-        self._heard_at = 0.0
+        self._last_received_at = 0.0
         self._loop = event_loop.new_event_loop()
         self._stop = asyncio.Event()
         # A daemon thread: a training process that does not close the publisher must be able to end.
@@ -274,11 +274,11 @@ class HubConnection:
             self._end(error)
             return
         loop = asyncio.get_running_loop()
-        self._link, self._heard_at = link, loop.time()
+        self._link, self._last_received_at = link, loop.time()
         self._pump()
         try:
             while not link.closed and not self._stop.is_set():
-                if loop.time() - self._heard_at > SILENCE_S:
+                if loop.time() - self._last_received_at > SILENCE_S:
                     self._end(RetryableError(f"the hub has been silent for {SILENCE_S:.0f} s"))
                     break
                 link.send(messages.Ping(int(loop.time() * 1e6)))
@@ -369,7 +369,7 @@ class HubConnection:
             self._changed.notify_all()
 
     def on_link_read(self, link: Link, payload_bytes: int) -> None:
-        self._heard_at = asyncio.get_running_loop().time()
+        self._last_received_at = asyncio.get_running_loop().time()
 
     def on_link_writable(self, link: Link, stripe: Stripe) -> None:
         self._pump()

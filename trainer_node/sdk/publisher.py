@@ -116,7 +116,7 @@ class Publisher:
         """
         self._serial = 0
         """Of the next version on this connection."""
-        self._told: bytes | None = None
+        self._sent_layout: bytes | None = None
         """The layout that was sent over this connection."""
         self._plan: Plan | None = None
         self._version: Version | None = None
@@ -250,7 +250,7 @@ class Publisher:
         group = blake3.blake3(self._drawn + self._calls.to_bytes(8, "little")).digest(length=GROUP_BYTES)
         uplink = HubConnection(self._address, self._badge, f"{socket.gethostname()} rank {world.rank}")
         ranked = uplink.open(group, world.rank, world.ranks, GATHER_S)
-        self._serial, self._told = 0, ranked.layout
+        self._serial, self._sent_layout = 0, ranked.layout
         return uplink, ranked
 
     def _connected(self) -> HubConnection:
@@ -294,11 +294,11 @@ class Publisher:
     def _deliver(self, handle: Handle, uplink: HubConnection, serial: int, plan: Plan, resume: bool) -> None:
         layout = plan.layout
         first = self._world.rank == 0
-        if self._told != layout.layout_id:
+        if self._sent_layout != layout.layout_id:
             warm_up_for(layout)
             if first:
                 uplink.send(messages.Layout(layout.layout_id, layout.document))
-            self._told = layout.layout_id
+            self._sent_layout = layout.layout_id
         uplink.send(messages.Begin(serial, handle.step, layout.layout_id, resume, None if resume else self._branch))
         self._take_base(plan, uplink)
         begun = self._answer(handle, uplink, serial, lambda received: received.begun.get(serial))

@@ -42,7 +42,7 @@ PAPER_BYTES: Final = 16_400_000_000
 NEAR: Final = Model(near_rtt_s=0.0, far_rtt_s=0.0)
 SHARE: Final = Tree(Network((Host("hub"),)), {}).share(PAPER_BYTES)
 """The share of a link's rate that headers leave to the paper's payload."""
-LOOKED_AT: Final = 3
+SAMPLED_PEERS: Final = 3
 """Number of peers whose links are measured: all links are made alike."""
 
 
@@ -120,7 +120,7 @@ def rates(network: Network) -> tuple[float, float]:
 def sampled(net: Namespaces) -> dict[str, Any]:
     """``{calibration, off}`` of the hub's link, and of some of the peers'."""
     peers = peers_of(net)
-    return streamed(net, [(HUB, peer) for peer in peers[:LOOKED_AT]] + [(peers[0], HUB)])
+    return streamed(net, [(HUB, peer) for peer in peers[:SAMPLED_PEERS]] + [(peers[0], HUB)])
 
 
 def shape(system: str, peers: Sequence[str], chains: int) -> dict[str, str]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 FIRST_STEPS = 5
 """Steps whose median is the first measured T_train: ECHO-2, section 4.3."""
-DRAIN_S, DRAIN_LOOKS = 900.0, 3
+DRAIN_S, DRAIN_POLLS = 900.0, 3
 """An order to drain a worker holds so many seconds, and so many looks, at least: each look renews it. One start command
 of a provider, which delays the looks, takes at most 600 s.
 """
@@ -97,7 +97,7 @@ def run(
 
     sources = sources_of(prices, providers)
     where = daemon_url(url or (None if state else DEFAULT_LEDGER), state)
-    ledger = LedgerWorkers(where, state, bearer_file, publish_every, max(DRAIN_S, DRAIN_LOOKS * interval_s))
+    ledger = LedgerWorkers(where, state, bearer_file, publish_every, max(DRAIN_S, DRAIN_POLLS * interval_s))
     operator = FleetOperator(sources, ledger, window_s=window_s)
     target = Target(least * min(source.offer.rollouts_per_s for source in sources), margin)
 

@@ -279,14 +279,14 @@ async def test_a_lead_knows_its_members_without_the_hub(swarm, monkeypatch):
     lead = await swarm.peer_up("a", engine=("big", "lead"), targets=NOBODY)
     assert lead.engine.lead.status()["named"] == [member.ident.hex()]
     await met(swarm, lead)
-    assert not lead.engine.lead._anybody
+    assert not lead.engine.lead._any_node
 
 
 async def test_a_hub_without_lead_addresses_is_of_an_older_release(swarm, monkeypatch):
     monkeypatch.setattr(MultiHostEngines, "changed_rosters", lambda self: iter(()))
     lead, _ = await pair(swarm)
     assert lead.engine.lead.status()["named"] is None
-    assert lead.engine.lead._anybody
+    assert lead.engine.lead._any_node
 
 
 async def test_the_place_of_a_lead_that_is_away_is_kept_also_by_a_hub_that_was_restarted(swarm):

@@ -181,6 +181,6 @@ async def test_a_peer_that_reports_nonsense_does_not_break_the_status(swarm):
         "epoch": ["a", 1],
     }
     peer.startup.hub_session.send(replace(peer.reporter.report(), **nonsense))
-    await swarm.until(lambda: hub.control.report_handler.odd_reports > 0, "the hub has heard of it")
+    await swarm.until(lambda: hub.control.report_handler.invalid_reports > 0, "the hub has heard of it")
     document = await swarm.status(hub)
     assert [p["name"] for p in document["peers"]] == ["a"]

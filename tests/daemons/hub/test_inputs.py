@@ -108,7 +108,7 @@ async def test_a_report_that_makes_no_sense_is_left_out(swarm, states, caplog):
         link.stripes[0].write(HEADER.pack(len(data), Type.REPORT, 0, 0) + data)
     await answered(link, owner)
     assert not owner.over.done()
-    assert hub.control.report_handler.odd_reports == 2
+    assert hub.control.report_handler.invalid_reports == 2
     assert len([r for r in caplog.records if "invalid values" in r.getMessage()]) == 1, "once for each peer"
     (row,) = [p for p in (await swarm.status(hub))["peers"] if p["name"] == "[/stolen]"]
     assert row["engines"] == [{"name": "e", "detail": {}}]

@@ -81,7 +81,7 @@ async def test_a_starting_hub_repairs_the_mirror(swarm: Any, url: str, three_ver
     hub = await swarm.hub_up(mirror=url)
     # Missing objects, and objects of another size, show in the listing and are uploaded again.
     await swarm.until(lambda: objects(mirror) == before, "all is as it was")
-    await swarm.until(lambda: hub.publishing.mirror_uploader.mended == 5, "it has counted")
+    await swarm.until(lambda: hub.publishing.mirror_uploader.repaired == 5, "it has counted")
     assert {e.facts["name"] for e in hub.events.after(0)[1] if e.kind == "mirror_mended"} >= {
         "key",
         f"tail/{anchor.id.hex()}",
@@ -149,9 +149,9 @@ async def test_objects_that_a_follower_complains_of_are_repaired(
         await swarm.until(
             lambda: "does not match its hash" in (peer.sync.mirror_source.errors.last or ""), "it is found"
         )
-        assert hub.publishing.mirror_uploader.mended == 0
+        assert hub.publishing.mirror_uploader.repaired == 0
         net.mend()
-        await swarm.until(lambda: hub.publishing.mirror_uploader.mended == 1, "the hub has heard of it")
+        await swarm.until(lambda: hub.publishing.mirror_uploader.repaired == 1, "the hub has heard of it")
     [delta] = [s for s in hub.state.store.artifacts.values() if s.base is not None]
     log = hub.state.store.open_log(delta)
     assert first_slice(mirror, delta).read_bytes() == log.read(0, delta.manifest.log)
@@ -181,7 +181,7 @@ async def test_a_complaint_makes_a_hub_read_and_write_nothing_that_is_right(
         )
         await swarm.until(lambda: len(read) >= len(before), "it has looked")
     assert sorted(read) == sorted(before)
-    assert (hub.publishing.mirror_uploader.bytes_uploaded, hub.publishing.mirror_uploader.mended) == (uploaded, 0)
+    assert (hub.publishing.mirror_uploader.bytes_uploaded, hub.publishing.mirror_uploader.repaired) == (uploaded, 0)
     assert objects(mirror) == before
 
 

@@ -155,7 +155,7 @@ async def test_changes_to_the_bucket_are_undone(swarm: Any, states: Any, network
     network.reads.clear()
     hub = await swarm.hub_up(mirror=url)
     await swarm.until(
-        lambda: len(network.puts) == 4 and hub.publishing.mirror_uploader.mended == 2, "four objects were written again"
+        lambda: len(network.puts) == 4 and hub.publishing.mirror_uploader.repaired == 2, "four objects are written"
     )
     assert {f.name: await objects.get(f.name, f.size) for f in await objects.list()} == before
     # This store's tags are MD5s: objects with the right tag were not read back.

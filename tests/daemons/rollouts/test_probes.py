@@ -91,7 +91,7 @@ async def read(daemon: LedgerDaemon, path: str, bearer: str) -> str:
 async def test_engine_with_other_weights_is_alarmed_everywhere_a_person_looks(
     tmp_path: Path, up: Up, engine: FakeEngine, monkeypatch
 ) -> None:
-    for name in ("LOOK_S", "ASK_S"):
+    for name in ("CHECK_S", "ASK_S"):
         monkeypatch.setattr(probe_loop, name, 0.01)
     wrong = FakeEngine()
     await wrong.start()

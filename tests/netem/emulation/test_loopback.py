@@ -92,7 +92,7 @@ async def test_a_cut_way_holds_back_and_closes_nothing(net, talk, way):
     for _ in range(20):
         await asyncio.sleep(0)
     assert not reading.done()
-    net.mend()
+    net.restore()
     async with asyncio.timeout(600):
         assert await reading == b"held back"
 

@@ -177,7 +177,7 @@ async def test_an_invalid_event_id_is_refused(daemon, client, since):
 
 async def test_readers_are_counted_and_there_are_not_too_many(daemon, client, monkeypatch):
     monkeypatch.setattr(module, "MAX_READERS", 2)
-    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    monkeypatch.setattr(module, "CHECK_S", 0.01)
     async with reading(client, daemon) as one, reading(client, daemon) as two:
         await one.line()
         await two.line()
@@ -276,7 +276,7 @@ async def test_nonsense(daemon, client, query, said):
 
 async def test_waiting_requests_are_bounded(daemon, client, monkeypatch):
     monkeypatch.setattr(module, "MAX_WAITERS", 1)
-    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    monkeypatch.setattr(module, "CHECK_S", 0.01)
     first = asyncio.create_task(client.get(daemon.url("/wait?version=0.9")))
     await until(lambda: bool(daemon.asked))
     async with client.get(daemon.url("/wait?version=0.9")) as answer:

@@ -75,12 +75,12 @@ async def stop(task) -> None:
 
 async def test_join_is_the_first_message(monkeypatch):
     peer = Peer(monkeypatch)
-    assert peer.session.heard_at is None
+    assert peer.session.last_received_at is None
     await peer.session.connect()
     assert peer.links[0].sent == [JOIN]
     assert peer.session.connected
     assert peer.session.place == (HUB, "hub", 1)
-    assert peer.session.heard_at == peer.session.joined_at > 0
+    assert peer.session.last_received_at == peer.session.joined_at > 0
 
 
 async def test_a_run_without_a_hub_is_never_joined(monkeypatch):
@@ -211,7 +211,7 @@ async def test_messages_go_to_the_owner_and_its_error_ends_the_link(monkeypatch)
     peer.owner.answers["on_hub_message"] = RefusedError("not this run's")
     peer.session.on_link_event(link, None, Message(Type.HOLD, messages.Hold(Version(0, 1)), 0))
     assert link.closed
-    before = peer.session.heard_at
+    before = peer.session.last_received_at
     peer.session.on_link_read(link, 1)
     peer.session.on_link_writable(link, None)
-    assert peer.session.heard_at >= before
+    assert peer.session.last_received_at >= before

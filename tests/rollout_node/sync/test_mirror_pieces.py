@@ -129,7 +129,7 @@ def assembled(made: Made) -> Assembly:
 
 @pytest.fixture
 async def peer(tmp_path, monkeypatch) -> AsyncIterator[Peer]:
-    for name in ("RETRY_MIN_S", "RETRY_MAX_S", "LOOK_S"):
+    for name in ("RETRY_MIN_S", "RETRY_MAX_S", "CHECK_S"):
         monkeypatch.setattr(module, name, 1e-5)
     (tmp_path / "mirror").mkdir()
     found = Peer(tmp_path)
@@ -178,8 +178,8 @@ async def test_a_damaged_piece_is_requested_again_and_the_others_are_kept(peer):
     await peer.fetch()
     holding = peer.node.holdings[MADE.id]
     assert [p for p in range(PIECES) if p not in holding.artifact.held] == [3]
-    assert peer.objects.ranges == [(0, len(MADE.log))] + [(3 * PIECE, PIECE)] * (module.SPOILT - 1)
-    assert peer.node.pieces_corrupt == peer.errors.count == module.SPOILT
+    assert peer.objects.ranges == [(0, len(MADE.log))] + [(3 * PIECE, PIECE)] * (module.MAX_CORRUPT - 1)
+    assert peer.node.pieces_corrupt == peer.errors.count == module.MAX_CORRUPT
     assert peer.errors.last == "mirror: piece 3 of 0.1 does not match its hash"
     assert peer.catalog.take_complaints() == [slice_name(MADE.id, 0)]
     assert holding.source is None
@@ -208,7 +208,7 @@ async def test_a_missing_slice_is_reported_and_tried_again(peer):
 async def test_an_artifact_that_the_hub_never_stored_is_not_opened(peer):
     await peer.list_mirror(durable=b"")
     await peer.fetch()
-    assert peer.errors.count == module.SPOILT
+    assert peer.errors.count == module.MAX_CORRUPT
     assert "has no durable record" in str(peer.errors.last)
     assert peer.catalog.take_complaints() == [tail_name(MADE.id)]
     assert peer.node.holdings == {}

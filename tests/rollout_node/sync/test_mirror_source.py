@@ -23,7 +23,7 @@ ONE_TWO = artifact(1, 2)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    for name in ("RETRY_MIN_S", "RETRY_MAX_S", "POLL_MIN_S", "POLL_MAX_S", "LOOK_S", "GONE_S"):
+    for name in ("RETRY_MIN_S", "RETRY_MAX_S", "POLL_MIN_S", "POLL_MAX_S", "CHECK_S", "GONE_S"):
         monkeypatch.setattr(module, name, 1e-5)
 
 
@@ -280,7 +280,7 @@ async def test_an_artifact_that_is_damaged_there_is_left_alone_for_a_while(monke
     monkeypatch.setattr(peer.source, "_open", open_artifact)
     monkeypatch.setattr(peer.source, "_fetch_pieces", pieces)
     await peer.source._fetch_artifact(ONE_TWO)
-    assert peer.errors.count == module.SPOILT
+    assert peer.errors.count == module.MAX_CORRUPT
     assert peer.replanned == 1
     assert holding.source is None
     assert not peer.source._due(ONE_TWO)

@@ -10,7 +10,7 @@ from recorder import Recorder
 from p2pcast import limits
 from p2pcast.relay.artifact_path import Edge
 from p2pcast.version import Version
-from rollout_node.sync.missing_versions import MISSES, SAID_S, WITHHELD_S, MissingVersions
+from rollout_node.sync.missing_versions import COMPLAINT_S, MISSES, WITHHELD_S, MissingVersions
 
 HUB, ONE_TWO = b"h" * 16, artifact(1, 2)
 PATH = [Edge(ONE_TWO, Version(0, 1), Version(0, 2), 1000)]
@@ -138,11 +138,11 @@ async def test_a_complaint_ends_some_time_after_the_version_came():
     holding = FakeHolding(1, 2)
     peer = Peer(holding)
     now = asyncio.get_running_loop().time()
-    peer.missing.complain(ONE_TWO, None, now - SAID_S - 1)
+    peer.missing.complain(ONE_TWO, None, now - COMPLAINT_S - 1)
     assert peer.missing.rows() == [(ONE_TWO, None)]
     holding.complete = True
     assert peer.missing.rows() == []
     peer.missing.complain(ONE_TWO, None, now)
     assert peer.missing.rows() == [(ONE_TWO, None)]
-    peer.missing.complain(artifact(8, 9), None, now - SAID_S - 1)
+    peer.missing.complain(artifact(8, 9), None, now - COMPLAINT_S - 1)
     assert peer.missing.rows() == [(ONE_TWO, None)]  # no catalog names the other one

@@ -63,7 +63,7 @@ class Parts:
 
 @pytest.fixture
 async def parts(engine: FakeEngine, monkeypatch) -> AsyncIterator[Parts]:
-    for name in ("LOOK_S", "ASK_S"):
+    for name in ("CHECK_S", "ASK_S"):
         monkeypatch.setattr(module, name, 0.001)
     async with aiohttp.ClientSession() as http:
         yield Parts(http, engine)

@@ -98,7 +98,7 @@ async def test_a_report_about_right_objects_writes_nothing(parts, encoder: Encod
     found.uploader.report_wrong([KEY])
     await found.until(current=True)
     assert found.uploader.bytes_uploaded == uploaded
-    assert found.uploader.mended == 0
+    assert found.uploader.repaired == 0
 
 
 async def test_a_failing_store_is_retried_and_reported_once(parts, encoder: Encoder, monkeypatch, caplog) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from p2pcast.rollouts.job import Group
 from p2pcast.tasks.sums import Sums
 from p2pcast.version import Version
-from trainer_node.learning.evaluation import LOOK_S, Evaluation
+from trainer_node.learning.evaluation import CHECK_S, Evaluation
 from trainer_node.sdk.batch_client import GroupReport
 
 VERSION = Version(1, 4)
@@ -58,7 +58,7 @@ def test_evaluation_plays_held_out_problems_of_one_version_greedily() -> None:
 
 def test_evaluation_that_no_engine_plays_is_recorded_before_the_learner_ends() -> None:
     """The time for answers ends between two looks."""
-    (line,) = evaluated(Answers(3), 1.5 * LOOK_S)
+    (line,) = evaluated(Answers(3), 1.5 * CHECK_S)
     assert (line["problems"], line["answered"], line["reward"]) == (PROBLEMS, 3, 1.0)
-    (line,) = evaluated(Answers(0), 1.5 * LOOK_S)
+    (line,) = evaluated(Answers(0), 1.5 * CHECK_S)
     assert (line["answered"], line["reward"]) == (0, None)

@@ -17,7 +17,7 @@ LONG_S = 600.0
 @pytest.fixture
 async def queue(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LeaseQueue]:
     monkeypatch.setattr(lease_queue, "ROUND_S", 1e-3)
-    monkeypatch.setattr(lease_queue, "LOOK_S", 1e-3)
+    monkeypatch.setattr(lease_queue, "CHECK_S", 1e-3)
     found = LeaseQueue()
     running = asyncio.create_task(found.run())
     yield found

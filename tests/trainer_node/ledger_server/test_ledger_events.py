@@ -20,8 +20,8 @@ async def test_many_happenings_of_a_second_are_one_event_each() -> None:
     assert not acts.add(Counter({("results_rejected", "w", "stale"): 2, ("results_rejected", "w", "forged"): 1}))
     assert acts.add(Counter({("leases_expired", "w"): 3}))
     assert acts.add(Counter({("groups_dropped", "equal rewards"): 4}))
-    await acts.tell()
-    await acts.tell()
+    await acts.emit()
+    await acts.emit()
     assert told(events) == [
         ("groups_dropped", {"groups": 4, "reason": "equal rewards"}),
         ("leases_expired", {"worker": "w", "leases": 3}),

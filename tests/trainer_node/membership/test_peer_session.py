@@ -120,7 +120,7 @@ async def test_a_peer_that_leaves_says_so(side) -> None:
 
 
 async def test_a_silent_peer_is_dropped(side) -> None:
-    now = side.session._heard_at
+    now = side.session._last_received_at
     side.session.beat(now + 4.0, 5.0)
     assert side.link.kinds() == [Type.PING]
     side.session.on_link_read(side.link, 1)

@@ -16,7 +16,7 @@ from topology.reachability import Contact, Reach
 from trainer_node.membership import reachability_prober as module
 from trainer_node.membership.membership import Membership
 from trainer_node.membership.peer_record import PeerRecord
-from trainer_node.membership.reachability_prober import ReachabilityProber, settle_in, whereabouts
+from trainer_node.membership.reachability_prober import ReachabilityProber, note_addresses, whereabouts
 
 TOKEN = JoinToken(bytes(16), bytes(20))
 HUB, PEER = (Identity(bytes([n]) * 16, f"node-{n}", TOKEN) for n in (1, 2))
@@ -85,7 +85,7 @@ async def test_peers_are_dialled_back(host) -> None:
 
 def newcomer(ident: str, n: int) -> PeerRecord:
     peer = PeerRecord(ident, ident, "", f"203.0.113.{n}", 7, 0.0)
-    settle_in(peer, join(("", 7)), f"203.0.113.{n}")
+    note_addresses(peer, join(("", 7)), f"203.0.113.{n}")
     return peer
 
 

@@ -28,5 +28,5 @@ async def test_invalid_values_are_counted_and_reported_once_a_session(fleet: Fle
     link = fleet.join("a")
     for _ in range(2):
         link.hears(Type.REPORT, ("engines", "cores"), **REPORT)
-    assert fleet.reports.odd_reports == 2
+    assert fleet.reports.invalid_reports == 2
     assert caplog.text.count("invalid values") == 1

@@ -86,14 +86,14 @@ async def test_no_peer_is_waited_for_for_ever(caplog):
     far = ["a", "b"]
     pace = Backpressure(1, lambda most: behind(far), 0.05, events)
     async with asyncio.timeout(600):
-        await pace.until_near()
+        await pace.until_caught_up()
         assert pace.not_waited_for == {"a": "held back versions for 0.05 s", "b": "held back versions for 0.05 s"}
-        await pace.until_near()
+        await pace.until_caught_up()
         far = ["b"]
-        await pace.until_near()
+        await pace.until_caught_up()
     assert list(pace.not_waited_for) == ["b"]
     far = ["a", "b"]
-    waiting = asyncio.ensure_future(pace.until_near())
+    waiting = asyncio.ensure_future(pace.until_caught_up())
     await asyncio.sleep(0)
     assert pace.waiting_for == ["a"]
     async with asyncio.timeout(600):
@@ -106,7 +106,7 @@ async def test_a_version_waits_until_every_engine_is_near_or_gone(caplog):
     caplog.set_level(logging.INFO, "p2pcast.hub")
     late = ["b", "a"]
     pace = Backpressure(2, lambda most: behind(late) if most == 2 else Lag(), 0.0, Events())
-    waiting = asyncio.ensure_future(pace.until_near())
+    waiting = asyncio.ensure_future(pace.until_caught_up())
     await asyncio.sleep(0)
     assert pace.waiting_for == ["b", "a"]
     late = ["b"]
@@ -127,12 +127,12 @@ async def test_without_a_limit_no_peer_is_looked_at():
     def ask(most: int) -> Lag:
         raise AssertionError
 
-    await Backpressure(None, ask, 1.0, Events()).until_near()
+    await Backpressure(None, ask, 1.0, Events()).until_caught_up()
 
 
 async def test_a_cancelled_wait_names_no_peer():
     pace = Backpressure(0, lambda most: behind(["a"]), 300.0, Events())
-    waiting = asyncio.ensure_future(pace.until_near())
+    waiting = asyncio.ensure_future(pace.until_caught_up())
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):

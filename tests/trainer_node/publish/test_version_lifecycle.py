@@ -27,7 +27,7 @@ class Parts:
         self.retains = self._retain
         self.lifecycle = VersionLifecycle(
             encoder.pipeline, self.history, encoder.staging, encoder.sizes, encoder.events, self, encoder.sealer,
-            holdings=encoder.node.holdings, recovered=self.recovered, until_near=self.near.wait,
+            holdings=encoder.node.holdings, recovered=self.recovered, until_caught_up=self.near.wait,
             announce=encoder.announcer.announce, retain=lambda: self.retains(), on_published=(self._published,),
         )  # fmt: skip
 

@@ -358,7 +358,7 @@ async def test_live_waits_while_a_rank_is_not_writable(trainer: Trainer) -> None
     link = trainer.join(1)[0]
     await trainer.heard(Type.LIVE)
     link.stripes[0].writable = False
-    link.owner.tell_live({"engines": [1]})
+    link.owner.send_live({"engines": [1]})
     assert link.bodies(Type.LIVE) == []
     link.stripes[0].writable = True
     trainer.changed.clear()

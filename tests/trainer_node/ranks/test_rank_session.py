@@ -61,14 +61,14 @@ async def test_silence_does_not_count_while_the_hub_does_not_read(link: FakeLink
 
 async def test_live_is_sent_once_and_not_to_a_rank_that_does_not_read(link: FakeLink) -> None:
     first, second = messages.Live([], None), messages.Live([], Version(0, 1))
-    link.owner.tell_live(first)
-    link.owner.tell_live(first)
+    link.owner.send_live(first)
+    link.owner.send_live(first)
     assert link.kinds() == [Type.LIVE]
     link.stripes[0].writable = False
-    link.owner.tell_live(second)
+    link.owner.send_live(second)
     assert link.kinds() == []
     link.stripes[0].writable = True
-    link.owner.tell_live(second)
+    link.owner.send_live(second)
     assert link.kinds() == [Type.LIVE]
 
 

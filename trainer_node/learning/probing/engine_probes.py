@@ -21,7 +21,7 @@ from trainer_node.sdk.probe_client import EngineScores, ProbeVerdict
 
 logger = logging.getLogger("p2pcast.learner")
 
-LOOK_S: Final = 1.0
+CHECK_S: Final = 1.0
 """Interval in seconds at which the ledger is asked for scores."""
 VERSIONS: Final = 64
 """Newest published steps whose scores are kept: 1 MiB."""
@@ -112,19 +112,19 @@ class EngineProbes:
         return ProbeVerdict(one.id, kl, floor, alarm)
 
     def _run(self) -> None:
-        told: str | None = None
+        last_error: str | None = None
         while True:
-            last = self._stopped.wait(LOOK_S)
+            last = self._stopped.wait(CHECK_S)
             try:
                 self.look()
-                told = None
+                last_error = None
             except RefusedError as error:
                 logger.warning("engines are not probed: %s", error)
                 return
             except P2PCastError as error:
-                if str(error) != told:
+                if str(error) != last_error:
                     logger.warning("probes wait: %s", error)
-                told = str(error)
+                last_error = str(error)
             except Exception:
                 logger.exception("probes ended")
                 return

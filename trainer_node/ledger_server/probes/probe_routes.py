@@ -104,10 +104,10 @@ class ProbeRoutes:
             kl, floor = (row.number(name, 0.0, MAX_KL) if row.has(name) else None for name in ("kl", "floor"))
             verdict = Verdict(row.hexadecimal("id", ID_BYTES), kl, floor, row.flag("alarm"))
             if (found := self._desk.judge(verdict)) is not None:
-                self._tell(found)
+                self._announce(found)
         return web.json_response({})
 
-    def _tell(self, found: Comparison) -> None:
+    def _announce(self, found: Comparison) -> None:
         version = str(found.version)
         if found.began:
             self._events.emit(

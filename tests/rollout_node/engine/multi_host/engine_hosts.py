@@ -156,9 +156,9 @@ async def work(lead: Host, **ranks: int) -> None:
     hosts = {m["name"]: m["node"] for m in lead.lead.status()["members"]}
     with lead.socket.expect(lambda r: r["phase"] == "init", max(ranks.values(), default=0) + 1):
         for name, rank in ranks.items():
-            seat = lead.lead._seats[bytes.fromhex(hosts[name])]
+            member = lead.lead._members[bytes.fromhex(hosts[name])]
             report = msgpack.packb(REPORT | {"rank": rank, "phase": "init"})
-            lead.lead.on_member_message(seat, messages.Reported(report, 0))
+            lead.lead.on_member_message(member, messages.Reported(report, 0))
 
 
 def seen(lead: Host) -> dict[str, Any]:

@@ -44,7 +44,7 @@ async def inside(lead, **held):
 
 async def test_a_peer_that_the_hub_does_not_name_is_no_member(hosts):
     lead, b = await together(hosts, "b")
-    lead.lead._anybody = False
+    lead.lead._any_node = False
     assert "has not named the members of engine big yet" in str(await refusal(lead))
     lead.lead.set_members([b.identity.node])
     error = await refusal(lead)
@@ -57,7 +57,7 @@ async def test_a_peer_that_the_hub_does_not_name_is_no_member(hosts):
 
 async def test_a_member_that_the_hub_has_lost_stays(hosts):
     lead, b = await together(hosts, "b")
-    lead.lead._anybody = False
+    lead.lead._any_node = False
     lead.lead.set_members([])
     link = b.member._link
     assert not link.closed
