@@ -28,15 +28,15 @@ END_S = 600.0
 SLOTS = 4
 
 START = """#!/bin/sh
-echo "$P2PCAST_WORKER" >> {folder}/started
 {command} --name "$P2PCAST_WORKER" > "{folder}/$P2PCAST_WORKER.log" 2>&1 &
 echo $! > "{folder}/$P2PCAST_WORKER.part"
 mv "{folder}/$P2PCAST_WORKER.part" "{folder}/$P2PCAST_WORKER.pid"
+echo "$P2PCAST_WORKER" >> {folder}/started
 """
 STOP = """#!/bin/sh
-echo "$P2PCAST_WORKER" >> {folder}/stopped
 kill -9 "$(cat "{folder}/$P2PCAST_WORKER.pid")"
 rm "{folder}/$P2PCAST_WORKER.pid"
+echo "$P2PCAST_WORKER" >> {folder}/stopped
 """
 """SIGKILL: a lease that the worker still held would be lost."""
 LIST = """#!/bin/sh
@@ -48,7 +48,10 @@ true
 
 
 class FleetStage:
-    """``engine``: serves every worker. Files ``started``, ``stopped`` and ``looks`` have a line for each command."""
+    """``engine``: serves every worker. Files ``started``, ``stopped`` and ``looks`` have a line for each command.
+
+    ``started`` and ``stopped`` get it at the command's end: a test may end the operator then, and with it a command.
+    """
 
     def __init__(self, folder: Path, engine: FakeEngine) -> None:
         self.folder, self.state, self.engine = folder, folder / "ledger", engine
