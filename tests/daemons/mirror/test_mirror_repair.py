@@ -150,7 +150,7 @@ async def test_objects_that_a_follower_complains_of_are_repaired(
             lambda: "does not match its hash" in (peer.sync.mirror_source.errors.last or ""), "it is found"
         )
         assert hub.publishing.mirror_uploader.repaired == 0
-        net.mend()
+        net.restore()
         await swarm.until(lambda: hub.publishing.mirror_uploader.repaired == 1, "the hub has heard of it")
     [delta] = [s for s in hub.state.store.artifacts.values() if s.base is not None]
     log = hub.state.store.open_log(delta)

@@ -53,7 +53,7 @@ async def test_a_token_file_that_could_not_be_written_is_written_later(tls):
     with pytest.raises(LocalError):
         await hub.state.admission.commands.revoke({"id": first.ident.hex()})
     file.rmdir()
-    hub.state.admission._tend_at = 0.0
+    hub.state.admission._maintain_at = 0.0
     await tls.until(lambda: file.exists() and token_of(tls) == hub.token != first, "it is there")
 
 
