@@ -25,18 +25,21 @@ from trainer_node.learning.learner_config import LearnerConfig, ModelTable, Opti
 
 
 def trial(folder: Path, options: RlOptions, seed: int, *, lag: int | None = None) -> Trial:
-    """One run of the demo's configuration, without its quiet steps. ``lag``: None for the demo's bound."""
-    base = make_small_model(folder / str(seed), VOCABULARY, seed=seed, dtype="bfloat16")
+    """One run of the demo's configuration and first model, without its quiet steps. ``seed``: of prompts and rollouts.
+    ``lag``: None for the demo's bound.
+    """
+    base = make_small_model(folder / str(seed), VOCABULARY, seed=options.seed, dtype="bfloat16")
     config = LearnerConfig(
         model=ModelTable(base, compute="float32"),
-        train=TrainTable(seed=seed, packing="padded"),
+        train=TrainTable(seed=options.seed, packing="padded"),
         optimizer=OptimizerTable(lr=options.lr, warmup_steps=options.lr_warmup_steps),
         sft=SftTable(steps=options.sft),
     )
     task = load_task(TASK)
     assert isinstance(task, Sums)
     age = options.staleness if lag is None else lag
-    return run_trial(config, task, TrialOptions(options.steps, options.groups, options.group_size, lag=age))
+    size = TrialOptions(options.steps, options.groups, options.group_size, lag=age, seed=seed)
+    return run_trial(config, task, size)
 
 
 @click.command()

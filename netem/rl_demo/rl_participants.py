@@ -63,7 +63,7 @@ class RlOptions:
     """
 
     folder: Path
-    steps: int = 50
+    steps: int = 60
     quiet_steps: int = 6
     groups: int = 32
     group_size: int = 8

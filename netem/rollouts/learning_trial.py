@@ -47,7 +47,8 @@ class TrialTask(Task, Protocol):
 @dataclass(frozen=True, slots=True)
 class TrialOptions:
     """``groups`` of ``size`` rollouts make a batch. ``lag``: age of the rollouts' weights in learner steps.
-    ``problems``: held-out problems, sampled once each before the first and after the last step.
+    ``problems``: held-out problems, sampled once each before the first and after the last step. ``seed``: of prompts
+    and rollouts; None for the configuration's, which is that of the warm start and of the steps.
     """
 
     steps: int
@@ -55,6 +56,7 @@ class TrialOptions:
     size: int = 8
     lag: int = 0
     problems: int = 512
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         if min(self.steps, self.groups, self.problems) < 1 or self.size < 2 or self.lag < 0:
@@ -92,13 +94,14 @@ def run_trial(config: LearnerConfig, task: TrialTask, options: TrialOptions) -> 
         ),
         ALONE,
     )
-    prompts = task.jobs(config.train.seed)
+    seed = config.train.seed if options.seed is None else options.seed
+    prompts = task.jobs(seed)
     engine = _Engine(LearnerModel(config.model.path, ALONE, compute=config.model.compute), options.lag)
     engine.publish(weights, 0)
-    before = _held_out(model, task, options, config.train.seed)
+    before = _held_out(model, task, options, seed)
     rewards = []
     for step in range(options.steps):
-        groups = _played(engine, task, prompts, options, config.train.seed, step)
+        groups = _played(engine, task, prompts, options, seed, step)
         batch = batch_of(groups, step)
         rewards.append(batch.mean_reward or 0.0)
         if batch.groups:
@@ -113,7 +116,7 @@ def run_trial(config: LearnerConfig, task: TrialTask, options: TrialOptions) -> 
             )
             step_of.train(rows, step, lambda: None)
         engine.publish(weights, step + 1)
-    return Trial(tuple(rewards), (before, _held_out(model, task, options, config.train.seed)))
+    return Trial(tuple(rewards), (before, _held_out(model, task, options, seed)))
 
 
 class _Engine:

@@ -23,7 +23,7 @@ RUN = ("steps",)
 @click.option("--dir", "folder", type=PATH, default="demo-out", help="Work folder; replaces that of an earlier demo.")
 @click.option("--broadcast", is_flag=True, help="Demo of the broadcast alone: a trainer's versions, peers and a vLLM.")
 @click.option(
-    "--steps", type=click.IntRange(20), default=50, help="Number of learner steps whose rewards are compared."
+    "--steps", type=click.IntRange(20), default=60, help="Number of learner steps whose rewards are compared."
 )
 @click.option("--peers", type=click.IntRange(3), help="Number of peers.  [default: 4; 5 with --broadcast]")
 @click.option(
