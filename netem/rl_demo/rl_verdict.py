@@ -17,7 +17,7 @@ import numpy as np
 
 from netem.demo.verdict import Check, tensors
 
-MARGIN: Final = 0.02
+MARGIN: Final = 0.034
 """Least rise of the reward from the first ten steps to the last ten (docs/notes/rl-demo.md)."""
 COMPARED: Final = 10
 """Steps at either end whose rewards are compared."""
