@@ -93,7 +93,7 @@ async def test_a_first_join_retries_and_says_so_once(caplog):
     made, _, hub = source(AWAY, AWAY, AWAY, KEY)
     assert await made.obtain() == RunKey(KEY)
     assert hub.script == []
-    assert caplog.text.count("trying for 60 s") == 1
+    assert caplog.text.count("trying for 600 s") == 1
 
 
 async def test_a_first_join_without_a_limit_says_so(caplog):
