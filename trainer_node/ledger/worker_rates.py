@@ -20,7 +20,7 @@ Class = tuple[str, str]
 MAX_CLASSES = 256
 """Classes with measurements of their own: workers state their device class themselves."""
 HEARTBEAT_S = 1.5
-MOST_HEARTBEATS_S = 200.0
+MOST_HEARTBEATS_S = 100.0
 """Heartbeats a second of all workers together."""
 HEARTBEATS_A_LEASE = 3
 """Least heartbeats in the time of a lease: one lost heartbeat ends no lease."""
