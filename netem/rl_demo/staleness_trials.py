@@ -68,16 +68,19 @@ def _run(job: tuple[int, int, int]) -> tuple[int, int, Trial]:
 
 @click.command()
 @click.option("--seeds", type=click.IntRange(2), default=8, help="Number of trials of each lag.")
-@click.option("--steps", type=click.IntRange(2 * LAST), default=120, help="Learner steps of a trial.")
-@click.option("--lags", default="0,3,11", help="Ages of the rollouts' weights in learner steps; the first is compared.")
+@click.option("--steps", type=click.IntRange(2 * LAST), default=100, help="Learner steps of a trial.")
+@click.option(
+    "--lag", "lags", type=click.IntRange(0), multiple=True, default=(0, 3, 11), show_default=True,
+    help="Age of the rollouts' weights in learner steps; several times. The others are compared with the first.",
+)  # fmt: skip
 @click.option("--processes", type=click.IntRange(1), default=1, help="Trials at the same time.")
 @click.option("--plot", type=click.Path(path_type=Path), help="PNG with the rewards of each lag.")
 @click.option("--output", type=click.Path(path_type=Path), help="JSON with the rewards of each trial.")
-def main(seeds: int, steps: int, lags: str, processes: int, plot: Path | None, output: Path | None) -> None:
+def main(seeds: int, steps: int, lags: Sequence[int], processes: int, plot: Path | None, output: Path | None) -> None:
     """Print final rewards and held-out rewards for each lag, and the differences from the first lag."""
     if plot is not None:
         require_matplotlib()
-    ages = [int(one) for one in lags.split(",")]
+    ages = list(dict.fromkeys(lags))
     jobs = [(seed, lag, steps) for seed in range(1, seeds + 1) for lag in ages]
     trials: dict[int, dict[int, Trial]] = {lag: {} for lag in ages}
     with ExitStack() as stack:
@@ -96,9 +99,9 @@ def main(seeds: int, steps: int, lags: str, processes: int, plot: Path | None, o
         click.echo(f"lag {lag}: final reward {spread}, held-out {after:.4f}")
     for lag in ages[1:]:
         pairs = [(final(trials[ages[0]][seed]), final(one)) for seed, one in trials[lag].items()]
-        told = difference(lag, pairs)
-        interval = f"{told.low:+.4f} to {told.high:+.4f}"
-        click.echo(f"lag {lag} less lag {ages[0]}: {told.mean:+.4f}, {CONFIDENCE:.0%} interval {interval}")
+        gap = difference(lag, pairs)
+        interval = f"{gap.low:+.4f} to {gap.high:+.4f}"
+        click.echo(f"lag {lag} less lag {ages[0]}: {gap.mean:+.4f}, {CONFIDENCE:.0%} interval {interval}")
     if output is not None:
         rows = [
             {"lag": lag, "seed": seed, "rewards": one.rewards, "held_out": one.held_out}

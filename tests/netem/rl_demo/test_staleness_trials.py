@@ -28,7 +28,8 @@ def test_lags_are_compared_in_pairs_of_one_seed(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(staleness_trials, "trial", known_trial)
     files = ["--plot", str(tmp_path / "plot.png"), "--output", str(tmp_path / "rows.json")]
-    done = CliRunner().invoke(staleness_trials.main, ["--seeds", "3", "--steps", "40", "--lags", "0,2", *files])
+    lags = ["--lag", "0", "--lag", "2"]
+    done = CliRunner().invoke(staleness_trials.main, ["--seeds", "3", "--steps", "40", *lags, *files])
     assert done.exit_code == 0, done.output
     assert done.output.splitlines()[-1] == "lag 2 less lag 0: +0.0200, 90% interval +0.0200 to +0.0200"
     rows = json.loads((tmp_path / "rows.json").read_text())["trials"]
