@@ -32,6 +32,7 @@ from trainer_node.sdk.batch_client import Rollout
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3600)]
 
+TEACHER = Path(__file__).with_name("taught_model.py")
 REFERENCE = Path(__file__).parents[2] / "rollout_node" / "vllm" / "reference_logprobs.py"
 SAMPLED = 24
 """Rollouts whose log-probabilities are computed again."""
@@ -57,9 +58,12 @@ def said_by(folders: Iterable[Path], rollouts: list[Rollout]) -> list[list[np.nd
 
 
 def model_of(task: str, folder: Path, vocabulary: int) -> Path:
-    """Random weights; for ``sums``, weights that have learnt a part of the task."""
+    """Random weights; for ``sums`` and ``leduc``, weights that have learnt a part of the task."""
     if not task.startswith("sums"):
-        return make_model(folder, vocabulary=vocabulary)
+        make_model(folder, vocabulary=vocabulary)
+        if task == "leduc":
+            subprocess.run([sys.executable, str(TEACHER), str(folder), task], check=True, timeout=900)
+        return folder
     digits = task.partition("digits=")[2] or "2"
     command = [sys.executable, str(Path(__file__).with_name("sums_model.py")), str(folder), digits]
     subprocess.run(command, check=True, timeout=900)
