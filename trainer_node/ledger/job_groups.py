@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import blake3
-from sqlalchemy import ColumnElement, Connection, case, func, insert, select, update
+from sqlalchemy import Connection, Row, Select, bindparam, func, insert, select, update
 
 from p2pcast.errors import RefusedError, UsageError
 from p2pcast.rollouts.job import Group
@@ -124,15 +124,34 @@ def waiting(conn: Connection, task_hash: bytes) -> int:
     return int(conn.scalar(wait) or 0)
 
 
-def pins(served: Version) -> ColumnElement[bool]:
-    """Groups that this version has to play."""
-    return (db.groups.c.pinned_branch == served.branch) & (db.groups.c.pinned_step == served.step)
+PINNED = (db.groups.c.pinned_branch == bindparam("branch")) & (db.groups.c.pinned_step == bindparam("step"))
+"""Groups that the version with this ``branch`` and ``step`` has to play."""
+_EVALUATED = (
+    select(db.groups.c.id)
+    .where(db.groups.c.state.in_(("waiting", "open")), db.groups.c.purpose == "evaluate", PINNED)
+    .limit(1)
+)
 
 
 def is_evaluated(conn: Connection, served: Version) -> bool:
     """Whether groups for evaluation by this version have not ended."""
-    live = db.groups.c.state.in_(("waiting", "open")) & (db.groups.c.purpose == "evaluate") & pins(served)
-    return conn.execute(select(db.groups.c.id).where(live).limit(1)).first() is not None
+    return conn.execute(_EVALUATED, served._asdict()).first() is not None
+
+
+_WAITING = (
+    select(db.groups.c.id, db.groups.c.size)
+    .where(
+        db.groups.c.state == "waiting",
+        db.groups.c.task_hash == bindparam("task_hash"),
+        db.groups.c.purpose == bindparam("purpose"),
+    )
+    .order_by(db.groups.c.added)
+    .limit(bindparam("most"))
+    .with_for_update(skip_locked=True)
+)
+_WAITING_FOR_VERSION = _WAITING.where(PINNED)
+_COUNT_OPENED = update(db.meta).values(opened=db.meta.c.opened + bindparam("more")).returning(db.meta.c.opened)
+_NEW_JOBS = insert(db.jobs)
 
 
 def open_groups(
@@ -149,17 +168,17 @@ def open_groups(
     rule allows. Returns whether a group was opened. A group for evaluation needs no room. ``served`` is live if the
     purpose is to train: a dead version may have a higher step than the live ones, and must not make room.
     """
-    wanted = (db.groups.c.state == "waiting") & (db.groups.c.task_hash == task_hash) & (db.groups.c.purpose == purpose)
+    wanted = {"task_hash": task_hash, "purpose": purpose}
     if purpose == "evaluate":
-        rows = _waiting(conn, wanted & pins(served), jobs, jobs)
+        rows = _waiting(conn, _WAITING_FOR_VERSION, wanted | served._asdict(), jobs, jobs)
     else:
-        rows = _waiting(conn, wanted, jobs, room(bounds, ahead(conn), served.step, now.step))
+        rows = _waiting(conn, _WAITING, wanted, jobs, room(bounds, ahead(conn), served.step, now.step))
     if not rows:
         return False
-    number = int(conn.scalar(select(db.meta.c.opened)) or 0)
-    conn.execute(update(db.meta).values(opened=number + len(rows)))
-    opened = {bytes(row.id): place for place, row in enumerate(rows, start=number + 1)}
-    move_all(conn, "group", db.groups, opened, "open", opened=case(opened, value=db.groups.c.id))
+    last = conn.execute(_COUNT_OPENED, {"more": len(rows)}).scalar_one()
+    opened = {bytes(row.id): place for place, row in enumerate(rows, start=last - len(rows) + 1)}
+    for group_id, place in opened.items():
+        move(conn, "group", db.groups, group_id, "open", opened=place)
     fresh = [
         {
             "id": new_id(),
@@ -174,42 +193,48 @@ def open_groups(
         for row in rows
         for index in range(row.size)
     ]
-    conn.execute(insert(db.jobs), fresh)
+    conn.execute(_NEW_JOBS, fresh)
     return True
 
 
-def _waiting(conn: Connection, which: ColumnElement[bool], jobs: int, most: int) -> list[Any]:
+def _waiting(
+    conn: Connection, which: Select[Any], wanted: Mapping[str, Any], jobs: int, most: int
+) -> list[Row[Any]]:
     """The first groups in the order of adding that together have ``jobs`` jobs; at most ``most``."""
     if most < 1:
         return []
-    first = select(db.groups.c.id, db.groups.c.size).where(which).order_by(db.groups.c.added).limit(min(most, jobs))
-    found: list[Any] = []
-    for row in conn.execute(first.with_for_update(skip_locked=True)).all():
+    found: list[Row[Any]] = []
+    for row in conn.execute(which, {**wanted, "most": min(most, jobs)}).all():
         if sum(one.size for one in found) >= jobs:
             break
         found.append(row)
     return found
 
 
+_BODIES = select(db.groups.c.id, db.groups.c.body).where(db.groups.c.id.in_(bindparam("ids", expanding=True)))
+
+
 def read_groups(conn: Connection, group_ids: Collection[bytes]) -> dict[bytes, Group]:
     """The records of some groups, by id."""
     found: dict[bytes, Group] = {}
     for part in in_parts(group_ids):
-        rows = conn.execute(select(db.groups.c.id, db.groups.c.body).where(db.groups.c.id.in_(part)))
+        rows = conn.execute(_BODIES, {"ids": part})
         found |= {bytes(row.id): Group.from_bytes(bytes(row.body)) for row in rows}
     return found
 
 
+_JOBS_BY_STATE = (
+    select(db.jobs.c.group_id, db.groups.c.purpose, db.jobs.c.state, func.count().label("jobs"))
+    .join(db.groups, db.groups.c.id == db.jobs.c.group_id)
+    .where(db.jobs.c.group_id.in_(bindparam("ids", expanding=True)))
+    .group_by(db.jobs.c.group_id, db.groups.c.purpose, db.jobs.c.state)
+)
+
+
 def end_settled(conn: Connection, now: Present, group_ids: Collection[bytes]) -> None:
     """Complete, shorten or drop each of these open groups none of whose jobs can bring a result any more."""
-    counted = (
-        select(db.jobs.c.group_id, db.groups.c.purpose, db.jobs.c.state, func.count().label("jobs"))
-        .join(db.groups, db.groups.c.id == db.jobs.c.group_id)
-        .where(db.jobs.c.group_id.in_(group_ids))
-        .group_by(db.jobs.c.group_id, db.groups.c.purpose, db.jobs.c.state)
-    )
     jobs: dict[tuple[bytes, str], Counter[str]] = defaultdict(Counter)
-    for row in conn.execute(counted):
+    for row in conn.execute(_JOBS_BY_STATE, {"ids": list(group_ids)}):
         jobs[bytes(row.group_id), row.purpose][row.state] = row.jobs
     ended: dict[tuple[str, str], list[bytes]] = defaultdict(list)
     for (group_id, purpose), states in jobs.items():

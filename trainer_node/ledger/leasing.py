@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Row, bindparam, func, insert, select, text, update
+from sqlalchemy import Connection, Row, Select, bindparam, func, insert, or_, select, text, update
 
 from p2pcast.errors import RefusedError, UsageError
 from p2pcast.rollouts.job import Job, job_of
 from p2pcast.version import Version
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.drained_workers import DrainedWorkers
-from trainer_node.ledger.job_groups import count_stale_ending, is_evaluated, open_groups, pins, read_groups
+from trainer_node.ledger.job_groups import PINNED, count_stale_ending, is_evaluated, open_groups, read_groups
 from trainer_node.ledger.ledger_rows import (
     BEARER,
     MAX_BLAMED,
@@ -37,6 +37,54 @@ _OPEN = text("jobs.state = 'open'")
 """Not a parameter: PostgreSQL uses a partial index only for a statement that repeats its condition."""
 MAX_BEATEN = 16384
 """Leases of the heartbeats of one transition."""
+
+_WORKER = select(db.workers).where(db.workers.c.session == bindparam("session"))
+_SERVES = (
+    update(db.workers)
+    .where(db.workers.c.id == bindparam("worker"))
+    .values(served_branch=bindparam("branch"), served_step=bindparam("step"), seen_s=bindparam("now_s"))
+)
+_HELD = (
+    select(func.count())
+    .select_from(db.leases)
+    .where(db.leases.c.worker_id == bindparam("worker"), db.leases.c.state == "held")
+)
+_BLAMED = select(func.sum(db.workers.c.blamed)).where(db.workers.c.caller == bindparam("caller"))
+_OPEN_JOBS = (
+    select(db.jobs.c.id, db.jobs.c.position, db.jobs.c.group_id, db.jobs.c.failed_by, db.jobs.c.failed_s)
+    .where(_OPEN, db.jobs.c.purpose == bindparam("purpose"), db.jobs.c.task_hash == bindparam("task_hash"))
+    .order_by(db.jobs.c.opened, db.jobs.c.position)
+    .limit(bindparam("most"))
+    .with_for_update(skip_locked=True, of=db.jobs)
+)
+_NOT_FAILED = or_(
+    db.jobs.c.failed_by.is_(None),
+    db.jobs.c.failed_by != bindparam("caller"),
+    db.jobs.c.failed_s <= bindparam("since_s"),
+)
+"""Jobs that the caller has not just failed, or kept too long."""
+_JOBS: Mapping[str, Select[Any]] = {"train": _OPEN_JOBS, "evaluate": _OPEN_JOBS.join(db.groups).where(PINNED)}
+_OTHER_JOBS = {purpose: jobs.where(_NOT_FAILED) for purpose, jobs in _JOBS.items()}
+_NEW_LEASES = insert(db.leases)
+_OVER = (
+    select(db.leases, db.jobs.c.group_id, db.workers.c.device_class, db.workers.c.name)
+    .join(db.jobs, db.jobs.c.id == db.leases.c.job_id)
+    .join(db.workers, db.workers.c.id == db.leases.c.worker_id)
+    .where(db.leases.c.state == "held", db.leases.c.expires_s < bindparam("now_s"))
+    .with_for_update(skip_locked=True, of=db.leases)
+)
+_BEATEN = (
+    select(db.leases, db.jobs.c.group_id, db.groups.c.purpose)
+    .join(db.jobs, db.jobs.c.id == db.leases.c.job_id)
+    .join(db.groups, db.groups.c.id == db.jobs.c.group_id)
+    .where(db.leases.c.id.in_(bindparam("ids", expanding=True)))
+)
+_RENEW = (
+    update(db.leases)
+    # The lease may have been ended with its group, by another lease of the heartbeats.
+    .where(db.leases.c.id == bindparam("lease"), db.leases.c.state == "held")
+    .values(tokens=bindparam("sampled"), expires_s=bindparam("until_s"))
+)
 
 
 class Leased(NamedTuple):
@@ -63,7 +111,7 @@ class Held(NamedTuple):
 
 def worker_of(conn: Connection, session: bytes) -> Row[Any]:
     """Raises UnknownIdError."""
-    row = conn.execute(select(db.workers).where(db.workers.c.session == session)).first()
+    row = conn.execute(_WORKER, {"session": session}).first()
     if row is None:
         raise unknown_session()
     return row
@@ -103,11 +151,7 @@ def lease(
     worker = worker_of(conn, session)
     engine = believed(served, staged, known)
     branch, step = (None, None) if engine.served is None else engine.served
-    conn.execute(
-        update(db.workers)
-        .where(db.workers.c.id == worker.id)
-        .values(served_branch=branch, served_step=step, seen_s=now.now_s)
-    )
+    conn.execute(_SERVES, {"worker": worker.id, "branch": branch, "step": step, "now_s": now.now_s})
     if drained.left_s(worker.name, now.now_s) > 0:
         return []
     name = bytes(worker.id).hex()
@@ -120,9 +164,7 @@ def lease(
         raise RefusedError(f"version {served} has another manifest than the engine's")
     if engine.served is None or engine.served not in now.manifests:
         return []
-    held = select(func.count()).select_from(db.leases)
-    mine = held.where(db.leases.c.worker_id == worker.id, db.leases.c.state == "held")
-    free = worker.slots - int(conn.scalar(mine) or 0)
+    free = worker.slots - int(conn.scalar(_HELD, {"worker": worker.id}) or 0)
     wanted = min(slots, free)
     if wanted < 1:
         return []
@@ -146,7 +188,7 @@ def _blamed(conn: Connection, worker: Row[Any]) -> int:
     """The holder of a certificate answers for all its workers: another name is no fresh start."""
     if worker.caller == BEARER:
         return int(worker.blamed)
-    return int(conn.scalar(select(func.sum(db.workers.c.blamed)).where(db.workers.c.caller == worker.caller)) or 0)
+    return int(conn.scalar(_BLAMED, {"caller": worker.caller}) or 0)
 
 
 class _Taker(NamedTuple):
@@ -172,29 +214,16 @@ class _Taker(NamedTuple):
 
     def _next_jobs(self, purpose: str, most: int) -> Sequence[Any]:
         """The group of an open job is open. A job that the caller has just failed, or kept too long, is for others."""
-        rows, me, since_s = self._open_jobs(purpose, most), caller_of(self.worker), self.now.now_s - OTHERS_FIRST_S
+        me, since_s = caller_of(self.worker), self.now.now_s - OTHERS_FIRST_S
+        wanted = {"purpose": purpose, "task_hash": self.worker.task_hash, "most": most}
+        if purpose == "evaluate":
+            wanted |= self.served._asdict()
+        rows = self.conn.execute(_JOBS[purpose], wanted).all()
         if not any(row.failed_by == me and row.failed_s > since_s for row in rows):
             return rows
         if callers_seen(self.conn, self.now, bytes(self.worker.task_hash)) <= {me}:
             return rows
-        jobs = db.jobs.c
-        return self._open_jobs(
-            purpose, most, (jobs.failed_by.is_(None)) | (jobs.failed_by != me) | (jobs.failed_s <= since_s)
-        )
-
-    def _open_jobs(self, purpose: str, most: int, which: ColumnElement[bool] | None = None) -> Sequence[Any]:
-        jobs = db.jobs
-        wanted = select(jobs.c.id, jobs.c.position, jobs.c.group_id, jobs.c.failed_by, jobs.c.failed_s)
-        if which is not None:
-            wanted = wanted.where(which)
-        if purpose == "evaluate":
-            wanted = wanted.join(db.groups).where(pins(self.served))
-        return self.conn.execute(
-            wanted.where(_OPEN, jobs.c.purpose == purpose, jobs.c.task_hash == self.worker.task_hash)
-            .order_by(jobs.c.opened, jobs.c.position)
-            .limit(most)
-            .with_for_update(skip_locked=True, of=jobs)
-        ).all()
+        return self.conn.execute(_OTHER_JOBS[purpose], wanted | {"caller": me, "since_s": since_s}).all()
 
     def _begin(self, purpose: str, most: int) -> list[Leased]:
         rows = self._next_jobs(purpose, most)
@@ -231,7 +260,7 @@ class _Taker(NamedTuple):
             job = job_of(group, row.position, bytes(row.id), Version(served.branch, oldest))
             leases.append(Leased(lease_id, job, lasts_s, latest))
         move_all(self.conn, "job", db.jobs, [row.id for row in rows], "leased")
-        self.conn.execute(insert(db.leases), begun)
+        self.conn.execute(_NEW_LEASES, begun)
         return leases
 
 
@@ -252,13 +281,8 @@ def heartbeats(
         if beat.session in workers:
             sampled |= {lease: max(tokens, sampled.get(lease, 0)) for lease, tokens in beat.tokens.items()}
     mine = {(workers[beat.session], lease) for beat in beats if beat.session in workers for lease in beat.tokens}
-    named = (
-        select(db.leases, db.jobs.c.group_id, db.groups.c.purpose)
-        .join(db.jobs, db.jobs.c.id == db.leases.c.job_id)
-        .join(db.groups, db.groups.c.id == db.jobs.c.group_id)
-        .where(db.leases.c.id.in_(sampled))
-    )
-    found = [row for row in conn.execute(named) if (bytes(row.worker_id), bytes(row.id)) in mine] if sampled else []
+    named = conn.execute(_BEATEN, {"ids": list(sampled)}) if sampled else ()
+    found = [row for row in named if (bytes(row.worker_id), bytes(row.id)) in mine]
     rows = {bytes(row.id): row for row in found}
     ended = {lease for lease, row in rows.items() if row.state == "held" and _hopeless(now, policy, row)}
     for lease_id in ended:
@@ -277,10 +301,7 @@ def _renew(
         if sampled[lease_id] > row.tokens
     }
     if renewed:
-        # The lease may have been ended with its group, by another lease of the heartbeats.
-        change = update(db.leases).where(db.leases.c.id == bindparam("lease"), db.leases.c.state == "held")
-        change = change.values(tokens=bindparam("sampled"), expires_s=bindparam("until_s"))
-        conn.execute(change, [{"lease": i, "sampled": sampled[i], "until_s": s} for i, s in renewed.items()])
+        conn.execute(_RENEW, [{"lease": i, "sampled": sampled[i], "until_s": s} for i, s in renewed.items()])
     return renewed
 
 
@@ -375,14 +396,7 @@ def release_overdue(conn: Connection, now: Present, rates: WorkerRates) -> int:
 
 def expire(conn: Connection, now: Present, rates: WorkerRates) -> int:
     """End the leases whose time is over; their jobs return to the pool. Returns how many ended."""
-    over = (
-        select(db.leases, db.jobs.c.group_id, db.workers.c.device_class, db.workers.c.name)
-        .join(db.jobs, db.jobs.c.id == db.leases.c.job_id)
-        .join(db.workers, db.workers.c.id == db.leases.c.worker_id)
-        .where(db.leases.c.state == "held", db.leases.c.expires_s < now.now_s)
-        .with_for_update(skip_locked=True, of=db.leases)
-    )
-    rows = conn.execute(over).all()
+    rows = conn.execute(_OVER, {"now_s": now.now_s}).all()
     if not rows:
         return 0
     move_all(conn, "lease", db.leases, [row.id for row in rows], "expired")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, func, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, func, insert, select, update
 
 from p2pcast.errors import RefusedError, RetryableError
 from p2pcast.rollouts.job import Group, Job, job_of
@@ -36,6 +36,39 @@ from trainer_node.ledger.worker_rates import WorkerRates
 
 NO_FAILURES = tuple(one.value for one in (Reason.STALE, Reason.DEAD, Reason.DUPLICATE, Reason.DISTRUSTED))
 """Reasons that say nothing about the job."""
+
+
+_IDS = bindparam("jobs", expanding=True), bindparam("leases", expanding=True)
+# By the job first: it leads the primary key.
+_SETTLED = select(db.results).where(db.results.c.job_id.in_(_IDS[0]), db.results.c.lease_id.in_(_IDS[1]))
+_LEASES = (
+    select(
+        db.leases,
+        db.jobs.c.state.label("job_state"),
+        db.jobs.c.position,
+        db.jobs.c.failures,
+        db.jobs.c.group_id,
+        db.groups.c.state.label("group_state"),
+        db.groups.c.purpose,
+        db.groups.c.task_hash,
+        db.workers.c.device_class,
+        db.workers.c.caller,
+    )
+    .join(db.jobs, db.jobs.c.id == db.leases.c.job_id)
+    .join(db.groups, db.groups.c.id == db.jobs.c.group_id)
+    .join(db.workers, db.workers.c.id == db.leases.c.worker_id)
+    .where(db.leases.c.id.in_(_IDS[1]), db.leases.c.worker_id == bindparam("worker"))
+)
+_HELD_OF_JOBS = select(db.leases.c.id).where(db.leases.c.job_id.in_(_IDS[0]), db.leases.c.state == "held")
+_NEW_RESULTS = insert(db.results)
+_COUNT_TOKENS = (
+    update(db.workers)
+    .where(db.workers.c.id == bindparam("worker"))
+    .values(accepted_tokens=db.workers.c.accepted_tokens + bindparam("tokens"))
+)
+_ONE_HELD = (
+    select(db.leases.c.id).where(db.leases.c.worker_id == bindparam("worker"), db.leases.c.state == "held").limit(1)
+)
 
 
 class Settled(NamedTuple):
@@ -78,30 +111,10 @@ def judge_all(
     accepted. Raises RefusedError for another body of a lease that is settled.
     """
     lease_ids = [result.lease for result in handed_in]
-    # By the job first: it leads the primary key.
-    settled = select(db.results).where(
-        db.results.c.job_id.in_([result.job for result in handed_in]), db.results.c.lease_id.in_(lease_ids)
-    )
-    before = {(bytes(row.job_id), bytes(row.lease_id)): row for row in conn.execute(settled)}
-    held = (
-        select(
-            db.leases,
-            db.jobs.c.state.label("job_state"),
-            db.jobs.c.position,
-            db.jobs.c.failures,
-            db.jobs.c.group_id,
-            db.groups.c.state.label("group_state"),
-            db.groups.c.purpose,
-            db.groups.c.task_hash,
-            db.workers.c.device_class,
-            db.workers.c.caller,
-        )
-        .join(db.jobs, db.jobs.c.id == db.leases.c.job_id)
-        .join(db.groups, db.groups.c.id == db.jobs.c.group_id)
-        .join(db.workers, db.workers.c.id == db.leases.c.worker_id)
-        .where(db.leases.c.id.in_(lease_ids), db.leases.c.worker_id == worker_id)
-    )
-    leases = {(bytes(row.job_id), bytes(row.id)): row for row in conn.execute(held)}
+    settled = conn.execute(_SETTLED, {"jobs": [result.job for result in handed_in], "leases": lease_ids})
+    before = {(bytes(row.job_id), bytes(row.lease_id)): row for row in settled}
+    mine = conn.execute(_LEASES, {"leases": lease_ids, "worker": worker_id})
+    leases = {(bytes(row.job_id), bytes(row.id)): row for row in mine}
     groups = read_groups(conn, {bytes(row.group_id) for row in leases.values()})
     standards = standards_of(now, policy)
     return [
@@ -241,14 +254,12 @@ def _accept_all(
                 "length": place.length,
             }
         )
-    conn.execute(insert(db.results), rows)
+    conn.execute(_NEW_RESULTS, rows)
+    move_all(conn, "lease", db.leases, [one.result.lease for one in accepted if one.row.state == "held"], "settled")
     # A late result ends the lease of the worker that plays the job now.
-    jobs, own = [one.result.job for one in accepted], {one.result.lease for one in accepted}
-    still = select(db.leases.c.id).where(db.leases.c.job_id.in_(jobs), db.leases.c.state == "held")
-    held = {bytes(lease) for lease in conn.scalars(still)}
-    move_all(conn, "lease", db.leases, held & own, "settled")
-    move_all(conn, "lease", db.leases, held - own, "aborted")
-    move_all(conn, "job", db.jobs, jobs, "accepted")
+    if late := [one.result.job for one in accepted if one.row.state != "held"]:
+        move_all(conn, "lease", db.leases, conn.scalars(_HELD_OF_JOBS, {"jobs": late}).all(), "aborted")
+    move_all(conn, "job", db.jobs, [one.result.job for one in accepted], "accepted")
     _measure(conn, now, rates, worker_id, accepted)
     end_settled(conn, now, {bytes(one.row.group_id) for one in accepted})
 
@@ -256,14 +267,12 @@ def _accept_all(
 def _measure(
     conn: Connection, now: Present, rates: WorkerRates, worker_id: bytes, accepted: Sequence[_Accepted]
 ) -> None:
-    tokens = db.workers.c.accepted_tokens + sum(one.result.sampled for one in accepted)
-    conn.execute(update(db.workers).where(db.workers.c.id == worker_id).values(accepted_tokens=tokens))
+    conn.execute(_COUNT_TOKENS, {"worker": worker_id, "tokens": sum(one.result.sampled for one in accepted)})
     name = worker_id.hex()
     for result, job, row, _ in accepted:
         kind = (job.task, row.device_class)
         rates.settled(name, kind, now.now_s - row.began_s, result.sampled, caller=caller_of(row))
-    busy = select(db.leases.c.id).where(db.leases.c.worker_id == worker_id, db.leases.c.state == "held").limit(1)
-    rates.end_window(name, now.now_s, still_busy=conn.scalar(busy) is not None)
+    rates.end_window(name, now.now_s, still_busy=conn.scalar(_ONE_HELD, {"worker": worker_id}) is not None)
 
 
 def _reject(
