@@ -64,7 +64,7 @@ ROLLOUTS = [
     Mutation(
         "has a false reward trained before its replay",
         "trainer_node/ledger/batch_transitions.py",
-        "            leave_out(conn, live[candidate.opened].id)\n",
+        "            leave_out(conn, live[candidate.opened])\n",
         "",
         REPLAYS + "test_a_group_that_cannot_wait_is_trained_without_due_results",
     ),
@@ -92,8 +92,8 @@ ROLLOUTS = [
     Mutation(
         "settles, prolongs or gives back",
         SETTLING,
-        ".where(db.leases.c.id.in_(lease_ids), db.leases.c.worker_id == worker_id)",
-        ".where(db.leases.c.id.in_(lease_ids))",
+        '.where(db.leases.c.worker_id == bindparam("worker"))',
+        "",
         LEDGER_RULES + "test_worker_cannot_settle_another_workers_lease",
     ),
     Mutation(
@@ -162,7 +162,7 @@ ROLLOUTS = [
     Mutation(
         "hands in a second result of a job",
         SETTLING,
-        "if bytes(before.digest) != result.digest():",
+        "if bytes(row.digest) != result.digest():",
         "if False:",
         LEDGER_RULES + "test_same_result_gets_same_verdict_and_another_is_refused",
     ),
@@ -253,7 +253,7 @@ ROLLOUTS = [
     Mutation(
         "keeps a job of every group",
         "trainer_node/ledger/ledger.py",
-        "leasing.release_overdue(conn, now, self._rates)",
+        "leasing.release_overdue(conn, now, overdue_s)",
         "pass",
         LIES + "test_jobs_that_a_worker_keeps_are_played_by_others_while_the_learner_waits",
     ),

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection, Row, func, insert, select, upd
 
 from p2pcast.errors import RefusedError
 from trainer_node.ledger.audits.replaying import DUE, leave_out
-from trainer_node.ledger.batch_cut import OVERSAMPLE, Candidate, Verdict, cut
+from trainer_node.ledger.batch_cut import OVERSAMPLE, Candidate, Cut, Verdict, cut
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.body_segments import Place
 from trainer_node.ledger.job_groups import FOREIGN, drop, shorten
@@ -69,28 +69,12 @@ def take(
     """The batch of the learner's step; the same batch when repeated. Open jobs of its groups are cancelled. Raises
     RefusedError for another epoch or step.
     """
-    check_epoch(now, epoch)
-    if (branch, step) != (now.branch, now.step):
-        raise RefusedError(f"the learner is at {branch}.{step}, and the ledger at {now.branch}.{now.step}")
-    if finished(now, bounds):
-        return Taken(None, True)
-    row = conn.execute(select(db.batches).where(db.batches.c.step == step, db.batches.c.state == "cut")).first()
-    if row is not None:
-        return _taken(conn, now, row)
-    live = {
-        r.opened: r
-        for r in conn.execute(
-            select(db.groups.c.id, db.groups.c.opened, db.groups.c.state).where(
-                db.groups.c.state.in_(LIVE_GROUPS),
-                db.groups.c.purpose == "train",
-                db.groups.c.id.not_in(live_batch_groups),
-            )
-        )
-    }
-    made = cut(bounds, _candidates(conn, {r.id: r.opened for r in live.values()}), now.step, _played(conn, now))
+    if (before := _without_cut(conn, now, bounds, epoch, branch, step)) is not None:
+        return before
+    live, made = _cut(conn, now, bounds)
     for candidate, verdict in made.dropped:
         assert verdict is not Verdict.USE
-        drop(conn, now, live[candidate.opened].id, verdict.value)
+        drop(conn, now, live[candidate.opened], verdict.value)
     if made.batch is None:
         gone = {candidate.opened for candidate, _ in made.dropped}
         return Taken(None, False, *_report(conn, now, None, 0), _refusal(conn, now, bounds, live.keys() - gone))
@@ -106,15 +90,48 @@ def take(
         )
     )
     members = [
-        {"batch_id": batch_id, "ordinal": ordinal, "group_id": live[candidate.opened].id}
+        {"batch_id": batch_id, "ordinal": ordinal, "group_id": live[candidate.opened]}
         for ordinal, candidate in enumerate(made.batch)
     ]
     conn.execute(insert(db.batch_members), members)
     for candidate in made.batch:
         if candidate.unsettled:
-            leave_out(conn, live[candidate.opened].id)
-            shorten(conn, live[candidate.opened].id)
+            leave_out(conn, live[candidate.opened])
+            shorten(conn, live[candidate.opened])
     return _taken(conn, now, conn.execute(select(db.batches).where(db.batches.c.id == batch_id)).one())
+
+
+def foreseen(conn: Connection, now: Present, bounds: Bounds, *, epoch: int, branch: int, step: int) -> Taken | None:
+    """The answer of ``take`` where it changes nothing; None where it would make a change. The look needs no transition:
+    among many groups it takes longer than a request for leases should wait. Raises as ``take``.
+    """
+    if (before := _without_cut(conn, now, bounds, epoch, branch, step)) is not None:
+        return before
+    live, made = _cut(conn, now, bounds)
+    if made.batch is not None or made.dropped or _refusal(conn, now, bounds, live) is not None:
+        return None
+    return Taken(None, False, *_report(conn, now, None, 0))
+
+
+def _without_cut(conn: Connection, now: Present, bounds: Bounds, epoch: int, branch: int, step: int) -> Taken | None:
+    """The answer of a run that has finished, or of a batch that was cut before."""
+    check_epoch(now, epoch)
+    if (branch, step) != (now.branch, now.step):
+        raise RefusedError(f"the learner is at {branch}.{step}, and the ledger at {now.branch}.{now.step}")
+    if finished(now, bounds):
+        return Taken(None, True)
+    row = conn.execute(select(db.batches).where(db.batches.c.step == step, db.batches.c.state == "cut")).first()
+    return None if row is None else _taken(conn, now, row)
+
+
+def _cut(conn: Connection, now: Present, bounds: Bounds) -> tuple[dict[int, bytes], Cut]:
+    """The groups that are in no batch, by their numbers, and what becomes of them."""
+    groups = select(db.groups.c.id, db.groups.c.opened).where(
+        db.groups.c.state.in_(LIVE_GROUPS), db.groups.c.purpose == "train", db.groups.c.id.not_in(live_batch_groups)
+    )
+    live = {row.opened: row.id for row in conn.execute(groups)}
+    candidates = _candidates(conn, {group_id: opened for opened, group_id in live.items()})
+    return live, cut(bounds, candidates, now.step, _played(conn, now))
 
 
 def _candidates(conn: Connection, opened: dict[bytes, int]) -> list[Candidate]:

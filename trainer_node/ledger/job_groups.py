@@ -197,9 +197,7 @@ def open_groups(
     return True
 
 
-def _waiting(
-    conn: Connection, which: Select[Any], wanted: Mapping[str, Any], jobs: int, most: int
-) -> list[Row[Any]]:
+def _waiting(conn: Connection, which: Select[Any], wanted: Mapping[str, Any], jobs: int, most: int) -> list[Row[Any]]:
     """The first groups in the order of adding that together have ``jobs`` jobs; at most ``most``."""
     if most < 1:
         return []

@@ -41,8 +41,9 @@ MAX_BEATEN = 16384
 _WORKER = select(db.workers).where(db.workers.c.session == bindparam("session"))
 _SERVES = (
     update(db.workers)
-    .where(db.workers.c.id == bindparam("worker"))
+    .where(db.workers.c.session == bindparam("of_session"))
     .values(served_branch=bindparam("branch"), served_step=bindparam("step"), seen_s=bindparam("now_s"))
+    .returning(db.workers)
 )
 _HELD = (
     select(func.count())
@@ -74,9 +75,8 @@ _OVER = (
     .with_for_update(skip_locked=True, of=db.leases)
 )
 _BEATEN = (
-    select(db.leases, db.jobs.c.group_id, db.groups.c.purpose)
+    select(db.leases, db.jobs.c.group_id, db.jobs.c.purpose)
     .join(db.jobs, db.jobs.c.id == db.leases.c.job_id)
-    .join(db.groups, db.groups.c.id == db.jobs.c.group_id)
     .where(db.leases.c.id.in_(bindparam("ids", expanding=True)))
 )
 _RENEW = (
@@ -148,10 +148,12 @@ def lease(
     """
     if not 1 <= slots <= MAX_LIST:
         raise UsageError(f"slots is a number from 1 to {MAX_LIST}")
-    worker = worker_of(conn, session)
     engine = believed(served, staged, known)
     branch, step = (None, None) if engine.served is None else engine.served
-    conn.execute(_SERVES, {"worker": worker.id, "branch": branch, "step": step, "now_s": now.now_s})
+    asks = {"of_session": session, "branch": branch, "step": step, "now_s": now.now_s}
+    worker = conn.execute(_SERVES, asks).first()
+    if worker is None:
+        raise unknown_session()
     if drained.left_s(worker.name, now.now_s) > 0:
         return []
     name = bytes(worker.id).hex()
@@ -369,24 +371,27 @@ def give_up(conn: Connection, worker_id: bytes, playing: Collection[bytes]) -> N
     move_all(conn, "job", db.jobs, [row.job_id for row in rows], "open")
 
 
-def release_overdue(conn: Connection, now: Present, rates: WorkerRates) -> int:
-    """The learner waits: end the leases that are held far longer than results take, so that other callers play their
-    jobs. A result that comes all the same counts if it is the first of its job. Returns how many ended.
+_OVERDUE = (
+    select(db.leases.c.id, db.leases.c.job_id, db.leases.c.worker_id, db.workers.c.caller, db.workers.c.name)
+    .join(db.jobs, db.jobs.c.id == db.leases.c.job_id)
+    .join(db.workers, db.workers.c.id == db.leases.c.worker_id)
+    .where(db.leases.c.state == "held", db.jobs.c.purpose == "train", db.leases.c.began_s < bindparam("since_s"))
+    .order_by(db.leases.c.began_s)
+)
+
+
+def are_overdue(conn: Connection, now: Present, overdue_s: float) -> bool:
+    """Whether ``release_overdue`` would end leases."""
+    return conn.execute(_OVERDUE.limit(1), {"since_s": now.now_s - overdue_s}).first() is not None
+
+
+def release_overdue(conn: Connection, now: Present, overdue_s: float) -> int:
+    """The learner waits: end the leases that are held for ``overdue_s``, far longer than results take, so that other
+    callers play their jobs. A result that comes all the same counts if it is the first of its job. Returns how many
+    ended.
     """
-    over = (
-        select(db.leases.c.id, db.leases.c.job_id, db.leases.c.worker_id, db.workers.c.caller, db.workers.c.name)
-        .join(db.jobs, db.jobs.c.id == db.leases.c.job_id)
-        .join(db.workers, db.workers.c.id == db.leases.c.worker_id)
-        .where(
-            db.leases.c.state == "held",
-            db.jobs.c.purpose == "train",
-            db.leases.c.began_s < now.now_s - rates.overdue_s(),
-        )
-        .order_by(db.leases.c.began_s)
-        .limit(MAX_LIST)
-        .with_for_update(skip_locked=True, of=db.leases)
-    )
-    rows = conn.execute(over).all()
+    over = _OVERDUE.limit(MAX_LIST).with_for_update(skip_locked=True, of=db.leases)
+    rows = conn.execute(over, {"since_s": now.now_s - overdue_s}).all()
     move_all(conn, "lease", db.leases, [row.id for row in rows], "expired")
     for row in rows:
         now.happened["leases_expired", row.name] += 1

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import os
 import secrets
 import time
@@ -57,6 +58,10 @@ _DRAW = secrets.SystemRandom().random
 
 def _new_id() -> bytes:
     return os.urandom(16)
+
+
+def _waits(taken: batch_transitions.Taken | None) -> bool:
+    return taken is not None and taken.batch is None and not taken.finished
 
 
 class Ledger:
@@ -300,15 +305,20 @@ class Ledger:
 
     def take(self, epoch: int, branch: int, step: int) -> batch_transitions.Taken:
         """Raises RefusedError for another epoch or step, and if no group that was played can be trained."""
-        bounds, bounded = self._policy.bounds, self._policy.rule == "bounded"
+        bounds, learner = self._policy.bounds, {"epoch": epoch, "branch": branch, "step": step}
+        overdue_s = self._rates.overdue_s() if self._policy.rule == "bounded" else math.inf
+
+        def look(conn: Connection, now: Present) -> batch_transitions.Taken | None:
+            found = batch_transitions.foreseen(conn, now, bounds, **learner)
+            return None if _waits(found) and leasing.are_overdue(conn, now, overdue_s) else found
 
         def transition(conn: Connection, now: Present) -> batch_transitions.Taken:
-            taken = batch_transitions.take(conn, now, bounds, self._new_id, epoch=epoch, branch=branch, step=step)
-            if taken.batch is None and not taken.finished and bounded:
-                leasing.release_overdue(conn, now, self._rates)
+            taken = batch_transitions.take(conn, now, bounds, self._new_id, **learner)
+            if _waits(taken):
+                leasing.release_overdue(conn, now, overdue_s)
             return taken
 
-        taken = self._transitions.at_present(transition)
+        taken = self._transitions.read(look) or self._transitions.at_present(transition)
         if taken.refusal is not None:
             # After the commit: the groups stay dropped.
             raise RefusedError(taken.refusal)

@@ -38,9 +38,6 @@ NO_FAILURES = tuple(one.value for one in (Reason.STALE, Reason.DEAD, Reason.DUPL
 """Reasons that say nothing about the job."""
 
 
-_IDS = bindparam("jobs", expanding=True), bindparam("leases", expanding=True)
-# By the job first: it leads the primary key.
-_SETTLED = select(db.results).where(db.results.c.job_id.in_(_IDS[0]), db.results.c.lease_id.in_(_IDS[1]))
 _LEASES = (
     select(
         db.leases,
@@ -53,13 +50,22 @@ _LEASES = (
         db.groups.c.task_hash,
         db.workers.c.device_class,
         db.workers.c.caller,
+        db.results.c.digest,
+        db.results.c.verdict,
+        db.results.c.reason,
+        db.results.c.detail,
     )
     .join(db.jobs, db.jobs.c.id == db.leases.c.job_id)
     .join(db.groups, db.groups.c.id == db.jobs.c.group_id)
     .join(db.workers, db.workers.c.id == db.leases.c.worker_id)
-    .where(db.leases.c.id.in_(_IDS[1]), db.leases.c.worker_id == bindparam("worker"))
+    # By the job first: it leads the primary key.
+    .outerjoin(db.results, (db.results.c.job_id == db.leases.c.job_id) & (db.results.c.lease_id == db.leases.c.id))
+    .where(db.leases.c.id.in_(bindparam("leases", expanding=True)))
+    .where(db.leases.c.worker_id == bindparam("worker"))
 )
-_HELD_OF_JOBS = select(db.leases.c.id).where(db.leases.c.job_id.in_(_IDS[0]), db.leases.c.state == "held")
+_HELD_OF_JOBS = select(db.leases.c.id).where(
+    db.leases.c.job_id.in_(bindparam("jobs", expanding=True)), db.leases.c.state == "held"
+)
 _NEW_RESULTS = insert(db.results)
 _COUNT_TOKENS = (
     update(db.workers)
@@ -111,23 +117,11 @@ def judge_all(
     accepted. Raises RefusedError for another body of a lease that is settled.
     """
     lease_ids = [result.lease for result in handed_in]
-    settled = conn.execute(_SETTLED, {"jobs": [result.job for result in handed_in], "leases": lease_ids})
-    before = {(bytes(row.job_id), bytes(row.lease_id)): row for row in settled}
     mine = conn.execute(_LEASES, {"leases": lease_ids, "worker": worker_id})
     leases = {(bytes(row.job_id), bytes(row.id)): row for row in mine}
     groups = read_groups(conn, {bytes(row.group_id) for row in leases.values()})
     standards = standards_of(now, policy)
-    return [
-        _judge(
-            now,
-            standards,
-            result,
-            before.get((result.job, result.lease)),
-            leases.get((result.job, result.lease)),
-            groups,
-        )
-        for result in handed_in
-    ]
+    return [_judge(now, standards, one, leases.get((one.job, one.lease)), groups) for one in handed_in]
 
 
 def standards_of(now: Present, policy: Policy) -> Standards:
@@ -145,18 +139,16 @@ def _judge(
     now: Present,
     standards: Standards,
     result: Result,
-    before: Row[Any] | None,
     row: Row[Any] | None,
     groups: Mapping[bytes, Group],
 ) -> Judged:
-    if before is not None and row is not None:
-        if bytes(before.digest) != result.digest():
-            raise RefusedError(f"lease {result.lease.hex()} was settled with another result")
-        answer = Settled(result.job, result.lease, before.verdict, before.reason, before.detail)
-        return Judged(answer, None, None, None)
     if row is None:
         detail = "the worker has no such lease"
         return Judged(Settled(result.job, result.lease, "rejected", "unknown lease", detail), None, None, None)
+    if row.digest is not None:
+        if bytes(row.digest) != result.digest():
+            raise RefusedError(f"lease {result.lease.hex()} was settled with another result")
+        return Judged(Settled(result.job, result.lease, row.verdict, row.reason, row.detail), None, None, None)
     job = job_of(groups[bytes(row.group_id)], row.position, bytes(row.job_id), Version(row.branch, row.oldest))
     wrong = rejection(
         result,

@@ -91,6 +91,8 @@ class WorkerRates:
         """Of each caller's results: one figure for each, so that no caller outvotes the others by many results."""
         self._staged: dict[str, Version | None] = {}
         self._standings: dict[bytes, Standing] = {}
+        self._doubtful: set[bytes] = set()
+        """Tasks whose standings are kept for ``STANDING_S`` at most, and not at all among few workers."""
         self._pending: list[Callable[[], None]] = []
         self.heartbeat_s = HEARTBEAT_S
         """Interval that workers are asked for."""
@@ -136,8 +138,8 @@ class WorkerRates:
         if begun.emptied:
             self._jobs_since_s = None
             # The kept loads may say that another worker could take jobs: there are none for this one, perhaps none.
-            self._standings.pop(task_hash, None)
-        elif kept is not None and (load := kept.loads.get(worker)) is not None:
+            self._doubtful.add(task_hash)
+        if kept is not None and (load := kept.loads.get(worker)) is not None:
             kept.loads[worker] = Load(load.leases + leases, begun.missing)
         if leases:
             self.throughputs.join(worker)
@@ -212,9 +214,10 @@ class WorkerRates:
         kept = self._standings.get(task_hash)
         if kept is None or (kept.epoch, kept.step) != (epoch, step):
             return None
-        if not 0 <= now_s - kept.now_s < max(STANDING_S, len(kept.loads) / STANDINGS_WORKERS_S):
-            return None
-        return kept
+        lasts_s = max(STANDING_S, len(kept.loads) / STANDINGS_WORKERS_S)
+        if task_hash in self._doubtful:
+            lasts_s = STANDING_S if lasts_s > STANDING_S else 0.0
+        return kept if 0 <= now_s - kept.now_s < lasts_s else None
 
     def lacks(self, worker: str, standing: Standing, now_s: float) -> bool:
         """Whether to compute a standing again because the worker is missing. Among many workers a new one waits for
@@ -226,6 +229,7 @@ class WorkerRates:
 
     def keep_standing(self, task_hash: bytes, standing: Standing) -> None:
         self._standings = {task_hash: standing}
+        self._doubtful.clear()
 
     def staged(self, worker: str) -> Version | None:
         return self._staged.get(worker)
