@@ -10,6 +10,7 @@ is in the loop and not in ``transport.dial``.
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -38,6 +39,9 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end on a new loop, like ``asyncio.run``."""
+    """Run a coroutine to its end on a new loop, like ``asyncio.run``. The garbage collector ignores the objects that
+    exist before: modules stay, and a whole collection among those of a ledger takes 46 ms.
+    """
+    gc.freeze()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(work)
