@@ -264,14 +264,14 @@ class Fleet:
         began_s = float(self._events(HUB, "opened", version)["opened"]["time"])
         if during is not None:
             during(began_s)
-        told = {peer: self._events(peer, "staged", version) for peer in self.there}
+        reported = {peer: self._events(peer, "staged", version) for peer in self.there}
         cpu_s, busy = meter.processes_s(), meter.busy()
         if beside:
             self.fetching.append(
                 sum(self._get(peer, "/status", HTTP_S)["staged"] is None for peer in self._late) / len(self._late)
             )
-        times_s = {peer: _received(events) - began_s for peer, events in told.items()}
-        staged_s = max(float(events["staged"]["time"]) for events in told.values()) - began_s
+        times_s = {peer: _received(events) - began_s for peer, events in reported.items()}
+        staged_s = max(float(events["staged"]["time"]) for events in reported.values()) - began_s
         everybody = [*self.there, *(self._late if beside else ())]
         self._until_live(everybody)
         for peer in everybody:
@@ -298,16 +298,16 @@ class Fleet:
         """Events of that version at the host by kind, up to the event ``last``, which is awaited; ``time``: Unix time.
         A process that was just started gets time to answer.
         """
-        told: dict[str, dict[str, Any]] = {}
+        found: dict[str, dict[str, Any]] = {}
         why = "the stream ended"
         try:
             self._until(lambda: self._answers(host), f"answer of {host}")
             with events(self._net, host, LIMIT_S, LIMIT_S) as every:
                 for kind, facts in every:
                     if facts.get("version") == version:
-                        told[kind] = facts
+                        found[kind] = facts
                         if kind == last:
-                            return told
+                            return found
         except OSError as error:
             why = str(error)
         raise self._daemons.daemons[host].failure(f"{host} reported no {last} of {version}: {why}")

@@ -151,8 +151,8 @@ def shardcast(net: Emulated, payload_bytes: int, rounds: int, chains: int, folde
             origins.answers("saved")
             agents.send_order(wait=number)
             ran.append(run_broadcast(agents, lambda: origins.send_order(go=True), origins))
-    told = {"version": version, "layout": "middle nodes in chains", "chains": chains, **settings}
-    return BroadcastSeries("shardcast", payload_bytes, ran, told)
+    facts = {"version": version, "layout": "middle nodes in chains", "chains": chains, **settings}
+    return BroadcastSeries("shardcast", payload_bytes, ran, facts)
 
 
 RIVALS: Mapping[str, Callable[[Emulated, int, int, int, Path], BroadcastSeries]] = {

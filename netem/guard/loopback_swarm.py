@@ -136,13 +136,13 @@ class _Swarm:
 
     def _start(self, name: str, *words: object) -> float:
         """Seconds from the start until the daemon writes its ``daemon.json``, when it answers."""
-        told = self._folder / name / "daemon.json"
-        told.unlink(missing_ok=True)
+        ready = self._folder / name / "daemon.json"
+        ready.unlink(missing_ok=True)
         places = ("--state", self._folder / name, "--shadow", self._folder / f"{name}-shadow")
         began = time.monotonic()
         command = [sys.executable, "-m", "p2pcast.cli", *map(str, words), *map(str, places)]
         self._processes.start(name, command, environment=self._tree.environment)
-        self._until(told.exists, f"{name} answers")
+        self._until(ready.exists, f"{name} answers")
         took_s = time.monotonic() - began
         if name == "hub":
             self._until(lambda: ", listening on " in self.child("hub").log.read_text(), "the hub's address")

@@ -64,9 +64,9 @@ def measure(folder: Path, only: Sequence[str], *, quick: bool, show: Callable[[s
         if not only and "document" in old and (quick or not old["quick"]):
             show(f"{part.name}: kept, measured {old['began']} (make bench ONLY={part.name} measures it again)")
             continue
-        if (lacking := part.lacking()) is not None:
-            show(f"{part.name}: left out, {lacking}")
-            made: Kept = {"part": part.name, "why": lacking}
+        if (missing := part.missing()) is not None:
+            show(f"{part.name}: left out, {missing}")
+            made: Kept = {"part": part.name, "why": missing}
         else:
             show(f"{part.name}: p2pcast {' '.join(part.words(quick=quick))}")
             made = _run(folder, part, quick=quick)

@@ -41,20 +41,20 @@ _vllm = _installed("vllm", "make setup")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """``options``: of ``p2pcast bench NAME``. ``quick``: options for coarse figures within minutes. ``lacks``: checks
-    that return a missing requirement or None.
+    """``options``: of ``p2pcast bench NAME``. ``quick``: options for coarse figures within minutes. ``requirements``:
+    checks that return a missing requirement or None.
     """
 
     name: str
     options: tuple[str, ...] = ()
     quick: tuple[str, ...] = ()
-    lacks: tuple[Callable[[], str | None], ...] = ()
+    requirements: tuple[Callable[[], str | None], ...] = ()
 
     def words(self, *, quick: bool) -> list[str]:
         return ["bench", self.name, *(self.quick if quick else self.options)]
 
-    def lacking(self) -> str | None:
-        return next((why for lack in self.lacks if (why := lack()) is not None), None)
+    def missing(self) -> str | None:
+        return next((why for missing in self.requirements if (why := missing()) is not None), None)
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -92,7 +92,7 @@ PARTS: Final[Mapping[str, Part]] = {
             "ledger",
             _words("--postgresql --growth 100000"),
             _words("--postgresql --seconds 5 --workers 100 --growth 10000"),
-            (postgresql_server.lacking, _installed("psycopg", "pip install 'p2pcast[postgres]'")),
+            (postgresql_server.missing, _installed("psycopg", "pip install 'p2pcast[postgres]'")),
         ),
     )
 }

@@ -169,10 +169,10 @@ class RlDemo:
         return f"{name} starts again"
 
     def _kill_learner(self) -> str:
-        told = self._kill(LEARNER)
+        killed = self._kill(LEARNER)
         self.view.down.discard(LEARNER)
         self.parts.learner()
-        return f"{told}, and started again: it continues from its newest checkpoint"
+        return f"{killed}, and started again: it continues from its newest checkpoint"
 
     def _choose_peer(self) -> str:
         self._victim, _ = middle_peer(self.hub["chains"], spared=FIRST_PEER)
@@ -258,11 +258,11 @@ class RlDemo:
 
     def _print_steps(self) -> None:
         """One line a step, when the next one is known: the learner has then told of the step's version too."""
-        told = self.view.record.steps if self.view.record.end is not None else self.view.record.steps[:-1]
-        self._shown = min(self._shown, len(told))
-        for cells in self.view.cells()[self._shown : len(told)]:
+        steps = self.view.record.steps if self.view.record.end is not None else self.view.record.steps[:-1]
+        self._shown = min(self._shown, len(steps))
+        for cells in self.view.cells()[self._shown : len(steps)]:
             self.board.event(", ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, cells, strict=True)))
-        self._shown = len(told)
+        self._shown = len(steps)
 
     # -- the verdict
 

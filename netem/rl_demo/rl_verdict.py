@@ -86,15 +86,15 @@ def check_agreement(steps: Mapping[int, Mapping[str, Any]]) -> Check:
 
 def check_staleness(steps: Mapping[int, Mapping[str, Any]], database: Path, bound: int) -> Check:
     """By the learner's log and by the ledger's rows."""
-    told = [int(age) for step in steps.values() for age in step["staleness"]]
+    ages = [int(age) for step in steps.values() for age in step["staleness"]]
     with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as rows:
         found = rows.execute(
             "select max(b.step - r.oldest_step) from batches b join batch_members m on m.batch_id = b.id"
             " join jobs j on j.group_id = m.group_id join results r on r.job_id = j.id"
             " where b.state <> 'reopened' and r.verdict = 'accepted' and r.oldest_step >= b.oldest_step"
         ).fetchone()[0]
-    ok = bool(told) and max(told) <= bound and found is not None and found <= bound
-    detail = f"oldest rollout {max(told, default='none')} steps old by the log, {found} by the rows; bound {bound}"
+    ok = bool(ages) and max(ages) <= bound and found is not None and found <= bound
+    detail = f"oldest rollout {max(ages, default='none')} steps old by the log, {found} by the rows; bound {bound}"
     return Check("no batch holds a rollout older than the bound", ok, detail)
 
 

@@ -30,7 +30,7 @@ def programs() -> Path | None:
     return None if initdb is None else Path(initdb).resolve().parent
 
 
-def lacking() -> str | None:
+def missing() -> str | None:
     """The missing requirement, or None."""
     return None if programs() is not None else "no PostgreSQL server is installed: apt-get install postgresql"
 
@@ -40,7 +40,7 @@ def server() -> Iterator[str]:
     """URL of an empty database, until the end of the block. Raises UsageError."""
     found = programs()
     if found is None:
-        raise UsageError(str(lacking()))
+        raise UsageError(str(missing()))
     folder = Path(tempfile.mkdtemp(prefix="p2pcast-pg-", dir="/tmp"))
     as_user: dict[str, Any] = {}
     if os.geteuid() == 0:
