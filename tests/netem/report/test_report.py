@@ -296,7 +296,7 @@ def test_a_part_is_kept_and_measured_again_by_name(monkeypatch: pytest.MonkeyPat
 
 def test_skipped_and_failed_parts_have_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     said: list[str] = []
-    short_part(monkeypatch, lacks=(lambda: "there is no moon",))
+    short_part(monkeypatch, requirements=(lambda: "there is no moon",))
     assert measure(tmp_path, [], quick=False, show=said.append)
     assert kept(tmp_path)["plan"] == {"part": "plan", "why": "there is no moon"}
     short_part(monkeypatch, "--peers", "1")
