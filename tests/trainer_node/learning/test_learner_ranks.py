@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -98,16 +99,33 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, plan: Plan) -> Path:
-    folder = tmp_path_factory.mktemp("two")
-    all_well(folder, plan)
-    return folder
+def undisturbed_of(tmp_path_factory: pytest.TempPathFactory, plan: Plan) -> Callable[[int], Path]:
+    """Folder of a whole run, by its number of ranks."""
+
+    @functools.cache
+    def folder_of(ranks: int) -> Path:
+        folder = tmp_path_factory.mktemp(f"ranks_{ranks}")
+        all_well(folder, plan, ranks)
+        return folder
+
+    return folder_of
+
+
+@pytest.fixture(scope="module")
+def undisturbed(undisturbed_of: Callable[[int], Path]) -> Path:
+    return undisturbed_of(RANKS)
 
 
 @pytest.mark.device
+@pytest.mark.parametrize("ranks", [RANKS, *([] if CUDA else [pytest.param(4, marks=pytest.mark.prove)])])
 def test_ranks_have_the_losses_of_one_process(
-    tmp_path: Path, undisturbed: Path, model_folder: Path, played: list[RolloutBatch]
+    tmp_path: Path,
+    undisturbed_of: Callable[[int], Path],
+    model_folder: Path,
+    played: list[RolloutBatch],
+    ranks: int,
 ) -> None:
+    undisturbed = undisturbed_of(ranks)
     hub = MemoryHub()
     alone = learner(tmp_path, model_folder, MemoryLedger(played), hub)
     alone.run()
@@ -147,24 +165,30 @@ def test_other_numbers_of_ranks_read_the_checkpoint(tmp_path: Path, plan: Plan, 
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("boundary", ["taken", "trained", "applied", "written"])
+@pytest.mark.parametrize(
+    ("ranks", "rank", "boundary"),
+    [
+        *((2, rank, boundary) for rank in (0, 1) for boundary in ("taken", "trained", "applied", "written")),
+        (4, 2, "trained"),
+    ],
+)
 def test_rank_that_dies_ends_the_others_and_no_step_is_lost(
-    tmp_path: Path, plan: Plan, undisturbed: Path, rank: int, boundary: str
+    tmp_path: Path, plan: Plan, undisturbed_of: Callable[[int], Path], ranks: int, rank: int, boundary: str
 ) -> None:
-    code, said, wrote = on_ranks(tmp_path, replace(plan, dies=(rank, boundary, 4)))
+    code, said, wrote = on_ranks(tmp_path, replace(plan, dies=(rank, boundary, 4)), ranks)
     assert code != 0
     assert "Signal 9 (SIGKILL)" in wrote
     assert said[rank] == {}
-    other = said[1 - rank]
-    assert other["error"] == "RetryableError"
-    assert f"rank {1 - rank} of 2 lost the connection to another rank" in other["text"]
-    assert "start all ranks again" in other["text"]
+    for number, other in enumerate(said):
+        if number != rank:
+            assert other["error"] == "RetryableError"
+            assert f"rank {number} of {ranks} lost the connection to another rank" in other["text"]
+            assert "start all ranks again" in other["text"]
     stored = checkpoints.newest(tmp_path / "checkpoints")
     assert stored is not None
     assert stored.position.step == (2 if boundary == "applied" else 4), "the newest that was whole before"
-    all_well(tmp_path, plan)
-    assert equal(last_version(tmp_path), last_version(undisturbed))
+    all_well(tmp_path, plan, ranks)
+    assert equal(last_version(tmp_path), last_version(undisturbed_of(ranks)))
     assert not list((tmp_path / "checkpoints").glob(".*")), "what a rank left unfinished is removed"
 
 
