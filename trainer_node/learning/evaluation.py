@@ -32,6 +32,7 @@ _LABEL: Final = b"p2pcast evaluation 1\0"
 class GroupClient(Protocol):
     def add_groups(self, groups: Sequence[Group]) -> int: ...
     def read_groups(self, groups: Sequence[bytes]) -> Sequence[Any]: ...
+    def stay(self, for_s: float) -> None: ...
 
 
 class Evaluation:
@@ -72,10 +73,26 @@ class Evaluation:
         )
         self._thread.start()
 
+    def keep_workers(self, live_s: float) -> None:
+        """Workers stay after the run's last step, whose version may be evaluated once it is live. ``live_s``: longest
+        time until then.
+        """
+        self._client.stay(live_s + self._hold_s + RECORD_S)
+
     def join(self) -> None:
-        """Wait for the record of the evaluation that runs: later the log is closed."""
+        """Wait for the record of the evaluation that runs: later the log is closed. Then workers may end."""
         if self._thread is not None:
             self._thread.join(max(0.0, self._until_s - time.monotonic()) + RECORD_S)
+        # The ledger may be gone by now, and a request waits until it is back.
+        last = threading.Thread(target=self._release_workers, name="p2pcast evaluations end", daemon=True)
+        last.start()
+        last.join(RECORD_S)
+
+    def _release_workers(self) -> None:
+        try:
+            self._client.stay(0.0)
+        except P2PCastError as error:
+            logger.warning("the ledger was not told that evaluations have ended: %s", error)
 
     def _run(self, version: Version) -> None:
         began_s = time.monotonic()

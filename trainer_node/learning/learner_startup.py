@@ -21,7 +21,7 @@ from p2pcast.tasks.task_loader import load_task
 from trainer_node.learning import warm_start as warm_starts
 from trainer_node.learning.evaluation import Evaluation
 from trainer_node.learning.exports import Exports
-from trainer_node.learning.learner import Cadence, Learner, publish_every
+from trainer_node.learning.learner import LIVE_END_S, Cadence, Learner, publish_every
 from trainer_node.learning.learner_config import LearnerConfig
 from trainer_node.learning.learner_model import LearnerModel
 from trainer_node.learning.learner_step import LearnerStep, StepOptions
@@ -130,6 +130,7 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
         learner.may_publish = lambda: not evaluation.busy
         learner.published = evaluation.published
         stack.callback(evaluation.join)
+        evaluation.keep_workers(LIVE_END_S)
     if task is not None and config.probe.prompts:
         learner.probe = _probing(config, model, task, ranks, client, log, stack)
     elif config.probe.prompts:

@@ -61,6 +61,7 @@ from trainer_node.ledger_server.prompt_choice import HookSource
 from trainer_node.ledger_server.prompt_feeder import CHECK_S, Feed, PromptFeeder
 from trainer_node.ledger_server.retried_work import RetriedWork
 from trainer_node.ledger_server.reward_replays import REPLAY_S, RewardReplays
+from trainer_node.ledger_server.run_end import RunEnd
 from trainer_node.ledger_server.summary_sender import SEND_S, SummarySender
 from trainer_node.ledger_server.version_follower import POLL_S, VersionFollower
 from trainer_node.scheduling.served_versions import EngineId, KnownEngine
@@ -153,7 +154,7 @@ class LedgerDaemon:
             documents,
             self._learn,
             self._known,
-            self.view.finished,
+            RunEnd(self.view.finished),
             events,
             self._times,
             self._probes,

@@ -54,6 +54,7 @@ from trainer_node.ledger_server.probes.probe_routes import ProbeRoutes
 from trainer_node.ledger_server.request_form import HASH_BYTES, ID_BYTES, Form, packed_form
 from trainer_node.ledger_server.reward_desk import RewardDesk, Turns
 from trainer_node.ledger_server.reward_replays import checked_reward, stated_reward
+from trainer_node.ledger_server.run_end import RunEnd
 from trainer_node.scheduling.served_versions import EngineId, KnownEngine, believed
 
 P = ParamSpec("P")
@@ -107,7 +108,7 @@ class LedgerRoutes:
         documents: dict[str, Callable[[], dict[str, Any]]],
         learn: Callable[[Collection[Version]], Awaitable[None]],
         known: Callable[[EngineId], KnownEngine | None],
-        finished: Callable[[], bool],
+        end: RunEnd,
         events: Events,
         times: LearnerTimes,
         probes: ProbeDesk,
@@ -115,8 +116,7 @@ class LedgerRoutes:
         trusting: bool = False,
     ) -> None:
         """``documents``: of GET /v1/NAME, for trainers. ``learn``: called before versions of results are judged.
-        ``known``: the hub's knowledge of an engine. ``finished``: whether the run has ended. ``trusting``: workers'
-        rewards count.
+        ``known``: the hub's knowledge of an engine. ``trusting``: workers' rewards count.
         """
         self._ledger, self._scorers, self._callers, self._queue = ledger, scorers, callers, queue
         self._trusting = trusting
@@ -127,7 +127,7 @@ class LedgerRoutes:
         self._transitions = Turns(THREADS, MOST_TRANSITIONS)
         self._heartbeats = heartbeats
         self._documents = documents
-        self._learn, self._known, self._finished = learn, known, finished
+        self._learn, self._known, self._end = learn, known, end
         self._events, self._times = events, times
         self._probes = ProbeRoutes(probes, self._form, self._prober, learn, events)
 
@@ -151,6 +151,7 @@ class LedgerRoutes:
             "audits/take": self._next_audit,
             "audits/report": self._audited,
             "workers/drain": self._drain,
+            "workers/stay": self._stay,
             **self._probes.of_trainers,
         }
         return [
@@ -275,7 +276,7 @@ class LedgerRoutes:
             return await self._call(self._ledger.lease, session, most, served, manifest, staged, known())
 
         def gone() -> bool:
-            return request.transport is None or request.transport.is_closing() or self._finished()
+            return request.transport is None or request.transport.is_closing() or self._end.over()
 
         kind = served, believed(served, staged, known()).served
         leases = await self._queue.ask(attempt, kind, wait_s, gone)
@@ -288,7 +289,7 @@ class LedgerRoutes:
             }
             for one in leases
         ]
-        return _packed_answer({"leases": rows, "finished": not rows and self._finished(), "retry_s": RETRY_S})
+        return _packed_answer({"leases": rows, "finished": not rows and self._end.over(), "retry_s": RETRY_S})
 
     async def _heartbeat(self, request: web.Request) -> web.StreamResponse:
         form = await self._form(request)
@@ -470,6 +471,10 @@ class LedgerRoutes:
         self._times.resumed()
         self._queue.changed()
         return web.json_response({"epoch": epoch})
+
+    async def _stay(self, request: web.Request) -> web.StreamResponse:
+        self._end.stay((await self._form(request)).number("for_s", 0.0, MAX_FOR_S))
+        return web.json_response({})
 
 
 async def _read(request: web.Request, most: int) -> bytes:

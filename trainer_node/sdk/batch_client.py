@@ -207,6 +207,12 @@ class BatchClient:
                 raise RemoteError("the ledger's answer to groups/read is malformed") from None
         return found
 
+    def stay(self, for_s: float) -> None:
+        """Workers stay for ``for_s`` seconds after the run's last step, at most a day, and play evaluations; 0: they
+        end with it.
+        """
+        self._ledger.post("workers/stay", {"for_s": for_s})
+
     def publish(self, version: Version, manifest: bytes) -> None:
         """State a version and the hash of its signed manifest, where the ledger follows no hub."""
         self._ledger.post("versions", {"version": str(version), "manifest": manifest.hex()})

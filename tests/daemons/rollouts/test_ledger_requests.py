@@ -128,6 +128,8 @@ async def stage(tmp_path: Path, up: Up) -> AsyncIterator[Stage]:
         ("/v1/versions", "worker", 403),
         ("/v1/workers/drain", None, 401),
         ("/v1/workers/drain", "worker", 403),
+        ("/v1/workers/stay", None, 401),
+        ("/v1/workers/stay", "worker", 403),
         ("/v1/lease", "trainer", 403),
         ("/v1/results", "trainer", 403),
     ],
@@ -247,6 +249,32 @@ async def test_a_malformed_order_to_drain_is_refused(stage: Stage, change: dict[
     status, answer = await stage.ask("/v1/workers/drain", {"name": "w", "for_s": 1.0} | change, "trainer")
     assert status == 400
     assert said in answer["error"]
+
+
+async def test_workers_play_an_evaluation_after_the_last_step(tmp_path: Path, up: Up) -> None:
+    config = config_of(tmp_path, last_step=0)
+    async with asyncio.timeout(END_S), up(config) as daemon, aiohttp.ClientSession() as http:
+        stage = Stage(daemon, tmp_path, http)
+        await stage.ask("/v1/learner/resume", {"branch": 0, "step": 0, "batches": []}, "trainer")
+        await stage.ask("/v1/versions", {"version": "0.0", "manifest": MANIFEST.hex()}, "trainer")
+        await daemon.view.renew()
+        assert daemon.view.finished()
+        asks = {"session": await stage.register("w"), "slots": 1, "served": "0.0", "manifest": MANIFEST.hex()}
+        assert await stage.ask("/v1/workers/stay", {"for_s": 600}, "trainer") == (200, {})
+        status, before = await stage.ask("/v1/lease", asks)
+        assert (status, before["leases"], before["finished"]) == (200, [], False)
+        waiting = asyncio.create_task(stage.ask("/v1/lease", asks | {"wait_s": 30.0}))
+        task = Parity()
+        group = Group(
+            id=bytes(16), size=1, purpose="evaluate", task=task.name, task_hash=task.hash, prompt=b"\x03", seed=0,
+            temperature=0.0, max_tokens=4, pinned=ZERO,
+        )  # fmt: skip
+        packed = msgpack.packb({"groups": [group.to_bytes()]})
+        assert await stage.ask("/v1/groups", packed, "trainer") == (200, {"added": 1})
+        [lease] = (await waiting)[1]["leases"]
+        assert Job.from_bytes(lease["job"]).purpose == "evaluate"
+        assert await stage.ask("/v1/workers/stay", {"for_s": 0}, "trainer") == (200, {})
+        assert (await stage.ask("/v1/lease", asks))[1]["finished"]
 
 
 async def events_of(stage: Stage, *kinds: str) -> list[tuple[str, dict[str, Any]]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from p2pcast.rollouts.job import Group
 from p2pcast.tasks.sums import Sums
 from p2pcast.version import Version
-from trainer_node.learning.evaluation import CHECK_S, Evaluation
+from trainer_node.learning.evaluation import CHECK_S, RECORD_S, Evaluation
 from trainer_node.sdk.batch_client import GroupReport
 
 VERSION = Version(1, 4)
@@ -21,10 +21,14 @@ class Answers:
 
     answered: int
     groups: list[Group] = field(default_factory=list)
+    stays_s: list[float] = field(default_factory=list)
 
     def add_groups(self, groups: Sequence[Group]) -> int:
         self.groups += groups
         return len(groups)
+
+    def stay(self, for_s: float) -> None:
+        self.stays_s.append(for_s)
 
     def read_groups(self, groups: Sequence[bytes]) -> list[GroupReport]:
         return [
@@ -62,3 +66,11 @@ def test_evaluation_that_no_engine_plays_is_recorded_before_the_learner_ends() -
     assert (line["problems"], line["answered"], line["reward"]) == (PROBLEMS, 3, 1.0)
     (line,) = evaluated(Answers(0), 1.5 * CHECK_S)
     assert (line["answered"], line["reward"]) == (0, None)
+
+
+def test_workers_stay_for_the_evaluation_of_the_last_step() -> None:
+    client = Answers(PROBLEMS)
+    evaluation = Evaluation(client, Sums(held_out=10), [].append, every=2, problems=1, hold_s=5.0, seed=0)
+    evaluation.keep_workers(30.0)
+    evaluation.join()
+    assert client.stays_s == [30.0 + 5.0 + RECORD_S, 0.0]
