@@ -335,7 +335,11 @@ async def opened(config: LedgerConfig) -> AsyncIterator[LedgerDaemon]:
     tasks = Tasks(events)
     with state_lock(config.state), tasks.watching():
         store = Store(config.state, config.database)
-        ledger = Ledger(store, config.policy, shared_commits=True)
+        try:
+            ledger = Ledger(store, config.policy, shared_commits=True)
+        except BaseException:
+            store.close()
+            raise
         try:
             source = config.certificate
             certificate = (
