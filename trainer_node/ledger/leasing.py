@@ -74,6 +74,12 @@ _OVER = (
     .where(db.leases.c.state == "held", db.leases.c.expires_s < bindparam("now_s"))
     .with_for_update(skip_locked=True, of=db.leases)
 )
+_SEEN = (
+    update(db.workers)
+    .where(db.workers.c.session.in_(bindparam("sessions", expanding=True)))
+    .values(seen_s=bindparam("now_s"))
+    .returning(db.workers.c.id, db.workers.c.session)
+)
 _BEATEN = (
     select(db.leases, db.jobs.c.group_id, db.jobs.c.purpose)
     .join(db.jobs, db.jobs.c.id == db.leases.c.job_id)
@@ -275,9 +281,8 @@ def heartbeats(
     if sum(len(beat.tokens) for beat in beats) > MAX_BEATEN:
         raise UsageError(f"more than {MAX_BEATEN} leases in heartbeats")
     expire(conn, now, rates)
-    known = select(db.workers.c.id, db.workers.c.session).where(db.workers.c.session.in_([b.session for b in beats]))
-    workers = {bytes(row.session): bytes(row.id) for row in conn.execute(known)}
-    conn.execute(update(db.workers).where(db.workers.c.id.in_(list(workers.values()))).values(seen_s=now.now_s))
+    seen = conn.execute(_SEEN, {"sessions": [beat.session for beat in beats], "now_s": now.now_s})
+    workers = {bytes(row.session): bytes(row.id) for row in seen}
     sampled: dict[bytes, int] = {}
     for beat in beats:
         if beat.session in workers:

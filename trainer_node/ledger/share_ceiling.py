@@ -8,9 +8,10 @@ never which results count.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, func, select
+from sqlalchemy import Connection, Row, bindparam, func, select
 
 from p2pcast.version import Version
 from trainer_node.ledger.database import ledger_schema as db
@@ -42,18 +43,37 @@ def within_share(
     return allowed
 
 
+_RECENT = select(db.workers.c.id, db.workers.c.slots, db.workers.c.served_branch, db.workers.c.served_step).where(
+    db.workers.c.seen_s > bindparam("since_s"),
+    db.workers.c.task_hash == bindparam("task_hash"),
+    db.workers.c.blamed < MAX_BLAMED,
+    db.workers.c.served_step.is_not(None),
+)
+_LEASES = select(db.leases.c.worker_id, func.count()).group_by(db.leases.c.worker_id)
+_LEASES_OF_BATCH = _LEASES.where(db.leases.c.epoch == bindparam("epoch"), db.leases.c.step == bindparam("step"))
+_HELD_LEASES = _LEASES.where(db.leases.c.state == "held")
+_LIVE_GROUPS = (
+    select(db.groups.c.state, func.count(), func.max(db.groups.c.size))
+    .where(
+        db.groups.c.purpose == "train",
+        db.groups.c.task_hash == bindparam("task_hash"),
+        db.groups.c.state.in_(("open", "waiting")),
+    )
+    .group_by(db.groups.c.state)
+)
+_OPEN_JOBS = (
+    select(func.count())
+    .select_from(db.jobs)
+    .where(db.jobs.c.state == "open", db.jobs.c.purpose == "train", db.jobs.c.task_hash == bindparam("task_hash"))
+)
+
+
 def _standing(conn: Connection, now: Present, policy: Policy, rates: WorkerRates, asker: Row[Any]) -> Standing:
     """Shares and loads of the workers of the asker's task. Workers that may not take part have no share."""
-    wanted = (db.workers.c.served_branch, db.workers.c.served_step)
-    recent = select(db.workers.c.id, db.workers.c.slots, *wanted).where(
-        db.workers.c.seen_s > now.now_s - SEEN_S,
-        db.workers.c.task_hash == asker.task_hash,
-        db.workers.c.blamed < MAX_BLAMED,
-        db.workers.c.served_step.is_not(None),
-    )
-    peers = {bytes(row.id): (row.slots, Version(row.served_branch, row.served_step)) for row in conn.execute(recent)}
-    begun = (db.leases.c.epoch == now.epoch) & (db.leases.c.step == now.step)
-    in_batch, held = _leases_by_worker(conn, begun), _leases_by_worker(conn, db.leases.c.state == "held")
+    recent = conn.execute(_RECENT, {"since_s": now.now_s - SEEN_S, "task_hash": asker.task_hash})
+    peers = {bytes(row.id): (row.slots, Version(row.served_branch, row.served_step)) for row in recent}
+    in_batch = _by_worker(conn.execute(_LEASES_OF_BATCH, {"epoch": now.epoch, "step": now.step}))
+    held = _by_worker(conn.execute(_HELD_LEASES))
     size, jobs = _jobs_to_lease(conn, now, policy, asker.task_hash, {served for _, served in peers.values()})
     able, loads = [], {}
     newest = now.newest_live(2)
@@ -81,17 +101,11 @@ def _jobs_to_lease(
     conn: Connection, now: Present, policy: Policy, task_hash: bytes, served: set[Version]
 ) -> tuple[int, dict[Version, int]]:
     """The size of the largest group, and how many jobs an engine of each version could be given."""
-    mine = (db.groups.c.purpose == "train") & (db.groups.c.task_hash == task_hash)
-    live = select(db.groups.c.state, func.count(), func.max(db.groups.c.size))
-    live = live.where(mine, db.groups.c.state.in_(("open", "waiting"))).group_by(db.groups.c.state)
-    groups = {state: (count, size) for state, count, size in conn.execute(live)}
+    live = conn.execute(_LIVE_GROUPS, {"task_hash": task_hash})
+    groups = {row.state: (int(row[1]), int(row[2])) for row in live}
     size = max((size for _, size in groups.values()), default=1)
-    open_jobs = (
-        select(func.count())
-        .select_from(db.jobs)
-        .where(db.jobs.c.state == "open", db.jobs.c.purpose == "train", db.jobs.c.task_hash == task_hash)
-    )
-    count, opened, waiting = int(conn.scalar(open_jobs) or 0), ahead(conn), groups.get("waiting", (0, 0))[0]
+    count = int(conn.scalar(_OPEN_JOBS, {"task_hash": task_hash}) or 0)
+    opened, waiting = ahead(conn), groups.get("waiting", (0, 0))[0]
     jobs = {}
     for version in served:
         playable = plays_training(now, policy, version)
@@ -100,9 +114,8 @@ def _jobs_to_lease(
     return size, jobs
 
 
-def _leases_by_worker(conn: Connection, which: ColumnElement[bool]) -> dict[bytes, int]:
-    counted = select(db.leases.c.worker_id, func.count()).where(which).group_by(db.leases.c.worker_id)
-    return {bytes(worker): int(count) for worker, count in conn.execute(counted)}
+def _by_worker(rows: Iterable[Row[Any]]) -> dict[bytes, int]:
+    return {bytes(row[0]): int(row[1]) for row in rows}
 
 
 def count_publication(conn: Connection, now: Present, policy: Policy, rates: WorkerRates, version: Version) -> None:
