@@ -114,8 +114,8 @@ def _jobs_to_lease(
     return size, jobs
 
 
-def _by_worker(rows: Iterable[Row[Any]]) -> dict[bytes, int]:
-    return {bytes(row[0]): int(row[1]) for row in rows}
+def _by_worker(rows: Iterable[Any]) -> dict[bytes, int]:
+    return {bytes(worker): int(count) for worker, count in rows}
 
 
 def count_publication(conn: Connection, now: Present, policy: Policy, rates: WorkerRates, version: Version) -> None:
