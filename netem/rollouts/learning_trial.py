@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 
@@ -63,12 +63,28 @@ class TrialOptions:
             raise UsageError(f"a trial of {self} cannot be run: groups need two rollouts, and counts are positive")
 
 
+class Answer(NamedTuple):
+    """An answer to a held-out problem. ``tags``: of the task."""
+
+    reward: float
+    tags: tuple[tuple[str, str], ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """``rewards``: of each step, the mean over all rollouts played. ``held_out``: mean reward before and after."""
+    """``rewards``: of each step, the mean over all rollouts played. ``before``, ``after``: answers to the held-out
+    problems, in their order.
+    """
 
     rewards: tuple[float, ...]
-    held_out: tuple[float, float]
+    before: tuple[Answer, ...]
+    after: tuple[Answer, ...]
+
+    @property
+    def held_out(self) -> tuple[float, float]:
+        """Mean rewards before and after."""
+        before, after = (sum(one.reward for one in answers) / len(answers) for answers in (self.before, self.after))
+        return before, after
 
     def rise(self, steps: int = 10) -> float:
         """Mean reward of the last ``steps`` steps above that of the first ones."""
@@ -116,7 +132,7 @@ def run_trial(config: LearnerConfig, task: TrialTask, options: TrialOptions) -> 
             )
             step_of.train(rows, step, lambda: None)
         engine.publish(weights, step + 1)
-    return Trial(tuple(rewards), (before, _held_out(model, task, options, seed)))
+    return Trial(tuple(rewards), before, _held_out(model, task, options, seed))
 
 
 class _Engine:
@@ -161,7 +177,8 @@ def _played(
     return groups
 
 
-def _held_out(model: LearnerModel, task: TrialTask, options: TrialOptions, seed: int) -> float:
+def _held_out(model: LearnerModel, task: TrialTask, options: TrialOptions, seed: int) -> tuple[Answer, ...]:
     problems = islice(task.evaluation_jobs(HELD_OUT_SEED), options.problems)
     groups = sampled_groups(model.module, task, problems, size=1, seed=seed)
-    return sum(group.rollouts[0].reward for group in groups) / len(groups)
+    answers = (group.rollouts[0] for group in groups)
+    return tuple(Answer(one.reward, tuple(one.result.tags or ())) for one in answers)

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from netem.rl_demo import staleness_trials
 from netem.rl_demo.rl_participants import RlOptions
 from netem.rl_demo.staleness_trials import LAST, difference
-from netem.rollouts.learning_trial import Trial
+from netem.rollouts.learning_trial import Answer, Trial
 
 
 def test_interval_of_the_mean_difference_is_students() -> None:
@@ -24,7 +24,9 @@ def test_interval_of_the_mean_difference_is_students() -> None:
 
 def test_lags_are_compared_in_pairs_of_one_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def known_trial(folder: Path, options: RlOptions, seed: int, *, lag: int) -> Trial:
-        return Trial(tuple([0.0] * (options.steps - LAST) + [0.1 * seed + 0.01 * lag] * LAST), (0.0, 0.5))
+        return Trial(
+            tuple([0.0] * (options.steps - LAST) + [0.1 * seed + 0.01 * lag] * LAST), (Answer(0.0),), (Answer(0.5),)
+        )
 
     monkeypatch.setattr(staleness_trials, "trial", known_trial)
     files = ["--plot", str(tmp_path / "plot.png"), "--output", str(tmp_path / "rows.json")]

@@ -64,7 +64,7 @@ def test_rollouts_have_the_stated_age(model: Path, lag: int, monkeypatch: pytest
 
 
 def test_rise_compares_both_ends() -> None:
-    assert Trial((0.1, 0.1, 0.5, 0.4, 0.4), (0.0, 0.0)).rise(2) == pytest.approx(0.3)
+    assert Trial((0.1, 0.1, 0.5, 0.4, 0.4), (), ()).rise(2) == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize("options", [{"steps": 0}, {"steps": 1, "size": 1}, {"steps": 1, "lag": -1}])
