@@ -176,7 +176,7 @@ LOCAL = [
         "rollout_node/installers/step_folders.py",
         "            self._mode = private_folders.check_shared(self.folder)",
         "            self._mode = 0o755",
-        "tests/rollout_node/installers/test_installers.py::test_installed_files_take_the_access_rights_of_their_folder",
+        "tests/rollout_node/installers/test_checkpoint_folder.py::test_installed_files_take_the_access_rights_of_their_folder",
     ),
     Mutation(
         COMMANDS,

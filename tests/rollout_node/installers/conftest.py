@@ -1,13 +1,16 @@
-"""A played vLLM server for installers."""
+"""A played vLLM server for installers, and a shadow."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 from aiohttp import web
+from held_weights import LAYOUT
 from installer_host import Host, broken_invariants
+
+from p2pcast.state.shadow import Shadow
 
 
 @pytest.fixture
@@ -26,3 +29,9 @@ async def host(tmp_path: Path) -> AsyncIterator[Host]:
     await runner.cleanup()
     for installer in found.installers:
         assert broken_invariants(installer._state) == []
+
+
+@pytest.fixture
+def shadow(tmp_path: Path) -> Iterator[Shadow]:
+    with Shadow.create(tmp_path / "shadow", LAYOUT) as shadow:
+        yield shadow
