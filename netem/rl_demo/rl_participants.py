@@ -59,7 +59,7 @@ keep = 10000
 @dataclass(frozen=True, slots=True)
 class RlOptions:
     """``steps``: with the ordinary learning rate, then ``quiet_steps`` with ``quiet_lr``, at which few words change.
-    ``sft``: supervised steps before the first rollout.
+    ``sft``: supervised steps before the first rollout. ``seed``: of the first model and of the learner.
     """
 
     folder: Path
@@ -75,6 +75,7 @@ class RlOptions:
     lr_warmup_steps: int = 10
     quiet_lr: float = 1e-6
     seed: int = 0
+    prompts_seed: int = 0
     keep: bool = False
 
     @property
@@ -132,6 +133,7 @@ class RlParticipants(Programs):
         command += ["--state", self._work.state(LEDGER), "--hub-http", hub_url.removeprefix("http://")]
         command += ["--last-step", str(options.last_step), "--staleness", str(options.staleness)]
         command += ["--batch-groups", str(options.groups), "--group-size", str(options.group_size)]
+        command += ["--seed", str(options.prompts_seed)]
         return self._processes.start(LEDGER, command, environment=FEW_THREADS)
 
     def worker(self, name: str, ledger_url: str, peer_url: str) -> Child:

@@ -16,7 +16,7 @@ from p2pcast.errors import EXIT_FAILED, UsageError
 
 BROADCAST = ("versions", "pace", "no_vllm")
 """Parameters of the broadcast's demo alone."""
-RUN = ("steps",)
+RUN = ("steps", "seed")
 
 
 @click.command()
@@ -24,6 +24,9 @@ RUN = ("steps",)
 @click.option("--broadcast", is_flag=True, help="Demo of the broadcast alone: a trainer's versions, peers and a vLLM.")
 @click.option(
     "--steps", type=click.IntRange(20), default=60, help="Number of learner steps whose rewards are compared."
+)
+@click.option(
+    "--seed", type=click.IntRange(0, (1 << 63) - 1), default=0, help="Seed of the prompts; the first model is the same."
 )
 @click.option("--peers", type=click.IntRange(3), help="Number of peers.  [default: 4; 5 with --broadcast]")
 @click.option(
@@ -49,6 +52,7 @@ def demo(
     folder: Path,
     broadcast: bool,
     steps: int,
+    seed: int,
     peers: int | None,
     versions: int,
     pace: float,
@@ -87,7 +91,8 @@ def demo(
 
     view = RlView()
     whole = Board(console, view)
-    _show(rl_demo(RlOptions(folder, steps=steps, peers=peers or 4, keep=keep), whole, view), whole, as_json=as_json)
+    options = RlOptions(folder, steps=steps, peers=peers or 4, prompts_seed=seed, keep=keep)
+    _show(rl_demo(options, whole, view), whole, as_json=as_json)
 
 
 def _show(result: dict[str, Any], board: Any, *, as_json: bool) -> None:

@@ -30,6 +30,7 @@ def task() -> None:
 )
 @click.option("--jobs", type=click.IntRange(1, 10_000), default=3, help="Number of jobs to play.")
 @click.option("--seed", type=click.IntRange(0), default=0, help="Seed of the prompts and of the samples.")
+@click.option("--held-out", is_flag=True, help="Held-out problems, as evaluations play them, instead of the others.")
 @click.option("--temperature", type=click.FloatRange(0.0, 100.0), default=1.0, help="Temperature of sampling.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Most sampled tokens of a play.  [default: the task's]")
 @documented
@@ -38,6 +39,7 @@ def try_task(
     engine: str,
     jobs: int,
     seed: int,
+    held_out: bool,
     temperature: float,
     max_tokens: int | None,
     as_json: bool,
@@ -53,21 +55,27 @@ def try_task(
     Examples:
       p2pcast task try sums --engine http://127.0.0.1:8000
       p2pcast task try math,questions=problems.jsonl --engine http://127.0.0.1:8000
+      p2pcast task try sums,held_out=10 --held-out --jobs 500 --temperature 0 --engine http://127.0.0.1:8000
     """
     from p2pcast.cli.rollout_commands.work_command import http_url
+    from p2pcast.tasks.task import evaluation_jobs_of
     from p2pcast.tasks.task_loader import load_task, missing_settings
 
     engine = http_url(engine, "--engine")
     if "tokenizer" in missing_settings(name, Path.cwd()):
         name += f",tokenizer={event_loop.run(_model_of(engine))}"
     found = load_task(name, Path.cwd())
+    prompts = evaluation_jobs_of(found, seed) if held_out else found.jobs(seed)
     chosen = [_job(found, prompt.prompt, number, seed, temperature, max_tokens or prompt.max_tokens)
-              for number, prompt in enumerate(islice(found.jobs(seed), jobs))]  # fmt: skip
+              for number, prompt in enumerate(islice(prompts, jobs))]  # fmt: skip
     plays = event_loop.run(_played(found, name, chosen, engine))
-    document = {"task": found.name, "hash": found.hash.hex(), "plays": plays}
+    mean = sum(play["reward"] for play in plays) / len(plays) if plays else None
+    document = {"task": found.name, "hash": found.hash.hex(), "mean_reward": mean, "plays": plays}
     if not written(document, output, as_json=as_json):
         for number, play in enumerate(plays):
             _show(number, play, found)
+        if mean is not None:
+            click.echo(f"{len(plays)} plays, mean reward {mean:.4g}")
 
 
 def _job(task: Task, prompt: bytes, number: int, seed: int, temperature: float, max_tokens: int) -> Job:

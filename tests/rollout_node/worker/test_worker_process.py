@@ -227,6 +227,15 @@ async def test_task_try_prints_tokens_with_their_mask_and_rewards(engine: FakeEn
     out, _ = await process.communicate()
     assert b"<begin>" in out
     assert b"reward 0" in out
+    assert b"1 plays, mean reward 0" in out
+    held_out = Sums(held_out=10)
+    words = ["sums,held_out=10", "--held-out", "--engine", engine.url, "--jobs", "4", "--json"]
+    process = await command("task", "try", *words)
+    out, said = await process.communicate()
+    assert process.returncode == 0, said
+    document = json.loads(out)
+    assert document["mean_reward"] == 0
+    assert all(held_out.held_out(play["prompt"].encode()) for play in document["plays"])
 
 
 async def until_leased(ledger: MemoryLedger, engine: FakeEngine) -> None:
