@@ -113,7 +113,7 @@ def run_trial(config: LearnerConfig, task: TrialTask, options: TrialOptions) -> 
     seed = config.train.seed if options.seed is None else options.seed
     prompts = task.jobs(seed)
     engine = _Engine(LearnerModel(config.model.path, ALONE, compute=config.model.compute), options.lag)
-    engine.publish(weights, 0)
+    engine.publish(model, 0)
     before = _held_out(model, task, options, seed)
     rewards = []
     for step in range(options.steps):
@@ -131,7 +131,7 @@ def run_trial(config: LearnerConfig, task: TrialTask, options: TrialOptions) -> 
                 vocabulary=model.vocabulary,
             )
             step_of.train(rows, step, lambda: None)
-        engine.publish(weights, step + 1)
+        engine.publish(model, step + 1)
     return Trial(tuple(rewards), before, _held_out(model, task, options, seed))
 
 
@@ -148,13 +148,13 @@ class _Engine:
     def module(self) -> Any:
         return self._model.module
 
-    def publish(self, weights: TrainedWeights, step: int) -> None:
-        """Serve the oldest version within the lag, now that the weights are those after ``step``."""
-        self._versions.append((step, {name: one.detach().clone() for name, one in weights.working_copy()}))
+    def publish(self, model: LearnerModel, step: int) -> None:
+        """Serve the oldest version within the lag, now that the model is that after ``step``."""
+        self._versions.append((step, {name: one.detach().clone() for name, one in model.working_copy()}))
         self.step, words = self._versions[0]
         with torch.no_grad():
-            for name, parameter in self._model.parameters.items():
-                parameter.copy_(words[name])
+            for name, tensor in self._model.working_copy():
+                tensor.copy_(words[name])
 
 
 def _played(

@@ -57,8 +57,8 @@ class Exports:
     def write(self, epoch: int, step: int) -> Export:
         """Raises LocalError on every rank if the folder cannot be written; then it has not appeared."""
         final = self._folder / f"{epoch:06d}-{step:09d}"
-        tensors = {name: parameter.detach() for name, parameter in self._model.parameters.items()}
-        published = self._model.published
+        tensors = {name: tensor.detach() for name, tensor in self._model.stored.items()}
+        published = self._model.stored_dtypes
         layout = Layout(Tensor(name, DTYPES[published[name]], tuple(t.shape)) for name, t in tensors.items())
         whole = _Whole(layout, tensors, published)
         error: str | None = None

@@ -1,7 +1,7 @@
 """The model that a learner trains: a Hugging Face causal LM, whole in one process or sharded over ranks (FSDP2).
 
-Promises: names, shapes and published dtypes are those of the folder. Log-probabilities come from the words that are
-published. One rank and several compute the same, up to the order of sums.
+Promises: names, shapes and dtypes of what is published are those of the folder. Log-probabilities come from the words
+that are published. One rank and several compute the same, up to the order of sums.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.errors import UsageError
 from trainer_node.learning.objective.micro_batches import MicroBatch
 from trainer_node.learning.objective.token_scores import TokenScores, scores_of_hidden, scores_of_logits
-from trainer_node.learning.sharded_loading import loading, require, sharded
+from trainer_node.learning.sharded_loading import loading, sharded
+from trainer_node.learning.stored_tensors import blocks, check
 from trainer_node.learning.trainer_ranks import TrainerRanks
 from trainer_node.sdk.tensors import TORCH_DTYPES
 
@@ -32,7 +33,7 @@ class LearnerModel:
     """``compute``: dtype of forward and backward passes. ``published``: as the folder's; ``float32``: the published
     words, computed with in fp32, for processors that are slow or inexact in bf16.
 
-    Raises LocalError for a folder that transformers cannot load.
+    Raises LocalError for a folder that transformers cannot load, UsageError for a model that cannot be published.
     """
 
     def __init__(
@@ -50,8 +51,14 @@ class LearnerModel:
             self.module.gradient_checkpointing_enable()
         self._head = _ScoringHead.of(self.module)
         self.parameters = dict(self.module.named_parameters())
-        self.published = {name: stored.get(name, p.dtype) for name, p in self.parameters.items()}
-        require(checkpoint, self.parameters)
+        fused = blocks(self.module, stored.keys())
+        views = {name: block.of(self.parameters[block.parameter]) for name, block in fused.items()}
+        check(checkpoint, views)
+        self.stored = {name: p for name, p in self.parameters.items() if name in stored} | views
+        """Parameters, and blocks of parameters, under the names of the folder."""
+        self.stored_dtypes = {name: stored[name] for name in self.stored}
+        owners = {name: block.parameter for name, block in fused.items()}
+        self.published = {owners.get(name, name): dtype for name, dtype in self.stored_dtypes.items()}
 
     @property
     def elements(self) -> int:
@@ -60,6 +67,10 @@ class LearnerModel:
     @property
     def vocabulary(self) -> int:
         return int(self.module.config.vocab_size)
+
+    def working_copy(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The words that are published, under the names of the folder."""
+        yield from self.stored.items()
 
     def freeze(self) -> None:
         """For a reference model."""

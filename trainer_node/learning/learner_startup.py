@@ -96,7 +96,7 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
     )
     publications = Publications(
         publisher,
-        weights.working_copy,
+        model.working_copy,
         publish_every(config.train.publish_every, facts.staleness),
         live_share=config.watch.live_share,
         live_limit_s=config.watch.live_limit,

@@ -7,7 +7,7 @@ embeddings, are computed by transformers' own initialisation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,13 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.errors import LocalError, P2PCastError, UsageError
+from trainer_node.learning.stored_tensors import blocks
 from trainer_node.learning.trainer_ranks import TrainerRanks
 
 
 def sharded(checkpoint: Checkpoint, dtype: torch.dtype, ranks: TrainerRanks) -> Any:
     """The model in training mode, with parameters of ``dtype``. All ranks call. Raises LocalError for a folder that
-    transformers cannot load, UsageError for a folder without a tensor that its model trains.
+    transformers cannot load, UsageError for a model that cannot be published, or by one rank alone.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -33,21 +34,17 @@ def sharded(checkpoint: Checkpoint, dtype: torch.dtype, ranks: TrainerRanks) -> 
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
         with torch.device("meta"):
             module = AutoModelForCausalLM.from_config(config, dtype=dtype).train()
-        require(checkpoint, dict(module.named_parameters()))
+        held = [tensor.name for tensor in checkpoint.layout().tensors]
+        if fused := blocks(module, held):
+            raise UsageError(
+                f"{folder}: {len(fused)} tensors, such as {next(iter(fused))!r}, are rows of fused parameters, which"
+                " only one rank can train: start the learner without torchrun"
+            )
         with _Stored(checkpoint) as stored:
             _make_buffers(module, stored, ranks.device)
             _shard(module, ranks.mesh)
             _fill(module, stored, ranks.device)
     return module
-
-
-def require(checkpoint: Checkpoint, names: Iterable[str]) -> None:
-    """Raises UsageError if the folder lacks one of these tensors."""
-    held = {tensor.name for tensor in checkpoint.layout().tensors}
-    if missing := sorted(name for name in names if name not in held):
-        raise UsageError(
-            f"{checkpoint.folder} has no tensor {missing[0]!r}, which its model trains: save the model with its head"
-        )
 
 
 @contextmanager

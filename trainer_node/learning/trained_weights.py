@@ -10,7 +10,7 @@ those of an engine by numerics alone (docs/design/learner.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -155,10 +155,6 @@ class TrainedWeights:
                 kind, name = _split(key)
                 self._optimizer.state[self._trained[name]][kind] = value
         self._publish_masters()
-
-    def working_copy(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The words that are published."""
-        yield from self._parameters.items()
 
 
 def _split(key: str) -> tuple[str, str]:

@@ -67,7 +67,7 @@ def warm(plan: Plan, ranks: TrainerRanks) -> tuple[list[float], dict[str, torch.
     weights = TrainedWeights(model.parameters, model.published, options.optimizer())
     demonstrations = SUMS.demonstrations(seed=1)
     losses = warm_start(model.logprobs, weights, demonstrations, options, vocabulary=model.vocabulary, ranks=ranks)
-    return losses, {name: stage.whole(tensor) for name, tensor in weights.working_copy()}
+    return losses, {name: stage.whole(tensor) for name, tensor in model.working_copy()}
 
 
 def load(plan: Plan, folder: Path, ranks: TrainerRanks) -> dict[str, Any]:

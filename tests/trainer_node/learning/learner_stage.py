@@ -165,7 +165,7 @@ def learner(
         ledger=ledger,
         step_of=LearnerStep(model, weights, StepOptions(LossOptions(), 512), ranks),
         weights=weights,
-        publications=NoLive(hub, weights.working_copy, every, live_share=0.9, live_limit_s=1.0),
+        publications=NoLive(hub, model.working_copy, every, live_share=0.9, live_limit_s=1.0),
         ranks=ranks,
         folder=folder,
         cadence=Cadence(EVERY, 2),

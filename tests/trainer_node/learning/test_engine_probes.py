@@ -121,7 +121,7 @@ def versions(folder: Path, played: list[RolloutBatch]) -> tuple[list[Words], lis
     words: list[Words] = []
     scores: list[np.ndarray] = []
     for step in range(ROUNDS * STEPS + 1):
-        words.append({name: tensor.detach().clone() for name, tensor in weights.working_copy()})
+        words.append({name: tensor.detach().clone() for name, tensor in model.working_copy()})
         scores.append(learner_scores(model, found, 512, "packed"))
         rows = rows_of(
             played[step % STEPS], kind="grpo", eps=1e-4, overlong="keep", step=step, staleness=1000,
@@ -185,7 +185,7 @@ def probed_learner(
 
     def probe(step: int, branch: int) -> None:
         with torch.no_grad():
-            for name, tensor in run.weights.working_copy():
+            for name, tensor in run.publications._weights():
                 scoring.parameters[name].copy_(tensor)
         watched.probes.published(step, branch, learner_scores(scoring, watched.probe_set, 512, "packed"))
 

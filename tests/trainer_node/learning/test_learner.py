@@ -277,6 +277,6 @@ def test_a_learner_that_another_has_replaced_ends(
 def test_first_version_is_that_of_the_folder(tmp_path: Path, model_folder: Path, played: list[RolloutBatch]) -> None:
     hub = MemoryHub()
     run = learner(tmp_path, model_folder, MemoryLedger(played), hub)
-    before = {name: tensor.detach().clone() for name, tensor in run.weights.working_copy()}
+    before = {name: tensor.detach().clone() for name, tensor in run.publications._weights()}
     run.run()
     assert all(torch.equal(before[name].cpu(), hub.versions[Version(1, 0)][name]) for name in before)

@@ -1,0 +1,128 @@
+"""Models whose folders hold other tensors than transformers computes with: experts."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from netem.demo.processes import Processes
+from p2pcast.checkpoint.folder import Checkpoint
+from p2pcast.errors import LocalError, UsageError
+from tests.trainer_node.sdk.conftest import Run
+from trainer_node import Publisher
+from trainer_node.learning.exports import Exports
+from trainer_node.learning.learner_model import LearnerModel
+from trainer_node.learning.stored_tensors import check
+from trainer_node.learning.trained_weights import OptimizerOptions, TrainedWeights
+from trainer_node.learning.trainer_ranks import TrainerRanks
+
+ALONE = TrainerRanks(0, 1, torch.device("cpu"))
+EXPERTS, INNER, HIDDEN = 4, 16, 32
+COMMON = {
+    "vocab_size": 40, "hidden_size": HIDDEN, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "num_experts_per_tok": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def qwen() -> Any:
+    config = Qwen3MoeConfig(
+        **COMMON, intermediate_size=48, moe_intermediate_size=INNER, head_dim=16, num_experts=EXPERTS,
+        decoder_sparse_step=2,
+    )  # fmt: skip
+    return Qwen3MoeForCausalLM(config)
+
+
+def mixtral() -> Any:
+    return MixtralForCausalLM(MixtralConfig(**COMMON, intermediate_size=INNER, num_local_experts=EXPERTS))
+
+
+def folder_of(made: Any, folder: Path) -> Path:
+    made.to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+def step(model: LearnerModel, weights: TrainedWeights) -> None:
+    ids = torch.arange(3, 19)[None]
+    logprobs = model.module(input_ids=ids, use_cache=False).logits[0, :-1].log_softmax(-1)
+    (-logprobs.gather(1, ids[0, 1:, None]).mean()).backward()
+    weights.collect_gradients()
+    weights.update(0)
+
+
+@pytest.fixture(params=[qwen, mixtral])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    torch.manual_seed(1)
+    return folder_of(request.param(), tmp_path / "model")
+
+
+@pytest.mark.parametrize("compute", ["published", "float32"])
+def test_published_experts_have_names_and_words_of_the_folder(folder: Path, compute: Any) -> None:
+    model = LearnerModel(folder, ALONE, compute=compute)
+    held = load_file(folder / "model.safetensors")
+    stored = dict(model.working_copy())
+    assert stored.keys() == held.keys()
+    assert len(model.parameters) < len(stored)
+    for name, words in held.items():
+        assert torch.equal(stored[name].detach().to(words.dtype), words), name
+        assert model.stored_dtypes[name] == words.dtype
+
+
+def test_exported_experts_load_as_the_trained_model(folder: Path, tmp_path: Path) -> None:
+    model = LearnerModel(folder, ALONE, compute="float32")
+    weights = TrainedWeights(model.parameters, model.published, OptimizerOptions(lr=1e-2))
+    before = {name: tensor.detach().clone() for name, tensor in model.working_copy()}
+    step(model, weights)
+    changed = [name for name, tensor in model.working_copy() if not torch.equal(tensor.detach(), before[name])]
+    assert any(".experts." in name for name in changed)
+    exported = Exports(tmp_path / "exports", model, ALONE, every=1, keep=2).write(1, 1).folder
+    assert load_file(exported / "model.safetensors").keys() == before.keys()
+    fresh = AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)
+    for name, parameter in fresh.named_parameters():
+        assert torch.equal(parameter, model.parameters[name]), name
+
+
+def test_folder_without_an_expert_is_refused(folder: Path) -> None:
+    held = load_file(folder / "model.safetensors")
+    missing = next(name for name in held if ".experts.3." in name)
+    save_file({name: words for name, words in held.items() if name != missing}, folder / "model.safetensors")
+    with pytest.raises(LocalError, match="transformers cannot load"):
+        LearnerModel(folder, ALONE)
+
+
+def test_model_whose_words_are_not_the_folders_is_refused(folder: Path) -> None:
+    model, held = LearnerModel(folder, ALONE), Checkpoint.open(folder)
+    name, words = next((name, words) for name, words in model.working_copy() if ".experts." in name)
+    check(held, {name: words})
+    words[0, 0] += 1
+    with pytest.raises(UsageError, match=f"{name} has other words"):
+        check(held, {name: words})
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    with tempfile.TemporaryDirectory(prefix="p2pcast-test-", dir="/dev/shm") as tmpfs, Processes(logs) as processes:
+        yield Run(tmp_path, Path(tmpfs), processes)
+
+
+def test_peer_installs_trained_experts_bit_for_bit(run: Run, folder: Path) -> None:
+    run.hub_up(folder)
+    run.peer_up("peer")
+    model = LearnerModel(folder, ALONE, compute="float32")
+    weights = TrainedWeights(model.parameters, model.published, OptimizerOptions(lr=1e-2))
+    with Publisher(run.address, token_file=run.token, base=folder, plaintext=True) as publisher:
+        for number in (1, 2):
+            step(model, weights)
+            publisher.publish(number, model.working_copy()).wait_durable()
+            installed = run.installed(number)
+            assert installed.keys() == load_file(folder / "model.safetensors").keys()
+            for name, words in model.working_copy():
+                assert torch.equal(installed[name], words.detach().to(model.stored_dtypes[name])), name
