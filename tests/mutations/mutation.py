@@ -28,6 +28,7 @@ class Mutation:
 
 
 TLS = "tests/p2pcast/transport/test_tls.py::"
+TLS_STRANGERS = "tests/p2pcast/transport/test_tls_strangers.py::"
 LISTENER = "tests/p2pcast/transport/test_listener.py::"
 CERTIFIED = "tests/p2pcast/wire/test_certified.py::"
 LEDGER = "tests/p2pcast/trust/test_token_register.py::"
