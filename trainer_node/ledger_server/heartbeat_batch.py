@@ -14,6 +14,10 @@ MOST_LEASES = 128
 """Leases of the heartbeats of one transition, beyond those of its first heartbeat: a request for leases may wait for
 this transition.
 """
+AT_ONCE = 4
+"""Transitions at the same time: they share a commit. One at a time renews the leases of 16 workers of 8 slots a commit,
+which is less than a thousand workers need.
+"""
 
 
 class HeartbeatBatch:
@@ -37,7 +41,8 @@ class HeartbeatBatch:
                 await self._changed.wait()
             await asyncio.sleep(GATHER_S)
             while self._queued:
-                await self._settle(self._take())
+                batches = [self._take() for _ in range(AT_ONCE)]
+                await asyncio.gather(*(self._settle(batch) for batch in batches if batch))
 
     def _take(self) -> list[tuple[Beat, asyncio.Future[list[Held]]]]:
         taken: list[tuple[Beat, asyncio.Future[list[Held]]]] = []

@@ -11,7 +11,7 @@ from p2pcast.errors import LocalError
 from trainer_node.ledger.leasing import Beat, Held
 from trainer_node.ledger.ledger_rows import UnknownIdError
 from trainer_node.ledger_server import heartbeat_batch
-from trainer_node.ledger_server.heartbeat_batch import MOST_LEASES, HeartbeatBatch
+from trainer_node.ledger_server.heartbeat_batch import AT_ONCE, MOST_LEASES, HeartbeatBatch
 
 UNKNOWN = b"unknown"
 
@@ -79,6 +79,30 @@ async def test_a_transition_is_bounded_in_leases(batch: HeartbeatBatch, transiti
     sizes = {b"a": MOST_LEASES + 1, b"b": MOST_LEASES - 1, b"c": 1, b"d": 1}
     await asyncio.gather(*(batch.ask(session, leases(count)) for session, count in sizes.items()))
     assert transitions.sessions == [[b"a"], [b"b", b"c"], [b"d"]]
+
+
+async def test_a_few_transitions_run_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shared commit answers all of them; each alone would wait for a commit of its own."""
+    monkeypatch.setattr(heartbeat_batch, "GATHER_S", 1e-3)
+    begun, committed = [], asyncio.Event()
+
+    async def beat(beats: Sequence[Beat]) -> list[list[Held] | None]:
+        begun.append(beats[0].session)
+        await committed.wait()
+        return [[] for _ in beats]
+
+    found = HeartbeatBatch(beat)
+    running = asyncio.create_task(found.run())
+    asked = [asyncio.create_task(found.ask(bytes([n]), leases(MOST_LEASES))) for n in range(AT_ONCE + 1)]
+    while len(begun) < AT_ONCE:  # noqa: ASYNC110 - no event is set
+        await asyncio.sleep(1e-3)
+    await asyncio.sleep(0.01)
+    assert len(begun) == AT_ONCE
+    committed.set()
+    await asyncio.gather(*asked)
+    assert len(begun) == AT_ONCE + 1
+    running.cancel()
+    await asyncio.wait([running])
 
 
 async def test_a_caller_that_has_gone_delays_no_other(batch: HeartbeatBatch, transitions: Transitions) -> None:
