@@ -7,24 +7,23 @@ embeddings, are computed by transformers' own initialisation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor import DTensor, Shard
 
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.errors import LocalError, P2PCastError, UsageError
-from trainer_node.learning.stored_tensors import blocks
+from trainer_node.learning.stored_tensors import Block, blocks, local_part
 from trainer_node.learning.trainer_ranks import TrainerRanks
 
 
 def sharded(checkpoint: Checkpoint, dtype: torch.dtype, ranks: TrainerRanks) -> Any:
     """The model in training mode, with parameters of ``dtype``. All ranks call. Raises LocalError for a folder that
-    transformers cannot load, UsageError for a model that cannot be published, or by one rank alone.
+    transformers cannot load, UsageError for a model that cannot be published, or that the ranks do not divide.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -35,15 +34,11 @@ def sharded(checkpoint: Checkpoint, dtype: torch.dtype, ranks: TrainerRanks) -> 
         with torch.device("meta"):
             module = AutoModelForCausalLM.from_config(config, dtype=dtype).train()
         held = [tensor.name for tensor in checkpoint.layout().tensors]
-        if fused := blocks(module, held):
-            raise UsageError(
-                f"{folder}: {len(fused)} tensors, such as {next(iter(fused))!r}, are rows of fused parameters, which"
-                " only one rank can train: start the learner without torchrun"
-            )
+        fused = blocks(module, held)
         with _Stored(checkpoint) as stored:
             _make_buffers(module, stored, ranks.device)
-            _shard(module, ranks.mesh)
-            _fill(module, stored, ranks.device)
+            _shard(module, ranks.mesh, {block.parameter for block in fused.values()})
+            _fill(module, stored, fused, ranks.device)
     return module
 
 
@@ -84,14 +79,24 @@ def _computed(module: Any, part: Any, key: str, device: torch.device) -> torch.T
     return found[0]
 
 
-def _shard(module: Any, mesh: Any) -> None:
-    """FSDP2: each decoder layer is gathered while it computes."""
+def _shard(module: Any, mesh: Any, fused: Collection[str]) -> None:
+    """FSDP2: each decoder layer is gathered while it computes. ``fused``: parameters with several stored tensors, which
+    are sharded by their last dimension: each rank then has columns of each stored tensor. Raises UsageError for a last
+    dimension that the ranks do not divide.
+    """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
-    for layer in _layers(module):
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
-    fully_shard(module, mesh=mesh, mp_policy=policy)
+    by_columns, named = {}, dict(module.named_parameters())
+    for name, parameter in named.items():
+        if name in fused:
+            if parameter.shape[-1] % mesh.size():
+                raise UsageError(f"{mesh.size()} ranks do not divide the {parameter.shape[-1]} columns of {name}")
+            by_columns[id(parameter)] = Shard(parameter.dim() - 1)
+    for part in (*_layers(module), module):
+        fully_shard(
+            part, mesh=mesh, mp_policy=policy, shard_placement_fn=lambda parameter: by_columns.get(id(parameter))
+        )
 
 
 def _layers(module: Any) -> list[Any]:
@@ -100,18 +105,22 @@ def _layers(module: Any) -> list[Any]:
     return max((list(found) for found in lists), key=len, default=[])
 
 
-def _fill(module: Any, stored: _Stored, device: torch.device) -> None:
-    """Give each parameter its rows. FSDP takes replaced parameters over before the first forward pass."""
+def _fill(module: Any, stored: _Stored, fused: Mapping[str, Block], device: torch.device) -> None:
+    """Give each parameter its part. FSDP takes replaced parameters over before the first forward pass."""
     places: dict[int, list[tuple[Any, str]]] = {}
     for part in module.modules():
         for name, parameter in part._parameters.items():
             if parameter is not None:
                 places.setdefault(id(parameter), []).append((part, name))
     for name, parameter in list(module.named_parameters()):
-        shape, offset = compute_local_shape_and_global_offset(
-            parameter.shape, parameter.device_mesh, parameter.placements
-        )
-        rows = stored.rows(name, tuple(parameter.shape), offset[0], shape[0])
+        part = local_part(parameter)
+        if name in stored:
+            rows = stored.rows(name, tuple(parameter.shape), part[0])
+        else:
+            rows = torch.empty([one.stop - one.start for one in part], dtype=parameter.dtype)
+            for held, block in fused.items():
+                if block.parameter == name:
+                    block.view(rows).copy_(stored.columns(held, block.shape, part[-1]))
         local = DTensor.from_local(
             # Rows of a file are a map of it.
             rows.to(device, parameter.dtype, copy=True),
@@ -149,15 +158,23 @@ class _Stored:
         found: torch.Tensor = self._file(name).get_tensor(name)
         return found
 
-    def rows(self, name: str, shape: tuple[int, ...], first: int, count: int) -> torch.Tensor:
+    def rows(self, name: str, shape: tuple[int, ...], part: slice) -> torch.Tensor:
         """Raises LocalError for a tensor of another shape."""
+        # A rank beyond the last row has none.
+        first = min(part.start, shape[0])
+        rows: torch.Tensor = self._slice(name, shape)[first : first + part.stop - part.start]
+        return rows
+
+    def columns(self, name: str, shape: tuple[int, ...], part: slice) -> torch.Tensor:
+        """Of the last dimension. Raises LocalError for a tensor of another shape."""
+        columns: torch.Tensor = self._slice(name, shape)[(*[slice(None)] * (len(shape) - 1), part)]
+        return columns
+
+    def _slice(self, name: str, shape: tuple[int, ...]) -> Any:
         found = self._file(name).get_slice(name)
         if tuple(found.get_shape()) != shape:
             raise LocalError(f"{self._folder}: {name} has shape {found.get_shape()}, and its model {list(shape)}")
-        # A rank beyond the last row has none.
-        first = min(first, shape[0])
-        rows: torch.Tensor = found[first : first + count]
-        return rows
+        return found
 
     def _file(self, name: str) -> Any:
         from safetensors import safe_open

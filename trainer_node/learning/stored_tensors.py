@@ -16,6 +16,8 @@ from itertools import accumulate
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.errors import UsageError
@@ -33,10 +35,23 @@ class Block:
     shape: tuple[int, ...]
 
     def of(self, parameter: torch.Tensor) -> torch.Tensor:
-        """A view of the block."""
-        rows = parameter.detach()
-        rows = rows if rows.dim() < 2 else rows.flatten(0, -2)
-        return rows[self.first : self.first + self.count].view(self.shape)
+        """A view of the block. A parameter on several ranks is sharded by its last dimension, and so is the block."""
+        if not isinstance(parameter, DTensor):
+            return self.view(parameter.detach())
+        return DTensor.from_local(
+            self.view(parameter.detach().to_local()),
+            parameter.device_mesh,
+            [Shard(len(self.shape) - 1)],
+            run_check=False,
+            shape=torch.Size(self.shape),
+            stride=torch.empty(self.shape, device="meta").stride(),
+        )
+
+    def view(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Of a whole parameter, or of some columns of it."""
+        rows = parameter if parameter.dim() < 2 else parameter.flatten(0, -2)
+        last = () if parameter.dim() < 2 else parameter.shape[-1:]
+        return rows[self.first : self.first + self.count].view(*self.shape[: len(self.shape) - len(last)], *last)
 
 
 def blocks(module: Any, names: Collection[str]) -> dict[str, Block]:
@@ -73,13 +88,21 @@ def check(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor]) -> None:
             for known, _ in file.header.tensors:
                 if known.name not in tensors:
                     continue
-                words = stored.get_tensor(known.name)
-                mine = tensors[known.name].to("cpu", words.dtype).contiguous()
+                tensor, words = tensors[known.name], stored.get_tensor(known.name)
+                if isinstance(tensor, DTensor):
+                    tensor, words = tensor.to_local(), words[local_part(tensor)]
+                mine, words = tensor.to("cpu", words.dtype).contiguous(), words.contiguous()
                 if mine.shape != words.shape or not torch.equal(mine.view(torch.uint8), words.view(torch.uint8)):
                     raise UsageError(
                         f"{checkpoint.folder}: {known.name} has other words in the model that transformers has loaded:"
                         " such a model cannot be published"
                     )
+
+
+def local_part(tensor: DTensor) -> tuple[slice, ...]:
+    """Where this rank's part lies in the whole tensor."""
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tuple(slice(first, first + count) for first, count in zip(offset, shape, strict=True))
 
 
 def _rows(parameter: torch.Tensor) -> int:

@@ -21,11 +21,14 @@ from transformers import AutoModelForCausalLM
 
 from netem.demo.processes import Processes
 from netem.rollouts.small_model import SmallModel, write_small_model
+from p2pcast.tasks.task_loader import load_task
 from tests.tensor_device import CUDA
+from tests.trainer_node.learning.expert_models import EXPERTS, experts_folder
 from tests.trainer_node.learning.learner_ranks import PROBE_SET, SUMS_MODEL, Plan, warm
 from tests.trainer_node.learning.learner_stage import (
     ALONE,
     STEPS,
+    TASK,
     MemoryHub,
     MemoryLedger,
     batches,
@@ -140,6 +143,33 @@ def test_ranks_have_the_losses_of_one_process(
     assert equal(load_file(exported / "model.safetensors"), weights)
 
 
+def experts_plan(folder: Path) -> Plan:
+    """Every expert computes every token: no difference of rounding chooses another one."""
+    form = {"vocabulary": load_task(TASK).vocabulary, "chosen": EXPERTS}
+    model = experts_folder(folder / "model", dtype=torch.float32, **form)
+    (folder / "batches").write_bytes(pickle.dumps(batches(model)))
+    return Plan(str(model), str(folder / "batches"))
+
+
+@pytest.mark.device
+def test_ranks_train_and_publish_experts_as_one_process(tmp_path: Path) -> None:
+    plan = experts_plan(tmp_path)
+    folder, played = Path(plan.model), pickle.loads((tmp_path / "batches").read_bytes())
+    (tmp_path / "ranks").mkdir()
+    said = all_well(tmp_path / "ranks", plan)[0]
+    alone = learner(tmp_path / "alone", folder, MemoryLedger(played), MemoryHub())
+    alone.run()
+    steps = [line for line in alone.log.lines if line["event"] == "step"]  # type: ignore[attr-defined]
+    assert said["losses"] == pytest.approx([line["loss"] for line in steps], rel=0, abs=TOLERANCE)
+    assert said["norms"] == pytest.approx([line["grad_norm"] for line in steps], rel=TOLERANCE)
+    published, first = last_version(tmp_path / "ranks"), load_file(folder / "model.safetensors")
+    assert {name: words.shape for name, words in published.items()} == {n: words.shape for n, words in first.items()}
+    changed = [name for name, words in published.items() if not torch.equal(words, first[name])]
+    assert sum(".experts." in name for name in changed) > EXPERTS
+    exported = tmp_path / "ranks" / "checkpoints" / "exports" / f"000001-{STEPS:09d}"
+    assert equal(load_file(exported / "model.safetensors"), published)
+
+
 @pytest.mark.device
 @pytest.mark.prove  # test_ranks_have_the_losses_of_one_process is the sample
 def test_ranks_resume_from_a_sharded_checkpoint_exactly(tmp_path: Path, plan: Plan, undisturbed: Path) -> None:
@@ -202,7 +232,10 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 @pytest.mark.device
 @pytest.mark.prove
-def test_peers_install_the_weights_that_torch_gathers(run: Run, plan: Plan) -> None:
+@pytest.mark.parametrize("experts", [False, True])
+def test_peers_install_the_weights_that_torch_gathers(run: Run, plan: Plan, tmp_path: Path, experts: bool) -> None:
+    if experts:
+        plan = experts_plan(tmp_path)
     run.hub_up(plan.model)
     run.peer_up("peer")
     all_well(run.folder, replace(plan, hub=run.address))

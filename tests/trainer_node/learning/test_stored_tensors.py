@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoModelForCausalLM
 
 from netem.demo.processes import Processes
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.errors import LocalError, UsageError
+from tests.trainer_node.learning.expert_models import experts_folder, mixtral, qwen3_moe
 from tests.trainer_node.sdk.conftest import Run
 from trainer_node import Publisher
 from trainer_node.learning.exports import Exports
@@ -24,28 +25,6 @@ from trainer_node.learning.trained_weights import OptimizerOptions, TrainedWeigh
 from trainer_node.learning.trainer_ranks import TrainerRanks
 
 ALONE = TrainerRanks(0, 1, torch.device("cpu"))
-EXPERTS, INNER, HIDDEN = 4, 16, 32
-COMMON = {
-    "vocab_size": 40, "hidden_size": HIDDEN, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "num_experts_per_tok": 2, "max_position_embeddings": 64,
-}  # fmt: skip
-
-
-def qwen() -> Any:
-    config = Qwen3MoeConfig(
-        **COMMON, intermediate_size=48, moe_intermediate_size=INNER, head_dim=16, num_experts=EXPERTS,
-        decoder_sparse_step=2,
-    )  # fmt: skip
-    return Qwen3MoeForCausalLM(config)
-
-
-def mixtral() -> Any:
-    return MixtralForCausalLM(MixtralConfig(**COMMON, intermediate_size=INNER, num_local_experts=EXPERTS))
-
-
-def folder_of(made: Any, folder: Path) -> Path:
-    made.to(torch.bfloat16).save_pretrained(folder)
-    return folder
 
 
 def step(model: LearnerModel, weights: TrainedWeights) -> None:
@@ -56,10 +35,9 @@ def step(model: LearnerModel, weights: TrainedWeights) -> None:
     weights.update(0)
 
 
-@pytest.fixture(params=[qwen, mixtral])
+@pytest.fixture(params=[qwen3_moe, mixtral])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    torch.manual_seed(1)
-    return folder_of(request.param(), tmp_path / "model")
+    return experts_folder(tmp_path / "model", request.param)
 
 
 @pytest.mark.parametrize("compute", ["published", "float32"])
