@@ -1,0 +1,153 @@
+"""A whole RL run over a WAN: p2pcast and a dense star, one after the other in one invocation, with one site cut off for
+a while.
+
+The parts are `netem.rl_lab.rl_system`'s: learner, ledger and hub at the host ``hub``; a peer, an engine and a worker at
+each other host. In the star each version is coded whole, and the hub sends it to each peer itself.
+
+Phases of each method: ``warm_up`` learner steps that do not count; ``before_s`` seconds; a cut of the trunk of the
+region ``cut`` for ``cut_s`` seconds; ``after_s`` seconds. There is a row for each phase and one for all of them.
+
+Columns: ``tokens_per_s``, sampled tokens that the ledger accepted. ``bubble``, the learner's waiting time ÷ its waiting
+and training time. ``staleness``, trained rollouts by age in learner steps. ``version_s``, the median time from a
+version's opening at the hub until every engine that can be reached serves it. ``skipped``, versions that some engine
+never served. ``trunk_bytes``, all bytes to a region for each version. ``caught_up_s``, from the end of the cut until
+the cut engines serve a version as new as the newest at that time. ``lost``: jobs that the cut site held and that never
+ended, and groups trained twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Final
+
+from netem.broadcast.cpu import Meter
+from netem.broadcast.daemons import Daemons
+from netem.broadcast.rivals import HUB
+from netem.emulation.namespaces import Namespaces
+from netem.lab.case_network import emulated
+from netem.lab.lab_swarm import Swarm, folders
+from netem.lab.network_tables import network_of
+from netem.lab.tables import bounded, filled, not_empty
+from netem.rl_lab.rl_system import MODULES, RlSetup, RlSystem
+from netem.rl_lab.run_figures import Phase, caught_up_s, figures
+from netem.rl_lab.run_observer import RunObserver
+from p2pcast.errors import UsageError
+
+P2PCAST, STAR = "p2pcast", "dense star"
+SYSTEMS: Final = {"p2pcast": P2PCAST, "star": STAR}
+WHOLE: Final = "all"
+BEFORE, CUT, AFTER = "before", "cut", "after"
+STEPS_S: Final = 600.0
+"""Limit for the steps that do not count."""
+LOOK_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """See ``RlSetup`` for the run's size. ``systems``: in this order."""
+
+    cut: str
+    systems: tuple[str, ...] = ("p2pcast", "star")
+    layers: int = 4
+    tokens: int = 64
+    tokens_per_s: float = 16.0
+    slots: int = 12
+    groups: int = 6
+    group_size: int = 4
+    staleness: int = 1
+    publish_every: int = 0
+    train_s: float = 6.0
+    warm_up: int = 3
+    before_s: float = 60.0
+    cut_s: float = 60.0
+    after_s: float = 60.0
+
+    def check(self) -> None:
+        not_empty(self, "systems")
+        if unknown := set(self.systems) - set(SYSTEMS):
+            raise UsageError(f"parameters.systems: there is no {unknown.pop()!r}, but {', '.join(SYSTEMS)}")
+        bounded(self, layers=(1, 64), tokens=(1, 448), tokens_per_s=(0.1, 1e4), slots=(1, 256), groups=(1, 1024))
+        bounded(self, group_size=(2, 64), staleness=(0, 100), publish_every=(0, 101), train_s=(0, 600))
+        bounded(self, warm_up=(1, 100), before_s=(1, 3600), cut_s=(1, 3600), after_s=(1, 3600))
+
+    @property
+    def setup(self) -> RlSetup:
+        return RlSetup(
+            self.layers, self.tokens, self.tokens_per_s, self.slots, self.groups, self.group_size, self.staleness,
+            self.publish_every, self.train_s,
+        )  # fmt: skip
+
+
+def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    given = filled(Parameters, argument["parameters"], "parameters")
+    given.check()
+    network = network_of(argument)
+    if HUB not in (host.name for host in network.hosts) or given.cut not in (host.region for host in network.hosts):
+        raise UsageError(f"the experiment rl_run needs a host {HUB!r}, and hosts in the region {given.cut!r}")
+    with emulated(argument) as (net, calibrated):
+        yield calibrated
+        if calibrated["off"]:
+            return
+        with folders() as (folder, memory), Daemons(folder / "logs", MODULES) as daemons:
+            for number, name in enumerate(given.systems):
+                own = folder / f"{number}-{name}"
+                own.mkdir()
+                system = RlSystem(Swarm(net, daemons, own, memory / own.name), given.setup, star=name == "star")
+                with closing(_played(net, system, given)) as rows:
+                    for said in rows:
+                        if "row" in said:
+                            said = {"row": {"system": SYSTEMS[name], **said["row"]}}
+                        yield said
+                system.remove()
+
+
+def _played(net: Namespaces, system: RlSystem, given: Parameters) -> Iterator[dict[str, Any]]:
+    run, observer = system.run, RunObserver(system)
+    began_s = time.monotonic()
+    system.start()
+    yield {"note": f"started in {time.monotonic() - began_s:.0f} s"}
+    run.until(lambda: len(observer.steps()) >= given.warm_up, f"{given.warm_up} steps", STEPS_S)
+    yield {"note": f"{given.warm_up} steps in {time.monotonic() - began_s:.0f} s"}
+    every = tuple(system.hosts)
+    away = {host for host in every if system.sites[host] == given.cut}
+    here = tuple(host for host in every if host not in away)
+    meter = Meter(run.daemons.pids)
+    with observer.sampling():
+        phases = [_phase(run, BEFORE, given.before_s, every)]
+        held = observer.held(away)
+        net.cut(given.cut)
+        phases.append(_phase(run, CUT, given.cut_s, here))
+        net.heal(given.cut)
+        phases.append(_phase(run, AFTER, given.after_s, every))
+    busy, spent_s = meter.busy(), meter.processes_s()
+    system.end()
+    record, healed_s = observer.record(), phases[-1].began_s
+    caught = [caught_up_s(record, host, healed_s) for host in away]
+    ends = observer.endings()
+    for phase in phases:
+        yield {"row": figures(record, phase)}
+    whole = Phase(WHOLE, phases[0].began_s, phases[-1].ended_s, every)
+    yield {
+        "row": {
+            **figures(record, whole),
+            "caught_up_s": None if None in caught else round(max(s for s in caught if s is not None), 2),
+            "held_at_the_cut": len(held),
+            "lost": observer.unsettled(held) + observer.twice(),
+            "bound": given.staleness,
+            "ends": dict(sorted(ends.items())),
+            "busy": round(busy, 3),
+            "cpu_s": {name: round(seconds, 1) for name, seconds in spent_s.items()},
+        }
+    }
+
+
+def _phase(run: Swarm, name: str, lasts_s: float, reached: tuple[str, ...]) -> Phase:
+    began_s = time.time()
+    until_s = time.monotonic() + lasts_s
+    while (left_s := until_s - time.monotonic()) > 0:
+        run.daemons.check()
+        time.sleep(min(LOOK_S, left_s))
+    return Phase(name, began_s, time.time(), reached)
