@@ -27,7 +27,7 @@ from types import TracebackType
 
 from p2pcast.errors import LocalError
 
-BORN_S = 120.0
+BORN_S = 300.0
 """Start of the fork server on a machine that has to compile kernels first."""
 GRACE_S = 15.0
 """Time from the first signal to SIGKILL."""

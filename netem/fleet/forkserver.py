@@ -5,8 +5,8 @@ A forked process runs the ``p2pcast`` command with its own command line, log and
 and shares all unmodified memory with the others.
 
 A request is a line of JSON on stdin: {"argv", "log"}, and optionally {"net"}, the path of the process's network
-namespace, and {"entry"}, a module whose ``main`` runs in place of the ``p2pcast`` command. Modules named as arguments
-are imported first, for processes that need them. Stdout has a line {"pid"} for each request, in order, and a line {"pid", "code"} for each ended process
+namespace, and {"entry"}, a module whose ``main`` runs in place of the ``p2pcast`` command. Arguments are modules to be
+imported first. Stdout has a line {"pid"} for each request, in order, and a line {"pid", "code"} for each ended process
 (negative: the signal). All processes end at the end of stdin, or if this process is killed.
 """
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from netem.rollouts.parity_answers import VOCABULARY
+from netem.rollouts.graded_answers import VOCABULARY
 from netem.rollouts.small_model import SmallModel, write_small_model
 
 HIDDEN: Final = 256

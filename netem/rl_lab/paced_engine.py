@@ -2,9 +2,9 @@
 
     main: PORT MODEL TOKENS_PER_S
 
-Speaks vLLM's ``/inference/v1/generate``, and ``POST /install?version=V&folder=DIR`` for a peer with ``--install exec:``.
-All tokens of an answer are sampled at its beginning, together with those of the other requests that wait, and are sent
-at ``TOKENS_PER_S`` for each answer. So an answer is of one version, its span names that version, and an installation
+Speaks vLLM's ``/inference/v1/generate``. ``POST /install?version=V&folder=DIR`` is for a peer with ``--install exec:``.
+All tokens of an answer are sampled at its beginning, together with those of the other requests that wait. They are sent
+at ``TOKENS_PER_S``, of each answer. So an answer is of one version, its span names that version, and an installation
 waits for no answer.
 """
 
@@ -126,7 +126,9 @@ class PacedEngine:
             logits = self._model(input_ids=torch.tensor([prompt])).logits[0, -1].float()
         logprobs = torch.log_softmax(logits / (sampling["temperature"] or 1.0), dim=-1)
         found = torch.topk(logprobs, CANDIDATES)
-        rivals = [{"token_id": t, "logprob": p} for t, p in zip(found.indices.tolist(), found.values.tolist(), strict=True)]
+        rivals = [
+            {"token_id": t, "logprob": p} for t, p in zip(found.indices.tolist(), found.values.tolist(), strict=True)
+        ]
         span = {"version": str(self.version or "default"), "start": 0, "end": 1}
         content = [{**rivals[0], "top_logprobs": rivals[1:]}]
         said = {"token_ids": [rivals[0]["token_id"]], "logprobs": {"content": content}, "weight_versions": [span]}

@@ -1,43 +1,36 @@
-"""A whole RL run at the hosts of an emulated network, by the commands of users: hub, ledger and learner at ``hub``, and
-at every other host a peer, an engine and a worker.
+"""A whole RL run at the hosts of an emulated network, by the commands of users: hub, ledger and learner at ``hub``; an
+engine and a worker at every other host.
 
-``star``: each version is coded whole, and the hub sends it to every peer itself. Everything else is the same.
-
-Engines are ``netem.rl_lab.paced_engine``. The learner is ``p2pcast learn`` with paced steps. All processes end with the
-swarm's.
+How weights reach the engines is a ``WeightPath``. Engines are ``netem.rl_lab.paced_engine``. The learner is ``p2pcast
+learn`` with paced steps. All processes end with the swarm's.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from netem.broadcast.emulated_fleet import HUB_PORT, PEER_PORT
+from netem.broadcast.emulated_fleet import HUB_PORT
 from netem.broadcast.host_http import HTTP_PORT
-from netem.broadcast.rivals import HUB, needed, peers_of
+from netem.broadcast.rivals import HUB, peers_of
 from netem.lab.lab_swarm import Swarm
-from netem.rollouts.parity_answers import NAME
+from netem.rl_lab.weight_paths import ENGINE_PORT, ENGINE_URL, PeerPath, StarPath, WeightPath
+from netem.rollouts.graded_answers import NAME
 
-ENGINE_PORT: Final = 8000
 LEDGER_HTTP_PORT, LEDGER_PORT = 7081, 7080
 LEDGER, LEARNER = "ledger", "learner"
 LEASE_GUESS_S: Final = 30.0
 START_S: Final = 300.0
 """Limit for any start, in seconds: on one slow processor a worker takes tens of seconds."""
 MODULES: Final = (
-    "netem.rl_lab.base_model", "netem.rl_lab.paced_engine", "netem.rl_lab.paced_learner",
+    "netem.rl_lab.base_model", "netem.rl_lab.dense_star", "netem.rl_lab.paced_engine", "netem.rl_lab.paced_learner",
     "trainer_node.learning.learner_startup", "trainer_node.ledger_server.ledger_daemon",
     "rollout_node.worker.worker_daemon",
 )  # fmt: skip
 """Imported once for all processes."""
-INSTALL: Final = """\
-exec curl -sfS -X POST -G --data-urlencode "version=$P2PCAST_VERSION" --data-urlencode "folder=$P2PCAST_DIR" \\
-  http://127.0.0.1:{port}/install
-"""
 CONFIG: Final = """\
 [model]
 path = {base}
@@ -83,46 +76,53 @@ class RlSetup:
 
 
 class RlSystem:
-    """``start`` returns once every engine serves a version. ``sites``: host → region."""
+    """``start`` returns once every engine serves a version. ``sites``: host → region. ``star``: versions go whole."""
 
     def __init__(self, run: Swarm, setup: RlSetup, *, star: bool) -> None:
-        needed(command="curl")
-        self.run, self._setup, self._star = run, setup, star
+        self.run, self._setup = run, setup
         self.hosts = peers_of(run.net)
         self.sites = {host.name: host.region or "" for host in run.net.network.hosts if host.name != HUB}
         self._base, self._token = run.folder / "base", run.folder / "token"
+        self.weights: WeightPath = StarPath(run, self._base) if star else PeerPath(run, self._base, self._token)
         self.database = run.folder / LEDGER / "ledger.db"
         self.metrics = run.folder / LEARNER / "metrics.jsonl"
 
-    # -- processes
-
     def start(self) -> None:
         run = self.run
-        run.daemons.start("base", [self._base, self._setup.layers], entry="netem.rl_lab.base_model").expected = True
-        run.until(lambda: run.daemons.daemons["base"].code == 0, "model", START_S)
+        self._finish("base", [self._base, str(self._setup.layers)], entry="netem.rl_lab.base_model")
         self._start_hub()
         self._start_ledger()
+        self.weights.begin()
         for host in self.hosts:
-            self._start_site(host)
+            words: list[str | Path] = [str(ENGINE_PORT), self._base, str(self._setup.tokens_per_s)]
+            run.daemons.start(f"engine-{host}", words, run.net.space(host), entry="netem.rl_lab.paced_engine")
+            self.weights.join(host, self.sites[host])
         self._start_learner()
         for host in self.hosts:
-            run.wait_for(host, "committed", START_S)
-        for host in self.hosts:
             self._start_worker(host)
+        run.until(lambda: all(map(self.weights.installs, self.hosts)), "version at every engine", START_S)
 
     def end(self) -> None:
-        """The learner ends after its step; then all others."""
-        self._stop(LEARNER)
-        self._stop(*(name for name in self.run.daemons.daemons if name not in (LEARNER, HUB)))
-        self._stop(HUB)
+        """The learner ends after its step, then all others, the hub last."""
+        daemons = self.run.daemons
+        daemons.stop(LEARNER)
+        daemons.stop(*(name for name in daemons.daemons if name != HUB))
+        daemons.stop(HUB)
         self.run.close()
 
     def remove(self) -> None:
         """Delete the files, once they are read."""
         shutil.rmtree(self.run.folder, ignore_errors=True)
 
-    def _stop(self, *names: str) -> None:
-        self.run.daemons.stop(*names)
+    # -- processes
+
+    def _finish(self, name: str, words: list[str | Path], entry: str | None = None) -> None:
+        """Run a command to its end."""
+        daemon = self.run.daemons.start(name, words, self.run.net.space(HUB), entry=entry)
+        daemon.expected = True
+        self.run.until(lambda: daemon.code is not None, name, START_S)
+        if daemon.code:
+            raise daemon.failure(f"{name} failed")
 
     def _start_hub(self) -> None:
         run = self.run
@@ -130,27 +130,24 @@ class RlSystem:
         words += ["--http", f"127.0.0.1:{HTTP_PORT}", "--token-file", self._token]
         if (up_bps := run.net.network.link(HUB).up_bps) is not None:
             words += ["--uplink", f"{up_bps:.0f}"]
-        if self._star:
-            words += ["--codec", "dense", "--chains", str(len(self.hosts))]
         run.start_node(HUB, "seed", *words)
         run.until(self._token.exists, "the hub's token", START_S)
         for role in (LEDGER, "worker", "trainer"):
-            self._make_token(role)
+            words = ["token", "create", "--role", role, "--state", run.folder / "state" / HUB, "-o", self._join(role)]
+            self._finish(f"token-{role}", words)
 
-    def _make_token(self, role: str) -> None:
-        name = f"token-{role}"
-        words = ["token", "create", "--role", role, "--state", self.run.folder / "state" / HUB, "-o", self._of(role)]
-        daemon = self.run.daemons.start(name, words, self.run.net.space(HUB))
-        daemon.expected = True
-        self.run.until(lambda: daemon.code == 0, f"token of the role {role}", START_S)
-
-    def _of(self, role: str) -> Path:
+    def _join(self, role: str) -> Path:
+        """The file with a join token."""
         return self.run.folder / f"{role}.join"
+
+    @property
+    def _hub(self) -> str:
+        return f"{self.run.net.network.address(HUB)}:{HUB_PORT}"
 
     def _start_ledger(self) -> None:
         run, setup = self.run, self._setup
         words: list[str | Path] = ["ledger", "--task", setup.task, "--http", f"127.0.0.1:{LEDGER_HTTP_PORT}"]
-        words += ["--listen", f"0.0.0.0:{LEDGER_PORT}", "--hub", self._hub, "--token-file", self._of(LEDGER)]
+        words += ["--listen", f"0.0.0.0:{LEDGER_PORT}", "--hub", self._hub, "--token-file", self._join(LEDGER)]
         words += ["--name", LEDGER, "--state", run.folder / LEDGER, "--hub-http", f"127.0.0.1:{HTTP_PORT}"]
         words += ["--hub-bearer-file", run.folder / "state" / HUB / "http.token"]
         words += ["--batch-groups", str(setup.groups), "--group-size", str(setup.group_size)]
@@ -158,44 +155,24 @@ class RlSystem:
         run.daemons.start(LEDGER, words, run.net.space(HUB))
         run.until((run.folder / LEDGER / "daemon.json").exists, "ledger", START_S)
 
-    @property
-    def _hub(self) -> str:
-        return f"{self.run.net.network.address(HUB)}:{HUB_PORT}"
-
-    def _start_site(self, host: str) -> None:
-        """An engine, and the peer that installs into it."""
-        run, setup = self.run, self._setup
-        script = run.folder / f"install-{host}.sh"
-        script.write_text(INSTALL.format(port=ENGINE_PORT))
-        engine = [str(ENGINE_PORT), self._base, str(setup.tokens_per_s)]
-        run.daemons.start(f"engine-{host}", engine, run.net.space(host), entry="netem.rl_lab.paced_engine")
-        words: list[str | Path] = ["join", self._hub, "--listen", f"0.0.0.0:{PEER_PORT}", "--name", host]
-        words += ["--http", f"127.0.0.1:{HTTP_PORT}", "--token-file", self._token, "--base", self._base]
-        words += ["--install", f"exec:sh {script}"]
-        if self.sites[host] and not self._star:
-            words += ["--region", self.sites[host]]
-        run.start_node(host, *words)
-
     def _start_worker(self, host: str) -> None:
-        run, setup = self.run, self._setup
+        run, setup, name = self.run, self._setup, worker_of(host)
         ledger = f"https://{run.net.network.address(HUB)}:{LEDGER_PORT}"
-        words: list[str | Path] = ["work", ledger, "--hub", self._hub, "--token-file", self._of("worker")]
-        words += ["--state", run.folder / "state" / worker_of(host), "--name", worker_of(host)]
-        words += ["--engine", f"http://127.0.0.1:{ENGINE_PORT}", "--peer", f"127.0.0.1:{HTTP_PORT}"]
-        words += ["--task", setup.task, "--slots", str(setup.slots)]
-        run.daemons.start(worker_of(host), words, run.net.space(host))
+        words: list[str | Path] = ["work", ledger, "--hub", self._hub, "--token-file", self._join("worker")]
+        words += ["--state", run.folder / "state" / name, "--name", name, "--slots", str(setup.slots)]
+        words += ["--engine", ENGINE_URL, "--peer", f"127.0.0.1:{HTTP_PORT}", "--task", setup.task]
+        run.daemons.start(name, words, run.net.space(host))
 
     def _start_learner(self) -> None:
         run, setup, quoted = self.run, self._setup, json.dumps
         config = run.folder / "run.toml"
-        config.write_text(
-            CONFIG.format(
-                base=quoted(str(self._base)), hub=quoted(self._hub), token=quoted(str(self._of("trainer"))),
-                ledger=quoted(f"http://127.0.0.1:{LEDGER_HTTP_PORT}"), every=setup.publish_every, lr=setup.lr,
-                bearer=quoted(str(run.folder / LEDGER / "http.token")), folder=quoted(str(run.folder / LEARNER)),
-            )
+        text = CONFIG.format(
+            base=quoted(str(self._base)), hub=quoted(self._hub), token=quoted(str(self._join("trainer"))),
+            ledger=quoted(f"http://127.0.0.1:{LEDGER_HTTP_PORT}"), every=setup.publish_every, lr=setup.lr,
+            bearer=quoted(str(run.folder / LEDGER / "http.token")), folder=quoted(str(run.folder / LEARNER)),
         )  # fmt: skip
-        words: Sequence[str | Path] = [str(setup.train_s), config]
+        config.write_text(text + self.weights.config)
+        words: list[str | Path] = [str(setup.train_s), config]
         run.daemons.start(LEARNER, words, run.net.space(HUB), entry="netem.rl_lab.paced_learner")
 
 

@@ -1,4 +1,4 @@
-"""Figures of an RL run by its phases: tokens/s, the learner's bubble, staleness, seconds and bytes of a version. Pure."""
+"""Figures of an RL run by its phases: tokens/s, bubble, staleness, seconds and bytes of a version. Pure."""
 
 from __future__ import annotations
 
@@ -37,14 +37,15 @@ class Sample:
 
 @dataclass(slots=True)
 class RunRecord:
-    """``steps``: the learner's events ``step``, with ``time`` at the step's end. ``opened``, ``sealed_bytes``: of each
-    version at the hub. ``committed``: host → version → time at which its engine served the version.
+    """``steps``: the learner's events ``step``, with ``time`` at the step's end. ``opened``: version → time,
+    at the hub. ``version_bytes``: of each version that was sent. ``committed``: host → version → time at which the
+    host's engine served it.
     """
 
     steps: Sequence[Mapping[str, Any]] = ()
     samples: Sequence[Sample] = ()
     opened: Mapping[str, float] = field(default_factory=dict)
-    sealed_bytes: Mapping[str, int] = field(default_factory=dict)
+    version_bytes: Mapping[str, int] = field(default_factory=dict)
     committed: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
@@ -53,7 +54,7 @@ def figures(run: RunRecord, phase: Phase) -> dict[str, Any]:
     opened = {version: at_s for version, at_s in run.opened.items() if phase.began_s <= at_s < phase.ended_s}
     ended = [step for step in run.steps if phase.began_s <= step["time"] < phase.ended_s]
     ages = staleness(ended)
-    known = [run.sealed_bytes[version] for version in opened if version in run.sealed_bytes]
+    known = [run.version_bytes[version] for version in opened if version in run.version_bytes]
     times = [took for version in opened if (took := live_s(run, version, phase.reached)) is not None]
     return {
         "phase": phase.name,

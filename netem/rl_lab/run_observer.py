@@ -107,11 +107,7 @@ class RunObserver:
         return [event for event in events if event["event"] == "step"]
 
     def record(self) -> RunRecord:
-        events = self._system.run.events
-        opened = {e.facts["version"]: e.time_s for e in events[HUB].told if e.kind == "opened"}
-        sealed = {e.facts["version"]: int(e.facts["bytes"]) for e in events[HUB].told if e.kind == "sealed"}
-        committed = {
-            host: {e.facts["version"]: e.time_s for e in reversed(events[host].told) if e.kind == "committed"}
-            for host in self._system.hosts
-        }
-        return RunRecord(self.steps(), list(self._samples), opened, sealed, committed)
+        system = self._system
+        opened = {e.facts["version"]: e.time_s for e in system.run.events[HUB].told if e.kind == "opened"}
+        committed = {host: system.weights.installs(host) for host in system.hosts}
+        return RunRecord(self.steps(), list(self._samples), opened, system.weights.sizes(), committed)

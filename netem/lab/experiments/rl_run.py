@@ -18,7 +18,7 @@ ended, and groups trained twice.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
@@ -104,7 +104,7 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 system.remove()
 
 
-def _played(net: Namespaces, system: RlSystem, given: Parameters) -> Iterator[dict[str, Any]]:
+def _played(net: Namespaces, system: RlSystem, given: Parameters) -> Generator[dict[str, Any], None, None]:
     run, observer = system.run, RunObserver(system)
     began_s = time.monotonic()
     system.start()

@@ -1,5 +1,5 @@
 """A task for measurements of a whole run: answers of one length, and rewards that differ within a group whatever model
-plays, so that an untrained model gives batches to learn from.
+plays, so that the ledger drops no group of an untrained model.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from p2pcast.tasks.seeded_draws import draw_below
 from p2pcast.tasks.task import Prompt, Sampler, Trajectory
 from p2pcast.tasks.task_hash import HashedTask, Settings
 
-NAME: Final = "netem.rollouts.parity_answers:ParityAnswers"
+NAME: Final = "netem.rollouts.graded_answers:GradedAnswers"
 VOCABULARY: Final = 256
 """A token of a prompt is a byte of its record."""
 PROMPT_TOKENS: Final = 8
 MOST_TOKENS: Final = 448
 
 
-class ParityAnswers(HashedTask):
-    """Reward 1 if the last token is odd. ``tokens``: of each answer."""
+class GradedAnswers(HashedTask):
+    """The reward is the last token ÷ the vocabulary. ``tokens``: of each answer."""
 
-    name, vocabulary, stop_token_ids = "parity-answers", VOCABULARY, ()
+    name, vocabulary, stop_token_ids = "graded-answers", VOCABULARY, ()
 
     def __init__(self, tokens: int = 64) -> None:
         if not 1 <= tokens <= MOST_TOKENS:
@@ -49,7 +49,7 @@ class ParityAnswers(HashedTask):
         return play.end(sample.stop)
 
     def reward(self, job: Job, token_ids: np.ndarray, mask: np.ndarray) -> float:
-        return float(token_ids[-1] % 2)
+        return float(token_ids[-1]) / VOCABULARY
 
     def text(self, token_ids: Sequence[int]) -> str:
         return str(list(token_ids))
