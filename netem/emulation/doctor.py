@@ -240,7 +240,7 @@ def _user_mode_linux() -> Check:
         return Check(name, False, f"{modules} has no {' and no '.join(missing)} module", install)
     try:
         if not runs_programs():
-            return Check(name, False, UNFIT, "a kernel with netem")
+            return Check(name, False, UNFIT, "linux.uml 7.2 or newer, first in PATH; or a kernel with netem")
     except UsageError as error:
         return Check(name, False, str(error), "TMPDIR=/tmp, and a path without blanks")
     return Check(name, True, f"{path} {version[0] if version else ''}, with {' and '.join(UML_NEEDED)}")

@@ -44,8 +44,8 @@ machine.
 REGISTERS = "ptrace set fp regs failed"
 """In the kernel's output, where it has no room for the registers of this processor."""
 UNFIT = (
-    "this user-mode Linux has no room for the registers of this processor (AMX, as a rule): use a newer one, or a "
-    "machine of another kind"
+    "this user-mode Linux has no room for the registers of this processor (AMX, as a rule): use a newer one (7.2 of a "
+    "newer Debian works), or a machine of another kind"
 )
 SYSTEM_CALLS = "seccomp=auto"
 """How the kernel catches its programs' system calls, since Linux 6.16: by signals if it can, otherwise by ptrace, which

@@ -4,7 +4,7 @@ possible that would otherwise exceed a machine's memory.
 A forked process runs the ``p2pcast`` command with its own command line, log and exit code. It starts without imports,
 and shares all unmodified memory with the others.
 
-A request is a line of JSON on stdin: {"argv", "log"}, and optionally {"net"}, the path of the process's network
+A request is a line of JSON on stdin: {"argv", "log"}. Optional keys are {"net"}, the path of the process's network
 namespace, and {"entry"}, a module whose ``main`` runs in place of the ``p2pcast`` command. Arguments are modules to be
 imported first. Stdout has a line {"pid"} for each request, in order, and a line {"pid", "code"} for each ended process
 (negative: the signal). All processes end at the end of stdin, or if this process is killed.

@@ -7,8 +7,8 @@
 newest one over HTTP. ``fetch`` runs beside each engine: it fetches the newest checkpoint, again and again, and installs
 it into the engine. Connections stay open; a version that is superseded while another one is fetched is left out.
 
-To the ledger and to workers the run looks like any other: versions and the hashes of their manifests are those of the
-hub, which has no peers, and ``fetch`` serves ``/versions`` as a peer does. There is no TLS on the way.
+To the ledger and to workers the run looks like any other. The hub, which has no peers, names the versions and the
+hashes of their manifests; ``fetch`` serves ``/versions`` as a peer does. There is no TLS on the way.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from typing import Any, Final
 import aiohttp
 from aiohttp import web
 
-from netem.rl_lab.paced_engine import WEIGHTS
 from p2pcast.version import Version
 
 PORT: Final = 7099
@@ -37,6 +36,7 @@ SILENT_S: Final = 10.0
 """Time without a byte after which a fetch begins anew."""
 NODE: Final = "00" * 16
 ENGINE: Final = "star"
+WEIGHTS: Final = "model.safetensors"
 INSTALLED: Final = "installed.jsonl"
 """Below FOLDER: ``{version, time, bytes}`` of each installation."""
 

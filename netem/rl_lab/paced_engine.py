@@ -2,10 +2,10 @@
 
     main: PORT MODEL TOKENS_PER_S
 
-Speaks vLLM's ``/inference/v1/generate``. ``POST /install?version=V&folder=DIR`` is for a peer with ``--install exec:``.
-All tokens of an answer are sampled at its beginning, together with those of the other requests that wait. They are sent
-at ``TOKENS_PER_S``, of each answer. So an answer is of one version, its span names that version, and an installation
-waits for no answer.
+The engine speaks vLLM's ``/inference/v1/generate``. ``POST /install?version=V&folder=DIR`` installs a checkpoint, for a
+peer with ``--install exec:``. All tokens of an answer are sampled at its beginning, together with those of the other
+requests that wait. They are sent at ``TOKENS_PER_S``. So an answer is of one version, and an installation waits for no
+answer.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from aiohttp import web
 from safetensors.torch import load_file
 from transformers import Qwen3ForCausalLM
 
+from netem.rl_lab.dense_star import WEIGHTS
 from netem.rollouts.own_sampler import Turn, answers
 from p2pcast.tasks.task import Sample
 from p2pcast.version import Version
-from rollout_node.worker.generate_form import CANDIDATES, PATH
 
-WEIGHTS: Final = "model.safetensors"
+PATH: Final = "/inference/v1/generate"
 UNKNOWN: Final = Version(0, 0)
 PART_S: Final = 0.5
 """Interval between two parts of an answer, in seconds. vLLM sends a part for each token; on one slow processor that
@@ -75,9 +75,10 @@ class PacedEngine:
             loop = asyncio.get_running_loop()
             return web.json_response(await loop.run_in_executor(self._thread, self._probe, prompt, sampling))
         turn = Turn(prompt, sampling["temperature"], sampling["max_tokens"], tuple(sampling["stop_token_ids"]))
+        sample = await self._sampled(turn)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        async for part in self._paced(await self._sampled(turn)):
+        async for part in self._paced(sample):
             await response.write(b"data: " + json.dumps({"choices": [part]}).encode() + b"\n\n")
         await response.write(b"data: [DONE]\n\n")
         return response
@@ -110,9 +111,8 @@ class PacedEngine:
         return answers(self._model, turns, self._generator, self.version or UNKNOWN)
 
     async def _paced(self, sample: Sample) -> AsyncIterator[dict[str, Any]]:
-        count = len(sample.token_ids)
-        began_s, loop = asyncio.get_running_loop().time(), asyncio.get_running_loop()
-        sent = 0
+        loop, count, sent = asyncio.get_running_loop(), len(sample.token_ids), 0
+        began_s = loop.time()
         while sent < count:
             await asyncio.sleep(min(PART_S, (count - sent) / self._tokens_per_s))
             due = min(count, round((loop.time() - began_s) * self._tokens_per_s))
@@ -125,7 +125,7 @@ class PacedEngine:
         with torch.inference_mode():
             logits = self._model(input_ids=torch.tensor([prompt])).logits[0, -1].float()
         logprobs = torch.log_softmax(logits / (sampling["temperature"] or 1.0), dim=-1)
-        found = torch.topk(logprobs, CANDIDATES)
+        found = torch.topk(logprobs, max(1, sampling["logprobs"]))
         rivals = [
             {"token_id": t, "logprob": p} for t, p in zip(found.indices.tolist(), found.values.tolist(), strict=True)
         ]

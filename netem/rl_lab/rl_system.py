@@ -1,5 +1,5 @@
-"""A whole RL run at the hosts of an emulated network, by the commands of users: hub, ledger and learner at ``hub``; an
-engine and a worker at every other host.
+"""A whole RL run at the hosts of an emulated network, by the commands of users. Hub, ledger and learner are at ``hub``;
+an engine and a worker are at every other host.
 
 How weights reach the engines is a ``WeightPath``. Engines are ``netem.rl_lab.paced_engine``. The learner is ``p2pcast
 learn`` with paced steps. All processes end with the swarm's.
@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from netem.broadcast.daemons import Daemon, Daemons
 from netem.broadcast.emulated_fleet import HUB_PORT
 from netem.broadcast.host_http import HTTP_PORT
 from netem.broadcast.rivals import HUB, peers_of
@@ -26,11 +28,15 @@ LEASE_GUESS_S: Final = 30.0
 START_S: Final = 300.0
 """Limit for any start, in seconds: on one slow processor a worker takes tens of seconds."""
 MODULES: Final = (
-    "netem.rl_lab.base_model", "netem.rl_lab.dense_star", "netem.rl_lab.paced_engine", "netem.rl_lab.paced_learner",
-    "trainer_node.learning.learner_startup", "trainer_node.ledger_server.ledger_daemon",
-    "rollout_node.worker.worker_daemon",
+    "netem.rl_lab.base_model", "netem.rl_lab.paced_engine", "netem.rl_lab.paced_learner",
+    "trainer_node.learning.learner_startup",
 )  # fmt: skip
-"""Imported once for all processes."""
+SMALL_MODULES: Final = (
+    "netem.rl_lab.dense_star", "trainer_node.ledger_server.ledger_daemon", "rollout_node.worker.worker_daemon",
+)  # fmt: skip
+"""Imported once for all processes that compute with models. Hub, peers, ledger and workers have a fork server of their
+own: each process that a peer starts copies the peer's page tables, which takes long in user-mode Linux.
+"""
 CONFIG: Final = """\
 [model]
 path = {base}
@@ -76,10 +82,12 @@ class RlSetup:
 
 
 class RlSystem:
-    """``start`` returns once every engine serves a version. ``sites``: host → region. ``star``: versions go whole."""
+    """``start`` returns once every engine serves a version. ``sites``: host → region. ``models``: starts processes that
+    compute with models. ``star``: versions go whole.
+    """
 
-    def __init__(self, run: Swarm, setup: RlSetup, *, star: bool) -> None:
-        self.run, self._setup = run, setup
+    def __init__(self, run: Swarm, models: Daemons, setup: RlSetup, *, star: bool) -> None:
+        self.run, self._models, self._setup = run, models, setup
         self.hosts = peers_of(run.net)
         self.sites = {host.name: host.region or "" for host in run.net.network.hosts if host.name != HUB}
         self._base, self._token = run.folder / "base", run.folder / "token"
@@ -89,26 +97,46 @@ class RlSystem:
 
     def start(self) -> None:
         run = self.run
-        self._finish("base", [self._base, str(self._setup.layers)], entry="netem.rl_lab.base_model")
+        words: list[str | Path] = [self._base, str(self._setup.layers)]
+        self._finish(self._models.start("base", words, entry="netem.rl_lab.base_model"))
         self._start_hub()
         self._start_ledger()
         self.weights.begin()
         for host in self.hosts:
-            words: list[str | Path] = [str(ENGINE_PORT), self._base, str(self._setup.tokens_per_s)]
-            run.daemons.start(f"engine-{host}", words, run.net.space(host), entry="netem.rl_lab.paced_engine")
+            words = [str(ENGINE_PORT), self._base, str(self._setup.tokens_per_s)]
+            self._models.start(f"engine-{host}", words, run.net.space(host), entry="netem.rl_lab.paced_engine")
             self.weights.join(host, self.sites[host])
         self._start_learner()
         for host in self.hosts:
             self._start_worker(host)
-        run.until(lambda: all(map(self.weights.installs, self.hosts)), "version at every engine", START_S)
+        self.until(lambda: all(map(self.weights.installs, self.hosts)), "version at every engine")
 
     def end(self) -> None:
         """The learner ends after its step, then all others, the hub last."""
         daemons = self.run.daemons
-        daemons.stop(LEARNER)
+        self._models.stop(LEARNER)
         daemons.stop(*(name for name in daemons.daemons if name != HUB))
+        self._models.stop(*self._models.daemons)
         daemons.stop(HUB)
         self.run.close()
+
+    def check(self) -> None:
+        """Raises LocalError if a process has ended unexpectedly."""
+        self.run.daemons.check()
+        self._models.check()
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return self.run.daemons.pids | self._models.pids
+
+    def until(self, done: Callable[[], bool], what: str, limit_s: float = START_S) -> None:
+        """Wait until ``done()`` is true. Raises LocalError."""
+
+        def checked() -> bool:
+            self.check()
+            return done()
+
+        self.run.until(checked, what, limit_s)
 
     def remove(self) -> None:
         """Delete the files, once they are read."""
@@ -116,13 +144,12 @@ class RlSystem:
 
     # -- processes
 
-    def _finish(self, name: str, words: list[str | Path], entry: str | None = None) -> None:
-        """Run a command to its end."""
-        daemon = self.run.daemons.start(name, words, self.run.net.space(HUB), entry=entry)
+    def _finish(self, daemon: Daemon) -> None:
+        """Wait for the end of a command."""
         daemon.expected = True
-        self.run.until(lambda: daemon.code is not None, name, START_S)
+        self.until(lambda: daemon.code is not None, daemon.name)
         if daemon.code:
-            raise daemon.failure(f"{name} failed")
+            raise daemon.failure(f"{daemon.name} failed")
 
     def _start_hub(self) -> None:
         run = self.run
@@ -131,10 +158,10 @@ class RlSystem:
         if (up_bps := run.net.network.link(HUB).up_bps) is not None:
             words += ["--uplink", f"{up_bps:.0f}"]
         run.start_node(HUB, "seed", *words)
-        run.until(self._token.exists, "the hub's token", START_S)
+        self.until(self._token.exists, "the hub's token")
         for role in (LEDGER, "worker", "trainer"):
             words = ["token", "create", "--role", role, "--state", run.folder / "state" / HUB, "-o", self._join(role)]
-            self._finish(f"token-{role}", words)
+            self._finish(run.daemons.start(f"token-{role}", words, run.net.space(HUB)))
 
     def _join(self, role: str) -> Path:
         """The file with a join token."""
@@ -153,7 +180,7 @@ class RlSystem:
         words += ["--batch-groups", str(setup.groups), "--group-size", str(setup.group_size)]
         words += ["--staleness", str(setup.staleness), "--lease-guess", str(LEASE_GUESS_S)]
         run.daemons.start(LEDGER, words, run.net.space(HUB))
-        run.until((run.folder / LEDGER / "daemon.json").exists, "ledger", START_S)
+        self.until((run.folder / LEDGER / "daemon.json").exists, "ledger")
 
     def _start_worker(self, host: str) -> None:
         run, setup, name = self.run, self._setup, worker_of(host)
@@ -173,7 +200,7 @@ class RlSystem:
         )  # fmt: skip
         config.write_text(text + self.weights.config)
         words: list[str | Path] = [str(setup.train_s), config]
-        run.daemons.start(LEARNER, words, run.net.space(HUB), entry="netem.rl_lab.paced_learner")
+        self._models.start(LEARNER, words, run.net.space(HUB), entry="netem.rl_lab.paced_learner")
 
 
 def worker_of(host: str) -> str:

@@ -1,5 +1,5 @@
-"""A task for measurements of a whole run: answers of one length, and rewards that differ within a group whatever model
-plays, so that the ledger drops no group of an untrained model.
+"""A task for measurements of a whole run. All answers are equally long. Rewards differ within a group whatever model
+plays, so the ledger drops no group of an untrained model.
 """
 
 from __future__ import annotations

@@ -7,12 +7,13 @@ each other host. In the star each version is coded whole, and the hub sends it t
 Phases of each method: ``warm_up`` learner steps that do not count; ``before_s`` seconds; a cut of the trunk of the
 region ``cut`` for ``cut_s`` seconds; ``after_s`` seconds. There is a row for each phase and one for all of them.
 
-Columns: ``tokens_per_s``, sampled tokens that the ledger accepted. ``bubble``, the learner's waiting time ÷ its waiting
-and training time. ``staleness``, trained rollouts by age in learner steps. ``version_s``, the median time from a
+Columns: ``tokens_per_s``, sampled tokens that the ledger accepted; ``of_before``, ÷ those before the cut. ``bubble``,
+the learner's waiting time ÷ its waiting and training time (ECHO-2, section 5.1); ``wait_s``, waiting for each step.
+``staleness``, trained rollouts by age in learner steps. ``version_s``, the median time from a
 version's opening at the hub until every engine that can be reached serves it. ``skipped``, versions that some engine
 never served. ``trunk_bytes``, all bytes to a region for each version. ``caught_up_s``, from the end of the cut until
 the cut engines serve a version as new as the newest at that time. ``lost``: jobs that the cut site held and that never
-ended, and groups trained twice.
+ended, and groups trained twice. Last rows: ``gain``, tokens/s of p2pcast ÷ those of the star, by phase.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from netem.lab.case_network import emulated
 from netem.lab.lab_swarm import Swarm, folders
 from netem.lab.network_tables import network_of
 from netem.lab.tables import bounded, filled, not_empty
-from netem.rl_lab.rl_system import MODULES, RlSetup, RlSystem
-from netem.rl_lab.run_figures import Phase, caught_up_s, figures
+from netem.rl_lab.rl_system import MODULES, SMALL_MODULES, RlSetup, RlSystem
+from netem.rl_lab.phase_figures import Phase, caught_up_s, figures
 from netem.rl_lab.run_observer import RunObserver
 from p2pcast.errors import UsageError
 
@@ -91,44 +92,56 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield calibrated
         if calibrated["off"]:
             return
-        with folders() as (folder, memory), Daemons(folder / "logs", MODULES) as daemons:
+        with (
+            folders() as (folder, memory),
+            Daemons(folder / "logs", SMALL_MODULES) as daemons,
+            Daemons(folder / "logs", MODULES) as models,
+        ):
+            rates: dict[str, dict[str, float]] = {}
             for number, name in enumerate(given.systems):
                 own = folder / f"{number}-{name}"
                 own.mkdir()
-                system = RlSystem(Swarm(net, daemons, own, memory / own.name), given.setup, star=name == "star")
+                run = Swarm(net, daemons, own, memory / own.name)
+                system = RlSystem(run, models, given.setup, star=name == "star")
                 with closing(_played(net, system, given)) as rows:
                     for said in rows:
                         if "row" in said:
                             said = {"row": {"system": SYSTEMS[name], **said["row"]}}
+                            rates.setdefault(name, {})[said["row"]["phase"]] = said["row"]["tokens_per_s"]
                         yield said
                 system.remove()
+    for phase, rate in rates.get("p2pcast", {}).items():
+        if other := rates.get("star", {}).get(phase):
+            yield {"row": {"system": f"{P2PCAST} ÷ {STAR}", "phase": phase, "gain": round(rate / other, 2)}}
 
 
 def _played(net: Namespaces, system: RlSystem, given: Parameters) -> Generator[dict[str, Any], None, None]:
-    run, observer = system.run, RunObserver(system)
+    observer = RunObserver(system)
     began_s = time.monotonic()
     system.start()
     yield {"note": f"started in {time.monotonic() - began_s:.0f} s"}
-    run.until(lambda: len(observer.steps()) >= given.warm_up, f"{given.warm_up} steps", STEPS_S)
+    system.until(lambda: len(observer.steps()) >= given.warm_up, f"{given.warm_up} steps", STEPS_S)
     yield {"note": f"{given.warm_up} steps in {time.monotonic() - began_s:.0f} s"}
     every = tuple(system.hosts)
     away = {host for host in every if system.sites[host] == given.cut}
     here = tuple(host for host in every if host not in away)
-    meter = Meter(run.daemons.pids)
+    meter = Meter(system.pids)
     with observer.sampling():
-        phases = [_phase(run, BEFORE, given.before_s, every)]
+        phases = [_phase(system, BEFORE, given.before_s, every)]
         held = observer.held(away)
         net.cut(given.cut)
-        phases.append(_phase(run, CUT, given.cut_s, here))
+        phases.append(_phase(system, CUT, given.cut_s, here))
         net.heal(given.cut)
-        phases.append(_phase(run, AFTER, given.after_s, every))
+        phases.append(_phase(system, AFTER, given.after_s, every))
     busy, spent_s = meter.busy(), meter.processes_s()
     system.end()
     record, healed_s = observer.record(), phases[-1].began_s
     caught = [caught_up_s(record, host, healed_s) for host in away]
     ends = observer.endings()
-    for phase in phases:
-        yield {"row": figures(record, phase)}
+    rows = [figures(record, phase) for phase in phases]
+    for row in rows:
+        before = rows[0]["tokens_per_s"]
+        yield {"row": {**row, "of_before": round(row["tokens_per_s"] / before, 3) if before else None}}
     whole = Phase(WHOLE, phases[0].began_s, phases[-1].ended_s, every)
     yield {
         "row": {
@@ -137,17 +150,17 @@ def _played(net: Namespaces, system: RlSystem, given: Parameters) -> Generator[d
             "held_at_the_cut": len(held),
             "lost": observer.unsettled(held) + observer.twice(),
             "bound": given.staleness,
-            "ends": dict(sorted(ends.items())),
+            "results": ", ".join(f"{name} {count}" for name, count in sorted(ends.items())),
             "busy": round(busy, 3),
             "cpu_s": {name: round(seconds, 1) for name, seconds in spent_s.items()},
         }
     }
 
 
-def _phase(run: Swarm, name: str, lasts_s: float, reached: tuple[str, ...]) -> Phase:
+def _phase(system: RlSystem, name: str, lasts_s: float, reached: tuple[str, ...]) -> Phase:
     began_s = time.time()
     until_s = time.monotonic() + lasts_s
     while (left_s := until_s - time.monotonic()) > 0:
-        run.daemons.check()
+        system.check()
         time.sleep(min(LOOK_S, left_s))
     return Phase(name, began_s, time.time(), reached)

@@ -11,8 +11,7 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
-from netem.rl_lab.dense_star import INSTALLED, StarFetcher, StarServer
-from netem.rl_lab.paced_engine import WEIGHTS
+from netem.rl_lab.dense_star import INSTALLED, WEIGHTS, StarFetcher, StarServer
 from p2pcast.version import Version
 from rollout_node.worker.engine_versions import EngineVersions
 

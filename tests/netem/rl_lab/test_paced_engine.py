@@ -16,6 +16,7 @@ from transformers import Qwen3ForCausalLM
 from netem.rl_lab.paced_engine import PacedEngine
 from netem.rollouts.graded_answers import VOCABULARY
 from netem.rollouts.small_model import make_small_model
+from p2pcast.errors import RetryableError
 from p2pcast.rollouts.result import Span
 from p2pcast.tasks.task import Sample
 from p2pcast.version import Version
@@ -91,6 +92,6 @@ async def test_a_failed_sample_fails_its_request_alone(models: list[Path]) -> No
     engine = PacedEngine(Qwen3ForCausalLM.from_pretrained(models[0]).float().eval(), FAST)
     engine.install(Version(1, 0), models[0])
     async with served(engine) as (sampler, _, _):
-        with pytest.raises(Exception, match="engine"):
+        with pytest.raises(RetryableError, match="500"):
             await sampled(sampler, [VOCABULARY + 7])
         assert len((await sampled(sampler, [3])).token_ids) == 12

@@ -1,4 +1,4 @@
-"""Figures of an RL run: what belongs to a phase, and what a cut site costs."""
+"""Figures of an RL run, by phases with and without a cut."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from netem.rl_lab.run_figures import Phase, RunRecord, Sample, accepted, bubble, caught_up_s, figures, live_s, shares
+from netem.rl_lab.phase_figures import (
+    Phase,
+    RunRecord,
+    Sample,
+    accepted,
+    caught_up_s,
+    figures,
+    learner_s,
+    live_s,
+    shares,
+)
 
 PHASE = Phase("before", 100.0, 120.0, ("e", "w"))
 
@@ -23,18 +33,19 @@ def test_tokens_are_counted_between_looks_and_by_every_host() -> None:
     assert accepted(RunRecord(), PHASE) == 0
 
 
-def test_waiting_beyond_a_phase_does_not_count_for_it() -> None:
+def test_waiting_beyond_a_phase_is_left_out() -> None:
     steps = [step(104.0, 2.0, 8.0), step(116.0, 4.0, 8.0), step(130.0, 6.0, 8.0)]
     # 100 to 104 training, to 108 waiting, to 116 training, then waiting until 122.
-    assert bubble(RunRecord(steps=steps), PHASE) == pytest.approx(8 / 20)
+    assert learner_s(RunRecord(steps=steps), PHASE) == pytest.approx((8, 12))
+    assert figures(RunRecord(steps=steps), PHASE)["bubble"] == 0.4
 
 
 def test_time_after_the_last_step_is_waiting() -> None:
-    assert bubble(RunRecord(steps=[step(105.0, 0.0, 5.0)]), PHASE) == pytest.approx(15 / 20)
-    assert bubble(RunRecord(), PHASE) == 1.0
+    assert learner_s(RunRecord(steps=[step(105.0, 0.0, 5.0)]), PHASE) == pytest.approx((15, 5))
+    assert learner_s(RunRecord(), PHASE) == (20, 0)
 
 
-def test_a_version_is_live_once_every_reachable_engine_serves_it() -> None:
+def test_a_version_is_live_once_every_reachable_engine_has_switched() -> None:
     run = RunRecord(opened={"1.3": 101.0}, committed={"e": {"1.3": 102.0}, "w": {"1.3": 104.5}})
     assert live_s(run, "1.3", ("e", "w")) == 3.5
     assert live_s(run, "1.3", ("e",)) == 1.0

@@ -56,11 +56,13 @@ def figures(run: RunRecord, phase: Phase) -> dict[str, Any]:
     ages = staleness(ended)
     known = [run.version_bytes[version] for version in opened if version in run.version_bytes]
     times = [took for version in opened if (took := live_s(run, version, phase.reached)) is not None]
+    waited_s, trained_s = learner_s(run, phase)
     return {
         "phase": phase.name,
         "seconds": round(phase.lasted_s, 1),
         "tokens_per_s": round(accepted(run, phase) / phase.lasted_s, 2),
-        "bubble": round(bubble(run, phase), 4),
+        "bubble": round(waited_s / (waited_s + trained_s), 4) if waited_s + trained_s else None,
+        "wait_s": round(waited_s / len(ended), 3) if ended else None,
         "steps": len(ended),
         "step_s": round(phase.lasted_s / len(ended), 3) if ended else None,
         "staleness_max": max(ages, default=None),
@@ -80,17 +82,17 @@ def accepted(run: RunRecord, phase: Phase) -> float:
     return _at(totals, phase.ended_s) - _at(totals, phase.began_s)
 
 
-def bubble(run: RunRecord, phase: Phase) -> float:
-    """Share of waiting in the learner's time (ECHO-2, section 5.1): T_idle / (T_idle + T_train). Time after the last
-    step counts as waiting.
+def learner_s(run: RunRecord, phase: Phase) -> tuple[float, float]:
+    """Seconds of the phase in which the learner waited for a batch, and in which it trained. Time after the last step
+    counts as waiting.
     """
-    waited = trained = 0.0
+    waited_s = trained_s = 0.0
     for step in run.steps:
         trained_from_s = step["time"] - step["train_s"]
-        trained += _overlap(phase, trained_from_s, step["time"])
-        waited += _overlap(phase, trained_from_s - step["wait_s"], trained_from_s)
-    waited += _overlap(phase, max((step["time"] for step in run.steps), default=phase.began_s), phase.ended_s)
-    return waited / (waited + trained) if waited + trained else 1.0
+        trained_s += _overlap(phase, trained_from_s, step["time"])
+        waited_s += _overlap(phase, trained_from_s - step["wait_s"], trained_from_s)
+    last_s = max((step["time"] for step in run.steps), default=phase.began_s)
+    return waited_s + _overlap(phase, last_s, phase.ended_s), trained_s
 
 
 def staleness(steps: Sequence[Mapping[str, Any]]) -> Counter[int]:
