@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -64,7 +64,7 @@ def figures(run: RunRecord, phase: Phase) -> dict[str, Any]:
         "bubble": round(waited_s / (waited_s + trained_s), 4) if waited_s + trained_s else None,
         "wait_s": round(waited_s / len(ended), 3) if ended else None,
         "steps": len(ended),
-        "step_s": round(phase.lasted_s / len(ended), 3) if ended else None,
+        "step_s": step_s(run, phase),
         "staleness_max": max(ages, default=None),
         "staleness_mean": round(sum(age * n for age, n in ages.items()) / ages.total(), 3) if ages else None,
         "staleness": shares(ages),
@@ -93,6 +93,14 @@ def learner_s(run: RunRecord, phase: Phase) -> tuple[float, float]:
         waited_s += _overlap(phase, trained_from_s - step["wait_s"], trained_from_s)
     last_s = max((step["time"] for step in run.steps), default=phase.began_s)
     return waited_s + _overlap(phase, last_s, phase.ended_s), trained_s
+
+
+def step_s(run: RunRecord, phase: Phase) -> float | None:
+    """Mean seconds from the end of a step to the end of the next one, of those that end in the phase."""
+    times = sorted(step["time"] for step in run.steps)
+    last = bisect_left(times, phase.ended_s) - 1
+    first = max(0, bisect_left(times, phase.began_s) - 1)
+    return round((times[last] - times[first]) / (last - first), 3) if last > first else None
 
 
 def staleness(steps: Sequence[Mapping[str, Any]]) -> Counter[int]:

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from netem.broadcast.rivals import HUB
-from netem.rl_lab.rl_system import RlSystem, worker_of
 from netem.rl_lab.phase_figures import RunRecord, Sample
+from netem.rl_lab.rl_system import RlSystem, worker_of
 
 SAMPLE_S: Final = 1.0
 BUSY_S: Final = 10.0

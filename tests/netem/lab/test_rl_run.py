@@ -46,7 +46,8 @@ def test_the_scenario_has_valid_parameters() -> None:
 def test_both_methods_lose_nothing_while_a_site_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """All processes of both runs, in this kernel."""
     monkeypatch.setattr(calibration, "measure", lambda *_: [])
-    rows = [said["row"] for said in rl_run.results(argument(**QUICK)) if "row" in said]
+    said = [each["row"] for each in rl_run.results(argument(**QUICK)) if "row" in each]
+    rows = [row for row in said if "gain" not in row]
     assert [(row["system"], row["phase"]) for row in rows] == [
         (system, phase) for system in ("p2pcast", "dense star") for phase in ("before", "cut", "after", "all")
     ]
