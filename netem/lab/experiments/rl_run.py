@@ -1,17 +1,18 @@
 """A whole RL run over a WAN: p2pcast and a dense star, one after the other in one invocation, with one site cut off for
 a while.
 
-The parts are `netem.rl_lab.rl_system`'s: learner, ledger and hub at the host ``hub``; a peer, an engine and a worker at
-each other host. In the star each version is coded whole, and the hub sends it to each peer itself.
+The processes are those of `netem.rl_lab.rl_system`. Learner, ledger and hub run at the host ``hub``; a peer, an engine
+and a worker run at each other host. In place of peers, the star has `netem.rl_lab.dense_star`: each engine's host
+downloads the newest checkpoint whole.
 
 Phases of each method: ``warm_up`` learner steps that do not count; ``before_s`` seconds; a cut of the trunk of the
 region ``cut`` for ``cut_s`` seconds; ``after_s`` seconds. There is a row for each phase and one for all of them.
 
 Columns: ``tokens_per_s``, sampled tokens that the ledger accepted; ``of_before``, ÷ those before the cut. ``bubble``,
 the learner's waiting time ÷ its waiting and training time (ECHO-2, section 5.1); ``wait_s``, waiting for each step.
-``staleness``, trained rollouts by age in learner steps. ``version_s``, the median time from a
-version's opening at the hub until every engine that can be reached serves it. ``skipped``, versions that some engine
-never served. ``trunk_bytes``, all bytes to a region for each version. ``caught_up_s``, from the end of the cut until
+``staleness``, trained rollouts by age in learner steps. ``version_s``, the median time from a version's opening at the
+hub until every engine that can be reached serves it. ``skipped``, versions that some engine never served.
+``trunk_bytes``, all bytes to a region for each version. ``caught_up_s``, from the end of the cut until
 the cut engines serve a version as new as the newest at that time. ``lost``: jobs that the cut site held and that never
 ended, and groups trained twice. Last rows: ``gain``, tokens/s of p2pcast ÷ those of the star, by phase.
 """
