@@ -40,7 +40,7 @@ WEIGHTS: Final = "model.safetensors"
 INSTALLED: Final = "installed.jsonl"
 """Below FOLDER: ``{version, time, bytes}`` of each installation."""
 
-log = logging.getLogger("p2pcast.star")
+log = logging.getLogger("p2pcast.bench")
 
 
 # -- beside the learner
