@@ -27,7 +27,7 @@ from types import TracebackType
 
 from p2pcast.errors import LocalError
 
-BORN_S = 120.0
+BORN_S = 300.0
 """Start of the fork server on a machine that has to compile kernels first."""
 GRACE_S = 15.0
 """Time from the first signal to SIGKILL."""
@@ -60,10 +60,12 @@ class Daemon:
 
 
 class Daemons:
-    """Starts daemons; as a context manager, ends them. ``logs``: folder for their output."""
+    """Starts daemons; as a context manager, ends them. ``logs``: folder for their output. ``modules``: imported before
+    the first start, for daemons that need more than hubs and peers do.
+    """
 
-    def __init__(self, logs: Path) -> None:
-        self._logs = logs
+    def __init__(self, logs: Path, modules: Sequence[str] = ()) -> None:
+        self._logs, self._modules = logs, modules
         self.daemons: dict[str, Daemon] = {}
         self._born: queue.Queue[int | None] = queue.Queue()
         self._by_pid: dict[int, Daemon] = {}
@@ -73,7 +75,7 @@ class Daemons:
         # In its own session: Ctrl-C reaches only the process that made the network, which ends its daemons in order.
         with (self._logs / "fork-server.log").open("ab") as log:
             self._fork_server = subprocess.Popen(
-                [sys.executable, "-m", MODULE],
+                [sys.executable, "-m", MODULE, *self._modules],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -102,15 +104,17 @@ class Daemons:
             self._reader.join(GRACE_S)
             self._fork_server.stdout.close()
 
-    def start(self, name: str, words: Sequence[str | Path], space: str | None = None) -> Daemon:
-        """``p2pcast WORDS``, in the network namespace at the path ``space``. A name may be reused after its daemon has
-        ended; the log is then continued.
+    def start(
+        self, name: str, words: Sequence[str | Path], space: str | None = None, *, entry: str | None = None
+    ) -> Daemon:
+        """``p2pcast WORDS``, in the network namespace at the path ``space``. ``entry``: a module whose ``main`` runs in
+        place of the command. A name may be reused after its daemon has ended; the log is then continued.
         """
         assert self._fork_server.stdin is not None
         if name in self.daemons and self.daemons[name].code is None:
             raise ValueError(f"{name} is running")
         log = self._logs / f"{name}.log"
-        asked = {"argv": [str(word) for word in words], "log": str(log), "net": space}
+        asked = {"argv": [str(word) for word in words], "log": str(log), "net": space, "entry": entry}
         with suppress(BrokenPipeError):
             self._fork_server.stdin.write(json.dumps(asked).encode() + b"\n")
             self._fork_server.stdin.flush()

@@ -27,6 +27,9 @@ COMMAND_S = 10.0
 CONGESTION = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 UML_MODULES = Path("/usr/lib/uml/modules")
 UML_NEEDED = ("veth", "bridge", "sch_netem", "sch_tbf", "tcp_bbr")
+MAPPINGS = Path("/proc/sys/vm/max_map_count")
+ENOUGH_MAPPINGS = 1 << 20
+"""A program in user-mode Linux may need a mapping for each of its pages: so many are 4 GiB."""
 NAMES = Path("/run/netns")
 PREFIX = "p2pcast-doctor-"
 """Followed by the process id, which distinguishes the namespaces of killed and running doctors."""
@@ -240,10 +243,16 @@ def _user_mode_linux() -> Check:
         return Check(name, False, f"{modules} has no {' and no '.join(missing)} module", install)
     try:
         if not runs_programs():
-            return Check(name, False, UNFIT, "a kernel with netem")
+            return Check(name, False, UNFIT, "linux.uml 7.2 or newer, first in PATH; or a kernel with netem")
     except UsageError as error:
         return Check(name, False, str(error), "TMPDIR=/tmp, and a path without blanks")
-    return Check(name, True, f"{path} {version[0] if version else ''}, with {' and '.join(UML_NEEDED)}")
+    reason = f"{path} {version[0] if version else ''}, with {' and '.join(UML_NEEDED)}"
+    if (allowed := int(MAPPINGS.read_text())) < ENOUGH_MAPPINGS:
+        reason += (
+            f"; programs of more than {allowed >> 8} MiB, such as those of rl-run, may need sysctl -w "
+            f"vm.max_map_count={ENOUGH_MAPPINGS}"
+        )
+    return Check(name, True, reason)
 
 
 def document(checks: list[Check]) -> Mapping[str, object]:

@@ -44,9 +44,13 @@ machine.
 REGISTERS = "ptrace set fp regs failed"
 """In the kernel's output, where it has no room for the registers of this processor."""
 UNFIT = (
-    "this user-mode Linux has no room for the registers of this processor (AMX, as a rule): use a newer one, or a "
-    "machine of another kind"
+    "this user-mode Linux has no room for the registers of this processor (AMX, as a rule): use a newer one (7.2 of a "
+    "newer Debian works), or a machine of another kind"
 )
+SYSTEM_CALLS = "seccomp=auto"
+"""How the kernel catches its programs' system calls, since Linux 6.16: by signals if it can, otherwise by ptrace, which
+is slower. Older kernels ignore the word. With signals a program can read the guest's memory; ours may.
+"""
 BOOT_S = 60.0
 """Limit of a boot without work; it takes a second."""
 
@@ -113,7 +117,7 @@ def _command(folder: Path, serial: int) -> list[str]:
         *("sh", "-c", '"$@"; exit', "sh"),
         KERNEL,
         f"mem={MEMORY_MIB}M",
-        *("root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro", f"init={folder}/init"),
+        *("root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro", f"init={folder}/init", SYSTEM_CALLS),
         *(f"uml_dir={folder}/", "umid=guest", "con=null", "con0=null,fd:1", f"ssl0=null,fd:{serial}", "quiet"),
     ]
 

@@ -4,8 +4,9 @@ possible that would otherwise exceed a machine's memory.
 A forked process runs the ``p2pcast`` command with its own command line, log and exit code. It starts without imports,
 and shares all unmodified memory with the others.
 
-A request is a line of JSON on stdin: {"argv", "log"}, and optionally {"net"}, the path of the process's network
-namespace. Stdout has a line {"pid"} for each request, in order, and a line {"pid", "code"} for each ended process
+A request is a line of JSON on stdin: {"argv", "log"}. Optional keys are {"net"}, the path of the process's network
+namespace, and {"entry"}, a module whose ``main`` runs in place of the ``p2pcast`` command. Arguments are modules to be
+imported first. Stdout has a line {"pid"} for each request, in order, and a line {"pid", "code"} for each ended process
 (negative: the signal). All processes end at the end of stdin, or if this process is killed.
 """
 
@@ -26,10 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from netem.fleet.die_with_parent import die_with
-from p2pcast.cli import main as command
 from p2pcast.codec.kernel_warmup import warm_up
 
 CLONE_NEWNET = 0x40000000
+COMMAND = "p2pcast.cli"
+"""The module of the ``p2pcast`` command."""
 
 
 class ForkedProcess:
@@ -101,7 +103,7 @@ class ForkServer:
 
 
 def main() -> None:
-    for module in ("rollout_node.peer", "trainer_node.hub"):
+    for module in (COMMAND, "rollout_node.peer", "trainer_node.hub", *sys.argv[1:]):
         importlib.import_module(module)
     warm_up()
     gc.collect()
@@ -140,7 +142,7 @@ def _fork(asked: dict[str, Any]) -> int:
     code = 1
     try:
         die_with(fork_server, signal.SIGKILL)
-        _run_command(asked["argv"], asked["log"], asked.get("net"))
+        _run_command(asked["argv"], asked["log"], asked.get("net"), asked.get("entry") or COMMAND)
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -152,7 +154,7 @@ def _fork(asked: dict[str, Any]) -> int:
         os._exit(code)
 
 
-def _run_command(argv: list[str], log: str, net: str | None) -> None:
+def _run_command(argv: list[str], log: str, net: str | None, entry: str) -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -166,7 +168,7 @@ def _run_command(argv: list[str], log: str, net: str | None) -> None:
             if libc.setns(space.fileno(), CLONE_NEWNET):
                 raise OSError(ctypes.get_errno(), "cannot enter the network namespace")
     sys.argv[1:] = argv
-    command()
+    importlib.import_module(entry).main()
 
 
 def _reap(alive: set[int], ended: tuple[int, int] = (0, 0)) -> None:

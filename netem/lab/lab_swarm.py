@@ -77,7 +77,7 @@ class Swarm:
     def hub(self, *options: str | float) -> None:
         """Start the hub; returns when peers may join."""
         token = self.folder / "token"
-        self._start(
+        self.start_node(
             HUB, "seed", self.trained, "--listen", f"0.0.0.0:{HUB_PORT}", "--http", f"127.0.0.1:{HTTP_PORT}",
             "--token-file", token, *options,
         )  # fmt: skip
@@ -86,13 +86,14 @@ class Swarm:
     def join(self, *peers: str, options: Sequence[str | float] = ()) -> None:
         """Start these peers; restarted peers keep their stored state."""
         for peer in peers:
-            self._start(
+            self.start_node(
                 peer, "join", f"{self.net.network.address(HUB)}:{HUB_PORT}", "--listen", f"0.0.0.0:{PEER_PORT}",
                 "--http", f"127.0.0.1:{HTTP_PORT}", "--token-file", self.folder / "token", "--name", peer,
                 "--install", f"safetensors:{self.installed(peer)}", "--keep", 1, *options,
             )  # fmt: skip
 
-    def _start(self, host: str, *words: str | float | Path) -> None:
+    def start_node(self, host: str, *words: str | float | Path) -> None:
+        """``p2pcast WORDS``, a hub or a peer, with folders of its own and a reader of its events."""
         every = [
             *map(str, words),
             "--state",

@@ -49,7 +49,7 @@ def play_all(model: Any, task: Task, jobs: Sequence[Job], *, seed: int, version:
         except StopIteration as end:
             ended[number] = end.value
             return
-        if not isinstance(turn, _Turn):
+        if not isinstance(turn, Turn):
             raise UsageError(f"a play of task {task.name} awaits something else than its sampler")
         asked[number] = turn
 
@@ -58,7 +58,7 @@ def play_all(model: Any, task: Task, jobs: Sequence[Job], *, seed: int, version:
             advance(number, None)
         while asked:
             turns, asked = asked, {}
-            for number, sample in zip(turns, _answers(model, list(turns.values()), generator, version), strict=True):
+            for number, sample in zip(turns, answers(model, list(turns.values()), generator, version), strict=True):
                 advance(number, sample)
     finally:
         for play in plays:
@@ -123,15 +123,15 @@ def _rollout(task: Task, job: Job, played: Trajectory) -> Rollout:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Turn:
-    """The policy's next tokens, which a play awaits."""
+class Turn:
+    """The policy's next tokens, which a play awaits, or an engine's request."""
 
     prompt_ids: tuple[int, ...]
     temperature: float
     max_tokens: int
     stop_token_ids: tuple[int, ...]
 
-    def __await__(self) -> Generator[_Turn, Sample, Sample]:
+    def __await__(self) -> Generator[Turn, Sample, Sample]:
         return (yield self)
 
 
@@ -147,10 +147,11 @@ class _AskingSampler:
         max_tokens: int,
         stop_token_ids: Sequence[int],
     ) -> Sample:
-        return await _Turn(tuple(prompt_ids), temperature, max_tokens, tuple(stop_token_ids))
+        return await Turn(tuple(prompt_ids), temperature, max_tokens, tuple(stop_token_ids))
 
 
-def _answers(model: Any, turns: Sequence[_Turn], generator: torch.Generator, version: Version) -> list[Sample]:
+def answers(model: Any, turns: Sequence[Turn], generator: torch.Generator, version: Version) -> list[Sample]:
+    """A sample of each turn, computed together where prompts are equally long. ``version``: of the model's weights."""
     alike: dict[tuple[Any, ...], list[int]] = {}
     for number, turn in enumerate(turns):
         key = (len(turn.prompt_ids), turn.temperature, turn.max_tokens, turn.stop_token_ids)
@@ -165,7 +166,7 @@ def _answers(model: Any, turns: Sequence[_Turn], generator: torch.Generator, ver
     return [out[number] for number in range(len(turns))]
 
 
-def _batch(model: Any, turns: Sequence[_Turn], generator: torch.Generator, version: Version) -> list[Sample]:
+def _batch(model: Any, turns: Sequence[Turn], generator: torch.Generator, version: Version) -> list[Sample]:
     """``turns``: alike but for their prompts' tokens."""
     turn, device = turns[0], model.device
     stops = torch.tensor(turn.stop_token_ids, device=device)

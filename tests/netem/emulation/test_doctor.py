@@ -128,6 +128,12 @@ def test_user_mode_linux_needs_its_modules(tmp_path: Path, monkeypatch: pytest.M
         (tmp_path / "modules" / "6.1.7" / name).touch()
     (whole,) = [c for c in doctor.probe() if c.name == "user-mode-linux"]
     assert whole.ok
+    for count, told in (("65530", True), ("1048576", False)):
+        (tmp_path / "mappings").write_text(f"{count}\n")
+        monkeypatch.setattr(doctor, "MAPPINGS", tmp_path / "mappings")
+        (checked,) = [c for c in doctor.probe() if c.name == "user-mode-linux"]
+        assert checked.ok
+        assert ("sysctl -w vm.max_map_count=1048576" in checked.reason) == told
 
     def refused() -> bool:
         raise UsageError("user-mode Linux does not accept paths with blanks")

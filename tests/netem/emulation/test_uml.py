@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from netem.emulation import backend, uml
-from netem.emulation.guest import order
+from netem.emulation.guest import IO_URING, order
 from p2pcast.errors import LocalError, UsageError
 
 HERE = "tests.netem.emulation.test_uml"
@@ -66,6 +66,7 @@ def work(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     from netem.emulation.namespaces import namespaces
 
     yield {"pid": os.getpid(), "argument": argument, "interfaces": sorted(os.listdir("/sys/class/net"))}
+    yield {"io_uring_disabled": IO_URING.read_text().strip() if IO_URING.exists() else "2"}
     try:
         Path(argument["outside"]).write_text("x")
     except OSError as error:
@@ -103,10 +104,11 @@ def test_uml_network_has_delay_and_loss(tmp_path: Path) -> None:
         with pytest.raises(LocalError, match=LACKING):
             list(backend.results("uml", f"{HERE}:work", given))
         return
-    first, refused, delayed, lossy = backend.results("uml", f"{HERE}:work", given)
+    first, without, refused, delayed, lossy = backend.results("uml", f"{HERE}:work", given)
     assert first["pid"] == 1
     assert first["argument"] == given
     assert set(first["interfaces"]) <= {"lo", "dummy0", "sit0", "tunl0"}
+    assert without == {"io_uring_disabled": "2"}
     assert refused == {"refused": "Read-only file system"}
     assert delayed["rtt_s"] > 0.055
     assert FEWEST <= lossy["arrived"] < 790

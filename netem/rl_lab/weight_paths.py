@@ -1,0 +1,107 @@
+"""How the weights of an RL run reach its engines: by p2pcast's peers, or by a star that sends every version whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from netem.broadcast.emulated_fleet import HUB_PORT, PEER_PORT
+from netem.broadcast.host_http import HTTP_PORT
+from netem.broadcast.rivals import HUB, needed
+from netem.lab.lab_swarm import Swarm
+from netem.rl_lab.dense_star import INSTALLED, PORT
+
+ENGINE_PORT: Final = 8000
+ENGINE_URL: Final = f"http://127.0.0.1:{ENGINE_PORT}"
+INSTALL: Final = f"""\
+exec curl -sfS -X POST -G --data-urlencode "version=$P2PCAST_VERSION" --data-urlencode "folder=$P2PCAST_DIR" \\
+  {ENGINE_URL}/install
+"""
+EXPORT: Final = """\
+[export]
+folder = {folder}
+every = 1
+keep = 3
+"""
+
+
+class WeightPath(Protocol):
+    """``config``: tables for the learner's configuration. ``begin``: beside the hub; ``join``: beside an engine, with a
+    server of ``/versions`` at HTTP_PORT. ``installs``: version → Unix time at which that host's engine served it.
+    ``sizes``: version → bytes.
+    """
+
+    @property
+    def config(self) -> str: ...
+    def begin(self) -> None: ...
+    def join(self, host: str, region: str) -> None: ...
+    def installs(self, host: str) -> dict[str, float]: ...
+    def sizes(self) -> dict[str, int]: ...
+
+
+class PeerPath:
+    """p2pcast: a peer beside each engine, with ``--install exec:``."""
+
+    config = ""
+
+    def __init__(self, run: Swarm, base: Path, token: Path) -> None:
+        needed(command="curl")
+        self._run, self._base, self._token = run, base, token
+
+    def begin(self) -> None: ...
+
+    def join(self, host: str, region: str) -> None:
+        script = self._run.folder / "install.sh"
+        script.write_text(INSTALL)
+        hub = f"{self._run.net.network.address(HUB)}:{HUB_PORT}"
+        words: list[str | Path] = ["join", hub, "--listen", f"0.0.0.0:{PEER_PORT}", "--name", host, "--region", region]
+        words += ["--http", f"127.0.0.1:{HTTP_PORT}", "--token-file", self._token, "--base", self._base]
+        self._run.start_node(host, *words, "--install", f"exec:sh {script}")
+
+    def installs(self, host: str) -> dict[str, float]:
+        told = self._run.events[host].told
+        return {one.facts["version"]: one.time_s for one in reversed(told) if one.kind == "committed"}
+
+    def sizes(self) -> dict[str, int]:
+        told = self._run.events[HUB].told
+        return {one.facts["version"]: int(one.facts["bytes"]) for one in told if one.kind == "sealed"}
+
+
+class StarPath:
+    """The rival: see ``netem.rl_lab.dense_star``."""
+
+    def __init__(self, run: Swarm, base: Path) -> None:
+        self._run, self._base = run, base
+        self._exports = run.folder / "exports"
+        self._joined: list[str] = []
+
+    @property
+    def config(self) -> str:
+        return EXPORT.format(folder=json.dumps(str(self._exports)))
+
+    def begin(self) -> None:
+        words: list[str | Path] = ["serve", str(PORT), f"http://127.0.0.1:{HTTP_PORT}", self._exports]
+        self._run.daemons.start("star", words, self._run.net.space(HUB), entry="netem.rl_lab.dense_star")
+
+    def join(self, host: str, region: str) -> None:
+        server = f"http://{self._run.net.network.address(HUB)}:{PORT}"
+        words: list[str | Path] = ["fetch", server, ENGINE_URL, str(HTTP_PORT), self._folder(host), self._base]
+        self._run.daemons.start(f"star-{host}", words, self._run.net.space(host), entry="netem.rl_lab.dense_star")
+        self._joined.append(host)
+
+    def installs(self, host: str) -> dict[str, float]:
+        return {one["version"]: one["time"] for one in self._lines(host)}
+
+    def sizes(self) -> dict[str, int]:
+        return {one["version"]: one["bytes"] for host in self._joined for one in self._lines(host) if one["bytes"]}
+
+    def _folder(self, host: str) -> Path:
+        return self._run.folder / "star" / host
+
+    def _lines(self, host: str) -> list[dict[str, Any]]:
+        try:
+            lines = (self._folder(host) / INSTALLED).read_text().splitlines()
+        except OSError:
+            return []
+        return [json.loads(line) for line in lines if line.endswith("}")]
