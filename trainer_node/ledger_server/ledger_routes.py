@@ -276,9 +276,13 @@ class LedgerRoutes:
             return await self._call(self._ledger.lease, session, most, served, manifest, staged, known())
 
         def gone() -> bool:
+            """Also if the engine has another version now: the worker asks again, with that one."""
+            if (now := known()) is not None and before is not None and now.served != before.served:
+                return True
             return request.transport is None or request.transport.is_closing() or self._end.over()
 
-        kind = served, believed(served, staged, known()).served
+        before = known()
+        kind = served, believed(served, staged, before).served
         leases = await self._queue.ask(attempt, kind, wait_s, gone)
         rows = [
             {

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -26,6 +27,7 @@ from p2pcast.version import Version
 from trainer_node.ledger_server.body_budget import BODY_BYTES
 from trainer_node.ledger_server.callers import WORKER_FILE
 from trainer_node.ledger_server.ledger_daemon import LedgerDaemon
+from trainer_node.scheduling.served_versions import KnownEngine
 
 ZERO = Version(0, 0)
 MANIFEST = bytes.fromhex(digest_of("0.0"))
@@ -249,6 +251,29 @@ async def test_a_malformed_order_to_drain_is_refused(stage: Stage, change: dict[
     status, answer = await stage.ask("/v1/workers/drain", {"name": "w", "for_s": 1.0} | change, "trainer")
     assert status == 400
     assert said in answer["error"]
+
+
+async def test_a_waiting_request_ends_when_its_engine_goes_on_to_another_version(stage: Stage) -> None:
+    """The worker states the new version at once: the ledger may have jobs for that version alone."""
+    engines = {"moving": ZERO, "staying": ZERO}
+    hub = SimpleNamespace(engine=lambda one: KnownEngine(engines[one.name], None), reached=True, caught_up=True)
+    stage.daemon._follower = hub  # type: ignore[assignment]
+    await stage.ask("/v1/workers/drain", {"name": "w", "for_s": 600.0}, "trainer")
+    asks = {"session": stage.session, "slots": 1, "served": "0.0", "manifest": MANIFEST.hex(), "wait_s": 30.0}
+
+    def asking(name: str) -> asyncio.Task[tuple[int, Any]]:
+        engine = {"node": bytes(16).hex(), "name": name}
+        return asyncio.create_task(stage.ask("/v1/lease", asks | {"engine": engine}))
+
+    staying, moving = asking("staying"), asking("moving")
+    while (await stage.get("/status"))[1]["waiting_requests"] < 2:  # noqa: ASYNC110 - over HTTP
+        await asyncio.sleep(0.05)
+    engines["moving"] = Version(0, 1)
+    status, answer = await moving
+    assert (status, answer["leases"], answer["finished"]) == (200, [], False)
+    assert not staying.done()
+    engines["staying"] = Version(0, 1)
+    await staying
 
 
 async def test_workers_play_an_evaluation_after_the_last_step(tmp_path: Path, up: Up) -> None:
