@@ -20,7 +20,7 @@ from p2pcast.errors import UsageError
 from trainer_node.learning.objective.micro_batches import MicroBatch
 from trainer_node.learning.objective.token_scores import TokenScores, scores_of_hidden, scores_of_logits
 from trainer_node.learning.sharded_loading import loading, sharded
-from trainer_node.learning.stored_tensors import blocks, check
+from trainer_node.learning.stored_tensors import blocks, check, dtypes
 from trainer_node.learning.trainer_ranks import TrainerRanks
 from trainer_node.sdk.tensors import TORCH_DTYPES
 
@@ -57,8 +57,9 @@ class LearnerModel:
         self.stored = {name: p for name, p in self.parameters.items() if name in stored} | views
         """Parameters, and blocks of parameters, under the names of the folder."""
         self.stored_dtypes = {name: stored[name] for name in self.stored}
-        owners = {name: block.parameter for name, block in fused.items()}
-        self.published = {owners.get(name, name): dtype for name, dtype in self.stored_dtypes.items()}
+        own = {name: stored[name] for name in self.parameters if name in stored}
+        self.published = own | dtypes(fused, stored)
+        """Of each parameter, the dtype of its published words."""
 
     @property
     def elements(self) -> int:

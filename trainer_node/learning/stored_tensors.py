@@ -10,7 +10,7 @@ is refused. The words themselves are compared with the folder's by ``check``.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -76,6 +76,38 @@ def blocks(module: Any, names: Collection[str]) -> dict[str, Block]:
             )
         last = () if parameter.dim() < 2 else parameter.shape[-1:]
         found[name] = Block(owner, first - firsts[owner], count, (*numbers.shape, *last))
+    for owner, count in counts.items():
+        _require_cover(owner, count, [block for block in found.values() if block.parameter == owner])
+    return found
+
+
+def _require_cover(owner: str, count: int, parts: Sequence[Block]) -> None:
+    """Raises UsageError unless each row of the parameter is in one block: all that is trained has to be published."""
+    end = 0
+    for part in sorted(parts, key=lambda block: block.first):
+        if part.first != end:
+            break
+        end += part.count
+    else:
+        if end == count:
+            return
+    raise UsageError(
+        f"the model trains {owner!r}, and its folder holds {end} of its {count} rows once: such a model cannot be"
+        " published"
+    )
+
+
+def dtypes(fused: Mapping[str, Block], stored: Mapping[str, torch.dtype]) -> dict[str, torch.dtype]:
+    """The dtype in which each fused parameter is published. ``stored``: of the folder's tensors. Raises UsageError for
+    a parameter whose tensors have several.
+    """
+    found: dict[str, torch.dtype] = {}
+    for name, block in fused.items():
+        if found.setdefault(block.parameter, stored[name]) != stored[name]:
+            raise UsageError(
+                f"{name} is {stored[name]}, and other parts of {block.parameter!r} are {found[block.parameter]}: such a"
+                " model cannot be published"
+            )
     return found
 
 

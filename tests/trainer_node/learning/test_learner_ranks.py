@@ -8,8 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from netem.demo.processes import Processes
 from netem.rollouts.small_model import SmallModel, write_small_model
 from p2pcast.tasks.task_loader import load_task
 from tests.tensor_device import CUDA
@@ -220,14 +218,6 @@ def test_rank_that_dies_ends_the_others_and_no_step_is_lost(
     all_well(tmp_path, plan, ranks)
     assert equal(last_version(tmp_path), last_version(undisturbed_of(ranks)))
     assert not list((tmp_path / "checkpoints").glob(".*")), "what a rank left unfinished is removed"
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    with tempfile.TemporaryDirectory(prefix="p2pcast-test-", dir="/dev/shm") as tmpfs, Processes(logs) as processes:
-        yield Run(tmp_path, Path(tmpfs), processes)
 
 
 @pytest.mark.device

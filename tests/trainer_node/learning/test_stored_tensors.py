@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +10,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from netem.demo.processes import Processes
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.errors import LocalError, UsageError
 from tests.trainer_node.learning.expert_models import experts_folder, mixtral, qwen3_moe
 from tests.trainer_node.sdk.conftest import Run
 from trainer_node import Publisher
+from trainer_node.learning import stored_tensors
 from trainer_node.learning.exports import Exports
 from trainer_node.learning.learner_model import LearnerModel
-from trainer_node.learning.stored_tensors import check
+from trainer_node.learning.stored_tensors import Block, check, dtypes
 from trainer_node.learning.trained_weights import OptimizerOptions, TrainedWeights
 from trainer_node.learning.trainer_ranks import TrainerRanks
 
@@ -83,14 +81,6 @@ def test_model_whose_words_are_not_the_folders_is_refused(folder: Path) -> None:
         check(held, {name: words})
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    with tempfile.TemporaryDirectory(prefix="p2pcast-test-", dir="/dev/shm") as tmpfs, Processes(logs) as processes:
-        yield Run(tmp_path, Path(tmpfs), processes)
-
-
 def test_peer_installs_trained_experts_bit_for_bit(run: Run, folder: Path) -> None:
     run.hub_up(folder)
     run.peer_up("peer")
@@ -104,3 +94,26 @@ def test_peer_installs_trained_experts_bit_for_bit(run: Run, folder: Path) -> No
             assert installed.keys() == load_file(folder / "model.safetensors").keys()
             for name, words in model.working_copy():
                 assert torch.equal(installed[name], words.detach().to(model.stored_dtypes[name])), name
+
+
+@pytest.mark.parametrize("rows", [[(0, 2)], [(0, 2), (3, 1)], [(0, 2), (1, 3)], [(1, 3)], []])
+def test_parameter_of_which_the_folder_lacks_rows_is_refused(
+    rows: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A parameter of four rows, of which a later transformers might save a part alone, or a row twice."""
+    module = torch.nn.Linear(3, 4, bias=False)
+
+    def saved(_: object, numbers: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        (numbered,) = numbers.values()
+        return {f"part{first}": numbered[first : first + count] for first, count in rows}
+
+    monkeypatch.setattr(stored_tensors, "_saved", saved)
+    with pytest.raises(UsageError, match=r"'weight'.* rows once: such a model cannot be published"):
+        stored_tensors.blocks(module, [f"part{first}" for first, _ in rows])
+
+
+def test_parameter_of_several_published_dtypes_is_refused() -> None:
+    parts = {name: Block("p", first, 1, (1, 2)) for first, name in enumerate("ab")}
+    assert dtypes(parts, {"a": torch.float32, "b": torch.float32}) == {"p": torch.float32}
+    with pytest.raises(UsageError, match=r"b is torch.bfloat16, and other parts of 'p' are torch.float32"):
+        dtypes(parts, {"a": torch.float32, "b": torch.bfloat16})
