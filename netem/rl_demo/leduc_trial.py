@@ -3,8 +3,8 @@
     python -m netem.rl_demo.leduc_trial --seeds 3
 
 A small model learns the rules from demonstrations of a random player, then trains with GRPO. It plays held-out deals in
-both seats, sampled as in training. A uniform player, who draws each action among the legal ones, plays the same hands.
-The interval is Student's, of the mean difference between the two on a deal.
+both seats, sampled as in training. A uniform player draws each action among the legal ones, and plays the
+same hands. The interval is Student's, of the mean difference between the two on a deal.
 """
 
 from __future__ import annotations

@@ -27,15 +27,15 @@ LEDGER, LEARNER = "ledger", "learner"
 LEASE_GUESS_S: Final = 30.0
 START_S: Final = 300.0
 """Limit for any start, in seconds: on one slow processor a worker takes tens of seconds."""
-MODULES: Final = (
+MODEL_MODULES: Final = (
     "netem.rl_lab.base_model", "netem.rl_lab.paced_engine", "netem.rl_lab.paced_learner",
     "trainer_node.learning.learner_startup",
 )  # fmt: skip
 SMALL_MODULES: Final = (
     "netem.rl_lab.dense_star", "trainer_node.ledger_server.ledger_daemon", "rollout_node.worker.worker_daemon",
 )  # fmt: skip
-"""Imported once for all processes that compute with models. Hub, peers, ledger and workers have a fork server of their
-own: each process that a peer starts copies the peer's page tables, which takes long in user-mode Linux.
+"""Each of these is imported once by a fork server. Hub, peers, ledger and workers have one of their own, without torch:
+each process that a peer starts copies the peer's page tables, which takes long in user-mode Linux.
 """
 CONFIG: Final = """\
 [model]

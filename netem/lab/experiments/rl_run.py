@@ -34,7 +34,7 @@ from netem.lab.lab_swarm import Swarm, folders
 from netem.lab.network_tables import network_of
 from netem.lab.tables import bounded, filled, not_empty
 from netem.rl_lab.phase_figures import Phase, caught_up_s, figures
-from netem.rl_lab.rl_system import MODULES, SMALL_MODULES, RlSetup, RlSystem
+from netem.rl_lab.rl_system import MODEL_MODULES, SMALL_MODULES, RlSetup, RlSystem
 from netem.rl_lab.run_observer import RunObserver
 from p2pcast.errors import UsageError
 
@@ -96,7 +96,7 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         with (
             folders() as (folder, memory),
             Daemons(folder / "logs", SMALL_MODULES) as daemons,
-            Daemons(folder / "logs", MODULES) as models,
+            Daemons(folder / "logs", MODEL_MODULES) as models,
         ):
             rates: dict[str, dict[str, float]] = {}
             for number, name in enumerate(given.systems):
