@@ -56,13 +56,24 @@ def test_same_result_gets_same_verdict_and_another_is_refused(ledger: Ledger, jo
         ledger.results(session, [dataclasses.replace(result, reward=1.0)], third)
 
 
-def test_worker_cannot_settle_another_workers_lease(ledger: Ledger, join: Callable[[str], bytes]) -> None:
+def slowly_played(ledger: Ledger, clock: Clock, session: bytes) -> None:
+    """A first result, after which heartbeats may prolong leases: it came at a low rate."""
+    leased = ledger.lease(session, 1, ZERO, manifest(ZERO))[0]
+    clock.now_s += 8
+    assert ledger.results(session, [played(leased, ZERO)], third)[0].verdict == "accepted"
+
+
+def test_worker_cannot_settle_another_workers_lease(ledger: Ledger, clock: Clock, join: Callable[[str], bytes]) -> None:
     mine, others = join("a"), join("b")
-    result = played(ledger.lease(mine, 1, ZERO, manifest(ZERO))[0], ZERO)
+    slowly_played(ledger, clock, mine)
+    leased = ledger.lease(mine, 1, ZERO, manifest(ZERO))[0]
+    result = played(leased, ZERO)
     assert ledger.results(others, [result], third)[0].reason == "unknown lease"
     ledger.give_back(others, [result.lease])
+    clock.now_s += 1
     assert ledger.heartbeat(others, {result.lease: 5})[0].state == "unknown"
-    assert ledger.heartbeat(mine, {result.lease: 0})[0].state == "held"
+    held = ledger.heartbeat(mine, {result.lease: 0})[0]
+    assert (held.state, held.expires_in_s) == ("held", pytest.approx(leased.expires_in_s - 1))
     assert ledger.results(mine, [result], third)[0].verdict == "accepted"
 
 
@@ -81,11 +92,16 @@ def test_heartbeat_renews_only_a_lease_whose_tokens_grow(
     ledger: Ledger, clock: Clock, join: Callable[[str], bytes]
 ) -> None:
     session = join("a")
-    one, other = (each.lease for each in ledger.lease(session, 2, ZERO, manifest(ZERO)))
+    slowly_played(ledger, clock, session)
+    one, other = ledger.lease(session, 2, ZERO, manifest(ZERO))
     clock.now_s += 1
-    states = ledger.heartbeat(session, {one: 5, other: 0})
-    assert states[1].expires_in_s == pytest.approx(29)
-    assert states[0].expires_in_s >= states[1].expires_in_s
+    states = ledger.heartbeat(session, {one.lease: 5, other.lease: 0})
+    assert states[0].expires_in_s == pytest.approx(one.expires_in_s)
+    assert states[1].expires_in_s == pytest.approx(other.expires_in_s - 1)
+    clock.now_s += 1
+    states = ledger.heartbeat(session, {one.lease: 5, other.lease: 1})
+    assert states[0].expires_in_s == pytest.approx(one.expires_in_s - 1)
+    assert states[1].expires_in_s == pytest.approx(other.expires_in_s)
 
 
 def test_first_result_of_a_job_counts_though_late(ledger: Ledger, clock: Clock, join: Callable[[str], bytes]) -> None:
