@@ -1,7 +1,8 @@
 """Rewards computed in processes that can be killed: a task's checks may hang, crash, or take all memory.
 
 Promises: a check that hangs or crashes costs its own result only; its process is killed with all that it started, and
-the next check gets a new one. No check holds its place for longer than the time limits. A process sees no secret of the
+the next check gets a new one. No check holds its place for longer than the time limits. Short checks are sent to a
+process together, since each exchange of messages takes as long as one of them. A process sees no secret of the
 environment. Where a task states the reward of a failed check, a check that hangs or crashes gives that reward. No
 result is rejected for a process that does not start.
 """
@@ -12,7 +13,8 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import msgpack
@@ -33,10 +35,19 @@ START_S = 120.0
 """Time limit in seconds for a process to import its task."""
 MEMORY_BYTES = 2 * limits.GIB
 """Default limit of a process's memory, beyond what it maps at its start."""
+TOGETHER_S = 0.05
+"""Seconds for which checks that are sent together may take in all, by the mean of earlier checks."""
+MOST_TOGETHER = 32
+MEAN_KEPT = 0.7
+"""Share of the earlier figure in the mean time of a check."""
 
 
 class CheckFailedError(LocalError):
     """The check of one result hung or crashed, or the task raised."""
+
+
+Outcome = float | ForgedPlayError | CheckFailedError
+"""The reward, or why there is none."""
 
 
 class ChecksDownError(RetryableError):
@@ -68,39 +79,64 @@ class TaskProcesses:
         """Checks that hung or crashed."""
         self.fault = ""
         """Why the newest process did not start; empty if it did."""
+        self._mean_s = TOGETHER_S
+        """Of a check, in seconds."""
 
     @property
     def check_s(self) -> float:
         return self._check_s
 
+    @property
+    def together(self) -> int:
+        """Checks to ask for at once."""
+        return max(1, min(MOST_TOGETHER, int(TOGETHER_S / self._mean_s)))
+
     async def reward(self, job: Job, token_ids: np.ndarray, mask: np.ndarray) -> float:
         """Raises ForgedPlayError for tokens that the task refuses, CheckFailedError, and ChecksDownError."""
-        return await self._ask(job, token_ids, mask, None)
+        [found] = await self._ask([_request(job, token_ids, mask, None)])
+        if isinstance(found, Exception):
+            raise found
+        return found
 
-    async def check(self, job: Job, result: Result) -> float:
-        """The reward of a result whose other fields are those of the task's own play. Raises as ``reward`` does,
-        ForgedPlayError also for another stop, other turns, or a loss mask that is not the task's.
+    async def check(self, handed_in: Sequence[tuple[Job, Result]]) -> list[Outcome]:
+        """Rewards of results whose other fields are those of the task's own play. ForgedPlayError also for another
+        stop, other turns, or a loss mask that is not the task's. Raises ChecksDownError.
         """
-        turns, loss = (None if found is None else found.tobytes() for found in (result.turns, result.loss_mask))
-        return await self._ask(job, result.token_ids, result.mask, [result.stop, turns, loss])
+        return await self._ask([_request(job, one.token_ids, one.mask, _claims(one)) for job, one in handed_in])
 
-    async def _ask(self, job: Job, token_ids: np.ndarray, mask: np.ndarray, claims: list[Any] | None) -> float:
-        ids, marks = token_ids.astype("<u4").tobytes(), mask.astype("u1").tobytes()
-        request = msgpack.packb([job.to_bytes(), ids, marks, claims])
-        async with self._places, self._checker() as checker:
+    async def _ask(self, requests: Sequence[bytes]) -> list[Outcome]:
+        """One after the other."""
+        found: list[Outcome] = []
+        async with self._places:
+            while len(found) < len(requests):
+                async with self._checker() as checker:
+                    found += await self._answers(checker, requests[len(found) :])
+        return found
+
+    async def _answers(self, checker: _Checker, requests: Sequence[bytes]) -> list[Outcome]:
+        """Up to the first check that its process does not survive."""
+        found: list[Outcome] = []
+        began_s = time.monotonic()
+        checker.child.send(requests)
+        for _ in requests:
             try:
                 async with asyncio.timeout(self._check_s):
-                    what, found = await checker.child.ask(request)
+                    what, said = await checker.child.answer()
             except TimeoutError:
-                return checker.failed(f"the check took longer than {self._check_s:g} s")
+                found.append(checker.failed(f"the check took longer than {self._check_s:g} s"))
+                break
             except BROKEN as error:
-                return checker.failed(f"the check's process died or answered nonsense ({type(error).__name__})")
-            checker.clean = what in ("reward", "forged", "failed")
-            if what == "reward" and type(found) is float and math.isfinite(found):
-                return found
-            if what == "forged":
-                raise ForgedPlayError(str(found))
-            raise CheckFailedError(f"the task's check failed: {found}")
+                died = f"the check's process died or answered nonsense ({type(error).__name__})"
+                found.append(checker.failed(died))
+                break
+            found.append(_outcome(what, said))
+            if what not in ("reward", "forged", "failed"):
+                break
+        else:
+            checker.clean = True
+        took_s = (time.monotonic() - began_s) / len(found)
+        self._mean_s = MEAN_KEPT * self._mean_s + (1 - MEAN_KEPT) * took_s
+        return found
 
     @contextlib.asynccontextmanager
     async def _checker(self) -> AsyncIterator[_Checker]:
@@ -185,9 +221,26 @@ class _Checker:
         self.failed_reward: float | None = None
         """Reward of a check that hangs or crashes, as the task states it."""
 
-    def failed(self, why: str) -> float:
-        """The reward of a check that hung or crashed. Raises CheckFailedError unless the task states a reward."""
+    def failed(self, why: str) -> Outcome:
+        """Of a check that hung or crashed: the reward that the task states for it, if there is one."""
         if self.failed_reward is None:
-            raise CheckFailedError(why)
+            return CheckFailedError(why)
         logger.warning("%s; the task gives such a play a reward of %g", why, self.failed_reward)
         return self.failed_reward
+
+
+def _request(job: Job, token_ids: np.ndarray, mask: np.ndarray, claims: list[Any] | None) -> bytes:
+    ids, marks = token_ids.astype("<u4").tobytes(), mask.astype("u1").tobytes()
+    packed: bytes = msgpack.packb([job.to_bytes(), ids, marks, claims])
+    return packed
+
+
+def _claims(result: Result) -> list[Any]:
+    turns, loss = (None if found is None else found.tobytes() for found in (result.turns, result.loss_mask))
+    return [result.stop, turns, loss]
+
+
+def _outcome(what: str, said: Any) -> Outcome:
+    if what == "reward" and type(said) is float and math.isfinite(said):
+        return said
+    return ForgedPlayError(str(said)) if what == "forged" else CheckFailedError(f"the task's check failed: {said}")

@@ -36,6 +36,13 @@ ROLLOUT_TASKS = [
         CHECKS + "test_a_hung_check_is_killed_with_its_children",
     ),
     Mutation(
+        "hangs, with a child that hangs too",
+        PROCESS,
+        "while len(found) < len(requests):",
+        "if len(found) < len(requests):",
+        CHECKS + "test_a_check_that_ends_its_process_costs_no_check_that_was_sent_with_it",
+    ),
+    Mutation(
         "answers `math` with work without end",
         "p2pcast/tasks/math_answers.py",
         "if not comparable(given):",

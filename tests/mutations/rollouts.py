@@ -147,9 +147,9 @@ ROLLOUTS = [
     ),
     Mutation(
         "states another stop or other turns",
-        "trainer_node/ledger_server/reward_replays.py",
-        "await scorers.check(job, result)",
-        "await scorers.reward(job, result.token_ids, result.mask)",
+        "p2pcast/tasks/task_process.py",
+        "_request(job, one.token_ids, one.mask, _claims(one))",
+        "_request(job, one.token_ids, one.mask, None)",
         REQUESTS + "test_other_fields_of_a_result_follow_the_tasks_play",
     ),
     Mutation(

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from concurrent.futures import Executor
 from contextvars import ContextVar
 from typing import Any, Final, ParamSpec, TypeVar
@@ -53,7 +53,7 @@ from trainer_node.ledger_server.probes.probe_desk import ProbeDesk
 from trainer_node.ledger_server.probes.probe_routes import ProbeRoutes
 from trainer_node.ledger_server.request_form import HASH_BYTES, ID_BYTES, Form, packed_form
 from trainer_node.ledger_server.reward_desk import RewardDesk, Turns
-from trainer_node.ledger_server.reward_replays import checked_reward, stated_reward
+from trainer_node.ledger_server.reward_replays import checked_rewards, stated_reward
 from trainer_node.ledger_server.run_end import RunEnd
 from trainer_node.scheduling.served_versions import EngineId, KnownEngine, believed
 
@@ -120,7 +120,7 @@ class LedgerRoutes:
         """
         self._ledger, self._scorers, self._callers, self._queue = ledger, scorers, callers, queue
         self._trusting = trusting
-        self._desk = RewardDesk(self._score, scorers.places)
+        self._desk = RewardDesk(self._score, scorers.places, lambda: MAX_LIST if trusting else scorers.together)
         self._executor = executor
         self._bodies, self._unpacked = BodyBudget(), BodyBudget()
         self._connections = CallerConnections()
@@ -331,8 +331,10 @@ class LedgerRoutes:
         rows = [v._asdict() | {"job": v.job.hex(), "lease": v.lease.hex()} for v in verdicts]
         return web.json_response({"results": rows})
 
-    async def _score(self, job: Job, result: Result) -> float | Rejection:
-        return stated_reward(result) if self._trusting else await checked_reward(self._scorers, job, result)
+    async def _score(self, handed_in: Sequence[tuple[Job, Result]]) -> list[float | Rejection]:
+        if self._trusting:
+            return [stated_reward(result) for _, result in handed_in]
+        return await checked_rewards(self._scorers, handed_in)
 
     # -- auditors
 

@@ -1,8 +1,8 @@
 """Rewards of results that workers hand in: each computed once, and in turns of the callers.
 
 Promises: a result that is sent again while its reward is computed starts no second check. Callers take turns, so a
-caller whose checks take long delays another caller by one check at most. The last free place is for a caller that has
-none.
+caller whose checks take long delays another caller by one check at most. Short checks share a turn. The last free place
+is for a caller that has none.
 """
 
 from __future__ import annotations
@@ -103,12 +103,17 @@ class _Shared:
 
 
 class RewardDesk:
-    """``score``: the reward from job and tokens, or why there is none; raises P2PCastError. ``places``: checks that run
-    at once.
+    """``score``: the rewards from jobs and tokens, or why there are none; raises P2PCastError. ``places``: turns at
+    once. ``together``: checks that share a turn.
     """
 
-    def __init__(self, score: Callable[[Job, Result], Awaitable[Reward]], places: int) -> None:
-        self._score = score
+    def __init__(
+        self,
+        score: Callable[[Sequence[tuple[Job, Result]]], Awaitable[Sequence[Reward]]],
+        places: int,
+        together: Callable[[], int],
+    ) -> None:
+        self._score, self._together = score, together
         self._turns = Turns(places)
         self._shared: dict[_Key, _Shared] = {}
 
@@ -122,11 +127,14 @@ class RewardDesk:
         wanted = [(job, result) for job, result in zip(jobs, results, strict=True) if job is not None]
         with contextlib.ExitStack() as stack:
             begun = [stack.enter_context(self._asked((r.job, r.lease, r.digest()))) for _, r in wanted]
-            asked = zip(begun, wanted, strict=True)
-            checks = [self._reward(caller, *shared, *one) for shared, one in asked]
+            mine = [(shared, one) for (shared, first), one in zip(begun, wanted, strict=True) if first]
+            size = self._together()
+            checks = [self._check(caller, mine[first : first + size]) for first in range(0, len(mine), size)]
+            # The futures are of all requests: a caller that has gone must not cancel them.
+            others = [asyncio.shield(shared.found) for shared, first in begun if not first]
             # All of them end here: a request that is repeated after a failure must not meet checks that still run.
-            ended = await asyncio.gather(*checks, return_exceptions=True)
-            found = iter([_value(one) for one in ended])
+            await asyncio.gather(*checks, *others, return_exceptions=True)
+            found = iter([shared.found.result() for shared, _ in begun])
             yield [None if job is None else next(found) for job in jobs]
 
     @contextlib.contextmanager
@@ -142,24 +150,15 @@ class RewardDesk:
             if not shared.askers:
                 del self._shared[key]
 
-    async def _reward(self, caller: str, shared: _Shared, first: bool, job: Job, result: Result) -> Reward:
-        if not first:
-            # The future is of all requests: a caller that has gone must not cancel it.
-            return await asyncio.shield(shared.found)
+    async def _check(self, caller: str, part: Sequence[tuple[_Shared, tuple[Job, Result]]]) -> None:
         try:
             async with self._turns.place(caller):
-                reward = await self._score(job, result)
+                rewards = await self._score([one for _, one in part])
         except BaseException as error:
             why = error if isinstance(error, Exception) else RetryableError("the ledger is stopping: send again")
-            shared.found.set_exception(why)
-            shared.found.exception()  # read here: perhaps no other request waits
+            for shared, _ in part:
+                shared.found.set_exception(why)
+                shared.found.exception()  # read here: perhaps no other request waits
             raise
-        shared.found.set_result(reward)
-        return reward
-
-
-def _value(ended: Reward | BaseException) -> Reward:
-    """Raises the failure of a check."""
-    if isinstance(ended, BaseException):
-        raise ended
-    return ended
+        for (shared, _), reward in zip(part, rewards, strict=True):
+            shared.found.set_result(reward)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from p2pcast.daemon.events import Events
@@ -16,7 +16,7 @@ from p2pcast.errors import IntegrityError
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result
 from p2pcast.tasks.task import FAILED_CHECK_TAG, ForgedPlayError
-from p2pcast.tasks.task_process import CheckFailedError, TaskProcesses
+from p2pcast.tasks.task_process import CheckFailedError, Outcome, TaskProcesses
 from trainer_node.ledger.acceptance import Reason, Rejection
 from trainer_node.ledger.audits.replaying import DISAGREES, Due
 from trainer_node.ledger.ledger import Ledger
@@ -25,14 +25,15 @@ REPLAY_S = 0.25
 """Interval in seconds at which the ledger looks for replays that are due."""
 
 
-async def checked_reward(scorers: TaskProcesses, job: Job, result: Result) -> float | Rejection:
-    """The ledger's own figure, or why there is none. Raises ChecksDownError."""
-    try:
-        return await scorers.check(job, result)
-    except ForgedPlayError as error:
-        return Rejection(Reason.FORGED, str(error))
-    except CheckFailedError as error:
-        return Rejection(Reason.UNSCORED, str(error))
+async def checked_rewards(scorers: TaskProcesses, handed_in: Sequence[tuple[Job, Result]]) -> list[float | Rejection]:
+    """The ledger's own figures, or why there are none. Raises ChecksDownError."""
+    return [_of(outcome) for outcome in await scorers.check(handed_in)]
+
+
+def _of(outcome: Outcome) -> float | Rejection:
+    if isinstance(outcome, ForgedPlayError):
+        return Rejection(Reason.FORGED, str(outcome))
+    return Rejection(Reason.UNSCORED, str(outcome)) if isinstance(outcome, CheckFailedError) else outcome
 
 
 def stated_reward(result: Result) -> float | Rejection:
@@ -76,7 +77,7 @@ class RewardReplays:
             if read is None:
                 return
             job, result = read
-            stated, found = result.reward, await checked_reward(self._scorers, job, result)
+            stated, [found] = result.reward, await checked_rewards(self._scorers, [(job, result)])
         ended = await self._call(functools.partial(self._ledger.replayed, one, found))
         if ended is None or not ended.rejected:
             return

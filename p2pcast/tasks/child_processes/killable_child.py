@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import msgpack
@@ -51,10 +52,13 @@ class KillableChild:
 
     async def ask(self, request: bytes) -> tuple[str, Any]:
         """Raises BROKEN."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(len(request).to_bytes(LENGTH_BYTES, "little") + request)
-        await self._process.stdin.drain()
+        self.send([request])
         return await self.answer()
+
+    def send(self, requests: Sequence[bytes]) -> None:
+        """Each one has an answer, in the same order."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"".join(len(one).to_bytes(LENGTH_BYTES, "little") + one for one in requests))
 
     async def answer(self) -> tuple[str, Any]:
         """Raises BROKEN."""

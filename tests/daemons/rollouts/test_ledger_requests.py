@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -336,14 +336,14 @@ async def test_a_request_that_is_sent_again_starts_no_second_check(
     result, begins, ends = await played(lease, job), asyncio.Event(), asyncio.Event()
     begun = 0
 
-    async def reward(*_: object) -> float:
+    async def check(handed_in: Sequence[object]) -> list[float]:
         nonlocal begun
-        begun += 1
+        begun += len(handed_in)
         begins.set()
         await ends.wait()
-        return 1.0
+        return [1.0] * len(handed_in)
 
-    monkeypatch.setattr(stage.daemon._scorers, "check", reward)
+    monkeypatch.setattr(stage.daemon._scorers, "check", check)
     first = asyncio.create_task(stage.hand_in(stage.session, result))
     await begins.wait()
     first.cancel()  # the worker gives up; the ledger goes on

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from scripted_sampler import jobs_of
 
 from p2pcast import limits
 from p2pcast.rollouts.job import Job
+from p2pcast.tasks import task_process
 from p2pcast.tasks.task import ForgedPlayError
 from p2pcast.tasks.task_loader import load_task
 from p2pcast.tasks.task_process import CheckFailedError, ChecksDownError, TaskProcesses
@@ -60,6 +62,36 @@ async def test_a_hung_check_is_killed_with_its_children(
     await asyncio.to_thread(wait_for_end, child)
     monkeypatch.setattr(checks, "_check_s", 60.0)
     assert await checks.reward(job("good"), TOKENS, MASK) == 4.0
+
+
+@pytest.mark.parametrize("ends", ["crash", "nonsense", "memory", "forged"])
+async def test_a_check_that_ends_its_process_costs_no_check_that_was_sent_with_it(
+    checks: TaskProcesses, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    task = load_task(NAME, FOLDER)
+    monkeypatch.setattr(task_process, "_claims", lambda result: None)  # the task plays nothing
+    made = [dataclasses.replace(jobs_of(task, 1)[0], prompt=p.encode()) for p in ("good", ends, "good", ends, "good")]
+    results = [SimpleNamespace(token_ids=TOKENS + number, mask=MASK) for number in range(5)]
+    found = await checks.check(list(zip(made, results, strict=True)))  # type: ignore[arg-type]
+    assert found[::2] == [4.0, 8.0, 12.0]
+    assert all(isinstance(one, CheckFailedError | ForgedPlayError) for one in found[1::2])
+
+
+async def test_many_short_checks_are_asked_for_at_once_and_long_ones_one_by_one(
+    checks: TaskProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert checks.together == 1
+    clock = iter(range(1000))
+    monkeypatch.setattr(task_process, "time", SimpleNamespace(monotonic=lambda: next(clock) * 0.001))
+    for _ in range(20):
+        await checks.reward(job("good"), TOKENS, MASK)
+    assert checks.together == task_process.MOST_TOGETHER
+    clock = iter(range(0, 100000, 10))
+    await checks.reward(job("good"), TOKENS, MASK)
+    assert checks.together > 1
+    clock = iter(range(0, 100000, 1000))
+    await checks.reward(job("good"), TOKENS, MASK)
+    assert checks.together == 1
 
 
 async def test_a_cancelled_check_frees_its_place(checks: TaskProcesses, tmp_path: Path) -> None:

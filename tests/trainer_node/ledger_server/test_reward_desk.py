@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
@@ -24,18 +25,18 @@ def result(number: int) -> tuple[Job, Result]:
 class Scorer:
     """Checks that end when the test says."""
 
-    def __init__(self, *, places: int = 1) -> None:
+    def __init__(self, *, places: int = 1, together: int = 1) -> None:
         self.begun: list[bytes] = []
         self.gate = asyncio.Event()
         self.failure: Exception | None = None
-        self.desk = RewardDesk(self.score, places)
+        self.desk = RewardDesk(self.score, places, lambda: together)
 
-    async def score(self, job: Job, one: Result) -> float:
-        self.begun.append(one.lease)
+    async def score(self, handed_in: Sequence[tuple[Job, Result]]) -> list[float]:
+        self.begun += [one.lease for _, one in handed_in]
         await self.gate.wait()
         if self.failure is not None:
             raise self.failure
-        return 1.0
+        return [1.0] * len(handed_in)
 
     async def ask(self, *numbers: int, caller: str = "a") -> list[object]:
         made = [result(number) for number in numbers]
@@ -103,6 +104,18 @@ async def test_a_caller_with_many_checks_delays_another_by_one() -> None:
     scorer.gate.set()
     await asyncio.gather(many, few)
     assert scorer.begun.index((90).to_bytes(16, "big")) == 1
+
+
+async def test_short_checks_share_a_turn() -> None:
+    scorer = Scorer(together=4)
+    many = asyncio.create_task(scorer.ask(*range(10), caller="a"))
+    await settled()
+    few = asyncio.create_task(scorer.ask(90, caller="b"))
+    await settled()
+    scorer.gate.set()
+    assert await many == [1.0] * 10
+    assert await few == [1.0]
+    assert scorer.begun.index((90).to_bytes(16, "big")) == 4
 
 
 async def test_the_last_free_place_is_for_a_caller_without_one() -> None:
