@@ -36,7 +36,7 @@ class EventReader:
 
     def __init__(self, net: Emulated, host: str) -> None:
         self._net, self._host = net, host
-        self._told: list[ReportedEvent] = []
+        self._events: list[ReportedEvent] = []
         self._more = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._listen, name=f"p2pcast-listening-{host}", daemon=True)
@@ -46,13 +46,13 @@ class EventReader:
         self._closed = True
 
     @property
-    def told(self) -> list[ReportedEvent]:
+    def reported(self) -> list[ReportedEvent]:
         with self._more:
-            return list(self._told)
+            return list(self._events)
 
     def find(self, kind: str, **facts: Any) -> ReportedEvent | None:
         """The first event of that kind with these facts."""
-        return next((told for told in self.told if _fits(told, kind, facts)), None)
+        return next((event for event in self.reported if _fits(event, kind, facts)), None)
 
     def wait(self, kind: str, limit_s: float, check: Callable[[], None], **facts: Any) -> ReportedEvent | None:
         """As ``find``, once the event has happened; None after ``limit_s``. ``check`` is called regularly, and may
@@ -68,11 +68,11 @@ class EventReader:
     def _listen(self) -> None:
         while not self._closed:
             with contextlib.suppress(OSError, ValueError):
-                self._hear()
+                self._read_events()
                 return
             time.sleep(AGAIN_S)
 
-    def _hear(self) -> None:
+    def _read_events(self) -> None:
         with (
             events(self._net, self._host, HTTP_S, SILENCE_S) as every,
             contextlib.suppress(OSError),
@@ -85,9 +85,9 @@ class EventReader:
 
     def _take(self, kind: str, facts: dict[str, Any]) -> None:
         with self._more:
-            self._told.append(ReportedEvent(kind, float(facts.pop("time", 0.0)), facts))
+            self._events.append(ReportedEvent(kind, float(facts.pop("time", 0.0)), facts))
             self._more.notify_all()
 
 
-def _fits(told: ReportedEvent, kind: str, facts: Mapping[str, Any]) -> bool:
-    return told.kind == kind and all(told.facts.get(name) == value for name, value in facts.items())
+def _fits(event: ReportedEvent, kind: str, facts: Mapping[str, Any]) -> bool:
+    return event.kind == kind and all(event.facts.get(name) == value for name, value in facts.items())

@@ -108,6 +108,6 @@ class RunObserver:
 
     def record(self) -> RunRecord:
         system = self._system
-        opened = {e.facts["version"]: e.time_s for e in system.run.events[HUB].told if e.kind == "opened"}
+        opened = {e.facts["version"]: e.time_s for e in system.run.events[HUB].reported if e.kind == "opened"}
         committed = {host: system.weights.installs(host) for host in system.hosts}
         return RunRecord(self.steps(), list(self._samples), opened, system.weights.sizes(), committed)

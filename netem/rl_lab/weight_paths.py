@@ -60,12 +60,12 @@ class PeerPath:
         self._run.start_node(host, *words, "--install", f"exec:sh {script}")
 
     def installs(self, host: str) -> dict[str, float]:
-        told = self._run.events[host].told
-        return {one.facts["version"]: one.time_s for one in reversed(told) if one.kind == "committed"}
+        events = self._run.events[host].reported
+        return {one.facts["version"]: one.time_s for one in reversed(events) if one.kind == "committed"}
 
     def sizes(self) -> dict[str, int]:
-        told = self._run.events[HUB].told
-        return {one.facts["version"]: int(one.facts["bytes"]) for one in told if one.kind == "sealed"}
+        events = self._run.events[HUB].reported
+        return {one.facts["version"]: int(one.facts["bytes"]) for one in events if one.kind == "sealed"}
 
 
 class StarPath:

@@ -13,6 +13,7 @@ import heapq
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -388,7 +389,7 @@ class SimulatedFleet:
             self._staged[peer] = version
             self.membership.note_transfer(peer, self.now, int(self.scenario.payload_bytes), flow_s)
 
-    def _told(self, peer: str, inflow: Inflow) -> None:
+    def _note_inflow(self, peer: str, inflow: Inflow) -> None:
         if self._present(peer) and peer in self.broadcast.awaited:
             self._ordered(lambda: self.membership.note_inflow(peer, self.now, inflow))
 
@@ -405,7 +406,7 @@ class SimulatedFleet:
                 lag = self._lag[peer]
                 urgent = lag.sample(self.now, int(self.flow.got_bytes(peer)), max(0, int(self.flow.behind_bytes(peer))))
                 if (urgent or int(peer[:8], 16) % count == turn) and lag.inflow is not None:
-                    self._at(self.now + self._rtt_s(peer, ROOT) / 2, lambda p=peer, t=lag.inflow: self._told(p, t))  # type: ignore[misc]
+                    self._at(self.now + self._rtt_s(peer, ROOT) / 2, partial(self._note_inflow, peer, lag.inflow))
         detached = self.membership.detached
         staged = {p: v for p, v in self._staged.items() if p not in detached}
         if self.broadcast.settled(staged, self.now):

@@ -95,8 +95,8 @@ async def parent(folder: Path, order: dict[str, Any]) -> None:
     await end.listener.start("0.0.0.0", 0)
     running = [asyncio.ensure_future(end.node.run()), asyncio.ensure_future(end.downstream.run())]
     write_facts(listening=end.listener.address[1])
-    while (told := await heard()) and "close" not in told:
-        if "prepare" in told:
+    while (order := await next_order()) and "close" not in order:
+        if "prepare" in order:
             end.prepare()
             write_facts(prepared=True)
         else:
@@ -128,9 +128,9 @@ async def child(folder: Path, order: dict[str, Any]) -> None:
     write_facts(attached=True)
     # All bytes since the previous version belong to this one, also those received before this order was read.
     before = 0
-    while (told := await heard()) and "close" not in told:
+    while (order := await next_order()) and "close" not in order:
         whole = asyncio.ensure_future(end.complete.wait())
-        await asyncio.wait([watching, whole], timeout=told["wait"], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([watching, whole], timeout=order["wait"], return_when=asyncio.FIRST_COMPLETED)
         at, done = loop.time(), whole.done()
         whole.cancel()
         end.complete.clear()
@@ -160,11 +160,11 @@ def write_facts(**facts: Any) -> None:
     print(json.dumps(facts), flush=True)
 
 
-async def heard() -> dict[str, Any]:
+async def next_order() -> dict[str, Any]:
     """The next order; empty at end of input."""
     line = await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
-    told: dict[str, Any] = json.loads(line or "{}")
-    return told
+    order: dict[str, Any] = json.loads(line or "{}")
+    return order
 
 
 def main() -> None:

@@ -152,9 +152,9 @@ def compare(layout: Layout, entries: Iterable[Any], expected: Map[int, int]) -> 
     for number, tensor in enumerate(layout.tensors):
         whole = counts.get(number, 0) == tensor.words
         differs = whole and sums.get(number, 0) != expected.get(number, 0)
-        told = verdicts.get(number, set())
-        if number in torn or differs or Verdict.DIFFERS in told:
+        found = verdicts.get(number, set())
+        if number in torn or differs or Verdict.DIFFERS in found:
             wrong.append(tensor.name)
-        elif not whole and (number in counts or told != {Verdict.EQUAL}):
+        elif not whole and (number in counts or found != {Verdict.EQUAL}):
             unknown.append(tensor.name)
     return wrong, unknown

@@ -63,8 +63,8 @@ versions of a slower trainer.
 @dataclass(frozen=True, slots=True)
 class Parameters:
     """``chains``, ``stripes``: 0 is p2pcast's own choice (rivals get as many chains as the hub's link feeds).
-    ``warm_up``: versions before the counted ones. ``told``: the hub knows its link's rate from its options; otherwise
-    it measures the rate. ``absent``: hosts whose peers start with an event.
+    ``warm_up``: versions before the counted ones. ``rate_stated``: the hub knows its link's rate from its options;
+    otherwise it measures the rate. ``absent``: hosts whose peers start with an event.
     """
 
     payload_mib: float
@@ -74,7 +74,7 @@ class Parameters:
     chains: int = 0
     stripes: int = 0
     codec: str = "flat"
-    told: bool = True
+    rate_stated: bool = True
     absent: tuple[str, ...] = ()
 
     def check(self, events: list[Event]) -> None:
@@ -131,7 +131,7 @@ def _p2pcast(
     (folder / "logs").mkdir()
     setup = Setup(
         round(given.payload_mib * MIB),
-        net.network.link(HUB).up_bps if given.told else None,
+        net.network.link(HUB).up_bps if given.rate_stated else None,
         plaintext=plaintext,
         chains=given.chains or None,
         stripes=given.stripes or None,

@@ -160,7 +160,9 @@ class _Training:
     def _kept(self) -> list[str]:
         """Versions of which the hub has made a whole state."""
         return [
-            str(t.facts["version"]) for t in self._run.events[HUB].told if t.kind == "kept" and t.facts["base"] is None
+            str(t.facts["version"])
+            for t in self._run.events[HUB].reported
+            if t.kind == "kept" and t.facts["base"] is None
         ]
 
     def _join_late(self, step: int, way: str) -> dict[str, Any]:
@@ -170,9 +172,9 @@ class _Training:
         ready = run.wait_for(peer, "staged", version=run.version)
         run.live([peer])
         run.exact(peer)
-        joined = max(t.time_s for t in run.events[HUB].told if t.kind == "joined" and t.facts["peer"] == peer)
+        joined = max(t.time_s for t in run.events[HUB].reported if t.kind == "joined" and t.facts["peer"] == peer)
         received = int(run.get(peer)["bytes_received"])
-        begun = [t for t in run.events[peer].told if t.kind == "receiving"]
+        begun = [t for t in run.events[peer].reported if t.kind == "receiving"]
         anchor = next((str(t.facts["version"]) for t in begun if t.facts["base"] is None), None)
         run.leave(peer)
         run.forget(peer)

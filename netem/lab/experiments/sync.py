@@ -182,9 +182,9 @@ def _caught_up(run: _Run, name: str, rate: float) -> Path:
     ready = swarm.wait_for(peer, "staged", version=swarm.version)
     swarm.live([peer])
     swarm.exact(peer)
-    joined = max(told.time_s for told in swarm.events[HUB].told if told.kind == "joined" and told.facts["peer"] == peer)
-    heard = [told.time_s for told in swarm.events[peer].told if told.kind == "received"]
-    return Path(name, rate, len(heard), run.received(), max(heard) - joined, ready.time_s - joined)
+    joined = max(e.time_s for e in swarm.events[HUB].reported if e.kind == "joined" and e.facts["peer"] == peer)
+    received = [e.time_s for e in swarm.events[peer].reported if e.kind == "received"]
+    return Path(name, rate, len(received), run.received(), max(received) - joined, ready.time_s - joined)
 
 
 def at_scale(paths: Sequence[Path], state_bytes: int, context: Cost, given: Parameters) -> Iterator[Path]:
