@@ -126,7 +126,8 @@ class Worker:
             tokens += 1
             began = time.perf_counter()
             rows = [{"lease": lease.hex(), "tokens": tokens} for lease, _ in leases]
-            await self._post("/v1/heartbeat", {"session": self._session, "leases": rows})
+            answer = await self._post("/v1/heartbeat", {"session": self._session, "leases": rows})
+            self._heartbeat_s = answer["heartbeat_s"]
             found.heartbeat_s.append(time.perf_counter() - began)
 
     async def hand_in(self, found: Found, leases: list[tuple[bytes, Job]], served: str) -> None:

@@ -45,6 +45,9 @@ CHECK_MOST_S: Final = 3600.0
 TURNS: Final = 2
 """Checks at the ledger for which a result may wait, in time limits of a check, its own included."""
 RETRY_S, RETRY_MOST_S = 0.2, 15.0
+HEARTBEAT_S: Final = 1.5
+HEARTBEAT_LEAST_S, HEARTBEAT_MOST_S = 0.1, 600.0
+"""Interval of heartbeats at a ledger that states none, and bounds of a stated one, in seconds."""
 MSGPACK: Final = "application/x-msgpack"
 
 
@@ -65,7 +68,6 @@ class Session(NamedTuple):
 
     session: str
     worker: str
-    heartbeat_s: float
     name: str
 
 
@@ -120,6 +122,8 @@ class LedgerClient:
         """A ledger has answered."""
         self._check_s = CHECK_S
         """The ledger's time limit for the check of one result, in seconds."""
+        self.heartbeat_s = HEARTBEAT_S
+        """Interval that the ledger asks for, in seconds: the more workers there are, the longer it is."""
 
     async def register(self, **about: Any) -> Session:
         """``about``: name, price_usd_h, slots, task, task_hash, classes, leases that still run, and the session
@@ -128,8 +132,8 @@ class LedgerClient:
         found = await self._until_answered("/v1/workers", about)
         try:
             self._check_s = min(CHECK_MOST_S, max(0.0, float(found.get("check_s", CHECK_S))))
-            heartbeat_s, name = max(0.1, float(found["heartbeat_s"])), str(found.get("name", about["name"]))
-            return Session(str(found["session"]), str(found["worker"]), heartbeat_s, name)
+            self._take_interval(found)
+            return Session(str(found["session"]), str(found["worker"]), str(found.get("name", about["name"])))
         except (KeyError, TypeError, ValueError, AttributeError):
             raise _malformed("/v1/workers") from None
 
@@ -166,9 +170,15 @@ class LedgerClient:
         rows = [{"lease": lease.hex(), "tokens": count} for lease, count in tokens.items()]
         found = await self._ask("/v1/heartbeat", {"session": session, "leases": rows})
         try:
+            self._take_interval(found)
             return {bytes.fromhex(row["lease"]): str(row["state"]) for row in found["leases"]}
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, AttributeError):
             raise _malformed("/v1/heartbeat") from None
+
+    def _take_interval(self, answer: dict[str, Any]) -> None:
+        """Raises TypeError, ValueError."""
+        interval_s = float(answer.get("heartbeat_s", self.heartbeat_s))
+        self.heartbeat_s = min(HEARTBEAT_MOST_S, max(HEARTBEAT_LEAST_S, interval_s))
 
     async def give_back(self, session: str, leases: Sequence[bytes]) -> None:
         """Unfinished leases return to the pool. Raises SessionLostError, RefusedError."""

@@ -296,7 +296,7 @@ class PlayLoop:
         reached = True
         while True:
             session = await self._registered(None)
-            await asyncio.sleep(session.heartbeat_s)
+            await asyncio.sleep(self._ledger.heartbeat_s)
             try:
                 states = await self._ledger.heartbeat(session.session, self._book.tokens())
             except SessionLostError:

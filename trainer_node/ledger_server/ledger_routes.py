@@ -307,7 +307,8 @@ class LedgerRoutes:
         rows = [{"lease": h.lease.hex(), "state": h.state, "expires_in_s": h.expires_in_s} for h in held]
         if any(row["state"] == "abort" for row in rows):
             self._queue.changed()
-        return web.json_response({"leases": rows})
+        # A worker that registered among few workers would keep their short interval.
+        return web.json_response({"leases": rows, "heartbeat_s": self._ledger.heartbeat_s})
 
     async def _return(self, request: web.Request) -> web.StreamResponse:
         form = await self._form(request)

@@ -354,6 +354,13 @@ async def test_a_request_that_is_sent_again_starts_no_second_check(
     assert (status, answer["results"][0]["verdict"], begun) == (200, "accepted", 1)
 
 
+async def test_a_heartbeats_answer_has_the_present_interval(stage: Stage) -> None:
+    beat = {"session": stage.session, "leases": []}
+    assert (await stage.ask("/v1/heartbeat", beat))[1] == {"leases": [], "heartbeat_s": 1.5}
+    stage.daemon._ledger._rates.count_workers(1000)
+    assert (await stage.ask("/v1/heartbeat", beat))[1] == {"leases": [], "heartbeat_s": 10.0}
+
+
 async def test_a_worker_settles_no_lease_of_another(stage: Stage) -> None:
     [(lease, job)] = await stage.lease(stage.session)
     thief = await stage.register("thief")

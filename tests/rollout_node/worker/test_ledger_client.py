@@ -133,6 +133,30 @@ async def test_results_have_time_for_their_checks(
     assert limits_s == [ledger_client.REQUEST_S, ledger_client.REQUEST_S + 2 * 3 * 60, ledger_client.REQUEST_S]
 
 
+@pytest.mark.parametrize(("stated", "kept"), [("7.5", 7.5), ("0", 0.1), ("1e99", 600.0), ("NaN", 0.1), ("-1", 0.1)])
+async def test_heartbeats_follow_the_newest_interval(
+    ledger: Ledger, client: LedgerClient, stated: str, kept: float
+) -> None:
+    ledger.body = b'{"session": "ab", "worker": "w", "heartbeat_s": 3}'
+    await client.register(name="w")
+    assert client.heartbeat_s == 3.0
+    ledger.body = b'{"leases": [], "heartbeat_s": %s}' % stated.encode()
+    await client.heartbeat("ab", {})
+    assert client.heartbeat_s == kept
+    ledger.body = b'{"leases": []}'
+    await client.heartbeat("ab", {})
+    assert client.heartbeat_s == kept, "a ledger that states none"
+
+
+@pytest.mark.parametrize(
+    "answer", [b'{"leases": [], "heartbeat_s": "soon"}', b'{"leases": [], "heartbeat_s": {}}', b"[]"]
+)
+async def test_an_interval_that_is_no_number_is_refused(ledger: Ledger, client: LedgerClient, answer: bytes) -> None:
+    ledger.body = answer
+    with pytest.raises(RemoteError, match="v1/heartbeat"):
+        await client.heartbeat("ab", {})
+
+
 async def test_a_lease_request_names_the_engines_weights(ledger: Ledger, client: LedgerClient) -> None:
     ledger.body, ledger.kind = msgpack.packb({"leases": [], "finished": True, "retry_s": 1}), "application/x-msgpack"
     found = await client.lease("ab", 100, Served(Version(1, 7), b"\x01" * 32, Version(1, 8), NODE, "vllm:url"), 2.0)
