@@ -1,8 +1,9 @@
 """The child of ``task_process``: computes rewards of one task. Run as ``python -m p2pcast.tasks.task_checker``.
 
     first     ["ready", [hash, reward of a failed check]] or ["failed", text]
-    request   [job, token_ids, mask, claims]; claims: null or [stop, turns, loss_mask]
-    answer    ["reward", number] or ["forged" | "failed", text]
+    request   [[job, token_ids, mask, claims], …]; claims: null or [stop, turns, loss_mask]
+    answers   of each check ["reward", number] or ["forged" | "failed", text];
+              instead of the next one, after ``TOGETHER_S``: ["later", null], which ends the request
 
 Messages are those of ``child_channel``. Claims are fields of a result, checked against the task's own play of the same
 tokens; turns and loss_mask may be null. Asyncio tasks of a play end with its check.
@@ -13,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-from collections.abc import Coroutine, Sequence
+import time
+from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,6 +30,8 @@ from p2pcast.tasks.task_loader import load_task
 
 MAX_TEXT = 300
 """Most characters of a failure."""
+TOGETHER_S = 0.05
+"""Seconds after which a request has no further checks: other requests wait."""
 
 
 def main() -> None:
@@ -43,7 +47,17 @@ def main() -> None:
     channel.send(["ready", [task.hash, getattr(task, "failed_check_reward", None)]])
     with PlayLoop() as loop:
         for request in channel.requests():
-            channel.send(answer_of(task, request, loop))
+            for answer in answers_of(task, request, loop):
+                channel.send(answer)
+
+
+def answers_of(task: Task, request: Sequence[list[Any]], loop: PlayLoop) -> Iterator[list[Any]]:
+    until_s = time.monotonic() + TOGETHER_S
+    for number, one in enumerate(request):
+        if number and time.monotonic() > until_s:
+            yield ["later", None]
+            return
+        yield answer_of(task, one, loop)
 
 
 def answer_of(task: Task, request: list[Any], loop: PlayLoop) -> list[Any]:

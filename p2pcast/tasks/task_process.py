@@ -1,8 +1,8 @@
 """Rewards computed in processes that can be killed: a task's checks may hang, crash, or take all memory.
 
 Promises: a check that hangs or crashes costs its own result only; its process is killed with all that it started, and
-the next check gets a new one. No check holds its place for longer than the time limits. Short checks are sent to a
-process together, since each exchange of messages takes as long as one of them. A process sees no secret of the
+the next check gets a new one. No check holds its place for longer than the time limits. Short checks are asked for
+together, since an exchange of messages takes longer than one of them. A process sees no secret of the
 environment. Where a task states the reward of a failed check, a check that hangs or crashes gives that reward. No
 result is rejected for a process that does not start.
 """
@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -35,11 +34,6 @@ START_S = 120.0
 """Time limit in seconds for a process to import its task."""
 MEMORY_BYTES = 2 * limits.GIB
 """Default limit of a process's memory, beyond what it maps at its start."""
-TOGETHER_S = 0.05
-"""Seconds for which checks that are sent together may take in all, by the mean of earlier checks."""
-MOST_TOGETHER = 32
-MEAN_KEPT = 0.7
-"""Share of the earlier figure in the mean time of a check."""
 
 
 class CheckFailedError(LocalError):
@@ -79,63 +73,48 @@ class TaskProcesses:
         """Checks that hung or crashed."""
         self.fault = ""
         """Why the newest process did not start; empty if it did."""
-        self._mean_s = TOGETHER_S
-        """Of a check, in seconds."""
 
     @property
     def check_s(self) -> float:
         return self._check_s
 
-    @property
-    def together(self) -> int:
-        """Checks to ask for at once."""
-        return max(1, min(MOST_TOGETHER, int(TOGETHER_S / self._mean_s)))
-
     async def reward(self, job: Job, token_ids: np.ndarray, mask: np.ndarray) -> float:
         """Raises ForgedPlayError for tokens that the task refuses, CheckFailedError, and ChecksDownError."""
-        [found] = await self._ask([_request(job, token_ids, mask, None)])
+        [found] = await self._ask([_one(job, token_ids, mask, None)])
         if isinstance(found, Exception):
             raise found
         return found
 
     async def check(self, handed_in: Sequence[tuple[Job, Result]]) -> list[Outcome]:
-        """Rewards of results whose other fields are those of the task's own play. ForgedPlayError also for another
-        stop, other turns, or a loss mask that is not the task's. Raises ChecksDownError.
+        """Rewards of the first results, whose other fields have to be those of the task's own play: of at least one,
+        and of as many as take ``TOGETHER_S``. ForgedPlayError also for another stop, other turns, or a loss mask that
+        is not the task's. Raises ChecksDownError.
         """
-        return await self._ask([_request(job, one.token_ids, one.mask, _claims(one)) for job, one in handed_in])
+        return await self._ask([_one(job, result.token_ids, result.mask, _claims(result)) for job, result in handed_in])
 
-    async def _ask(self, requests: Sequence[bytes]) -> list[Outcome]:
-        """One after the other."""
-        found: list[Outcome] = []
-        async with self._places:
-            while len(found) < len(requests):
-                async with self._checker() as checker:
-                    found += await self._answers(checker, requests[len(found) :])
-        return found
-
-    async def _answers(self, checker: _Checker, requests: Sequence[bytes]) -> list[Outcome]:
+    async def _ask(self, request: Sequence[list[Any]]) -> list[Outcome]:
         """Up to the first check that its process does not survive."""
+        async with self._places, self._checker() as checker:
+            checker.child.send(msgpack.packb(request))
+            return await self._answers(checker, len(request))
+
+    async def _answers(self, checker: _Checker, most: int) -> list[Outcome]:
         found: list[Outcome] = []
-        began_s = time.monotonic()
-        checker.child.send(requests)
-        for _ in requests:
+        while len(found) < most:
             try:
                 async with asyncio.timeout(self._check_s):
                     what, said = await checker.child.answer()
             except TimeoutError:
-                found.append(checker.failed(f"the check took longer than {self._check_s:g} s"))
-                break
+                return [*found, checker.failed(f"the check took longer than {self._check_s:g} s")]
             except BROKEN as error:
                 died = f"the check's process died or answered nonsense ({type(error).__name__})"
-                found.append(checker.failed(died))
+                return [*found, checker.failed(died)]
+            if what == "later" and found:
                 break
             found.append(_outcome(what, said))
             if what not in ("reward", "forged", "failed"):
-                break
-        else:
-            checker.clean = True
-        took_s = (time.monotonic() - began_s) / len(found)
-        self._mean_s = MEAN_KEPT * self._mean_s + (1 - MEAN_KEPT) * took_s
+                return found
+        checker.clean = True
         return found
 
     @contextlib.asynccontextmanager
@@ -229,10 +208,8 @@ class _Checker:
         return self.failed_reward
 
 
-def _request(job: Job, token_ids: np.ndarray, mask: np.ndarray, claims: list[Any] | None) -> bytes:
-    ids, marks = token_ids.astype("<u4").tobytes(), mask.astype("u1").tobytes()
-    packed: bytes = msgpack.packb([job.to_bytes(), ids, marks, claims])
-    return packed
+def _one(job: Job, token_ids: np.ndarray, mask: np.ndarray, claims: list[Any] | None) -> list[Any]:
+    return [job.to_bytes(), token_ids.astype("<u4").tobytes(), mask.astype("u1").tobytes(), claims]
 
 
 def _claims(result: Result) -> list[Any]:

@@ -38,9 +38,9 @@ ROLLOUT_TASKS = [
     Mutation(
         "hangs, with a child that hangs too",
         PROCESS,
-        "while len(found) < len(requests):",
-        "if len(found) < len(requests):",
-        CHECKS + "test_a_check_that_ends_its_process_costs_no_check_that_was_sent_with_it",
+        "return [*found, checker.failed(died)]",
+        "return [checker.failed(died)] * most",
+        CHECKS + "test_a_check_that_ends_its_process_costs_no_check_of_the_same_request",
     ),
     Mutation(
         "answers `math` with work without end",

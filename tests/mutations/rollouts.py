@@ -148,8 +148,8 @@ ROLLOUTS = [
     Mutation(
         "states another stop or other turns",
         "p2pcast/tasks/task_process.py",
-        "_request(job, one.token_ids, one.mask, _claims(one))",
-        "_request(job, one.token_ids, one.mask, None)",
+        "_one(job, result.token_ids, result.mask, _claims(result))",
+        "_one(job, result.token_ids, result.mask, None)",
         REQUESTS + "test_other_fields_of_a_result_follow_the_tasks_play",
     ),
     Mutation(
@@ -207,6 +207,13 @@ ROLLOUTS = [
         "fits = caller.running < self._most and (self._free > 1 or not caller.running)",
         "fits = caller.running < self._most",
         DESKS + "test_the_last_free_place_is_for_a_caller_without_one",
+    ),
+    Mutation(
+        "hands in results whose checks take long",
+        "p2pcast/tasks/task_checker.py",
+        "if number and time.monotonic() > until_s:",
+        "if False:",
+        "tests/p2pcast/tasks/test_task_process.py::test_a_request_ends_after_its_time_and_not_before_its_first_check",
     ),
     Mutation(
         "hands in results whose checks take long",

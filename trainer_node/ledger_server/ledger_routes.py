@@ -120,7 +120,7 @@ class LedgerRoutes:
         """
         self._ledger, self._scorers, self._callers, self._queue = ledger, scorers, callers, queue
         self._trusting = trusting
-        self._desk = RewardDesk(self._score, scorers.places, lambda: MAX_LIST if trusting else scorers.together)
+        self._desk = RewardDesk(self._score, scorers.places)
         self._executor = executor
         self._bodies, self._unpacked = BodyBudget(), BodyBudget()
         self._connections = CallerConnections()

@@ -1,14 +1,15 @@
 """Rewards of results that workers hand in: each computed once, and in turns of the callers.
 
 Promises: a result that is sent again while its reward is computed starts no second check. Callers take turns, so a
-caller whose checks take long delays another caller by one check at most. Short checks share a turn. The last free place
-is for a caller that has none.
+caller whose checks take long delays another caller by one turn at most, which is one check, or a few short ones. The
+last free place is for a caller that has none.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from p2pcast.errors import RetryableError
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result
 from trainer_node.ledger.acceptance import Rejection
+from trainer_node.ledger.ledger_rows import MAX_LIST
 
 Reward = float | Rejection
 _Key = tuple[bytes, bytes, bytes]
@@ -103,18 +105,17 @@ class _Shared:
 
 
 class RewardDesk:
-    """``score``: the rewards from jobs and tokens, or why there are none; raises P2PCastError. ``places``: turns at
-    once. ``together``: checks that share a turn.
+    """``score``: the rewards of the first results that it is given, at least of one, from jobs and tokens, or why there
+    are none; raises P2PCastError. ``places``: turns at once.
     """
 
     def __init__(
-        self,
-        score: Callable[[Sequence[tuple[Job, Result]]], Awaitable[Sequence[Reward]]],
-        places: int,
-        together: Callable[[], int],
+        self, score: Callable[[Sequence[tuple[Job, Result]]], Awaitable[Sequence[Reward]]], places: int
     ) -> None:
-        self._score, self._together = score, together
+        self._score, self._places = score, places
         self._turns = Turns(places)
+        self._together = 1
+        """Checks to ask for in a turn: twice as many as were done in the last one."""
         self._shared: dict[_Key, _Shared] = {}
 
     @contextlib.asynccontextmanager
@@ -127,9 +128,8 @@ class RewardDesk:
         wanted = [(job, result) for job, result in zip(jobs, results, strict=True) if job is not None]
         with contextlib.ExitStack() as stack:
             begun = [stack.enter_context(self._asked((r.job, r.lease, r.digest()))) for _, r in wanted]
-            mine = [(shared, one) for (shared, first), one in zip(begun, wanted, strict=True) if first]
-            size = self._together()
-            checks = [self._check(caller, mine[first : first + size]) for first in range(0, len(mine), size)]
+            left = deque((shared, one) for (shared, first), one in zip(begun, wanted, strict=True) if first)
+            checks = [self._check(caller, left) for _ in range(min(self._places, len(left)))]
             # The futures are of all requests: a caller that has gone must not cancel them.
             others = [asyncio.shield(shared.found) for shared, first in begun if not first]
             # All of them end here: a request that is repeated after a failure must not meet checks that still run.
@@ -150,15 +150,25 @@ class RewardDesk:
             if not shared.askers:
                 del self._shared[key]
 
-    async def _check(self, caller: str, part: Sequence[tuple[_Shared, tuple[Job, Result]]]) -> None:
+    async def _check(self, caller: str, left: deque[tuple[_Shared, tuple[Job, Result]]]) -> None:
+        """Checks of a request until none is left, in turns; as many of these run as there are places."""
+        part: list[tuple[_Shared, tuple[Job, Result]]] = []
         try:
-            async with self._turns.place(caller):
-                rewards = await self._score([one for _, one in part])
+            while left:
+                async with self._turns.place(caller):
+                    count = min(math.ceil(len(left) / self._places), self._together)
+                    part = [left.popleft() for _ in range(count)]
+                    rewards = await self._score([one for _, one in part]) if part else ()
+                done, part = part[: len(rewards)], part[len(rewards) :]
+                for (shared, _), reward in zip(done, rewards, strict=True):
+                    shared.found.set_result(reward)
+                self._together = min(MAX_LIST, 2 * max(1, len(done)))
+                left.extendleft(reversed(part))
+                part = []
         except BaseException as error:
             why = error if isinstance(error, Exception) else RetryableError("the ledger is stopping: send again")
-            for shared, _ in part:
+            for shared, _ in [*part, *left]:
                 shared.found.set_exception(why)
                 shared.found.exception()  # read here: perhaps no other request waits
+            left.clear()
             raise
-        for (shared, _), reward in zip(part, rewards, strict=True):
-            shared.found.set_result(reward)

@@ -26,7 +26,7 @@ REPLAY_S = 0.25
 
 
 async def checked_rewards(scorers: TaskProcesses, handed_in: Sequence[tuple[Job, Result]]) -> list[float | Rejection]:
-    """The ledger's own figures, or why there are none. Raises ChecksDownError."""
+    """The ledger's own figures of the first results, or why there are none. Raises ChecksDownError."""
     return [_of(outcome) for outcome in await scorers.check(handed_in)]
 
 

@@ -11,7 +11,6 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import msgpack
@@ -52,13 +51,12 @@ class KillableChild:
 
     async def ask(self, request: bytes) -> tuple[str, Any]:
         """Raises BROKEN."""
-        self.send([request])
+        self.send(request)
         return await self.answer()
 
-    def send(self, requests: Sequence[bytes]) -> None:
-        """Each one has an answer, in the same order."""
+    def send(self, request: bytes) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(b"".join(len(one).to_bytes(LENGTH_BYTES, "little") + one for one in requests))
+        self._process.stdin.write(len(request).to_bytes(LENGTH_BYTES, "little") + request)
 
     async def answer(self) -> tuple[str, Any]:
         """Raises BROKEN."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from p2pcast.rollouts.job import Job
 from p2pcast.tasks.task import ForgedPlayError, Prompt, Sampler, Trajectory
+from p2pcast.tasks.task_checker import TOGETHER_S
 from p2pcast.tasks.task_hash import HashedTask
 
 
@@ -40,6 +41,8 @@ class Hostile(HashedTask):
                 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
                 Path(rest).write_text(str(child.pid))
                 time.sleep(600)
+            case "slow":
+                time.sleep(2 * TOGETHER_S)
             case "crash":
                 os._exit(3)
             case "memory":

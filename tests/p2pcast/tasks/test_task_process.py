@@ -9,6 +9,7 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,34 +65,37 @@ async def test_a_hung_check_is_killed_with_its_children(
     assert await checks.reward(job("good"), TOKENS, MASK) == 4.0
 
 
+def handed_in(*prompts: str) -> list[Any]:
+    """Results of these jobs; the sum of a result's tokens and mask is 4 more than that of the one before."""
+    return [(job(prompt), SimpleNamespace(token_ids=TOKENS + 2 * n, mask=MASK)) for n, prompt in enumerate(prompts)]
+
+
+@pytest.fixture
+def unclaimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task of these tests plays nothing."""
+    monkeypatch.setattr(task_process, "_claims", lambda result: None)
+
+
 @pytest.mark.parametrize("ends", ["crash", "nonsense", "memory", "forged"])
-async def test_a_check_that_ends_its_process_costs_no_check_that_was_sent_with_it(
-    checks: TaskProcesses, monkeypatch: pytest.MonkeyPatch, ends: str
+async def test_a_check_that_ends_its_process_costs_no_check_of_the_same_request(
+    checks: TaskProcesses, unclaimed: None, ends: str
 ) -> None:
-    task = load_task(NAME, FOLDER)
-    monkeypatch.setattr(task_process, "_claims", lambda result: None)  # the task plays nothing
-    made = [dataclasses.replace(jobs_of(task, 1)[0], prompt=p.encode()) for p in ("good", ends, "good", ends, "good")]
-    results = [SimpleNamespace(token_ids=TOKENS + number, mask=MASK) for number in range(5)]
-    found = await checks.check(list(zip(made, results, strict=True)))  # type: ignore[arg-type]
-    assert found[::2] == [4.0, 8.0, 12.0]
+    asked, found = handed_in("good", ends, "good", ends, "good"), list[object]()
+    while len(found) < len(asked):
+        part = await checks.check(asked[len(found) :])
+        assert part
+        found += part
+    assert found[::2] == [4.0, 12.0, 20.0]
     assert all(isinstance(one, CheckFailedError | ForgedPlayError) for one in found[1::2])
 
 
-async def test_many_short_checks_are_asked_for_at_once_and_long_ones_one_by_one(
-    checks: TaskProcesses, monkeypatch: pytest.MonkeyPatch
+async def test_a_request_ends_after_its_time_and_not_before_its_first_check(
+    checks: TaskProcesses, unclaimed: None
 ) -> None:
-    assert checks.together == 1
-    clock = iter(range(1000))
-    monkeypatch.setattr(task_process, "time", SimpleNamespace(monotonic=lambda: next(clock) * 0.001))
-    for _ in range(20):
-        await checks.reward(job("good"), TOKENS, MASK)
-    assert checks.together == task_process.MOST_TOGETHER
-    clock = iter(range(0, 100000, 10))
-    await checks.reward(job("good"), TOKENS, MASK)
-    assert checks.together > 1
-    clock = iter(range(0, 100000, 1000))
-    await checks.reward(job("good"), TOKENS, MASK)
-    assert checks.together == 1
+    assert await checks.check(handed_in("slow", "good", "good")) == [4.0]
+    found = await checks.check(handed_in("good", "slow", "good"))
+    assert found == [4.0, 8.0][: len(found)]
+    assert checks.failed == 0
 
 
 async def test_a_cancelled_check_frees_its_place(checks: TaskProcesses, tmp_path: Path) -> None:

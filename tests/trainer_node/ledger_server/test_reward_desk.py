@@ -25,11 +25,11 @@ def result(number: int) -> tuple[Job, Result]:
 class Scorer:
     """Checks that end when the test says."""
 
-    def __init__(self, *, places: int = 1, together: int = 1) -> None:
+    def __init__(self, *, places: int = 1) -> None:
         self.begun: list[bytes] = []
         self.gate = asyncio.Event()
         self.failure: Exception | None = None
-        self.desk = RewardDesk(self.score, places, lambda: together)
+        self.desk = RewardDesk(self.score, places)
 
     async def score(self, handed_in: Sequence[tuple[Job, Result]]) -> list[float]:
         self.begun += [one.lease for _, one in handed_in]
@@ -106,16 +106,34 @@ async def test_a_caller_with_many_checks_delays_another_by_one() -> None:
     assert scorer.begun.index((90).to_bytes(16, "big")) == 1
 
 
-async def test_short_checks_share_a_turn() -> None:
-    scorer = Scorer(together=4)
-    many = asyncio.create_task(scorer.ask(*range(10), caller="a"))
-    await settled()
-    few = asyncio.create_task(scorer.ask(90, caller="b"))
-    await settled()
+@pytest.mark.parametrize("most", [1, 3, 100])
+async def test_each_reward_is_that_of_its_result_however_many_fit_into_a_turn(most: int) -> None:
+    turns: list[int] = []
+
+    async def score(handed_in: Sequence[tuple[Job, Result]]) -> list[float]:
+        turns.append(len(handed_in))
+        await asyncio.sleep(0)
+        return [float(one.lease[-1]) for _, one in handed_in[:most]]
+
+    for places in (1, 4):
+        desk, made = RewardDesk(score, places), [result(number) for number in range(32)]
+        turns.clear()
+        async with desk.rewards("a", [job for job, _ in made], [one for _, one in made]) as found:
+            assert found == [float(number) for number in range(32)]
+        assert not desk._shared
+        assert max(turns) <= 2 * most, "no request is sent again and again as a whole"
+        if most == 100 and places == 1:
+            assert turns == [1, 2, 4, 8, 16, 1]
+
+
+async def test_a_failure_ends_the_request_at_once() -> None:
+    scorer = Scorer()
+    scorer.failure = RetryableError("no process")
     scorer.gate.set()
-    assert await many == [1.0] * 10
-    assert await few == [1.0]
-    assert scorer.begun.index((90).to_bytes(16, "big")) == 4
+    with pytest.raises(RetryableError, match="no process"):
+        await scorer.ask(*range(8))
+    assert len(scorer.begun) == 1
+    assert not scorer.desk._shared
 
 
 async def test_the_last_free_place_is_for_a_caller_without_one() -> None:
