@@ -199,7 +199,7 @@ ROLLOUTS = [
         DESK,
         "caller = min(waiting, key=lambda one: (one.running, one.since))",
         "caller = waiting[0]",
-        DESKS + "test_a_caller_with_many_checks_delays_another_by_one",
+        DESKS + "test_a_caller_with_many_requests_delays_another_by_one",
     ),
     Mutation(
         "hands in results whose checks take long",

@@ -136,6 +136,21 @@ async def test_a_failure_ends_the_request_at_once() -> None:
     assert not scorer.desk._shared
 
 
+async def test_a_caller_with_many_requests_delays_another_by_one() -> None:
+    turns, begun, gate = Turns(1), list[str](), asyncio.Event()
+
+    async def run(caller: str) -> None:
+        async with turns.place(caller):
+            begun.append(caller)
+            await gate.wait()
+
+    tasks = [asyncio.create_task(run(caller)) for caller in ("a", "a", "a", "b", "a", "b")]
+    await settled()
+    gate.set()
+    await asyncio.gather(*tasks)
+    assert begun[:4] == ["a", "b", "a", "b"]
+
+
 async def test_the_last_free_place_is_for_a_caller_without_one() -> None:
     turns, running = Turns(3), Counter[str]()
 
