@@ -11,7 +11,7 @@ import contextlib
 import functools
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from concurrent.futures import Executor
 from contextvars import ContextVar
 from typing import Any, Final, ParamSpec, TypeVar
@@ -31,12 +31,11 @@ from p2pcast.errors import (
     UsageError,
 )
 from p2pcast.limits import MAX_SLOTS
-from p2pcast.rollouts.job import Group, Job
+from p2pcast.rollouts.job import Group
 from p2pcast.rollouts.record_form import RolloutRecord
 from p2pcast.rollouts.result import Result
 from p2pcast.tasks.task_process import TaskProcesses
 from p2pcast.version import Version
-from trainer_node.ledger.acceptance import Rejection
 from trainer_node.ledger.batch_transitions import Member, Taken
 from trainer_node.ledger.drained_workers import MAX_FOR_S
 from trainer_node.ledger.ledger import Ledger
@@ -53,7 +52,7 @@ from trainer_node.ledger_server.probes.probe_desk import ProbeDesk
 from trainer_node.ledger_server.probes.probe_routes import ProbeRoutes
 from trainer_node.ledger_server.request_form import HASH_BYTES, ID_BYTES, Form, packed_form
 from trainer_node.ledger_server.reward_desk import RewardDesk, Turns
-from trainer_node.ledger_server.reward_replays import checked_rewards, stated_reward
+from trainer_node.ledger_server.reward_replays import checked_rewards, stated_rewards
 from trainer_node.ledger_server.run_end import RunEnd
 from trainer_node.scheduling.served_versions import EngineId, KnownEngine, believed
 
@@ -119,8 +118,8 @@ class LedgerRoutes:
         ``known``: the hub's knowledge of an engine. ``trusting``: workers' rewards count.
         """
         self._ledger, self._scorers, self._callers, self._queue = ledger, scorers, callers, queue
-        self._trusting = trusting
-        self._desk = RewardDesk(self._score, scorers.places)
+        score = stated_rewards if trusting else functools.partial(checked_rewards, scorers)
+        self._desk = RewardDesk(score, scorers.places)
         self._executor = executor
         self._bodies, self._unpacked = BodyBudget(), BodyBudget()
         self._connections = CallerConnections()
@@ -331,11 +330,6 @@ class LedgerRoutes:
         self._queue.changed()
         rows = [v._asdict() | {"job": v.job.hex(), "lease": v.lease.hex()} for v in verdicts]
         return web.json_response({"results": rows})
-
-    async def _score(self, handed_in: Sequence[tuple[Job, Result]]) -> list[float | Rejection]:
-        if self._trusting:
-            return [stated_reward(result) for _, result in handed_in]
-        return await checked_rewards(self._scorers, handed_in)
 
     # -- auditors
 

@@ -36,8 +36,12 @@ def _of(outcome: Outcome) -> float | Rejection:
     return Rejection(Reason.UNSCORED, str(outcome)) if isinstance(outcome, CheckFailedError) else outcome
 
 
+async def stated_rewards(handed_in: Sequence[tuple[Job, Result]]) -> list[float | Rejection]:
+    """The workers' figures, for a run that trusts them."""
+    return [stated_reward(result) for _, result in handed_in]
+
+
 def stated_reward(result: Result) -> float | Rejection:
-    """The worker's figure, for a run that trusts it."""
     for name, why in result.tags or ():
         if name == FAILED_CHECK_TAG:
             return Rejection(Reason.UNSCORED, f"the worker's check failed: {why}")
