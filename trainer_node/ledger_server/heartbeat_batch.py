@@ -14,9 +14,9 @@ MOST_LEASES = 128
 """Leases of the heartbeats of one transition, beyond those of its first heartbeat: a request for leases may wait for
 this transition.
 """
-AT_ONCE = 4
-"""Transitions at the same time: they share a commit. One at a time renews the leases of 16 workers of 8 slots a commit,
-which is less than a thousand workers need.
+AT_ONCE = 8
+"""Transitions at the same time: they share commits with results. Four renew the leases of 64 workers of 8 slots while
+results that came before take a second, which is less than a thousand workers need.
 """
 
 
