@@ -215,7 +215,8 @@ class RankIntake:
         head = self._publishing.head
         if body.branch is not None and head is not None and head.branch > body.branch:
             reason = (
-                f"another trainer has opened branch {head.branch} since this one opened {body.branch}: end this one"
+                f"branch {head.branch} was opened after this trainer's branch {body.branch}, by another trainer or "
+                "by an older folder at the hub: end this trainer"
             )
             logger.warning("step %d of a trainer: %s", terms.step, reason)
             self._disband(RefusedError(reason))

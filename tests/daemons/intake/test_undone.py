@@ -237,7 +237,7 @@ async def test_a_trainer_of_an_older_branch_is_refused(swarm, states, trainers):
     for rank in back.ranks:
         rank.say(T.BEGIN, serial=0, step=2, layout=layout_of(state).layout_id, resume=False, branch=0)
     for rank in back.ranks:
-        assert "another trainer has opened branch 1 since this one opened 0" in await rank.ended()
+        assert "branch 1 was opened after this trainer's branch 0" in await rank.ended()
     assert swarm.hub.publishing.pipeline.head == Version(1, 1)
     again = await trainers(1)
     again.previous = new.previous
