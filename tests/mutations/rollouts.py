@@ -195,6 +195,20 @@ ROLLOUTS = [
         SHARES + "test_heartbeats_prolong_no_lease_beyond_its_longest_time",
     ),
     Mutation(
+        "waits for jobs of another task, or for an engine that serves another version",
+        "trainer_node/ledger/leasing.py",
+        "offered = engine.agreed and worker.task_hash == policy.task_hash",
+        "offered = engine.agreed",
+        "tests/trainer_node/ledger/test_grants.py::test_a_worker_of_another_task_says_nothing_of_others",
+    ),
+    Mutation(
+        "waits for jobs of another task, or for an engine that serves another version",
+        "trainer_node/ledger/leasing.py",
+        "offered = engine.agreed and worker.task_hash == policy.task_hash",
+        "offered = worker.task_hash == policy.task_hash",
+        "tests/trainer_node/ledger/test_grants.py::test_an_engine_that_the_hub_knows_otherwise_says_nothing_of_others",
+    ),
+    Mutation(
         "hands in results whose checks take long",
         DESK,
         "caller = min(waiting, key=lambda one: (one.running, one.since))",

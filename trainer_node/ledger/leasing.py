@@ -100,6 +100,13 @@ class Leased(NamedTuple):
     latest_in_s: float
 
 
+class Grant(NamedTuple):
+    """``exhausted``: no worker with an engine of the same version could be given a job now."""
+
+    leases: list[Leased]
+    exhausted: bool = False
+
+
 class Beat(NamedTuple):
     """One heartbeat: a worker's session, and for each of its leases the tokens sampled so far."""
 
@@ -147,7 +154,7 @@ def lease(
     manifest: bytes,
     staged: Version | None,
     known: KnownEngine | None,
-) -> list[Leased]:
+) -> Grant:
     """Lease up to ``slots`` jobs that the engine may play. ``served``, ``staged``: as the worker states; ``known``: as
     the hub knows, None for an engine that it does not know. Raises RefusedError for a worker that was blamed too often,
     or an engine with other bytes than the version's.
@@ -161,35 +168,39 @@ def lease(
     if worker is None:
         raise unknown_session()
     if drained.left_s(worker.name, now.now_s) > 0:
-        return []
+        return Grant([])
     name = bytes(worker.id).hex()
     rates.asks(name, now.now_s, engine.staged)
     if (blamed := _blamed(conn, worker)) >= MAX_BLAMED:
         raise RefusedError(f"{blamed} malformed or forged results: this worker gets no more leases")
     if served not in now.manifests:
-        return []
+        return Grant([])
     if now.manifests[served] != manifest:
         raise RefusedError(f"version {served} has another manifest than the engine's")
     if engine.served is None or engine.served not in now.manifests:
-        return []
+        return Grant([])
     free = worker.slots - int(conn.scalar(_HELD, {"worker": worker.id}) or 0)
     wanted = min(slots, free)
     if wanted < 1:
-        return []
+        return Grant([])
     # A request of the largest size stands for all free slots: the next request asks for the rest.
     asked = free if slots == MAX_LIST else wanted
     taker = _Taker(conn, now, policy, rates, new_id, worker, engine.served)
     # A job that names one version is for an engine that is known to serve it: another version's result would be lost.
-    taken = taker.take("evaluate", wanted) if engine.agreed and is_evaluated(conn, served) else []
+    evaluating = engine.agreed and is_evaluated(conn, served)
+    taken, left = taker.take("evaluate", wanted) if evaluating else ([], False)
     wanted -= len(taken)
     if wanted and (engine.agreed or policy.rule == "bounded") and plays_training(now, policy, engine.served):
         wanted = within_share(conn, now, policy, rates, worker, wanted)
-        training = taker.take("train", wanted) if wanted else []
+        training, left_to_train = taker.take("train", wanted) if wanted else ([], True)
         wanted -= len(training)
         taken += training
+        left = left or left_to_train
         begun = Begun(len(training), missing=max(0, asked - len(taken)), emptied=wanted > 0)
         rates.began(name, now.now_s, begun, worker.task_hash)
-    return taken
+    # Of a worker that was not offered everything, or plays another task, nothing follows for the others.
+    offered = engine.agreed and worker.task_hash == policy.task_hash
+    return Grant(taken, exhausted=offered and not taken and not left)
 
 
 def _blamed(conn: Connection, worker: Row[Any]) -> int:
@@ -210,33 +221,38 @@ class _Taker(NamedTuple):
     worker: Row[Any]
     served: Version
 
-    def take(self, purpose: str, most: int) -> list[Leased]:
-        """Lease at most ``most`` jobs; open groups if there are too few."""
-        taken = self._begin(purpose, most)
+    def take(self, purpose: str, most: int) -> tuple[list[Leased], bool]:
+        """Lease at most ``most`` jobs; open groups if there are too few. Whether there were jobs at the last look,
+        these or others.
+        """
+        taken, left = self._begin(purpose, most)
         missing, task_hash = most - len(taken), self.worker.task_hash
         if missing and open_groups(
             self.conn, self.now, self.policy.bounds, self.served, purpose, task_hash, self.new_id, missing
         ):
-            taken += self._begin(purpose, missing)
-        return taken
+            more, left = self._begin(purpose, missing)
+            taken += more
+        return taken, left
 
-    def _next_jobs(self, purpose: str, most: int) -> Sequence[Any]:
-        """The group of an open job is open. A job that the caller has just failed, or kept too long, is for others."""
+    def _next_jobs(self, purpose: str, most: int) -> tuple[Sequence[Any], bool]:
+        """The group of an open job is open. A job that the caller has just failed, or kept too long, is for others.
+        Whether there are open jobs at all.
+        """
         me, since_s = caller_of(self.worker), self.now.now_s - OTHERS_FIRST_S
         wanted = {"purpose": purpose, "task_hash": self.worker.task_hash, "most": most}
         if purpose == "evaluate":
             wanted |= self.served._asdict()
         rows = self.conn.execute(_JOBS[purpose], wanted).all()
         if not any(row.failed_by == me and row.failed_s > since_s for row in rows):
-            return rows
+            return rows, bool(rows)
         if callers_seen(self.conn, self.now, bytes(self.worker.task_hash)) <= {me}:
-            return rows
-        return self.conn.execute(_OTHER_JOBS[purpose], wanted | {"caller": me, "since_s": since_s}).all()
+            return rows, True
+        return self.conn.execute(_OTHER_JOBS[purpose], wanted | {"caller": me, "since_s": since_s}).all(), True
 
-    def _begin(self, purpose: str, most: int) -> list[Leased]:
-        rows = self._next_jobs(purpose, most)
+    def _begin(self, purpose: str, most: int) -> tuple[list[Leased], bool]:
+        rows, left = self._next_jobs(purpose, most)
         if not rows:
-            return []
+            return [], left
         now, served = self.now, self.served
         groups = read_groups(self.conn, {bytes(row.group_id) for row in rows})
         oldest = served.step if self.policy.rule == "strict" else max(0, now.step - self.policy.bounds.staleness)
@@ -269,7 +285,7 @@ class _Taker(NamedTuple):
             leases.append(Leased(lease_id, job, lasts_s, latest))
         move_all(self.conn, "job", db.jobs, [row.id for row in rows], "leased")
         self.conn.execute(_NEW_LEASES, begun)
-        return leases
+        return leases, True
 
 
 def heartbeats(

@@ -134,16 +134,28 @@ class Ledger:
         staged: Version | None = None,
         known: KnownEngine | None = None,
     ) -> list[leasing.Leased]:
+        """The leases of ``grant``."""
+        return self.grant(session, slots, served, manifest, staged, known).leases
+
+    def grant(
+        self,
+        session: bytes,
+        slots: int,
+        served: Version,
+        manifest: bytes,
+        staged: Version | None = None,
+        known: KnownEngine | None = None,
+    ) -> leasing.Grant:
         """``served``, ``staged``: as the worker states; the engine could serve ``staged`` at once. ``known``: the
         hub's knowledge of the engine.
         """
 
-        def transition(conn: Connection, now: Present) -> list[leasing.Leased]:
+        def transition(conn: Connection, now: Present) -> leasing.Grant:
             leasing.expire(conn, now, self._rates)
             terms = {"session": session, "slots": slots, "served": served, "manifest": manifest, "staged": staged}
             parts = (self._policy, self._rates, self._new_id, self._drained)
             begun = leasing.lease(conn, now, *parts, **terms, known=known)  # type: ignore[arg-type]
-            self._leased.add({one.lease: one.job for one in begun})
+            self._leased.add({one.lease: one.job for one in begun.leases})
             return begun
 
         # An engine may be idle until the answer.

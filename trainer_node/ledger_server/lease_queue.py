@@ -1,20 +1,17 @@
 """Requests for leases that wait until there are jobs.
 
-Promises: a change wakes each waiting request soon, oldest first. Requests of one kind stop being tried in a round once
-several of them found nothing, so a thousand idle workers cost a few attempts a round. A request that has ended, or
-whose caller has gone, is not tried.
+Promises: a change wakes the waiting requests soon, oldest first. Requests of one kind stop being tried in a round once
+one of them learns that there are no jobs for any of them, or several of them found nothing: a change costs few attempts
+though a thousand idle workers wait. A request that has ended, or whose caller has gone, is not tried.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Sequence
-from typing import TypeVar
 
 from p2pcast.wakeup import Wakeup
-
-T = TypeVar("T")
+from trainer_node.ledger.leasing import Grant, Leased
 
 ROUND_S = 0.02
 """Least time between two rounds, in seconds."""
@@ -24,15 +21,16 @@ MOST_EMPTY = 32
 """Requests of one kind that find nothing before the others of that kind are left for the next round."""
 CHECK_S = 1.0
 """Interval in seconds at which a waiting request looks whether its caller is still connected."""
+_ENDED = Grant([])
 
 
 class _Waiting:
     def __init__(self, kind: Hashable) -> None:
         self.kind = kind
         self.turn = asyncio.Event()
-        self.tried: asyncio.Future[bool] | None = None
+        self.tried: asyncio.Future[Grant] | None = None
 
-    def answer(self, *, found: bool) -> None:
+    def answer(self, found: Grant) -> None:
         if self.tried is not None and not self.tried.done():
             self.tried.set_result(found)
 
@@ -52,18 +50,18 @@ class LeaseQueue:
         self._changed.notify()
 
     async def ask(
-        self, attempt: Callable[[], Awaitable[Sequence[T]]], kind: Hashable, wait_s: float, gone: Callable[[], bool]
-    ) -> Sequence[T]:
-        """The finds of ``attempt``, now or within ``wait_s``. ``kind``: requests of one kind find the same jobs."""
+        self, attempt: Callable[[], Awaitable[Grant]], kind: Hashable, wait_s: float, gone: Callable[[], bool]
+    ) -> list[Leased]:
+        """The leases of ``attempt``, now or within ``wait_s``. ``kind``: requests of one kind find the same jobs."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + wait_s
         found = await attempt()
-        if found or wait_s <= 0:
-            return found
+        if found.leases or wait_s <= 0:
+            return found.leases
         waiting = _Waiting(kind)
         self._waiting[waiting] = None
         try:
-            while not found and not gone() and (left_s := until_s - loop.time()) > 0:
+            while not found.leases and not gone() and (left_s := until_s - loop.time()) > 0:
                 try:
                     async with asyncio.timeout(min(left_s, CHECK_S)):
                         await waiting.turn.wait()
@@ -71,11 +69,11 @@ class LeaseQueue:
                     continue
                 waiting.turn.clear()
                 found = await attempt()
-                waiting.answer(found=bool(found))
-            return found
+                waiting.answer(found)
+            return found.leases
         finally:
             del self._waiting[waiting]
-            waiting.answer(found=True)
+            waiting.answer(_ENDED)
 
     async def run(self) -> None:
         while True:
@@ -86,17 +84,30 @@ class LeaseQueue:
             await asyncio.sleep(ROUND_S)
 
     async def _round(self) -> None:
-        loop, empty = asyncio.get_running_loop(), Counter[Hashable]()
-        waiting = list(self._waiting)
-        while waiting:
-            turn, waiting = waiting[:AT_ONCE], waiting[AT_ONCE:]
-            tried = [one for one in turn if one in self._waiting and empty[one.kind] < MOST_EMPTY]
-            for one in tried:
-                one.tried = loop.create_future()
-                one.turn.set()
-            for one in tried:
-                assert one.tried is not None
-                if not await one.tried:
-                    empty[one.kind] += 1
-                    if one in self._waiting:  # the next round begins with the others
-                        self._waiting[one] = self._waiting.pop(one)
+        kinds: dict[Hashable, list[_Waiting]] = {}
+        for one in self._waiting:
+            kinds.setdefault(one.kind, []).append(one)
+        for requests in kinds.values():
+            await self._try(requests)
+
+    async def _try(self, requests: Sequence[_Waiting]) -> None:
+        """Requests of one kind, the first one alone."""
+        empty, at_once = 0, 1
+        while requests and empty < MOST_EMPTY:
+            turn, requests, at_once = requests[:at_once], requests[at_once:], AT_ONCE
+            found = await self._turn([one for one in turn if one in self._waiting])
+            if any(one.exhausted for one in found):
+                return
+            empty += sum(one is not _ENDED and not one.leases for one in found)
+
+    async def _turn(self, turn: Sequence[_Waiting]) -> list[Grant]:
+        loop, found = asyncio.get_running_loop(), []
+        for one in turn:
+            one.tried = loop.create_future()
+            one.turn.set()
+        for one in turn:
+            assert one.tried is not None
+            found.append(await one.tried)
+            if one in self._waiting and not found[-1].exhausted:  # the next round begins with the others
+                self._waiting[one] = self._waiting.pop(one)
+        return found

@@ -38,6 +38,7 @@ from p2pcast.tasks.task_process import TaskProcesses
 from p2pcast.version import Version
 from trainer_node.ledger.batch_transitions import Member, Taken
 from trainer_node.ledger.drained_workers import MAX_FOR_S
+from trainer_node.ledger.leasing import Grant
 from trainer_node.ledger.ledger import Ledger
 from trainer_node.ledger.ledger_report import MAX_READ
 from trainer_node.ledger.ledger_rows import BEARER, MAX_LIST, FullError, UnknownIdError
@@ -271,8 +272,8 @@ class LedgerRoutes:
         def known() -> KnownEngine | None:
             return None if engine is None else self._known(engine)
 
-        async def attempt() -> list[Any]:
-            return await self._call(self._ledger.lease, session, most, served, manifest, staged, known())
+        async def attempt() -> Grant:
+            return await self._call(self._ledger.grant, session, most, served, manifest, staged, known())
 
         def gone() -> bool:
             """Also if the engine has another version now: the worker asks again, with that one."""

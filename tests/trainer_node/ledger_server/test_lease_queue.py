@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from parts import until
 
+from trainer_node.ledger.leasing import Grant
 from trainer_node.ledger_server import lease_queue
 from trainer_node.ledger_server.lease_queue import MOST_EMPTY, LeaseQueue
 
@@ -26,22 +28,27 @@ async def queue(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LeaseQueue]:
 
 
 class Jobs:
-    """``tried``: requests, in the order of their attempts."""
+    """``tried``: requests, in the order of their attempts. ``knows``: an attempt without a job says that there are
+    none for the others. ``refused``: requests that get no job, whatever is left.
+    """
 
     def __init__(self, queue: LeaseQueue) -> None:
         self.queue, self.left, self.tried = queue, 0, list[str]()
         self.gone: set[str] = set()
+        self.knows, self.refused = False, set[str]()
 
-    def ask(self, name: str, kind: str = "any", wait_s: float = LONG_S) -> asyncio.Task[list[str]]:
-        async def attempt() -> list[str]:
+    def ask(self, name: str, kind: str = "any", wait_s: float = LONG_S) -> asyncio.Task[list[Any]]:
+        async def attempt() -> Grant:
             self.tried.append(name)
+            if name in self.refused:
+                return Grant([])
             if not self.left:
-                return []
+                return Grant([], exhausted=self.knows)
             self.left -= 1
-            return [name]
+            return Grant([name])  # type: ignore[list-item]
 
-        async def work() -> list[str]:
-            return list(await self.queue.ask(attempt, kind, wait_s, lambda: name in self.gone))
+        async def work() -> list[Any]:
+            return await self.queue.ask(attempt, kind, wait_s, lambda: name in self.gone)
 
         return asyncio.create_task(work())
 
@@ -96,6 +103,32 @@ async def test_a_round_tries_few_requests_that_find_nothing_and_the_next_one_tri
     assert rounds[0].isdisjoint(rounds[1])
     for one in asked:
         one.cancel()
+    await asyncio.wait(asked)
+
+
+async def test_a_round_ends_for_a_kind_when_one_request_learns_that_there_are_no_jobs(jobs: Jobs) -> None:
+    asked = [jobs.ask(f"idle {n}", "empty") for n in range(40)] + [jobs.ask("other", "other")]
+    await jobs.waiting(len(asked))
+    jobs.knows = True
+    for _ in range(3):
+        jobs.tried.clear()
+        jobs.queue.changed()
+        await until(lambda: "other" in jobs.tried)
+        assert jobs.tried == ["idle 0", "other"], "the oldest one stays the first"
+    jobs.add(20)
+    assert [await one for one in asked[:20]] == [[f"idle {n}"] for n in range(20)]
+    assert not any(one.done() for one in asked[20:])
+    jobs.add(100)
+    await asyncio.gather(*asked)
+
+
+async def test_a_request_that_alone_finds_nothing_does_not_end_the_round(jobs: Jobs) -> None:
+    jobs.refused, jobs.knows = {"refused"}, True
+    asked = [jobs.ask(name) for name in ("refused", "a", "b")]
+    await jobs.waiting(3)
+    jobs.add(2)
+    assert [await one for one in asked[1:]] == [["a"], ["b"]]
+    asked[0].cancel()
     await asyncio.wait(asked)
 
 

@@ -4,6 +4,8 @@ torn.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
 import torch
 
@@ -193,11 +195,11 @@ def test_trainer_that_another_has_replaced_publishes_nothing(run, states, checkp
     live, others = weights(), weights(1)
     run.hub_up(checkpoints)
     run.peer_up("peer")
-    with (
-        Publisher(run.address, token_file=run.token) as old,
-        Publisher(run.address, token_file=run.token) as new,
-    ):
+    with ExitStack() as stack:
+        old = stack.enter_context(Publisher(run.address, token_file=run.token))
         first = old.resume(3, live).wait_durable()
+        # Not before: a trainer that connects ends the versions that others have under way.
+        new = stack.enter_context(Publisher(run.address, token_file=run.token))
         resumed = new.resume(3, others).wait_durable()
         assert resumed.branch > first.branch
         for number in (4, 5):
