@@ -259,9 +259,13 @@ class _Taker(NamedTuple):
         # Evaluation may pin a version older than training would accept.
         oldest = min(oldest, served.step)
         begun, leases = [], []
+        terms: dict[tuple[str, int], tuple[float, float]] = {}
         for row in rows:
             group = groups[bytes(row.group_id)]
-            lasts_s, latest = self.rates.terms((group.task, self.worker.device_class), group.max_tokens)
+            kind = group.task, group.max_tokens
+            if kind not in terms:
+                terms[kind] = self.rates.terms((group.task, self.worker.device_class), group.max_tokens)
+            lasts_s, latest = terms[kind]
             lease_id = self.new_id()
             begun.append(
                 {

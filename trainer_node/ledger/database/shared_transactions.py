@@ -91,7 +91,8 @@ class SharedTransactions:
         last, until_s = False, time.monotonic() + COMMIT_S
         try:
             with self._store.transaction() as conn:
-                done += [_outcome(conn, transition) for transition, _ in calls]
+                # Without a savepoint: no other call shares the transaction if this one fails.
+                done += [(transition(conn), None) for transition, _ in calls]
                 call, last = self._next(until_s)
                 while call is not None:
                     if call[1].set_running_or_notify_cancel():
