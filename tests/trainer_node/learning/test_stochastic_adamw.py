@@ -21,7 +21,7 @@ def steps(seed: int, count: int = 5) -> torch.Tensor:
     return weights.detach()
 
 
-def test_a_value_between_two_goes_to_each_of_them_with_the_probability_of_the_remainder() -> None:
+def test_a_value_is_rounded_up_with_the_probability_of_its_remainder() -> None:
     torch.manual_seed(1)
     low = torch.tensor([1.0, -1.0])
     gap = 2.0**-7

@@ -1,4 +1,4 @@
-"""What a request without leases says about the requests of others."""
+"""A request that gets no leases says whether others can get some."""
 
 from __future__ import annotations
 
