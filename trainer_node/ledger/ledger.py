@@ -84,7 +84,7 @@ class Ledger:
         self._policy = policy
         self._new_id, self._draw = new_id, draw
         self._rates = WorkerRates(policy.guess_s)
-        self._registrations = Registrations(self._rates, new_id)
+        self._registrations = Registrations(new_id)
         self._leased = LeasedJobs()
         self._drained = DrainedWorkers()
         self._audits = AuditSample(secrets.randbelow)
@@ -177,6 +177,10 @@ class Ledger:
     def heartbeat_s(self) -> float:
         """Interval of a worker's heartbeats, in seconds."""
         return self._rates.heartbeat_s
+
+    def pace_heartbeats(self, workers: int) -> None:
+        """``workers``: that are not silent."""
+        self._rates.count_workers(workers)
 
     def heartbeat(self, session: bytes, tokens: Mapping[bytes, int]) -> list[leasing.Held]:
         """Raises UnknownIdError for an unknown session."""

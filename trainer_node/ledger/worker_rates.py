@@ -19,9 +19,10 @@ Class = tuple[str, str]
 """Task and device class."""
 MAX_CLASSES = 256
 """Classes with measurements of their own: workers state their device class themselves."""
-HEARTBEAT_S = 1.5
+HEARTBEAT_S, HEARTBEAT_MOST_S = 1.5, 25.0
+"""Shortest and longest interval: a worker counts as silent after 60 s, and one heartbeat may be lost."""
 MOST_HEARTBEATS_S = 100.0
-"""Heartbeats a second of all workers together."""
+"""Heartbeats a second of all workers together, as far as the longest interval allows it."""
 HEARTBEATS_A_LEASE = 3
 """Least heartbeats in the time of a lease: one lost heartbeat ends no lease."""
 STANDING_S = 0.25
@@ -99,7 +100,7 @@ class WorkerRates:
 
     def count_workers(self, count: int) -> None:
         """Heartbeats of many workers become rarer, so that they leave time for leases and results."""
-        self.heartbeat_s = max(HEARTBEAT_S, count / MOST_HEARTBEATS_S)
+        self.heartbeat_s = min(HEARTBEAT_MOST_S, max(HEARTBEAT_S, count / MOST_HEARTBEATS_S))
 
     # -- transactions
 

@@ -289,8 +289,10 @@ class LedgerDaemon:
         status, workers = await self._call(self._ledger.status), await self._call(self._ledger.workers)
         self._ledger_events.update_workers(workers)
         self._probes.retain({row["name"] for row in workers})
+        present = [row for row in workers if row["silent_s"] < SILENT_S]
+        self._ledger.pace_heartbeats(len(present))
         # A drained worker is stopped soon: no broadcast waits for its engine.
-        active = [row for row in workers if row["silent_s"] < SILENT_S and row["drained_s"] == 0]
+        active = [row for row in present if row["drained_s"] == 0]
         served = [Version.parse(row["served"]) for row in active if row["served"] is not None]
         self._times.serve(served, time.monotonic())
         return status, workers

@@ -354,11 +354,16 @@ async def test_a_request_that_is_sent_again_starts_no_second_check(
     assert (status, answer["results"][0]["verdict"], begun) == (200, "accepted", 1)
 
 
-async def test_a_heartbeats_answer_has_the_present_interval(stage: Stage) -> None:
-    beat = {"session": stage.session, "leases": []}
+async def test_a_heartbeats_answer_has_the_present_interval(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    beat, ledger = {"session": stage.session, "leases": []}, stage.daemon._ledger
     assert (await stage.ask("/v1/heartbeat", beat))[1] == {"leases": [], "heartbeat_s": 1.5}
-    stage.daemon._ledger._rates.count_workers(1000)
-    assert (await stage.ask("/v1/heartbeat", beat))[1] == {"leases": [], "heartbeat_s": 10.0}
+    with monkeypatch.context() as patched:
+        for workers, interval_s in ((1000, 10.0), (100_000, 25.0)):
+            patched.setattr(ledger, "pace_heartbeats", lambda present: None)  # as the daemon counts once a second
+            ledger._rates.count_workers(workers)
+            assert (await stage.ask("/v1/heartbeat", beat))[1]["heartbeat_s"] == interval_s
+    await stage.daemon.view.renew()
+    assert (await stage.ask("/v1/heartbeat", beat))[1]["heartbeat_s"] == 1.5, "one worker is there"
 
 
 async def test_a_worker_settles_no_lease_of_another(stage: Stage) -> None:

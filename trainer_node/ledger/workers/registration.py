@@ -18,7 +18,6 @@ from p2pcast.limits import MAX_SLOTS
 from trainer_node.ledger import leasing
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.ledger_rows import BEARER, MAX_NAMES, MAX_WORKERS, FullError, Present
-from trainer_node.ledger.worker_rates import WorkerRates
 
 COUNTS = (
     *("blamed", "unknown_versions", "accepted_tokens", "audits", "disagreements"),
@@ -57,8 +56,7 @@ class Registered(NamedTuple):
 class Registrations:
     """Knows the sessions that other registrations have ended."""
 
-    def __init__(self, rates: WorkerRates, new_id: Callable[[], bytes]) -> None:
-        self._rates = rates
+    def __init__(self, new_id: Callable[[], bytes]) -> None:
         self._new_id = new_id
         self._displaced: dict[bytes, None] = {}
         """Sessions that another registration has ended, the newest MAX_WORKERS."""
@@ -87,7 +85,6 @@ class Registrations:
         mine = (db.workers.c.caller == caller) & (db.workers.c.name == name)
         known = conn.execute(select(db.workers.c.id, db.workers.c.session).where(mine)).first()
         count = int(conn.scalar(select(func.count()).select_from(db.workers)) or 0)
-        self._rates.count_workers(count)
         if known is not None:
             conn.execute(update(db.workers).where(mine).values(**stated))
             if bytes(known.session) != lost:
