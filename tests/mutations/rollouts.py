@@ -21,7 +21,7 @@ BUDGETS = "tests/trainer_node/ledger_server/test_body_budget.py::"
 REQUESTS = "tests/daemons/rollouts/test_ledger_requests.py::"
 REPLAYING = "trainer_node/ledger/audits/replaying.py"
 REPLAYS = "tests/trainer_node/ledger/test_replaying.py::"
-DESK = "trainer_node/ledger_server/reward_desk.py"
+DESK = "trainer_node/ledger_server/rewards/reward_desk.py"
 DESKS = "tests/trainer_node/ledger_server/test_reward_desk.py::"
 COMPLETIONS = "tests/rollout_node/worker/test_completions_sampler.py::"
 

@@ -14,7 +14,6 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -54,15 +53,16 @@ from trainer_node.ledger_server.heartbeat_batch import HeartbeatBatch
 from trainer_node.ledger_server.learner_times import LearnerTimes
 from trainer_node.ledger_server.lease_queue import LeaseQueue
 from trainer_node.ledger_server.ledger_events import EMIT_S, LedgerEvents
-from trainer_node.ledger_server.ledger_routes import THREADS, LedgerRoutes
+from trainer_node.ledger_server.ledger_routes import LedgerRoutes
 from trainer_node.ledger_server.ledger_view import RENEW_S, SILENT_S, LedgerView
 from trainer_node.ledger_server.probes.probe_desk import ProbeDesk
 from trainer_node.ledger_server.prompt_choice import HookSource
 from trainer_node.ledger_server.prompt_feeder import CHECK_S, Feed, PromptFeeder
 from trainer_node.ledger_server.retried_work import RetriedWork
-from trainer_node.ledger_server.reward_replays import REPLAY_S, RewardReplays
+from trainer_node.ledger_server.rewards.reward_replays import REPLAY_S, RewardReplays
 from trainer_node.ledger_server.run_end import RunEnd
 from trainer_node.ledger_server.summary_sender import SEND_S, SummarySender
+from trainer_node.ledger_server.transition_executors import Executors
 from trainer_node.ledger_server.version_follower import POLL_S, VersionFollower
 from trainer_node.scheduling.served_versions import EngineId, KnownEngine
 
@@ -120,7 +120,7 @@ class LedgerDaemon:
         self.secure_address: tuple[str, int] | None = None
         self._config, self._ledger, self._tasks = config, ledger, tasks
         self._memory = StateFile(config.state / "ledger.json", {"run": None})
-        self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="p2pcast-ledger")
+        self._executors = Executors.start()
         self._scorers = TaskProcesses(
             config.task_name,
             config.task.hash,
@@ -150,7 +150,7 @@ class LedgerDaemon:
             callers,
             self._queue,
             self._heartbeats,
-            self._executor,
+            self._executors,
             documents,
             self._learn,
             self._known,
@@ -229,7 +229,7 @@ class LedgerDaemon:
         await self._scorers.close()
         if self._feeder is not None:
             await self._feeder.close()
-        await asyncio.to_thread(self._executor.shutdown)
+        await asyncio.to_thread(self._executors.shutdown)
 
     # -- background work
 
@@ -240,7 +240,7 @@ class LedgerDaemon:
         return certified_caller(request, self._certificate.who.run, evicted)
 
     async def _call(self, transition: Callable[..., T], *words: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, transition, *words)
+        return await asyncio.get_running_loop().run_in_executor(self._executors.ordinary, transition, *words)
 
     async def _beat(self, beats: Sequence[Beat]) -> list[list[Held] | None]:
         return await self._call(self._ledger.heartbeats, beats)
@@ -280,7 +280,8 @@ class LedgerDaemon:
         return HookSource(name=name, state=state, histories=partial(self._call, histories), memory_bytes=memory_bytes)
 
     async def _add(self, seed: int, passed: Passed) -> None:
-        await self._call(self._ledger.add_prompts, seed, passed)
+        add = partial(self._ledger.add_prompts, seed, passed)
+        await asyncio.get_running_loop().run_in_executor(self._executors.urgent, add)
         self._queue.changed()
 
     # -- for /status

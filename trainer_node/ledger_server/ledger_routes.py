@@ -52,9 +52,10 @@ from trainer_node.ledger_server.lease_queue import LeaseQueue
 from trainer_node.ledger_server.probes.probe_desk import ProbeDesk
 from trainer_node.ledger_server.probes.probe_routes import ProbeRoutes
 from trainer_node.ledger_server.request_form import HASH_BYTES, ID_BYTES, Form, packed_form
-from trainer_node.ledger_server.reward_desk import RewardDesk, Turns
-from trainer_node.ledger_server.reward_replays import checked_rewards, stated_rewards
+from trainer_node.ledger_server.rewards.reward_desk import RewardDesk, Turns
+from trainer_node.ledger_server.rewards.reward_replays import checked_rewards, stated_rewards
 from trainer_node.ledger_server.run_end import RunEnd
+from trainer_node.ledger_server.transition_executors import THREADS, Executors
 from trainer_node.scheduling.served_versions import EngineId, KnownEngine, believed
 
 P = ParamSpec("P")
@@ -86,8 +87,6 @@ STATUSES: Final[dict[type[P2PCastError], int]] = {
     RetryableError: 503,
 }
 
-THREADS: Final = 32
-"""Transitions that may wait for a commit at one time; they share commits."""
 MOST_TRANSITIONS: Final = 8
 """Transitions of one certificate at one time: a worker needs about three."""
 _CALLER: Final = ContextVar("caller", default=BEARER)
@@ -104,7 +103,7 @@ class LedgerRoutes:
         callers: Callers,
         queue: LeaseQueue,
         heartbeats: HeartbeatBatch,
-        executor: Executor,
+        executors: Executors,
         documents: dict[str, Callable[[], dict[str, Any]]],
         learn: Callable[[Collection[Version]], Awaitable[None]],
         known: Callable[[EngineId], KnownEngine | None],
@@ -121,7 +120,7 @@ class LedgerRoutes:
         self._ledger, self._scorers, self._callers, self._queue = ledger, scorers, callers, queue
         score = stated_rewards if trusting else functools.partial(checked_rewards, scorers)
         self._desk = RewardDesk(score, scorers.places)
-        self._executor = executor
+        self._executors = executors
         self._bodies, self._unpacked = BodyBudget(), BodyBudget()
         self._connections = CallerConnections()
         self._transitions = Turns(THREADS, MOST_TRANSITIONS)
@@ -187,9 +186,11 @@ class LedgerRoutes:
 
     async def _call(self, transition: Callable[P, T], *words: P.args, **named: P.kwargs) -> T:
         """One transition, without blocking the event loop."""
-        call = functools.partial(transition, *words, **named)
+        return await self._run(self._executors.ordinary, functools.partial(transition, *words, **named))
+
+    async def _run(self, executor: Executor, call: Callable[[], T]) -> T:
         async with self._turn():
-            return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+            return await asyncio.get_running_loop().run_in_executor(executor, call)
 
     def _turn(self) -> contextlib.AbstractAsyncContextManager[None]:
         """A place for the request's caller. Holders of a bearer token cannot be told apart and are not counted."""
@@ -273,7 +274,8 @@ class LedgerRoutes:
             return None if engine is None else self._known(engine)
 
         async def attempt() -> Grant:
-            return await self._call(self._ledger.grant, session, most, served, manifest, staged, known())
+            words = (session, most, served, manifest, staged, known())
+            return await self._run(self._executors.urgent, functools.partial(self._ledger.grant, *words))
 
         def gone() -> bool:
             """Also if the engine has another version now: the worker asks again, with that one."""

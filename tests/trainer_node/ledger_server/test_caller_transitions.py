@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 from trainer_node.ledger.ledger_rows import BEARER
 from trainer_node.ledger_server import ledger_routes
-from trainer_node.ledger_server.ledger_routes import MOST_TRANSITIONS, THREADS, LedgerRoutes
+from trainer_node.ledger_server.ledger_routes import MOST_TRANSITIONS, LedgerRoutes
+from trainer_node.ledger_server.transition_executors import Executors
 
 
 async def test_transitions_of_one_certificate_leave_room_for_others() -> None:
-    executor, scorers = ThreadPoolExecutor(THREADS), SimpleNamespace(places=1)
+    executors, scorers = Executors.start(), SimpleNamespace(places=1)
     nothing: Any = None
     routes = LedgerRoutes(
         nothing,
@@ -23,7 +23,7 @@ async def test_transitions_of_one_certificate_leave_room_for_others() -> None:
         nothing,
         nothing,
         nothing,
-        executor,
+        executors,
         {},
         nothing,
         nothing,
@@ -52,4 +52,4 @@ async def test_transitions_of_one_certificate_leave_room_for_others() -> None:
         ends.set()
         await asyncio.gather(*greedy, *others)
     assert running["greedy"] == 64
-    executor.shutdown()
+    executors.shutdown()

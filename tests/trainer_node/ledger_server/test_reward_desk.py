@@ -14,7 +14,7 @@ from p2pcast.rollouts.result import Result
 from tests.trainer_node.ledger.ledger_game import ZERO, sample
 from tests.trainer_node.ledger.test_acceptance import job as job_record
 from trainer_node.ledger.leasing import Leased
-from trainer_node.ledger_server.reward_desk import RewardDesk, Turns
+from trainer_node.ledger_server.rewards.reward_desk import RewardDesk, Turns
 
 
 def result(number: int) -> tuple[Job, Result]:

@@ -18,7 +18,7 @@ from tests.trainer_node.ledger.ledger_game import sample
 from tests.trainer_node.ledger.test_replaying import Trusting
 from trainer_node.ledger.acceptance import Reason, Rejection
 from trainer_node.ledger.database.ledger_store import Store
-from trainer_node.ledger_server.reward_replays import RewardReplays, stated_reward
+from trainer_node.ledger_server.rewards.reward_replays import RewardReplays, stated_reward
 
 
 async def called(transition: Callable[..., Any], *words: Any) -> Any:

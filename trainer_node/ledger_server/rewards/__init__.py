@@ -1,0 +1,1 @@
+"""Rewards of results: checked at the ledger, in turns of the callers, or replayed for a sample."""
