@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +16,7 @@ from p2pcast.errors import LocalError, UsageError
 from tests.trainer_node.ledger.ledger_game import ZERO, Game, last_token, sample
 from tests.trainer_node.ledger.ledger_invariants import check_rows, dump
 from trainer_node.ledger.database import ledger_schema as db
+from trainer_node.ledger.database import shared_transactions
 from trainer_node.ledger.database.body_segments import Place, Segments
 from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.database.shared_transactions import SharedTransactions
@@ -145,6 +147,25 @@ def test_call_that_was_not_begun_in_time_never_takes_effect(store: Store) -> Non
     blocker.free()
     commits.close()
     assert sources(store) == []
+
+
+def test_urgent_call_is_committed_before_ordinary_ones_that_wait(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_transactions, "COMMIT_S", 60.0)  # the commit would have time for all
+    commits, order = SharedTransactions(store), list[str]()
+    blocker = Blocker(commits)
+    store.committed = lambda: order.append("commit")
+
+    def call(name: str, *, urgent: bool) -> None:
+        commits.call(lambda _: order.append(name), urgent=urgent)
+
+    with ThreadPoolExecutor(4) as threads:
+        for number, (name, urgent) in enumerate((("a", False), ("b", False), ("U", True), ("V", True))):
+            threads.submit(call, name, urgent=urgent)
+            while commits._calls.qsize() <= number:
+                time.sleep(0.001)
+        blocker.free()
+    commits.close()
+    assert order == ["U", "V", "commit", "a", "b", "commit"]
 
 
 def test_calls_before_the_end_are_committed_and_later_calls_refused(store: Store) -> None:

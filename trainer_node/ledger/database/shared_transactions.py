@@ -1,8 +1,9 @@
 """Transitions that arrive close together share one commit. One thread writes.
 
 Promises: a call returns after the commit that holds its changes. A call that raises changes nothing, and does not
-disturb the calls that share its commit. If the commit fails, every call of it raises. Urgent calls come first; a commit
-takes no further call after COMMIT_S, so an urgent call waits about so long for the calls before it.
+disturb the calls that share its commit. If the commit fails, every call of it raises. Urgent calls come first, and a
+commit with an urgent call takes no further ordinary one. A commit takes no further call after COMMIT_S, so an urgent
+call waits about so long for the calls before it.
 """
 
 from __future__ import annotations
@@ -78,13 +79,16 @@ class SharedTransactions:
         self._thread.join()
 
     def _run(self) -> None:
-        while (first := self._calls.get()[2]) is not None:
+        while True:
+            rank, _, first = self._calls.get()
+            if first is None:
+                return
             if self._calls.empty():
                 time.sleep(SHARE_S)
-            if self._commit(first):
+            if self._commit(rank, first):
                 return
 
-    def _commit(self, first: _Call) -> bool:
+    def _commit(self, rank: int, first: _Call) -> bool:
         """Do the first call, and further ones until COMMIT_S have passed. Whether the last call was among them."""
         calls = [first] if first[1].set_running_or_notify_cancel() else []
         done: list[tuple[Any, BaseException | None]] = []
@@ -93,12 +97,12 @@ class SharedTransactions:
             with self._store.transaction() as conn:
                 # Without a savepoint: no other call shares the transaction if this one fails.
                 done += [(transition(conn), None) for transition, _ in calls]
-                call, last = self._next(until_s)
-                while call is not None:
-                    if call[1].set_running_or_notify_cancel():
+                while time.monotonic() <= until_s and self._waits(rank) and not last:
+                    taken, _, call = self._calls.get()
+                    rank, last = min(rank, taken), call is None
+                    if call is not None and call[1].set_running_or_notify_cancel():
                         calls.append(call)
                         done.append(_outcome(conn, call[0]))
-                    call, last = self._next(until_s)
         except BaseException as error:  # noqa: BLE001 - every caller learns of it
             done = [(None, error) for _ in calls]
         for (_, future), (value, failure) in zip(calls, done, strict=True):
@@ -108,15 +112,11 @@ class SharedTransactions:
                 future.set_exception(failure)
         return last
 
-    def _next(self, until_s: float) -> tuple[_Call | None, bool]:
-        """The next call of this commit; None if it is full or no call waits. Whether the end was found."""
-        if time.monotonic() > until_s:
-            return None, False
-        try:
-            call = self._calls.get_nowait()[2]
-        except queue.Empty:
-            return None, False
-        return call, call is None
+    def _waits(self, rank: int) -> bool:
+        """Whether a call waits that may share the commit of a call of this rank."""
+        with self._calls.mutex:
+            waiting = self._calls.queue
+            return bool(waiting) and (rank > _URGENT or waiting[0][0] == _URGENT)
 
 
 def _outcome(conn: Connection, transition: Callable[[Connection], Any]) -> tuple[Any, BaseException | None]:
