@@ -149,7 +149,7 @@ def test_call_that_was_not_begun_in_time_never_takes_effect(store: Store) -> Non
     assert sources(store) == []
 
 
-def test_urgent_call_is_committed_before_ordinary_ones_that_wait(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_urgent_call_is_committed_before_waiting_ordinary_calls(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_transactions, "COMMIT_S", 60.0)  # the commit would have time for all
     commits, order = SharedTransactions(store), list[str]()
     blocker = Blocker(commits)
