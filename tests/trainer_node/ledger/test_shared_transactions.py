@@ -149,8 +149,8 @@ def test_call_that_was_not_begun_in_time_never_takes_effect(store: Store) -> Non
     assert sources(store) == []
 
 
-def test_urgent_call_is_committed_before_waiting_ordinary_calls(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_transactions, "COMMIT_S", 60.0)  # the commit would have time for all
+def committed(store: Store, calls: dict[str, bool]) -> list[str]:
+    """Names of calls and commits in the order of their work. ``calls``: waiting ones by name, and whether urgent."""
     commits, order = SharedTransactions(store), list[str]()
     blocker = Blocker(commits)
     store.committed = lambda: order.append("commit")
@@ -158,14 +158,26 @@ def test_urgent_call_is_committed_before_waiting_ordinary_calls(store: Store, mo
     def call(name: str, *, urgent: bool) -> None:
         commits.call(lambda _: order.append(name), urgent=urgent)
 
-    with ThreadPoolExecutor(4) as threads:
-        for number, (name, urgent) in enumerate((("a", False), ("b", False), ("U", True), ("V", True))):
+    with ThreadPoolExecutor(len(calls)) as threads:
+        for number, (name, urgent) in enumerate(calls.items()):
             threads.submit(call, name, urgent=urgent)
-            while commits._calls.qsize() <= number:
+            while commits.waiting <= number:
                 time.sleep(0.001)
         blocker.free()
     commits.close()
+    return order
+
+
+def test_urgent_call_is_committed_before_waiting_ordinary_calls(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_transactions, "COMMIT_S", 60.0)  # the commit would have time for all
+    order = committed(store, {"a": False, "b": False, "U": True, "V": True})
     assert order == ["U", "V", "commit", "a", "b", "commit"]
+
+
+def test_endless_urgent_calls_leave_turns_to_ordinary_calls(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_transactions, "COMMIT_S", -1.0)  # a commit has time for one call
+    order = committed(store, {"a": False, "b": False, "U": True, "V": True, "W": True})
+    assert [name for name in order if name != "commit"] == ["U", "a", "V", "b", "W"]
 
 
 def test_calls_before_the_end_are_committed_and_later_calls_refused(store: Store) -> None:

@@ -3,15 +3,15 @@
 Promises: a call returns after the commit that holds its changes. A call that raises changes nothing, and does not
 disturb the calls that share its commit. If the commit fails, every call of it raises. Urgent calls come first, and a
 commit with an urgent call takes no further ordinary one. A commit takes no further call after COMMIT_S, so an urgent
-call waits about so long for the calls before it.
+call waits about so long for the calls before it. While urgent calls come without end, each commit has one ordinary
+call.
 """
 
 from __future__ import annotations
 
-import itertools
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -30,7 +30,6 @@ CALL_S = 60.0
 
 T = TypeVar("T")
 _Call = tuple[Callable[[Connection], Any], "Future[Any]"]
-_URGENT, _ORDINARY, _LAST = 0, 1, 2
 
 
 class SharedTransactions:
@@ -39,8 +38,9 @@ class SharedTransactions:
     def __init__(self, store: Store, *, call_s: float = CALL_S) -> None:
         self._store = store
         self._call_s = call_s
-        self._numbers = itertools.count()
-        self._calls: queue.PriorityQueue[tuple[int, int, _Call | None]] = queue.PriorityQueue(QUEUED_CALLS)
+        self._urgent, self._ordinary = deque[_Call](), deque[_Call]()
+        self._arrived = threading.Semaphore(0)
+        """One for each waiting call, and one for the end."""
         self._closing, self._closed = threading.Lock(), False
         self._thread = threading.Thread(target=self._run, name="ledger-writer", daemon=True)
         self._thread.start()
@@ -48,19 +48,24 @@ class SharedTransactions:
     def call(self, transition: Callable[[Connection], T], *, urgent: bool = False) -> T:
         """Raises LocalError if the call was not begun: it changed nothing, and never will."""
         future: Future[T] = Future()
-        try:
-            with self._closing:
-                if self._closed:
-                    raise LocalError("the ledger is closing: try again later")
-                self._calls.put_nowait((_URGENT if urgent else _ORDINARY, next(self._numbers), (transition, future)))
-        except queue.Full:
-            raise LocalError(f"{QUEUED_CALLS} transitions wait for the database: try again later") from None
+        with self._closing:
+            if self._closed:
+                raise LocalError("the ledger is closing: try again later")
+            if self.waiting >= QUEUED_CALLS:
+                raise LocalError(f"{QUEUED_CALLS} transitions wait for the database: try again later")
+            (self._urgent if urgent else self._ordinary).append((transition, future))
+            self._arrived.release()
         try:
             return self._answer(future)
         except TimeoutError as error:
             if future.done():
                 raise
             raise LocalError("the database does not answer: repeat the call, which may have had its effect") from error
+
+    @property
+    def waiting(self) -> int:
+        """Calls that no commit has taken."""
+        return len(self._urgent) + len(self._ordinary)
 
     def _answer(self, future: Future[T]) -> T:
         try:
@@ -75,32 +80,37 @@ class SharedTransactions:
         with self._closing:
             first, self._closed = not self._closed, True
         if first:
-            self._calls.put((_LAST, next(self._numbers), None))
+            self._arrived.release()
         self._thread.join()
 
     def _run(self) -> None:
+        urgent = False
         while True:
-            rank, _, first = self._calls.get()
-            if first is None:
+            self._arrived.acquire()
+            # After urgent calls an ordinary one: a worker that asks for leases without end must not stop the run.
+            queues = (self._ordinary, self._urgent) if urgent else (self._urgent, self._ordinary)
+            waiting = next(filter(None, queues), None)
+            if waiting is None:
                 return
-            if self._calls.empty():
+            urgent, first = waiting is self._urgent, waiting.popleft()
+            if not self.waiting:
                 time.sleep(SHARE_S)
-            if self._commit(rank, first):
-                return
+            urgent = self._commit(first, urgent=urgent)
 
-    def _commit(self, rank: int, first: _Call) -> bool:
-        """Do the first call, and further ones until COMMIT_S have passed. Whether the last call was among them."""
+    def _commit(self, first: _Call, *, urgent: bool) -> bool:
+        """Do the first call, and further ones until COMMIT_S have passed. Whether an urgent one was among them."""
         calls = [first] if first[1].set_running_or_notify_cancel() else []
         done: list[tuple[Any, BaseException | None]] = []
-        last, until_s = False, time.monotonic() + COMMIT_S
+        until_s = time.monotonic() + COMMIT_S
         try:
             with self._store.transaction() as conn:
                 # Without a savepoint: no other call shares the transaction if this one fails.
                 done += [(transition(conn), None) for transition, _ in calls]
-                while time.monotonic() <= until_s and self._waits(rank) and not last:
-                    taken, _, call = self._calls.get()
-                    rank, last = min(rank, taken), call is None
-                    if call is not None and call[1].set_running_or_notify_cancel():
+                while time.monotonic() <= until_s and (self._urgent or (self._ordinary and not urgent)):
+                    urgent = bool(self._urgent)
+                    self._arrived.acquire()
+                    call = (self._urgent if urgent else self._ordinary).popleft()
+                    if call[1].set_running_or_notify_cancel():
                         calls.append(call)
                         done.append(_outcome(conn, call[0]))
         except BaseException as error:  # noqa: BLE001 - every caller learns of it
@@ -110,13 +120,7 @@ class SharedTransactions:
                 future.set_result(value)
             else:
                 future.set_exception(failure)
-        return last
-
-    def _waits(self, rank: int) -> bool:
-        """Whether a call waits that may share the commit of a call of this rank."""
-        with self._calls.mutex:
-            waiting = self._calls.queue
-            return bool(waiting) and (rank > _URGENT or waiting[0][0] == _URGENT)
+        return urgent
 
 
 def _outcome(conn: Connection, transition: Callable[[Connection], Any]) -> tuple[Any, BaseException | None]:
