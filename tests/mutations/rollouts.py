@@ -308,6 +308,13 @@ ROLLOUTS = [
     ),
     Mutation(
         "fills the ledger's writer with requests",
+        "trainer_node/ledger/database/shared_transactions.py",
+        "queues = (self._ordinary, self._urgent) if urgent else (self._urgent, self._ordinary)",
+        "queues = (self._urgent, self._ordinary)",
+        "tests/trainer_node/ledger/test_shared_transactions.py::test_endless_urgent_calls_leave_turns_to_ordinary_calls",
+    ),
+    Mutation(
+        "fills the ledger's writer with requests",
         "trainer_node/ledger_server/ledger_routes.py",
         "        async with self._turn():\n            return await asyncio",
         "        if True:\n            return await asyncio",
