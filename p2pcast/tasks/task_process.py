@@ -2,9 +2,9 @@
 
 Promises: a check that hangs or crashes costs its own result only; its process is killed with all that it started, and
 the next check gets a new one. No check holds its place for longer than the time limits. Short checks are asked for
-together, since an exchange of messages takes longer than one of them. A process sees no secret of the
-environment. Where a task states the reward of a failed check, a check that hangs or crashes gives that reward. No
-result is rejected for a process that does not start.
+together, since an exchange of messages takes longer than one of them. A process sees no secret of the environment.
+Where a task states the reward of a failed check, a check that hangs or crashes gives that reward. No result is rejected
+for a process that does not start.
 """
 
 from __future__ import annotations

@@ -125,18 +125,6 @@ class Ledger:
             lambda conn, now: self._registrations.register(conn, now, caller, one, playing, lost)
         )
 
-    def lease(
-        self,
-        session: bytes,
-        slots: int,
-        served: Version,
-        manifest: bytes,
-        staged: Version | None = None,
-        known: KnownEngine | None = None,
-    ) -> list[leasing.Leased]:
-        """The leases of ``grant``."""
-        return self.grant(session, slots, served, manifest, staged, known).leases
-
     def grant(
         self,
         session: bytes,

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from netem.demo.processes import Processes
-from tests.trainer_node.sdk.conftest import Run
+from tests.trainer_node.sdk.conftest import run
+
+__all__ = ["run"]
+"""Fixture: a hub and peers as processes, which the test starts."""
 
 sys.path.append(str(Path(__file__).parents[2] / "daemons" / "swarm"))  # disk_image, step_recorder
 
@@ -23,12 +24,3 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    """A hub and peers as processes, which the test starts."""
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    with tempfile.TemporaryDirectory(prefix="p2pcast-test-", dir="/dev/shm") as tmpfs, Processes(logs) as processes:
-        yield Run(tmp_path, Path(tmpfs), processes)

@@ -198,7 +198,7 @@ class CrashRun:
             return
         served = self.random.choice(live[-2:])
         try:
-            leases = self.ledger.lease(session, 6, served, manifest(served))
+            leases = self.ledger.grant(session, 6, served, manifest(served)).leases
         except RefusedError:  # blamed too often: another worker takes its place
             self.sessions.remove(session)
             return

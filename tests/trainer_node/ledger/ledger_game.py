@@ -98,7 +98,7 @@ class Game:
         self, session: bytes, slots: int = 6, served: Version | None = None, staged: Version | None = None
     ) -> list[Leased]:
         served = self.version if served is None else served
-        return self.ledger.lease(session, slots, served, manifest(served), staged)
+        return self.ledger.grant(session, slots, served, manifest(served), staged).leases
 
     def hand_in(
         self, session: bytes, leases: Sequence[Leased], version: Version | None = None, reward: int | None = None

@@ -49,5 +49,5 @@ def test_a_transition_that_fails_tells_nothing(game: Game) -> None:
     game.lease(session, 3)
     game.source_s += 31
     with pytest.raises(RefusedError):
-        game.ledger.lease(session, 1, game.version, bytes(32))
+        game.ledger.grant(session, 1, game.version, bytes(32))
     assert not game.told

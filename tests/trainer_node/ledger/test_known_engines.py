@@ -41,7 +41,7 @@ def lease(
     version = Version(0, stated)
     mine, hubs = (None, None) if staged is None else (Version(0, one) for one in staged)
     engine = KnownEngine(None if known is None else Version(0, known), hubs)
-    return game.ledger.lease(session, slots, version, manifest(version), mine, engine)
+    return game.ledger.grant(session, slots, version, manifest(version), mine, engine).leases
 
 
 def served(game: Game, name: str = "a") -> str | None:
@@ -120,4 +120,4 @@ def test_other_bytes_than_the_versions_are_refused_all_the_same(made: Made) -> N
     session = game.join("a")
     one = Version(0, 1)
     with pytest.raises(RefusedError, match="another manifest"):
-        game.ledger.lease(session, 1, one, bytes(32), None, KnownEngine(Version(0, 0), None))
+        game.ledger.grant(session, 1, one, bytes(32), None, KnownEngine(Version(0, 0), None))

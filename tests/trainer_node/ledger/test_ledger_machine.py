@@ -174,7 +174,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def _lease(self, session: bytes, slots: int, served: Version, staged: Version | None) -> None:
         before = self.ledger.status()["ahead"]
         try:
-            leases = self.ledger.lease(session, slots, served, manifest(served), staged)
+            leases = self.ledger.grant(session, slots, served, manifest(served), staged).leases
         except RefusedError:
             assert self._blamed(session) >= MAX_BLAMED
             self.sessions.remove(session)
@@ -473,7 +473,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 continue
             self.add_groups()
             served = Version(self.branch, self.step)
-            leases = self.ledger.lease(fresh, 32, served, manifest(served))
+            leases = self.ledger.grant(fresh, 32, served, manifest(served)).leases
             done = [made(one, served, one.job.index % 2, "good") for one in leases]
             if done:
                 self.ledger.results(fresh, done, last_token)

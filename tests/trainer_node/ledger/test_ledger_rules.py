@@ -47,7 +47,7 @@ def join(ledger: Ledger) -> Callable[[str], bytes]:
 
 def test_same_result_gets_same_verdict_and_another_is_refused(ledger: Ledger, join: Callable[[str], bytes]) -> None:
     session = join("a")
-    leased = ledger.lease(session, 1, ZERO, manifest(ZERO))
+    leased = ledger.grant(session, 1, ZERO, manifest(ZERO)).leases
     result = played(leased[0], ZERO)
     first = ledger.results(session, [result], third)
     assert first[0].verdict == "accepted"
@@ -58,7 +58,7 @@ def test_same_result_gets_same_verdict_and_another_is_refused(ledger: Ledger, jo
 
 def slowly_played(ledger: Ledger, clock: Clock, session: bytes) -> None:
     """A first result, after which heartbeats may prolong leases: it came at a low rate."""
-    leased = ledger.lease(session, 1, ZERO, manifest(ZERO))[0]
+    leased = ledger.grant(session, 1, ZERO, manifest(ZERO)).leases[0]
     clock.now_s += 8
     assert ledger.results(session, [played(leased, ZERO)], third)[0].verdict == "accepted"
 
@@ -66,7 +66,7 @@ def slowly_played(ledger: Ledger, clock: Clock, session: bytes) -> None:
 def test_worker_cannot_settle_another_workers_lease(ledger: Ledger, clock: Clock, join: Callable[[str], bytes]) -> None:
     mine, others = join("a"), join("b")
     slowly_played(ledger, clock, mine)
-    leased = ledger.lease(mine, 1, ZERO, manifest(ZERO))[0]
+    leased = ledger.grant(mine, 1, ZERO, manifest(ZERO)).leases[0]
     result = played(leased, ZERO)
     assert ledger.results(others, [result], third)[0].reason == "unknown lease"
     ledger.give_back(others, [result.lease])
@@ -93,7 +93,7 @@ def test_heartbeat_renews_only_a_lease_whose_tokens_grow(
 ) -> None:
     session = join("a")
     slowly_played(ledger, clock, session)
-    one, other = ledger.lease(session, 2, ZERO, manifest(ZERO))
+    one, other = ledger.grant(session, 2, ZERO, manifest(ZERO)).leases
     clock.now_s += 1
     states = ledger.heartbeat(session, {one.lease: 5, other.lease: 0})
     assert states[0].expires_in_s == pytest.approx(one.expires_in_s)
@@ -106,9 +106,9 @@ def test_heartbeat_renews_only_a_lease_whose_tokens_grow(
 
 def test_first_result_of_a_job_counts_though_late(ledger: Ledger, clock: Clock, join: Callable[[str], bytes]) -> None:
     mine, others = join("a"), join("b")
-    late = ledger.lease(mine, 1, ZERO, manifest(ZERO))[0]
+    late = ledger.grant(mine, 1, ZERO, manifest(ZERO)).leases[0]
     clock.now_s += 1000
-    again = ledger.lease(others, 1, ZERO, manifest(ZERO))[0]
+    again = ledger.grant(others, 1, ZERO, manifest(ZERO)).leases[0]
     assert again.job.job == late.job.job
     assert ledger.results(mine, [played(late, ZERO)], third)[0].verdict == "accepted"
     assert ledger.results(others, [played(again, ZERO)], third)[0].reason == "duplicate"
@@ -116,7 +116,7 @@ def test_first_result_of_a_job_counts_though_late(ledger: Ledger, clock: Clock, 
 
 def test_reward_is_the_ledgers_and_not_the_workers(ledger: Ledger, join: Callable[[str], bytes]) -> None:
     session = join("a")
-    leased = ledger.lease(session, 3, ZERO, manifest(ZERO))
+    leased = ledger.grant(session, 3, ZERO, manifest(ZERO)).leases
     results = [played(one, ZERO) for one in leased]
     ledger.results(session, results, third)
     assert ledger.group(leased[0].job.id)["rewards"] == [float(r.token_ids[-1] % 3) for r in results]
