@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Concatenate
 
 from netem.demo.processes import free_port
 from p2pcast.daemon import event_loop
 from tests.trainer_node.learning.death_points import LEDGER, DiskWatcher, HubDisk, PassedPoints
-from tests.trainer_node.ledger.crash_points import Died, as_crashed
+from tests.trainer_node.ledger.crash_points import Answer, Died, Terms, as_crashed
 from trainer_node.hub import Hub, opened
 from trainer_node.hub_config import HubConfig
 from trainer_node.ledger.database.ledger_store import Store
@@ -180,19 +180,23 @@ class LedgerPart:
         self._died_into: Path | None = None
         self._open()
 
-    def ask(self, method: str, *terms: Any) -> Any:
+    def ask(
+        self, method: Callable[Concatenate[Ledger, Terms], Answer], *terms: Terms.args, **named: Terms.kwargs
+    ) -> Answer:
         """Repeated until there is an answer, as BatchClient and the workers do."""
         while True:
             try:
-                return self.ask_once(method, *terms)
+                return self.ask_once(method, *terms, **named)
             except Died:
                 continue
 
-    def ask_once(self, method: str, *terms: Any) -> Any:
+    def ask_once(
+        self, method: Callable[Concatenate[Ledger, Terms], Answer], *terms: Terms.args, **named: Terms.kwargs
+    ) -> Answer:
         """Raises Died if the ledger has died instead of an answer; another one is there then."""
-        self._calling = method
+        self._calling = method.__name__
         try:
-            return getattr(self.ledger, method)(*terms)
+            return method(self.ledger, *terms, **named)
         except Died:
             self.ledger.close()
             self._open()

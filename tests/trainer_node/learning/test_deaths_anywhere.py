@@ -151,7 +151,7 @@ def test_points_cover_every_durable_step_of_each_part(stage: Stage) -> None:
     assert sum(map(len, deaths.values())) >= 200
     kinds = {part: {death.point.kind for death in found} for part, found in deaths.items()}
     for moment in ("before fsync", "before commit", "after commit"):
-        calls = ("resume", "publish", "take", "applied", "ack", "prune", "lease", "results", "add_prompts")
+        calls = ("resume", "publish", "take", "applied", "ack", "prune", "grant", "results", "add_prompts")
         assert {f"{moment} of {call}" for call in calls} <= kinds[LEDGER]
     for call in ("resume", "take", "applied", "ack"):
         assert {f"asks {call}", f"has no answer to {call}"} <= kinds[LEARNER]

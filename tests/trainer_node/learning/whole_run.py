@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate
 
 import aiohttp
 import torch
@@ -28,11 +28,12 @@ from tests.trainer_node.learning.death_points import Death, DiskWatcher, Learner
 from tests.trainer_node.learning.learner_stage import STEPS, TASK, learner
 from tests.trainer_node.learning.played_results import GROUP_SIZE, Play
 from tests.trainer_node.learning.running_parts import HubPart, LedgerPart
-from tests.trainer_node.ledger.crash_points import TURN_S, Died
+from tests.trainer_node.ledger.crash_points import TURN_S, Answer, Died, Terms
 from tests.trainer_node.ledger.ledger_invariants import Rows, check_counts, dump
 from trainer_node.learning.learner import HOOK
 from trainer_node.learning.objective.training_rows import TrainingRow, rows_of
 from trainer_node.ledger.batch_transitions import Taken
+from trainer_node.ledger.ledger import Ledger
 from trainer_node.ledger.ledger_rows import Policy
 from trainer_node.ledger.prompts.prompting import Passed
 from trainer_node.ledger.staleness_rule import Bounds
@@ -67,7 +68,7 @@ class Fleet:
 
     async def _learnt(self, version: Version, manifest: bytes) -> None:
         self.manifests[version] = manifest
-        self._ledger.ask("publish", version, manifest)
+        self._ledger.ask(Ledger.publish, version, manifest)
 
     def stored(self) -> dict[Version, str]:
         """Digests of the states of the hub's versions."""
@@ -86,10 +87,10 @@ class Fleet:
             self._loop.run_until_complete(self._follower.refresh())
         except RetryableError:
             return
-        self._ledger.ask("expire")
+        self._ledger.ask(Ledger.expire)
         if self._ledger.ledger.prompts(0).waiting < BATCH_GROUPS:
             end = self._added + BATCH_GROUPS
-            self._ledger.ask("add_prompts", 0, Passed(self._added, end, self._groups[self._added : end]))
+            self._ledger.ask(Ledger.add_prompts, 0, Passed(self._added, end, self._groups[self._added : end]))
             self._added = end
         self._work()
 
@@ -100,15 +101,17 @@ class Fleet:
         try:
             if self._session is None:
                 terms = Registration("w0", GROUP_SIZE, self._task.name, self._task.hash)
-                self._session = self._ledger.ask_once("register", "c0", terms, frozenset())[1]
-            leases = self._ledger.ask_once("lease", self._session, GROUP_SIZE, served, self.manifests[served])
+                self._session = self._ledger.ask_once(Ledger.register, "c0", terms, frozenset())[1]
+            leases = self._ledger.ask_once(
+                Ledger.grant, self._session, GROUP_SIZE, served, self.manifests[served]
+            ).leases
         except Died:
             # Begun again, the worker gives back the leases that it does not know of.
             self._session = None
             return
         done = [self._play(one, served, self.manifests[served]) for one in leases]
         if done:
-            settled = self._ledger.ask("results", self._session, done, self._reward)
+            settled = self._ledger.ask(Ledger.results, self._session, done, self._reward)
             assert {one.verdict for one in settled} == {"accepted"}
 
     def _reward(self, job: Job, result: Result) -> float:
@@ -126,18 +129,20 @@ class Client:
         self._run, self._life, self._publisher = run, life, publisher
         self._epoch, self._branch = -1, 0
 
-    def _ask(self, method: str, *terms: Any) -> Any:
-        self._life.at(f"asks {method}")
-        answer = self._run.ledger.ask(method, *terms)
-        self._life.at(f"has no answer to {method}")
+    def _ask(
+        self, method: Callable[Concatenate[Ledger, Terms], Answer], *terms: Terms.args, **named: Terms.kwargs
+    ) -> Answer:
+        self._life.at(f"asks {method.__name__}")
+        answer = self._run.ledger.ask(method, *terms, **named)
+        self._life.at(f"has no answer to {method.__name__}")
         return answer
 
     def resume(self, branch: int, step: int, checkpoint: bytes | None = None, batches: Sequence[bytes] = ()) -> int:
-        self._epoch, self._branch = self._ask("resume", branch, step, checkpoint, batches), branch
+        self._epoch, self._branch = self._ask(Ledger.resume, branch, step, checkpoint, batches), branch
         return self._epoch
 
     def poll(self, step: int) -> RolloutBatch | Finished | Wait:
-        taken = self._ask("take", self._epoch, self._branch, step)
+        taken = self._ask(Ledger.take, self._epoch, self._branch, step)
         if taken.finished:
             return Finished()
         if taken.batch is None:
@@ -148,11 +153,11 @@ class Client:
         return self._run.read(taken)
 
     def applied(self, batch: RolloutBatch, step: int) -> None:
-        self._ask("applied", self._epoch, batch.id, step)
+        self._ask(Ledger.applied, self._epoch, batch.id, step)
 
     def ack(self, step: int, batches: Sequence[bytes], checkpoint: bytes) -> None:
-        self._ask("ack", self._epoch, step, batches, checkpoint)
-        self._run.ledger.ask("prune")
+        self._ask(Ledger.ack, self._epoch, step, batches, checkpoint)
+        self._run.ledger.ask(Ledger.prune)
 
 
 class WatchedPublisher:
@@ -163,15 +168,15 @@ class WatchedPublisher:
         self._last: Handle | None = None
 
     def publish(self, step: int, named_tensors: Any) -> Handle:
-        return self._begun("publish", step, named_tensors)
+        return self._begun(Publisher.publish, step, named_tensors)
 
     def resume(self, step: int, named_tensors: Any) -> Handle:
-        return self._begun("resume", step, named_tensors)
+        return self._begun(Publisher.resume, step, named_tensors)
 
-    def _begun(self, method: str, step: int, named_tensors: Any) -> Handle:
-        self._life.at(f"begins to {method}")
-        self._last = getattr(self._publisher, method)(step, named_tensors)
-        self._life.at(f"has begun to {method}")
+    def _begun(self, method: Callable[[Publisher, int, Any], Handle], step: int, named_tensors: Any) -> Handle:
+        self._life.at(f"begins to {method.__name__}")
+        self._last = method(self._publisher, step, named_tensors)
+        self._life.at(f"has begun to {method.__name__}")
         return self._last
 
     def wait_over(self) -> None:

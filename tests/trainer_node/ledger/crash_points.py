@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from sqlalchemy import Engine, create_engine, insert, select, text
 
@@ -35,6 +35,9 @@ from trainer_node.ledger.ledger_rows import Policy
 from trainer_node.ledger.prompts.prompting import Passed
 from trainer_node.ledger.staleness_rule import Bounds
 from trainer_node.ledger.workers.registration import Registration
+
+Terms = ParamSpec("Terms")
+Answer = TypeVar("Answer")
 
 STEPS = 3
 MOST_TURNS = 6000
@@ -225,14 +228,16 @@ class PointRun:
         if self._point(part, kind) == self._dies_at:
             raise Died(part)
 
-    def _ask(self, part: str, method: str, *terms: Any) -> Any:
+    def _ask(
+        self, part: str, method: Callable[Concatenate[Ledger, Terms], Answer], *terms: Terms.args, **named: Terms.kwargs
+    ) -> Answer:
         """Clients change their memory after the answer alone: a request that was not answered is repeated."""
         if part != "ledger":
-            self._may_die(part, f"before {method}")
-        self._calling = method
-        answer = getattr(self.ledger, method)(*terms)
+            self._may_die(part, f"before {method.__name__}")
+        self._calling = method.__name__
+        answer = method(self.ledger, *terms, **named)
         if part != "ledger":
-            self._may_die(part, f"no answer to {method}")
+            self._may_die(part, f"no answer to {method.__name__}")
         return answer
 
     # -- the run
@@ -260,18 +265,18 @@ class PointRun:
 
     def _tend(self) -> None:
         """The own work of the ledger's daemon."""
-        self._ask("ledger", "expire")
+        self._ask("ledger", Ledger.expire)
         self._calling = "prompts"
         if self.ledger.prompts(0).waiting < BATCH_GROUPS:
             groups = [group(self.world.groups + n, GROUP_SIZE) for n in range(2)]
-            self._ask("ledger", "add_prompts", 0, Passed(self.world.groups, self.world.groups + 2, groups))
+            self._ask("ledger", Ledger.add_prompts, 0, Passed(self.world.groups, self.world.groups + 2, groups))
             self.world.groups += 2
 
     def _learn(self) -> None:
         one = self.world.learner
         ids = [trained.batch for trained in one.lineage]
         if one.phase == "resume":
-            one.epoch = self._ask("learner", "resume", one.branch, one.step, DIGEST, ids)
+            one.epoch = self._ask("learner", Ledger.resume, one.branch, one.step, DIGEST, ids)
             one.phase = "publish"
         elif one.phase == "publish":
             self._publish(one)
@@ -279,7 +284,7 @@ class PointRun:
         elif one.rests > 0:
             one.rests -= 1
         elif one.phase == "take":
-            taken = self._ask("learner", "take", one.epoch, one.branch, one.step)
+            taken = self._ask("learner", Ledger.take, one.epoch, one.branch, one.step)
             if taken.finished:
                 one.phase = "end"
             elif taken.batch is not None:
@@ -294,7 +299,7 @@ class PointRun:
             one.taken, one.phase = None, "applied"
             self._may_die("learner", "after the optimiser's step")
         elif one.phase == "applied":
-            self._ask("learner", "applied", one.epoch, ids[-1], len(ids))
+            self._ask("learner", Ledger.applied, one.epoch, ids[-1], len(ids))
             one.step, one.phase = len(ids), "publish after a step"
         elif one.phase == "publish after a step":
             self._publish(one)
@@ -305,15 +310,15 @@ class PointRun:
             one.phase = "ack"
             self._may_die("learner", "after the checkpoint")
         else:
-            self._ask("learner", "ack", one.epoch, one.step, ids, DIGEST)
-            self._ask("ledger", "prune")
+            self._ask("learner", Ledger.ack, one.epoch, one.step, ids, DIGEST)
+            self._ask("ledger", Ledger.prune)
             one.phase = "end" if one.step == STEPS else "take"
 
     def _publish(self, one: Learner) -> None:
         version = Version(one.branch, one.step)
         if version not in self.world.published:
             self.world.published.append(version)
-        self._ask("learner", "publish", version, manifest(version))
+        self._ask("learner", Ledger.publish, version, manifest(version))
 
     def _fresh(self, one: Learner, batch: Any) -> Trained:
         """The batch, once it is found to be new in the lineage, fresh, and as the scorer rates it."""
@@ -340,23 +345,23 @@ class PointRun:
         live = [version for version in self.world.published if version.branch == self.world.learner.branch]
         if one.session is None:
             terms = Registration(name, 4, "sums", TASK_HASH)
-            one.session = self._ask(name, "register", f"c{name}", terms)[1]
+            one.session = self._ask(name, Ledger.register, f"c{name}", terms)[1]
         elif one.rests > 0:
             one.rests -= 1
         elif not one.leases:
             if live:
                 served = self.world.draw.choice(live[-2:])
-                leases = self._ask(name, "lease", one.session, 3, served, manifest(served))
+                leases = self._ask(name, Ledger.grant, one.session, 3, served, manifest(served)).leases
                 one.leases, one.served = leases, served
                 one.beaten = one.gave_back = False
                 one.rests = 0 if leases else POLL_TURNS
         elif not one.beaten:
-            held = self._ask(name, "heartbeat", one.session, {each.lease: 1 for each in one.leases})
+            held = self._ask(name, Ledger.heartbeat, one.session, {each.lease: 1 for each in one.leases})
             gone = {each.lease for each in held if each.state != "held"}
             one.leases, one.beaten = [each for each in one.leases if each.lease not in gone], True
             one.rests = SLOW_TURNS if name == "w2" else 0
         elif not one.gave_back and len(one.leases) > 2 and name == "w1":
-            self._ask(name, "give_back", one.session, [one.leases[0].lease])
+            self._ask(name, Ledger.give_back, one.session, [one.leases[0].lease])
             one.leases, one.gave_back = one.leases[1:], True
         else:
             self._hand_in(name, one)
@@ -365,7 +370,7 @@ class PointRun:
         assert one.served is not None
         # One lease in sixteen brings a token that the vocabulary does not have.
         done = [played(each, one.served, vocabulary=10 if each.lease[1] % 16 else 99) for each in one.leases]
-        for settled in self._ask(name, "results", one.session, done, third):
+        for settled in self._ask(name, Ledger.results, one.session, done, third):
             if settled.verdict == "accepted":
                 self.world.accepted[settled.job, settled.lease] = one.served
         one.leases = []

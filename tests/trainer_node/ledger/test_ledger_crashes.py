@@ -19,7 +19,7 @@ Enumerated = Callable[[str, int, int], Points]
 """All points of a run on a database, by its seed and staleness bound."""
 RUNS = (("sqlite", 1, 1), ("postgresql", 2, 2))
 CALLS = (
-    *("register", "lease", "heartbeat", "give_back", "results", "add_prompts", "expire", "prune"),
+    *("register", "grant", "heartbeat", "give_back", "results", "add_prompts", "expire", "prune"),
     *("take", "applied", "ack", "publish", "resume"),
 )
 PARTS = 12
