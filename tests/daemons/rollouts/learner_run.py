@@ -1,0 +1,179 @@
+"""A whole run as processes: hub, ledger, learner and a worker, with an engine of 16 tokens that follows the hub."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from fake_engine import VOCABULARY, FakeEngine
+from parity_task import NAME
+
+from netem.rollouts.small_model import SmallModel, write_small_model
+from p2pcast.version import Version
+from trainer_node.learning.monitoring.run_log import read_run
+from trainer_node.learning.monitoring.run_record import RunRecord
+
+ROOT = Path(__file__).parents[3]
+STALENESS, BATCH_GROUPS, GROUP_SIZE = 2, 2, 4
+END_S = 600.0
+CONFIG = """
+[model]
+path = "{model}"
+threads = 1
+[hub]
+address = "{hub}"
+token-file = "{folder}/token"
+[ledger]
+url = "{ledger}"
+bearer-file = "{folder}/ledger/http.token"
+[train]
+micro-batch-tokens = 512
+[optimizer]
+lr = 1e-3
+[checkpoint]
+folder = "{folder}/learner"
+every = 3
+[task]
+name = "{task}"
+[watch]
+live-limit = 0.5
+"""
+
+
+class FollowingEngine(FakeEngine):
+    """Serves the hub's newest version, by the hashes of the hub's manifests."""
+
+    manifests: dict[str, str] = {}  # noqa: RUF012 - of one engine a test
+
+    async def _versions(self, request: web.Request) -> web.Response:
+        answer = json.loads((await super()._versions(request)).body)  # type: ignore[arg-type]
+        return web.json_response(answer | {"manifests": self.manifests})
+
+    async def follow(self, hub: str) -> None:
+        async with aiohttp.ClientSession() as http:
+            while True:
+                with contextlib.suppress(aiohttp.ClientError):
+                    async with http.get(f"{hub}/versions") as answer:
+                        self.manifests = (await answer.json())["manifests"]
+                        self.versions = [max(self.manifests, key=Version.parse)] if self.manifests else ["default"]
+                await asyncio.sleep(0.05)
+
+
+class LearnerRun:
+    """``steps``: the run's last. Each part listens where it first did after it was killed."""
+
+    def __init__(self, folder: Path, steps: int) -> None:
+        self.folder, self._steps = folder, steps
+        self.engine = FollowingEngine()
+        self._words: dict[str, list[str]] = {}
+        self._running: dict[str, asyncio.subprocess.Process] = {}
+
+    async def begin(self) -> None:
+        folder = self.folder
+        model = write_small_model(folder / "model", SmallModel(VOCABULARY, 64, 1), seed=1, dtype="bfloat16")
+        await self.engine.start()
+        self._words["hub"] = ["seed", "--base", str(model), "--token-file", str(folder / "token")]
+        self._words["hub"] += ["--shadow", str(folder / "shadow")]
+        hub = await self._daemon("hub", "--listen", "127.0.0.1:0")
+        address = await self._until(lambda: self.said("hub").partition("listening on ")[2].partition(",")[0])
+        self._words["hub"] += ["--listen", address]
+        self._words["ledger"] = ["ledger", "--task", NAME, "--hub-http", hub.removeprefix("http://")]
+        self._words["ledger"] += ["--staleness", str(STALENESS), "--batch-groups", str(BATCH_GROUPS)]
+        self._words["ledger"] += ["--group-size", str(GROUP_SIZE), "--last-step", str(self._steps)]
+        ledger = await self._daemon("ledger")
+        file = folder / "run.toml"
+        file.write_text(CONFIG.format(task=NAME, model=model, hub=address, ledger=ledger, folder=folder))
+        self._following = asyncio.create_task(self.engine.follow(hub))
+        self._words["learner"] = ["learn", str(file)]
+        engine = self.engine.url
+        self._words["worker"] = ["work", ledger.removeprefix("http://"), "--task", NAME, "--slots", "8"]
+        self._words["worker"] += ["--engine", engine, "--peer", engine.removeprefix("http://")]
+        self._words["worker"] += ["--bearer-file", str(folder / "ledger" / "worker.token")]
+        await self._start("learner")
+        await self._start("worker")
+
+    async def _daemon(self, name: str, *first: str) -> str:
+        """Started on ports that are free; from now on it is started on these. ``first``: words of the first start."""
+        here, file = ["--state", str(self.folder / name)], self.folder / name / "daemon.json"
+        self._words[name] += here
+        await self._start(name, *first, "--http", "127.0.0.1:0")
+        http = str((await self._until(lambda: json.loads(file.read_text()) if file.exists() else None))["http"])
+        self._words[name] += ["--http", http.removeprefix("http://")]
+        return http
+
+    async def _start(self, name: str, *more: str) -> None:
+        words = ["-m", "p2pcast.cli", *self._words[name], *more]
+        with open(self.folder / f"{name}.log", "ab") as log:  # noqa: ASYNC230 - a local file
+            self._running[name] = await asyncio.create_subprocess_exec(
+                sys.executable, *words, cwd=ROOT, stdout=log, stderr=log
+            )
+
+    async def kill(self, names: Iterable[str]) -> None:
+        """By SIGKILL, at the same time, and starts them again in this order."""
+        for name in names:
+            assert self._running[name].returncode is None, f"{name} ended by itself: {self.said(name)}"
+            self._running[name].send_signal(signal.SIGKILL)
+        for name in names:
+            await self._running[name].wait()
+            await self._start(name)
+
+    async def until_steps(self, count: int) -> None:
+        """Until learners have trained so many steps, those that were trained again included."""
+        await self._until(lambda: self.trained() >= count)
+
+    def trained(self) -> int:
+        """Steps that learners have trained, those that were trained again included."""
+        log = self.folder / "learner" / "metrics.jsonl"
+        if not log.exists():
+            return 0
+        record = read_run(log)
+        return len(record.steps) + len(record.superseded_steps)
+
+    async def end(self) -> RunRecord:
+        """Learner and worker end by themselves; then the ledger is asked to."""
+        async with asyncio.timeout(END_S):
+            for name in ("learner", "worker"):
+                assert await self._running[name].wait() == 0, self.said(name)
+            self._running["ledger"].terminate()
+            assert await self._running["ledger"].wait() == 0, self.said("ledger")
+        return read_run(self.folder / "learner" / "metrics.jsonl")
+
+    async def _until(self, found: Callable[[], Any]) -> Any:
+        async with asyncio.timeout(END_S):
+            while not (value := found()):
+                for name, process in self._running.items():
+                    assert process.returncode is None, f"{name} ended: {self.said(name)}"
+                await asyncio.sleep(0.05)
+            return value
+
+    def said(self, name: str) -> str:
+        """The end of what the part has written."""
+        return (self.folder / f"{name}.log").read_text()[-3000:]
+
+    async def stop(self) -> None:
+        for process in self._running.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        for name in self._running:
+            print(f"--- {name}\n{self.said(name)}")
+        self._following.cancel()
+        await self.engine.stop()
+
+
+@contextlib.asynccontextmanager
+async def started(folder: Path, steps: int) -> AsyncIterator[LearnerRun]:
+    run = LearnerRun(folder, steps)
+    try:
+        await run.begin()
+        yield run
+    finally:
+        await run.stop()
