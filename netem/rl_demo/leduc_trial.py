@@ -1,10 +1,12 @@
 """How well a learner plays Leduc poker: seeded trials with own sampling, against the task's random opponent.
 
     python -m netem.rl_demo.leduc_trial --seeds 3
+    python -m netem.rl_demo.leduc_trial --seeds 1 --vllm
 
-A small model learns the rules from demonstrations of a random player, then trains with GRPO. It plays held-out deals in
-both seats, sampled as in training. A uniform player draws each action among the legal ones, and plays the
-same hands. The interval is Student's, of the mean difference between the two on a deal.
+A small model learns the rules from demonstrations of a random player, then trains with GRPO, on rollouts of its own
+sampler or of a live vLLM. It plays held-out deals in both seats, sampled as in training. A uniform player draws each
+action among the legal ones, and plays the same hands. The interval is Student's, of the mean difference between the two
+on a deal.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -20,6 +23,7 @@ from typing import Final
 import click
 import torch
 
+from netem.rl_demo.live_trial import live_engine
 from netem.rollouts.learning_trial import HELD_OUT_SEED, Answer, Trial, TrialOptions, run_trial
 from netem.rollouts.small_model import make_small_model
 from p2pcast.tasks.leduc import Leduc, LeducHand
@@ -46,8 +50,10 @@ class Score:
     legal: float
 
 
-def trial(folder: Path, seed: int, *, steps: int, sft: int, lr: float, lag: int, deals: int) -> Trial:
-    """One run. ``deals``: held-out deals, each in both seats. ``sft``: steps on demonstrations."""
+def trial(folder: Path, seed: int, *, steps: int, sft: int, lr: float, lag: int, deals: int, live: bool) -> Trial:
+    """One run. ``deals``: held-out deals, each in both seats. ``sft``: steps on demonstrations. ``live``: rollouts of a
+    live vLLM.
+    """
     task = Leduc(held_out=HELD_OUT_PERCENT)
     base = make_small_model(folder / f"model-{seed}", task.vocabulary, seed=seed, dtype="bfloat16")
     config = LearnerConfig(
@@ -56,7 +62,9 @@ def trial(folder: Path, seed: int, *, steps: int, sft: int, lr: float, lag: int,
         optimizer=OptimizerTable(lr=lr, warmup_steps=WARM_UP_STEPS),
         sft=SftTable(steps=sft),
     )
-    return run_trial(config, task, TrialOptions(steps, lag=lag, problems=PLAYERS * deals, seed=seed))
+    options = TrialOptions(steps, lag=lag, problems=PLAYERS * deals, seed=seed)
+    with live_engine(folder / f"live-{seed}", base, task) if live else nullcontext() as engine:
+        return run_trial(config, task, options, engine)
 
 
 def uniform_chips(deals: int, seed: int) -> list[float]:
@@ -95,12 +103,13 @@ def score(answers: Sequence[Answer], uniform: Sequence[float]) -> Score:
 @click.option("--lr", type=click.FloatRange(0, min_open=True), default=3e-4, help="Learning rate.")
 @click.option("--lag", type=click.IntRange(0), default=1, help="Age of the rollouts' weights in learner steps.")
 @click.option("--deals", type=click.IntRange(2), default=2000, help="Held-out deals, each played in both seats.")
-def main(seeds: int, steps: int, sft: int, lr: float, lag: int, deals: int) -> None:
+@click.option("--vllm", is_flag=True, help="Rollouts of a live vLLM server with broadcast weights.")
+def main(seeds: int, steps: int, sft: int, lr: float, lag: int, deals: int, vllm: bool) -> None:
     """Print chips a hand on held-out deals, before and after training, and the gain over a uniform player."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(1, seeds + 1):
-            found = trial(Path(folder), seed, steps=steps, sft=sft, lr=lr, lag=lag, deals=deals)
+            found = trial(Path(folder), seed, steps=steps, sft=sft, lr=lr, lag=lag, deals=deals, live=vllm)
             uniform = uniform_chips(deals, seed)
             for name, answers in (("before", found.before), ("after", found.after)):
                 one = score(answers, uniform)

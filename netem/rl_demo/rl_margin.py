@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
 import torch
 
+from netem.rl_demo.live_trial import live_engine
 from netem.rl_demo.rl_participants import TASK, VOCABULARY, RlOptions
 from netem.rl_demo.rl_verdict import COMPARED
 from netem.rollouts.learning_trial import Trial, TrialOptions, run_trial
@@ -24,9 +26,9 @@ from p2pcast.tasks.task_loader import load_task
 from trainer_node.learning.learner_config import LearnerConfig, ModelTable, OptimizerTable, SftTable, TrainTable
 
 
-def trial(folder: Path, options: RlOptions, seed: int, *, lag: int | None = None) -> Trial:
+def trial(folder: Path, options: RlOptions, seed: int, *, lag: int | None = None, live: bool = False) -> Trial:
     """One run of the demo's configuration and first model, without its quiet steps. ``seed``: of prompts and rollouts.
-    ``lag``: None for the demo's bound.
+    ``lag``: None for the demo's bound. ``live``: rollouts of a live vLLM.
     """
     base = make_small_model(folder / str(seed), VOCABULARY, seed=options.seed, dtype="bfloat16")
     config = LearnerConfig(
@@ -39,7 +41,8 @@ def trial(folder: Path, options: RlOptions, seed: int, *, lag: int | None = None
     assert isinstance(task, Sums)
     age = options.staleness if lag is None else lag
     size = TrialOptions(options.steps, options.groups, options.group_size, lag=age, seed=seed)
-    return run_trial(config, task, size)
+    with live_engine(folder / "live", base, task) if live else nullcontext() as engine:
+        return run_trial(config, task, size, engine)
 
 
 @click.command()

@@ -1,6 +1,7 @@
 """Trials of staleness: the demo's run with rollouts that are exactly LAG learner steps old, seed by seed.
 
     python -m netem.rl_demo.staleness_trials --seeds 8 --plot staleness.png
+    python -m netem.rl_demo.staleness_trials --seeds 1 --vllm
 
 Trials of one seed share the first model, its warm start and the prompts, so each lag is compared with the first one in
 pairs. Compared is the mean reward over the last ``LAST`` steps. The interval is Student's, of the mean difference.
@@ -59,29 +60,32 @@ def final(one: Trial) -> float:
     return statistics.mean(one.rewards[-LAST:])
 
 
-def _run(job: tuple[int, int, int]) -> tuple[int, int, Trial]:
-    seed, lag, steps = job
+def _run(job: tuple[int, int, int, bool]) -> tuple[int, int, Trial]:
+    seed, lag, steps, live = job
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        return seed, lag, trial(Path(folder), RlOptions(Path(), steps=steps), seed, lag=lag)
+        return seed, lag, trial(Path(folder), RlOptions(Path(), steps=steps), seed, lag=lag, live=live)
 
 
 @click.command()
-@click.option("--seeds", type=click.IntRange(2), default=8, help="Number of trials of each lag.")
+@click.option("--seeds", type=click.IntRange(1), default=8, help="Number of trials of each lag.")
 @click.option("--steps", type=click.IntRange(2 * LAST), default=100, help="Learner steps of a trial.")
 @click.option(
     "--lag", "lags", type=click.IntRange(0), multiple=True, default=(0, 3, 11), show_default=True,
     help="Age of the rollouts' weights in learner steps; several times. The others are compared with the first.",
 )  # fmt: skip
 @click.option("--processes", type=click.IntRange(1), default=1, help="Trials at the same time.")
+@click.option("--vllm", is_flag=True, help="Rollouts of a live vLLM server with broadcast weights.")
 @click.option("--plot", type=click.Path(path_type=Path), help="PNG with the rewards of each lag.")
 @click.option("--output", type=click.Path(path_type=Path), help="JSON with the rewards of each trial.")
-def main(seeds: int, steps: int, lags: Sequence[int], processes: int, plot: Path | None, output: Path | None) -> None:
+def main(
+    seeds: int, steps: int, lags: Sequence[int], processes: int, vllm: bool, plot: Path | None, output: Path | None
+) -> None:
     """Print final rewards and held-out rewards for each lag, and the differences from the first lag."""
     if plot is not None:
         require_matplotlib()
     ages = list(dict.fromkeys(lags))
-    jobs = [(seed, lag, steps) for seed in range(1, seeds + 1) for lag in ages]
+    jobs = [(seed, lag, steps, vllm) for seed in range(1, seeds + 1) for lag in ages]
     trials: dict[int, dict[int, Trial]] = {lag: {} for lag in ages}
     with ExitStack() as stack:
         each: Callable[..., Iterable[tuple[int, int, Trial]]] = map
@@ -95,10 +99,13 @@ def main(seeds: int, steps: int, lags: Sequence[int], processes: int, plot: Path
     for lag in ages:
         rewards = [final(one) for one in trials[lag].values()]
         after = statistics.mean(one.held_out[1] for one in trials[lag].values())
-        spread = f"mean {statistics.mean(rewards):.4f}, sd {statistics.stdev(rewards):.4f}"
-        click.echo(f"lag {lag}: final reward {spread}, held-out {after:.4f}")
+        spread = f", sd {statistics.stdev(rewards):.4f}" if seeds > 1 else ""
+        click.echo(f"lag {lag}: final reward mean {statistics.mean(rewards):.4f}{spread}, held-out {after:.4f}")
     for lag in ages[1:]:
         pairs = [(final(trials[ages[0]][seed]), final(one)) for seed, one in trials[lag].items()]
+        if seeds == 1:  # an interval needs two
+            click.echo(f"lag {lag} less lag {ages[0]}: {pairs[0][1] - pairs[0][0]:+.4f}")
+            continue
         gap = difference(lag, pairs)
         interval = f"{gap.low:+.4f} to {gap.high:+.4f}"
         click.echo(f"lag {lag} less lag {ages[0]}: {gap.mean:+.4f}, {CONFIDENCE:.0%} interval {interval}")

@@ -1,4 +1,5 @@
-"""A run of the learner in one process, on rollouts of its own sampler: for seeded trials of rewards and staleness.
+"""A run of the learner in one process, for seeded trials of rewards and staleness. Rollouts come from its own sampler,
+or from an engine that is given.
 
     trial = run_trial(LearnerConfig(model=ModelTable(folder), …), Sums(), TrialOptions(steps=160, lag=3))
 
@@ -6,22 +7,24 @@ The step, its losses, masters and warm start are those of ``p2pcast learn``. Rol
 after step t - lag, or from the first weights. As at the ledger, groups of equal rewards are played again until the
 batch is full or ``OVERSAMPLE`` times its groups were played, and rewards count over all groups played.
 
-Promise: equal arguments give an equal trial on one machine and number of threads.
+Promise: without an engine, equal arguments give an equal trial on one machine and number of threads.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import torch
 
-from netem.rollouts.own_sampler import batch_of, sampled_groups
+from netem.rollouts.own_sampler import batch_of, groups_of, play_all
 from p2pcast.errors import UsageError
-from p2pcast.tasks.task import Prompt, Task
+from p2pcast.rollouts.job import Job
+from p2pcast.tasks.task import Prompt, Task, Trajectory
 from p2pcast.version import Version
 from trainer_node.learning import warm_start
 from trainer_node.learning.learner_config import LearnerConfig
@@ -42,6 +45,17 @@ class TrialTask(Task, Protocol):
     """A task with problems of its own for evaluation."""
 
     def evaluation_jobs(self, seed: int) -> Iterator[Prompt]: ...
+
+
+class TrialEngine(Protocol):
+    """Plays with one version's weights at a time."""
+
+    def serve(self, step: int, words: Mapping[str, torch.Tensor]) -> Version:
+        """From now on plays use these weights, which the caller does not change. ``words``: as published, by their
+        names in the model's folder. Returns the version that spans name.
+        """
+
+    def play(self, jobs: Sequence[Job], *, seed: int) -> Sequence[Trajectory]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +105,12 @@ class Trial:
         return sum(self.rewards[-steps:]) / steps - sum(self.rewards[:steps]) / steps
 
 
-def run_trial(config: LearnerConfig, task: TrialTask, options: TrialOptions) -> Trial:
-    """``config``: its model, advantage, loss, optimizer, sft and train tables count. Raises UsageError."""
+def run_trial(
+    config: LearnerConfig, task: TrialTask, options: TrialOptions, engine: TrialEngine | None = None
+) -> Trial:
+    """``config``: its model, advantage, loss, optimizer, sft and train tables count. ``engine``: None for the trial's
+    own sampler. Raises UsageError, and what the engine raises.
+    """
     assert config.model.path is not None
     model = LearnerModel(config.model.path, ALONE, compute=config.model.compute)
     weights = TrainedWeights(model.parameters, model.published, config.optimizer.options())
@@ -112,12 +130,14 @@ def run_trial(config: LearnerConfig, task: TrialTask, options: TrialOptions) -> 
     )
     seed = config.train.seed if options.seed is None else options.seed
     prompts = task.jobs(seed)
-    engine = _Engine(LearnerModel(config.model.path, ALONE, compute=config.model.compute), options.lag)
-    engine.publish(model, 0)
-    before = _held_out(model, task, options, seed)
+    if engine is None:
+        engine = _OwnEngine(LearnerModel(config.model.path, ALONE, compute=config.model.compute), task)
+    kept: deque[tuple[int, dict[str, torch.Tensor]]] = deque([(0, _words(model))], maxlen=options.lag + 1)
+    version = engine.serve(*kept[0])
+    before = _held_out(engine, version, task, options, seed)
     rewards = []
     for step in range(options.steps):
-        groups = _played(engine, task, prompts, options, seed, step)
+        groups = _played(engine, version, task, prompts, options, seed * 1_000_003 + step * OVERSAMPLE)
         batch = batch_of(groups, step)
         rewards.append(batch.mean_reward or 0.0)
         if batch.groups:
@@ -131,54 +151,63 @@ def run_trial(config: LearnerConfig, task: TrialTask, options: TrialOptions) -> 
                 vocabulary=model.vocabulary,
             )
             step_of.train(rows, step, lambda: None)
-        engine.publish(model, step + 1)
-    return Trial(tuple(rewards), before, _held_out(model, task, options, seed))
+        kept.append((step + 1, _words(model)))
+        version = engine.serve(*kept[0])
+    version = engine.serve(*kept[-1])
+    return Trial(tuple(rewards), before, _held_out(engine, version, task, options, seed))
 
 
-class _Engine:
-    """Samples with weights of an exact age."""
+def _words(model: LearnerModel) -> dict[str, torch.Tensor]:
+    return {name: one.detach().clone() for name, one in model.working_copy()}
 
-    def __init__(self, model: LearnerModel, lag: int) -> None:
+
+class _OwnEngine:
+    """Samples in this process."""
+
+    def __init__(self, model: LearnerModel, task: Task) -> None:
         model.freeze()
-        self._model = model
-        self._versions: deque[tuple[int, dict[str, torch.Tensor]]] = deque(maxlen=lag + 1)
-        self.step = 0
+        self._model, self._task = model, task
+        self._version = Version(0, 0)
 
-    @property
-    def module(self) -> Any:
-        return self._model.module
-
-    def publish(self, model: LearnerModel, step: int) -> None:
-        """Serve the oldest version within the lag, now that the model is that after ``step``."""
-        self._versions.append((step, {name: one.detach().clone() for name, one in model.working_copy()}))
-        self.step, words = self._versions[0]
+    def serve(self, step: int, words: Mapping[str, torch.Tensor]) -> Version:
         with torch.no_grad():
             for name, tensor in self._model.working_copy():
                 tensor.copy_(words[name])
+        self._version = Version(0, step)
+        return self._version
+
+    def play(self, jobs: Sequence[Job], *, seed: int) -> Sequence[Trajectory]:
+        return play_all(self._model.module, self._task, jobs, seed=seed, version=self._version)
 
 
 def _played(
-    engine: _Engine, task: Task, prompts: Iterator[Prompt], options: TrialOptions, seed: int, step: int
+    engine: TrialEngine,
+    version: Version,
+    task: Task,
+    prompts: Iterator[Prompt],
+    options: TrialOptions,
+    drawn: int,
 ) -> list[RolloutGroup]:
-    """All groups played for a batch, those of equal rewards included; at most the batch's groups are unequal."""
+    """All groups played for a batch, those of equal rewards included; at most the batch's groups are unequal.
+    ``drawn``: the first of ``OVERSAMPLE`` seeds.
+    """
     groups: list[RolloutGroup] = []
     unequal = 0
     for turn in range(OVERSAMPLE):
         wanted = options.groups - unequal
         if not wanted:
             break
-        drawn = seed * 1_000_003 + step * OVERSAMPLE + turn
-        version = Version(0, engine.step)
-        played = sampled_groups(
-            engine.module, task, islice(prompts, wanted), size=options.size, seed=drawn, version=version
-        )
+        play = partial(engine.play, seed=drawn + turn)
+        played = groups_of(play, task, islice(prompts, wanted), size=options.size, version=version)
         groups += played
         unequal += sum(len({one.reward for one in group.rollouts}) > 1 for group in played)
     return groups
 
 
-def _held_out(model: LearnerModel, task: TrialTask, options: TrialOptions, seed: int) -> tuple[Answer, ...]:
+def _held_out(
+    engine: TrialEngine, version: Version, task: TrialTask, options: TrialOptions, seed: int
+) -> tuple[Answer, ...]:
     problems = islice(task.evaluation_jobs(HELD_OUT_SEED), options.problems)
-    groups = sampled_groups(model.module, task, problems, size=1, seed=seed)
+    groups = groups_of(partial(engine.play, seed=seed), task, problems, size=1, version=version)
     answers = (group.rollouts[0] for group in groups)
     return tuple(Answer(one.reward, tuple(one.result.tags or ())) for one in answers)

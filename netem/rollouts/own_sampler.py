@@ -13,8 +13,9 @@ Promise: equal weights, jobs and seeds give equal plays on one machine.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal
 
 import torch
@@ -77,9 +78,23 @@ def sampled_groups(
     temperature: float = 1.0,
 ) -> list[RolloutGroup]:
     """``size`` plays of each prompt, with the task's rewards. At temperature 0 the groups are for evaluation."""
+    play = partial(play_all, model, task, seed=seed, version=version)
+    return groups_of(play, task, prompts, size=size, version=version, temperature=temperature)
+
+
+def groups_of(
+    play: Callable[[Sequence[Job]], Sequence[Trajectory]],
+    task: Task,
+    prompts: Iterable[Prompt],
+    *,
+    size: int,
+    version: Version,
+    temperature: float = 1.0,
+) -> list[RolloutGroup]:
+    """As ``sampled_groups``. ``play``: a play of each job, by weights of ``version``."""
     groups = [_group(task, prompt, number, size, version, temperature) for number, prompt in enumerate(prompts)]
     jobs = [[_job(group, index, version) for index in range(size)] for group in groups]
-    plays = iter(play_all(model, task, [job for members in jobs for job in members], seed=seed, version=version))
+    plays = iter(play([job for members in jobs for job in members]))
     return [
         RolloutGroup(group, tuple(_rollout(task, job, next(plays)) for job in members))
         for group, members in zip(groups, jobs, strict=True)
