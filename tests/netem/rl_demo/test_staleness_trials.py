@@ -23,7 +23,7 @@ def test_interval_of_the_mean_difference_is_students() -> None:
 
 
 def test_lags_are_compared_in_pairs_of_one_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def known_trial(folder: Path, options: RlOptions, seed: int, *, lag: int) -> Trial:
+    def known_trial(folder: Path, options: RlOptions, seed: int, *, lag: int, live: bool) -> Trial:
         return Trial(
             tuple([0.0] * (options.steps - LAST) + [0.1 * seed + 0.01 * lag] * LAST), (Answer(0.0),), (Answer(0.5),)
         )
