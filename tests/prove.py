@@ -1,10 +1,11 @@
-"""Run the whole proofs: ``python tests/prove.py [PART…]``; ``make prove``.
+"""Run the whole proofs: ``python tests/prove.py [--minutes N] [PART…]``; ``make prove``.
 
 ``make test`` takes samples, so that it stays short. Here everything runs: all tests, each defence taken out, fuzzers
-for hours, tests beside load. The page docs/notes/proofs.md records for each part when and on what it last passed. A
-part that fails leaves its record as it was.
+for hours, tests beside load. A part consists of pieces, each of which is recorded when it passes; a piece that fails
+leaves its record as it was. Pieces that never passed come first, then those that passed longest ago, so several short
+calls prove as much as a long one. The page docs/notes/proofs.md shows for each part when and on what it last passed.
 
-Exit code 1 if a part failed.
+Exit code 1 if a piece failed.
 """
 
 from __future__ import annotations
@@ -17,64 +18,100 @@ import platform
 import subprocess
 import sys
 import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+TESTS = ROOT / "tests"
 RECORD = ROOT / "docs" / "notes" / "proofs.json"
 PAGE = RECORD.with_suffix(".md")
 PYTHON = sys.executable
-PARTS: dict[str, tuple[str, list[str]]] = {
-    "suite": ("every test, those marked `prove` too", ["tests/suite.py", "--every"]),
-    "mutations": (
-        "each defence of the security page taken out: its test fails",
-        ["tests/mutations/run.py", "--jobs", "2"],
-    ),
-    "decoders": ("10 minutes of changed bytes for each decoder", ["tests/fuzz/run.py", "--seconds", "600"]),
-    "insiders": ("200 000 messages by members of the run", ["tests/fuzz/semantic.py", "--count", "200000"]),
-    "soak": (
-        "48 peers, 100 versions, a fault every second",
-        ["-m", "p2pcast.cli", "bench", "soak", "--versions", "100"],
-    ),
-    "flaky": ("the suite 5 times beside 2 busy loops", ["tests/suite.py", "--repeat", "5", "--load", "2"]),
-}
-"""Part → (what it proves, Python's arguments)."""
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "P2PCAST_NO_SKIPS": "1"}
 """A skipped test fails, as in .ci/run: a proof with skipped tests is not recorded as passed."""
+PASSES = 5
+"""Of the suite, beside load."""
 HEAD = """# When everything was last proved
 
-`make prove` writes this page: for each part, when and on what it last passed. `make test` runs samples of the same
-proofs.
+`make prove` writes this page. A part consists of pieces, which pass one by one; the dates and commits are those of the
+pieces that passed longest ago and most recently. Minutes are the sum over the pieces that passed. `make test` runs
+samples of the same proofs.
 
-| part | what it proves | last passed | commit | minutes | machine |
+| part | what it proves | pieces passed | between | minutes | machine |
 |---|---|---|---|---|---|
 """
+Piece = tuple[str, ...]
+"""Python's arguments."""
+Record = dict[str, dict[str, dict[str, Any]]]
+"""Part → piece → where and when it last passed."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """``pieces``: by name."""
+
+    proves: str
+    pieces: Callable[[], dict[str, Piece]]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run whole proofs, and record those that pass.")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="no piece begins later than this")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all by default")
-    chosen = parser.parse_args().parts or list(PARTS)
+    given = parser.parse_args()
+    chosen = given.parts or list(PARTS)
     if unknown := [part for part in chosen if part not in PARTS]:
         parser.error(f"unknown part {unknown[0]!r}; there are {', '.join(PARTS)}")
-    record = json.loads(RECORD.read_text()) if RECORD.is_file() else {}
-    failed = []
-    for part in chosen:
-        began = time.monotonic()
-        done = subprocess.run([PYTHON, *PARTS[part][1]], cwd=ROOT, env=os.environ | ENVIRONMENT)
-        if done.returncode:
-            failed.append(part)
+    record = read()
+    began_s, failed = time.monotonic(), []
+    for part, name, arguments in due(record, chosen):
+        if time.monotonic() - began_s > 60 * given.minutes:
+            break
+        print(f"{part}: {name}", flush=True)
+        piece_s = time.monotonic()
+        if subprocess.run([PYTHON, *arguments], cwd=ROOT, env=os.environ | ENVIRONMENT).returncode:
+            failed.append(f"{part}: {name}")
             continue
-        record[part] = {
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        record.setdefault(part, {})[name] = {
+            "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "commit": commit(),
-            "minutes": round((time.monotonic() - began) / 60, 1),
+            "minutes": round((time.monotonic() - piece_s) / 60, 1),
             "machine": machine(),
         }
         RECORD.write_text(json.dumps(record, indent=1) + "\n")
         PAGE.write_text(page(record))
-    for part in failed:
-        print(f"failed: {part}", file=sys.stderr)
+    for piece in failed:
+        print(f"failed: {piece}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def due(record: Record, parts: list[str]) -> list[tuple[str, str, Piece]]:
+    """Part, name and arguments of each piece, in the order in which they run."""
+    found = [(part, name, arguments) for part in parts for name, arguments in PARTS[part].pieces().items()]
+    return sorted(found, key=lambda piece: record.get(piece[0], {}).get(piece[1], {}).get("time", ""))
+
+
+def read() -> Record:
+    return json.loads(RECORD.read_text()) if RECORD.is_file() else {}
+
+
+def page(record: Record) -> str:
+    """The record as a table. Records of pieces that no longer exist do not count."""
+    rows = []
+    for name, part in PARTS.items():
+        pieces, kept = part.pieces(), record.get(name, {})
+        passed = sorted((kept[piece] for piece in pieces if piece in kept), key=itemgetter("time"))
+        ends = [f"{one['time'][:10]} at {one['commit']}" for one in (*passed[:1], *passed[-1:])]
+        minutes = f"{sum(one['minutes'] for one in passed):.0f}" if passed else ""
+        machines = ", ".join(sorted({one["machine"] for one in passed}))
+        between = " and ".join(dict.fromkeys(ends)) or "never"
+        rows.append(
+            f"| {name} | {part.proves} | {len(passed)} of {len(pieces)} | {between} | {minutes} | {machines} |\n"
+        )
+    return HEAD + "".join(rows)
 
 
 def commit() -> str:
@@ -93,14 +130,55 @@ def machine() -> str:
     return f"{cores} cores, {memory:.0f} GiB, Linux {platform.release()}, Python {platform.python_version()}"
 
 
-def page(record: dict[str, dict[str, object]]) -> str:
-    """The record as a table; a part without a record has never passed."""
-    rows = []
-    for part, (proves, _) in PARTS.items():
-        last = record.get(part, {})
-        cells = [last.get(key, "never" if key == "date" else "") for key in ("date", "commit", "minutes", "machine")]
-        rows.append(f"| {part} | {proves} | " + " | ".join(map(str, cells)) + " |\n")
-    return HEAD + "".join(rows)
+# -- pieces
+
+
+def tests_by_folder() -> dict[str, Piece]:
+    """All test files: a piece for each folder in each folder of ``tests``."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for file in sorted(TESTS.rglob("test_*.py")):
+        folder = file.relative_to(TESTS).parts[:-1]
+        found["/".join(folder[:2]) or "tests"].append(str(file.relative_to(ROOT)))
+    return {name: ("tests/suite.py", "--every", "--", *files) for name, files in found.items()}
+
+
+def mutations_by_table() -> dict[str, Piece]:
+    return {
+        name: ("tests/mutations/run.py", "--jobs", "2", "--table", name)
+        for name in _names("mutations", "table", "TABLES")
+    }
+
+
+def decoders() -> dict[str, Piece]:
+    return {name: ("tests/fuzz/run.py", "--seconds", "600", name) for name in _names("fuzz", "targets", "TARGETS")}
+
+
+def passes() -> dict[str, Piece]:
+    return {f"pass {number}": ("tests/suite.py", "--load", "2") for number in range(1, PASSES + 1)}
+
+
+def one(*arguments: str) -> Callable[[], dict[str, Piece]]:
+    return lambda: {"all": arguments}
+
+
+PARTS: dict[str, Part] = {
+    "suite": Part("every test, those marked `prove` too", tests_by_folder),
+    "mutations": Part("each defence of the security page taken out: its test fails", mutations_by_table),
+    "decoders": Part("10 minutes of changed bytes for each decoder", decoders),
+    "insiders": Part("200 000 messages by members of the run", one("tests/fuzz/semantic.py", "--count", "200000")),
+    "soak": Part(
+        "48 peers, 100 versions, a fault every second", one("-m", "p2pcast.cli", "bench", "soak", "--versions", "100")
+    ),
+    "flaky": Part("the suite 5 times beside 2 busy loops", passes),
+}
+
+
+def _names(folder: str, module: str, table: str) -> list[str]:
+    """Keys of a table of a module that imports its neighbours by their names."""
+    code = f"import json, {module}; print(json.dumps(list({module}.{table})))"
+    path = {"PYTHONPATH": os.pathsep.join([str(TESTS / folder), str(ROOT)])}
+    done = subprocess.run([PYTHON, "-c", code], env=os.environ | path, capture_output=True, text=True, check=True)
+    return list(json.loads(done.stdout))
 
 
 if __name__ == "__main__":

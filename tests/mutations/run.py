@@ -1,10 +1,10 @@
 """Takes out the defences of docs/design/security.md one by one and runs the test that must notice: ``python
-tests/mutations/run.py [--jobs N] [PART…]``.
+tests/mutations/run.py [--jobs N] [--table NAME] [PART…]``.
 
 Each job has its own copy of the repository. It replaces a mutation's text in the copy, runs the test, and restores the
 text; the repository itself is never changed. Every test first runs unchanged, since a failing test would prove nothing.
-An unnoticed mutation is a defence without an effective test. PART: only mutations with this text in attack, file or
-test.
+An unnoticed mutation is a defence without an effective test. NAME: only mutations of this table. PART: only mutations
+with this text in attack, file or test.
 
 Exit code 1 if a mutation was not noticed.
 """
@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 from mutation import Mutation
-from table import MUTATIONS
+from table import MUTATIONS, TABLES
 
 ROOT = Path(__file__).resolve().parents[2]
 FAILED = 1
@@ -35,11 +35,12 @@ LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "bench-out", "build", "fuzz-o
 def main() -> int:
     options = argparse.ArgumentParser(description="Take out defences one at a time, and check that tests notice.")
     options.add_argument("--jobs", type=int, default=1)
+    options.add_argument("--table", choices=list(TABLES))
     options.add_argument("parts", nargs="*", metavar="PART")
     given = options.parse_args()
     chosen = [
         m
-        for m in MUTATIONS
+        for m in (TABLES[given.table] if given.table else MUTATIONS)
         if not given.parts or any(p in text for p in given.parts for text in (m.attack, m.file, m.test))
     ]
     if not chosen:

@@ -17,20 +17,21 @@ from rollout_trust import ROLLOUT_TRUST
 from rollouts import ROLLOUTS
 from stolen_peer import STOLEN_PEER
 
-MUTATIONS: list[Mutation] = [
-    *ADMISSION,
-    *INPUTS,
-    *FROM_INSIDE,
-    *MIRRORS,
-    *LOCAL,
-    *LOST,
-    *ONE_VERSION,
-    *STOLEN_PEER,
-    *RELEASES,
-    *ROLLOUTS,
-    *ROLLOUT_TASKS,
-    *ROLLOUT_TRUST,
-    *AVAILABILITY,
-    *SAID,
-    *EXHAUSTION,
-]
+TABLES: dict[str, list[Mutation]] = {
+    "admission": ADMISSION,
+    "inputs": INPUTS,
+    "from-inside": FROM_INSIDE,
+    "mirrors": MIRRORS,
+    "local": LOCAL,
+    "lost": LOST,
+    "one-version": ONE_VERSION,
+    "stolen-peer": STOLEN_PEER,
+    "releases": RELEASES,
+    "rollouts": ROLLOUTS,
+    "rollout-tasks": ROLLOUT_TASKS,
+    "rollout-trust": ROLLOUT_TRUST,
+    "availability": AVAILABILITY,
+    "said": SAID,
+    "exhaustion": EXHAUSTION,
+}
+MUTATIONS: list[Mutation] = [mutation for table in TABLES.values() for mutation in table]

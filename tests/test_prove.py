@@ -1,0 +1,50 @@
+"""Whole proofs in pieces: every test and every table belongs to one, and those that passed longest ago come first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import prove
+from tests.prove import PARTS, ROOT, Part, Piece, due, page
+
+
+def passed(time: str, commit: str, minutes: float = 1.0) -> dict[str, Any]:
+    return {"time": time, "commit": commit, "minutes": minutes, "machine": "2 cores"}
+
+
+@pytest.fixture
+def letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part with three pieces, and one with a piece."""
+    three: dict[str, Piece] = {name: (name,) for name in "abc"}
+    monkeypatch.setattr(prove, "PARTS", {"many": Part("letters", lambda: three), "one": Part("d", prove.one("d"))})
+
+
+def test_each_test_file_is_in_one_piece() -> None:
+    pieces = PARTS["suite"].pieces()
+    files = [file for _, _, _, *files in pieces.values() for file in files]
+    assert len(files) == len(set(files))
+    assert set(files) == {str(file.relative_to(ROOT)) for file in Path(ROOT, "tests").rglob("test_*.py")}
+
+
+def test_each_table_of_mutations_and_each_decoder_is_a_piece() -> None:
+    assert "admission" in PARTS["mutations"].pieces()
+    assert "context" in PARTS["decoders"].pieces()
+
+
+@pytest.mark.usefixtures("letters")
+def test_pieces_that_never_passed_come_first() -> None:
+    record = {"many": {"a": passed("2026-03-02", "a1"), "c": passed("2026-03-01", "c1")}}
+    assert [(part, name) for part, name, _ in due(record, ["many", "one"])] == [
+        ("many", "b"), ("one", "all"), ("many", "c"), ("many", "a"),
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("letters")
+def test_the_page_shows_the_oldest_and_the_newest_piece() -> None:
+    record = {"many": {"a": passed("2026-03-02", "a1"), "c": passed("2026-03-01", "c1"), "gone": passed("2025", "g")}}
+    row, other = page(record).splitlines()[-2:]
+    assert row == "| many | letters | 2 of 3 | 2026-03-01 at c1 and 2026-03-02 at a1 | 2 | 2 cores |"
+    assert other == "| one | d | 0 of 1 | never |  |  |"
