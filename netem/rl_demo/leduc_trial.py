@@ -50,7 +50,9 @@ class Score:
     legal: float
 
 
-def trial(folder: Path, seed: int, *, steps: int, sft: int, lr: float, lag: int, deals: int, live: bool = False) -> Trial:
+def trial(
+    folder: Path, seed: int, *, steps: int, sft: int, lr: float, lag: int, deals: int, live: bool = False
+) -> Trial:
     """One run. ``deals``: held-out deals, each in both seats. ``sft``: steps on demonstrations. ``live``: rollouts of a
     live vLLM.
     """
