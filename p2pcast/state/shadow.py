@@ -23,7 +23,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -94,7 +94,7 @@ class Shadow:
     # -- making and opening
 
     @classmethod
-    def create(cls, folder: Path, layout: Layout) -> Shadow:
+    def create(cls, folder: Path, layout: Layout) -> Self:
         """An empty shadow, to be filled, replacing any older one. Raises LocalError: no room, or in use by another
         process.
         """
@@ -120,7 +120,7 @@ class Shadow:
             raise
 
     @classmethod
-    def open(cls, folder: Path, layout: Layout) -> Shadow:
+    def open(cls, folder: Path, layout: Layout) -> Self:
         """The shadow in ``folder``, repaired if a process died while it applied a patch.
 
         Raises LocalError (missing, or in use by another process) and IntegrityError (damaged, of another layout, or
@@ -146,7 +146,7 @@ class Shadow:
             os.close(self._lock_fd)
             self._lock_fd = -1
 
-    def __enter__(self) -> Shadow:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -263,7 +263,7 @@ async def test_the_command_line(swarm, states, p2pcast):
     folder = swarm.folder / "a"
 
     async def run(*words: object):
-        return await asyncio.to_thread(p2pcast, "commit", *words, "--state", folder)
+        return await asyncio.to_thread(lambda: p2pcast("commit", *words, "--state", folder))
 
     done = await run("0.9")
     assert (done.returncode, done.stderr.count("0.1 is")) == (3, 1)

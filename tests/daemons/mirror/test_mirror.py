@@ -46,10 +46,11 @@ async def test_a_peer_without_a_hub_follows_the_run(swarm: Any, states: Any, url
     code, answer = await swarm.get(peer, "/wait?version=0.4&what=published&timeout_s=600")
     assert (code, json.loads(answer)["newest"]) == (200, "0.4")
     await swarm.live("0.4")
-    shown = Console(width=200, file=io.StringIO())
+    written = io.StringIO()
+    shown = Console(width=200, file=written)
     for daemon in (swarm.hub, peer):
         shown.print(table(await swarm.status(daemon)))
-    assert f"mirror {url}: leads to 0.4" in shown.file.getvalue()
+    assert f"mirror {url}: leads to 0.4" in written.getvalue()
 
 
 async def test_the_mirror_steps_in_for_a_lost_hub_and_steps_back(

@@ -37,6 +37,7 @@ class Hub:
         self.status, self.run = 200, "ab" * 16
         self.manifests = {"0.0": MANIFEST.hex()}
         self.engines: dict[str, Any] = {}
+        self.url = ""
 
     async def versions(self, _: web.Request) -> web.Response:
         answer = {"run": self.run, "manifests": self.manifests, "engines": self.engines, "evicted": []}

@@ -152,7 +152,8 @@ async def test_a_lost_answer_costs_no_identity(tls):
     hub = await tls.hub_up()
     token = await token_for(hub, "worker", uses=1)
     made = node(tls, token)
-    await enrol(*tls.address, token, made.who.node, "w", "worker", made._key)
+    host, port = tls.address
+    await enrol(host, port, token, made.who.node, "w", "worker", made._key)
     again = await working(tls, token)
     assert again.who == made.who
 

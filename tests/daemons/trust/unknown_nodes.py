@@ -39,7 +39,8 @@ class Nobody(QuietOwner):
 
 
 async def bought(swarm, *, node=NODE, role="peer", token=None, name="x", key=None) -> Credentials:
-    return await enrol(*swarm.address, token or token_of(swarm), node, name, role, key or new_key())
+    host, port = swarm.address
+    return await enrol(host, port, token or token_of(swarm), node, name, role, key or new_key())
 
 
 async def knock(swarm, papers: Credentials, *, at=None, owner=None, node=None, **options):

@@ -5,6 +5,7 @@ way.
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -121,6 +122,8 @@ class Paced:
 
 
 class Heard(Link):
+    stripes: dict[int, Any]
+
     def __init__(self, owner, stripes: int = 1, node: bytes = b"r" * 16):
         super().__init__(owner, node, "remote", stripes)
         self.said: list[messages.Record] = []

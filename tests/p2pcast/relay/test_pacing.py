@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
+from typing import Any
 
 from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Node
@@ -51,6 +52,8 @@ class Paced:
 
 
 class Silent(Link):
+    stripes: dict[int, Any]
+
     def send(self, record, handle=0) -> None: ...
 
 

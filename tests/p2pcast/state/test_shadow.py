@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ class Mortal(Shadow):
 
     left = -1
 
-    def _write(self, name: str, *args: object) -> None:
+    def _write(self, name: str, *args: Any) -> None:
         self.left -= 1
         if self.left == 0:
             if name == "_overwrite":

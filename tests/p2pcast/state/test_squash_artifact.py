@@ -46,7 +46,7 @@ def test_small_squash_has_small_pieces(world, tmp_path):
     states += [world.step(states[0], 1)]
     states += [world.step(states[1], 2)]
     store = Store(tmp_path, KEY.public)
-    parts = [put(store, world, *states[n : n + 2], n + 1) for n in range(2)]
+    parts = [put(store, world, states[n], states[n + 1], n + 1) for n in range(2)]
     made = make_squash(store, KEY, parts, None, lambda: None)
     assert (made.assembly.open.base, made.version) == (Version(0, 0), Version(0, 2))
     assert made.assembly.open.piece == LEAST_PIECE_BYTES

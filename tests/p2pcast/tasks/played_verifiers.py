@@ -96,7 +96,7 @@ async def test_rewards_are_computed_again_in_a_process() -> None:
     found = await task.play(ScriptedSampler([said("0"), said("2")]), job)
     checks = TaskProcesses(name, task.hash)
     try:
-        assert await checks.check(job, result_of(job, bytes(16), found, 0.0)) == 1.5
+        assert await checks.check([(job, result_of(job, bytes(16), found, 0.0))]) == [1.5]
     finally:
         await checks.close()
 

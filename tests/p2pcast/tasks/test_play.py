@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from scripted_sampler import PlayerSampler, RandomSampler, jobs_of
 
 from p2pcast.errors import RemoteError
+from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result, fault
 from p2pcast.tasks import task_checker
 from p2pcast.tasks.holdem import Holdem
@@ -38,7 +40,7 @@ def task(request: pytest.FixtureRequest) -> Task:
     return TASKS[request.param]
 
 
-async def played(task: Task, count: int = 60) -> list[tuple[object, Trajectory, RandomSampler]]:
+async def played(task: Task, count: int = 60) -> list[tuple[Job, Trajectory, RandomSampler]]:
     out = []
     for job in jobs_of(task, count, size=2):
         sampler = PlayerSampler([]) if task.name == "holdem" else RandomSampler(CHOICES[task.name])
@@ -76,7 +78,11 @@ async def test_every_play_is_found_again_with_its_stop_and_turns(task: Task) -> 
 async def test_a_play_with_another_stop_or_other_turns_is_refused(task: Task) -> None:
     job, found, _ = (await played(task, 1))[0]
     stop, turns, loss = claims(found)
-    others = ({"end", "length", "task"} - {stop}, {b"", bytes(4) + turns}, {b"", found.mask.tobytes()})
+    others: tuple[set[Any], ...] = (
+        {"end", "length", "task"} - {stop},
+        {b"", bytes(4) + turns},
+        {b"", found.mask.tobytes()},
+    )
     for place, values in enumerate(others):
         for value in values:
             said = [stop, turns, loss]

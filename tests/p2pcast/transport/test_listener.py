@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ class Owner:
     def __init__(self, turn_away: P2PCastError | None = None):
         self.turn_away = turn_away
         self.links: list[Link] = []
-        self.events: list[tuple[Link, int, object]] = []
+        self.events: list[tuple[Link, int, Any]] = []
         self.closed: list[tuple[Link, P2PCastError | None]] = []
         self.joined = 0
         self.bell = asyncio.Event()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import tracemalloc
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -114,7 +115,8 @@ def test_pieces_of_every_kind_of_size_between_others(wires):
     pieces = [e for e in got if isinstance(e, Piece)]
     assert [len(p.payload) for p in pieces] == sizes
     assert d.payload_bytes == sum(sizes)
-    assert [e.body.high[0][1] for e in got if isinstance(e, Message)] == sizes
+    bodies: list[Any] = [e.body for e in got if isinstance(e, Message)]
+    assert [body.high[0][1] for body in bodies] == sizes
 
 
 def test_payload_is_read_in_place_and_is_ours_alone(wires):

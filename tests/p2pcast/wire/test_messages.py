@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from typing import Any
 
 import msgpack
 import pytest
@@ -39,7 +40,7 @@ def rows(*columns):
     return st.lists(st.tuples(*columns).map(list), max_size=4)
 
 
-VALUES = {
+VALUES: dict[Type, dict[str, Any]] = {
     Type.HELLO: {
         "v": st.integers(0, 1 << 31),
         "run": B16,

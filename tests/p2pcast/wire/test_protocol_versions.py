@@ -5,6 +5,7 @@ refusals that say which side to update.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -160,6 +161,6 @@ def test_a_node_on_the_path_cannot_force_an_older_protocol(wires):
 def test_a_dialers_hello_lets_p2pcast_0_1_refuse(wires):
     d, _ = wires.pair("control", role="peer")
     frame = d.take_output()
-    body = messages.decode(Type.HELLO, frame[HEADER.size :])
+    body: Any = messages.decode(Type.HELLO, frame[HEADER.size :])
     assert (body.v, body.least, body.greatest) == (SPOKEN.greatest, SPOKEN.least, SPOKEN.greatest)
     assert d.side is Side.DIALER

@@ -7,18 +7,25 @@ from p2pcast.wire import messages
 from rollout_node.control.hub_messages import HubMessages
 
 A, B = b"a" * 16, b"b" * 16
-PARTS = ("orders", "parent_failover", "connector", "downloader", "squashes", "catalog_updater", "saved")
 
 
 class Parts:
+    orders: Recorder
+    parent_failover: Recorder
+    connector: Recorder
+    downloader: Recorder
+    squashes: Recorder
+    catalog_updater: Recorder
+    saved: Recorder
+
     def __init__(self, **group) -> None:
         self.replanned = 0
         self.downstream = object()
-        for name in PARTS:
+        for name in Parts.__annotations__:
             setattr(self, name, Recorder())
         self.lead, self.member = group.get("lead"), group.get("member")
         self.handlers = HubMessages(
-            **{name: getattr(self, name) for name in PARTS},
+            **{name: getattr(self, name) for name in Parts.__annotations__},
             downstream=self.downstream,
             lead=self.lead,
             member=self.member,

@@ -72,17 +72,19 @@ def test_with_a_barrier_an_engine_behind_the_target_is_unready():
 
 
 def test_a_staged_version_wakes_engines_lead_and_member():
-    peer = Peer(Runner("a"), lead=Recorder(), member=Recorder(serves=None))
+    runner = Runner("a")
+    peer = Peer(runner, lead=Recorder(), member=Recorder(serves=None))
     peer.engines.on_staged(TWO)
     assert peer.engines.lead.named("moved") == [TWO]
     assert peer.engines.member.names == ["moved"]
-    assert "wake" in peer.engines.runners[0].names
+    assert "wake" in runner.names
 
 
 async def test_a_moved_target_wakes_engines_and_is_reported():
-    peer = Peer(Runner("a"))
+    runner = Runner("a")
+    peer = Peer(runner)
     peer.engines.on_target()
-    assert "wake" in peer.engines.runners[0].names
+    assert "wake" in runner.names
     assert peer.reports == 1
     (((now,), _),) = peer.timeline.named("observe")
     assert (now.row["name"], now.commits, now.report) == ("a", 1, "a report")

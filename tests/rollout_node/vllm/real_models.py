@@ -220,7 +220,7 @@ def main() -> None:
     engines = [engine(case) for case in cases]
     folders = [Path(case.rpartition("=")[0]) for case in cases]
     names = [Path(case).name for case in cases]
-    found = {name: install(*how, work / name) for name, *how in zip(names, engines, folders, strict=True)}
+    found = {name: install(llm, folder, work / name) for name, llm, folder in zip(names, engines, folders, strict=True)}
     print("\n" + json.dumps({**found, "experts": experts_differ()}))
 
 

@@ -268,7 +268,8 @@ async def test_each_request_of_a_draining_engine_has_one_version(
     async with one_off_connections() as http, asyncio.TaskGroup() as group:
         completions = CompletionsSampler(http, server.url, Stretches(installer))
         assert await completions.check() == str(run.version)
-        for number, sampler in enumerate([completions, completions, GenerateSampler(http, server.url, Labels())] * 2):
+        samplers: list[Any] = [completions, completions, GenerateSampler(http, server.url, Labels())] * 2
+        for number, sampler in enumerate(samplers):
             counting = sampler.of_play(lambda count: began.set())
             group.create_task(play_until(enough, counting, 100 * number, plays))
         for step in (60, 61):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from parts import FakeLink, ident, node, record_of
@@ -62,5 +63,6 @@ async def test_an_eviction_closes_every_connection_of_the_node_and_tells_all_pee
     assert leads == [frozenset([node("a")])]
     assert dropped == [(frozenset([node("a")]), "this node was evicted from the run")]
     assert (child.closed, other.closed) == (True, False)
-    sizes = [len(body["signed"]) for body in sessions[ident("b")].link.bodies(Type.EVICTED)]
+    link: Any = sessions[ident("b")].link
+    sizes = [len(body["signed"]) for body in link.bodies(Type.EVICTED)]
     assert sizes == [limits.MAX_STATEMENTS, 1]

@@ -41,7 +41,7 @@ def check_lineage(run: WholeRun) -> Trained:
     """
     rows = run.rows
     (meta,) = rows["meta"]
-    assert (meta.branch, meta.step) == run.end
+    assert Version(meta.branch, meta.step) == run.end
     assert run.end.step == STEPS
     assert max(run.digests) == run.end, "the hub's newest version is not the run's end"
     forks = {row.branch: (row.parent, row.step) for row in rows["forks"]}

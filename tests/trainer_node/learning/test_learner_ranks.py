@@ -69,8 +69,8 @@ def on_ranks(folder: Path, plan: Plan, ranks: int = RANKS) -> tuple[int, list[di
     """torchrun's exit code, what each rank said, and what all wrote."""
     file = folder / "plan.json"
     file.write_text(json.dumps(asdict(plan)))
-    for said in folder.glob("said_*.json"):
-        said.unlink()
+    for earlier in folder.glob("said_*.json"):
+        earlier.unlink()
     script = str(Path(__file__).with_name("learner_ranks.py"))
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), script, str(file)]
     found = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,7 +110,8 @@ def test_equal_seeds_give_equal_weights():
 
 def test_a_legal_player_is_learnt():
     pytest.importorskip("pyspiel", reason="needs the extra leduc")
-    task, model = load_task("leduc,held_out=20"), small_model()
+    task: Any = load_task("leduc,held_out=20")
+    model = small_model()
     warmed(model, WarmStartOptions(60, batch=16, lr=5e-3, warmup_steps=5), task.demonstrations(0))
     groups = sampled_groups(model, task, islice(task.evaluation_jobs(0), 100), size=2, seed=1)
     results = [one.result for group in groups for one in group.rollouts]

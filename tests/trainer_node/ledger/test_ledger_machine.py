@@ -486,7 +486,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 def _machine(**changes: Any) -> Any:
-    case = type("Case", (LedgerMachine.TestCase,), {})
+    case: Any = type("Case", (LedgerMachine.TestCase,), {})
     case.settings = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True, **changes)
     return case
 

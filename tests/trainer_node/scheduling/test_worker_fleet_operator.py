@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from p2pcast.errors import LocalError
 from trainer_node.scheduling.static_provider import StaticProvider
@@ -60,7 +61,7 @@ class Fleet:
     def __init__(self, ledger: Ledger, *sources: Source) -> None:
         self.operator, self.now_s = FleetOperator(sources, ledger), 0.0
 
-    async def measure_repeatedly(self, target_per_s: float, count: int = MEASUREMENTS) -> list[object]:
+    async def measure_repeatedly(self, target_per_s: float, count: int = MEASUREMENTS) -> list[Any]:
         made = []
         for _ in range(count):
             made.append(await self.operator.adjust(self.now_s, target_per_s))

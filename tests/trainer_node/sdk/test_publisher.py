@@ -5,6 +5,7 @@ torn.
 from __future__ import annotations
 
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 import torch
@@ -55,9 +56,8 @@ def test_a_plain_loop(run, states, checkpoints, previous):
     run.hub_up(checkpoints)
     run.peer_up("peer")
     torch.manual_seed(0)
-    model = torch.compile(
-        torch.nn.Sequential(torch.nn.Linear(64, 300), torch.nn.GELU(), torch.nn.Linear(300, 7)), backend="eager"
-    ).to(DEVICE)
+    plain = torch.nn.Sequential(torch.nn.Linear(64, 300), torch.nn.GELU(), torch.nn.Linear(300, 7))
+    model: Any = torch.compile(plain.to(DEVICE), backend="eager")
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
     truth = {}
     with Publisher(run.address, token_file=run.token, previous=previous) as publisher:

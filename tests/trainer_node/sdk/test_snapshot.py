@@ -104,19 +104,22 @@ def test_rooms_take_turns(monkeypatch, made):
     def held(room):
         return {float(v) for slot in slots for v in room.tensor(slot)}
 
+    def place(room):
+        return room.tensor(slots[0]).data_ptr()
+
     step(1)
     assert rooms.previous is None
     rooms.keep()
     step(2)
     assert (held(rooms.previous), held(rooms.next)) == ({1}, {2})
-    places = {rooms.previous.tensor(slots[0]).data_ptr(), rooms.next.tensor(slots[0]).data_ptr()}
+    places = {place(rooms.previous), place(rooms.next)}
     # Not kept: the previous state stays, and the next snapshot takes the same room again.
     step(3)
     assert (held(rooms.previous), held(rooms.next)) == ({1}, {3})
     rooms.keep()
     step(4)
     assert (held(rooms.previous), held(rooms.next)) == ({3}, {4})
-    assert {rooms.previous.tensor(slots[0]).data_ptr(), rooms.next.tensor(slots[0]).data_ptr()} == places
+    assert {place(rooms.previous), place(rooms.next)} == places
 
 
 def test_gathered_tensors_are_copied_before_begin_returns(made):
@@ -136,4 +139,4 @@ def test_a_previous_state_from_elsewhere(made):
     words = [np.arange(5, dtype=np.uint16), np.arange(3, dtype=np.uint32)]
     rooms.fill_previous(lambda number: words[number])
     assert rooms.previous is not None
-    assert [rooms.previous.words(slot).tolist() for slot in slots] == [w.tolist() for w in words]
+    assert [list(rooms.previous.words(slot)) for slot in slots] == [list(w) for w in words]

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from itertools import chain, repeat
 from pathlib import Path
+from typing import Any
 
 from p2pcast.artifact.assembly import Assembly
 from p2pcast.errors import P2PCastError
@@ -26,6 +27,8 @@ MEGABYTES = [128_000] * 30
 
 class Watched(Node):
     """A node that reports each new piece to its owner."""
+
+    owner: Any
 
     def add_piece(self, holding, index, payload):
         super().add_piece(holding, index, payload)
