@@ -36,7 +36,7 @@ def main() -> int:
     command += ["--no-loadscope-reorder", *([] if given.every else ["-m", SAMPLE]), *given.pytest]
     failed: Counter[str] = Counter()
     codes = set()
-    # Each of many hundred processes would otherwise compile all modules again: half of the suite's CPU time.
+    # Each daemon of a test would otherwise compile all modules again: half of the CPU time of daemons' tests.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     compile_kernels()
     with busy_loops(given.load), tempfile.TemporaryDirectory(prefix="p2pcast-suite-") as folder:

@@ -60,7 +60,8 @@ class FollowingEngine(FakeEngine):
     async def follow(self, hub: str) -> None:
         async with aiohttp.ClientSession() as http:
             while True:
-                with contextlib.suppress(aiohttp.ClientError):
+                # A hub that is killed may also break off in the middle of an answer.
+                with contextlib.suppress(aiohttp.ClientError, ValueError):
                     async with http.get(f"{hub}/versions") as answer:
                         self.manifests = (await answer.json())["manifests"]
                         self.versions = [max(self.manifests, key=Version.parse)] if self.manifests else ["default"]
@@ -75,6 +76,7 @@ class LearnerRun:
         self.engine = FollowingEngine()
         self._words: dict[str, list[str]] = {}
         self._running: dict[str, asyncio.subprocess.Process] = {}
+        self._following: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
         folder = self.folder
@@ -151,6 +153,8 @@ class LearnerRun:
             while not (value := found()):
                 for name, process in self._running.items():
                     assert process.returncode is None, f"{name} ended: {self.said(name)}"
+                if self._following is not None and self._following.done():
+                    self._following.result()
                 await asyncio.sleep(0.05)
             return value
 
@@ -165,7 +169,8 @@ class LearnerRun:
             await process.wait()
         for name in self._running:
             print(f"--- {name}\n{self.said(name)}")
-        self._following.cancel()
+        if self._following is not None:
+            self._following.cancel()
         await self.engine.stop()
 
 

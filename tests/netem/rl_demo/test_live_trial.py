@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from netem.rl_demo.live_trial import LiveEngine, live_engine
-from netem.rollouts import learning_trial
 from netem.rollouts.learning_trial import TrialOptions, run_trial
 from netem.rollouts.own_sampler import groups_of
 from netem.rollouts.small_model import make_small_model
@@ -19,6 +18,7 @@ from p2pcast.errors import IntegrityError
 from p2pcast.tasks.sums import VOCABULARY, Sums
 from p2pcast.tasks.task import Prompt
 from p2pcast.version import Version
+from tests.netem.rollouts.trial_ages import watched_ages
 from trainer_node.learning.learner_config import LearnerConfig, ModelTable, OptimizerTable, SftTable, TrainTable
 
 sys.path.append(str(Path(__file__).parents[2] / "rollout_node" / "worker"))
@@ -97,15 +97,7 @@ def test_rollouts_of_a_live_vllm_have_the_stated_age(tmp_path: Path, monkeypatch
         optimizer=OptimizerTable(lr=1e-3),
         sft=SftTable(steps=60),
     )
-    ages = []
-    rows_of = learning_trial.rows_of
-
-    def watched(batch, **options):  # type: ignore[no-untyped-def]
-        rows = rows_of(batch, **options)
-        ages.extend((batch.step, row.single_version) for row in rows)
-        return rows
-
-    monkeypatch.setattr(learning_trial, "rows_of", watched)
+    ages = watched_ages(monkeypatch)
     with live_engine(tmp_path / "live", base, TASK) as engine:
         found = run_trial(config, TASK, TrialOptions(4, groups=8, size=4, lag=1, problems=32), engine)
     assert len(found.rewards) == 4

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from netem.rollouts import learning_trial
 from netem.rollouts.learning_trial import Trial, TrialOptions, run_trial
 from netem.rollouts.small_model import make_small_model
 from p2pcast.errors import UsageError
 from p2pcast.tasks.sums import VOCABULARY, Sums
+from tests.netem.rollouts.trial_ages import watched_ages
 from trainer_node.learning.learner_config import LearnerConfig, ModelTable, OptimizerTable, SftTable, TrainTable
 
 STEPS = 4
@@ -48,15 +48,7 @@ def test_equal_arguments_give_an_equal_trial(model: Path) -> None:
 
 @pytest.mark.parametrize("lag", [0, 2])
 def test_rollouts_have_the_stated_age(model: Path, lag: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    ages = []
-    rows_of = learning_trial.rows_of
-
-    def watched(batch, **options):  # type: ignore[no-untyped-def]
-        rows = rows_of(batch, **options)
-        ages.extend((batch.step, row.single_version) for row in rows)
-        return rows
-
-    monkeypatch.setattr(learning_trial, "rows_of", watched)
+    ages = watched_ages(monkeypatch)
     trial(model, lag)
     assert ages
     assert all(version == max(0, step - lag) for step, version in ages)
