@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
@@ -52,12 +52,15 @@ DEFAULT_NETWORK: Final = Network()
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """A plan's predicted broadcast. `stretch` is the largest ratio of a peer's time to its floor: the payload at its
-    own rate or the fleet's median, whichever is less.
+    own rate or the fleet's median, whichever is less. `flows`: for each peer the narrowest rate on its way in bits/s,
+    and the seconds of all hops. `waits`: each peer's time in bits at the rate of its floor.
     """
 
     times_s: Mapping[str, float]
     last_s: float
     stretch: float
+    flows: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    waits: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def cost_s(self) -> float:
@@ -150,34 +153,68 @@ def predict_at(
     payload_bytes: float,
     uplink_bps: float,
     network: Network = DEFAULT_NETWORK,
+    before: tuple[Plan, Prediction] | None = None,
+    middle_bps: float | None = None,
 ) -> Prediction:
-    """`predict` with members and rates given by id: one pass, one or two microseconds a peer."""
-    middle = median(rates.values()) if rates else DEFAULT_PEER_BPS
+    """`predict` with members and rates given by id: one pass, about a microsecond a peer. `before`: another plan of
+    the same peers and its prediction; then only the branches that differ are examined. `middle_bps`: the median of
+    `rates`, if it is at hand.
+    """
+    middle = (median(rates.values()) if rates else DEFAULT_PEER_BPS) if middle_bps is None else middle_bps
     piece_bits = 8.0 * min(network.piece_bytes, payload_bytes)
     rest_bits = 8.0 * payload_bytes - piece_bits
     payload_bits = 8.0 * payload_bytes
     near_s, far_s = network.near_rtt_s / 2 + network.hop_s, network.far_rtt_s / 2 + network.hop_s
-    times_s: dict[str, float] = {}
-    stretch = 1.0
-    waiting: list[tuple[str, str, float, float, float]] = [(ROOT, network.root_region, uplink_bps, math.inf, 0.0)]
-    for sender, region, capacity, slowest, hops_s in waiting:  # the loop appends to the list
-        below = plan.children(sender)
-        if len(below) == 1:
-            shares = [min(capacity, rates[below[0]])]
-        elif below:
-            shares = fair_shares(capacity, [rates[child] for child in below])
-        else:
-            continue
-        for child, share in zip(below, shares, strict=True):
-            there, rate = table[child].region, rates[child]
-            narrow = share if share < slowest else slowest
-            hops = hops_s + piece_bits / share + (near_s if there == region else far_s)
-            time_s = times_s[child] = rest_bits / narrow + hops
-            ratio = time_s * (rate if rate < middle else middle)
-            if ratio > stretch * payload_bits and payload_bits > 0:
-                stretch = ratio / payload_bits
-            waiting.append((child, there, rate, narrow, hops))
-    return Prediction(times_s, max(times_s.values(), default=0.0), stretch)
+    flows: dict[str, tuple[float, float]] = {} if before is None else dict(before[1].flows)
+    times_s: dict[str, float] = {} if before is None else dict(before[1].times_s)
+    waits: dict[str, float] = {} if before is None else dict(before[1].waits)
+    due = {0: [ROOT]} if before is None else _changed_senders(before[0], plan)
+    feeds = plan.feeds
+    level: list[str] = []
+    depth = 0
+    while level or due:
+        if not level:
+            depth = min(due)
+        if depth in due:
+            level = list(dict.fromkeys((*level, *due.pop(depth))))
+        affected: list[str] = []
+        for sender in level:
+            if sender not in feeds or not (below := feeds[sender]):
+                continue
+            if sender == ROOT:
+                region, capacity, slowest, hops_s = network.root_region, uplink_bps, math.inf, 0.0
+            else:
+                region, capacity = table[sender].region, rates[sender]
+                slowest, hops_s = flows[sender]
+            if len(below) == 1:
+                rate = rates[below[0]]
+                shares = [rate if rate < capacity else capacity]
+            else:
+                shares = fair_shares(capacity, [rates[child] for child in below])
+            for child, share in zip(below, shares, strict=True):
+                narrow = share if share < slowest else slowest
+                hops = hops_s + piece_bits / share + (near_s if table[child].region == region else far_s)
+                if before is None or flows.get(child) != (narrow, hops):
+                    rate = rates[child]
+                    flows[child] = narrow, hops
+                    times_s[child] = time_s = rest_bits / narrow + hops
+                    waits[child] = time_s * (rate if rate < middle else middle)
+                    affected.append(child)
+        level = affected
+        depth += 1
+    stretch = max(1.0, max(waits.values(), default=0.0) / payload_bits) if payload_bits > 0 else 1.0
+    return Prediction(times_s, max(times_s.values(), default=0.0), stretch, flows, waits)
+
+
+def _changed_senders(old: Plan, new: Plan) -> dict[int, list[str]]:
+    """The peers, and ROOT, that feed others than before, by their depth in the new plan."""
+    known = old.parent
+    moved = [peer for peer, above in new.parent.items() if known.get(peer) != above]
+    senders = {new.parent[peer] for peer in moved} | {known[peer] for peer in moved if peer in known}
+    by_depth: dict[int, list[str]] = {}
+    for sender in sorted(senders):
+        by_depth.setdefault(new.depth_of(sender), []).append(sender)
+    return by_depth
 
 
 def time_to_last_s(

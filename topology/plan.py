@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import fsum
 from statistics import median
@@ -46,6 +46,7 @@ from topology.plan_changes import (
     move_to_tail,
     renew,
     straighten,
+    ways_after,
     ways_in,
 )
 from topology.plan_tree import ROOT, Epoch, Member, Plan, by_id
@@ -93,8 +94,10 @@ def make_plan(
     """
     table = by_id(members)
     chains = number_of_chains(uplink_bps, [m.bps for m in table.values()], len(table))
+    rates = member_rates(table)
+    middle_bps = median(rates.values()) if rates else DEFAULT_PEER_BPS
     planner = _Planner(
-        table, member_rates(table), chains, uplink_bps, payload_bytes, network, _ranking(table), links, most
+        table, rates, chains, uplink_bps, payload_bytes, network, _ranking(table), links, most, middle_bps
     )
     if previous is None:
         return planner.fresh(epoch)[0]
@@ -136,12 +139,24 @@ class _Planner:
     rank: Callable[[Member], tuple[bool, int, float, str]]
     links: Links | None
     most: int | None
+    middle_bps: float
+    """The median of ``rates``."""
+    last: list[tuple[Plan, Prediction]] = field(init=False, default_factory=list)
+    """The plan that was predicted last, and its prediction."""
 
     def link_repaired(self, plan: Plan) -> Plan:
         return plan if self.links is None else repair_links(plan, self.links, self.chains)
 
     def predict(self, plan: Plan) -> Prediction:
-        return predict_at(plan, self.table, self.rates, self.payload_bytes, self.uplink_bps, self.network)
+        """The prediction, from that of the last plan with the same peers."""
+        before = self.last[0] if self.last and len(self.last[0][0]) == len(plan) else None
+        if before is not None and before[0].parent is plan.parent:
+            return before[1]
+        found = predict_at(
+            plan, self.table, self.rates, self.payload_bytes, self.uplink_bps, self.network, before, self.middle_bps
+        )
+        self.last[:] = [(plan, found)]
+        return found
 
     def floor_s(self) -> float:
         """A lower bound of every plan's `cost_s`: the slowest peer is limited by its own rate."""
@@ -261,9 +276,9 @@ class _Planner:
         """
         if self.most is not None or not self.table:
             return plan, self.predict(plan)
-        middle = median(self.rates.values())
+        middle = self.middle_bps
         near = self._near(middle)
-        every = self._ways_in(plan)
+        every = ways_in(plan, self._region_of, self.network.root_region)
         waiting = [region for region in every if region in near and len(every[region]) > 1]
         if not waiting:
             return plan, self.predict(plan)
@@ -275,11 +290,15 @@ class _Planner:
         while waiting:
             region = waiting.pop(0)
             candidate = self.link_repaired(gather(plan, every[region], self._region_of, self.rates))
-            ways_left = self._ways_in(candidate)
+            ways_left = ways_after(every, plan, candidate, self._region_of, self.network.root_region)
             if sum(map(len, ways_left.values())) >= sum(map(len, every.values())):
                 continue
             after = flowing.predict(candidate)
-            if all(time_s <= max(before.times_s[p], floors_s[p]) for p, time_s in after.times_s.items()):
+            if all(
+                time_s <= floors_s[p] or time_s <= before.times_s[p]
+                for p, time_s in after.times_s.items()
+                if time_s != before.times_s[p]
+            ):
                 plan, before, every = candidate, after, ways_left
                 # Refused regions may find a place now: queue them again. Restarting at the first region each time would
                 # take quadratic time.
@@ -288,9 +307,6 @@ class _Planner:
                     region for region in every if region in near and len(every[region]) > 1 and region not in left
                 ]
         return plan, self.predict(plan)
-
-    def _ways_in(self, plan: Plan) -> dict[str, list[str]]:
-        return ways_in(plan, self._region_of, self.network.root_region)
 
     def _near(self, middle_bps: float) -> set[str]:
         """The regions so small that a chain through them delays no peer. Of these, the largest, as many as

@@ -245,13 +245,17 @@ def demote(plan: Plan, members: Mapping[str, Member], rates: Mapping[str, float]
     known.
     """
     middle = median_bps(rates.values())
+    feeds = plan.feeds
     wanted: dict[str, float] = {}  # the highest rate of any peer at or below, up to the median
     slow: list[str] = []
     for peer in reversed(plan.order):
-        below = max((wanted[child] for child in plan.children(peer)), default=0.0)
-        if rates[peer] * GAMMA < below:
+        rate, below = rates[peer], 0.0
+        for child in feeds.get(peer, ()):
+            below = wanted[child] if wanted[child] > below else below
+        if rate * GAMMA < below:
             slow.append(peer)
-        wanted[peer] = max(below, min(rates[peer], middle))
+        own = rate if rate < middle else middle
+        wanted[peer] = own if own > below else below
     slow.sort(key=lambda peer: (-rates[peer], peer))
     return grow(cut(plan, slow), [members[peer] for peer in slow], chains)
 
@@ -315,15 +319,39 @@ def ways_in(plan: Plan, region_of: Callable[[str], str], root_region: str) -> di
     """
     ways: dict[str, list[str]] = {}
     for peer in plan.order:
-        region, above = region_of(peer), plan.parent[peer]
-        if region and region != root_region and region != (root_region if above == ROOT else region_of(above)):
+        if (region := region_of(peer)) and _enters(plan, peer, region, region_of, root_region):
             ways.setdefault(region, []).append(peer)
     return ways
 
 
+def ways_after(
+    ways: Mapping[str, list[str]], old: Plan, new: Plan, region_of: Callable[[str], str], root_region: str
+) -> dict[str, list[str]]:
+    """`ways_in` of the new plan, from that of an old plan of the same peers; only peers with another parent are
+    examined. New ways come last.
+    """
+    found = dict(ways)
+    known = old.parent
+    for peer, above in new.parent.items():
+        if known[peer] == above or not (region := region_of(peer)):
+            continue
+        others = [way for way in found.pop(region, ()) if way != peer]
+        if _enters(new, peer, region, region_of, root_region):
+            others.append(peer)
+        if others:
+            found[region] = others
+    return found
+
+
+def _enters(plan: Plan, peer: str, region: str, region_of: Callable[[str], str], root_region: str) -> bool:
+    """Whether the peer, of that region, is fed from outside of it, and the region is not the hub's."""
+    above = plan.parent[peer]
+    return region not in (root_region, root_region if above == ROOT else region_of(above))
+
+
 def gather(plan: Plan, ways: Sequence[str], region_of: Callable[[str], str], rates: Mapping[str, float]) -> Plan:
-    """Propose to enter a region once (SparrowRL's relay). `ways`: the region's peers fed from outside, parents before
-    children; `rates`: bits/s, all known.
+    """Propose to enter a region once (SparrowRL's relay). `ways`: the region's peers fed from outside; `rates`: bits/s,
+    all known.
 
     One entry stays: the fastest that is below no other. The other entries move, the fastest first, to the end of the
     chain inside the region. The peers that this end fed outside the region move to the moved entry's old parent. If the

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topology.broadcast_time import Network, Prediction, predict, predict_at, time_to_last_s
+from topology.broadcast_time import Network, Prediction, member_rates, predict, predict_at, time_to_last_s
 from topology.plan import make_plan
 from topology.plan_changes import moves, validate
-from topology.plan_tree import ROOT, FullError, LoopError, Member, Plan, PlanError
+from topology.plan_tree import ROOT, FullError, LoopError, Member, Plan, PlanError, by_id
 
 MBIT = 1e6
 PAYLOAD = 64 << 20
@@ -384,6 +384,22 @@ def test_many_regions_are_planned_in_as_many_looks_as_there_are_regions(
     looks.clear()
     assert make_plan(members, 3000 * MBIT, epoch=(1, 2), previous=plan) is plan
     assert len(looks) <= 2 * regions
+
+
+@settings(deadline=None)
+@given(memberships(), UPLINKS, UPLINKS)
+def test_a_prediction_from_another_plans_equals_one_from_nothing(
+    members: list[Member], uplink: float, other: float
+) -> None:
+    table = by_id(members)
+    plans = [make_plan(members, bps, epoch=(1, 1), payload_bytes=PAYLOAD) for bps in (uplink, other)]
+
+    def look(plan: Plan, before: tuple[Plan, Prediction] | None = None) -> Prediction:
+        return predict_at(plan, table, member_rates(table), PAYLOAD, uplink, before=before)
+
+    first, second = map(look, plans)
+    assert look(plans[1], (plans[0], first)) == second
+    assert look(plans[0], (plans[1], second)) == first
 
 
 def test_the_hubs_own_region_and_a_number_of_chains_that_was_told_are_left_alone() -> None:

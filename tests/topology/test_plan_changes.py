@@ -25,6 +25,7 @@ from topology.plan_changes import (
     moves,
     straighten,
     validate,
+    ways_after,
     ways_in,
 )
 from topology.plan_tree import MAX_CHILDREN, ROOT, FullError, LoopError, Member, Plan, PlanError
@@ -120,6 +121,9 @@ def test_a_regions_outer_child_takes_the_newcomers_place() -> None:
     assert ways_in(plan, where.__getitem__, "va") == {"ohio": ["o"], "eu": ["f"]}
     gathered = gather(plan, ["v1", "v2"], where.__getitem__, {"v1": 1e6, "v2": 2e6})
     assert dict(gathered.parent) == {"o": ROOT, "v2": "o", "v1": "v2", "f": ROOT}
+    before, after = (ways_in(each, where.__getitem__, "") for each in (plan, gathered))
+    assert ways_after(before, plan, gathered, where.__getitem__, "") == after
+    assert ways_after(after, gathered, plan, where.__getitem__, "") == before | {"va": ["v2", "v1"]}
 
 
 def test_a_region_that_a_chain_leaves_and_comes_back_to_is_gathered_too() -> None:
