@@ -25,19 +25,18 @@ from netem.broadcast.daemons import Daemons
 from netem.broadcast.host_http import HTTP_PORT, document, events
 from netem.broadcast.rivals import HUB, peers_of
 from netem.broadcast.rows import Broadcast, BroadcastSeries
+from netem.broadcast.weights import NewWeights, Tensors
 from netem.emulation.description import Emulated
-from p2pcast import limits
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.errors import IntegrityError, LocalError
 from p2pcast.version import Version
+from trainer_node.publish.checkpoint_watcher import STABLE
 
 HUB_PORT, PEER_PORT = 7077, 7079
 LIMIT_S = 300.0
 """Long enough for the first daemon on a machine to compile kernels while all daemons start at once."""
 POLL_S = 0.05
 HTTP_S = 10.0
-TENSOR_BYTES = 256 * limits.KIB
-"""Small cells, so that 24 MiB of delta have as many cells as a large model's delta."""
 BALLAST = 4
 """Weights that never change, in payloads. Late peers fetch them for so long that they are still busy when a broadcast
 ends.
@@ -66,9 +65,19 @@ class Setup:
 
 
 class Fleet:
-    """``folder``: for all files. Call ``start``, then ``publish`` for each version; ``Daemons`` ends the processes."""
+    """``folder``: for all files. ``weights``: returns the state of each next version; by default all words of a
+    payload are new. Call ``start``, then ``publish`` for each version; ``Daemons`` ends the processes.
+    """
 
-    def __init__(self, net: Emulated, daemons: Daemons, folder: Path, memory: Path, setup: Setup) -> None:
+    def __init__(
+        self,
+        net: Emulated,
+        daemons: Daemons,
+        folder: Path,
+        memory: Path,
+        setup: Setup,
+        weights: Callable[[], Tensors] | None = None,
+    ) -> None:
         self.setup = setup
         hosts = peers_of(net)
         early = len(hosts) - setup.late
@@ -82,8 +91,11 @@ class Fleet:
         self._net, self._daemons = net, daemons
         self._folder, self._memory = folder, memory
         self._payload_bytes = setup.payload_bytes
-        self._random = np.random.default_rng(0)
-        self._step = 0
+        self._weights = NewWeights(setup.payload_bytes, BALLAST if setup.late else 0) if weights is None else weights
+        self.step = 0
+        """Of the newest version."""
+        self.saved_at_s = 0.0
+        """Unix time when the newest folder was renamed into place."""
         self.sent_bytes = 0
         """Size of the newest version's artifact."""
         (folder / "train").mkdir()
@@ -97,7 +109,7 @@ class Fleet:
 
     def start(self) -> None:
         """Start the hub, publish a first whole state, start the peers; returns when all peers have it."""
-        self._save()
+        self.save()
         token = self._folder / "token"
         words: list[str | Path] = ["--token-file", token, "--codec", self.setup.codec]
         if self.setup.uplink_bps is not None:
@@ -110,11 +122,11 @@ class Fleet:
             if peer not in self.setup.absent:
                 self._join(peer)
                 self._running.add(peer)
-        self._until_live(self.there)
+        self.until_live(self.there)
 
     def _join(self, peer: str) -> None:
         region = next(host.region for host in self._net.network.hosts if host.name == peer)
-        words: list[str | Path] = ["--install", f"safetensors:{self._installed(peer)}", "--keep", "1", "--name", peer]
+        words: list[str | Path] = ["--install", f"safetensors:{self.installed(peer)}", "--keep", "1", "--name", peer]
         if region is not None:
             words += ["--region", region]
         if self.setup.stripes is not None:
@@ -146,7 +158,7 @@ class Fleet:
                 raise IntegrityError(f"{peer} received {twice} bytes twice")
         self._daemons.stop(*self._late)
         for peer in self._late:
-            for folder in (self._folder / "state" / peer, self._memory / peer, self._installed(peer)):
+            for folder in (self._folder / "state" / peer, self._memory / peer, self.installed(peer)):
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _daemon(self, host: str, *words: str | Path) -> None:
@@ -192,7 +204,8 @@ class Fleet:
         self._daemons.daemons[peer].signal(number)
         self._running.discard(peer)
 
-    def _installed(self, peer: str) -> Path:
+    def installed(self, peer: str) -> Path:
+        """The folder into which the peer installs."""
         return self._folder / "peers" / peer
 
     def status(self) -> dict[str, Any]:
@@ -218,29 +231,24 @@ class Fleet:
 
     # -- versions
 
-    def _save(self) -> Path:
-        """Save the next version as a trainer does."""
-        count = max(1, self._payload_bytes // TENSOR_BYTES)
-        words = self._payload_bytes // count // 2
-        tensors = {
-            f"w{n:05}": self._random.integers(0, 1 << 16, words, np.uint16).view(np.float16) for n in range(count)
-        }
-        if self._late:
-            still = np.random.default_rng(1)
-            tensors |= {
-                f"still{n}": still.integers(0, 1 << 16, self._payload_bytes // 2, np.uint16).view(np.float16)
-                for n in range(BALLAST)
-            }
-        part, folder = self._folder / "part", self._folder / "train" / f"step_{self._step}"
+    def save(self, before_rename: Callable[[], None] = lambda: None) -> Path:
+        """Save the next version as a trainer does, with STABLE written last."""
+        part, folder = self._folder / "part", self._folder / "train" / f"step_{self.step}"
         part.mkdir()
-        (part / "STABLE").touch()
-        save_file(tensors, part / "model.safetensors")
+        self.write(part)
+        (part / STABLE).touch()
+        before_rename()
+        self.saved_at_s = time.time()
         part.rename(folder)
         return folder
 
-    def _until_live(self, hosts: Sequence[str]) -> None:
+    def write(self, folder: Path) -> None:
+        """Write the next state into a new folder."""
+        save_file(self._weights(), folder / "model.safetensors")
+
+    def until_live(self, hosts: Sequence[str]) -> None:
         """Return when all hosts have installed the newest version."""
-        version = str(Version(0, self._step))
+        version = str(Version(0, self.step))
 
         def live() -> bool:
             committed = {peer["name"]: peer["committed"] for peer in self.status().get("peers", [])}
@@ -257,14 +265,14 @@ class Fleet:
         """
         if beside:
             self._join_late()
-        self._step += 1
-        version = str(Version(0, self._step))
+        self.step += 1
+        version = str(Version(0, self.step))
         meter = Meter(self._daemons.pids)
-        saved = self._save()
-        began_s = float(self._events(HUB, "opened", version)["opened"]["time"])
+        saved = self.save()
+        began_s = float(self.events_of(HUB, "opened", version)["opened"]["time"])
         if during is not None:
             during(began_s)
-        reported = {peer: self._events(peer, "staged", version) for peer in self.there}
+        reported = {peer: self.events_of(peer, "staged", version) for peer in self.there}
         cpu_s, busy = meter.processes_s(), meter.busy()
         if beside:
             self.fetching.append(
@@ -273,9 +281,9 @@ class Fleet:
         times_s = {peer: _received(events) - began_s for peer, events in reported.items()}
         staged_s = max(float(events["staged"]["time"]) for events in reported.values()) - began_s
         everybody = [*self.there, *(self._late if beside else ())]
-        self._until_live(everybody)
+        self.until_live(everybody)
         for peer in everybody:
-            check(saved, self._installed(peer) / saved.name)
+            check(saved, self.installed(peer) / saved.name)
         if beside:
             self._leave_late()
         self.sent_bytes = int(self.status()["last"]["bytes"])
@@ -294,7 +302,7 @@ class Fleet:
         """Bytes that each available peer has received twice since its start."""
         return {peer: int(self._get(peer, "/status", HTTP_S)["bytes_duplicate"]) for peer in self.there}
 
-    def _events(self, host: str, last: str, version: str) -> dict[str, dict[str, Any]]:
+    def events_of(self, host: str, last: str, version: str) -> dict[str, dict[str, Any]]:
         """Events of that version at the host by kind, up to the event ``last``, which is awaited; ``time``: Unix time.
         A process that was just started gets time to answer.
         """

@@ -92,16 +92,11 @@ class StateFleet(Fleet):
         self._words = first(self._payload_bytes // 2)
         super().start()
 
-    def _save(self) -> Path:
-        if self._step:
-            self._words = stepped(self._words, self._step)
-        part, folder = self._folder / "part", self._folder / "train" / f"step_{self._step}"
-        part.mkdir()
-        (part / "STABLE").touch()
+    def write(self, folder: Path) -> None:
+        if self.step:
+            self._words = stepped(self._words, self.step)
         layout = Layout([Tensor("w", "BF16", (self._words.size,))])
-        (part / "model.safetensors").write_bytes(header_for(layout) + self._words.tobytes())
-        part.rename(folder)
-        return folder
+        (folder / "model.safetensors").write_bytes(header_for(layout) + self._words.tobytes())
 
 
 def p2pcast(

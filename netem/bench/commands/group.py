@@ -56,6 +56,10 @@ COMMANDS = {
         "netem.bench.commands.broadcast_command:broadcast",
         "Time to the last peer over rate-shaped links, beside bare chains, libtorrent and a star.",
     ),
+    "latency": (
+        "netem.bench.commands.latency_command:latency",
+        "Time until small versions are live at the last peer, by stage.",
+    ),
     "stripes": (
         "netem.bench.commands.stripes_command:stripes",
         "Goodput of one link over emulated delay and loss, by number of stripes.",
