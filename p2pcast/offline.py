@@ -30,7 +30,7 @@ from p2pcast.artifact.signed_records import DELTA, ID_BYTES, FileEntry, Open, ru
 from p2pcast.checkpoint import Checkpoint, write_folder
 from p2pcast.codec.cell import CODEC_NAMES, RAW, Encoded, apply, decode, encode, encode_whole
 from p2pcast.codec.digest import MASK, digest
-from p2pcast.codec.layout import Cell, Layout
+from p2pcast.codec.layout import Cell, Layout, cell_bytes
 from p2pcast.codec.squash_cell import needs_base, squash
 from p2pcast.errors import IntegrityError, LocalError, UsageError
 from p2pcast.ordered_map import cores, ordered_map
@@ -135,7 +135,9 @@ def diff(
         return before if coded is None else coded.after, coded
 
     with P2pdWriter(out, key, _open(key, layout, base, version), layout) as writer:
-        for after, coded in ordered_map(code_one, layout.cells, workers=workers or cores(), name="encode"):
+        for after, coded in ordered_map(
+            code_one, layout.cells, workers=workers or cores(), name="encode", nbytes=cell_bytes
+        ):
             state = (state + after) & MASK
             changed += _add(writer, coded, tally)
         for path, contents in sorted(new_files.items()):
@@ -296,7 +298,7 @@ def squash_files(
             return squash(cell, links, base=None if held is None else held.lent(cell), codec=codec)
 
         with P2pdWriter(out, key, _open(key, layout, start, version), layout) as writer:
-            for coded in ordered_map(join, layout.cells, workers=workers or cores(), name="squash"):
+            for coded in ordered_map(join, layout.cells, workers=workers or cores(), name="squash", nbytes=cell_bytes):
                 changed += _add(writer, coded, tally)
             for entry in last.files:
                 source = _file_source(files, entry)
@@ -364,7 +366,7 @@ def cell_digests(
         progress(cell.nbytes, layout.nbytes)
         return digest(checkpoint.lent(cell), cell)
 
-    return ordered_map(one, layout.cells, workers=workers or cores(), name="digest")
+    return ordered_map(one, layout.cells, workers=workers or cores(), name="digest", nbytes=cell_bytes)
 
 
 def state_digest(

@@ -6,10 +6,18 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain, islice
 from typing import TypeVar
+
+from p2pcast.limits import MIB
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+TOGETHER_BYTES = MIB
+"""Bytes worked on in one trip to another thread. A trip costs as much as a scan of half of that (about 0.1 ms)."""
+Done = tuple[list[R], BaseException | None]
+"""Results of neighbouring items, and the error that ended them."""
 
 
 def cores() -> int:
@@ -17,24 +25,62 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def ordered_map(work: Callable[[T], R], items: Iterable[T], *, workers: int, name: str) -> Iterator[R]:
-    """``work(item)`` for every item on ``workers`` threads; results in the order of the items.
+def ordered_map(
+    work: Callable[[T], R], items: Iterable[T], *, workers: int, name: str, nbytes: Callable[[T], int] | None = None
+) -> Iterator[R]:
+    """``work(item)`` for every item on ``workers`` threads; results in the order of the items. ``nbytes``: of an item's
+    work; small neighbours are then worked on together, on the caller's thread if all items are small.
 
-    At most ``2 × workers`` results are in flight or waiting, so memory is bounded for a consumer of any speed. The
-    first exception is raised in its result's place; items not started by then are not started.
+    At most ``2 × workers`` trips are in flight or waiting, so memory is bounded for a consumer of any speed. The first
+    exception is raised in its result's place; items not started by then are not started.
     """
     if workers <= 1:
         yield from map(work, items)
         return
-    waiting: deque[Future[R]] = deque()
+    trips = grouped(items, nbytes)
+    first = list(islice(trips, 2))
+    if nbytes is not None and len(first) < 2:
+        yield from map(work, chain.from_iterable(first))
+        return
+    waiting: deque[Future[Done[R]]] = deque()
     with ThreadPoolExecutor(workers, thread_name_prefix=name) as pool:
         try:
-            for item in items:
-                waiting.append(pool.submit(work, item))
+            for trip in chain(first, trips):
+                waiting.append(pool.submit(_work_on, work, trip))
                 if len(waiting) >= 2 * workers:
-                    yield waiting.popleft().result()
+                    yield from _results(waiting.popleft().result())
             while waiting:
-                yield waiting.popleft().result()
+                yield from _results(waiting.popleft().result())
         finally:
             for future in waiting:
                 future.cancel()
+
+
+def grouped(items: Iterable[T], nbytes: Callable[[T], int] | None) -> Iterator[list[T]]:
+    """Neighbours of TOGETHER_BYTES or more, in order; each item by itself without ``nbytes``."""
+    together: list[T] = []
+    size = 0
+    for item in items:
+        together.append(item)
+        size += TOGETHER_BYTES if nbytes is None else nbytes(item)
+        if size >= TOGETHER_BYTES:
+            yield together
+            together, size = [], 0
+    if together:
+        yield together
+
+
+def _work_on(work: Callable[[T], R], items: list[T]) -> Done[R]:
+    done: list[R] = []
+    try:
+        done.extend(map(work, items))
+    except BaseException as error:  # noqa: BLE001 - raised again where the results are taken
+        return done, error
+    return done, None
+
+
+def _results(done: Done[R]) -> Iterator[R]:
+    results, error = done
+    yield from results
+    if error is not None:
+        raise error

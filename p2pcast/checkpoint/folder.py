@@ -19,7 +19,7 @@ import numpy.typing as npt
 from p2pcast import limits
 from p2pcast.artifact.signed_records import path_fault
 from p2pcast.checkpoint.safetensors_file import SafetensorsFile, as_words, header_for, parse_json
-from p2pcast.codec.layout import Cell, Layout, Tensor
+from p2pcast.codec.layout import Cell, Layout, Tensor, cell_bytes
 from p2pcast.codec.scratch import ScratchBuffers
 from p2pcast.errors import IntegrityError, LocalError
 from p2pcast.ordered_map import ordered_map
@@ -244,7 +244,7 @@ def write_folder(
             try:
                 disk.write(fd, weights, header_for(layout))
                 unsynced = 0
-                for words in ordered_map(words_of, layout.cells, workers=workers, name="write"):
+                for words in ordered_map(words_of, layout.cells, workers=workers, name="write", nbytes=cell_bytes):
                     disk.write(fd, weights, words.data.cast("B"))
                     unsynced += words.nbytes
                     if sync_bytes is not None and unsynced >= sync_bytes:

@@ -105,6 +105,10 @@ class Cell:
         return self.words * self.word_bytes
 
 
+def cell_bytes(cell: Cell) -> int:
+    return cell.nbytes
+
+
 class Layout:
     """The ordered table of tensors and the cells cut from it. Immutable. Two layouts are equal if their ``layout_id``
     is.

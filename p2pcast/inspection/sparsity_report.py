@@ -23,7 +23,7 @@ from p2pcast.codec.cell import CODEC_NAMES, FLAT, decode, digest
 from p2pcast.codec.change_statistics import NO_THRESHOLD, WAYS, ChangeCounts
 from p2pcast.codec.flat_codec import decode_flat
 from p2pcast.codec.floats import FORMATS
-from p2pcast.codec.layout import Cell, Layout, Tensor
+from p2pcast.codec.layout import Cell, Layout, Tensor, cell_bytes
 from p2pcast.inspection.findings import findings
 from p2pcast.ordered_map import cores, ordered_map
 
@@ -95,7 +95,7 @@ def examine_delta(
         counted = change_statistics.count_cell(dtype, old, positions, new, thresholds.get(dtype, NO_THRESHOLD))
         return CellCounts(cell, None if placed is None else placed.codec, nbytes, counted)
 
-    return ordered_map(examine, layout.cells, workers=cores(), name="inspect")
+    return ordered_map(examine, layout.cells, workers=cores(), name="inspect", nbytes=cell_bytes)
 
 
 def compare_folders(
@@ -118,7 +118,7 @@ def compare_folders(
             cell, None if coded is None else coded.codec, 0 if coded is None else len(coded.payload), counted
         )
 
-    return ordered_map(examine, layout.cells, workers=cores(), name="inspect")
+    return ordered_map(examine, layout.cells, workers=cores(), name="inspect", nbytes=cell_bytes)
 
 
 def _thresholds(learning_rate: float | None) -> dict[str, int]:

@@ -33,7 +33,7 @@ from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.checkpoint.safetensors_file import SafetensorsFile, header_for
 from p2pcast.codec.cell import apply
 from p2pcast.codec.digest import MASK, digest, digest_change, word_dtype
-from p2pcast.codec.layout import Cell, Layout
+from p2pcast.codec.layout import Cell, Layout, cell_bytes
 from p2pcast.errors import IntegrityError, LocalError, UsageError
 from p2pcast.ordered_map import ordered_map
 from p2pcast.state.patch_file import PART_SUFFIX, PatchCell, PatchFile
@@ -189,7 +189,7 @@ class Shadow:
         """The cells whose bytes do not match their mark (silent corruption). One dense pass."""
         self._require_clean()
         cells = self.layout.cells
-        good = self._each(workers, lambda c: digest(self._words(c), c) == self.mark(c.index), cells)
+        good = self._each(workers, lambda c: digest(self._words(c), c) == self.mark(c.index), cells, cell_bytes)
         return [cell for cell, fine in zip(cells, good, strict=True) if not fine]
 
     @contextlib.contextmanager
@@ -242,7 +242,7 @@ class Shadow:
         If the fill fails, or the digest does not match (IntegrityError), the shadow is empty until a ``fill`` succeeds.
         """
         with self.filling(version) as put:
-            self._each(workers, lambda cell: put(cell, words_of(cell)), self.layout.cells)
+            self._each(workers, lambda cell: put(cell, words_of(cell)), self.layout.cells, cell_bytes)
             if state is not None and self.state_digest != state:
                 raise IntegrityError(
                     f"state for version {version} has digest {self.state_digest:016x}, not {state:016x}: "
@@ -286,12 +286,12 @@ class Shadow:
         with self._changing():
             if patch.base != self.version:
                 raise IntegrityError(f"wrong base: {path} is against {patch.base}, the shadow holds {self.version}")
-            grown = sum(self._each(workers, self._check_cell, patch.cells))
+            grown = sum(self._each(workers, self._check_cell, patch.cells, _changed_bytes))
             if (self.state_digest + grown) & MASK != patch.state:
                 raise IntegrityError(f"patch {path}: its cells do not lead to its state; stage the version again")
             self._set_target(patch.version)
             self._set_phase(Phase.APPLYING)
-            self._each(workers, self._apply_cell, patch.cells)
+            self._each(workers, self._apply_cell, patch.cells, _changed_bytes)
             self._settle(patch.version)
 
     def restore_cell(self, cell: Cell, words: Words) -> None:
@@ -304,9 +304,11 @@ class Shadow:
 
     # -- internals
 
-    def _each(self, workers: int, do: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    def _each(
+        self, workers: int, do: Callable[[Item], Result], items: Sequence[Item], nbytes: Callable[[Item], int]
+    ) -> list[Result]:
         """``do`` for every item; after a failure, no call is left running."""
-        return list(ordered_map(do, items, workers=workers, name="shadow"))
+        return list(ordered_map(do, items, workers=workers, name="shadow", nbytes=nbytes))
 
     def _words(self, cell: Cell) -> Words:
         return np.frombuffer(self._model, word_dtype(cell.word_bytes), cell.words, len(self._head) + cell.offset)
@@ -491,6 +493,11 @@ def _allocated(path: Path, nbytes: int, head: bytes) -> None:
             disk.write_at(fd, path, [head], 0)
         finally:
             os.close(fd)
+
+
+def _changed_bytes(change: PatchCell) -> int:
+    """Bytes that a cell's change costs to check and to apply. Scattered words take as long as a row of eight."""
+    return change.words.nbytes if change.dense else 8 * change.words.nbytes
 
 
 def _allocate(fd: int, nbytes: int) -> None:

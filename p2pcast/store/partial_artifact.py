@@ -71,7 +71,8 @@ def _good_pieces(log: Log, assembly: Assembly, workers: int) -> PieceSet:
 
     held = PieceSet()
     vouched = [index for index in range(assembly.pieces) if assembly.piece_hash(index) is not None]
-    for index, fine in zip(vouched, ordered_map(good, vouched, workers=workers, name="resume"), strict=True):
+    checked = ordered_map(good, vouched, workers=workers, name="resume", nbytes=lambda _: piece)
+    for index, fine in zip(vouched, checked, strict=True):
         if fine:
             held.add(index)
     return held

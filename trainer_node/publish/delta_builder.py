@@ -22,7 +22,7 @@ from p2pcast.codec.cell import Encoded
 from p2pcast.codec.codec_prediction import Choice
 from p2pcast.codec.encode_cell import encode_as_chosen, recode_in_context
 from p2pcast.codec.join_parts import join
-from p2pcast.codec.layout import Cell
+from p2pcast.codec.layout import Cell, cell_bytes
 from p2pcast.errors import RetryableError
 from p2pcast.ordered_map import cores, ordered_map
 from p2pcast.state.shadow import Shadow
@@ -97,7 +97,7 @@ def encode_folder(checkpoint: Checkpoint, shadow: Shadow, packing: DeltaBuilder,
     def coded(cell: Cell) -> Encoded | None:
         return encode_as_chosen(cell, shadow.words(cell), checkpoint.lent(cell), shadow.mark(cell.index), choice)
 
-    for one in ordered_map(coded, shadow.layout.cells, workers=cores(), name="encode"):
+    for one in ordered_map(coded, shadow.layout.cells, workers=cores(), name="encode", nbytes=cell_bytes):
         if one is not None:
             packing.add(one)
 

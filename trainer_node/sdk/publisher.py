@@ -35,7 +35,7 @@ from p2pcast.addresses import is_loopback
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.cell import digest
 from p2pcast.codec.kernel_warmup import warm_up, warm_up_for
-from p2pcast.codec.layout import Layout
+from p2pcast.codec.layout import Layout, cell_bytes
 from p2pcast.errors import P2PCastError, RetryableError, UsageError
 from p2pcast.limits import MAX_STEP
 from p2pcast.offline import state_digest
@@ -346,7 +346,9 @@ class Publisher:
         cells = [part.cell for part in plan.parts]
         plan.rooms.fill_previous(lambda number: base.lent(cells[number]))
         self._marks = list(
-            ordered_map(lambda cell: digest(base.lent(cell), cell), cells, workers=self._workers, name="base")
+            ordered_map(
+                lambda cell: digest(base.lent(cell), cell), cells, workers=self._workers, name="base", nbytes=cell_bytes
+            )
         )
         self._version = ranked.head
 

@@ -61,7 +61,10 @@ def send_parts(
             return _whole(plan, serial, number)
         return _coded(plan, serial, number, codec, before[number], compared)
 
-    for number, cell in enumerate(ordered_map(cell_of, range(len(parts)), workers=workers, name="p2pcast encode")):
+    encoded = ordered_map(
+        cell_of, range(len(parts)), workers=workers, name="p2pcast encode", nbytes=lambda n: parts[n].cell.nbytes
+    )
+    for number, cell in enumerate(encoded):
         now = time.monotonic()
         if serial in uplink.received.aborted:
             break  # the next question to the hub raises

@@ -29,7 +29,10 @@ class Whole:
         self.finished = False
         self.assembly = SimpleNamespace(directory=[placed for placed, _ in delta], manifest=None)
         self.stored = SimpleNamespace(prefix=1 << 40)
-        self.log = SimpleNamespace(read=lambda offset, size: next(p for placed, p in delta if placed.offset == offset))
+        log = bytearray(max((placed.offset + placed.bytes for placed, _ in delta), default=0))
+        for placed, payload in delta:
+            log[placed.offset : placed.offset + placed.bytes] = payload
+        self.log = SimpleNamespace(read=lambda offset, size: bytes(log[offset : offset + size]))
 
 
 @pytest.mark.parametrize("how", ["cancelled", "aborted"])

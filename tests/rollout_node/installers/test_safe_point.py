@@ -34,15 +34,19 @@ async def test_the_engine_core_switches_after_a_drain(host: Host) -> None:
     assert (installer.committed, host.engine.paused) == (TWO, False)
 
 
-async def test_an_endless_request_leaves_the_engine_at_its_old_version(host: Host) -> None:
-    host.drain_s = 0.05
+async def test_an_endless_request_leaves_the_engine_at_its_old_version(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
     installer = await host.installed(safe_point="drain")
     await installer.stage(TWO, SHADOW)
     host.engine.take_calls()
     host.engine.idle.clear()
     stretch = installer.stretch
-    with pytest.raises(RetryableError, match=r"did not end within 0\.05 s \(--drain-timeout\)"):
-        await installer.commit(TWO)
+    with monkeypatch.context() as patched:
+        # For this drain alone: on a busy machine even a drain of an idle engine may take longer.
+        patched.setattr(installer._point, "_limit_s", 0.05)
+        with pytest.raises(RetryableError, match=r"did not end within 0\.05 s \(--drain-timeout\)"):
+            await installer.commit(TWO)
     assert host.engine.take_calls() == ["note a pause", "drain", "resume"]
     assert (installer.committed, installer.ready, host.held()) == (ONE, True, ["0.1", "0.1"])
     assert installer.stretch == stretch, "nothing was written"
