@@ -7,7 +7,7 @@ damaged is reported once, then skipped until it changes. A folder that is delete
 decides by the bytes whether a step that comes back opens a branch.
 
 ``Watch`` decides; it has no clock, and touches files only through the ``open_`` that it is given. ``scan`` reads names,
-sizes and times. ``watch`` runs both.
+sizes and times. ``watch`` runs both, at each change that the file system reports and by the clock.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import blake3
 from p2pcast import limits
 from p2pcast.checkpoint import Checkpoint
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError
+from trainer_node.publish.folder_events import folder_events
 
 T = TypeVar("T")
 
@@ -35,7 +36,7 @@ STABLE = "STABLE"
 SETTLE_S = 1.0
 """A folder without a trustworthy STABLE must not change for so many seconds."""
 POLL_S = 0.2
-"""Interval between two scans, in seconds. Polling, not inotify: network file systems report no events."""
+"""Interval between two scans, in seconds, without an event of the file system (``folder_events``)."""
 MAX_POLL_S = 2.0
 SCAN_SHARE = 0.1
 """Largest share of one core that scans may take: with thousands of folders, or a slow file system, polls are rarer."""
@@ -273,14 +274,17 @@ async def watch(
     core = Watch(open_, known)
     pool = ThreadPoolExecutor(1, thread_name_prefix="p2pcast-watch")
     try:
-        while True:
-            begun = loop.time()
-            listing = await loop.run_in_executor(pool, scan, path)
-            scan_s = loop.time() - begun
-            events = core.observe(loop.time(), listing)
-            while (event := await loop.run_in_executor(pool, next, events, None)) is not None:
-                yield event
-                del event  # closes the files of a checkpoint that was published
-            await asyncio.sleep(max(poll_s, min(scan_s / SCAN_SHARE, MAX_POLL_S)))
+        async with folder_events(path, STABLE) as changes:
+            while True:
+                begun = loop.time()
+                listing = await loop.run_in_executor(pool, scan, path)
+                scan_s = loop.time() - begun
+                events = core.observe(loop.time(), listing)
+                while (event := await loop.run_in_executor(pool, next, events, None)) is not None:
+                    yield event
+                    del event  # closes the files of a checkpoint that was published
+                pause_s = min(scan_s / SCAN_SHARE, MAX_POLL_S)
+                await asyncio.sleep(pause_s)
+                await changes.wait(max(0.0, poll_s - pause_s))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

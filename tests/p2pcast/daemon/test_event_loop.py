@@ -6,6 +6,8 @@ import asyncio
 import socket
 import ssl
 import struct
+import subprocess
+import sys
 
 import pytest
 
@@ -61,3 +63,20 @@ def test_the_socket_of_a_connection_that_is_up_is_the_loop_s():
             assert theirs.recv(1) == b""
 
     event_loop.run(work())
+
+
+def test_garbage_is_collected_rarely_at_a_start_and_as_usual_in_a_loop():
+    code = """
+import gc
+usual = gc.get_threshold()
+from p2pcast import cli
+from p2pcast.daemon import event_loop
+
+async def look():
+    return gc.get_threshold()
+
+cli.cli = lambda **_: print(gc.get_threshold()[0] == cli.STARTING, event_loop.run(look()) == usual)
+cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True"]
