@@ -20,6 +20,8 @@ from rollout_node.installers.install_state import InstallState
 from rollout_node.installers.vllm_server import VllmServer
 
 SafePoint = Literal["step", "drain"]
+ANSWER_S = 60.0
+"""Time limit of the drain's request beyond the drain's own: where both end at once, the drain's is reported."""
 
 
 class StillRunningError(RetryableError):
@@ -62,7 +64,7 @@ class SwitchPoint:
         began = time.monotonic()
         try:
             async with asyncio.timeout(self._limit_s):
-                await self._server.drain(2 * self._limit_s)
+                await self._server.drain(self._limit_s + ANSWER_S)
         except BaseException as error:
             with contextlib.suppress(P2PCastError):  # the ranks know of this pause: the next stage ends it
                 await resume()

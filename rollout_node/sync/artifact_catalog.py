@@ -30,6 +30,8 @@ class Entry:
 class Catalog:
     def __init__(self) -> None:
         self._entries: dict[bytes, Entry] = {}
+        self._edges: dict[bytes, Edge] | None = None
+        """Of the entries; None after a change."""
         self.complete = asyncio.Event()
         """Set by the first CATALOG, or by the first listing of a mirror."""
         self.listed = False
@@ -61,6 +63,7 @@ class Catalog:
                 identity,
                 durable or (None if old is None else old.durable),
             )
+        self._edges = None
         for artifact in body.dropped:
             self._entries.pop(artifact, None)
         self.complete.set()
@@ -76,8 +79,10 @@ class Catalog:
         return entry is not None and entry.sealed
 
     def edges(self) -> dict[bytes, Edge]:
-        """Sealed artifacts as edges from version to version."""
-        return {a: Edge(a, e.base, e.version, e.size) for a, e in self._entries.items() if e.sealed}
+        """Sealed artifacts as edges from version to version; not to be changed."""
+        if self._edges is None:
+            self._edges = {a: Edge(a, e.base, e.version, e.size) for a, e in self._entries.items() if e.sealed}
+        return self._edges
 
     def states(self) -> dict[Version, int]:
         return {e.version: e.state for e in self._entries.values() if e.sealed}

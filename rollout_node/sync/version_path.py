@@ -71,11 +71,21 @@ class VersionPlanner:
 
     def path(self) -> list[Edge]:
         """From the version staged to the newest that the shadow may go to."""
-        hold = self._orders.hold
+        staged, hold = self._state.staged, self._orders.hold
+        if staged is not None and not self._is_anything_newer(staged):
+            return []
         path = self.squashes.way(
-            self._state.staged, [e for e in self.edges() if hold is None or e.version <= hold], self.state_bytes
+            staged, [e for e in self.edges() if hold is None or e.version <= hold], self.state_bytes
         )
         return [] if self._is_regression(path) else path
+
+    def _is_anything_newer(self, staged: Version) -> bool:
+        """Whether any artifact, here or listed, leads to a version above the staged one. Asked at each message."""
+        return (
+            any(edge.version > staged for edge in self._catalog.edges().values())
+            or any(holding.open.version > staged for holding in self._node.holdings.values())
+            or any(entry.version > staged for entry in self._mirror.entries.values())
+        )
 
     def _is_regression(self, path: list[Edge]) -> bool:
         """A mirror may show less than before, and so may this peer's disk. A path that ends below the newest version
