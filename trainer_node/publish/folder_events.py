@@ -15,6 +15,8 @@ from pathlib import Path
 
 from watchfiles import Change, awatch
 
+from p2pcast.daemon.background_tasks import spawn
+
 logger = logging.getLogger("p2pcast.hub")
 
 STEP_MS = 5
@@ -48,7 +50,7 @@ async def folder_events(folder: Path, last_name: str) -> AsyncIterator[FolderEve
     its folders.
     """
     events = FolderEvents()
-    watching = asyncio.create_task(_watch(folder, last_name, events.notify), name="folder events")
+    watching = spawn(_watch(folder, last_name, events.notify), "folder events")
     try:
         yield events
     finally:
