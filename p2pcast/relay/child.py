@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from p2pcast.relay.active_stripes import ActiveStripes, initial_stripes
 from p2pcast.relay.pacing import InboundRate
 from p2pcast.relay.send_schedule import ChildSchedules
-from p2pcast.relay.tuning import ALIVE_ACTIVE_S, FAR_RTT_S, REMINDER_ROUND_TRIPS
+from p2pcast.relay.tuning import FAR_RTT_S, REMINDER_ROUND_TRIPS
 from p2pcast.transport.link import Link
 from p2pcast.transport.socket_options import congestion_of
 from p2pcast.transport.stripe import Stripe
@@ -40,8 +39,6 @@ class Child:
     """Round trip of the slowest stripe in use, as of the last ``choose_stripes``."""
     carried: dict[Stripe, float] = field(default_factory=dict)
     """Stripe -> when it was last given a piece."""
-    fed_at: float = -math.inf
-    """When the child was last given a piece."""
     alive_at: float = 0.0
     """When the child was last sent ALIVE."""
     bytes_sent: int = 0
@@ -78,10 +75,6 @@ class Child:
             most = int(most / self.link.in_use)
         for stripe in self.link.stripes.values():
             stripe.pace(most)
-
-    def level(self, now: float) -> bool:
-        """The child was just given a piece, and none is in line for it."""
-        return now - self.fed_at < ALIVE_ACTIVE_S and not self.schedules.waiting
 
     def trailing(self, now: float) -> list[Stripe]:
         """Stripes of a long path that carried pieces and have none waiting. A reminder behind the last piece shows the

@@ -23,7 +23,6 @@ from p2pcast.relay.send_schedule import FrameKind, Send, SendSchedule
 from p2pcast.relay.tuning import (
     ALIVE_ACTIVE_S,
     ALIVE_IDLE_S,
-    ALIVE_LEVEL_S,
     BURST_BYTES,
     CHILD_SILENCE_S,
     MAX_PULLS,
@@ -130,10 +129,7 @@ class Downstream:
     def _keep_alive(self, child: Child, now: float) -> None:
         """Send ALIVE on the first stripe, and on stripes whose last packets may be lost."""
         trailing = child.trailing(now) if child.carried else []
-        if child.schedules or trailing:
-            every_s = ALIVE_LEVEL_S if child.level(now) and not trailing else ALIVE_ACTIVE_S
-        else:
-            every_s = ALIVE_IDLE_S
+        every_s = ALIVE_ACTIVE_S if child.schedules or trailing else ALIVE_IDLE_S
         if not child.attached or now - child.alive_at < every_s * 0.9:
             return
         child.alive_at = now
@@ -420,7 +416,7 @@ class Downstream:
                     self._ahead.begin(child.link, schedules, partial(self._pump_all, child))
                     return False
                 size = len(payload)
-                child.carried[stripe] = child.fed_at = self._loop.time()
+                child.carried[stripe] = self._loop.time()
                 parts += (connection.piece_header(send.handle, send.index, size), payload)
                 child.bytes_sent += size
                 room -= size

@@ -13,7 +13,6 @@ from p2pcast.relay.tuning import (
     IDLE_SILENCE_S,
     JITTER_DECAY,
     JITTER_FACTOR,
-    PING_WEIGHT,
     SILENCE_FLOOR_S,
     STALL_FLOOR_S,
 )
@@ -61,7 +60,7 @@ class ParentWatch:
         self.last_received_at = self.payload_at = self.checked_at = now
 
     def ping_answered(self, rtt_s: float) -> None:
-        self.rtt_s = rtt_s if self.rtt_s is None else (1 - PING_WEIGHT) * self.rtt_s + PING_WEIGHT * rtt_s
+        self.rtt_s = rtt_s if self.rtt_s is None else 0.875 * self.rtt_s + 0.125 * rtt_s
 
     def judge(self, now: float, *, active: bool, held: dict[int, int], every_s: float) -> Verdict:
         """``active``: a transfer runs on this link. ``held``: handle -> number of pieces that this node holds.

@@ -165,14 +165,6 @@ ALIVE_ACTIVE_S: Final = 0.05
 """Seconds between keepalives while a transfer runs. Derived: a fifth of SILENCE_FLOOR_S, so that four keepalives in a
 row may be late.
 """
-ALIVE_LEVEL_S: Final = 0.25
-"""Seconds between keepalives to a child that is level with this node while pieces flow: the pieces show life, and a
-child without pieces in line cannot lag. Derived, as LAG_WINDOW_S.
-"""
-PING_S: Final = 0.25
-"""Seconds between PINGs while a transfer runs. Derived, as LAG_WINDOW_S, whose length follows from the round trip."""
-PING_WEIGHT: Final = 0.5
-"""Weight of a PONG in the round trip. Derived: at PING_S a PONG counts a tenth after a second."""
 ALIVE_IDLE_S: Final = 1.0
 """Seconds between keepalives at other times. Derived: a fifth of IDLE_SILENCE_S."""
 SILENCE_FLOOR_S: Final = 0.25

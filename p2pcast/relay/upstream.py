@@ -15,7 +15,7 @@ from p2pcast.relay.child_lag import Inflow, Lag
 from p2pcast.relay.holding import ArtifactReceiver, Holding
 from p2pcast.relay.node import Parent
 from p2pcast.relay.parent_watch import ParentWatch, Verdict
-from p2pcast.relay.tuning import ALIVE_ACTIVE_S, ALIVE_IDLE_S, ATTACH_S, EXPECTED_S, PING_S
+from p2pcast.relay.tuning import ALIVE_ACTIVE_S, ALIVE_IDLE_S, ATTACH_S, EXPECTED_S
 from p2pcast.relay.verified_pieces import Offer
 from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
@@ -224,7 +224,7 @@ class Upstream:
                     # Until now the parent sent keepalives rarely.
                     self._watch.ignore_silence(now)
                     self.lag.begin(now, self.bytes_received)
-                if now - pinged >= (PING_S if self._active else ALIVE_IDLE_S) * 0.9:
+                if now - pinged >= (ALIVE_ACTIVE_S if self._active else ALIVE_IDLE_S) * 0.9:
                     pinged = now
                     self._pinged.append(int(now * 1e6))
                     self.link.send(messages.Ping(self._pinged[-1]))

@@ -8,8 +8,7 @@ import pytest
 
 from p2pcast.relay.child import Child
 from p2pcast.relay.pacing import InboundRate
-from p2pcast.relay.send_schedule import ChildSchedules
-from p2pcast.relay.tuning import ALIVE_ACTIVE_S, FAR_RTT_S, PACING_HEADROOM, REMINDER_ROUND_TRIPS
+from p2pcast.relay.tuning import FAR_RTT_S, PACING_HEADROOM, REMINDER_ROUND_TRIPS
 from p2pcast.transport.link import Link, QuietOwner
 
 
@@ -90,16 +89,6 @@ def test_on_long_paths_a_stripe_gets_reminders_while_its_last_packets_may_be_los
     assert child.trailing(10.1 + REMINDER_ROUND_TRIPS * child.rtt_s) == []
     assert child.carried == {}
     assert gone.closed
-
-
-def test_a_child_is_level_while_pieces_flow_and_none_is_in_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    child = child_of(FakeStripe(0))
-    assert not child.level(10.0)
-    child.fed_at = 10.0
-    assert child.level(10.0 + 0.9 * ALIVE_ACTIVE_S)
-    assert not child.level(10.0 + ALIVE_ACTIVE_S)
-    monkeypatch.setattr(ChildSchedules, "waiting", True)
-    assert not child.level(10.0)
 
 
 def test_on_short_paths_no_stripe_gets_reminders() -> None:

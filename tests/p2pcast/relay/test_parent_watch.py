@@ -167,4 +167,4 @@ def test_round_trips_are_smoothed():
     watch.ping_answered(0.1)
     assert watch.rtt_s == 0.1
     watch.ping_answered(0.9)
-    assert watch.rtt_s == pytest.approx(0.5)
+    assert watch.rtt_s == pytest.approx(0.2)

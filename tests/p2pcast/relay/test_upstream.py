@@ -10,7 +10,7 @@ from p2pcast.artifact import RunKey
 from p2pcast.artifact.signed_records import Open
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.relay.node import Node
-from p2pcast.relay.tuning import PING_S, SILENCE_FLOOR_S
+from p2pcast.relay.tuning import ALIVE_ACTIVE_S, SILENCE_FLOOR_S
 from p2pcast.relay.upstream import MAX_UNNAMED_LAYOUTS, Upstream
 from p2pcast.store.artifact_store import Store
 from p2pcast.transport.link import Link
@@ -249,7 +249,7 @@ class Far(Heard):
 
     def send(self, record, handle=0):
         super().send(record, handle)
-        if len(self.said) > 3 * SILENCE_FLOOR_S / PING_S:
+        if len(self.said) > 3 * SILENCE_FLOOR_S / ALIVE_ACTIVE_S:
             self.asked_long.set()
 
 
