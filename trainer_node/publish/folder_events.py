@@ -1,7 +1,8 @@
-"""Wakes a scanner of checkpoint folders when the file system reports a change.
+"""Wakes a scanner of checkpoint folders when the kernel reports a change (inotify).
 
 Promise: ``wait`` returns at the latest after its timeout, whatever the file system does. Network file systems report no
-events, and a kernel may have no watches left, so scans by the clock go on beside the events.
+events, and a kernel may have no watches left, so scans by the clock go on beside the events. Nothing is polled here,
+data that is written into a folder makes no events, and paths are looked up in a thread.
 """
 
 from __future__ import annotations
@@ -9,22 +10,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from watchfiles import Change, awatch
-
+from p2pcast.backoff import Backoff
 from p2pcast.daemon.background_tasks import spawn
 
 logger = logging.getLogger("p2pcast.hub")
 
-STEP_MS = 5
-"""Events are reported after so many milliseconds without another one."""
-DEBOUNCE_MS = 50
-"""Events are reported after so many milliseconds at the latest, while a trainer writes without pause."""
-RETRY_S = 5.0
-"""Seconds until a folder that cannot be watched, or does not exist, is tried again."""
+RETRY_S, RETRY_MOST_S = 5.0, 300.0
+"""Seconds until a folder that cannot be watched, or does not exist, is tried again: at first, and at most."""
+
+InThread = Callable[..., Awaitable[Any]]
 
 
 class FolderEvents:
@@ -50,44 +50,63 @@ async def folder_events(folder: Path, last_name: str) -> AsyncIterator[FolderEve
     its folders.
     """
     events = FolderEvents()
-    watching = spawn(_watch(folder, last_name, events.notify), "folder events")
+    pool = ThreadPoolExecutor(1, thread_name_prefix="p2pcast-folder-events")
+    in_thread = partial(asyncio.get_running_loop().run_in_executor, pool)
+    watching = spawn(_watch_again(folder, last_name, events.notify, in_thread), "folder events")
     try:
         yield events
     finally:
         watching.cancel()
+        pool.shutdown(wait=False, cancel_futures=True)
         await asyncio.wait([watching])
 
 
-async def _watch(folder: Path, last_name: str, notify: Callable[[], None]) -> None:
-    complained = False
+async def _watch_again(folder: Path, last_name: str, notify: Callable[[], None], in_thread: InThread) -> None:
+    delays, complained = Backoff(RETRY_S, RETRY_MOST_S, None), False
     while True:
         try:
-            root = _existing(folder)
-            async for _ in awatch(
-                root,
-                watch_filter=partial(_is_wanted, root, last_name),
-                step=STEP_MS,
-                debounce=DEBOUNCE_MS,
-                force_polling=False,
-                ignore_permission_denied=True,
-            ):
-                notify()
-                _existing(folder)
+            await _watch(folder, last_name, notify, in_thread)
+            delays.reset()
         except FileNotFoundError:
-            pass
-        except (OSError, RuntimeError) as error:
+            delays.reset()
+        except (OSError, ImportError) as error:
             if not complained:
-                logger.info("%s: the file system reports no changes, so the folder is scanned by the clock: %s",
-                            folder, error)  # fmt: skip
+                logger.info("%s: the kernel reports no changes, scans go by the clock: %s", folder, error)
             complained = True
-        await asyncio.sleep(RETRY_S)
+        await asyncio.sleep(delays.next_s())
 
 
-def _existing(folder: Path) -> Path:
-    """The folder without links. Raises FileNotFoundError."""
-    return folder.resolve(strict=True)
+async def _watch(folder: Path, last_name: str, notify: Callable[[], None], in_thread: InThread) -> None:
+    """Until ``folder`` is removed or renamed. Raises OSError; ImportError where the system has no inotify."""
+    from asyncinotify import Inotify, Mask
 
+    inside = Mask.CREATE | Mask.MOVED_TO | Mask.CLOSE_WRITE
+    ends = Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.UNMOUNT | Mask.IGNORED
 
-def _is_wanted(root: Path, last_name: str, _: Change, name: str) -> bool:
-    path = Path(name)
-    return path.parent == root or path.name == last_name
+    with Inotify() as inotify:
+
+        def add(path: Path) -> None:
+            # A file, or a folder that is gone again.
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                inotify.add_watch(path, inside | Mask.ONLYDIR)
+
+        def add_all() -> Any:
+            mask = Mask.CREATE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.DELETE | Mask.DELETE_SELF | Mask.MOVE_SELF
+            root = inotify.add_watch(folder, mask | Mask.ONLYDIR)
+            for path in folder.iterdir():
+                add(path)
+            return root
+
+        root = await in_thread(add_all)
+        notify()  # of changes before the watch
+        async for event in inotify:
+            if event.watch is not root:
+                if event.watch is None or str(event.name) == last_name:
+                    notify()
+            elif event.mask & ends:
+                notify()
+                return
+            else:
+                if event.mask & (Mask.CREATE | Mask.MOVED_TO) and event.path is not None:
+                    await in_thread(add, event.path)
+                notify()
