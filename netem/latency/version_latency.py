@@ -26,12 +26,11 @@ from netem.broadcast.weights import SparseWeights
 from netem.emulation.calibration import calibrated
 from netem.emulation.description import Link, star
 from netem.emulation.namespaces import Namespaces, namespaces
+from netem.latency import FOLDER
 from p2pcast.version import Version
 
 WORK = "netem.latency.version_latency:results"
 MODULE = "netem.latency.live_trainer"
-PUBLISHER, FOLDER = "publisher", "folder"
-SOURCES = (PUBLISHER, FOLDER)
 WARM_UP = 2
 """Versions of each size that are not counted."""
 IDLE_S = 0.5

@@ -9,10 +9,10 @@ from typing import Any
 import click
 from rich.table import Table
 
+from netem.emulation.backend_option import backend_option
+from netem.latency import SOURCES
 from p2pcast.cli.options import Rate, console, documented, written
 from p2pcast.errors import LocalError
-
-SOURCES = ("publisher", "folder")
 
 
 @click.command()
@@ -36,14 +36,9 @@ SOURCES = ("publisher", "folder")
 @click.option("--source", "sources", type=click.Choice(SOURCES), multiple=True, default=SOURCES,
               help="The trainer publishes live tensors, or renames folders into place; repeatable.")  # fmt: skip
 @click.option("--state", type=click.FloatRange(0.5), default=45.0, help="Size of the whole state in MB.")
-@click.option("--rate", type=Rate(), default="1gbit", help="Rate of every link in bits per second, each way.")
+@click.option("--rate", type=Rate(), default="100mbit", help="Rate of every link in bits per second, each way.")
 @click.option("--rounds", type=click.IntRange(1), default=9, help="Number of counted versions of each size.")
-@click.option(
-    "--backend",
-    type=click.Choice(["auto", "native", "uml"]),
-    default="auto",
-    help="Emulation backend for round trips above 0: this kernel (native) or user-mode Linux (uml).",
-)
+@backend_option
 @documented
 def latency(
     peers: int,

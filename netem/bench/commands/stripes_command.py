@@ -8,6 +8,7 @@ from typing import Any
 import click
 from rich.table import Table
 
+from netem.emulation.backend_option import backend_option
 from p2pcast.cli.options import Rate, console, documented, written
 from p2pcast.limits import MAX_STRIPES, MIB
 
@@ -53,12 +54,7 @@ from p2pcast.limits import MAX_STRIPES, MIB
     multiple=True,
     help="Size of send and receive buffers in bytes, for an additional row; repeatable.",
 )
-@click.option(
-    "--backend",
-    type=click.Choice(["auto", "native", "uml"]),
-    default="auto",
-    help="Emulation backend: this kernel (native) or user-mode Linux (uml).",
-)
+@backend_option
 @documented
 def stripes(
     rtts: tuple[float, ...],

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from netem.broadcast.weights import NewWeights, SparseWeights, changed_words
-from netem.latency.version_latency import MOMENTS, SOURCES, depth
+from netem.latency import SOURCES
+from netem.latency.version_latency import MOMENTS, depth
 from p2pcast.limits import MIB
 
 
