@@ -15,7 +15,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 TOGETHER_BYTES = MIB
-"""Bytes worked on in one trip to another thread. A trip costs as much as a scan of half of that (about 0.1 ms)."""
+"""Bytes scanned in one trip to another thread: 0.09 ms. A trip takes 0.013 ms in an idle process, and more where
+threads wait for the interpreter lock. Other sizes were not compared.
+"""
 Done = tuple[list[R], BaseException | None]
 """Results of neighbouring items, and the error that ended them."""
 

@@ -5,7 +5,6 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 refused, 4 unreachable. An error 
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import sys
@@ -16,7 +15,7 @@ from typing import Any
 import click
 
 from p2pcast.cli import config
-from p2pcast.daemon import logs
+from p2pcast.daemon import garbage_collection, logs
 from p2pcast.errors import EXIT_FAILED, EXIT_USAGE, P2PCastError
 
 COMMANDS = {
@@ -112,14 +111,9 @@ def cli(log_format: str, verbose: bool) -> None:
     logs.set_up(log_format, verbose=verbose)
 
 
-STARTING = 200_000
-"""New objects between two garbage collections, until an event loop begins. Imports of a daemon make fewer."""
-
-
 def main() -> None:
     """Run a command and end the process with its exit code."""
-    # Nothing that imports make is garbage, and one whole collection among them takes 50 ms.
-    gc.set_threshold(STARTING)
+    garbage_collection.begin_start()
     if code := exit_code(lambda: cli(prog_name="p2pcast", standalone_mode=False)):
         sys.exit(code)
 

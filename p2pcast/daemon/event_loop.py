@@ -10,17 +10,15 @@ is in the loop and not in ``transport.dial``.
 from __future__ import annotations
 
 import asyncio
-import gc
 import socket
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import uvloop
 
-T = TypeVar("T")
+from p2pcast.daemon import garbage_collection
 
-COLLECTIONS = (700, 10, 10)
-"""Python's own thresholds of its garbage collector; starting processes have others (``p2pcast.cli``)."""
+T = TypeVar("T")
 
 
 class Loop(uvloop.Loop):  # type: ignore[misc]
@@ -45,7 +43,6 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end on a new loop, like ``asyncio.run``. The garbage collector ignores the objects that
     exist before: modules stay, and a whole collection among those of a ledger takes 46 ms.
     """
-    gc.freeze()
-    gc.set_threshold(*COLLECTIONS)
+    garbage_collection.end_start()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(work)

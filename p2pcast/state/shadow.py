@@ -496,8 +496,10 @@ def _allocated(path: Path, nbytes: int, head: bytes) -> None:
 
 
 def _changed_bytes(change: PatchCell) -> int:
-    """Bytes that a cell's change costs to check and to apply. Scattered words take as long as a row of eight."""
-    return change.words.nbytes if change.dense else 8 * change.words.nbytes
+    """A cell's change, as bytes that a scan reads in the same time. A scattered word takes 4 to 5 ns to check, and as
+    long to apply. A scanned MiB takes 0.09 ms.
+    """
+    return change.words.nbytes if change.dense else 50 * len(change.words)
 
 
 def _allocate(fd: int, nbytes: int) -> None:

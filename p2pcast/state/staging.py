@@ -153,8 +153,10 @@ def _decode(holding: Holding, stager: PatchBuilder, cells: Sequence[Placed]) -> 
 
 
 def _work_bytes(placed: Placed) -> int:
-    """Bytes of a cell's decoding. A payload's byte takes as long as eight that are compared."""
-    return 8 * placed.bytes
+    """A cell's decoding, as bytes that a scan reads in the same time. 15 kB of ``flat`` take 0.27 ms. A scanned MiB takes
+    0.09 ms.
+    """
+    return 200 * placed.bytes
 
 
 async def _wait_for_threads(running: Collection[asyncio.Future[Any]]) -> None:

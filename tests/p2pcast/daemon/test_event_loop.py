@@ -70,12 +70,12 @@ def test_garbage_is_collected_rarely_at_a_start_and_as_usual_in_a_loop():
 import gc
 usual = gc.get_threshold()
 from p2pcast import cli
-from p2pcast.daemon import event_loop
+from p2pcast.daemon import event_loop, garbage_collection
 
 async def look():
     return gc.get_threshold()
 
-cli.cli = lambda **_: print(gc.get_threshold()[0] == cli.STARTING, event_loop.run(look()) == usual)
+cli.cli = lambda **_: print(gc.get_threshold()[0] == garbage_collection.STARTING, event_loop.run(look()) == usual)
 cli.main()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -51,6 +51,18 @@ async def test_a_peer_continues_from_its_staged_version():
     assert Peer(staged=3, rows=DELTAS).path == []
 
 
+async def test_no_way_is_computed_while_no_artifact_is_newer(monkeypatch):
+    peer = Peer(staged=3, rows=DELTAS)
+    monkeypatch.setattr(peer.planner.squashes, "way", None)
+    assert peer.path == []
+    peer.catalog.update(messages.Catalog([], [DELTAS[-1][0]]), 0.0)
+    assert peer.path == []
+    monkeypatch.undo()
+    peer.catalog.update(messages.Catalog(DELTAS, []), 0.0)
+    peer.state.staged = Version(0, 2)
+    assert peer.path == [artifact(2, 3)], "the catalog's edges are those after its last change"
+
+
 async def test_the_path_ends_where_the_hub_holds_the_shadow():
     peer = Peer(staged=1, rows=DELTAS)
     peer.orders.hold = Version(0, 2)
