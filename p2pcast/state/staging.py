@@ -153,8 +153,8 @@ def _decode(holding: Holding, stager: PatchBuilder, cells: Sequence[Placed]) -> 
 
 
 def _work_bytes(placed: Placed) -> int:
-    """A cell's decoding, as bytes that a scan reads in the same time. 15 kB of ``flat`` take 0.27 ms. A scanned MiB takes
-    0.09 ms.
+    """A cell's decoding, as bytes that a scan reads in the same time. 15 kB of ``flat`` take 0.27 ms. A scanned MiB
+    takes 0.09 ms.
     """
     return 200 * placed.bytes
 
