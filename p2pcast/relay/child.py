@@ -37,6 +37,8 @@ class Child:
     """The kernel's congestion control on this link does not slow down for loss, and probes each stripe by itself."""
     rtt_s: float = 0.0
     """Round trip of the slowest stripe in use, as of the last ``choose_stripes``."""
+    path_rtt_s: float = 0.0
+    """The same without the time in queues: the shortest round trip of each stripe counts."""
     carried: dict[Stripe, float] = field(default_factory=dict)
     """Stripe -> when it was last given a piece."""
     alive_at: float = 0.0
@@ -60,6 +62,7 @@ class Child:
             return False
         infos = [info for stripe in self.link.carriers if (info := stripe.info()) is not None]
         self.rtt_s = max((info.rtt_s for info in infos), default=0.0)
+        self.path_rtt_s = max((info.min_rtt_s for info in infos), default=0.0)
         if self.active_stripes is None:
             return False
         before = self.link.in_use
@@ -67,8 +70,8 @@ class Child:
         return self.link.in_use > before
 
     def pace(self, inbound: InboundRate) -> None:
-        """Limit pushed data to not much more than the rate at which it comes in."""
-        most = inbound.most_bytes_s(self.schedules.waiting_bytes) if self.live else None
+        """On a long path, limit pushed data to not much more than the rate at which it comes in."""
+        most = inbound.most_bytes_s(self.schedules.waiting_bytes, self.path_rtt_s) if self.live else None
         if most is None:
             return
         if self.loss_blind:
@@ -83,7 +86,7 @@ class Child:
         """
         late = now - REMINDER_ROUND_TRIPS * self.rtt_s
         self.carried = {stripe: at for stripe, at in self.carried.items() if at > late and not stripe.closed}
-        return [] if self.rtt_s < FAR_RTT_S else [stripe for stripe in self.carried if not stripe.unsent_bytes]
+        return [] if self.path_rtt_s < FAR_RTT_S else [stripe for stripe in self.carried if not stripe.unsent_bytes]
 
     def emptiest(self) -> Stripe | None:
         """The first writable stripe with no unsent bytes, else the one with the fewest; None when no stripe is

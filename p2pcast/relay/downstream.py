@@ -112,8 +112,9 @@ class Downstream:
                 child.link.attempt(partial(self._service, child, now))
 
     def _adapt(self, child: Child) -> None:
+        more = child.choose_stripes()
         child.pace(self._inbound)
-        if child.choose_stripes():
+        if more:
             self._pump_all(child)
 
     def _service(self, child: Child, now: float) -> None:

@@ -4,6 +4,8 @@ On a long path data arrives in bursts: behind a lost packet everything waits a r
 burst that is sent on at full speed overruns the next narrow link, whose queue holds less than a round trip of data. So
 each hop loses more than the one above it. The kernel does not prevent that. In its start-up phase, BBR sends at almost
 three times the rate it found. The phase ends only while BBR always has data to send, and a relay waits for its parent.
+
+On a near path a burst holds less than a queue does, and pacing only delays it: such a child is not paced.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from p2pcast.relay.tuning import (
     FAR_BEHIND_S,
     INBOUND_ARTIFACTS,
     INBOUND_SHORTEST_S,
+    PACED_RTT_S,
     PACING_HEADROOM,
     UNPACED_BYTES_S,
 )
@@ -30,9 +33,13 @@ class InboundRate:
         if took_s >= INBOUND_SHORTEST_S:
             self._rates.append(count_bytes / took_s)
 
-    def most_bytes_s(self, waiting_bytes: int) -> int | None:
-        """The rate limit for a child with ``waiting_bytes`` in line; None while no inbound rate is known."""
+    def most_bytes_s(self, waiting_bytes: int, rtt_s: float) -> int | None:
+        """The rate limit for a child with ``waiting_bytes`` in line and a round trip of ``rtt_s``; None while no
+        inbound rate is known.
+        """
         if not self._rates:
             return None
         bytes_s = max(self._rates)
-        return UNPACED_BYTES_S if waiting_bytes > FAR_BEHIND_S * bytes_s else int(PACING_HEADROOM * bytes_s)
+        if rtt_s < PACED_RTT_S or waiting_bytes > FAR_BEHIND_S * bytes_s:
+            return UNPACED_BYTES_S
+        return int(PACING_HEADROOM * bytes_s)

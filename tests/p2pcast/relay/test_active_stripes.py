@@ -279,7 +279,10 @@ async def test_an_attach_over_another_stripe_than_the_first_is_served(maker, tmp
 
 
 async def test_on_a_long_path_each_stripe_gets_an_alive_behind_its_last_piece(pair, maker, monkeypatch) -> None:
-    monkeypatch.setattr(module.Child, "choose_stripes", lambda self: setattr(self, "rtt_s", LIMIT_S))
+    def far(self) -> None:
+        self.rtt_s = self.path_rtt_s = LIMIT_S
+
+    monkeypatch.setattr(module.Child, "choose_stripes", far)
     others, event = asyncio.Event(), Upstream.on_link_event
 
     def heard(self, link, stripe, said) -> None:

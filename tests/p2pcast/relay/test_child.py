@@ -8,7 +8,7 @@ import pytest
 
 from p2pcast.relay.child import Child
 from p2pcast.relay.pacing import InboundRate
-from p2pcast.relay.tuning import FAR_RTT_S, PACING_HEADROOM, REMINDER_ROUND_TRIPS
+from p2pcast.relay.tuning import FAR_RTT_S, PACED_RTT_S, PACING_HEADROOM, REMINDER_ROUND_TRIPS, UNPACED_BYTES_S
 from p2pcast.transport.link import Link, QuietOwner
 
 
@@ -57,7 +57,7 @@ def test_pieces_avoid_unused_stripes_and_the_first_stripe_of_a_pulling_child() -
 def test_with_bbr_the_stripes_in_use_share_one_rate_limit() -> None:
     stripes = [FakeStripe(n) for n in range(8)]
     child, inbound = child_of(*stripes, in_use=4), InboundRate()
-    child.loss_blind = True
+    child.loss_blind, child.path_rtt_s = True, PACED_RTT_S
     child.pace(inbound)
     assert {stripe.rate for stripe in stripes} == {None}, "no inbound rate is known yet"
     inbound.add(2_000_000, 2.0)
@@ -70,9 +70,22 @@ def test_with_bbr_the_stripes_in_use_share_one_rate_limit() -> None:
     )
 
 
+def test_a_path_that_turns_out_to_be_near_is_not_paced_any_longer() -> None:
+    stripe = FakeStripe(0)
+    child, inbound = child_of(stripe), InboundRate()
+    inbound.add(2_000_000, 2.0)
+    child.path_rtt_s = PACED_RTT_S
+    child.pace(inbound)
+    assert stripe.rate == int(PACING_HEADROOM * 1e6)
+    child.path_rtt_s = 0.001
+    child.pace(inbound)
+    assert stripe.rate == UNPACED_BYTES_S
+
+
 def test_without_bbr_each_stripe_gets_the_whole_rate_limit() -> None:
     stripes = [FakeStripe(0), FakeStripe(1)]
     child, inbound = child_of(*stripes), InboundRate()
+    child.path_rtt_s = PACED_RTT_S
     inbound.add(2_000_000, 2.0)
     child.pace(inbound)
     assert {stripe.rate for stripe in stripes} == {int(PACING_HEADROOM * 1e6)}
@@ -81,7 +94,7 @@ def test_without_bbr_each_stripe_gets_the_whole_rate_limit() -> None:
 def test_on_long_paths_a_stripe_gets_reminders_while_its_last_packets_may_be_lost() -> None:
     done, busy, gone = stripes = FakeStripe(0), FakeStripe(1, unsent_bytes=9), FakeStripe(2, closed=True)
     child = child_of(*stripes)
-    child.rtt_s, child.carried = 0.2, dict.fromkeys(stripes, 10.0)
+    child.rtt_s, child.path_rtt_s, child.carried = 0.2, 0.2, dict.fromkeys(stripes, 10.0)
     assert child.trailing(10.1) == [done]
     assert set(child.carried) == {done, busy}
     busy.unsent_bytes = 0
@@ -94,5 +107,5 @@ def test_on_long_paths_a_stripe_gets_reminders_while_its_last_packets_may_be_los
 def test_on_short_paths_no_stripe_gets_reminders() -> None:
     stripe = FakeStripe(0)
     child = child_of(stripe)
-    child.rtt_s, child.carried = 0.9 * FAR_RTT_S, {stripe: 10.0}
+    child.rtt_s, child.path_rtt_s, child.carried = 0.2, 0.9 * FAR_RTT_S, {stripe: 10.0}
     assert child.trailing(10.01) == []

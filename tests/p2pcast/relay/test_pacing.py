@@ -9,7 +9,7 @@ from typing import Any
 from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Node
 from p2pcast.relay.pacing import InboundRate
-from p2pcast.relay.tuning import FAR_BEHIND_S, INBOUND_ARTIFACTS, PACING_HEADROOM, UNPACED_BYTES_S
+from p2pcast.relay.tuning import FAR_BEHIND_S, INBOUND_ARTIFACTS, PACED_RTT_S, PACING_HEADROOM, UNPACED_BYTES_S
 from p2pcast.transport.link import Link
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Message
@@ -18,21 +18,27 @@ from p2pcast.wire.messages import Type
 
 def test_nothing_is_paced_before_an_inbound_rate_is_known() -> None:
     inbound = InboundRate()
-    assert inbound.most_bytes_s(0) is None
+    assert inbound.most_bytes_s(0, PACED_RTT_S) is None
     inbound.add(10_000, 0.01)
-    assert inbound.most_bytes_s(0) is None, "so short a transfer shows no rate"
+    assert inbound.most_bytes_s(0, PACED_RTT_S) is None, "so short a transfer shows no rate"
 
 
 def test_the_fastest_recent_rate_counts_and_a_child_far_behind_is_not_paced() -> None:
     inbound = InboundRate()
     for bytes_s in (1e6, 3e6, 2e6):
         inbound.add(int(2 * bytes_s), 2.0)
-    assert inbound.most_bytes_s(0) == int(PACING_HEADROOM * 3e6)
-    assert inbound.most_bytes_s(int(FAR_BEHIND_S * 3e6)) == int(PACING_HEADROOM * 3e6)
-    assert inbound.most_bytes_s(int(FAR_BEHIND_S * 3e6) + 1) == UNPACED_BYTES_S
+    assert inbound.most_bytes_s(0, PACED_RTT_S) == int(PACING_HEADROOM * 3e6)
+    assert inbound.most_bytes_s(int(FAR_BEHIND_S * 3e6), PACED_RTT_S) == int(PACING_HEADROOM * 3e6)
+    assert inbound.most_bytes_s(int(FAR_BEHIND_S * 3e6) + 1, PACED_RTT_S) == UNPACED_BYTES_S
     for _ in range(INBOUND_ARTIFACTS):
         inbound.add(2_000_000, 2.0)
-    assert inbound.most_bytes_s(0) == int(PACING_HEADROOM * 1e6)
+    assert inbound.most_bytes_s(0, PACED_RTT_S) == int(PACING_HEADROOM * 1e6)
+
+
+def test_a_near_child_is_not_paced() -> None:
+    inbound = InboundRate()
+    inbound.add(2_000_000, 2.0)
+    assert inbound.most_bytes_s(0, 0.9 * PACED_RTT_S) == UNPACED_BYTES_S
 
 
 class Paced:
@@ -46,9 +52,13 @@ class Paced:
         self.rate: int | None = None
         self.told = asyncio.Event()
 
+    def info(self) -> SimpleNamespace:
+        return SimpleNamespace(rtt_s=PACED_RTT_S, min_rtt_s=PACED_RTT_S)
+
     def pace(self, rate: int | None) -> None:
         self.rate = rate
-        self.told.set()
+        if rate != UNPACED_BYTES_S:
+            self.told.set()
 
 
 class Silent(Link):
