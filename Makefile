@@ -18,10 +18,10 @@ EXTRAS := trainer,tensorboard,$(VLLM),mirror,postgres,lab,rivals,kubernetes,ledu
 CUDA_LEFTOVERS := torchvision torchaudio torchcodec triton
 
 .DEFAULT_GOAL := help
-.PHONY: setup demo test prove fuzz mutations style types docs bench guard lab help
+.PHONY: setup demo test prove fuzz mutations style types docs bench gpu gpu-wheels guard lab help
 
 help:  ## List of targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## Create .venv with all dependencies, so that .venv/bin/p2pcast runs
 
@@ -64,6 +64,22 @@ docs: setup  ## Build the pages into build/site, and check every link
 
 bench: setup  ## Run missing benchmarks, beside rivals, and write docs/benchmarks.md; ONLY="codec relay": these again; QUICK=1: coarse; WRITE=1: the text alone
 	$(BIN)/python -m netem.report $(addprefix --only ,$(ONLY)) $(if $(QUICK),--quick) $(if $(WRITE),--write-only)
+
+# Without .venv, as on a machine without registries: PYTHON's own packages, and the wheels of `make gpu-wheels`.
+GPU_SITE := build/gpu-site
+GPU_PYTHON = $(if $(wildcard $(BIN)/python),$(BIN)/python,PYTHONPATH=.:$(GPU_SITE) $(PYTHON))
+gpu:  ## Prove and measure on a GPU (without one: on CPU tensors): passes, publishing, installs; GPU="--record --state-gib 4"
+	@test -x $(BIN)/python || test ! -d $(GPU_WHEELS) || $(PYTHON) -m pip install --quiet --no-index --no-deps --upgrade --target $(GPU_SITE) $(GPU_WHEELS)/*.whl
+	$(GPU_PYTHON) -m netem.gpu $(if $(ADD),--add $(ADD)) $(GPU)
+
+# What a machine with PyTorch for CUDA seldom has. numba is left out: it takes 57 MiB by itself.
+GPU_WHEELS := build/gpu-wheels
+GPU_PACKAGES := asyncinotify blake3 cffi cryptography pycparser pytest-asyncio zstandard sqlalchemy msgpack uvloop click rich markdown-it-py mdurl pygments prometheus-client greenlet
+GPU_PYTHON_VERSION ?= 3.12
+gpu-wheels:  ## Collect wheels (60 MiB at most) for `make gpu` on a machine without registries; GPU_PYTHON_VERSION=3.12
+	rm -rf $(GPU_WHEELS)
+	$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --python-version $(GPU_PYTHON_VERSION) --dest $(GPU_WHEELS) $(GPU_PACKAGES)
+	@size=$$(du -sm $(GPU_WHEELS) | cut -f1); echo "$(GPU_WHEELS): $$size MiB"; test $$size -le 60
 
 guard: setup  ## Run short benchmarks by turns with the previous release; ONLY="relay swarm", PAIRS=5, BASELINE=…; WRITE=1: write the record
 	$(BIN)/python -m netem.guard $(addprefix --only ,$(ONLY)) $(addprefix --pairs ,$(PAIRS)) $(addprefix --baseline ,$(BASELINE)) $(if $(WRITE),--write)

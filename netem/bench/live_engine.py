@@ -72,6 +72,7 @@ class Options:
     fresh_every: int = 1
     keep: bool = False
     trainer: tuple[str, ...] = ()
+    graphs: bool = False
 
     @property
     def cast(self) -> demo.Options:
@@ -85,6 +86,7 @@ class Options:
             tensor_parallel=self.tensor_parallel,
             kv=self.kv,
             clients=self.clients,
+            graphs=self.graphs,
         )
 
     @property

@@ -57,6 +57,8 @@ class Options:
     tensor_parallel: int = 1
     kv: str = "recompute"
     clients: int = traffic.CLIENTS
+    graphs: bool = False
+    """vLLM compiles the model and captures CUDA graphs, as it does by default. Its start takes longer."""
 
     @property
     def names(self) -> list[str]:
@@ -173,7 +175,9 @@ class Participants(Programs):
         options = self._options
         words = ["--max-num-seqs", str(max(SEQUENCES, options.clients))]
         words += ["--tensor-parallel-size", str(options.tensor_parallel)]
+        words += ["--no-enforce-eager"] if options.graphs else []
         return self._start_engine(self.base, words, environment)
 
     def fresh(self, folders: Iterable[Path]) -> Child:
-        return self.fresh_engines(folders, traffic.PROBES, {"tensor_parallel_size": self._options.tensor_parallel})
+        options = {"tensor_parallel_size": self._options.tensor_parallel, "enforce_eager": not self._options.graphs}
+        return self.fresh_engines(folders, traffic.PROBES, options)

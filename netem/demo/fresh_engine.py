@@ -24,9 +24,8 @@ def main() -> None:
             folder,
             max_model_len=64,
             max_num_seqs=8,
-            enforce_eager=True,
             gpu_memory_utilization=0.3,
-            **order["options"],
+            **{"enforce_eager": True} | order["options"],
         )
         answers = []
         for prompt in order["prompts"]:

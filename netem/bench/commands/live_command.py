@@ -34,6 +34,11 @@ from p2pcast.rollouts.kv_policy import KV_POLICIES
     default=1,
     help="Number of versions between comparisons with fresh engines; the first and last version are always compared.",
 )
+@click.option(
+    "--graphs",
+    is_flag=True,
+    help="vLLM as it starts by default: compiled, with CUDA graphs on a GPU. Otherwise eager, which starts sooner.",
+)
 @click.option("--dir", "folder", type=PATH, default="bench-out/live", help="Work folder; replaces an earlier one.")
 @click.option(
     "--keep",
@@ -49,6 +54,7 @@ def live(
     hidden: int,
     layers: int,
     fresh_every: int,
+    graphs: bool,
     folder: Path,
     keep: bool,
     as_json: bool,
@@ -61,7 +67,7 @@ def live(
     """
     from netem.bench.live_engine import Options, bench_live
 
-    options = Options(folder, versions, clients, tp, kv, hidden, layers, fresh_every, keep)
+    options = Options(folder, versions, clients, tp, kv, hidden, layers, fresh_every, keep, graphs=graphs)
     document = bench_live(options)
     if not written(document, output, as_json=as_json):
         _print(document)

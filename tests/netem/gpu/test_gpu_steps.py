@@ -1,0 +1,120 @@
+"""`make gpu`: which steps run, on what size, and what the page says about them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import netem.gpu.__main__ as command
+from netem.gpu import gpu_page
+from netem.gpu.gpu_machine import ON_CPU_BYTES, describe, missing, state_bytes
+from netem.gpu.gpu_page import FIGURES, page
+from netem.gpu.gpu_steps import STEPS, Sizes, Step
+from p2pcast.limits import GIB
+
+SIZES = Sizes(4 << 20, 2, "cpu")
+OLD, OTHER = "2026-01-01T00:00:00+00:00", "2026-02-02T00:00:00+00:00"
+
+
+@pytest.mark.parametrize("name", [name for name, step in STEPS.items() if "p2pcast.cli" in step.arguments(SIZES)])
+def test_the_command_of_each_bench_has_the_options_that_its_step_gives(name: str) -> None:
+    arguments = STEPS[name].arguments(SIZES)
+    options = {word for word in arguments if word.startswith("--")}
+    shown = subprocess.run([sys.executable, *arguments[:4], "--help"], capture_output=True, text=True, check=True)
+    assert all(f"{option} " in shown.stdout or f"{option}\n" in shown.stdout for option in options)
+
+
+def test_every_step_has_figures_on_the_page() -> None:
+    assert FIGURES.keys() == STEPS.keys()
+
+
+def test_missing_modules_are_named() -> None:
+    assert missing(["json", "no_such_module", "os"]) == ["no_such_module"]
+
+
+def test_a_step_without_its_packages_is_left_out_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(sizes: Sizes) -> tuple[str, ...]:
+        raise AssertionError("a step that is left out has no command")
+
+    steps = {
+        "passes": Step("x", ("json", "no_such_module"), never),
+        "publish-pinned": Step("y", (), never, only_cuda=True),
+    }
+    monkeypatch.setattr(command, "STEPS", steps)
+    found = command.run("cpu", GIB, 2, tuple(steps), tmp_path)["steps"]
+    assert found == {
+        "passes": {"left_out": "not installed: no_such_module"},
+        "publish-pinned": {"left_out": "for a GPU alone"},
+    }
+
+
+def step_of(code: str, **options: Any) -> Step:
+    return Step("x", (), lambda sizes: ("-c", code), **options)
+
+
+def test_a_steps_last_line_is_its_result() -> None:
+    found = command.run_step(step_of("print('loading'); print('{\"a\": 1}')"), SIZES)
+    assert found["result"] == {"a": 1}
+    counted = command.run_step(step_of("print('==== 7 passed, 2 deselected in 1.20s ====')", json=False), SIZES)
+    assert counted["result"] == {"passed": 7}
+
+
+def test_a_step_that_fails_or_hangs_costs_no_other() -> None:
+    failed = command.run_step(step_of("import sys; print('before'); sys.exit('no memory on the device')"), SIZES)
+    assert failed == {"failed": "before\nno memory on the device"}
+    assert command.run_step(step_of("import time; time.sleep(99)", limit_s=0.1), SIZES) == {
+        "failed": "not done after 0 s"
+    }
+
+
+def test_the_state_fits_into_the_smallest_memory(tmp_path: Path) -> None:
+    machine = describe("cpu")
+    assert state_bytes(machine, 15 * GIB, tmp_path) == ON_CPU_BYTES
+    assert state_bytes(machine, 1000, tmp_path) == 1000
+    small = machine | {"device_bytes": 60 << 20}
+    assert state_bytes(small, 15 * GIB, tmp_path) == int(0.85 * (10 << 20))
+
+
+def document(device: str, time: str, steps: dict[str, Any]) -> dict[str, Any]:
+    machine = describe("cpu") | {"device": device}
+    return {"time": time, "machine": machine, "state_bytes": GIB, "versions": 2, "steps": steps}
+
+
+def test_the_page_names_failures_and_steps_that_were_left_out() -> None:
+    steps = {
+        "tests": {"result": {"passed": 7}},
+        "engine": {"left_out": "not installed: vllm"},
+        "passes": {"failed": "a\nb"},
+    }
+    text = page([document("A", OLD, steps)])
+    assert "| tests | tests marked `device` | 7 passed |" in text
+    assert "left out: not installed: vllm" in text
+    assert "**failed**: b" in text
+
+
+def test_a_device_is_recorded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_page, "RECORD", tmp_path / "gpu.json")
+    monkeypatch.setattr(gpu_page, "PAGE", tmp_path / "gpu.md")
+    first, other = tmp_path / "first.json", tmp_path / "other.json"
+    first.write_text(json.dumps(document("A", OLD, {"tests": {"result": {"passed": 7}}})))
+    other.write_text(json.dumps(document("B", OTHER, {"tests": {"result": {"passed": 8}}})))
+    for path in (first, other, other):
+        assert CliRunner().invoke(command.main, ["--add", str(path)]).exit_code == 0
+    text = (tmp_path / "gpu.md").read_text()
+    assert text.count("## A\n") == text.count("## B\n") == 1
+    assert "8 passed" in text
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"machine": 3}'])
+def test_a_file_that_is_no_result_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+    path.write_text(text)
+    found = CliRunner().invoke(command.main, ["--add", str(path)])
+    assert found.exit_code == 2
+    assert "holds no result of `make gpu`" in found.stderr
