@@ -60,13 +60,11 @@ to catch up. Measured at four hops of 20 Mbit/s and 150 ms, against no limit: 3.
 not measured.
 """
 INBOUND_SHORTEST_S: Final = 0.25
-"""Seconds below which a transfer says more about round trips than about rates. Not measured: left to issue 20."""
+"""Seconds below which a transfer says more about round trips than about rates. Not measured."""
 INBOUND_ARTIFACTS: Final = 16
-"""Artifacts whose inbound rate is remembered. Not measured: left to issue 20."""
+"""Artifacts whose inbound rate is remembered. Not measured."""
 FAR_BEHIND_S: Final = 1.0
-"""Seconds of inbound data. A child with more than that in line catches up, and is not paced. Not measured: left to
-issue 20.
-"""
+"""Seconds of inbound data. A child with more than that in line catches up, and is not paced. Not measured."""
 UNPACED_BYTES_S: Final = 1 << 40
 """Bytes per second that no link carries. A connection reads it as no limit, and keeps its state."""
 
@@ -105,7 +103,7 @@ up to ALIVE_ACTIVE_S old, so 0.26 s.
 """
 CATCH_UP_ROUND_TRIPS: Final = 1.2
 """The same limit in round trips; the longer one counts. Derived, as a lower bound: one round trip of data is
-in flight on a healthy hop. The fifth above it is left to issue 20.
+in flight on a healthy hop. The fifth above it was not measured.
 """
 
 # -- pulling while a version is on its way (p2pcast.relay.pull_throttle); section "While others catch up"
