@@ -17,6 +17,7 @@ FOLDER: Final = "benchmarks"
 WRITERS: Final[Mapping[str, Callable[[Mapping[str, Any]], Section]]] = {
     "codec": size_sections.codec, "squash": size_sections.squash, "catchup": size_sections.catchup,
     "broadcast": network_sections.broadcast, "stripes": network_sections.stripes, "faults": network_sections.faults,
+    "latency": network_sections.latency,
     "relay": host_sections.relay, "publish": host_sections.publish, "live": host_sections.live,
     "ledger": rollout_sections.ledger,
 }  # fmt: skip

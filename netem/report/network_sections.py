@@ -1,4 +1,6 @@
-"""Report sections about links: broadcasts beside rivals, stripes over long paths, faults during a broadcast. Pure."""
+"""Report sections about links: broadcasts beside rivals, stripes over long paths, small versions, faults during a
+broadcast. Pure.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, Final
 
+from netem.latency import FOLDER, PUBLISHER
 from netem.report.section_text import Comparison, Picture, Section, cell, figure, share, table
 from p2pcast.limits import MIB
 
@@ -20,6 +23,10 @@ STRIPES_WAY: Final = (0.15, 0.005)
 """Round trip in s, and loss, of the path to which OF_ONE_CUBIC applies."""
 FLOW_S: Final = 1.0
 CROWDED: Final = 0.95
+BEYOND_S: Final = {PUBLISHER: 0.06, FOLDER: 0.12}
+"""Bound on a small version's time beyond transfer and way, by source."""
+SMALL_BYTES, NEAR_S = 50_000, 0.001
+"""The versions and the round trips to which BEYOND_S applies."""
 
 
 def broadcast(document: Document) -> Section:
@@ -253,6 +260,31 @@ def stripes(document: Document) -> Section:
         else []
     )
     return Section("One link over a long path", blocks, compared, pictures)
+
+
+def latency(document: Document) -> Section:
+    stages = ("opened_s", "receiving_s", "received_s", "staged_s", "first_live_s", "live_s", "beyond_s")
+    blocks = [
+        f"A hub and {document['peers']} peers at {figure(document['rate_bps'] / 1e6)} Mbit/s, a state of "
+        f"{figure(document['state_bytes'] / 1e6)} MB. Milliseconds from `publish()`, or from a folder's rename, until "
+        f"the last peer has reached each stage; medians of {document['rounds']} versions. *Beyond*: the last live "
+        "peer, less transfer and half round trips.",
+        table(
+            ["source", "round trip, ms", "delta, kB", "begun", "first message", "received", "staged", "first peer live",
+             "last peer live", "beyond"],
+            (
+                [row["source"], 1e3 * row["rtt_s"], row["bytes"] / 1e3, *(round(1e3 * row[stage]) for stage in stages)]
+                for row in document["rows"]
+            ),
+        ),
+    ]  # fmt: skip
+    compared = [
+        Comparison("latency", f"beyond transfer and way in ms, {row['source']}, {row['bytes'] / 1e3:.0f} kB",
+                   1e3 * row["beyond_s"], 1e3 * BEYOND_S[row["source"]])
+        for row in document["rows"]
+        if row["bytes"] < SMALL_BYTES and row["rtt_s"] <= NEAR_S
+    ]  # fmt: skip
+    return Section("Small versions", blocks, compared)
 
 
 def faults(document: Document) -> Section:

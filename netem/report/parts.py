@@ -72,6 +72,12 @@ PARTS: Final[Mapping[str, Part]] = {
             (_root,),
         ),
         Part(
+            "latency",
+            _words("--rtt 0 --rtt 20 --delta 20 --delta 200 --state 8 --rounds 5"),
+            _words("--rtt 0 --delta 20 --state 8 --rounds 3"),
+            (_root, _netem, _torch),
+        ),
+        Part(
             "stripes",
             _words("--rtt 10 --rtt 150 --loss 0 --loss 0.5 --stripes 1 --stripes 4 --stripes 8 --payload 8 --rounds 2"),
             _words("--rtt 150 --loss 0.5 --rounds 1 --stripes 1 --stripes 8 --payload 8"),

@@ -20,7 +20,7 @@ from netem.report import __main__ as command
 from netem.report import measure as measuring
 from netem.report.document import WRITERS, write
 from netem.report.measure import kept, measure
-from netem.report.network_sections import STATE, broadcast, faults, stripes
+from netem.report.network_sections import STATE, broadcast, faults, latency, stripes
 from netem.report.parts import PARTS, Part
 from netem.report.section_text import Comparison, figure, share, table
 from netem.report.size_sections import catchup
@@ -220,6 +220,24 @@ def test_broadcast_section_names_leading_rivals_and_missed_bars() -> None:
     assert "shardcast is not installed" in whole
     assert "| rsync | 8 | 2.400 | 10.00 | 3.70 |" in whole
     assert [picture.file for picture in section.pictures] == ["broadcast", "broadcast-state"]
+
+
+def test_latency_section_holds_bars_for_small_versions_on_near_paths_alone() -> None:
+    stages = ("opened_s", "receiving_s", "received_s", "staged_s", "first_live_s", "live_s")
+
+    def case(source: str, rtt_s: float, size: int, beyond_s: float) -> dict[str, Any]:
+        return {"source": source, "rtt_s": rtt_s, "bytes": size, "beyond_s": beyond_s, **dict.fromkeys(stages, 0.25)}
+
+    rows = [
+        case("publisher", 0.001, 22_000, 0.07),
+        case("folder", 0.0, 22_000, 0.11),
+        case("folder", 0.0, 200_000, 0.9),
+        case("publisher", 0.02, 22_000, 0.9),
+    ]
+    section = latency({"peers": 8, "rate_bps": 1e8, "state_bytes": 8_000_000, "rounds": 5, "rows": rows})
+    assert lost(section) == [("beyond transfer and way in ms, publisher, 22 kB", None)]
+    assert len(section.compared) == 2
+    assert "| publisher | 1 | 22 | 250 | 250 | 250 | 250 | 250 | 250 | 70 |" in section.blocks[1]
 
 
 def test_stripes_faults_and_catchup_sections_report_misses() -> None:
