@@ -157,7 +157,7 @@ async def test_a_child_that_leaves_does_not_end_the_read_of_another(reader):
     assert reader.log.read_at == [0]
 
 
-async def test_a_damaged_piece_ends_the_links_of_the_children_that_need_it(reader):
+async def test_a_damaged_piece_ends_links_of_waiting_children_alone(reader):
     reader.log.log.write(4096, [b"?"])
     both, other = [reader.needs(0, 1), reader.needs(1, 2)], reader.needs(5)
     await asyncio.sleep(0)
