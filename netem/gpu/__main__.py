@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -25,6 +26,8 @@ from p2pcast.store.atomic_files import atomic_write, explained
 
 TAIL_LINES = 15
 """Lines of a failed step's output that the document keeps."""
+END_S = 60.0
+"""Seconds that an interrupted step has to end its processes."""
 COUNTS = re.compile(r"(\d+) (passed|failed|error|errors|skipped)\b")
 
 
@@ -33,8 +36,8 @@ COUNTS = re.compile(r"(\d+) (passed|failed|error|errors|skipped)\b")
 @click.option(
     "--state-gib",
     type=click.FloatRange(min=0.001),
-    default=15.0,
-    help="Size of the bf16 state in GiB; 15 is a model of 8 billion parameters. Smaller where memory or disk is.",
+    help="Size of the bf16 state in GiB; smaller where memory or disk is.  [default: 15, a model of 8 billion "
+    "parameters; on a CPU 0.25]",
 )
 @click.option("--versions", type=click.IntRange(2), default=20, help="Number of versions installed.")
 @click.option("--step", "chosen", multiple=True, type=click.Choice(list(STEPS)), help="Only this step; repeatable.")
@@ -43,7 +46,7 @@ COUNTS = re.compile(r"(\d+) (passed|failed|error|errors|skipped)\b")
 @click.option("--add", "other", type=PATH, help="No run: add this document of another machine to the page.")
 def main(
     device: str | None,
-    state_gib: float,
+    state_gib: float | None,
     versions: int,
     chosen: tuple[str, ...],
     output: Path,
@@ -59,7 +62,9 @@ def main(
         if other is not None:
             add(_document(other))
             return
-        document = run(device, int(state_gib * GIB), versions, chosen or tuple(STEPS), output.parent)
+        document = run(
+            device, int(state_gib * GIB) if state_gib else None, versions, chosen or tuple(STEPS), output.parent
+        )
         atomic_write(output, (json.dumps(document, indent=1) + "\n").encode())
         print(page([document]))
         if record:
@@ -85,7 +90,9 @@ def _document(path: Path) -> dict[str, Any]:
     return document
 
 
-def run(device: str | None, wanted_bytes: int, versions: int, chosen: tuple[str, ...], folder: Path) -> dict[str, Any]:
+def run(
+    device: str | None, wanted_bytes: int | None, versions: int, chosen: tuple[str, ...], folder: Path
+) -> dict[str, Any]:
     """Run the chosen steps, one after the other."""
     folder.mkdir(parents=True, exist_ok=True)
     machine = describe(device)
@@ -108,18 +115,29 @@ def run_step(step: Step, sizes: Sizes) -> dict[str, Any]:
     """``result`` of a step and its seconds, or the end of its output as ``failed``."""
     environment = os.environ | {"P2PCAST_TEST_DEVICE": sizes.device}
     begun = time.monotonic()
+    command = [sys.executable, *step.arguments(sizes)]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            printed, errors = process.communicate(timeout=step.limit_s)
+        except subprocess.TimeoutExpired:
+            # Not SIGKILL at first: benches end their daemons and engines when they are interrupted.
+            process.send_signal(signal.SIGINT)
+            try:
+                process.communicate(timeout=END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            return {"failed": f"not done after {step.limit_s:.0f} s"}
+    output = printed.strip().splitlines()
+    if process.returncode:
+        return {"failed": "\n".join([*output, *errors.strip().splitlines()][-TAIL_LINES:])}
     try:
-        done = subprocess.run(
-            [sys.executable, *step.arguments(sizes)], env=environment, capture_output=True, text=True,
-            timeout=step.limit_s,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return {"failed": f"not done after {step.limit_s:.0f} s"}
-    output = done.stdout.strip().splitlines()
-    if done.returncode:
-        return {"failed": "\n".join([*output, *done.stderr.strip().splitlines()][-TAIL_LINES:])}
-    result = json.loads(output[-1]) if step.json else counts(output[-1])
-    return {"result": result, "s": round(time.monotonic() - begun, 1)}
+        result = json.loads(output[-1]) if step.json else counts(output[-1])
+        kept = {key: result[key] for key in step.keys or result}
+    except (ValueError, LookupError):
+        return {"failed": "\n".join(["the last line is no result:", *output[-TAIL_LINES:]])}
+    return {"result": kept, "s": round(time.monotonic() - begun, 1)}
 
 
 def counts(line: str) -> dict[str, int]:

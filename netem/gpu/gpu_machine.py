@@ -17,8 +17,8 @@ from netem.bench.bench_device import device_name, torch_device
 
 NAMED = ("torch", "vllm", "numba", "numpy", "transformers", "safetensors", "zstandard", "blake3", "uvloop")
 """Packages whose versions the record names."""
-ON_CPU_BYTES = 256 << 20
-"""Size of the state on a machine without a GPU: enough to show that every step runs."""
+USUAL_BYTES = {"cuda": 15 << 30, "cpu": 256 << 20}
+"""Size of the state by kind of device: a model of 8 billion parameters; on a CPU enough that every step runs."""
 COPIES_ON_DEVICE = 6
 """States that ``bench publish`` has on the device with fp32 masters: masters 2, bf16 copies 2, the publisher's 2."""
 COPIES_IN_MEMORY = 2.5
@@ -59,14 +59,15 @@ def missing(modules: Iterable[str]) -> list[str]:
     return [module for module in modules if importlib.util.find_spec(module) is None]
 
 
-def state_bytes(machine: dict[str, Any], wanted_bytes: int, folder: Path) -> int:
-    """The size of the state: the wanted one, or less where memories or the disk of ``folder`` are too small."""
-    if machine["device_bytes"] is None:
-        return min(wanted_bytes, ON_CPU_BYTES)
-    limits_ = (
-        machine["device_bytes"] / COPIES_ON_DEVICE,
+def state_bytes(machine: dict[str, Any], wanted_bytes: int | None, folder: Path) -> int:
+    """The size of the state: the wanted one (None: the usual), or less where memories or the disk of ``folder`` are too
+    small.
+    """
+    device_bytes = machine["memory_bytes"] if machine["device_bytes"] is None else machine["device_bytes"]
+    most_bytes = min(
+        device_bytes / COPIES_ON_DEVICE,
         machine["memory_bytes"] / COPIES_IN_MEMORY,
         shutil.disk_usage("/dev/shm").free / COPIES_IN_MEMORY,
         shutil.disk_usage(folder).free / COPIES_ON_DISK,
     )
-    return min(wanted_bytes, int(USED_SHARE * min(limits_)))
+    return min(wanted_bytes or USUAL_BYTES[machine["kind"]], int(USED_SHARE * most_bytes))

@@ -30,13 +30,14 @@ class Sizes:
 @dataclass(frozen=True, slots=True)
 class Step:
     """``arguments``: Python's. ``needs``: modules. ``json``: the last line of the output is a JSON document.
-    ``only_cuda``: the step differs from another on a GPU alone. ``limit_s``: time limit in seconds.
+    ``keys``: of that document, those that are kept; all if empty. ``only_cuda``: the step differs from another on a GPU alone. ``limit_s``: time limit in seconds.
     """
 
     shows: str
     needs: tuple[str, ...]
     arguments: Callable[[Sizes], tuple[str, ...]]
     json: bool = True
+    keys: tuple[str, ...] = ()
     only_cuda: bool = False
     limit_s: float = 600.0
 
@@ -84,6 +85,7 @@ STEPS: dict[str, Step] = {
         "versions into a live vLLM with its graphs, under load, beside vLLM's own reload",
         (*DAEMONS, "vllm", "transformers"),
         lambda sizes: bench("live", "--versions", str(sizes.versions), "--tp", "1", "--graphs", "--fresh-every", "5"),
+        keys=("rows", "verdict"),
         limit_s=1800.0,
     ),
 }

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import netem.gpu.__main__ as command
 from netem.gpu import gpu_page
-from netem.gpu.gpu_machine import ON_CPU_BYTES, describe, missing, state_bytes
+from netem.gpu.gpu_machine import USUAL_BYTES, describe, missing, state_bytes
 from netem.gpu.gpu_page import FIGURES, page
 from netem.gpu.gpu_steps import STEPS, Sizes, Step
 from p2pcast.limits import GIB
@@ -61,6 +61,8 @@ def step_of(code: str, **options: Any) -> Step:
 def test_a_steps_last_line_is_its_result() -> None:
     found = command.run_step(step_of("print('loading'); print('{\"a\": 1}')"), SIZES)
     assert found["result"] == {"a": 1}
+    some = command.run_step(step_of('print(\'{"a": 1, "folder": 2}\')', keys=("a",)), SIZES)
+    assert some["result"] == {"a": 1}
     counted = command.run_step(step_of("print('==== 7 passed, 2 deselected in 1.20s ====')", json=False), SIZES)
     assert counted["result"] == {"passed": 7}
 
@@ -68,6 +70,8 @@ def test_a_steps_last_line_is_its_result() -> None:
 def test_a_step_that_fails_or_hangs_costs_no_other() -> None:
     failed = command.run_step(step_of("import sys; print('before'); sys.exit('no memory on the device')"), SIZES)
     assert failed == {"failed": "before\nno memory on the device"}
+    for printed in ("", "print('no result')"):
+        assert command.run_step(step_of(printed), SIZES)["failed"].startswith("the last line is no result:")
     assert command.run_step(step_of("import time; time.sleep(99)", limit_s=0.1), SIZES) == {
         "failed": "not done after 0 s"
     }
@@ -75,8 +79,9 @@ def test_a_step_that_fails_or_hangs_costs_no_other() -> None:
 
 def test_the_state_fits_into_the_smallest_memory(tmp_path: Path) -> None:
     machine = describe("cpu")
-    assert state_bytes(machine, 15 * GIB, tmp_path) == ON_CPU_BYTES
+    assert state_bytes(machine, None, tmp_path) == USUAL_BYTES["cpu"]
     assert state_bytes(machine, 1000, tmp_path) == 1000
+    assert state_bytes(machine, USUAL_BYTES["cpu"] + 1, tmp_path) == USUAL_BYTES["cpu"] + 1
     small = machine | {"device_bytes": 60 << 20}
     assert state_bytes(small, 15 * GIB, tmp_path) == int(0.85 * (10 << 20))
 
