@@ -29,8 +29,9 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """``arguments``: Python's. ``needs``: modules. ``json``: the last line of the output is a JSON document.
-    ``keys``: of that document, those that are kept; all if empty. ``only_cuda``: the step differs from another on a GPU alone. ``limit_s``: time limit in seconds.
+    """``arguments``: Python's. ``needs``: modules. ``json``: the output's last line is a JSON document. ``keys``: of
+    that document, those that are kept; all if empty. ``only_cuda``: the step differs from another on a GPU alone.
+    ``limit_s``: time limit in seconds.
     """
 
     shows: str
