@@ -41,7 +41,7 @@ demo: setup  ## Train a small model by RL on a live engine with broadcast weight
 test: setup  ## Run the tests, with a real vLLM, in WORKERS processes; REPEAT=5 LOAD=2: 5 times beside 2 busy loops
 	$(BIN)/python tests/suite.py --workers $(WORKERS) $(addprefix --repeat ,$(REPEAT)) $(addprefix --load ,$(LOAD)) -- $(PYTEST)
 
-prove: setup  ## Run every proof in full, in hours: all tests, mutations, fuzzers, a soak, tests beside load; writes docs/notes/proofs.md; ONLY="suite soak": these parts; MINUTES=60: no piece begins later
+prove: setup  ## Run what `make test` leaves out, in hours: whole proofs, mutations, fuzzers, a soak; writes docs/notes/proofs.md; ONLY="tests soak": these parts; MINUTES=60: no piece begins later
 	$(BIN)/python tests/prove.py $(if $(MINUTES),--minutes $(MINUTES)) $(ONLY)
 
 fuzz: setup  ## Fuzz each decoder for FUZZ_S seconds (FUZZ=--coverage: with atheris), then live daemons with SAID messages of members, drawn from SEED

@@ -1,8 +1,8 @@
 """Run the whole proofs: ``python tests/prove.py [--minutes N] [PART…]``; ``make prove``.
 
-``make test`` takes samples, so that it stays short. Here everything runs: all tests, each defence taken out, fuzzers
-for hours, tests beside load. A part consists of pieces, each of which is recorded when it passes; a piece that fails
-leaves its record as it was. Pieces that never passed come first, then those that passed longest ago, so several short
+``make test`` takes samples, so that it stays short. Here runs what it leaves out: the tests that are marked ``prove``,
+each defence taken out, fuzzers for hours. A part consists of pieces, each of which is recorded when it passes; a piece
+that fails leaves its record as it was. Pieces that never passed come first, then those that passed longest ago, so several short
 calls prove as much as a long one. The page docs/notes/proofs.md shows for each part when and on what it last passed.
 
 Exit code 1 if a piece failed.
@@ -18,7 +18,6 @@ import platform
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import itemgetter
@@ -32,8 +31,6 @@ PAGE = RECORD.with_suffix(".md")
 PYTHON = sys.executable
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "P2PCAST_NO_SKIPS": "1"}
 """A skipped test fails, as in .ci/run: a proof with skipped tests is not recorded as passed."""
-PASSES = 5
-"""Of the suite, beside load."""
 HEAD = """# When everything was last proved
 
 `make prove` writes this page. A part consists of pieces, which pass one by one; the dates and commits are those of the
@@ -43,6 +40,8 @@ samples of the same proofs.
 | part | what it proves | pieces passed | between | minutes | machine |
 |---|---|---|---|---|---|
 """
+MARK = "pytest.mark.prove"
+"""In the text of a file that has such tests."""
 Piece = tuple[str, ...]
 """Python's arguments."""
 Record = dict[str, dict[str, dict[str, Any]]]
@@ -133,13 +132,13 @@ def machine() -> str:
 # -- pieces
 
 
-def tests_by_folder() -> dict[str, Piece]:
-    """All test files: a piece for each folder in each folder of ``tests``."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for file in sorted(TESTS.rglob("test_*.py")):
-        folder = file.relative_to(TESTS).parts[:-1]
-        found["/".join(folder[:2]) or "tests"].append(str(file.relative_to(ROOT)))
-    return {name: ("tests/suite.py", "--every", "--", *files) for name, files in found.items()}
+def tests_by_file() -> dict[str, Piece]:
+    """Tests that are marked ``prove``: a piece for each file that has some."""
+    files = sorted(file for file in TESTS.rglob("test_*.py") if MARK in file.read_text())
+    return {
+        str(file.relative_to(TESTS)): ("tests/suite.py", "--proofs", "--", str(file.relative_to(ROOT)))
+        for file in files
+    }
 
 
 def mutations_by_table() -> dict[str, Piece]:
@@ -153,23 +152,18 @@ def decoders() -> dict[str, Piece]:
     return {name: ("tests/fuzz/run.py", "--seconds", "600", name) for name in _names("fuzz", "targets", "TARGETS")}
 
 
-def passes() -> dict[str, Piece]:
-    return {f"pass {number}": ("tests/suite.py", "--load", "2") for number in range(1, PASSES + 1)}
-
-
 def one(*arguments: str) -> Callable[[], dict[str, Piece]]:
     return lambda: {"all": arguments}
 
 
 PARTS: dict[str, Part] = {
-    "suite": Part("every test, those marked `prove` too", tests_by_folder),
+    "tests": Part("the tests that `make test` leaves out", tests_by_file),
     "mutations": Part("each defence of the security page taken out: its test fails", mutations_by_table),
     "decoders": Part("10 minutes of changed bytes for each decoder", decoders),
     "insiders": Part("200 000 messages by members of the run", one("tests/fuzz/semantic.py", "--count", "200000")),
     "soak": Part(
         "48 peers, 100 versions, a fault every second", one("-m", "p2pcast.cli", "bench", "soak", "--versions", "100")
     ),
-    "flaky": Part("the suite 5 times beside 2 busy loops", passes),
 }
 
 

@@ -1,6 +1,6 @@
-"""Run the tests: ``python tests/suite.py [--workers N] [--every] [--repeat N] [--load N] [-- PYTEST OPTIONS]``.
+"""Run the tests: ``python tests/suite.py [--workers N] [--proofs] [--repeat N] [--load N] [-- PYTEST OPTIONS]``.
 
-Tests that are marked ``prove`` run only with ``--every``: they are whole proofs of which another test is a sample.
+Tests that are marked ``prove`` are whole proofs of which another test is a sample: ``--proofs`` runs these alone.
 ``--repeat`` and ``--load`` look for tests that fail now and then. The suite runs several times beside busy loops, and
 each test that failed is named with the number of its failures.
 
@@ -21,19 +21,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SAMPLE = "not prove"
+SAMPLE, PROOFS = "not prove", "prove"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run the tests, several times and beside load if wanted.")
     parser.add_argument("--workers", type=int, default=2, help="processes that test files are spread over")
-    parser.add_argument("--every", action="store_true", help="tests that are marked `prove`, too")
+    parser.add_argument("--proofs", action="store_true", help="the tests that are marked `prove` alone")
     parser.add_argument("--repeat", type=int, default=1, help="runs, one after the other")
     parser.add_argument("--load", type=int, default=0, help="busy loops beside the tests")
     parser.add_argument("pytest", nargs="*", metavar="PYTEST", help="options and paths for pytest, after `--`")
     given = parser.parse_args()
     command = [sys.executable, "-m", "pytest", f"--numprocesses={given.workers}", "--dist=loadfile"]
-    command += ["--no-loadscope-reorder", *([] if given.every else ["-m", SAMPLE]), *given.pytest]
+    command += ["--no-loadscope-reorder", "-m", PROOFS if given.proofs else SAMPLE, *given.pytest]
     failed: Counter[str] = Counter()
     codes = set()
     # Each daemon of a test would otherwise compile all modules again: half of the CPU time of daemons' tests.
