@@ -2,8 +2,9 @@
 
 ``make test`` takes samples, so that it stays short. Here runs what it leaves out: the tests that are marked ``prove``,
 each defence taken out, fuzzers for hours. A part consists of pieces, each of which is recorded when it passes; a piece
-that fails leaves its record as it was. Pieces that never passed come first, then those that passed longest ago, so several short
-calls prove as much as a long one. The page docs/notes/proofs.md shows for each part when and on what it last passed.
+that fails leaves its record as it was. Pieces that never passed come first, then those that passed longest ago, so
+several short calls prove as much as a long one. The page docs/notes/proofs.md shows for each part when and on what it
+last passed.
 
 Exit code 1 if a piece failed.
 """
