@@ -46,6 +46,9 @@ def main() -> int:
     if not chosen:
         print("no mutation contains this text", file=sys.stderr)
         return 2
+    # The copies take the compiled kernels over. Daemons that compile would not start within the tests' deadlines.
+    compiling = "from tests.suite import compile_kernels; compile_kernels()"
+    subprocess.run([sys.executable, "-c", compiling], cwd=ROOT, check=True)
     with tempfile.TemporaryDirectory(prefix="p2pcast-mutations-") as folder:
         copies: queue.Queue[Path] = queue.Queue()
         for n in range(given.jobs):
