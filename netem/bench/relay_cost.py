@@ -17,6 +17,7 @@ import resource
 import secrets
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
@@ -47,6 +48,8 @@ from p2pcast.trust.tls_contexts import Tls
 from p2pcast.wire.messages import Hello
 
 DAY_S = 86400.0
+UNLIMITED_BPS = 1e12
+"""Of a source that produces as fast as it can."""
 EMIT_S = 0.02
 """Interval of signed batches, as in the hub's publisher."""
 
@@ -67,6 +70,8 @@ class Setup:
     folder: Path
     bare: bool = False
     """Run the least work of any relay (``netem.bench.bare_relay``) instead of p2pcast."""
+    cores: int = 1
+    """Number of cores of the middle process, which the other processes leave to it if there are more."""
 
 
 class _Relay(End):
@@ -142,11 +147,11 @@ class _Relay(End):
         watching.cancel()
 
 
-def _pin(role: str) -> None:
-    """Give the middle process its own core, if there are two: moves between cores would add to the measured work."""
+def _pin(setup: Setup) -> None:
+    """Give the middle process cores of its own, if there are enough: moves between cores add to the measured work."""
     cores = sorted(os.sched_getaffinity(0))
-    if len(cores) > 1:
-        os.sched_setaffinity(0, cores[-1:] if role == "middle" else cores[:-1])
+    own, others = cores[-setup.cores :], cores[: -setup.cores]
+    os.sched_setaffinity(0, own if setup.role == "middle" else others or cores)
 
 
 def _cpu_s() -> tuple[float, float]:
@@ -156,7 +161,7 @@ def _cpu_s() -> tuple[float, float]:
 
 
 def _process(setup: Setup, pipe: Pipe) -> None:
-    _pin(setup.role)
+    _pin(setup)
     keep_freed_memory()
     event_loop.run(_bare(setup, pipe) if setup.bare else _p2pcast(setup, pipe))
 
@@ -167,13 +172,14 @@ class _Meter:
     def __init__(self) -> None:
         self._peak = Peak()
         self._peak.start()
-        self._cpu, self._began = _cpu_s(), time.monotonic()
+        self._cpu, self._loop, self._began = _cpu_s(), time.thread_time(), time.monotonic()
 
     def figures(self) -> dict[str, float]:
         user_s, kernel_s = (after - before for after, before in zip(_cpu_s(), self._cpu, strict=True))
         return {
             "user_s": user_s,
             "kernel_s": kernel_s,
+            "loop_s": time.thread_time() - self._loop,
             "wall_s": time.monotonic() - self._began,
             "rss": self._peak.stop(),
         }
@@ -231,7 +237,9 @@ async def _bare(setup: Setup, pipe: Pipe) -> None:
     await _wait_order(pipe)
 
 
-def run_once(payload_bytes: int, rate_bps: float, stripes: int, *, tls: bool, bare: bool = False) -> dict[str, Any]:
+def run_once(
+    payload_bytes: int, rate_bps: float, stripes: int, *, tls: bool, bare: bool = False, cores: int = 1
+) -> dict[str, Any]:
     """One transfer through the chain; returns the middle process's figures."""
     context = multiprocessing.get_context("spawn")
     secret, key = secrets.token_bytes(20), secrets.token_bytes(32)
@@ -257,6 +265,7 @@ def run_once(payload_bytes: int, rate_bps: float, stripes: int, *, tls: bool, ba
                     certificates.get(role),
                     folder / role,
                     bare,
+                    cores,
                 )
                 process = context.Process(
                     target=_process, args=(setup, theirs), name=f"p2pcast-bench-{role}", daemon=True
@@ -340,3 +349,30 @@ def bench_relay(payload_bytes: int, rate_bps: float, stripes: int, runs: int) ->
         "peak_rss_bytes": max(r["peak_rss_bytes"] for r in rows if "bare" not in r["link"]),
         "rows": rows,
     }
+
+
+def bench_wide(payload_bytes: int, stripes: int, runs: int) -> dict[str, Any]:
+    """Throughput of one node by its number of cores, without a limit of the source; behind TLS, medians of ``runs``.
+
+    ``loop_s_per_gb``: CPU time of the event loop's thread; the loop can carry no more than its inverse. The source and
+    the sink need as much CPU time together as the node, so the throughput is the node's own only where they have cores
+    beside it.
+    """
+    gb = payload_bytes / 1e9
+    rows = []
+    for cores in range(1, len(os.sched_getaffinity(0)) + 1):
+        taken = [run_once(payload_bytes, UNLIMITED_BPS, stripes, tls=True, cores=cores) for _ in range(runs)]
+
+        def median(of: Callable[[dict[str, Any]], float], taken: list[dict[str, Any]] = taken) -> float:
+            return round(float(np.median([of(figures) for figures in taken])), 4)
+
+        rows.append(
+            {
+                "cores": cores,
+                "gb_s": median(lambda figures: gb / figures["wall_s"]),
+                "cpu_s_per_gb": median(lambda figures: (figures["user_s"] + figures["kernel_s"]) / gb),
+                "loop_s_per_gb": median(lambda figures: figures["loop_s"] / gb),
+                "loop_gb_s": median(lambda figures: gb / figures["loop_s"]),
+            }
+        )
+    return {"payload_bytes": payload_bytes, "stripes": stripes, "runs": runs, "rows": rows}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.table import Table
@@ -15,11 +16,17 @@ from p2pcast.cli.options import Rate, console, documented, written
 @click.option("--rate", type=Rate(), default="1gbit", help="Rate of the source in bits per second.")
 @click.option("--stripes", type=click.IntRange(1, 64), default=4, help="Number of TCP connections of a link.")
 @click.option("--runs", type=click.IntRange(1), default=3, help="Number of measured runs.")
+@click.option("--wide", is_flag=True, help="Throughput of the peer by its number of cores instead; without --rate.")
 @documented
-def relay(payload: int, rate: float, stripes: int, runs: int, as_json: bool, output: Path | None) -> None:
+def relay(payload: int, rate: float, stripes: int, runs: int, wide: bool, as_json: bool, output: Path | None) -> None:
     """Measure CPU time per GB and memory of a peer that receives, verifies, stores and forwards; staging is off."""
-    from netem.bench.relay_cost import bench_relay
+    from netem.bench.relay_cost import bench_relay, bench_wide
 
+    if wide:
+        result = bench_wide(payload << 20, stripes, runs)
+        if not written(result, output, as_json=as_json):
+            _print_wide(result)
+        return
     result = bench_relay(payload << 20, rate, stripes, runs)
     if written(result, output, as_json=as_json):
         return
@@ -49,3 +56,23 @@ def relay(payload: int, rate: float, stripes: int, runs: int, as_json: bool, out
         f"({result['tls_to_bare']:.2f} x the bare relay's {result['cpu_s_per_gb_bare_tls']:.2f}); "
         f"peak {result['peak_rss_bytes'] / 2**20:.0f} MiB"
     )
+
+
+def _print_wide(result: dict[str, Any]) -> None:
+    table = Table(
+        "cores",
+        "GB/s",
+        "CPU s/GB",
+        "of it the event loop's thread",
+        "most that the loop can carry, GB/s",
+        title=f"{result['payload_bytes'] >> 20} MiB over {result['stripes']} stripes behind TLS",
+    )
+    for row in result["rows"]:
+        table.add_row(
+            str(row["cores"]),
+            f"{row['gb_s']:.3f}",
+            f"{row['cpu_s_per_gb']:.2f}",
+            f"{row['loop_s_per_gb']:.2f}",
+            f"{row['loop_gb_s']:.2f}",
+        )
+    console().print(table)
