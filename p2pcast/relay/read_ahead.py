@@ -3,16 +3,14 @@
 Promises:
 
 - For one child, no more pieces are read at once than the cache can hold together.
-- A piece that several children need at the same time is read once.
-- A piece that the disk damaged is not passed on, and ends the links of those children alone that need it.
+- A piece that the disk damaged is not passed on, and ends that child's link alone.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from typing import Protocol
 
 import blake3
@@ -49,23 +47,12 @@ class PieceStore(Protocol):
         """A held piece, if it is in memory."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Load:
-    """A read that is under way."""
-
-    holding: Holding
-    indices: range
-    pieces: asyncio.Future[list[memoryview]]
-
-
 class ReadAhead:
     """Reads into ``node.cache`` on the node's disk threads; one run at a time for each child."""
 
     def __init__(self, node: PieceStore) -> None:
         self._node = node
         self._reads: dict[Link, asyncio.Task[None]] = {}
-        self._loads: dict[tuple[bytes, int], Load] = {}
-        """(artifact, piece) -> the read that brings it."""
 
     def close(self) -> None:
         for task in self._reads.values():
@@ -78,12 +65,13 @@ class ReadAhead:
             self._reads[link] = spawn(work, f"read ahead for {link.name}")
 
     async def _read(self, link: Link, schedules: ChildSchedules, pump: Callable[[], None]) -> None:
+        node = self._node
+        loop = asyncio.get_running_loop()
         try:
-            absent = self._absent(link, schedules)
-            for load in [load for holding, indices in absent for load in self._loading(holding, indices)]:
-                pieces = await asyncio.shield(load.pieces)
-                for index, payload in zip(load.indices, pieces, strict=True):
-                    self._node.cache.put(load.holding.id, index, payload)
+            for holding, indices in self._absent(link, schedules):
+                pieces = await loop.run_in_executor(node.disk, read_pieces, holding, indices)
+                for index, payload in zip(indices, pieces, strict=True):
+                    node.cache.put(holding.id, index, payload)
                 # Send at once: reads for other children may soon evict these pieces.
                 pump()
         except P2PCastError as error:
@@ -94,31 +82,6 @@ class ReadAhead:
         finally:
             del self._reads[link]
         pump()
-
-    def _loading(self, holding: Holding, indices: range) -> Iterator[Load]:
-        """The reads that bring these pieces; those of other children, where they have begun."""
-        at = indices.start
-        while at < indices.stop:
-            load = self._loads.get((holding.id, at))
-            if load is None:
-                begun = (index for index in range(at, indices.stop) if (holding.id, index) in self._loads)
-                load = self._begin(holding, range(at, next(begun, indices.stop)))
-            yield load
-            at = load.indices.stop
-
-    def _begin(self, holding: Holding, indices: range) -> Load:
-        pieces = asyncio.get_running_loop().run_in_executor(self._node.disk, read_pieces, holding, indices)
-        load = Load(holding, indices, pieces)
-        self._loads |= dict.fromkeys(((holding.id, index) for index in indices), load)
-        pieces.add_done_callback(lambda _: self._ended(load))
-        return load
-
-    def _ended(self, load: Load) -> None:
-        for index in load.indices:
-            del self._loads[load.holding.id, index]
-        if not load.pieces.cancelled():
-            # Each child that waits gets the error; none may be left.
-            load.pieces.exception()
 
     def _absent(self, link: Link, schedules: ChildSchedules) -> list[tuple[Holding, range]]:
         """Runs of pieces that the child needs soon and memory lacks."""
