@@ -66,8 +66,8 @@ class Hub:
         await control.listener.start(*self.config.listen)
         await self.http.start(*self.config.http)
         self._write_addresses()
-        await state.staging.run(warm_up)
         await publishing.pipeline.restore()
+        await state.staging.run(warm_up)
         async with self.tasks.group() as group:
             group.create_task(state.recovery.run(self.config.recall_s), name="recall", ends=True)
             group.create_task(self.node.run(), name="node")

@@ -167,7 +167,7 @@ class Fleet:
     async def start(self, name: str) -> None:
         """Start a process; a restarted one has its stored state."""
         if name not in self._ports:
-            port = _listening_port()
+            port = listening_port()
             self._ports[name] = port, await self.net.front(name, port)
         port, front = self._ports[name]
         common: list[object] = ["--state", self.state_of(name), "--shadow", self.folder / f"{name}-shadow"]
@@ -410,7 +410,7 @@ class Fleet:
             raise FleetError(f"not within {self._deadline_s:.0f} s: {what()}") from None
 
 
-def _listening_port() -> int:
+def listening_port() -> int:
     """A free port outside the range of outgoing connections: otherwise a connection may occupy it before a process
     restarts.
     """

@@ -43,7 +43,7 @@ COMMANDS = {
     "inspect": ("p2pcast.cli.inspect:inspect", "Show the contents of a delta, a checkpoint or a state folder."),
     "check": ("p2pcast.cli.state_folder:check", "Verify every byte of a state folder and of its shadow."),
     "verify": ("p2pcast.cli.verify:verify", "Compare a folder, or an engine's memory, with a version's digest."),
-    "bench": ("netem.bench.commands.group:bench", "Measure this installation."),
+    "bench": ("netem.bench.group:bench", "Measure this installation."),
     "simulate": ("p2pcast.cli.simulate:simulate", "Simulate broadcasts to a fleet of thousands, with churn."),
     "fleet": ("p2pcast.cli.rollout_commands.fleet_command:fleet", "Plan, start and stop the rollout workers of a run."),
     "lab": ("p2pcast.cli.lab:lab", "Run experiments on emulated WANs."),

@@ -107,7 +107,7 @@ INPUTS = [
         "p2pcast/cli/status_document.py",
         "    except OverflowError:",
         "    except ZeroDivisionError:",
-        "tests/p2pcast/cli/test_status.py::test_any_status_document_is_shown",
+        "tests/p2pcast/cli/test_status.py::test_integers_beyond_any_float_are_shown",
     ),
     Mutation(
         NONSENSE,

@@ -207,6 +207,11 @@ def test_any_status_document_is_shown(document, key, peer_key, value, other):
     shown(PEER | {"role": "peer", "hub": value, "mirror": other, "engines": value})
 
 
+def test_integers_beyond_any_float_are_shown():
+    for key in PEER:
+        shown(HUB | {"peers": [PEER | {key: 10**400}]})
+
+
 @pytest.mark.parametrize(
     "answer", [b"[]", b"7", b'"x"', b"{", b"\xff", b"[" * 100_000, b'{"peers": [{"name": 1e999}], "chains": 7}']
 )

@@ -145,7 +145,8 @@ def test_strangers_get_no_further_than_enrolment(place, loop):
         writer.close()
         assert here.links == []
 
-    place(play, loop=loop)
+    # A listener that challenges strangers would wait for an answer so long.
+    place(play, loop=loop, handshake_s=60.0)
 
 
 def test_a_peers_listener_requires_a_certificate(place):
