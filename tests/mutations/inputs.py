@@ -253,7 +253,7 @@ INPUTS = [
         PLACES,
         "trainer_node/membership/peer_session.py",
         "        if self._renewing:",
-        "            if False:",
+        "        if False:",
         INPUTS_TESTS + "test_one_renewal_at_a_time",
     ),
     Mutation(

@@ -15,6 +15,7 @@ import argparse
 import os
 import queue
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,7 +29,12 @@ from table import MUTATIONS, TABLES
 ROOT = Path(__file__).resolve().parents[2]
 FAILED = 1
 """Pytest's exit code after test failures. Any other code says nothing about the defence."""
-DEADLINE_S = 300.0
+SOUND_S = 600.0
+"""Most seconds of a test of the unchanged code."""
+HANGS_S, HANGS_FACTOR = 60.0, 20.0
+"""With a mutation, a test may take so many seconds, and this many times its seconds without. Then it counts as failed:
+the suite would not end either.
+"""
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "bench-out", "build", "fuzz-out", "walk")
 
 
@@ -56,10 +62,11 @@ def main() -> int:
             # Keep the files' times, so that numba's compiled code stays valid in the copies.
             shutil.copytree(ROOT, copy, ignore=LEFT_OUT, symlinks=True)
             copies.put(copy)
-        broken = _all(copies, given.jobs, sorted({m.test for m in chosen}), lambda copy, test: _sound(copy, test))
-        missed = _all(
-            copies, given.jobs, [m for m in chosen if m.test not in broken], lambda copy, m: _noticed(copy, m)
-        )
+        took_s: dict[str, float] = {}
+        tests = sorted({m.test for m in chosen})
+        broken = _all(copies, given.jobs, tests, lambda copy, test: _sound(copy, test, took_s))
+        left = [m for m in chosen if m.test not in broken]
+        missed = _all(copies, given.jobs, left, lambda copy, m: _noticed(copy, m, took_s[m.test]))
     for test in broken:
         print(f"FAILS AS IT IS   {test}")
     for mutation in missed:
@@ -98,42 +105,37 @@ def _all(copies, jobs, work, good):
     return bad
 
 
-def _sound(copy: Path, test: str) -> bool:
-    return _pytest(copy, test) == 0
+def _sound(copy: Path, test: str, took_s: dict[str, float]) -> bool:
+    began = time.monotonic()
+    code = _pytest(copy, test, SOUND_S)
+    took_s[test] = time.monotonic() - began
+    return code == 0
 
 
-def _noticed(copy: Path, mutation: Mutation) -> bool:
+def _noticed(copy: Path, mutation: Mutation, took_s: float) -> bool:
     file = copy / mutation.file
     text, times = file.read_text(), file.stat()
     file.write_text(mutation.applied(text))
     try:
-        return _pytest(copy, mutation.test) == FAILED
+        return _pytest(copy, mutation.test, HANGS_S + HANGS_FACTOR * took_s) in (FAILED, None)
     finally:
         file.write_text(text)
         os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-def _pytest(copy: Path, test: str) -> int:
+def _pytest(copy: Path, test: str, deadline_s: float) -> int | None:
+    """The exit code; None if the test did not end within ``deadline_s``."""
     # Bytecode of a mutation must not remain either.
     environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "--timeout",
-        str(int(DEADLINE_S)),
-        test,
-    ]
-    try:
-        return subprocess.run(
-            command, cwd=copy, env=environment, capture_output=True, timeout=2 * DEADLINE_S, check=False
-        ).returncode
-    except subprocess.TimeoutExpired:
-        return -1
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout", "0", test]
+    with subprocess.Popen(
+        command, cwd=copy, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as run:
+        try:
+            return run.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(run.pid, signal.SIGKILL)
+            return None
 
 
 if __name__ == "__main__":
