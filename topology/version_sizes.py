@@ -33,10 +33,10 @@ the hub feed many peers itself, which delays a large version.
 
 
 class Sizes:
-    """`bytes`: the typical size, for which plans are made."""
+    """`bytes`: the typical size, for which plans are made. `hops`: of the deepest peer, when the last version began."""
 
     def __init__(self) -> None:
-        self.bytes = TYPICAL_PAYLOAD_BYTES
+        self.bytes, self.hops = TYPICAL_PAYLOAD_BYTES, 1
         self._newest: deque[int] = deque(maxlen=COUNTED)
 
     def state(self, nbytes: int) -> None:

@@ -117,7 +117,7 @@ class Tree:
         """A payload's share of a rate on the wire."""
         packets, piece = (
             (self.network.mtu - TCP_IP_BYTES) / (self.network.mtu + FRAME_BYTES),
-            piece_bytes(payload_bytes),
+            piece_bytes(payload_bytes, self.depth),
         )
         return packets * piece / (piece + PIECE_HEADER_BYTES + HASH_BYTES * self.stripes)
 
@@ -169,7 +169,7 @@ class Tree:
         the first hop, which the flow itself covers, each hop also adds the pieces that a link's stripes hold at a time.
         A relay sends little faster than it receives.
         """
-        total_s, narrowest_bps, piece = 0.0, 0.0, piece_bytes(payload_bytes)
+        total_s, narrowest_bps, piece = 0.0, 0.0, piece_bytes(payload_bytes, self.depth)
         for above, below in pairwise(self.way(peer)):
             total_s += 2 * self.network.way(above, below).delay_s + self.network.way(below, above).delay_s
             if above == HUB:
@@ -183,7 +183,9 @@ class Tree:
     def _alike(self, payload_bytes: int) -> Network:
         """A network with one round trip for all pairs of hosts: the longest of this tree's."""
         longest_s = max(2 * self.network.way(above, peer).delay_s for peer, above in self.above.items())
-        return Network(near_rtt_s=longest_s, far_rtt_s=longest_s, piece_bytes=self.stripes * piece_bytes(payload_bytes))
+        return Network(
+            near_rtt_s=longest_s, far_rtt_s=longest_s, piece_bytes=self.stripes * piece_bytes(payload_bytes, self.depth)
+        )
 
     def _peer_bps(self, peer: str) -> float | None:
         """The rate at which a peer receives and forwards; the model has one rate for both. Beyond a trunk, at most the

@@ -86,8 +86,13 @@ def simulate(
     """
     from netem.simulation.fleet_simulator import Scenario
     from netem.simulation.fleet_simulator import simulate as run
+    from p2pcast.artifact.piece_size import piece_bytes
+    from p2pcast.transport.stripe_count import FEWEST
     from topology.broadcast_time import Network
 
+    # As the hub assumes it: a hop carries a piece on each stripe in use.
+    hops = math.ceil(peers / max(1, int(uplink / peer_rate)))
+    piece = FEWEST * piece_bytes(round(payload * MIB), hops)
     scenario = Scenario(
         peers=peers,
         regions=regions,
@@ -99,7 +104,7 @@ def simulate(
         deaths=churn / 100,
         silent=silent,
         slowdowns=slow / 100,
-        network=Network(root_region="region-0", hop_s=hop / 1e3),
+        network=Network(piece, root_region="region-0", hop_s=hop / 1e3),
     )
     rows = [result.document for result in run(scenario, seed)]
     document: dict[str, Any] = {
@@ -113,6 +118,7 @@ def simulate(
         "silent": silent,
         "slowdowns_per_minute": slow / 100,
         "hop_s": hop / 1e3,
+        "piece_bytes": piece // FEWEST,
         "seed": seed,
         "t99_over_ideal": _spread([row["t99_over_ideal"] for row in rows[SETTLING:]]),
         "last_over_ideal": _spread([row["last_over_ideal"] for row in rows[SETTLING:]]),

@@ -105,7 +105,7 @@ class Membership:
         and the number of stripes is the usual one (`relay.active_stripes`). On slow links two stripes are in use, and
         hops are shorter than assumed here.
         """
-        return Network(piece_bytes=FEWEST * piece_bytes(self.sizes.bytes), root_region=self._region)
+        return Network(piece_bytes=FEWEST * piece_bytes(self.sizes.bytes, self.sizes.hops), root_region=self._region)
 
     @property
     def uplink_bps(self) -> float:
@@ -225,6 +225,7 @@ class Membership:
         self._outrun.clear()
         self._samples.clear()
         self._began = self.plan
+        self.sizes.hops = max(1, self.plan.depth)
 
     def note_inflow(self, ident: str, now: float, inflow: Inflow) -> bool:
         """A peer reports its rate during a broadcast. True when that made a new plan: the peer fell behind its parent,

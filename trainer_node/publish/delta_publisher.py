@@ -93,7 +93,8 @@ class DeltaPublisher:
         return Delta(published, patch, builder.payload_bytes)
 
     def _open_record(self, version: Version, shadow: Shadow) -> Open:
-        artifact, run, piece = secrets.token_bytes(16), run_id(self._key.public), piece_bytes(self._sizes.bytes)
+        artifact, run = secrets.token_bytes(16), run_id(self._key.public)
+        piece = piece_bytes(self._sizes.bytes, self._sizes.hops)
         base, layout = shadow.version, shadow.layout.layout_id
         return Open(artifact, base, DELTA, layout, piece, run, version, self._store.identity(base))
 

@@ -1,11 +1,11 @@
-"""Small deltas have enough pieces for a chain's hops; large deltas have no more than needed."""
+"""Deltas have enough pieces for a plan's hops, and no more than needed."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.artifact.piece_size import ENOUGH, LEAST_PIECE_BYTES, piece_bytes
+from p2pcast.artifact.piece_size import DEEP_HOPS, ENOUGH, ENOUGH_HOPS, LEAST_PIECE_BYTES, piece_bytes
 from p2pcast.limits import GIB, MIB, MIN_PIECE_BYTES, PIECE_BYTES
 
 
@@ -21,13 +21,17 @@ def test_piece_sizes_of_given_deltas() -> None:
         64,
     ]
     anchors = [piece_bytes(size * MIB, anchor=True) >> 10 for size in (0, 8, 16, 64, 256, 511, 512, 65536)]
+    deep = [piece_bytes(64 * MIB, hops) >> 10 for hops in (1, 8, 16, 17, 32, 64, 65, 333)]
+    assert deep == [64, 64, 64, 32, 32, 16, 8, 8]
+    assert piece_bytes(8 << 30, 333) == PIECE_BYTES
     assert anchors == [16, 16, 32, 128, 512, 512, 1024, 1024]
 
 
-@given(st.integers(0, 64 * GIB))
-def test_piece_is_the_largest_that_leaves_enough_pieces(expected: int) -> None:
-    piece = piece_bytes(expected)
+@given(st.integers(0, 64 * GIB), st.integers(1, 10_000))
+def test_piece_is_the_largest_that_leaves_enough_pieces(expected: int, hops: int) -> None:
+    piece, enough = piece_bytes(expected, hops), ENOUGH * max(hops, ENOUGH_HOPS) / ENOUGH_HOPS
+    least = LEAST_PIECE_BYTES if hops <= DEEP_HOPS else LEAST_PIECE_BYTES // 2
     assert piece & (piece - 1) == 0
-    assert MIN_PIECE_BYTES <= LEAST_PIECE_BYTES <= piece <= PIECE_BYTES
-    assert piece == LEAST_PIECE_BYTES or piece * ENOUGH <= expected
-    assert piece == PIECE_BYTES or 2 * piece * ENOUGH > expected
+    assert MIN_PIECE_BYTES <= least <= piece <= PIECE_BYTES
+    assert piece == least or piece * enough <= expected
+    assert piece == PIECE_BYTES or 2 * piece * enough > expected
