@@ -1,9 +1,9 @@
 """Bytes that the last delta would save the next one, if codec ``context`` knew it: ``python -m
 netem.bench.codec_comparison.last_delta_context [LEARNING_RATE…]``.
 
-Two entropies of the next delta are compared, each without and with "moved up, moved down, or not at all in the last
-delta" as a further context: that of which words change, given their level; and that of their directions. The saving is
-an upper bound, since an encoder also pays for the contexts themselves.
+The context is how a word moved in the last delta: up, down, or not at all. Two entropies of the next delta are compared
+without and with it: of which words change, given their level, and of the directions of those. The saving is an upper
+bound, since an encoder also pays for the contexts themselves.
 
 Sizes are in bytes of one delta of the pretrained weights (``adamw_steps``), summed over its cells.
 """
