@@ -49,7 +49,7 @@ def bench_start(runs: int, versions: int) -> dict[str, Any]:
             with _hub(base, folder / str(number), port, versions) as (hub, listening_s):
                 fresh.append(listening_s)
                 time.sleep(SETTLED_S)
-                ends.append(_timed(lambda hub=hub: _ended(hub)))
+                ends.append(_end(hub))
         state = folder / "stored"
         with _hub(base, state, port, versions):
             newest = _publish(base, state, port, versions)
@@ -116,13 +116,10 @@ def _publish(base: Path, state: Path, port: int, versions: int) -> str:
     return str(status["version"])
 
 
-def _ended(hub: subprocess.Popen[bytes]) -> None:
+def _end(hub: subprocess.Popen[bytes]) -> float:
+    """Seconds from SIGTERM to the end. Raises RetryableError for an end with an error."""
+    began_s = time.monotonic()
     hub.send_signal(signal.SIGTERM)
     if hub.wait(DEADLINE_S):
         raise RetryableError(f"the hub ended with exit code {hub.returncode}")
-
-
-def _timed(work: Callable[[], None]) -> float:
-    began_s = time.monotonic()
-    work()
     return time.monotonic() - began_s

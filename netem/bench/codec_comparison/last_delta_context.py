@@ -69,7 +69,7 @@ def add(found: Saving, cell: Cell, before: Array, old: Array, new: Array) -> Non
 def _direction(old: Array, new: Array) -> Array:
     """−1, 0 or 1: how bf16 words moved as numbers."""
     ordered = [np.where(w & SIGN, SIGN - w.astype(np.int64), w.astype(np.int64)) for w in (old, new)]
-    return np.sign(ordered[1] - ordered[0])
+    return np.asarray(np.sign(ordered[1] - ordered[0]))
 
 
 def _entropy_bits(outcomes: Array, contexts: Array) -> float:
