@@ -24,6 +24,18 @@ def test_a_new_peer_goes_to_the_tail_and_no_peer_moves():
     assert members.plan.epoch > epoch
 
 
+def test_a_version_has_pieces_for_the_plan_that_the_last_one_began_with():
+    members = joined("abcdefghijklmnopqrstuvwxyz")
+    flat = members._network.piece_bytes
+    members.begin_version()
+    assert members.sizes.hops == 26
+    assert members._network.piece_bytes < flat
+    for name in "abcdefghijklmnopqrstuvwxyz":
+        members.leave(ident(name), 1.0)
+    members.begin_version()
+    assert members.sizes.hops == 1
+
+
 def test_only_the_orphans_of_the_dead_move():
     members = joined("abcd")
     members.leave(ident("b"), 1.0, failed=True)
