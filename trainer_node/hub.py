@@ -66,6 +66,7 @@ class Hub:
         await control.listener.start(*self.config.listen)
         await self.http.start(*self.config.http)
         self._write_addresses()
+        # First what the run waits for. No version is published before the kernels are loaded.
         await publishing.pipeline.restore()
         await state.staging.run(warm_up)
         async with self.tasks.group() as group:

@@ -17,7 +17,7 @@ import resource
 import secrets
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
@@ -333,7 +333,7 @@ def bench_relay(payload_bytes: int, rate_bps: float, stripes: int, runs: int) ->
             )
 
     def median(link: str) -> float:
-        return float(np.median([r["cpu_s_per_gb"] for r in rows if r["link"] == link]))
+        return _median(r["cpu_s_per_gb"] for r in rows if r["link"] == link)
 
     bare_s, bare_tls_s = median("bare"), median("bare tls")
     return {
@@ -362,17 +362,18 @@ def bench_wide(payload_bytes: int, stripes: int, runs: int) -> dict[str, Any]:
     rows = []
     for cores in range(1, len(os.sched_getaffinity(0)) + 1):
         taken = [run_once(payload_bytes, UNLIMITED_BPS, stripes, tls=True, cores=cores) for _ in range(runs)]
-
-        def median(of: Callable[[dict[str, Any]], float], taken: list[dict[str, Any]] = taken) -> float:
-            return round(float(np.median([of(figures) for figures in taken])), 4)
-
+        loop_s = _median(figures["loop_s"] / gb for figures in taken)
         rows.append(
             {
                 "cores": cores,
-                "gb_s": median(lambda figures: gb / figures["wall_s"]),
-                "cpu_s_per_gb": median(lambda figures: (figures["user_s"] + figures["kernel_s"]) / gb),
-                "loop_s_per_gb": median(lambda figures: figures["loop_s"] / gb),
-                "loop_gb_s": median(lambda figures: gb / figures["loop_s"]),
+                "gb_s": _median(gb / figures["wall_s"] for figures in taken),
+                "cpu_s_per_gb": _median((figures["user_s"] + figures["kernel_s"]) / gb for figures in taken),
+                "loop_s_per_gb": loop_s,
+                "loop_gb_s": round(1 / loop_s, 4),
             }
         )
     return {"payload_bytes": payload_bytes, "stripes": stripes, "runs": runs, "rows": rows}
+
+
+def _median(values: Iterable[float]) -> float:
+    return round(float(np.median(list(values))), 4)

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.table import Table
 
 from p2pcast.cli.options import Rate, console, documented, written
+from p2pcast.errors import UsageError
 
 
 @click.command()
@@ -23,6 +25,8 @@ def relay(payload: int, rate: float, stripes: int, runs: int, wide: bool, as_jso
     from netem.bench.relay_cost import bench_relay, bench_wide
 
     if wide:
+        if click.get_current_context().get_parameter_source("rate") is not ParameterSource.DEFAULT:
+            raise UsageError("--wide measures without a limit of the source: leave --rate out")
         result = bench_wide(payload << 20, stripes, runs)
         if not written(result, output, as_json=as_json):
             _print_wide(result)
