@@ -2,7 +2,9 @@
 until it offers what it had stored.
 
 The hub is ``p2pcast seed`` as users run it, in a process of its own. It answers once GET /status does, and by then it
-accepts peers, too. A small state is enough: the times are those of imports, kernels and records, not of weights.
+accepts peers, too. Kernels are compiled before: a hub that has to compile them, as the first one of an installation,
+ends only when it has compiled them. A small state is enough: the times are those of imports, kernels and records, not
+of weights.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import torch
 from safetensors.torch import save_file
 
 from netem.fleet.local_fleet import listening_port
+from p2pcast.codec.kernel_warmup import warm_up
 from p2pcast.errors import RetryableError
 from trainer_node import Publisher
 
@@ -39,6 +42,7 @@ def bench_start(runs: int, versions: int) -> dict[str, Any]:
     """Seconds: ``listening_s`` and ``ended_s`` of each of ``runs`` fresh hubs; ``back_s`` of ``runs`` restarts after
     ``kill -9``, each until the hub answers and shows the newest of ``versions`` stored ones.
     """
+    warm_up()
     fresh, ends, back, port = [], [], [], listening_port()
     with tempfile.TemporaryDirectory(prefix="p2pcast-bench-") as name:
         folder = Path(name)
