@@ -113,8 +113,9 @@ def cli(log_format: str, verbose: bool) -> None:
 
 def main() -> None:
     """Run a command and end the process with its exit code."""
-    garbage_collection.begin_start()
-    if code := exit_code(lambda: cli(prog_name="p2pcast", standalone_mode=False)):
+    with garbage_collection.starting():
+        code = exit_code(lambda: cli(prog_name="p2pcast", standalone_mode=False))
+    if code:
         sys.exit(code)
 
 

@@ -7,15 +7,22 @@ quarter of the CPU time of a hub's imports, and later one whole collection among
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 STARTING = 200_000
 """New objects between two collections while a process starts."""
 USUAL = gc.get_threshold()
 
 
-def begin_start() -> None:
-    """Call before the imports of a command."""
+@contextmanager
+def starting() -> Iterator[None]:
+    """Collect rarely until ``end_start``, at the latest until the block ends. Enter before the imports of a command."""
     gc.set_threshold(STARTING)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*USUAL)
 
 
 def end_start() -> None:

@@ -65,7 +65,7 @@ def test_the_socket_of_a_connection_that_is_up_is_the_loop_s():
     event_loop.run(work())
 
 
-def test_garbage_is_collected_rarely_at_a_start_and_as_usual_in_a_loop():
+def test_garbage_is_collected_rarely_at_a_start_and_as_usual_in_a_loop_and_after_a_command():
     code = """
 import gc
 usual = gc.get_threshold()
@@ -77,6 +77,9 @@ async def look():
 
 cli.cli = lambda **_: print(gc.get_threshold()[0] == garbage_collection.STARTING, event_loop.run(look()) == usual)
 cli.main()
+cli.cli = lambda **_: print(gc.get_threshold()[0] == garbage_collection.STARTING)
+cli.main()
+print(gc.get_threshold() == usual)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True", "True"]
+    assert done.stdout.split() == ["True", "True", "True", "True"]
