@@ -14,7 +14,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 
-from p2pcast.codec.kernel_warmup import warm_up
 from p2pcast.daemon.background_tasks import Tasks
 from p2pcast.daemon.daemon_process import StateFile, node_id
 from p2pcast.daemon.events import Events
@@ -146,7 +145,7 @@ async def start_up(config: PeerConfig, events: Events, tasks: Tasks, ends: Async
     ends.push_async_callback(hub_session.leave)
     mirror = _mirror(config, events)
     base = None if config.base is None else await BaseFolder.read(config.base, staging.run)
-    await staging.run(warm_up)
+    await staging.warm_up()
     return Startup(
         config=config,
         events=events,

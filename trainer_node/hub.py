@@ -16,7 +16,6 @@ import logging
 from collections.abc import AsyncIterator
 
 from p2pcast.addresses import ANYWHERE, show_address
-from p2pcast.codec.kernel_warmup import warm_up
 from p2pcast.daemon.background_tasks import Tasks, report_bug
 from p2pcast.daemon.events import Events
 from p2pcast.store.atomic_files import atomic_write
@@ -68,7 +67,7 @@ class Hub:
         self._write_addresses()
         # First what the run waits for. No version is published before the kernels are loaded.
         await publishing.pipeline.restore()
-        await state.staging.run(warm_up)
+        await state.staging.warm_up()
         async with self.tasks.group() as group:
             group.create_task(state.recovery.run(self.config.recall_s), name="recall", ends=True)
             group.create_task(self.node.run(), name="node")

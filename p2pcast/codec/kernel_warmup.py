@@ -2,12 +2,13 @@
 
 A kernel is compiled, or read from its cache, at its first call with each kind of array. That takes seconds on a slow
 machine, and the interpreter is blocked meanwhile. A daemon that blocks for seconds in the middle of a broadcast looks
-dead to its peers. So a daemon runs every codec path of its layout once, before it joins a broadcast.
+dead to its peers. So a daemon runs every codec path of its layout once, before it joins a broadcast. It takes one step
+after the other, so that it can end between two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -19,8 +20,8 @@ WORDS = 4096
 """Words of the test cell: many changes make one-byte gaps, a single change makes a two-byte gap."""
 
 
-def warm_up(widths: Iterable[int] = (2,)) -> None:
-    """Run every codec path for cells of these word widths (bytes)."""
+def steps(widths: Iterable[int] = (2,)) -> Iterator[None]:
+    """Run every codec path for cells of these word widths (bytes), a kernel or a few in each step."""
     for width in sorted(set(widths)):
         cell = Cell(0, 0, 0, WORDS + 1, width, 0, 64)
         old = np.arange(WORDS + 1).astype(word_dtype(width))
@@ -29,7 +30,13 @@ def warm_up(widths: Iterable[int] = (2,)) -> None:
             for step in (1, (1 << (8 * width - 1)) - 1):
                 new = old.copy()
                 new[positions] += np.array(step, new.dtype)
-                _run_codec_paths(cell, old, new)
+                yield from _codec_paths(cell, old, new)
+
+
+def warm_up(widths: Iterable[int] = (2,)) -> None:
+    """Run every codec path for cells of these word widths (bytes)."""
+    for _ in steps(widths):
+        pass
 
 
 def warm_up_for(layout: Layout) -> None:
@@ -37,13 +44,16 @@ def warm_up_for(layout: Layout) -> None:
     warm_up(t.word_bytes for t in layout.tensors)
 
 
-def _run_codec_paths(cell: Cell, old: np.ndarray, new: np.ndarray) -> None:
+def _codec_paths(cell: Cell, old: np.ndarray, new: np.ndarray) -> Iterator[None]:
     new.flags.writeable = False
     before = digest(old, cell)
+    yield
     for codec in ("auto", "flat", "dense", "context"):
         coded = encode(cell, old, new, before=before, codec=codec)
         assert coded is not None
+        yield
         patch = decode(cell, coded.codec, coded.payload, old, coded.before, coded.after)
+        yield
         target = old.copy()
         apply(patch, target)
         if patch.positions is not None:
@@ -52,3 +62,4 @@ def _run_codec_paths(cell: Cell, old: np.ndarray, new: np.ndarray) -> None:
             positions.flags.writeable = words.flags.writeable = False
             digest_change(positions, old[positions], words, cell)
         digest(target, cell)
+        yield

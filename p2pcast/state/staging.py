@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from p2pcast.artifact.assembly import Placed
 from p2pcast.codec.digest import word_dtype
-from p2pcast.codec.kernel_warmup import warm_up_for
+from p2pcast.codec.kernel_warmup import steps, warm_up_for
 from p2pcast.codec.layout import Cell, Layout
 from p2pcast.errors import IntegrityError, LocalError, RetryableError
 from p2pcast.ordered_map import cores, grouped
@@ -106,6 +106,12 @@ class Staging:
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run blocking work off the loop."""
         return await asyncio.get_running_loop().run_in_executor(None, partial(work, *args, **kwargs))
+
+    async def warm_up(self) -> None:
+        """Load the codec's kernels. A daemon that ends meanwhile waits for one compilation, not for all."""
+        warming = steps()
+        while await self.run(next, warming, True) is None:
+            pass
 
     def run_on_all_cores(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
         """Run one of many pieces of work that keep all cores busy, on the decoder threads."""

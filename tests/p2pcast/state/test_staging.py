@@ -144,3 +144,40 @@ def _told(wait, begun):
         return await wait()
 
     return told
+
+
+async def test_a_warm_up_that_is_cancelled_begins_no_further_step(monkeypatch):
+    begun, go_on, seen = asyncio.Event(), threading.Event(), []
+    loop = asyncio.get_running_loop()
+
+    def two_steps():
+        loop.call_soon_threadsafe(begun.set)
+        assert go_on.wait(600)
+        seen.append(1)
+        yield
+        seen.append(2)
+        yield
+
+    monkeypatch.setattr("p2pcast.state.staging.steps", two_steps)
+    staging = Staging(1)
+    try:
+        warming = asyncio.ensure_future(staging.warm_up())
+        await begun.wait()
+        warming.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await warming
+        go_on.set()
+        await loop.shutdown_default_executor()
+        assert seen == [1]
+    finally:
+        go_on.set()
+        staging.close()
+
+
+async def test_a_warm_up_takes_all_steps(monkeypatch):
+    seen = []
+    monkeypatch.setattr("p2pcast.state.staging.steps", lambda: (seen.append(step) for step in range(5)))
+    staging = Staging(1)
+    await staging.warm_up()
+    staging.close()
+    assert seen == [0, 1, 2, 3, 4]
