@@ -9,7 +9,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from p2pcast.relay.tuning import CATCH_UP_ROUND_TRIPS, CATCH_UP_S, LAG_WINDOW_ROUND_TRIPS, LAG_WINDOW_S
+from p2pcast.relay.tuning import CATCH_UP_ROUND_TRIPS, CATCH_UP_S, LAG_WINDOW_ROUND_TRIPS, RATE_WINDOW_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Lag:
 
     def sample(self, now: float, got_bytes: int, behind_bytes: int, rtt_s: float = 0.0) -> bool:
         """Whether the child should report at once; at most once a window. ``rtt_s``: round trip to the parent."""
-        points, window_s = self._points, max(LAG_WINDOW_S, LAG_WINDOW_ROUND_TRIPS * rtt_s)
+        points, window_s = self._points, max(RATE_WINDOW_S, LAG_WINDOW_ROUND_TRIPS * rtt_s)
         self._rtt_s = rtt_s
         while len(points) > 1 and now - points[1][0] >= window_s:
             points.popleft()

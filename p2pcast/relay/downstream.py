@@ -27,7 +27,7 @@ from p2pcast.relay.tuning import (
     CHILD_SILENCE_S,
     MAX_PULLS,
     NEWS_S,
-    THROUGHPUT_WINDOW_S,
+    RATE_WINDOW_S,
 )
 from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
@@ -101,15 +101,15 @@ class Downstream:
             now = loop.time()
             active = any(child.schedules or child.carried for child in self.children.values())
             self.node.update_busy()
-            if active and now - measured >= THROUGHPUT_WINDOW_S:
+            if active and now - measured >= RATE_WINDOW_S:
                 measured = now
                 for child in list(self.children.values()):
-                    child.link.attempt(partial(self._adapt, child))
+                    child.link.attempt(self._adapt, child)
                 self._sent.sample(
                     now, {id(link): sum(s.acked_bytes for s in link.stripes.values()) for link in self.children}
                 )
             for child in list(self.children.values()):
-                child.link.attempt(partial(self._service, child, now))
+                child.link.attempt(self._service, child, now)
 
     def _adapt(self, child: Child) -> None:
         more = child.choose_stripes()
@@ -166,7 +166,7 @@ class Downstream:
         waiting = False
         for child in list(self.children.values()):
             if child.schedules:
-                child.link.attempt(partial(self._pump_all, child))
+                child.link.attempt(self._pump_all, child)
                 waiting = waiting or child.schedules.waiting
         return waiting
 

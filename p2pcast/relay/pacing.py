@@ -15,9 +15,9 @@ from collections import deque
 from p2pcast.relay.tuning import (
     FAR_BEHIND_S,
     INBOUND_ARTIFACTS,
-    INBOUND_SHORTEST_S,
     PACED_RTT_S,
     PACING_HEADROOM,
+    RATE_WINDOW_S,
     UNPACED_BYTES_S,
 )
 
@@ -30,7 +30,7 @@ class InboundRate:
 
     def add(self, count_bytes: int, took_s: float) -> None:
         """An artifact of ``count_bytes`` came in completely."""
-        if took_s >= INBOUND_SHORTEST_S:
+        if took_s >= RATE_WINDOW_S:
             self._rates.append(count_bytes / took_s)
 
     def most_bytes_s(self, waiting_bytes: int, rtt_s: float) -> int | None:

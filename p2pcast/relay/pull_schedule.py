@@ -21,12 +21,12 @@ from p2pcast import limits
 from p2pcast.relay.piece_set import indices_of, ranges_of
 from p2pcast.relay.tuning import (
     PULL_LATE_S,
-    PULL_RATE_S,
     PULL_STALL_S,
     PULL_WINDOW_LEAST_BYTES,
     PULL_WINDOW_LEAST_PIECES,
     PULL_WINDOW_MOST_BYTES,
     PULL_WINDOW_S,
+    RATE_WINDOW_S,
 )
 
 Source = bytes
@@ -269,7 +269,7 @@ class PullSchedule:
     @staticmethod
     def _measure(one: _Source, now_s: float) -> None:
         passed_s = now_s - one.measured_s
-        if passed_s >= PULL_RATE_S:
+        if passed_s >= RATE_WINDOW_S:
             bytes_s = one.received_bytes / passed_s
             if one.asked or one.received_bytes:
                 one.bytes_s = bytes_s if not one.bytes_s else 0.5 * one.bytes_s + 0.5 * bytes_s

@@ -14,7 +14,7 @@ from p2pcast.relay.tuning import (
     PULL_FLOOR_BYTES_S,
     PULL_LEAST_BYTES_S,
     PULL_SHARE,
-    THROUGHPUT_WINDOW_S,
+    RATE_WINDOW_S,
     THROUGHPUT_WINDOWS,
 )
 
@@ -30,7 +30,7 @@ class Throughput:
 
     def sample(self, now_s: float, counted: Mapping[object, int]) -> None:
         """``counted``: bytes so far, by link. Calls within one window have no effect."""
-        if self._at_s is not None and now_s - self._at_s < THROUGHPUT_WINDOW_S:
+        if self._at_s is not None and now_s - self._at_s < RATE_WINDOW_S:
             return
         if self._at_s is not None:
             grown = sum(max(0, count - self._counted[link]) for link, count in counted.items() if link in self._counted)

@@ -47,6 +47,13 @@ RATE_SAMPLES: Final = 3
 to two stripes after a first version that lost much at its start.
 """
 
+# -- all rates but those of stripes
+
+RATE_WINDOW_S: Final = 0.25
+"""Least seconds over which a rate is measured. Derived: at 20 Mbit/s it holds 4.8 bursts of BURST_BYTES, so one burst
+more or less is a fifth of the rate. A child that lags reports four times within the second of the design target.
+"""
+
 # -- pacing towards children (p2pcast.relay.pacing); section "Chains over long paths"
 
 PACED_RTT_S: Final = 0.01
@@ -59,8 +66,6 @@ PACING_HEADROOM: Final = 1.25
 to catch up. Measured at four hops of 20 Mbit/s and 150 ms, against no limit: 3.1 s instead of 4.1. Other factors were
 not measured.
 """
-INBOUND_SHORTEST_S: Final = 0.25
-"""Seconds below which a transfer says more about round trips than about rates. Not measured."""
 INBOUND_ARTIFACTS: Final = 16
 """Artifacts whose inbound rate is remembered. Not measured."""
 FAR_BEHIND_S: Final = 1.0
@@ -88,10 +93,6 @@ probe by itself (RFC 8985, section 7.2).
 
 # -- lag behind the parent (p2pcast.relay.child_lag)
 
-LAG_WINDOW_S: Final = 0.25
-"""Least seconds of one inflow measurement. Derived: at 20 Mbit/s it holds 4.8 bursts of BURST_BYTES, so one burst more
-or less is a fifth of the rate. A child that lags reports four times within the second of the design target.
-"""
 LAG_WINDOW_ROUND_TRIPS: Final = 4
 """Least round trips of one inflow measurement. A loss holds up one or two of them. Measured at 300 ms: with 0.25 s
 alone, the hub moved peers after a single loss, and versions took 9 to 13 s.
@@ -120,8 +121,6 @@ PULL_LEAST_BYTES_S: Final = 4 * limits.KIB
 """Bytes per second for one link. Derived: 14 packets of 1448 bytes within PULL_STALL_S, of which even at 10 % loss one
 comes. So silence of PULL_STALL_S still means a failure.
 """
-THROUGHPUT_WINDOW_S: Final = 0.25
-"""Least seconds between two samples of a link's throughput and of its stripes. Derived, as LAG_WINDOW_S."""
 THROUGHPUT_WINDOWS: Final = 1200
 """Windows remembered: five minutes of sending. Windows without traffic do not count, so a pause between versions makes
 nothing forgotten. The value itself was not measured: a rate that is twice too high costs a version PULL_SHARE, 1.6 %.
@@ -138,12 +137,10 @@ chosen at random, more than 16 choose one node once in 5000 times.
 
 # -- pieces asked of sources (p2pcast.relay.pull_schedule)
 
-PULL_RATE_S: Final = 0.25
-"""Least seconds over which a source's rate is measured. Derived, as LAG_WINDOW_S."""
 PULL_WINDOW_S: Final = 1.0
 """Seconds of work asked of a source ahead. Derived: the work outlasts 0.8 s. That is a round trip (0.3 s on the longest
-path), the age of the rate (PULL_RATE_S), the age of news (NEWS_S) and a round of decisions. The end waits for a window
-at most.
+path), the age of the rate (RATE_WINDOW_S), the age of news (NEWS_S) and a round of decisions. At the end a window is
+waited for at most.
 """
 PULL_WINDOW_LEAST_PIECES: Final = 2
 """Pieces in a window, whatever the source's rate. Derived: one comes while the other is asked for."""
@@ -175,8 +172,8 @@ SILENCE_FLOOR_S: Final = 0.25
 target of a second without bytes: 0.35 s after a cut link and 0.85 s below a frozen parent, at a load of 10 to 18.
 """
 IDLE_SILENCE_S: Final = 5.0
-"""Seconds of silence at other times after which a parent counts as failed. Derived: no version waits, so the limit is
-that of the hub for a silent peer (trainer_node.hub).
+"""Seconds of silence at other times after which a parent counts as failed, and that it has for an answer. Derived: no
+version waits, so the limit is that of the hub for a silent peer (trainer_node.hub).
 """
 STALL_FLOOR_S: Final = 1.0
 """Seconds without payload after which a parent that holds more pieces counts as stalled: the design target. Derived, as
@@ -197,8 +194,6 @@ silence. Derived: two rounds of ALIVE_ACTIVE_S.
 CHILD_SILENCE_S: Final = 15.0
 """Seconds of silence after which a child's link is closed. Derived: the hub replaces a silent peer after a third of it.
 """
-ATTACH_S: Final = 5.0
-"""Seconds that a parent has for an answer. Derived, as IDLE_SILENCE_S."""
 EXPECTED_S: Final = 2.0
 """Seconds that a live parent may take to open an announced version: it may wait for its own parent. After that the link
 counts as idle again. Derived: OPEN passes eight hops with round trips of 300 ms in 1.2 s.

@@ -15,7 +15,7 @@ from p2pcast.relay.child_lag import Inflow, Lag
 from p2pcast.relay.holding import ArtifactReceiver, Holding
 from p2pcast.relay.node import Parent
 from p2pcast.relay.parent_watch import ParentWatch, Verdict
-from p2pcast.relay.tuning import ALIVE_ACTIVE_S, ALIVE_IDLE_S, ATTACH_S, EXPECTED_S
+from p2pcast.relay.tuning import ALIVE_ACTIVE_S, ALIVE_IDLE_S, EXPECTED_S, IDLE_SILENCE_S
 from p2pcast.relay.verified_pieces import Offer
 from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
@@ -189,7 +189,7 @@ class Upstream:
         self._spared.add(artifact)
         self.link.send(messages.Recall(artifact, [0, limits.MAX_PIECES]))
         either: list[asyncio.Future[Any]] = [answer, self.ended]
-        await asyncio.wait(either, timeout=ATTACH_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(either, timeout=IDLE_SILENCE_S, return_when=asyncio.FIRST_COMPLETED)
         self._declined.pop(artifact, None)
         if not answer.done() or answer.result():
             return True

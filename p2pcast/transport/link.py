@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import ParamSpec, Protocol
 
 from p2pcast import limits
 from p2pcast.addresses import show_address
@@ -24,6 +24,8 @@ from p2pcast.transport.rate_limit import RateLimit, cost
 from p2pcast.transport.stripe import Stripe
 from p2pcast.wire.connection import Established, Event, Message
 from p2pcast.wire.messages import Record, Type
+
+P = ParamSpec("P")
 
 RATE_CHECK_S = 1.0
 """Interval in seconds at which a link over its rate limit is checked."""
@@ -207,20 +209,15 @@ class Link:
         else:
             self.resume_reading("rate limit")
 
-    def attempt(self, work: Callable[[], None]) -> None:
+    def attempt(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """Run an owner's work for this link. If the work fails, only this link ends."""
         try:
-            work()
-        except Exception as error:  # noqa: BLE001 - reported by _fault
-            self._fault(error)
-
-    def _fault(self, error: Exception) -> None:
-        """End this link because of an owner's error; report the error if it is a bug."""
-        if isinstance(error, P2PCastError):
+            work(*args, **kwargs)
+        except P2PCastError as error:
             self.close(error)
-            return
-        report_bug(f"{self.name}: an unexpected error ended this link", error)
-        self.close(LocalError(f"internal error ({type(error).__name__})"))
+        except Exception as error:  # noqa: BLE001 - reported
+            report_bug(f"{self.name}: an unexpected error ended this link", error)
+            self.close(LocalError(f"internal error ({type(error).__name__})"))
 
     # -- StripeOwner
 
@@ -231,26 +228,17 @@ class Link:
         if not self.closed:
             if type(event) is Message and (asked := cost(event.type, event.size)):
                 self.spend(asked)
-            try:
-                self.owner.on_link_event(self, stripe, event)
-            except Exception as error:  # noqa: BLE001 - reported by _fault
-                self._fault(error)
+            self.attempt(self.owner.on_link_event, self, stripe, event)
 
     def on_read(self, stripe: Stripe, payload_bytes: int) -> None:
         if not self.closed:
-            try:
-                self.owner.on_link_read(self, payload_bytes)
-            except Exception as error:  # noqa: BLE001 - reported by _fault
-                self._fault(error)
+            self.attempt(self.owner.on_link_read, self, payload_bytes)
 
     def on_writable(self, stripe: Stripe) -> None:
         if not self.closed:
             if not stripe.number:
                 self._unread_bytes = 0
-            try:
-                self.owner.on_link_writable(self, stripe)
-            except Exception as error:  # noqa: BLE001 - reported by _fault
-                self._fault(error)
+            self.attempt(self.owner.on_link_writable, self, stripe)
 
     def on_closed(self, stripe: Stripe, error: P2PCastError | None) -> None:
         if not self.closed:

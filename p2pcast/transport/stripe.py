@@ -250,11 +250,7 @@ class Stripe(asyncio.BufferedProtocol):
         """Send ``error``, if any, and close. ``on_closed`` follows."""
         if self._transport is None or self._closed:
             return
-        set_close_timeout(self.socket)
-        self._closed = True
-        self.writable = False
-        self._descriptor = -1
-        self._error = error
+        self._end(error)
         if error is None:
             self._transport.close()
             if self._transport.get_write_buffer_size():
@@ -272,13 +268,16 @@ class Stripe(asyncio.BufferedProtocol):
     def abort(self, error: P2PCastError | None = None) -> None:
         """Close at once and drop queued bytes."""
         if self._transport is not None and not self._closed:
-            # The kernel still holds bytes, perhaps for a host that has vanished.
-            set_close_timeout(self.socket)
-            self._closed = True
-            self.writable = False
-            self._descriptor = -1
-            self._error = error
+            self._end(error)
             self._transport.abort()
+
+    def _end(self, error: P2PCastError | None) -> None:
+        # The kernel may still hold bytes, perhaps for a host that has vanished.
+        set_close_timeout(self.socket)
+        self._closed = True
+        self.writable = False
+        self._descriptor = -1
+        self._error = error
 
     def _flush(self) -> None:
         out = self.connection.take_output()

@@ -27,8 +27,6 @@ from dataclasses import dataclass
 from math import ceil, log2, sqrt
 
 MOST = 16
-STRIPES_BY_DEFAULT = 4
-"""Number of stripes where the round-trip time is unknown: when the parent dials."""
 ASSUMED_RATE_BPS = 100e6
 """Least assumed rate of a path in bits per second. A slower transfer is no evidence: it may have had too few stripes,
 or a slow sender.
@@ -36,8 +34,9 @@ or a slow sender.
 ASSUMED_LOSS = 0.005
 """Assumed share of lost packets: the receiver decides, and cannot see the loss on the path towards it."""
 FEWEST = 4
-"""Measured: one stripe was slower between sites wherever packets are lost. Within a site it was slower on busy
-processors (16 peers on four cores: 1.21 × ideal with one, 1.15 × with four).
+"""Also used where the round-trip time is unknown, when the parent dials. Measured: one stripe was slower between sites
+wherever packets are lost. Within a site it was slower on busy processors (16 peers on four cores: 1.21 × ideal with
+one, 1.15 × with four).
 """
 SEGMENT_BYTES = 1448
 INITIAL_SEGMENTS = 10

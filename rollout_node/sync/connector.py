@@ -29,7 +29,7 @@ from p2pcast.transport.happy_eyeballs import race
 from p2pcast.transport.link import Link, LinkOwner, QuietOwner
 from p2pcast.transport.socket_options import Sockets
 from p2pcast.transport.stripe import DEFAULT, Stripe
-from p2pcast.transport.stripe_count import STRIPES_BY_DEFAULT
+from p2pcast.transport.stripe_count import FEWEST
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Identity
 
@@ -201,7 +201,7 @@ class Connector:
                 # The node accepts connections, but is busy: being dialled by it would be no faster.
                 await failed.wait()
             # The dialled side names the number of stripes, and has measured no round trip.
-            link = await self._call(adopt, node, stripes if isinstance(stripes, int) else STRIPES_BY_DEFAULT)
+            link = await self._call(adopt, node, stripes if isinstance(stripes, int) else FEWEST)
             link.reserve = not isinstance(stripes, int)
             return link
 

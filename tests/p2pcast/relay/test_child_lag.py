@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from p2pcast.relay.child_lag import Lag
-from p2pcast.relay.tuning import CATCH_UP_S, LAG_WINDOW_S
+from p2pcast.relay.tuning import CATCH_UP_S, RATE_WINDOW_S
 from topology.slow_peers import STRAGGLES
 
 EVERY_S = 0.05
@@ -40,8 +40,8 @@ def test_a_child_that_falls_behind_reports_soon_and_once_a_window(share):
     lag = Lag()
     told = watch(lag, [(100e6, 100e6)] * 40 + [(share * 100e6, 100e6)] * 40)
     # Each second the child falls behind by (1 - share) seconds; a whole window has to show that rate.
-    assert 2.0 < told[0] <= 2.0 + LAG_WINDOW_S + CATCH_UP_S * share / (1 - share) + 2 * EVERY_S
-    assert all(b - a >= LAG_WINDOW_S - 1e-9 for a, b in itertools.pairwise(told))
+    assert 2.0 < told[0] <= 2.0 + RATE_WINDOW_S + CATCH_UP_S * share / (1 - share) + 2 * EVERY_S
+    assert all(b - a >= RATE_WINDOW_S - 1e-9 for a, b in itertools.pairwise(told))
     assert lag.lags
     assert lag.inflow is not None
     assert lag.inflow.bps == pytest.approx(share * 100e6, rel=0.01)
@@ -65,9 +65,9 @@ def test_one_loss_on_a_long_path_does_not_make_a_child_slow(rtt_s, slow):
 def test_a_rate_covers_a_whole_window():
     lag = Lag()
     lag.begin(0.0, 1000)
-    assert not lag.sample(LAG_WINDOW_S - 0.01, 1000, 10**9)
+    assert not lag.sample(RATE_WINDOW_S - 0.01, 1000, 10**9)
     assert lag.inflow is None
-    assert lag.sample(LAG_WINDOW_S, 1000, 10**9), "nothing came, and the parent had much"
+    assert lag.sample(RATE_WINDOW_S, 1000, 10**9), "nothing came, and the parent had much"
     lag.begin(1.0, 1000)
     assert lag.inflow is None
 

@@ -9,7 +9,7 @@ from p2pcast.relay.tuning import (
     PULL_FLOOR_BYTES_S,
     PULL_LEAST_BYTES_S,
     PULL_SHARE,
-    THROUGHPUT_WINDOW_S,
+    RATE_WINDOW_S,
     THROUGHPUT_WINDOWS,
 )
 
@@ -28,21 +28,21 @@ def test_the_peak_is_the_fastest_window():
     for step in range(4):
         counts["a"] += 1000 * step
         counts["b"] += 500
-        seen.sample(step * THROUGHPUT_WINDOW_S, counts)
-    assert seen.peak_bytes_s == pytest.approx(3500 / THROUGHPUT_WINDOW_S)
+        seen.sample(step * RATE_WINDOW_S, counts)
+    assert seen.peak_bytes_s == pytest.approx(3500 / RATE_WINDOW_S)
 
 
 def test_extra_samples_and_changing_links_do_not_raise_the_peak():
     seen = Throughput()
     seen.sample(0.0, {"a": 0})
-    seen.sample(THROUGHPUT_WINDOW_S / 2, {"a": 10_000})
+    seen.sample(RATE_WINDOW_S / 2, {"a": 10_000})
     assert seen.peak_bytes_s == 0
-    seen.sample(THROUGHPUT_WINDOW_S, {"a": 10_000, "b": 1 << 40})
-    assert seen.peak_bytes_s == pytest.approx(10_000 / THROUGHPUT_WINDOW_S), (
+    seen.sample(RATE_WINDOW_S, {"a": 10_000, "b": 1 << 40})
+    assert seen.peak_bytes_s == pytest.approx(10_000 / RATE_WINDOW_S), (
         "what another link carried before we looked is not this window's"
     )
-    seen.sample(2 * THROUGHPUT_WINDOW_S, {})
-    assert seen.peak_bytes_s == pytest.approx(10_000 / THROUGHPUT_WINDOW_S)
+    seen.sample(2 * RATE_WINDOW_S, {})
+    assert seen.peak_bytes_s == pytest.approx(10_000 / RATE_WINDOW_S)
 
 
 def test_an_old_peak_is_forgotten():
@@ -50,5 +50,5 @@ def test_an_old_peak_is_forgotten():
     count = 0
     for window in range(THROUGHPUT_WINDOWS + 3):
         count += 1_000_000 if window == 1 else 1000
-        seen.sample(window * THROUGHPUT_WINDOW_S, {0: count})
-    assert seen.peak_bytes_s == pytest.approx(1000 / THROUGHPUT_WINDOW_S)
+        seen.sample(window * RATE_WINDOW_S, {0: count})
+    assert seen.peak_bytes_s == pytest.approx(1000 / RATE_WINDOW_S)
