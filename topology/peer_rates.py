@@ -7,7 +7,7 @@ from above; its observed rate is a lower bound.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -88,6 +88,12 @@ def assumed_bps(rates: Mapping[str, Rate], depth: int) -> dict[str, float | None
     return {
         peer: _assumed(rate, DEFAULT_PEER_BPS if middle is None else middle, factor) for peer, rate in rates.items()
     }
+
+
+def slowest_bps(rates: Iterable[Rate]) -> float | None:
+    """The slowest peer's rate in bits/s, by what is certain of it; None if one is unknown, or without peers."""
+    known = [rate.bps for rate in rates]
+    return None if None in known else min(filter(None, known), default=None)
 
 
 def _assumed(rate: Rate, middle: float, factor: float) -> float | None:

@@ -33,10 +33,13 @@ the hub feed many peers itself, which delays a large version.
 
 
 class Sizes:
-    """`bytes`: the typical size, for which plans are made. `hops`: of the deepest peer, when the last version began."""
+    """`bytes`: the typical size, for which plans are made. When the last version began: `hops` of the deepest peer, and
+    `slowest_bps`, the slowest peer's rate; None if not all rates were known.
+    """
 
     def __init__(self) -> None:
         self.bytes, self.hops = TYPICAL_PAYLOAD_BYTES, 1
+        self.slowest_bps: float | None = None
         self._newest: deque[int] = deque(maxlen=COUNTED)
 
     def state(self, nbytes: int) -> None:

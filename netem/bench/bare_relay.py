@@ -1,4 +1,4 @@
-"""The least work of any relay, for comparison: a process that reads 64 KiB, hashes and forwards it, and writes it to a
+"""The least work of any relay, for comparison: a process that reads a piece, hashes and forwards it, and writes it to a
 file. It has no protocol, no signatures, one connection (with TLS if p2pcast's have TLS), and no record of forwarded
 pieces. The difference to p2pcast's relay is the cost of its promises.
 """
@@ -14,9 +14,8 @@ from typing import cast
 import blake3
 import numpy as np
 
-from p2pcast.limits import PIECE_BYTES
-
 HIGH_BYTES = 1 << 20
+READ_BYTES = 1 << 16
 
 
 class Counter(asyncio.BufferedProtocol):
@@ -25,7 +24,7 @@ class Counter(asyncio.BufferedProtocol):
     def __init__(self, expected: int) -> None:
         self.done = asyncio.Event()
         self._left = expected
-        self._buffer = bytearray(PIECE_BYTES)
+        self._buffer = bytearray(READ_BYTES)
 
     def get_buffer(self, sizehint: int) -> bytearray:
         return self._buffer
@@ -39,9 +38,9 @@ class Counter(asyncio.BufferedProtocol):
 class Forwarder(asyncio.BufferedProtocol):
     """The process in the middle."""
 
-    def __init__(self, expected: int, child: asyncio.Transport, path: Path) -> None:
+    def __init__(self, expected: int, piece: int, child: asyncio.Transport, path: Path) -> None:
         self.done = asyncio.Event()
-        self._left = expected
+        self._left, self._bytes = expected, piece
         self._child = child
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT)
         self._at = 0
@@ -49,7 +48,7 @@ class Forwarder(asyncio.BufferedProtocol):
         self._fresh()
 
     def _fresh(self) -> None:
-        self._piece = np.empty(PIECE_BYTES, np.uint8).data
+        self._piece = np.empty(self._bytes, np.uint8).data
         self._filled = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -61,11 +60,11 @@ class Forwarder(asyncio.BufferedProtocol):
     def buffer_updated(self, count: int) -> None:
         self._filled += count
         self._left -= count
-        if self._filled == PIECE_BYTES:
+        if self._filled == self._bytes:
             blake3.blake3(self._piece).digest()
             self._child.write(self._piece)
             os.pwrite(self._file, self._piece, self._at)
-            self._at += PIECE_BYTES
+            self._at += self._bytes
             self._fresh()
             if self._child.get_write_buffer_size() > HIGH_BYTES and self._transport is not None:
                 self._transport.pause_reading()

@@ -29,6 +29,7 @@ from netem.bench import bare_relay
 from netem.bench.anonymous_memory import Peak
 from netem.stripes.link_end import CELL_BYTES, End
 from p2pcast.artifact.packer import Packer
+from p2pcast.artifact.piece_size import piece_bytes
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.artifact.signed_records import run_id
 from p2pcast.codec.cell import DENSE
@@ -73,6 +74,11 @@ class Setup:
     cores: int = 1
     """Number of cores of the middle process, which the other processes leave to it if there are more."""
 
+    @property
+    def piece_bytes(self) -> int:
+        """As a hub chooses it for peers of this rate."""
+        return piece_bytes(self.payload_bytes, slowest_bps=self.rate_bps)
+
 
 class _Relay(End):
     """Accepts every offered artifact. ``attached``: set when a child attaches."""
@@ -103,7 +109,7 @@ class _Relay(End):
 
     async def publish(self) -> None:
         """Random payload as one delta, cell by cell."""
-        record = self.record(1)
+        record = self.record(1, self.setup.piece_bytes)
         packer = Packer(self.key, record, self.layout)
         log = self.store.begin(record, self.layout)
         holding = self.node.open(packer.open_signed, None, log)
@@ -227,7 +233,7 @@ async def _bare(setup: Setup, pipe: Pipe) -> None:
     else:
         assert setup.parent is not None
         child, _ = await loop.create_connection(asyncio.Protocol, "127.0.0.1", setup.parent, ssl=dialling)
-        node = bare_relay.Forwarder(size, child, setup.folder)
+        node = bare_relay.Forwarder(size, setup.piece_bytes, child, setup.folder)
     server = await loop.create_server(lambda: node, "127.0.0.1", 0, ssl=listening)
     pipe.send(server.sockets[0].getsockname()[1])
     await _wait_order(pipe)

@@ -41,11 +41,11 @@ class End(QuietOwner):
         self.node.add_layout(self.layout)
         self.complete = asyncio.Event()
 
-    def record(self, step: int) -> Open:
-        """The record of the delta to version 0.``step``."""
+    def record(self, step: int, piece: int = limits.PIECE_BYTES) -> Open:
+        """The record of the delta to version 0.``step``, with pieces of ``piece`` bytes."""
         versions = Version(0, step - 1), Version(0, step)
         ident, run = secrets.token_bytes(16), run_id(self.key.public)
-        return Open(ident, versions[0], DELTA, self.layout.layout_id, limits.PIECE_BYTES, run, versions[1])
+        return Open(ident, versions[0], DELTA, self.layout.layout_id, piece, run, versions[1])
 
     # -- NodeOwner
 

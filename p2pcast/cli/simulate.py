@@ -92,7 +92,7 @@ def simulate(
 
     # As the hub assumes it: a hop carries a piece on each stripe in use.
     hops = math.ceil(peers / max(1, int(uplink / peer_rate)))
-    piece = FEWEST * piece_bytes(round(payload * MIB), hops)
+    piece = FEWEST * piece_bytes(round(payload * MIB), hops, peer_rate)
     scenario = Scenario(
         peers=peers,
         regions=regions,

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topology.broadcast_time import DEFAULT_PEER_BPS
-from topology.peer_rates import PROBE, PROBE_DEPTH, Rate, assumed_bps, update_rates
+from topology.peer_rates import PROBE, PROBE_DEPTH, Rate, assumed_bps, slowest_bps, update_rates
 from topology.plan_tree import ROOT, Plan
 
 MBIT = 1e6
@@ -22,6 +22,13 @@ def samples(**mbit: float) -> dict[str, tuple[float, float]]:
 def test_only_the_slow_peer_is_charged() -> None:
     updated = update_rates(CHAIN, CHAIN, {}, samples(a=100, b=20, c=20, d=19), 100 * MBIT)
     assert updated == {"a": Rate(1e8), "b": Rate(2e7, True), "c": Rate(2e7), "d": Rate(1.9e7)}
+
+
+def test_the_slowest_peer_is_known_once_all_are() -> None:
+    fast, slow, unknown = Rate(1e9), Rate(2e7, True), Rate()
+    assert slowest_bps([fast, slow]) == 2e7
+    assert slowest_bps([fast, unknown, slow]) is None
+    assert slowest_bps([]) is None
 
 
 def test_a_head_is_charged_only_if_the_uplink_had_more() -> None:

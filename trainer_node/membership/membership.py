@@ -21,7 +21,7 @@ from topology.blame import Blame
 from topology.broadcast_time import DEFAULT_PEER_BPS, Network, median_bps, number_of_chains, predict
 from topology.fallback_neighbours import affected_peers
 from topology.link_repair import Links, repair_links
-from topology.peer_rates import Rate, assumed_bps, update_rates
+from topology.peer_rates import Rate, assumed_bps, slowest_bps, update_rates
 from topology.plan import make_plan
 from topology.plan_changes import admit, adopt, excise, lower, straighten
 from topology.plan_tree import ROOT, Epoch, Member, Plan, PlanError
@@ -101,11 +101,12 @@ class Membership:
 
     @property
     def _network(self) -> Network:
-        """A hop carries a piece on each stripe in use. Pieces have the size that belongs to the planned version size,
+        """A hop carries a piece on each stripe in use. Pieces have the size of the next version's,
         and the number of stripes is the usual one (`relay.active_stripes`). On slow links two stripes are in use, and
         hops are shorter than assumed here.
         """
-        return Network(piece_bytes=FEWEST * piece_bytes(self.sizes.bytes, self.sizes.hops), root_region=self._region)
+        piece = piece_bytes(self.sizes.bytes, self.sizes.hops, self.sizes.slowest_bps)
+        return Network(piece_bytes=FEWEST * piece, root_region=self._region)
 
     @property
     def uplink_bps(self) -> float:
@@ -226,6 +227,7 @@ class Membership:
         self._samples.clear()
         self._began = self.plan
         self.sizes.hops = max(1, self.plan.depth)
+        self.sizes.slowest_bps = slowest_bps(self._rates.get(ident, Rate()) for ident in self.peers)
 
     def note_inflow(self, ident: str, now: float, inflow: Inflow) -> bool:
         """A peer reports its rate during a broadcast. True when that made a new plan: the peer fell behind its parent,

@@ -94,7 +94,7 @@ class DeltaPublisher:
 
     def _open_record(self, version: Version, shadow: Shadow) -> Open:
         artifact, run = secrets.token_bytes(16), run_id(self._key.public)
-        piece = piece_bytes(self._sizes.bytes, self._sizes.hops)
+        piece = piece_bytes(self._sizes.bytes, self._sizes.hops, self._sizes.slowest_bps)
         base, layout = shadow.version, shadow.layout.layout_id
         return Open(artifact, base, DELTA, layout, piece, run, version, self._store.identity(base))
 

@@ -5,8 +5,18 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.artifact.piece_size import DEEP_HOPS, ENOUGH, ENOUGH_HOPS, LEAST_PIECE_BYTES, piece_bytes
-from p2pcast.limits import GIB, MIB, MIN_PIECE_BYTES, PIECE_BYTES
+from p2pcast.artifact.piece_size import (
+    DEEP_HOPS,
+    ENOUGH,
+    ENOUGH_HOPS,
+    LEAST_PIECE_BYTES,
+    WIDE_BPS,
+    WIDE_PIECE_BYTES,
+    piece_bytes,
+)
+from p2pcast.limits import ANCHOR_PIECE_BYTES, GIB, MIB, MIN_PIECE_BYTES, PIECE_BYTES
+from p2pcast.relay.tuning import ALIVE_ACTIVE_S
+from p2pcast.transport.stripe_count import FEWEST
 
 
 def test_piece_sizes_of_given_deltas() -> None:
@@ -25,6 +35,14 @@ def test_piece_sizes_of_given_deltas() -> None:
     assert deep == [64, 64, 64, 32, 32, 16, 8, 8]
     assert piece_bytes(8 << 30, 333) == PIECE_BYTES
     assert anchors == [16, 16, 32, 128, 512, 512, 1024, 1024]
+
+
+def test_wide_links_carry_larger_pieces_once_all_rates_are_known() -> None:
+    rates = (None, 0.99 * WIDE_BPS, WIDE_BPS, 1e10)
+    assert [piece_bytes(GIB, 1, rate) >> 10 for rate in rates] == [64, 64, 256, 256]
+    assert [piece_bytes(size * MIB, 1, 1e10) >> 10 for size in (1, 31, 32, 64, 127, 128)] == [16, 32, 64, 128, 128, 256]
+    assert piece_bytes(GIB, 1, 1e10, anchor=True) == ANCHOR_PIECE_BYTES
+    assert 8 * FEWEST * WIDE_PIECE_BYTES / WIDE_BPS < ALIVE_ACTIVE_S
 
 
 @given(st.integers(0, 64 * GIB), st.integers(1, 10_000))

@@ -7,7 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lettered_members import GBIT, ident, joined, links, peer
 
+from p2pcast.artifact.piece_size import WIDE_BPS, WIDE_PIECE_BYTES
 from p2pcast.codec.codec_prediction import PEER_CORES
+from p2pcast.limits import PIECE_BYTES
+from p2pcast.transport.stripe_count import FEWEST
 from p2pcast.wire.messages import Report
 from topology.broadcast_time import DEFAULT_PEER_BPS
 from topology.plan_tree import ROOT
@@ -34,6 +37,26 @@ def test_a_version_has_pieces_for_the_plan_that_the_last_one_began_with():
         members.leave(ident(name), 1.0)
     members.begin_version()
     assert members.sizes.hops == 1
+
+
+def test_pieces_are_larger_while_each_peer_is_known_to_receive_at_the_rate_of_a_wide_link():
+    members = joined("ab")
+    members.sizes.bytes = 1 << 30
+
+    def piece(**rates: float) -> int:
+        for name, rate in rates.items():
+            members.note_transfer(ident(name), 1.0, 10 * RATED_BYTES, 8 * 10 * RATED_BYTES / (rate * WIDE_BPS))
+        members.replan(2.0)
+        members.begin_version()
+        return members._network.piece_bytes // FEWEST
+
+    assert piece() == PIECE_BYTES
+    assert piece(a=2) == PIECE_BYTES
+    assert piece(a=2, b=2) == WIDE_PIECE_BYTES
+    assert piece(a=2, b=0.5) == PIECE_BYTES
+    assert piece(a=2, b=2) == WIDE_PIECE_BYTES
+    members.join(peer("c"), 3.0)
+    assert piece() == PIECE_BYTES
 
 
 def test_only_the_orphans_of_the_dead_move():
