@@ -17,6 +17,9 @@ from typing import Final
 
 
 class State(Enum):
+    # Each member is one object. Enum hashes names, in Python, and holdings look states up all the time.
+    __hash__ = object.__hash__
+
     MAKING = "making"
     """This node makes the artifact: batches and pieces come from its own packer."""
     IDLE = "idle"

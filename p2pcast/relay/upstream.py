@@ -200,7 +200,7 @@ class Upstream:
     def active(self) -> bool:
         """Whether a transfer runs, or is due."""
         return bool(self.wanted or self._expected) or any(
-            h is not None and h.source is self for h in self.handles.values()
+            h is not None and h.source is self for h in reversed(self.handles.values())
         )
 
     async def run(self) -> P2PCastError | None:

@@ -10,8 +10,10 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-SIZE = 232
-"""Bytes of the struct up to snd_wnd, since Linux 5.4."""
+FIELDS = struct.Struct("=16x I 48x I 8x I 36x QQ 12x I 8x QQQQ 8x QQ 16x")
+"""The fields used here, and the bytes between them, up to snd_wnd (since Linux 5.4)."""
+NO_SAMPLE = 0xFFFFFFFF
+"""The least round trip before the first sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,28 +39,20 @@ class TcpInfo:
 
 def parse(raw: bytes) -> TcpInfo:
     """Decode the struct, which may be truncated."""
-    raw = raw.ljust(SIZE, b"\0")
-
-    def u32(offset: int) -> int:
-        return int(struct.unpack_from("=I", raw, offset)[0])
-
-    def u64(offset: int) -> int:
-        return int(struct.unpack_from("=Q", raw, offset)[0])
-
-    lowest_us = u32(148)
+    raw = raw.ljust(FIELDS.size, b"\0")
+    segment, rtt, window, acked, received, lowest, delivery, busy, theirs, ours, sent, again = FIELDS.unpack(raw)
     return TcpInfo(
-        rtt_s=u32(68) / 1e6,
-        # The greatest value means no sample yet.
-        min_rtt_s=0.0 if lowest_us == 0xFFFFFFFF else lowest_us / 1e6,
-        window_packets=u32(80),
-        segment_bytes=u32(16),
-        acked_bytes=u64(120),
-        received_bytes=u64(128),
-        sent_bytes=u64(200),
-        retransmitted_bytes=u64(208),
-        delivery_bps=u64(160) * 8.0,
-        busy_s=u64(168) / 1e6,
-        held_back_s=(u64(176) + u64(184)) / 1e6,
+        rtt_s=rtt / 1e6,
+        min_rtt_s=0.0 if lowest == NO_SAMPLE else lowest / 1e6,
+        window_packets=window,
+        segment_bytes=segment,
+        acked_bytes=acked,
+        received_bytes=received,
+        sent_bytes=sent,
+        retransmitted_bytes=again,
+        delivery_bps=delivery * 8.0,
+        busy_s=busy / 1e6,
+        held_back_s=(theirs + ours) / 1e6,
     )
 
 
@@ -68,6 +62,6 @@ def read(sock: Any) -> TcpInfo | None:
     if sock is None or option is None:
         return None
     try:
-        return parse(sock.getsockopt(socket.IPPROTO_TCP, option, SIZE))
+        return parse(sock.getsockopt(socket.IPPROTO_TCP, option, FIELDS.size))
     except OSError:
         return None

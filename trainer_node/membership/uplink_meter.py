@@ -26,7 +26,9 @@ class UplinkMeter:
     def measure(self, now: float) -> None:
         """One window, which ends at ``now``, by the loop's clock."""
         attached = {str(id(link)): child for link, child in self._children.items() if child.attached}
-        sent = {name: sum(s.acked_bytes for s in child.link.stripes.values()) for name, child in attached.items()}
         waiting = {name for name, child in attached.items() if child.schedules.waiting}
+        # A window counts only if several children wait at both its ends.
+        read = attached if len(waiting) > 1 else {}
+        sent = {name: sum(s.acked_bytes for s in child.link.stripes.values()) for name, child in read.items()}
         if self.uplink.sample(now, sent, waiting) and self.uplink.bps is not None:
             self._measured(self.uplink.bps)

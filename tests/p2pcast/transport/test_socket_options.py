@@ -30,7 +30,7 @@ from p2pcast.transport.socket_options import (
     set_close_timeout,
     window_bytes,
 )
-from p2pcast.transport.tcp_info import SIZE, parse, read
+from p2pcast.transport.tcp_info import FIELDS, parse, read
 from p2pcast.wire.connection import Identity
 from p2pcast.wire.join_token import JoinToken
 
@@ -162,7 +162,7 @@ def test_kernel_defaults_are_read() -> None:
 
 
 def test_tcp_info_fields_are_read_at_their_offsets() -> None:
-    raw = bytearray(SIZE)
+    raw = bytearray(FIELDS.size)
     struct.pack_into("=I", raw, 68, 150_000)
     struct.pack_into("=I", raw, 148, 140_000)
     struct.pack_into("=I", raw, 80, 10)
