@@ -78,17 +78,25 @@ def _newest_chain(every: list[KeptArtifact]) -> set[bytes]:
     """The newest version's chain: an anchor and the fewest deltas from it; without an anchor, all connected deltas."""
     if not every:
         return set()
-    start = every[0].version
-    ways: dict[Version, list[bytes]] = {start: []}
-    queue = deque([start])
-    longest: list[bytes] = []
+    leading_to: dict[Version, list[KeptArtifact]] = {}
+    for artifact in every:
+        leading_to.setdefault(artifact.version, []).append(artifact)
+    at = every[0].version
+    onward: dict[Version, KeptArtifact | None] = {at: None}
+    """Version → the first artifact of the shortest way from there to the newest version."""
+    queue = deque([at])
+    found: set[bytes] = set()
     while queue:
         at = queue.popleft()
-        for artifact in (a for a in every if a.version == at):
-            way = [*ways[at], artifact.id]
+        for artifact in leading_to.get(at, []):
             if artifact.base is None:
-                return set(way)
-            if artifact.base not in ways:
-                ways[artifact.base] = longest = way
+                found = {artifact.id}
+                queue.clear()
+                break
+            if artifact.base not in onward:
+                onward[artifact.base] = artifact
                 queue.append(artifact.base)
-    return set(longest)
+    while (link := onward[at]) is not None:
+        found.add(link.id)
+        at = link.version
+    return found
