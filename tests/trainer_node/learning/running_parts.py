@@ -52,19 +52,19 @@ class HubPart:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._http}"
 
-    def wait_up(self) -> None:
-        """Returns while a hub serves. Raises the error that ended it."""
+    def wait_up(self) -> Path:
+        """Returns while a hub serves, with the file of its address. Raises the error that ended it."""
         until_s = time.monotonic() + END_S
         while (address := self._address) is None or not address.exists():
             if self._error is not None:
                 raise self._error
             assert time.monotonic() < until_s, "the hub does not start"
             time.sleep(POLL_S)
+        return address
 
     def deltas(self) -> list[Path]:
-        """Files of the deltas that the hub stores, while it serves."""
-        assert self._address is not None
-        return sorted((self._address.parent / "deltas").glob("*.p2pd"))
+        """Files of the deltas that the hub stores, once it serves."""
+        return sorted((self.wait_up().parent / "deltas").glob("*.p2pd"))
 
     def stop(self) -> None:
         self._stopping = True
