@@ -60,8 +60,11 @@ def cheapest_path(
     Least ``cost`` (never negative), then fewest artifacts. An anchor begins a path whatever is held.
     """
     by_base: dict[Version | None, list[Edge]] = {}
+    newest = target
     for edge in edges:
         by_base.setdefault(edge.base, []).append(edge)
+        if target is None and (newest is None or edge.version > newest):
+            newest = edge.version
     best: dict[Version | None, tuple[float, int]] = {held: (0.0, 0)}
     via: dict[Version, Edge] = {}
     queue: list[tuple[float, int, tuple[int, int]]] = [(0.0, 0, held or (-1, -1))]
@@ -71,6 +74,8 @@ def cheapest_path(
         here = None if at == (-1, -1) else Version(*at)
         if best[here] < (spent, hops):
             continue
+        if here is not None and here == newest:
+            break  # Nothing newer can be reached, and what is left costs more.
         following = by_base.get(here, []) if here is not None else []
         for edge in [*following, *(anchors if here == held else [])]:
             reach = (spent + cost(edge), hops + 1)

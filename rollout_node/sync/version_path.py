@@ -161,6 +161,8 @@ class VersionPlanner:
 
     def _bytes_left(self, holding: Holding) -> int:
         """Bytes that are still missing. The size of an artifact that is still being made is unknown: it counts as 0."""
+        if holding.complete:
+            return 0
         manifest, entry = holding.assembly.manifest, self._catalog.get(holding.id)
         whole = manifest.log if manifest is not None else entry.size if entry is not None else 0
         return max(0, whole - holding.artifact.held.count * holding.open.piece)
