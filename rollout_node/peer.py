@@ -162,6 +162,7 @@ class Peer:
             startup.bearer.token,
             startup.events,
             self.view.waits(),
+            newest=lambda: self.view.newest,
             bearer_file=self.config.state.resolve() / bearer_tokens.FILE,
             healthy=startup.tasks.healthy,
             documents={"versions": self.view.versions},

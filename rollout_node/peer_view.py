@@ -217,11 +217,15 @@ class PeerView:
         """The conditions of /wait."""
         return {"live": self._live, "staged": self._staged, "published": self._published}
 
+    @property
+    def newest(self) -> Version | None:
+        """The newest version that the hub has listed, or that is staged here."""
+        staged = self.state.staged
+        return max((*self.planner.states(), *([] if staged is None else [staged])), default=None)
+
     def _published(self, version: Version, fraction: float | None) -> tuple[bool, Document]:
         """The hub has listed the version, or it is staged here."""
-        newest = max(
-            (*self.planner.states(), *([] if self.state.staged is None else [self.state.staged])), default=None
-        )
+        newest = self.newest
         return newest is not None and newest >= version, {"newest": None if newest is None else str(newest)}
 
     def _staged(self, version: Version, fraction: float | None) -> tuple[bool, Document]:

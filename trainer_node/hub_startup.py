@@ -384,6 +384,7 @@ def build_control(state: StateParts, fleet: FleetParts, publishing: Publishing) 
         admission.bearer,
         state.events,
         view.waits(),
+        newest=store.newest,
         bearer_file=config.state.resolve() / bearer_tokens.FILE,
         local_only=frozenset({"token/create"}),
         healthy=state.tasks.healthy,

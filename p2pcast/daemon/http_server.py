@@ -32,7 +32,7 @@ from p2pcast.addresses import is_loopback, show_address
 from p2pcast.daemon.events import Events
 from p2pcast.daemon.http_connections import KEPT_S, HttpConnections
 from p2pcast.errors import LocalError, P2PCastError, RefusedError, RetryableError, UsageError
-from p2pcast.limits import KIB, MAX_READERS, MAX_WAIT_S, MAX_WAITERS
+from p2pcast.limits import KIB, MAX_READERS, MAX_STEP, MAX_WAIT_S, MAX_WAITERS
 from p2pcast.transport.listen_sockets import listening
 from p2pcast.transport.tls_acceptor import TlsAcceptor
 from p2pcast.trust import bearer_tokens as bearer_tokens
@@ -88,6 +88,7 @@ class HttpServer:
         events: Events,
         waits: Mapping[str, Reached],
         *,
+        newest: Callable[[], Version | None] = lambda: None,
         bearer_file: Path = Path(bearer_tokens.FILE),
         local_only: frozenset[str] = frozenset(),
         healthy: Callable[[], tuple[bool, str]] = lambda: (True, ""),
@@ -97,8 +98,9 @@ class HttpServer:
         max_request_bytes: int = MAX_REQUEST_BYTES,
         max_connections: int | None = None,
     ) -> None:
-        """``bearer_file``: the file of ``bearer``, for the text of a 401. ``local_only``: commands whose answers hold
-        secrets, available on loopback only. ``healthy``: whether the daemon is healthy, and why not.
+        """``newest``: the newest known version, whose branch counts for steps in /wait. ``bearer_file``:
+        the file of ``bearer``, for the text of a 401. ``local_only``: commands whose answers hold secrets, available on
+        loopback only. ``healthy``: whether the daemon is healthy, and why not.
         ``documents``: of GET /NAME, besides /status. ``routes``: of the daemon itself. ``admits``: whether a caller
         without the bearer token may send this request.
         """
@@ -112,6 +114,7 @@ class HttpServer:
         self._bearer_file = bearer_file
         self._events = events
         self._waits = waits
+        self._newest = newest
         self._waiting = 0
         self._stopping = False
         self._runner: web.AppRunner | None = None
@@ -304,23 +307,26 @@ class HttpServer:
                 at = missed.to
 
     async def _get_wait(self, request: web.Request) -> web.StreamResponse:
-        what, version, fraction, timeout_s = self._wait_query(request)
+        what, wanted, fraction, timeout_s = self._wait_query(request)
         if self._waiting >= MAX_WAITERS:
             return web.json_response(
                 {"error": f"{MAX_WAITERS} requests are waiting already; try again later"}, status=503
             )
         self._waiting += 1
         try:
-            return await self._wait(request, what, version, fraction, timeout_s)
+            return await self._wait(request, what, wanted, fraction, timeout_s)
         finally:
             self._waiting -= 1
 
     async def _wait(
-        self, request: web.Request, what: str, version: Version, fraction: float | None, timeout_s: float
+        self, request: web.Request, what: str, wanted: Version | int, fraction: float | None, timeout_s: float
     ) -> web.StreamResponse:
+        """``wanted``: a version, or a step of the newest branch."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         while True:
+            newest = self._newest() or Version(0, 0)
+            version = wanted if isinstance(wanted, Version) else Version(newest.branch, wanted)
             reached, facts = self._waits[what](version, fraction)
             waited_s = loop.time() - began
             answer = {"version": str(version), "what": what, "waited_s": round(waited_s, 3)} | facts
@@ -333,20 +339,15 @@ class HttpServer:
                 return web.json_response({"error": "the daemon is stopping"} | answer, status=503)
             await self._events.wakeup.wait(min(timeout_s - waited_s, CHECK_S))
 
-    def _wait_query(self, request: web.Request) -> tuple[str, Version, float | None, float]:
-        """The parameters of /wait: condition, version, fraction, timeout in seconds. Raises UsageError."""
+    def _wait_query(self, request: web.Request) -> tuple[str, Version | int, float | None, float]:
+        """The parameters of /wait: condition, version or step, fraction, timeout in seconds. Raises UsageError."""
         query = request.query
         what = query.get("what", "live")
         if what not in self._waits:
             raise UsageError(f"what={what!r} cannot be waited for: give one of {', '.join(self._waits)}")
         fraction = _number(query, "fraction", 1.0)
         timeout_s = _number(query, "timeout_s", MAX_WAIT_S)
-        return (
-            what,
-            Version.parse(query.get("version", "")),
-            fraction,
-            DEFAULT_WAIT_S if timeout_s is None else timeout_s,
-        )
+        return what, _wanted(query), fraction, DEFAULT_WAIT_S if timeout_s is None else timeout_s
 
 
 def _event_id(request: web.Request) -> int | None:
@@ -358,6 +359,18 @@ def _event_id(request: web.Request) -> int | None:
         raise UsageError(
             f"{text[:40]!r} is not an event's id: give the id of an earlier event, or 0 for all stored events"
         )
+    return int(text)
+
+
+def _wanted(query: Mapping[str, str]) -> Version | int:
+    """A version, or a step of the newest branch. Raises UsageError."""
+    if ("version" in query) == ("step" in query):
+        raise UsageError("give either version=BRANCH.STEP, or step=STEP of the newest branch")
+    text = query.get("step")
+    if text is None:
+        return Version.parse(query["version"])
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= MAX_STEP):
+        raise UsageError(f"step={text[:40]!r} is not a number from 0 to {MAX_STEP}")
     return int(text)
 
 

@@ -22,7 +22,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
@@ -35,7 +35,7 @@ from p2pcast.addresses import is_loopback
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.cell import digest
 from p2pcast.codec.kernel_warmup import warm_up, warm_up_for
-from p2pcast.codec.layout import Layout, cell_bytes
+from p2pcast.codec.layout import Layout, Tensor, cell_bytes
 from p2pcast.errors import P2PCastError, RetryableError, UsageError
 from p2pcast.limits import MAX_STEP
 from p2pcast.offline import state_digest
@@ -49,6 +49,7 @@ from trainer_node.sdk.publication_handle import Handle
 from trainer_node.sdk.send import Plan, send_parts
 from trainer_node.sdk.shards import Holding, dealt, holding
 from trainer_node.sdk.snapshot import Copy, Rooms, slots_for
+from trainer_node.sdk.streamed_tensors import StreamedTensors, on_host
 from trainer_node.sdk.tensors import TORCH_DTYPES, Known, Live, NamedTensors, Rename, fit, named
 from trainer_node.sdk.trainer_certificate import TrainerCertificate, hub_address, join_token
 
@@ -141,20 +142,24 @@ class Publisher:
         else:
             self._hang_up()
 
-    def publish(self, step: int, named_tensors: NamedTensors) -> Handle:
+    def publish(self, step: int, named_tensors: NamedTensors, *, streamed: bool = False) -> Handle:
         """Begin a version: ``model.named_parameters()``, a state dict, or any names and tensors.
 
         Waits until the version before is stored or aborted, takes the snapshot (see ``Handle.wait_snapshot``) and
         returns. ``step`` not greater than the newest version's opens a branch. Raises UsageError listing every
         difference of names and shapes.
-        """
-        return self._begin(step, named_tensors, resume=False)
 
-    def resume(self, step: int, named_tensors: NamedTensors) -> Handle:
+        ``streamed``: an iterator makes whole tensors one by one, as by gathering them. Each is copied before the next
+        is asked for, so it may be freed or overwritten, and this rank never holds a second model. Every rank of the
+        group gives all tensors. Without a base, the first version's tensors are collected on the host.
+        """
+        return self._begin(step, named_tensors, resume=False, streamed=streamed)
+
+    def resume(self, step: int, named_tensors: NamedTensors, *, streamed: bool = False) -> Handle:
         """``publish`` after a crash: always opens a branch, so that versions published after the restored checkpoint
         are left behind. Once another trainer has opened a later branch, later versions end with RefusedError.
         """
-        return self._begin(step, named_tensors, resume=True)
+        return self._begin(step, named_tensors, resume=True, streamed=streamed)
 
     def close(self) -> None:
         """Wait until the last version is stored or aborted, and end the connection."""
@@ -171,7 +176,7 @@ class Publisher:
 
     # -- in the caller's thread
 
-    def _begin(self, step: int, named_tensors: NamedTensors, *, resume: bool) -> Handle:
+    def _begin(self, step: int, named_tensors: NamedTensors, *, resume: bool, streamed: bool) -> Handle:
         if self._closed:
             raise UsageError("this publisher is closed")
         if self._last is not None:
@@ -181,7 +186,8 @@ class Publisher:
         try:
             if not 0 <= step <= MAX_STEP:
                 raise UsageError(f"step {step} is out of range")
-            plan = self._prepare(named(named_tensors, self._rename))
+            live = named(named_tensors, self._rename)
+            plan = self._prepare_streamed(live) if streamed else self._prepare(list(live))
         except BaseException as error:
             self._give_up(handle, error)
             raise
@@ -195,27 +201,48 @@ class Publisher:
         """The plan for these tensors, with the snapshot begun."""
         pairs = fit(live, self._known, self._dtype)
         cuda = next((one.tensor.device for one, _ in pairs if one.tensor.device.type == "cuda"), None)
-        key = (cuda, sorted((tensor.name, tensor.dtype, tensor.shape, _placing(one.tensor)) for one, tensor in pairs))
+        plan = self._plan_for(cuda, [(tensor, one.tensor) for one, tensor in pairs])
         tensors = {tensor.name: one for one, tensor in pairs}
+        pieces = _pieces(plan)
+        copies: list[Copy] = []
+        for number, held in enumerate(plan.holdings):
+            name = plan.layout.tensors[number].name
+            if held.gather and self._world.rank in held.holders:
+                copies.append(Copy(_gatherer(tensors[name].tensor), pieces.get(name, []), at_once=True))
+            elif name in pieces:
+                copies.append(Copy(tensors[name].local, pieces[name]))
+        plan.rooms.begin(copies, cuda)
+        return plan
+
+    def _prepare_streamed(self, live: Iterator[Live]) -> Plan:
+        """The plan for the tensors of the tables, with the snapshot taken as the tensors come."""
+        if not self._known:
+            return self._prepare([on_host(one) for one in live])
+        first = next(live, None)
+        cuda = None if first is None or first.tensor.device.type != "cuda" else first.tensor.device
+        plan = self._plan_for(cuda, [(tensor, None) for tensor in self._known[0].tensors.values()])
+        streamed = StreamedTensors(plan.rooms, _pieces(plan), self._known)
+        while first is not None:
+            streamed.take(first)
+            # The next tensor may need the memory of this one.
+            first = None
+            first = next(live, None)
+        streamed.finish()
+        return plan
+
+    def _plan_for(self, cuda: torch.device | None, tensors: list[tuple[Tensor, torch.Tensor | None]]) -> Plan:
+        """The last plan, or a new one if this one's tensors, or their places, differ. ``tensors``: each with the live
+        one; None: a whole tensor on every rank.
+        """
+        key = (cuda, sorted((tensor.name, tensor.dtype, tensor.shape, _placing(live)) for tensor, live in tensors))
         if self._plan is None or self._plan.key != key:
             # Words kept for another plan do not fit.
             self._plan, self._version, self._marks = None, None, []
-            layout = self._layout(Layout(tensor for _, tensor in pairs))
-            holdings = [holding(tensors[t.name].tensor, self._world.numbers) for t in layout.tensors]
+            layout = self._layout(Layout(tensor for tensor, _ in tensors))
+            lives = {tensor.name: live for tensor, live in tensors}
+            holdings = [holding(lives[t.name], self._world.numbers) for t in layout.tensors]
             self._plan = self._planned(key, layout, holdings, cuda)
-        plan = self._plan
-        pieces: dict[int, list[tuple[int, int]]] = {}
-        for number, part in enumerate(plan.parts):
-            pieces.setdefault(part.cell.tensor, []).append((number, part.source))
-        copies: list[Copy] = []
-        for number, held in enumerate(plan.holdings):
-            one = tensors[plan.layout.tensors[number].name]
-            if held.gather and self._world.rank in held.holders:
-                copies.append(Copy(_gatherer(one.tensor), pieces.get(number, []), at_once=True))
-            elif number in pieces:
-                copies.append(Copy(one.local, pieces[number]))
-        plan.rooms.begin(copies, cuda)
-        return plan
+        return self._plan
 
     def _planned(self, key: Any, layout: Layout, holdings: list[Holding], cuda: torch.device | None) -> Plan:
         parts = dealt(layout, holdings, self._world.rank)
@@ -353,7 +380,15 @@ class Publisher:
         self._version = ranked.head
 
 
-def _placing(tensor: torch.Tensor) -> str:
+def _pieces(plan: Plan) -> dict[str, Sequence[tuple[int, int]]]:
+    """By the name of a tensor: the slots that this rank fills from it, and where in the tensor each begins."""
+    pieces: dict[str, list[tuple[int, int]]] = {}
+    for number, part in enumerate(plan.parts):
+        pieces.setdefault(plan.layout.tensors[part.cell.tensor].name, []).append((number, part.source))
+    return dict(pieces)
+
+
+def _placing(tensor: torch.Tensor | None) -> str:
     return f"{tensor.device_mesh} {tensor.placements}" if isinstance(tensor, DTensor) else ""
 
 

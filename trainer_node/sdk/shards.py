@@ -50,9 +50,9 @@ class Part:
     source: int
 
 
-def holding(tensor: torch.Tensor, numbers: Sequence[int]) -> Holding:
-    """``numbers``: the global ranks of the group, in the group's order. Raises UsageError for a tensor that lies
-    outside of it.
+def holding(tensor: torch.Tensor | None, numbers: Sequence[int]) -> Holding:
+    """The part of a tensor on this rank; ``tensor`` None: a whole one on every rank. ``numbers``: the global ranks of
+    the group, in the group's order. Raises UsageError for a tensor that lies outside of it.
     """
     everybody = tuple(range(len(numbers)))
     if not isinstance(tensor, DTensor):

@@ -122,27 +122,55 @@ class Rooms:
 
     def begin(self, copies: Sequence[Copy], cuda: torch.device | None) -> None:
         """Start a snapshot in the free room. ``cuda``: the device that the tensors are on, if it is one."""
-        room = self.next
         if cuda is None:
             for copy in copies:
                 if copy.at_once:
-                    self._copy(room, copy)
+                    self._copy(self.next, copy)
             self._waiting = [copy for copy in copies if not copy.at_once]
             return
+        self._copy_on_stream(copies, cuda)
+        self._read = copies
+
+    def take(self, tensor: torch.Tensor, pieces: Sequence[tuple[int, int]]) -> None:
+        """Copy one tensor now. It may be freed or changed once this returns; on a device, by work that is ordered
+        behind the current stream's.
+        """
+        copy = Copy(lambda: tensor, pieces)
+        if tensor.device.type != "cuda":
+            self._copy(self.next, copy)
+            return
+        event = self._copy_on_stream([copy], tensor.device)
+        torch.cuda.current_stream(tensor.device).wait_event(event)
+        tensor.record_stream(self._stream)
+
+    def has(self, tensor: torch.Tensor, pieces: Sequence[tuple[int, int]]) -> bool:
+        """Whether the snapshot holds the words that ``take`` would copy."""
+        if self._event is not None:
+            self._event.synchronize()
+        flat = _flat(tensor)
+        for number, first in pieces:
+            held = self.next.tensor(self.slots[number])
+            given = flat[first : first + len(held)].to(held.device, held.dtype)
+            if not torch.equal(held.view(torch.uint8), given.view(torch.uint8)):
+                return False
+        return True
+
+    def _copy_on_stream(self, copies: Sequence[Copy], cuda: torch.device) -> Any:
         if self._stream is None:
             self._stream = torch.cuda.Stream(cuda)
         self._stream.wait_stream(torch.cuda.current_stream(cuda))
         with torch.cuda.stream(self._stream):
             for copy in copies:
-                self._copy(room, copy)
+                self._copy(self.next, copy)
             self._event = self._stream.record_event()
-        self._read = copies
+        return self._event
 
     def finish(self) -> None:
         """Returns when the tensors may change again."""
-        waiting, self._waiting = self._waiting, []
-        for copy in waiting:
-            self._copy(self.next, copy)
+        waiting, self._waiting = self._waiting[::-1], []
+        while waiting:
+            # Each source may be freed as soon as it is copied.
+            self._copy(self.next, waiting.pop())
         if self._event is not None:
             self._event.synchronize()
             self._event, self._read = None, ()
@@ -165,10 +193,12 @@ class Rooms:
 
     def _copy(self, room: Room, copy: Copy) -> None:
         with torch.no_grad():
-            source = copy.source()
-            if source.is_complex():
-                source = torch.view_as_real(source.resolve_conj())
-            flat = source.reshape(-1)
+            flat = _flat(copy.source())
             for number, first in copy.pieces:
                 slot = self.slots[number]
                 room.tensor(slot).copy_(flat[first : first + slot.words], non_blocking=True)
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """1-D; complex numbers as pairs of floats."""
+    return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).reshape(-1)

@@ -10,7 +10,7 @@ that is missing from the base is dropped only if it equals one of the base (a ti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,16 +97,18 @@ def checkpoint_name(name: str, rename: Rename | None = None) -> str:
     return rename(plain)
 
 
-def named(tensors: NamedTensors, rename: Rename | None = None) -> list[Live]:
-    """Raises UsageError for an entry that is no tensor."""
-    out: list[Live] = []
+def named(tensors: NamedTensors, rename: Rename | None = None) -> Iterator[Live]:
+    """The tensors one by one. Raises UsageError for an entry that is no tensor."""
     for name, tensor in tensors.items() if isinstance(tensors, Mapping) else tensors:
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             raise UsageError(
                 f"{name!r} is {type(tensor).__name__}: publish takes names and tensors, as by model.named_parameters()"
             )
-        out.append(Live(checkpoint_name(name, rename), tensor.detach()))
-    return out
+        live = Live(checkpoint_name(name, rename), tensor.detach())
+        del tensor
+        yield live
+        # An iterator may need the memory for the next tensor.
+        del live
 
 
 def fit(live: Sequence[Live], known: Sequence[Known], dtype: torch.dtype) -> list[tuple[Live, Tensor]]:
@@ -115,7 +117,18 @@ def fit(live: Sequence[Live], known: Sequence[Known], dtype: torch.dtype) -> lis
     with every difference.
     """
     kept, faults = _without_aliases(live, known)
+    check(kept, faults, known)
     table = known[0].tensors if known else {}
+    out: list[tuple[Live, Tensor]] = []
+    for one in kept:
+        as_known = table.get(one.name)
+        target = dtype if one.tensor.is_floating_point() else one.tensor.dtype
+        out.append((one, as_known or Tensor(one.name, DTYPES[target], one.shape)))
+    return out
+
+
+def check(kept: Sequence[Live], faults: Sequence[str], known: Sequence[Known]) -> None:
+    """Raises UsageError with all ``faults``, and with every difference between ``kept`` and the tables."""
     blocks = [_block("these tensors cannot be published", faults)] if faults else []
     for other in known:
         blocks += [
@@ -125,12 +138,15 @@ def fit(live: Sequence[Live], known: Sequence[Known], dtype: torch.dtype) -> lis
         ]
     if blocks:
         raise UsageError("\n".join(blocks))
-    out: list[tuple[Live, Tensor]] = []
-    for one in kept:
-        as_known = table.get(one.name)
-        target = dtype if one.tensor.is_floating_point() else one.tensor.dtype
-        out.append((one, as_known or Tensor(one.name, DTYPES[target], one.shape)))
-    return out
+
+
+def fault(one: Live) -> str | None:
+    """Why no file can have this tensor."""
+    if one.tensor.is_meta:
+        return f"{one.name}: is on the meta device, it has no values"
+    if one.tensor.dtype not in DTYPES or one.tensor.layout is not torch.strided:
+        return f"{one.name}: {one.tensor.dtype}, {one.tensor.layout} cannot be in a safetensors file"
+    return None
 
 
 def _block(title: str, lines: Sequence[str]) -> str:
@@ -145,10 +161,8 @@ def _without_aliases(live: Sequence[Live], known: Sequence[Known]) -> tuple[list
     expected = {name for other in known for name in other.tensors}
     extra: list[Live] = []
     for one in live:
-        if one.tensor.is_meta:
-            faults.append(f"{one.name}: is on the meta device, it has no values")
-        elif one.tensor.dtype not in DTYPES or one.tensor.layout is not torch.strided:
-            faults.append(f"{one.name}: {one.tensor.dtype}, {one.tensor.layout} cannot be in a safetensors file")
+        if (why := fault(one)) is not None:
+            faults.append(why)
         elif one.name in kept:
             if not same(one.tensor, kept[one.name].tensor):
                 faults.append(f"{one.name}: comes twice, with different values")
@@ -178,9 +192,15 @@ def _differences(kept: Sequence[Live], known: Known) -> list[str]:
         here = DTYPES[one.tensor.dtype]
         if one.shape != other.shape:
             lines.append(f"{name}: {here}{list(one.shape)} here, {other.dtype}{list(other.shape)} there")
-        elif (target := TORCH_DTYPES.get(other.dtype)) is None or _kind(target) != _kind(one.tensor.dtype):
+        elif not castable(one.tensor.dtype, other.dtype):
             lines.append(f"{name}: {here} here, which cannot become {other.dtype}")
     return lines
+
+
+def castable(dtype: torch.dtype, name: str) -> bool:
+    """Whether tensors of ``dtype`` may be published as the dtype of this name."""
+    target = TORCH_DTYPES.get(name)
+    return target is not None and _kind(target) == _kind(dtype)
 
 
 def _kind(dtype: torch.dtype) -> str:

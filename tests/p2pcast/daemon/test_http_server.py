@@ -43,6 +43,7 @@ class Daemon:
             "secret",
             self.events,
             {"live": self._live},
+            newest=lambda: self.at,
             bearer_file=FILE,
             documents={"versions": lambda: {"at": str(self.at)}},
         )
@@ -245,6 +246,24 @@ async def test_wait_answers_once_reached(daemon, client):
     assert set(daemon.asked) == {0.5}
 
 
+async def test_a_step_is_waited_for_on_the_newest_branch(daemon, client):
+    daemon.at = Version(2, 3)
+    async with client.get(daemon.url("/wait?step=3")) as answer:
+        assert (answer.status, (await answer.json())["version"]) == (200, "2.3")
+    asking = asyncio.create_task(client.get(daemon.url("/wait?step=7")))
+    await until(lambda: len(daemon.asked) > 1)
+    daemon.at = Version(3, 1)
+    daemon.events.emit("live", version="3.1")
+    asked = len(daemon.asked)
+    await until(lambda: len(daemon.asked) > asked)
+    assert not asking.done()
+    daemon.at = Version(3, 8)
+    daemon.events.emit("live", version="3.8")
+    async with asyncio.timeout(DEADLINE_S):
+        answer = await asking
+    assert (answer.status, (await answer.json())["version"]) == (200, "3.7")
+
+
 @pytest.mark.parametrize("timeout", ["0", "0.02"])
 async def test_wait_answers_408_after_its_timeout(daemon, client, timeout):
     async with client.get(daemon.url(f"/wait?version=0.2&timeout_s={timeout}")) as answer:
@@ -257,6 +276,10 @@ async def test_wait_answers_408_after_its_timeout(daemon, client, timeout):
 @pytest.mark.parametrize(
     ("query", "said"),
     [
+        ("step=x", "is not a number from 0 to"),
+        ("step=-1", "is not a number from 0 to"),
+        ("step=" + "9" * 19, "is not a number from 0 to"),
+        ("step=1&version=0.1", "either version=BRANCH.STEP, or step=STEP"),
         ("", "BRANCH.STEP"),
         ("version=newest", "BRANCH.STEP"),
         ("version=0.1&what=love", "what='love' cannot be waited for: give one of live"),

@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -289,11 +289,45 @@ def accelerated(world: Rank) -> None:
             world.installed(handle)
 
 
+def gathered(world: Rank) -> None:
+    """All ranks gather the tensors one by one; at first rank 0 publishes alone, then each rank its share."""
+    model = world.sharded()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-4)
+
+    def whole() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in model.state_dict().items():
+            if name != "lm_head.weight" or tables_known:
+                yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+    def steps(first: int, publish: Callable[[int], Handle | None]) -> None:
+        for step in range(first, first + 4):
+            world.train(model, optimiser, step)
+            handle = publish(step)
+            world.keep_model(step, model)
+            world.installed(handle)
+
+    def drained(step: int) -> None:
+        for _ in whole():
+            pass
+
+    alone, tables_known = dist.new_group([0]), False
+    if world.rank == 0:
+        with world.publisher(group=alone) as publisher:
+            steps(1, lambda step: publisher.publish(step, whole(), streamed=True))
+    else:
+        steps(1, drained)
+    tables_known = True
+    with world.publisher() as publisher:
+        steps(5, lambda step: publisher.publish(step, whole(), streamed=True))
+
+
 def tell(world: Rank) -> None:
     (world.folder / f"said_{world.rank}.json").write_text(json.dumps(world.said))
 
 
-SCENARIOS = {f.__name__: f for f in (fsdp, hsdp, columns, placements, killed, resumed, disagreeing, accelerated)}
+SCENARIOS = {
+    f.__name__: f for f in (fsdp, hsdp, columns, placements, killed, resumed, disagreeing, accelerated, gathered)
+}
 
 
 def main() -> None:

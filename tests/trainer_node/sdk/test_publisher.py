@@ -127,6 +127,42 @@ def test_the_bases_dtypes_and_files_go_with_the_first_version(run, states, check
         assert (run.out() / f"step_{number}" / "config.json").read_bytes() == b'{"b": 2}'
 
 
+def test_tensors_of_an_iterator_are_published_one_by_one(run, states, checkpoints):
+    """Before anything says which tensors come, and after; beside versions of tensors that are all there."""
+    live = weights()
+    run.hub_up(checkpoints)
+    run.peer_up("peer")
+    truth = {}
+
+    def made():
+        buffer = torch.empty(0, device=DEVICE)
+        for name, tensor in live.items():
+            if tensor.is_floating_point():
+                # In the memory of the tensor before, as by a gather.
+                yield name, buffer.resize_(tensor.shape).copy_(tensor)
+            else:
+                yield name, tensor
+
+    with Publisher(run.address, token_file=run.token) as publisher:
+        for number in range(1, 6):
+            step(live, number)
+            truth[number] = as_published(live)
+            handle = publisher.publish(number, live if number == 4 else made(), streamed=number != 4)
+            handle.wait_live(1.0)
+            assert handle.durable.params == sum(t.numel() for t in live.values())
+        assert 0 < handle.durable.changed < handle.durable.params
+        with pytest.raises(
+            UsageError, match=r"(?s)not those of version 0\.1:\n  missing: embed.weight\n.*missing: scalar$"
+        ):
+            publisher.publish(6, iter({"ids": live["ids"], "nothing": live["nothing"]}.items()), streamed=True)
+        with pytest.raises(ZeroDivisionError):
+            publisher.publish(6, ((name, tensor[1 // 0 :]) for name, tensor in live.items()), streamed=True)
+        assert str(publisher.resume(6, made(), streamed=True).wait_live(1.0)) != ""
+    for number, expected in truth.items():
+        assert states.differing(run.installed(number), expected) == []
+    assert run.status()["version"] == "1.6"
+
+
 def test_all_mismatches_are_one_error(run, states, checkpoints, tmp_path):
     live = weights()
     run.hub_up(checkpoints)

@@ -70,6 +70,11 @@ def test_fsdp2(trainer, ranks):
     assert artifacts["kind"] == "delta"
 
 
+def test_tensors_that_all_ranks_gather_one_by_one(trainer):
+    trainer.all_well("gathered", 2)
+    trainer.check(*range(1, 9))
+
+
 @pytest.mark.prove  # test_every_placement is the sample
 def test_hsdp_takes_one_replica(trainer):
     trainer.all_well("hsdp", 4)

@@ -20,7 +20,7 @@ def table(*tensors: tuple[str, str, tuple[int, ...]], where: str = "the base") -
 
 
 def fitted(tensors, *known, dtype=BF16, rename=None):
-    return {tensor.name: (tensor.dtype, tensor.shape) for _, tensor in fit(named(tensors, rename), known, dtype)}
+    return {tensor.name: (tensor.dtype, tensor.shape) for _, tensor in fit(list(named(tensors, rename)), known, dtype)}
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_tensors_outside_the_checkpoint_are_named():
     with pytest.raises(UsageError, match=r"(?s)meta: .*double: .*sparse: "):
         fitted(live)
     with pytest.raises(UsageError, match="takes names and tensors"):
-        named([("w", 3)])
+        list(named([("w", 3)]))
 
 
 def test_the_package_and_the_hub_do_not_load_torch():

@@ -1,0 +1,77 @@
+"""Tensors that an iterator makes one by one, as frameworks gather them: each is copied into the snapshot as it comes.
+
+Promises: no tensor is kept after the next one is asked for, so a rank never holds a second model; only tensors in no
+table are kept, on the host, until the end shows whether they are tied to others. One UsageError lists every difference
+from the tables, as ``tensors.fit`` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from trainer_node.sdk.snapshot import Rooms
+from trainer_node.sdk.tensors import Known, Live, castable, check, fault
+
+
+class StreamedTensors:
+    """Call ``take`` with each tensor, then ``finish``. ``pieces``: by a tensor's name, its slots in ``rooms`` that this
+    rank fills, with the first word of each. ``known``: the tables to match; the first one is the published state's.
+    """
+
+    def __init__(self, rooms: Rooms, pieces: dict[str, Sequence[tuple[int, int]]], known: Sequence[Known]) -> None:
+        self._rooms, self._pieces, self._known = rooms, pieces, known
+        self._expected = {name for table in known for name in table.tensors}
+        self._arrived: dict[str, Live] = {}
+        """On the meta device: names, shapes and dtypes alone."""
+        self._extra: list[Live] = []
+        """In no table: tied to others, or too many."""
+        self._faults: list[str] = []
+
+    def take(self, one: Live) -> None:
+        tensor = one.tensor
+        if isinstance(tensor, DTensor):
+            self._faults.append(f"{one.name}: is a DTensor; the iterator has to give whole tensors (full_tensor())")
+        elif (why := fault(one)) is not None:
+            self._faults.append(why)
+        elif one.name in self._arrived:
+            if not self._is_copied(one, one.name):
+                self._faults.append(f"{one.name}: comes twice, with different values")
+        elif one.name not in self._expected:
+            self._extra.append(Live(one.name, tensor.to("cpu", copy=True)))
+        else:
+            self._arrived[one.name] = _without_values(one)
+            if self._fits(one, one.name):
+                self._rooms.take(tensor, self._pieces.get(one.name, ()))
+
+    def finish(self) -> None:
+        """Raises UsageError if the tensors are not those of the tables."""
+        for one in self._extra:
+            if not any(self._is_tied(one, name) for name in self._arrived):
+                self._arrived.setdefault(one.name, _without_values(one))
+        check(list(self._arrived.values()), self._faults, self._known)
+
+    def _fits(self, one: Live, name: str) -> bool:
+        """Whether the tensor may be published under this name."""
+        target = self._known[0].tensors.get(name)
+        return target is not None and one.shape == target.shape and castable(one.tensor.dtype, target.dtype)
+
+    def _is_copied(self, one: Live, name: str) -> bool:
+        return self._fits(one, name) and self._rooms.has(one.tensor, self._pieces.get(name, ()))
+
+    def _is_tied(self, one: Live, name: str) -> bool:
+        """Whether the tensor has the values of another; matrices of one value are often alike without being tied."""
+        flat = one.tensor.reshape(-1)
+        varied = one.tensor.dim() >= 2 and bool((flat != flat[:1]).any())
+        return (varied or not flat.numel()) and self._is_copied(one, name)
+
+
+def on_host(one: Live) -> Live:
+    """The tensor with memory of its own on the host."""
+    return one if one.tensor.is_meta else Live(one.name, one.tensor.to("cpu", copy=True))
+
+
+def _without_values(one: Live) -> Live:
+    return Live(one.name, torch.empty_like(one.tensor, device="meta"))
