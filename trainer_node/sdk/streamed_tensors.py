@@ -1,6 +1,6 @@
 """Tensors that an iterator makes one by one, as frameworks gather them: each is copied into the snapshot as it comes.
 
-Promises: no tensor is kept after the next one is asked for, so a rank never holds a second model; only tensors in no
+Promises: no tensor is kept after the next one is asked for, so a rank never holds a second model. Only tensors in no
 table are kept, on the host, until the end shows whether they are tied to others. One UsageError lists every difference
 from the tables, as ``tensors.fit`` does.
 """

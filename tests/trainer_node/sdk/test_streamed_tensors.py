@@ -131,7 +131,7 @@ def test_no_tensor_is_kept_when_the_next_one_is_asked_for() -> None:
 
 
 def wrong() -> dict[str, tuple[list[tuple[str, torch.Tensor]], dict[str, torch.Tensor]]]:
-    """What an iterator gives, and the state that is expected."""
+    """The tensors that an iterator gives, and the state that is expected."""
     a, b = torch.arange(6.0).reshape(2, 3), torch.ones(4)
     return {
         "missing": ([("a", a)], {"a": a, "b": b}),
