@@ -39,6 +39,7 @@ from rollout_node.peer_parts import (
 )
 from rollout_node.peer_startup import Startup
 from rollout_node.peer_view import PeerView
+from rollout_node.stage.shadow_leases import ShadowLeases
 from rollout_node.sync.artifact_catalog import Catalog
 from rollout_node.sync.catalog_updater import CatalogUpdater
 
@@ -120,6 +121,7 @@ class Peer:
         self.events, self.tasks = startup.events, startup.tasks
         self.node, self.runners = relay.node, engine.engines.runners
         self.startup, self.relay, self.engine, self.sync = startup, relay, engine, sync
+        leases = ShadowLeases(startup.shadow_state, startup.tasks)
         self.view = PeerView(
             config=startup.config,
             ident=self.ident,
@@ -143,6 +145,7 @@ class Peer:
             lead=engine.lead,
             member=engine.member,
             socket_path=engine.socket.path,
+            leases=lambda: leases.rows,
             identities=partial(_identities, startup.catalog, relay.store),
             http_address=lambda: self.http.address,
         )
@@ -158,12 +161,13 @@ class Peer:
             self.view.status,
             self.view.ready,
             metric_kinds.registry(self.view.families),
-            {"commit": commands.commit, "verify": verify},
+            {"commit": commands.commit, "verify": verify, "lease": leases.lease, "release": leases.release},
             startup.bearer.token,
             startup.events,
             self.view.waits(),
             newest=lambda: self.view.newest,
             bearer_file=self.config.state.resolve() / bearer_tokens.FILE,
+            local_only=frozenset({"lease", "release"}),
             healthy=startup.tasks.healthy,
             documents={"versions": self.view.versions},
         )

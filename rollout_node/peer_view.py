@@ -71,6 +71,7 @@ class PeerView:
     lead: MultiHostLeader | None
     member: MultiHostMember | None
     socket_path: Path
+    leases: Callable[[], list[Document]]
     identities: Callable[[], Mapping[Version, bytes]]
     http_address: Callable[[], tuple[str, int]]
 
@@ -186,6 +187,7 @@ class PeerView:
             "engine": next((part.status() for part in (self.lead, self.member) if part is not None), None),
             "socket": str(self.socket_path.absolute()),
             "shadow": str(self.config.shadow),
+            "leases": self.leases(),
             "failures": self.tasks.status(),
             "pid": os.getpid(),
             "security": "plaintext" if self.certificate is None else "tls",

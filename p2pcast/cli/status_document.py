@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-MAX_SHOWN = 300
-"""Most characters shown of one value."""
+from p2pcast.plain_text import shown_text
 
 
 class Found:
@@ -42,15 +41,6 @@ class Found:
 
     def items(self) -> list[tuple[str, str]]:
         return [(shown_text(key), shown_text(value)) for key, value in self._map.items()]
-
-
-def shown_text(value: object) -> str:
-    """``value`` on one line, without control characters for the terminal."""
-    try:
-        said = str(value)
-    except (ValueError, RecursionError):
-        said = "?"
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in said[:MAX_SHOWN])
 
 
 def failure_lines(daemon: Found) -> str:

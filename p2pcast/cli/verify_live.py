@@ -10,7 +10,7 @@ import click
 from rich.table import Table
 
 from p2pcast.cli.options import console
-from p2pcast.cli.status import ask, bearer_token, daemon_url
+from p2pcast.daemon.daemon_requests import ask, bearer_token, daemon_url
 from p2pcast.errors import IntegrityError, RetryableError
 from p2pcast.trust import bearer_tokens
 

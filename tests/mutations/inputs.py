@@ -100,14 +100,14 @@ INPUTS = [
     ),
     Mutation(
         NONSENSE,
-        "p2pcast/cli/status_document.py",
+        "p2pcast/plain_text.py",
         "    except OverflowError:",
         "    except ZeroDivisionError:",
         "tests/p2pcast/cli/test_status.py::test_integers_beyond_any_float_are_shown",
     ),
     Mutation(
         NONSENSE,
-        "p2pcast/cli/status_document.py",
+        "p2pcast/plain_text.py",
         "c if c.isprintable() else",
         "c if True else",
         "tests/p2pcast/cli/test_status.py::test_names_cannot_control_the_terminal",

@@ -201,7 +201,7 @@ LOCAL = [
     ),
     Mutation(
         SQUATS,
-        "p2pcast/cli/status.py",
+        "p2pcast/daemon/daemon_requests.py",
         "            if (other := foreign_listener(url, owner)) is not None:",
         "            if (other := None) is not None:",
         USER + "test_the_bearer_token_is_not_sent_to_another_users_listener",

@@ -12,7 +12,8 @@ from live import HUB, LAST, PEERS, Daemon, Document, Live, Seen, log_lines, run,
 NEAR, FAR = PEERS
 SMALL_BYTES = 64 * 1024
 PATHS = ("/", "/rollouts", "/status", "/healthz", "/readyz", "/metrics", "/events", "/wait", "/commit", "/verify",
-         "/evict", "/token", "/token/create", "/token/list", "/token/revoke", "/nothing")  # fmt: skip
+         "/lease", "/release", "/evict", "/token", "/token/create", "/token/list", "/token/revoke",
+         "/nothing")  # fmt: skip
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS")
 WAITS = (
     "",
@@ -60,6 +61,8 @@ def first(live: Live) -> None:
     seen.folders["mirror"] = {f"p2pcast-1/<run>/{name}": data for name, data in listed(mirror).items()}
     orders_to_hub(seen, hub)
     keep(seen, far, "verify", "POST", "/verify", {"engine": None}, bearer=True)
+    keep(seen, far, "lease", "POST", "/lease", {"hold_s": 0.001}, bearer=True)
+    keep(seen, far, "release", "POST", "/release", {"lease": "00"}, bearer=True)
     keep(seen, far, "commit at a peer that drives its engines", "POST", "/commit", {"version": LAST}, bearer=True)
     commands(live, hub, far)
     keep(seen, hub, "evict", "POST", "/evict", {"peer": NEAR}, bearer=True)

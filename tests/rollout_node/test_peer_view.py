@@ -70,7 +70,7 @@ class Parts:
             downloader=SimpleNamespace(artifacts=[], sources=[], bytes_received=9),
             missing_versions=SimpleNamespace(withheld=2),
             mirror_source=None, engines=self.engines, lead=None, member=None,
-            socket_path=folder / "install.sock", identities=lambda: self.identities,
+            socket_path=folder / "install.sock", leases=list, identities=lambda: self.identities,
             http_address=lambda: ("127.0.0.1", 80),
         )  # fmt: skip
 

@@ -90,9 +90,9 @@ def run(
       p2pcast fleet run --price rtx5090=0.35:0.28:12 --provider "rtx5090=exec:./start.sh -- ./stop.sh -- ./list.sh"
     """
     from p2pcast.cli.rollout_commands.fleet_status import DEFAULT_LEDGER
-    from p2pcast.cli.status import daemon_url
     from p2pcast.daemon import event_loop
     from p2pcast.daemon.daemon_process import run_until_signal
+    from p2pcast.daemon.daemon_requests import daemon_url
     from trainer_node.scheduling.worker_fleet_operator import FleetOperator
 
     sources = sources_of(prices, providers)
@@ -240,6 +240,6 @@ class LedgerWorkers:
         return await self._ask("/v1/workers/drain", {"name": name, "for_s": for_s})
 
     async def _ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        from p2pcast.cli.status import ask
+        from p2pcast.daemon.daemon_requests import ask
 
         return await asyncio.to_thread(ask, self._url, path, body, state=self._state, bearer_file=self._bearer_file)

@@ -44,7 +44,7 @@ def status(
     Example:
       p2pcast fleet status --ledger http://127.0.0.1:7079
     """
-    from p2pcast.cli.status import ask, daemon_url
+    from p2pcast.daemon.daemon_requests import ask, daemon_url
 
     where = daemon_url(url or (None if state else DEFAULT_LEDGER), state)
     found = Found(ask(where, "/status", state=state, bearer_file=bearer_file))

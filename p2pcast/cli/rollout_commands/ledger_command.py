@@ -146,8 +146,8 @@ def ledger(
         --listen :7080 --hub 127.0.0.1:7077 --token-file ledger.join
       p2pcast ledger --task sums --hub-http 127.0.0.1:7078 --database postgresql://rollouts@db/run7
     """
-    from p2pcast.cli.status import bearer_token
     from p2pcast.daemon.daemon_process import raise_descriptor_limit, restrict_umask, run_until_signal, state_home
+    from p2pcast.daemon.daemon_requests import bearer_token
     from p2pcast.limits import MIB
     from p2pcast.tasks.prompt_hooks import load_hooks
     from p2pcast.tasks.task_loader import load_task

@@ -1,0 +1,117 @@
+"""Requests to a daemon's HTTP server, from commands and programs on any machine.
+
+Promise: a bearer token goes only to the daemon that it belongs to, never to another user's process at its port.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from p2pcast.daemon.daemon_process import state_home
+from p2pcast.daemon.listener_owner import foreign_listener
+from p2pcast.errors import LocalError, RefusedError, RetryableError, UsageError
+from p2pcast.plain_text import shown_text
+from p2pcast.trust import bearer_tokens
+
+DEFAULT_URL = "http://127.0.0.1:7078"
+TIMEOUT_S = 10.0
+
+
+def daemon_url(url: str | None, state: Path | None) -> str:
+    """The URL of the daemon's HTTP server: ``url``, or as the daemon wrote it to its state folder. Raises UsageError
+    for both at once, RetryableError when no daemon runs on the state folder.
+    """
+    if url is not None and state is not None:
+        raise UsageError("give --hub or --state, not both")
+    if state is None:
+        return (url or DEFAULT_URL).rstrip("/")
+    try:
+        return str(json.loads((state / "daemon.json").read_text())["http"])
+    except (OSError, ValueError, KeyError):
+        raise RetryableError(f"no daemon runs on the state folder {state}") from None
+
+
+def bearer_token(url: str, state: Path | None = None, file: Path | None = None) -> str | None:
+    """The bearer token for a daemon's HTTP server. Sources in order: ``file``, the ``state`` folder, the environment,
+    the state folder in the default place whose daemon answers at ``url``. Never argv, which other users can read.
+
+    Raises LocalError; RefusedError when another user's process listens in place of the state folder's daemon.
+    """
+    if file is not None:
+        try:
+            return file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise LocalError(
+                f"cannot read the bearer file {file}: {getattr(error, 'strerror', None) or error}"
+            ) from None
+    given = os.environ.get(bearer_tokens.VARIABLE, "").strip() or None
+    if state is None and given is not None:
+        return given
+    for folder in [state] if state is not None else _folders_of(url):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            path = folder / bearer_tokens.FILE
+            text, owner = path.read_text().strip(), path.stat().st_uid
+            if (other := foreign_listener(url, owner)) is not None:
+                if state is None:
+                    continue  # daemon.json is left from a daemon that was killed
+                raise RefusedError(
+                    f"{url}: a process of user {other} listens there, not the daemon of {folder}; no token was sent"
+                )
+            return text
+    return given
+
+
+def _folders_of(url: str) -> Iterator[Path]:
+    """State folders in the default place whose daemon.json names ``url``."""
+    for path in sorted(state_home().glob("*/daemon.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            if json.loads(path.read_text())["http"] == url:
+                yield path.parent
+
+
+def ask(
+    url: str,
+    path: str,
+    body: dict[str, Any] | None = None,
+    *,
+    timeout_s: float = TIMEOUT_S,
+    state: Path | None = None,
+    token: str | None = None,
+    bearer_file: Path | None = None,
+) -> dict[str, Any]:
+    """One request and its JSON answer. The bearer token is ``token``, or as ``bearer_token`` finds it by ``state`` and
+    ``bearer_file``. Raises RetryableError (unreachable, or not done in time), RefusedError, UsageError, LocalError.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"{url!r} is not a URL: write http://HOST:PORT")
+    headers = {"Content-Type": "application/json"}
+    if found := token or bearer_token(url, state, bearer_file):
+        headers["Authorization"] = f"Bearer {found}"
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url + path, data, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_s) as response:
+            document = json.load(response)
+    except urllib.error.HTTPError as error:
+        try:
+            why = json.load(error)["error"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, http.client.HTTPException):
+            why = error.reason
+        kinds = {400: UsageError, 401: RefusedError, 409: RefusedError, 504: RetryableError}
+        raise kinds.get(error.code, LocalError)(f"{url}: {shown_text(why)}") from None
+    except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        raise RetryableError(
+            f"cannot reach the daemon at {url}: {shown_text(getattr(reason, 'strerror', None) or reason)}"
+        ) from None
+    if not isinstance(document, dict):
+        raise LocalError(f"{url}: the answer is no JSON object; is this a p2pcast daemon's address?")
+    return document

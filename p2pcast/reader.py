@@ -1,0 +1,94 @@
+"""A program reads a version, whole, from the shadow of a peer on its machine.
+
+    with Reader("~/.local/state/p2pcast/peer") as version:
+        for name, tensor in version.tensors():
+            …  # views of the shadow's memory: copy what has to last
+
+Promises: nothing is copied, and all tensors are of one version while the lease lasts. If the lease has ended before the
+block, because its time was up or the peer ended, leaving the block raises RetryableError: what was read may be mixed.
+The peer relays meanwhile, and stages later versions afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from p2pcast.daemon.daemon_requests import TIMEOUT_S, ask, daemon_url
+from p2pcast.errors import LocalError, P2PCastError, RetryableError
+from p2pcast.version import Version
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Reader:
+    """The peer's staged version. ``state``: its state folder. ``hold_s``: seconds until the lease ends by itself, 3600
+    at most. ``wait_s``: seconds to wait for a version that the peer is just staging.
+
+    Entering the block raises RefusedError (no version is staged, or another user's peer), RetryableError (the peer is
+    out of reach, or 16 leases are in force) and LocalError.
+    """
+
+    version: Version
+    """Known inside the block."""
+
+    def __init__(self, state: str | os.PathLike[str], *, hold_s: float = 60.0, wait_s: float = 60.0) -> None:
+        self._state = Path(state).expanduser()
+        self._hold_s, self._wait_s = hold_s, wait_s
+        self._lease: str | None = None
+        self._file: Any = None
+
+    def __enter__(self) -> Self:
+        from safetensors import safe_open
+
+        self._url = daemon_url(None, self._state)
+        answer = self._ask("/lease", {"hold_s": self._hold_s}, self._wait_s + TIMEOUT_S)
+        try:
+            self._lease, self.version = str(answer["lease"]), Version.parse(str(answer["version"]))
+            self._file = safe_open(answer["path"], framework="pt")
+        except BaseException as error:
+            with contextlib.suppress(P2PCastError):
+                self._end()
+            if isinstance(error, KeyError | OSError):
+                raise LocalError(f"the peer's shadow cannot be read: {error}") from None
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._end()
+        else:
+            with contextlib.suppress(P2PCastError):
+                self._end()
+
+    def names(self) -> list[str]:
+        """The tensors' names."""
+        return list(self._file.keys())
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A tensor by its checkpoint name: a view, to be left unchanged and used inside the block alone."""
+        tensor: torch.Tensor = self._file.get_tensor(name)
+        return tensor
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """All names and tensors; see ``tensor``."""
+        for name in self.names():
+            yield name, self.tensor(name)
+
+    def _end(self) -> None:
+        self._file, lease, self._lease = None, self._lease, None
+        if lease is not None and self._ask("/release", {"lease": lease}, TIMEOUT_S).get("held") is not True:
+            raise RetryableError(
+                f"the lease of version {self.version} ended before the reading did: discard what was read, and give"
+                f" more than hold_s={self._hold_s:g}"
+            )
+
+    def _ask(self, path: str, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        return ask(self._url, path, body, timeout_s=timeout_s, state=self._state)
