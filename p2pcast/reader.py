@@ -2,10 +2,10 @@
 
     with Reader("~/.local/state/p2pcast/peer") as version:
         for name, tensor in version.tensors():
-            …  # views of the shadow's memory: copy what has to last
+            …  # views of the shadow's memory
 
 Promises: nothing is copied, and all tensors are of one version while the lease lasts. If the lease has ended before the
-block, because its time was up or the peer ended, leaving the block raises RetryableError: what was read may be mixed.
+block, because its time was up or the peer ended, leaving the block raises RetryableError: the tensors may be mixed.
 The peer relays meanwhile, and stages later versions afterwards.
 """
 

@@ -25,7 +25,7 @@ from p2pcast.wire.connection import Connection, Established, Event
 HANDSHAKE_S = 10.0
 """Time limit for a connection's handshake, in seconds."""
 WRITE_HIGH_BYTES = 128 * KIB
-"""Most bytes queued in user space for one stripe: two of the largest pieces of a delta."""
+"""Bytes queued in user space for one stripe, from which no further piece is given to it: two pieces of 64 KiB."""
 WRITE_LOW_BYTES = 64 * KIB
 CLOSE_S = 10.0
 """Time in seconds for the other side to read queued bytes after a close without error."""

@@ -100,7 +100,7 @@ INPUTS = [
     ),
     Mutation(
         NONSENSE,
-        "p2pcast/plain_text.py",
+        "p2pcast/cli/status_document.py",
         "    except OverflowError:",
         "    except ZeroDivisionError:",
         "tests/p2pcast/cli/test_status.py::test_integers_beyond_any_float_are_shown",

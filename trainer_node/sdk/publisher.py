@@ -221,6 +221,7 @@ class Publisher:
         first = next(live, None)
         cuda = None if first is None or first.tensor.device.type != "cuda" else first.tensor.device
         plan = self._plan_for(cuda, [(tensor, None) for tensor in self._known[0].tensors.values()])
+        plan.rooms.begin([], cuda)
         streamed = StreamedTensors(plan.rooms, _pieces(plan), self._known)
         while first is not None:
             streamed.take(first)
