@@ -76,8 +76,8 @@ UNPACED_BYTES_S: Final = 1 << 40
 # -- bursts (p2pcast.relay.downstream)
 
 BURST_BYTES: Final = 128 * limits.KIB
-"""Bytes handed to one stripe in one write, or one larger piece: two pieces of 64 KiB. Measured at four hops and 300 ms: bursts of
-32 KiB, with buffers of 32 KiB a stripe, make no difference (7.79 against 7.83 s).
+"""Bytes handed to one stripe in one write, or one larger piece: two pieces of 64 KiB. Measured at four hops and 300 ms:
+bursts of 32 KiB, with buffers of 32 KiB a stripe, make no difference (7.79 against 7.83 s).
 """
 
 # -- reminders behind the last piece (p2pcast.relay.child); section "Chains over long paths"

@@ -1,9 +1,9 @@
 """One connection on the event loop: the asyncio shell around ``wire.Connection``.
 
-Promises: payload is read into the buffer in which the piece is forwarded. A write never queues more than
-WRITE_HIGH_BYTES, so the next piece goes to a stripe that can send now. Every error ends in exactly one ``on_closed``. A
-closed stripe frees its memory at once, without garbage collection of cycles. Collection is rare in a process with many
-objects, and a flood of connections would fill the memory meanwhile.
+Promises: payload is read into the buffer in which the piece is forwarded. A stripe takes no piece while
+WRITE_HIGH_BYTES are queued, so the next one goes to a stripe that can send now. Every error ends in exactly one
+``on_closed``. A closed stripe frees its memory at once, without garbage collection of cycles. Collection is rare in a
+process with many objects, and a flood of connections would fill the memory meanwhile.
 """
 
 from __future__ import annotations
