@@ -39,7 +39,7 @@ ANCHOR_PIECE_BYTES = MIB
 anchors have smaller pieces.
 """
 BATCH_PIECES = 64
-"""Most pieces covered by one signature: 4 MiB of a delta, 1 MiB with the smallest pieces."""
+"""Most pieces covered by one signature: 4 MiB in pieces of 64 KiB."""
 BATCH_CELLS = 4096
 """Most directory entries in one batch."""
 MAX_SIGNED_BYTES = 512 * KIB

@@ -1,6 +1,6 @@
 """A program reads a version, whole, from the shadow of a peer on its machine.
 
-    with Reader("~/.local/state/p2pcast/peer") as version:
+    with Reader("~/.local/state/p2pcast/peer-NAME") as version:
         for name, tensor in version.tensors():
             …  # views of the shadow's memory
 
@@ -47,14 +47,15 @@ class Reader:
         from safetensors import safe_open
 
         self._url = daemon_url(None, self._state)
-        answer = self._ask("/lease", {"hold_s": self._hold_s}, self._wait_s + TIMEOUT_S)
+        answer = self._ask("/lease", {"wait_s": self._wait_s}, self._wait_s + TIMEOUT_S)
         try:
             self._lease, self.version = str(answer["lease"]), Version.parse(str(answer["version"]))
+            self._ask("/lease", {"lease": self._lease, "hold_s": self._hold_s}, TIMEOUT_S)
             self._file = safe_open(answer["path"], framework="pt")
         except BaseException as error:
             with contextlib.suppress(P2PCastError):
                 self._end()
-            if isinstance(error, KeyError | OSError):
+            if isinstance(error, Exception) and not isinstance(error, P2PCastError):
                 raise LocalError(f"the peer's shadow cannot be read: {error}") from None
             raise
         return self

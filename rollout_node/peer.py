@@ -121,7 +121,7 @@ class Peer:
         self.events, self.tasks = startup.events, startup.tasks
         self.node, self.runners = relay.node, engine.engines.runners
         self.startup, self.relay, self.engine, self.sync = startup, relay, engine, sync
-        leases = ShadowLeases(startup.shadow_state, startup.tasks)
+        leases = self.leases = ShadowLeases(startup.shadow_state, startup.tasks)
         self.view = PeerView(
             config=startup.config,
             ident=self.ident,
@@ -205,6 +205,7 @@ class Peer:
         ends, folder, name = self.startup.ends, self.config.state, self.config.name
         ends.push_async_callback(self.tasks.end)
         ends.push_async_callback(self.http.stop)
+        ends.callback(self.leases.end)
         await self.http.start(*self.config.http)
         ends.push_async_callback(self.engine.socket.close)
         await self.engine.socket.start()

@@ -93,7 +93,7 @@ def assumed_bps(rates: Mapping[str, Rate], depth: int) -> dict[str, float | None
 def slowest_bps(rates: Iterable[Rate]) -> float | None:
     """The slowest peer's rate in bits/s, by what is certain of it; None if one is unknown, or without peers."""
     known = [rate.bps for rate in rates]
-    return None if None in known else min(filter(None, known), default=None)
+    return min((bps for bps in known if bps is not None), default=None) if None not in known else None
 
 
 def _assumed(rate: Rate, middle: float, factor: float) -> float | None:

@@ -14,7 +14,9 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+from p2pcast.addresses import is_loopback
 from p2pcast.daemon.daemon_process import state_home
 from p2pcast.daemon.listener_owner import foreign_listener
 from p2pcast.errors import LocalError, RefusedError, RetryableError, UsageError
@@ -97,8 +99,11 @@ def ask(
         headers["Authorization"] = f"Bearer {found}"
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url + path, data, headers)
+    # No proxy gets a bearer token for a daemon of this machine.
+    near = state is not None or is_loopback(urlsplit(url).hostname or "")
+    proxies = urllib.request.ProxyHandler({} if near else None)
     try:
-        with urllib.request.urlopen(request, timeout=timeout_s) as response:
+        with urllib.request.build_opener(proxies).open(request, timeout=timeout_s) as response:
             document = json.load(response)
     except urllib.error.HTTPError as error:
         try:

@@ -215,7 +215,7 @@ class HttpServer:
 
     def _handler(self, command: Command, *, local_only: bool) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(request: web.Request) -> web.Response:
-            if local_only and not is_loopback(request.remote or ""):
+            if local_only and not _is_local(request):
                 raise RefusedError(
                     "the answer holds a secret and HTTP is not encrypted: send this request from the daemon's machine"
                 )
@@ -386,6 +386,12 @@ def _number(query: Mapping[str, str], name: str, most: float) -> float | None:
     if not 0 <= value <= most:
         raise UsageError(f"{name}={text[:40]!r} is not a number from 0 to {most:g}")
     return value
+
+
+def _is_local(request: web.Request) -> bool:
+    """Whether the caller is on this machine: at loopback, or at the address that it has connected to."""
+    own = None if request.transport is None else request.transport.get_extra_info("sockname")
+    return is_loopback(request.remote or "") or (isinstance(own, tuple) and request.remote == own[0])
 
 
 def _gone(request: web.Request) -> bool:

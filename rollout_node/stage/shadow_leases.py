@@ -1,14 +1,15 @@
 """``POST /lease`` and ``POST /release``: a program on this machine reads a whole version from the shadow.
 
 Promises: the shadow stays at the leased version until the lease is released or its time is up, and the release tells
-which of the two came first. Relaying goes on meanwhile; later versions are staged afterwards.
+which of the two came first. A new lease lasts FIRST_S, and the caller prolongs it: a caller that is gone before it has
+the answer holds nothing for longer. Leases wait for a version that is about to be staged, so that many readers do not
+keep the shadow at an old one. Relaying goes on meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import secrets
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
@@ -23,8 +24,12 @@ logger = logging.getLogger("p2pcast.peer")
 
 Document = dict[str, Any]
 
-LEASE_S = 60.0
+FIRST_S = 10.0
+"""Seconds that a new lease lasts."""
 MAX_LEASE_S = 3600.0
+"""Most seconds by which a lease is prolonged."""
+WAIT_S = 60.0
+MAX_WAIT_S = 3600.0
 MAX_LEASES = 16
 
 
@@ -34,12 +39,19 @@ class Spawner(Protocol):
 
 @dataclass(slots=True)
 class _Lease:
-    hold_s: float
     held: asyncio.Future[tuple[Version, Path] | None]
     """The version and the shadow's file; None where no version is staged."""
     released: asyncio.Event = field(default_factory=asyncio.Event)
-    ends_s: float = math.inf
-    """By the loop's clock; hold_s after the shadow is held still."""
+    limit: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
+    """Ends the lease; runs from the moment when the shadow is held still."""
+
+    @property
+    def left_s(self) -> float:
+        ends_s = self.limit.when()
+        return 0.0 if ends_s is None else max(0.0, ends_s - asyncio.get_running_loop().time())
+
+    def prolong(self, hold_s: float) -> None:
+        self.limit.reschedule(asyncio.get_running_loop().time() + hold_s)
 
 
 class ShadowLeases:
@@ -53,57 +65,77 @@ class ShadowLeases:
     @property
     def rows(self) -> list[Document]:
         """For /status: the leases in force."""
-        now = asyncio.get_running_loop().time()
         return [
-            {"id": ident[:8], "version": str(held[0]), "left_s": round(max(0.0, lease.ends_s - now), 1)}
+            {"id": ident[:8], "version": str(held[0]), "left_s": round(lease.left_s, 1)}
             for ident, lease in self._leases.items()
-            if lease.held.done() and not lease.held.cancelled() and (held := lease.held.result()) is not None
+            if (held := _held(lease)) is not None
         ]
 
     async def lease(self, body: Document) -> Document:
-        """``{"hold_s": 60}``. Raises UsageError, RefusedError (no version is staged) and RetryableError (MAX_LEASES are
-        in force).
+        """``{"wait_s": 60}``: a new lease, of FIRST_S. ``{"lease": id, "hold_s": 120}``: it lasts so long from now on.
+
+        Raises UsageError, RefusedError (no version is staged, or the lease has ended) and RetryableError (MAX_LEASES
+        are in force, or the shadow was not at rest within ``wait_s``).
         """
-        hold_s = _seconds(body.get("hold_s", LEASE_S))
+        if "lease" in body:
+            return self._prolonged(body)
+        wait_s = _seconds(body, "wait_s", WAIT_S, MAX_WAIT_S)
         if len(self._leases) >= MAX_LEASES:
             raise RetryableError(f"{MAX_LEASES} leases of the shadow are in force; try again once one has ended")
-        loop = asyncio.get_running_loop()
-        ident = secrets.token_hex(16)
-        lease = self._leases[ident] = _Lease(hold_s, loop.create_future())
+        ident, lease = secrets.token_hex(16), _Lease(asyncio.get_running_loop().create_future())
+        self._leases[ident] = lease
         self._spawner.later(self._hold(ident, lease), "shadow lease")
         try:
-            held = await asyncio.shield(lease.held)
-        except asyncio.CancelledError:
-            lease.released.set()  # the caller has disconnected
+            async with asyncio.timeout(wait_s):
+                held = await asyncio.shield(lease.held)
+        except (TimeoutError, asyncio.CancelledError) as error:
+            lease.released.set()
+            if isinstance(error, TimeoutError):
+                raise RetryableError(
+                    f"a version was being staged for {wait_s:g} s; try again, or wait longer"
+                ) from None
             raise
         if held is None:
             raise RefusedError("no version is staged here yet")
         version, path = held
+        return {"lease": ident, "version": str(version), "path": str(path.absolute()), "left_s": lease.left_s}
+
+    def _prolonged(self, body: Document) -> Document:
+        hold_s = _seconds(body, "hold_s", FIRST_S, MAX_LEASE_S)
+        lease = self._leases.get(_ident(body))
+        if lease is None or (held := _held(lease)) is None:
+            raise RefusedError("this lease has ended")
+        lease.prolong(hold_s)
         return {
-            "lease": ident,
-            "version": str(version),
-            "path": str(path),
-            "left_s": max(0.0, lease.ends_s - loop.time()),
+            "lease": body["lease"],
+            "version": str(held[0]),
+            "path": str(held[1].absolute()),
+            "left_s": lease.left_s,
         }
 
     async def release(self, body: Document) -> Document:
         """``{"lease": id}`` → ``{"held": whether the lease was in force until now}``. Raises UsageError."""
-        ident = body.get("lease")
-        if not isinstance(ident, str):
-            raise UsageError('name the lease: {"lease": ID}')
-        lease = self._leases.pop(ident, None)
+        lease = self._leases.pop(_ident(body), None)
         if lease is not None:
             lease.released.set()
         return {"held": lease is not None}
 
+    def end(self) -> None:
+        """The daemon ends: no lease delays that."""
+        for lease in self._leases.values():
+            lease.released.set()
+            if not lease.held.done():
+                lease.held.set_exception(RetryableError("the peer ends"))
+                lease.held.exception()  # seen: the caller may be gone
+        self._leases.clear()
+
     async def _hold(self, ident: str, lease: _Lease) -> None:
         try:
-            async with self._shadow.held_still() as held:
-                if held is not None:
+            async with self._shadow.held_still(gives_way=True) as held:
+                if not lease.held.done():
+                    lease.held.set_result(held)
+                if held is not None and not lease.released.is_set():
                     logger.info("the shadow stays at version %s for lease %s", held[0], ident[:8])
-                    lease.ends_s = asyncio.get_running_loop().time() + lease.hold_s
-                lease.held.set_result(held)
-                if held is not None:
                     await self._until_ended(ident, lease)
         finally:
             self._leases.pop(ident, None)
@@ -111,7 +143,8 @@ class ShadowLeases:
 
     async def _until_ended(self, ident: str, lease: _Lease) -> None:
         try:
-            async with asyncio.timeout_at(lease.ends_s):
+            async with lease.limit:
+                lease.prolong(FIRST_S)
                 await lease.released.wait()
         except TimeoutError:
             # Before the shadow may move: a release that comes from now on is too late.
@@ -119,12 +152,20 @@ class ShadowLeases:
             logger.warning("lease %s of the shadow has ended by its time limit", ident[:8])
 
 
-def _seconds(given: Any) -> float:
-    if (
-        isinstance(given, bool)
-        or not isinstance(given, int | float)
-        or not math.isfinite(given)
-        or not 0 < given <= MAX_LEASE_S
-    ):
-        raise UsageError(f"hold_s: {str(given)[:40]!r} is not a number of seconds above 0, up to {MAX_LEASE_S:g}")
+def _held(lease: _Lease) -> tuple[Version, Path] | None:
+    """The version and file of a lease that is in force."""
+    done = lease.held.done() and not lease.held.cancelled() and lease.held.exception() is None
+    return lease.held.result() if done and not lease.limit.expired() else None
+
+
+def _ident(body: Document) -> str:
+    if not isinstance(ident := body.get("lease"), str):
+        raise UsageError('name the lease: {"lease": ID}')
+    return ident
+
+
+def _seconds(body: Document, name: str, otherwise: float, most: float) -> float:
+    given = body.get(name, otherwise)
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given <= most:
+        raise UsageError(f"{name}: {str(given)[:40]!r} is not a number of seconds above 0, up to {most:g}")
     return float(given)

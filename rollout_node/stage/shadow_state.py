@@ -37,15 +37,22 @@ class ShadowState:
         """The version of the shadow; None until it is known to be right."""
         self._lock = asyncio.Condition()
         self._readers = 0
+        self._movers: list[Callable[[Version | None], bool]] = []
+        """``may_leave`` of each writer that waits."""
 
     def close(self) -> None:
         if self.shadow is not None:
             self.shadow.close()
 
     @contextlib.asynccontextmanager
-    async def held_still(self) -> AsyncIterator[tuple[Version, Path] | None]:
-        """Keeps the shadow at its version; None where there is none yet."""
+    async def held_still(self, *, gives_way: bool = False) -> AsyncIterator[tuple[Version, Path] | None]:
+        """Keeps the shadow at its version; None where there is none yet. ``gives_way``: begins after a writer that only
+        waits for readers.
+        """
         async with self._lock:
+            await self._lock.wait_for(
+                lambda: not gives_way or not any(may_leave(self.staged) for may_leave in self._movers)
+            )
             self._readers += 1
         try:
             shadow = self.shadow
@@ -59,8 +66,13 @@ class ShadowState:
     async def moving(self, may_leave: Callable[[Version | None], bool]) -> AsyncIterator[None]:
         """Excludes readers. Waits until none is left and ``may_leave`` allows to leave the staged version."""
         async with self._lock:
-            await self._lock.wait_for(lambda: self._readers == 0 and may_leave(self.staged))
-            yield
+            self._movers.append(may_leave)
+            try:
+                await self._lock.wait_for(lambda: self._readers == 0 and may_leave(self.staged))
+                yield
+            finally:
+                self._movers.remove(may_leave)
+                self._lock.notify_all()
 
     async def recheck(self) -> None:
         """``may_leave`` may have changed: ``moving`` asks it again."""

@@ -322,7 +322,7 @@ SAID = [
     Mutation(
         "test_a_token_is_made_on_the_hubs_own_machine_alone",
         SERVER,
-        'if local_only and not is_loopback(request.remote or ""):',
+        "if local_only and not _is_local(request):",
         "if False:",
         TRUST + "test_a_token_is_made_on_the_hubs_own_machine_alone",
     ),

@@ -61,7 +61,7 @@ def first(live: Live) -> None:
     seen.folders["mirror"] = {f"p2pcast-1/<run>/{name}": data for name, data in listed(mirror).items()}
     orders_to_hub(seen, hub)
     keep(seen, far, "verify", "POST", "/verify", {"engine": None}, bearer=True)
-    keep(seen, far, "lease", "POST", "/lease", {"hold_s": 0.001}, bearer=True)
+    keep(seen, far, "lease", "POST", "/lease", {"wait_s": 60}, bearer=True)
     keep(seen, far, "release", "POST", "/release", {"lease": "00"}, bearer=True)
     keep(seen, far, "commit at a peer that drives its engines", "POST", "/commit", {"version": LAST}, bearer=True)
     commands(live, hub, far)

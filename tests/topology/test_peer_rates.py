@@ -28,6 +28,7 @@ def test_the_slowest_peer_is_known_once_all_are() -> None:
     fast, slow, unknown = Rate(1e9), Rate(2e7, True), Rate()
     assert slowest_bps([fast, slow]) == 2e7
     assert slowest_bps([fast, unknown, slow]) is None
+    assert slowest_bps([fast, Rate(0.0)]) == 0
     assert slowest_bps([]) is None
 
 

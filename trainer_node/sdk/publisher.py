@@ -23,6 +23,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
@@ -197,11 +198,11 @@ class Publisher:
         ).start()
         return handle
 
-    def _prepare(self, live: list[Live]) -> Plan:
-        """The plan for these tensors, with the snapshot begun."""
+    def _prepare(self, live: list[Live], cuda: torch.device | None = None) -> Plan:
+        """The plan for these tensors, with the snapshot begun. ``cuda``: their device, if that is known already."""
         pairs = fit(live, self._known, self._dtype)
-        cuda = next((one.tensor.device for one, _ in pairs if one.tensor.device.type == "cuda"), None)
-        plan = self._plan_for(cuda, [(tensor, one.tensor) for one, tensor in pairs])
+        cuda = cuda or _device([one for one, _ in pairs])
+        plan = self._use(self._plan_for(cuda, [(tensor, one.tensor) for one, tensor in pairs]))
         tensors = {tensor.name: one for one, tensor in pairs}
         pieces = _pieces(plan)
         copies: list[Copy] = []
@@ -216,34 +217,38 @@ class Publisher:
 
     def _prepare_streamed(self, live: Iterator[Live]) -> Plan:
         """The plan for the tensors of the tables, with the snapshot taken as the tensors come."""
-        if not self._known:
-            return self._prepare([on_host(one) for one in live])
         first = next(live, None)
-        cuda = None if first is None or first.tensor.device.type != "cuda" else first.tensor.device
+        cuda = None if first is None else _device([first])
+        if not self._known:
+            return self._prepare([] if first is None else [on_host(one) for one in chain([first], live)], cuda)
         plan = self._plan_for(cuda, [(tensor, None) for tensor in self._known[0].tensors.values()])
         plan.rooms.begin([], cuda)
-        streamed = StreamedTensors(plan.rooms, _pieces(plan), self._known)
+        streamed = StreamedTensors(plan.rooms, _pieces(plan), self._known, cuda)
         while first is not None:
             streamed.take(first)
             # The next tensor may need the memory of this one.
             first = None
             first = next(live, None)
         streamed.finish()
-        return plan
+        return self._use(plan)
 
     def _plan_for(self, cuda: torch.device | None, tensors: list[tuple[Tensor, torch.Tensor | None]]) -> Plan:
         """The last plan, or a new one if this one's tensors, or their places, differ. ``tensors``: each with the live
         one; None: a whole tensor on every rank.
         """
         key = (cuda, sorted((tensor.name, tensor.dtype, tensor.shape, _placing(live)) for tensor, live in tensors))
-        if self._plan is None or self._plan.key != key:
+        if self._plan is not None and self._plan.key == key:
+            return self._plan
+        layout = self._layout(Layout(tensor for tensor, _ in tensors))
+        lives = {tensor.name: live for tensor, live in tensors}
+        holdings = [holding(lives[t.name], self._world.numbers) for t in layout.tensors]
+        return self._planned(key, layout, holdings, cuda)
+
+    def _use(self, plan: Plan) -> Plan:
+        if plan is not self._plan:
             # Words kept for another plan do not fit.
-            self._plan, self._version, self._marks = None, None, []
-            layout = self._layout(Layout(tensor for tensor, _ in tensors))
-            lives = {tensor.name: live for tensor, live in tensors}
-            holdings = [holding(lives[t.name], self._world.numbers) for t in layout.tensors]
-            self._plan = self._planned(key, layout, holdings, cuda)
-        return self._plan
+            self._plan, self._version, self._marks = plan, None, []
+        return plan
 
     def _planned(self, key: Any, layout: Layout, holdings: list[Holding], cuda: torch.device | None) -> Plan:
         parts = dealt(layout, holdings, self._world.rank)
@@ -379,6 +384,16 @@ class Publisher:
             )
         )
         self._version = ranked.head
+
+
+def _device(live: Sequence[Live]) -> torch.device | None:
+    """The CUDA device of the tensors; None: the host. Raises UsageError for several devices: a snapshot has a stream of
+    one.
+    """
+    found = sorted({str(one.tensor.device) for one in live if one.tensor.device.type == "cuda"})
+    if len(found) > 1:
+        raise UsageError(f"tensors lie on {', '.join(found)}: a rank publishes tensors of one CUDA device")
+    return torch.device(found[0]) if found else None
 
 
 def _pieces(plan: Plan) -> dict[str, Sequence[tuple[int, int]]]:

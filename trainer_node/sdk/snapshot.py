@@ -135,13 +135,17 @@ class Rooms:
         """Copy one tensor now. It may be freed or changed once this returns; on a device, by work that is ordered
         behind the current stream's.
         """
-        copy = Copy(lambda: tensor, pieces)
-        if tensor.device.type != "cuda":
+        copy, near = Copy(lambda: tensor, pieces), tensor.device.type == "cuda"
+        device = tensor.device if near else self.device
+        if device is None:
             self._copy(self.next, copy)
             return
-        event = self._copy_on_stream([copy], tensor.device)
-        torch.cuda.current_stream(tensor.device).wait_event(event)
-        tensor.record_stream(self._stream)
+        event = self._copy_on_stream([copy], device)
+        if near:
+            torch.cuda.current_stream(device).wait_event(event)
+            tensor.record_stream(self._stream)
+        else:
+            event.synchronize()
 
     def has(self, tensor: torch.Tensor, pieces: Sequence[tuple[int, int]]) -> bool:
         """Whether the snapshot holds the words that ``take`` would copy."""

@@ -12,17 +12,30 @@ from collections.abc import Sequence
 import torch
 from torch.distributed.tensor import DTensor
 
+from p2pcast.errors import UsageError
 from trainer_node.sdk.snapshot import Rooms
 from trainer_node.sdk.tensors import Known, Live, castable, check, fault
+
+SHARD = "{}: is a DTensor; the iterator has to give whole tensors (full_tensor())"
 
 
 class StreamedTensors:
     """Call ``take`` with each tensor, then ``finish``. ``pieces``: by a tensor's name, its slots in ``rooms`` that this
     rank fills, with the first word of each. ``known``: the tables to match; the first one is the published state's.
+    ``cuda``: the device of all tensors that are on one.
+
+    A rank compares the words that it sends. Of two values for one name, a rank that sends neither notices nothing; the
+    hub tells it that the version was aborted.
     """
 
-    def __init__(self, rooms: Rooms, pieces: dict[str, Sequence[tuple[int, int]]], known: Sequence[Known]) -> None:
-        self._rooms, self._pieces, self._known = rooms, pieces, known
+    def __init__(
+        self,
+        rooms: Rooms,
+        pieces: dict[str, Sequence[tuple[int, int]]],
+        known: Sequence[Known],
+        cuda: torch.device | None = None,
+    ) -> None:
+        self._rooms, self._pieces, self._known, self._cuda = rooms, pieces, known, cuda
         self._expected = {name for table in known for name in table.tensors}
         self._arrived: dict[str, Live] = {}
         """On the meta device: names, shapes and dtypes alone."""
@@ -33,7 +46,9 @@ class StreamedTensors:
     def take(self, one: Live) -> None:
         tensor = one.tensor
         if isinstance(tensor, DTensor):
-            self._faults.append(f"{one.name}: is a DTensor; the iterator has to give whole tensors (full_tensor())")
+            self._faults.append(SHARD.format(one.name))
+        elif tensor.device.type == "cuda" and tensor.device != self._cuda:
+            self._faults.append(f"{one.name}: lies on {tensor.device}, the first tensor does not")
         elif (why := fault(one)) is not None:
             self._faults.append(why)
         elif one.name in self._arrived:
@@ -69,7 +84,9 @@ class StreamedTensors:
 
 
 def on_host(one: Live) -> Live:
-    """The tensor with memory of its own on the host."""
+    """The tensor with memory of its own on the host. Raises UsageError for a DTensor."""
+    if isinstance(one.tensor, DTensor):
+        raise UsageError(SHARD.format(one.name))
     return one if one.tensor.is_meta else Live(one.name, one.tensor.to("cpu", copy=True))
 
 

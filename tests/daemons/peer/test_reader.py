@@ -85,13 +85,26 @@ async def test_a_shadow_that_cannot_be_opened_releases_the_lease(swarm, states, 
     assert shown(peer) == []
 
 
+async def test_a_malformed_time_leaves_no_lease(swarm, states, peer):
+    with pytest.raises(UsageError, match="hold_s"):
+        await asyncio.to_thread(Reader(peer.config.state, hold_s=1e9).__enter__)
+    assert shown(peer) == []
+
+
+async def test_no_proxy_sees_the_bearer(swarm, states, peer, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    held = await asyncio.to_thread(Reader(peer.config.state).__enter__)
+    await asyncio.to_thread(held.__exit__, None, None, None)
+
+
 async def test_there_is_nothing_to_read_before_the_first_version(swarm, states, tmp_path):
     await swarm.hub_up()
     peer = await swarm.peer_up("a")
     with pytest.raises(RefusedError, match="no version is staged here yet"):
         await asyncio.to_thread(Reader(peer.config.state).__enter__)
-    with pytest.raises(UsageError, match="hold_s"):
-        await asyncio.to_thread(Reader(peer.config.state, hold_s=1e9).__enter__)
+    with pytest.raises(UsageError, match="wait_s"):
+        await asyncio.to_thread(Reader(peer.config.state, wait_s=1e9).__enter__)
     with pytest.raises(RetryableError, match="no daemon runs on the state folder"):
         await asyncio.to_thread(Reader(tmp_path).__enter__)
 

@@ -212,8 +212,21 @@ async def test_a_token_is_made_on_the_hubs_own_machine_alone(tls):
     """Elsewhere its secret would go over HTTP; the bearer does not help."""
     hub = await tls.hub_up()
     (route,) = (r for r in hub.http._app.router.routes() if r.resource.canonical == "/token/create")
-    with pytest.raises(RefusedError, match="HTTP is not encrypted"):
-        await route.handler(SimpleNamespace(remote="192.0.2.7"))
+    here = SimpleNamespace(get_extra_info=lambda _: ("192.0.2.1", 7078))
+    for transport in (here, None):
+        with pytest.raises(RefusedError, match="HTTP is not encrypted"):
+            await route.handler(SimpleNamespace(remote="192.0.2.7", transport=transport))
+
+
+async def test_an_address_of_the_hubs_machine_is_the_hubs_own_machine(tls):
+    hub = await tls.hub_up()
+    (route,) = (r for r in hub.http._app.router.routes() if r.resource.canonical == "/token/create")
+
+    async def body():
+        return {}
+
+    here = SimpleNamespace(get_extra_info=lambda _: ("192.0.2.7", 7078))
+    assert (await route.handler(SimpleNamespace(remote="192.0.2.7", transport=here, json=body))).status == 200
 
 
 @pytest.mark.parametrize(

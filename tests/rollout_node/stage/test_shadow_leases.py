@@ -12,7 +12,7 @@ import pytest
 
 from p2pcast.errors import RefusedError, RetryableError, UsageError
 from p2pcast.version import Version
-from rollout_node.stage.shadow_leases import MAX_LEASE_S, MAX_LEASES, ShadowLeases
+from rollout_node.stage.shadow_leases import FIRST_S, MAX_LEASES, MAX_WAIT_S, ShadowLeases
 from rollout_node.stage.shadow_state import ShadowState
 
 FILE = Path("/shadow/model.safetensors")
@@ -69,41 +69,80 @@ async def test_the_shadow_moves_once_each_lease_is_released(parts: Parts) -> Non
     assert await parts.leases.release({"lease": two["lease"]}) == {"held": False}
 
 
-async def test_a_lease_ends_by_its_time_and_a_release_says_so(parts: Parts) -> None:
-    lease = await parts.leases.lease({"hold_s": 0.01})
-    await parts.move(2)
+async def test_a_prolonged_lease_lasts_for_the_time_given(parts: Parts) -> None:
+    lease = await parts.leases.lease({})
+    assert FIRST_S - 1 < lease["left_s"] <= FIRST_S
+    assert (await parts.leases.lease({"lease": lease["lease"], "hold_s": 1000}))["left_s"] > 999
+    moving = asyncio.create_task(parts.move(2))
+    await idle()
+    assert not moving.done()
+    await parts.leases.lease({"lease": lease["lease"], "hold_s": 0.01})
+    await moving
     assert await parts.leases.release({"lease": lease["lease"]}) == {"held": False}
+    with pytest.raises(RefusedError, match="this lease has ended"):
+        await parts.leases.lease({"lease": lease["lease"], "hold_s": 1000})
 
 
 async def test_time_counts_from_the_moment_when_the_shadow_is_held(parts: Parts) -> None:
-    go_on = asyncio.Event()
-
-    async def slow() -> None:
-        async with parts.state.moving(lambda _: True):
-            await go_on.wait()
-            parts.stage(2)
-
-    moving = asyncio.create_task(slow())
-    await idle()
-    asking = asyncio.create_task(parts.leases.lease({"hold_s": 1000}))
-    await asyncio.sleep(0.02)
-    assert not asking.done()
-    go_on.set()
-    lease = await asking
-    await moving
-    assert lease["version"] == "0.2"
-    assert lease["left_s"] > 999.99
-
-
-async def test_a_caller_that_is_gone_leaves_no_lease(parts: Parts) -> None:
     async with parts.state.moving(lambda _: True):
-        asking = asyncio.create_task(parts.leases.lease({"hold_s": 1000}))
+        asking = asyncio.create_task(parts.leases.lease({}))
+        await asyncio.sleep(0.02)
+        assert not asking.done()
+        parts.stage(2)
+    lease = await asking
+    assert lease["version"] == "0.2"
+    assert lease["left_s"] > FIRST_S - 0.01
+
+
+async def test_a_caller_that_no_longer_waits_leaves_no_lease(parts: Parts) -> None:
+    async with parts.state.moving(lambda _: True):
+        with pytest.raises(RetryableError, match=r"a version was being staged for 0\.01 s"):
+            await parts.leases.lease({"wait_s": 0.01})
+        asking = asyncio.create_task(parts.leases.lease({}))
         await idle()
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
     await parts.move(2)
     await idle()
     assert parts.leases.rows == []
+
+
+async def test_readers_one_after_the_other_do_not_keep_the_shadow_at_a_version(parts: Parts) -> None:
+    first = await parts.leases.lease({})
+    moving = asyncio.create_task(parts.move(2))
+    await idle()
+    second = asyncio.create_task(parts.leases.lease({}))
+    await idle()
+    assert not second.done()
+    await parts.leases.release({"lease": first["lease"]})
+    assert (await second)["version"] == "0.2"
+    await moving
+
+
+async def test_a_reader_does_not_wait_for_a_writer_that_may_not_leave_the_version(parts: Parts) -> None:
+    async def barred() -> None:
+        async with parts.state.moving(lambda _: False):
+            raise AssertionError
+
+    waiting = asyncio.create_task(barred())
+    await idle()
+    assert (await parts.leases.lease({}))["version"] == "0.1"
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_at_the_daemons_end_no_caller_and_no_lease_is_left(parts: Parts) -> None:
+    lease = await parts.leases.lease({})
+    async with parts.state.held_still():
+        moving = asyncio.create_task(parts.move(2))
+        await idle()
+        asking = asyncio.create_task(parts.leases.lease({}))
+        await idle()
+        parts.leases.end()
+        with pytest.raises(RetryableError, match="the peer ends"):
+            await asking
+    await moving
+    assert await parts.leases.release({"lease": lease["lease"]}) == {"held": False}
 
 
 async def test_leases_are_bounded_and_none_is_lost(parts: Parts) -> None:
@@ -123,13 +162,17 @@ async def test_without_a_version_there_is_no_lease(parts: Parts) -> None:
     await parts.move(1)
 
 
-@pytest.mark.parametrize("hold", [0, -1, MAX_LEASE_S + 1, float("nan"), float("inf"), True, "60", None, [1]])
-async def test_a_malformed_time_is_refused(parts: Parts, hold: Any) -> None:
+@pytest.mark.parametrize("wait", [0, -1, MAX_WAIT_S + 1, float("nan"), float("inf"), True, "60", None, [1], 10**400])
+async def test_a_malformed_time_is_refused(parts: Parts, wait: Any) -> None:
+    with pytest.raises(UsageError, match="wait_s"):
+        await parts.leases.lease({"wait_s": wait})
     with pytest.raises(UsageError, match="hold_s"):
-        await parts.leases.lease({"hold_s": hold})
+        await parts.leases.lease({"lease": "00", "hold_s": wait})
 
 
 @pytest.mark.parametrize("lease", [None, 7, ["a"]])
-async def test_a_malformed_release_is_refused(parts: Parts, lease: Any) -> None:
+async def test_a_malformed_lease_is_refused(parts: Parts, lease: Any) -> None:
     with pytest.raises(UsageError, match="name the lease"):
         await parts.leases.release({"lease": lease})
+    with pytest.raises(UsageError, match="name the lease"):
+        await parts.leases.lease({"lease": lease})
