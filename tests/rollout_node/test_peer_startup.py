@@ -207,14 +207,14 @@ async def test_a_damaged_state_file_is_named_and_nothing_is_left_open(tmp_path):
 STEPS = [
     "claim", "sweep", "Timeline", "StateFile", "EvictionLog", "node_id", "ShadowState", "Staging", "SavedHubState",
     "BearerFile", "Identity", "LinkAcceptor", "Listener", "HubOrders", "Catalog", "Welcome", "EvictionHandler",
-    "Dispatcher", "HubSession", "Objects", "MirrorCatalog", "warm_up", "RunKeySource",
+    "Dispatcher", "HubSession", "Objects", "MirrorCatalog", "Staging.warm_up", "RunKeySource",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("step", STEPS)
 async def test_nothing_is_left_open_where_a_step_fails(tmp_path, monkeypatch, step):
     config = options(tmp_path, mirror=mirror_in(tmp_path))
-    monkeypatch.setattr(peer_startup, step, failing)
+    monkeypatch.setattr(f"{peer_startup.__name__}.{step}", failing)
     async with NothingLeft(tmp_path):
         with pytest.raises(StepError):
             async with starting(config):

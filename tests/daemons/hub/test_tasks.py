@@ -196,7 +196,7 @@ async def test_a_write_behind_that_fails_ends_the_peer(faulty, states, monkeypat
 
 async def test_a_failed_warm_up_ends_the_peer_before_joining(faulty, monkeypatch):
     await faulty.hub_up()
-    monkeypatch.setattr(peer_startup, "warm_up", broken)
+    monkeypatch.setattr(peer_startup.Staging, "warm_up", broken)
     assert isinstance(await faulty.ended(faulty.peer_begun("a")), Bug)
 
 
