@@ -162,8 +162,10 @@ PARTS: dict[str, Part] = {
     "mutations": Part("each defence of the security page taken out: its test fails", mutations_by_table),
     "decoders": Part("10 minutes of changed bytes for each decoder", decoders),
     "insiders": Part("200 000 messages by members of the run", one("tests/fuzz/semantic.py", "--count", "200000")),
+    # The deadline finds versions that never arrive, and not a slow machine.
     "soak": Part(
-        "48 peers, 100 versions, a fault every second", one("-m", "p2pcast.cli", "bench", "soak", "--versions", "100")
+        "48 peers, 100 versions, a fault every second",
+        one("-m", "p2pcast.cli", "bench", "soak", "--versions", "100", "--deadline", "900"),
     ),
 }
 
