@@ -66,6 +66,12 @@ class Daemon:
 
 
 @pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The HTTP library closes no idle connection by itself. To be named before ``daemon``."""
+    monkeypatch.setattr(module, "KEPT_S", 1e6)
+
+
+@pytest.fixture
 async def daemon() -> AsyncIterator[Daemon]:
     daemon = Daemon()
     await daemon.http.start("127.0.0.1", 0)
@@ -404,7 +410,7 @@ async def connected(daemon: Daemon) -> tuple[asyncio.StreamReader, asyncio.Strea
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /status HTT", b"GET /status HTTP/1.1\r\nHost: localhost\r\nX-Slow: "])
-async def test_a_connection_without_a_request_is_closed(daemon, monkeypatch, sent):
+async def test_a_connection_without_a_request_is_closed(patient, daemon, monkeypatch, sent):
     monkeypatch.setattr(http_connections, "SILENT_S", 0.2)
     reader, writer = await connected(daemon)
     writer.write(sent)
@@ -437,7 +443,7 @@ async def test_malformed_http_is_answered_and_not_logged(daemon, caplog, sent):
     assert caplog.records == []
 
 
-async def test_a_flood_of_silent_connections_closes_its_own(daemon, client, monkeypatch):
+async def test_a_flood_of_silent_connections_closes_its_own(patient, daemon, client, monkeypatch):
     monkeypatch.setattr(http_connections, "MAX_SILENT_CONNECTIONS", 4)
     monkeypatch.setattr(http_connections, "SILENT_S", 1e6)
     held = [await connected(daemon) for _ in range(10)]
@@ -451,7 +457,7 @@ async def test_a_flood_of_silent_connections_closes_its_own(daemon, client, monk
         writer.close()
 
 
-async def test_connections_are_bounded(daemon, monkeypatch):
+async def test_connections_are_bounded(patient, daemon, monkeypatch):
     monkeypatch.setattr(http_connections, "MAX_HTTP_CONNECTIONS", 3)
     monkeypatch.setattr(http_connections, "SILENT_S", 1e6)
     held = []

@@ -136,11 +136,23 @@ def greeting() -> bytes:
 
 
 @LOOPS
-def test_an_abandoned_handshake_is_closed(place, loop):
+def test_an_abandoned_handshake_is_closed(place, loop, monkeypatch):
     async def play(here: Place) -> None:
+        running, limits_s = asyncio.get_running_loop(), []
+        accept = running.connect_accepted_socket
+
+        async def accepted(*words, **options):
+            limits_s.append(options.get("ssl_handshake_timeout"))
+            return await accept(*words, **options)
+
+        monkeypatch.setattr(running, "connect_accepted_socket", accepted)
         reader, writer = await asyncio.open_connection(*here.listener.address)
         writer.write(greeting())
         assert await reader.readexactly(1) == b"\x16"
+        # Without a limit of its own, the loop closes the connection after a minute.
+        (limit_s,) = limits_s
+        assert limit_s is not None
+        assert 0 < limit_s <= 1
         with contextlib.suppress(ConnectionResetError):
             await reader.read()
         writer.transport.abort()
