@@ -2,9 +2,8 @@
 until it offers what it had stored.
 
 The hub is ``p2pcast seed`` as users run it, in a process of its own. It answers once GET /status does, and by then it
-accepts peers, too. Kernels are compiled before: a hub that has to compile them, as the first one of an installation,
-ends only when it has compiled them. A small state is enough: the times are those of imports, kernels and records, not
-of weights.
+accepts peers, too. Kernels are compiled before: the first hub of an installation has to compile them, and ends only
+after the one under way. A small state is enough: the times are those of imports, kernels and records, not of weights.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.errors import UsageError
 from tests.tensor_device import CUDA, DEVICE
+from trainer_node.sdk.publisher import _device
 from trainer_node.sdk.shards import Holding, dealt
 from trainer_node.sdk.snapshot import Rooms, slots_for
 from trainer_node.sdk.streamed_tensors import StreamedTensors, on_host
@@ -182,6 +184,16 @@ def test_shards_are_refused(one_rank: None) -> None:
     shard = DTensor.from_local(torch.ones(4, 4), mesh, [Replicate()])
     with pytest.raises(UsageError, match="a: is a DTensor; the iterator has to give whole tensors"):
         Taken([table({"a": torch.ones(4, 4)})]).stream({"a": shard})
+
+
+def test_tensors_on_several_devices_are_refused() -> None:
+    def on(*names: str) -> list[Any]:
+        return [SimpleNamespace(tensor=SimpleNamespace(device=torch.device(name))) for name in names]
+
+    assert _device(on("cpu")) is None
+    assert _device(on("cpu", "cuda:1", "cuda:1")) == torch.device("cuda:1")
+    with pytest.raises(UsageError, match="tensors lie on cuda:0, cuda:1"):
+        _device(on("cuda:1", "cpu", "cuda:0"))
 
 
 def test_a_collected_tensor_has_memory_of_its_own() -> None:
