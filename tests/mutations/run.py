@@ -31,7 +31,7 @@ FAILED = 1
 """Pytest's exit code after test failures. Any other code says nothing about the defence."""
 SOUND_S = 600.0
 """Most seconds of a test of the unchanged code."""
-HANGS_S, HANGS_FACTOR = 60.0, 20.0
+HANGS_S, HANGS_FACTOR = 60.0, 8.0
 """With a mutation, a test may take so many seconds, and this many times its seconds without. Then it counts as failed:
 the suite would not end either.
 """

@@ -62,6 +62,7 @@ def first(live: Live) -> None:
     orders_to_hub(seen, hub)
     keep(seen, far, "verify", "POST", "/verify", {"engine": None}, bearer=True)
     keep(seen, far, "lease", "POST", "/lease", {"wait_s": 60}, bearer=True)
+    live.until(lambda: live.look()[FAR]["leases"], "the status shows the lease")
     keep(seen, far, "release", "POST", "/release", {"lease": "00"}, bearer=True)
     keep(seen, far, "commit at a peer that drives its engines", "POST", "/commit", {"version": LAST}, bearer=True)
     commands(live, hub, far)
