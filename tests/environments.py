@@ -1,0 +1,79 @@
+"""Virtual environments for frameworks that do not fit into the project's own: ``python tests/environments.py NAME``;
+``make setup-NAME``. Prints the environment's interpreter.
+
+An environment lies over the project's: it sees those packages, PyTorch and p2pcast among them, and holds what it needs
+in other versions. Its folder is named by the hash of all that it was made from, is made once, and is complete when the
+interpreter's path is printed. Two processes may ask at the same time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "build" / "environments"
+INSTALL_S = 1200.0
+"""Time for one command of pip, in seconds."""
+ENVIRONMENTS: dict[str, list[list[str]]] = {
+    # verifiers holds openai and mcp at older versions.
+    "verifiers": [
+        tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["verifiers"]
+    ],
+}
+"""By name: the arguments of each ``pip install``, in order."""
+
+
+def python_of(name: str) -> Path:
+    """The interpreter of an environment, which is made if it is not there. Raises CalledProcessError."""
+    folder = FOLDER / f"{name}-{_stamp(name)}"
+    python = folder / "bin" / "python"
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with (FOLDER / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "complete").exists():
+            for old in FOLDER.glob(f"{name}-*"):
+                shutil.rmtree(old)
+            _run(sys.executable, "-m", "venv", folder)
+            _lay_over(folder)
+            for arguments in ENVIRONMENTS[name]:
+                _run(python, "-m", "pip", "install", "--disable-pip-version-check", "--quiet", *arguments)
+            (folder / "complete").touch()
+    return python
+
+
+def _lay_over(folder: Path) -> None:
+    """Let an environment see the packages of this one, after its own."""
+    below = sysconfig.get_path("purelib")
+    above = sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)})
+    (Path(above) / "packages-below.pth").write_text(f"import site; site.addsitedir({below!r})\n")
+
+
+def _stamp(name: str) -> str:
+    below = sorted(f"{one.name}=={one.version}" for one in metadata.distributions())
+    made_from = [ENVIRONMENTS[name], below, sys.version, str(ROOT)]
+    return hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:16]
+
+
+def _run(*command: str | Path) -> None:
+    subprocess.run([str(word) for word in command], check=True, timeout=INSTALL_S, stdout=sys.stderr)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Make the environment of a framework; print its interpreter.")
+    parser.add_argument("name", choices=sorted(ENVIRONMENTS))
+    print(python_of(parser.parse_args().name))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
