@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from p2pcast.checkpoint.folder_form import DEFAULT as STEP_FOLDERS
+from p2pcast.checkpoint.folder_form import FolderForm
 from p2pcast.rollouts.kv_policy import KvPolicy
 from p2pcast.store.retention import AT_A_PEER, Counts
 from p2pcast.transport.socket_options import Sockets
@@ -39,6 +41,8 @@ class PeerConfig:
     """The state of a vLLM engine in which it may switch."""
     keep: int = 3
     """Number of versions that an install folder (``safetensors:DIR``) keeps."""
+    folder_form: FolderForm = STEP_FOLDERS
+    """Names and markers of the folders in an install folder."""
     counts: Counts = AT_A_PEER
     """Number of artifacts that stay on disk."""
     driver: Driver = "peer"

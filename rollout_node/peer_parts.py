@@ -180,6 +180,7 @@ def _installers(
         socket,
         config.state,
         config.keep,
+        config.folder_form,
         config.kv,
         config.driver,
         config.token.run.hex(),

@@ -82,7 +82,10 @@ class Hub:
             if publishing.mirror_uploader is not None:
                 group.create_task(publishing.mirror_uploader.run(), name="mirror")
             if self.config.checkpoints is not None:
-                folders = CheckpointSource(publishing.lifecycle, publishing.pipeline, state.history, state.staging)
+                form = self.config.folder_form
+                folders = CheckpointSource(
+                    publishing.lifecycle, publishing.pipeline, state.history, state.staging, form
+                )
                 group.create_task(folders.run(self.config.checkpoints), name="checkpoints")
 
     async def close(self) -> None:

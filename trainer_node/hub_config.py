@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from p2pcast.checkpoint.folder_form import DEFAULT as STEP_FOLDERS
+from p2pcast.checkpoint.folder_form import FolderForm
 from p2pcast.store.retention import DEFAULT as KEPT
 from p2pcast.store.retention import Counts
 from p2pcast.transport.socket_options import Sockets
@@ -23,6 +25,8 @@ class HubConfig:
     """None: all versions come from a trainer's ranks."""
     state: Path
     shadow: Path
+    folder_form: FolderForm = STEP_FOLDERS
+    """Names and markers of the folders in ``checkpoints``."""
     base: Path | None = None
     listen: tuple[str, int] = ("", DEFAULT_PORT)
     advertise: tuple[str, int] | None = None

@@ -67,6 +67,7 @@ from trainer_node.publish.backpressure import Backpressure, laggards
 from trainer_node.publish.checkpoint_watcher import steps_there
 from trainer_node.publish.codec_choice import CodecChoice
 from trainer_node.publish.delta_publisher import DeltaPublisher
+from trainer_node.publish.folder_versions import FolderVersions
 from trainer_node.publish.hub_shadow import HubShadow
 from trainer_node.publish.pipeline import Pipeline
 from trainer_node.publish.publish_history import FILE as PUBLISHED
@@ -155,16 +156,18 @@ class ControlParts:
 
 async def open_state(config: HubConfig, events: Events, tasks: Tasks) -> StateParts:
     """Raises LocalError, UsageError."""
-    checkpoints, folder = config.checkpoints, config.state
+    checkpoints, folder, names = config.checkpoints, config.state, config.folder_form.names
     if checkpoints is not None and not checkpoints.is_dir():
         raise UsageError(
-            f"{checkpoints}: there is no such folder; the trainer's checkpoints (step_N/) are expected in it"
+            f"{checkpoints}: there is no such folder; the trainer's checkpoints ({names}/) are expected in it"
         )
     claim(folder, config.shadow)
     await asyncio.to_thread(sweep)
     key = RunKey.load_or_create(folder / "run.key")
     state_file = StateFile(folder / "hub.json", {"node": "", "incarnation": 0, "target": None, LEADS: {}})
-    history = PublishHistory(folder / PUBLISHED, lambda: set() if checkpoints is None else steps_there(checkpoints))
+    history = PublishHistory(
+        folder / PUBLISHED, lambda: set() if checkpoints is None else steps_there(checkpoints, names)
+    )
     history.move_from(state_file)
     state_file.update(incarnation=state_file["incarnation"] + 1)
     ident, sessions, staging = node_id(state_file), Sessions(), Staging()
@@ -376,6 +379,7 @@ def build_control(state: StateParts, fleet: FleetParts, publishing: Publishing) 
         publishing.rank_intake, publishing.backpressure, publishing.anchors_and_squashes, mirror,
         rollouts,
     )  # fmt: skip
+    folders = FolderVersions(config.checkpoints, config.folder_form, state.history, store, state.staging)
     http = HttpServer(
         view.status,
         view.ready,
@@ -385,6 +389,7 @@ def build_control(state: StateParts, fleet: FleetParts, publishing: Publishing) 
         state.events,
         view.waits(),
         newest=store.newest,
+        folder_version=folders.version_of,
         bearer_file=config.state.resolve() / bearer_tokens.FILE,
         local_only=frozenset({"token/create"}),
         healthy=state.tasks.healthy,

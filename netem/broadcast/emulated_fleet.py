@@ -28,9 +28,9 @@ from netem.broadcast.rows import Broadcast, BroadcastSeries
 from netem.broadcast.weights import NewWeights, Tensors
 from netem.emulation.description import Emulated
 from p2pcast.checkpoint.folder import Checkpoint
+from p2pcast.checkpoint.folder_form import STABLE
 from p2pcast.errors import IntegrityError, LocalError
 from p2pcast.version import Version
-from trainer_node.publish.checkpoint_watcher import STABLE
 
 HUB_PORT, PEER_PORT = 7077, 7079
 LIMIT_S = 300.0

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from p2pcast.cli.options import PATH, Address, Stripes, congestion, plaintext, read_token, retention, seconds
+from p2pcast.checkpoint.folder_form import MARKERS, FolderForm, MarkerStyle, StepNames
+from p2pcast.cli.options import (
+    PATH,
+    Address,
+    Stripes,
+    congestion,
+    plaintext,
+    read_token,
+    retention,
+    seconds,
+    step_folders,
+)
 from p2pcast.daemon import event_loop
 from p2pcast.errors import UsageError
 from p2pcast.rollouts.kv_policy import KV_POLICIES, KvPolicy
@@ -119,6 +130,7 @@ if TYPE_CHECKING:
 )
 @retention
 @click.option("--keep", type=click.IntRange(1), default=3, help="Number of versions kept in safetensors:DIR.")
+@step_folders("in safetensors:DIR")
 @click.option(
     "--driver",
     type=click.Choice(["peer", "external"]),
@@ -191,6 +203,8 @@ def join(
     keep_deltas: int | None,
     keep_anchors: int | None,
     keep: int,
+    step_names: StepNames,
+    step_marker: MarkerStyle,
     driver: Literal["peer", "external"],
     rolling: int | None,
     callbacks: str | None,
@@ -260,6 +274,7 @@ def join(
         kv=kv,
         wait=Wait(commit_safe_point, drain_timeout_s),
         keep=keep,
+        folder_form=FolderForm(step_names, MARKERS[step_marker]),
         counts=replace(AT_A_PEER, deltas=keep_deltas, anchors=keep_anchors),
         driver=driver,
         rolling=rolling,

@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 
 from p2pcast.addresses import parse_address
+from p2pcast.checkpoint.folder_form import MARKERS, StepNames
 from p2pcast.daemon.daemon_process import parse_rate
 from p2pcast.errors import UsageError
 from p2pcast.limits import MAX_KEPT, MAX_STRIPES
@@ -72,6 +73,20 @@ class Stripes(click.ParamType[int | None]):
         return int(click.IntRange(1, MAX_STRIPES).convert(value, param, ctx))
 
 
+class StepNamesType(click.ParamType[StepNames]):
+    """Names of step folders, as in ``weight_v{step:06}``."""
+
+    name = "PATTERN"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> StepNames:
+        if isinstance(value, StepNames):
+            return value
+        try:
+            return StepNames.parse(value)
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
+
+
 class VersionType(click.ParamType[Version | str]):
     """BRANCH.STEP, or one of ``words``."""
 
@@ -103,6 +118,30 @@ def seconds(command: str, option: str, kind: click.FloatRange, default: float | 
         metavar="SECONDS",
         help=text,
     )
+
+
+def step_folders(where: str) -> Callable[[F], F]:
+    """``--step-names PATTERN`` and ``--step-marker STYLE`` of the folders ``where``."""
+
+    def options(function: F) -> F:
+        names = click.option(
+            "--step-names",
+            type=StepNamesType(),
+            default=str(StepNames()),
+            help=f"Names of the step folders {where}, such as weight_v{{step:06}}: 6 digits or more.",
+        )
+        marker = click.option(
+            "--step-marker",
+            type=click.Choice(list(MARKERS)),
+            default=next(iter(MARKERS)),
+            help=(
+                f"Files that say that a step folder {where} is complete. STABLE: this file; prime-rl: .finished and "
+                "the markers before it; none: no file."
+            ),
+        )
+        return names(marker(function))
+
+    return options
 
 
 def retention(function: F) -> F:

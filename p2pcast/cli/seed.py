@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from p2pcast.cli.options import PATH, Address, Rate, congestion, plaintext, retention, seconds
+from p2pcast.checkpoint.folder_form import MARKERS, FolderForm, MarkerStyle, StepNames
+from p2pcast.cli.options import PATH, Address, Rate, congestion, plaintext, retention, seconds, step_folders
 from p2pcast.daemon import event_loop
 from p2pcast.errors import UsageError
 from p2pcast.limits import MAX_KEPT
@@ -21,6 +22,7 @@ from p2pcast.store.retention import ANCHOR_EVERY, Counts
     type=PATH,
     help="Hugging Face folder of version 0; a peer that has the same folder downloads only deltas.",
 )
+@step_folders("in CHECKPOINTS")
 @click.option(
     "--listen",
     type=Address("", 7077),
@@ -169,6 +171,8 @@ from p2pcast.store.retention import ANCHOR_EVERY, Counts
 def seed(
     checkpoints: Path | None,
     base: Path | None,
+    step_names: StepNames,
+    step_marker: MarkerStyle,
     listen: tuple[str, int],
     advertise: tuple[str, int] | None,
     http: tuple[str, int],
@@ -228,6 +232,7 @@ def seed(
     folder = state or state_home() / "hub"
     config = HubConfig(
         checkpoints=checkpoints,
+        folder_form=FolderForm(step_names, MARKERS[step_marker]),
         state=folder,
         shadow=shadow or default_shadow(folder),
         base=base,

@@ -89,6 +89,7 @@ class HttpServer:
         waits: Mapping[str, Reached],
         *,
         newest: Callable[[], Version | None] = lambda: None,
+        folder_version: Callable[[str], Awaitable[Version | None]] | None = None,
         bearer_file: Path = Path(bearer_tokens.FILE),
         local_only: frozenset[str] = frozenset(),
         healthy: Callable[[], tuple[bool, str]] = lambda: (True, ""),
@@ -98,9 +99,10 @@ class HttpServer:
         max_request_bytes: int = MAX_REQUEST_BYTES,
         max_connections: int | None = None,
     ) -> None:
-        """``newest``: the newest known version, whose branch counts for steps in /wait. ``bearer_file``:
-        the file of ``bearer``, for the text of a 401. ``local_only``: commands whose answers hold secrets, available on
-        loopback only. ``healthy``: whether the daemon is healthy, and why not.
+        """``newest``: the newest known version, whose branch counts for steps in /wait. ``folder_version``: the version
+        of a step folder's content, for /wait; None while it is not published; it may raise UsageError.
+        ``bearer_file``: the file of ``bearer``, for the text of a 401. ``local_only``: commands whose answers hold
+        secrets, available on loopback only. ``healthy``: whether the daemon is healthy, and why not.
         ``documents``: of GET /NAME, besides /status. ``routes``: of the daemon itself. ``admits``: whether a caller
         without the bearer token may send this request.
         """
@@ -115,6 +117,7 @@ class HttpServer:
         self._events = events
         self._waits = waits
         self._newest = newest
+        self._folder_version = folder_version
         self._waiting = 0
         self._stopping = False
         self._runner: web.AppRunner | None = None
@@ -319,28 +322,38 @@ class HttpServer:
             self._waiting -= 1
 
     async def _wait(
-        self, request: web.Request, what: str, wanted: Version | int, fraction: float | None, timeout_s: float
+        self, request: web.Request, what: str, wanted: Version | int | str, fraction: float | None, timeout_s: float
     ) -> web.StreamResponse:
-        """``wanted``: a version, or a step of the newest branch."""
+        """``wanted``: a version, a step of the newest branch, or a folder's name."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         while True:
-            newest = self._newest() or Version(0, 0)
-            version = wanted if isinstance(wanted, Version) else Version(newest.branch, wanted)
-            reached, facts = self._waits[what](version, fraction)
+            version = await self._wanted_version(wanted)
+            reached, facts = (False, {}) if version is None else self._waits[what](version, fraction)
             waited_s = loop.time() - began
-            answer = {"version": str(version), "what": what, "waited_s": round(waited_s, 3)} | facts
+            named = None if version is None else str(version)
+            answer = {"version": named, "what": what, "waited_s": round(waited_s, 3)} | facts
             if reached:
                 return web.json_response(answer)
             if waited_s >= timeout_s:
-                error = f"version {version} is not {what} after {timeout_s:g} s"
+                thing = f"folder {wanted}" if version is None else f"version {version}"
+                error = f"{thing} is not {what} after {timeout_s:g} s"
                 return web.json_response({"error": error} | answer, status=408)
             if self._stopping or _gone(request):
                 return web.json_response({"error": "the daemon is stopping"} | answer, status=503)
             await self._events.wakeup.wait(min(timeout_s - waited_s, CHECK_S))
 
-    def _wait_query(self, request: web.Request) -> tuple[str, Version | int, float | None, float]:
-        """The parameters of /wait: condition, version or step, fraction, timeout in seconds. Raises UsageError."""
+    async def _wanted_version(self, wanted: Version | int | str) -> Version | None:
+        """None while a folder's content is not published. Raises UsageError."""
+        if isinstance(wanted, str):
+            if self._folder_version is None:
+                raise UsageError("only a hub knows folders: give version=BRANCH.STEP, or step=STEP")
+            return await self._folder_version(wanted)
+        newest = self._newest() or Version(0, 0)
+        return wanted if isinstance(wanted, Version) else Version(newest.branch, wanted)
+
+    def _wait_query(self, request: web.Request) -> tuple[str, Version | int | str, float | None, float]:
+        """The parameters of /wait: condition, what to wait for, fraction, timeout in seconds. Raises UsageError."""
         query = request.query
         what = query.get("what", "live")
         if what not in self._waits:
@@ -362,10 +375,12 @@ def _event_id(request: web.Request) -> int | None:
     return int(text)
 
 
-def _wanted(query: Mapping[str, str]) -> Version | int:
-    """A version, or a step of the newest branch. Raises UsageError."""
-    if ("version" in query) == ("step" in query):
-        raise UsageError("give either version=BRANCH.STEP, or step=STEP of the newest branch")
+def _wanted(query: Mapping[str, str]) -> Version | int | str:
+    """A version, a step of the newest branch, or a folder's name. Raises UsageError."""
+    if sum(name in query for name in ("version", "step", "folder")) != 1:
+        raise UsageError("give one of version=BRANCH.STEP, step=STEP of the newest branch, and folder=NAME at a hub")
+    if "folder" in query:
+        return query["folder"]
     text = query.get("step")
     if text is None:
         return Version.parse(query["version"])

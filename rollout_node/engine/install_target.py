@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from p2pcast import limits
+from p2pcast.checkpoint.folder_form import FolderForm
 from p2pcast.errors import UsageError
 from p2pcast.rollouts.kv_policy import KvPolicy, recomputes
 from rollout_node.engine.multi_host_installer import MultiHostInstaller
@@ -84,6 +85,7 @@ class Targets:
         socket: InstallSocket,
         state: Path,
         keep: int,
+        form: FolderForm,
         kv: KvPolicy,
         driver: Driver,
         run: str,
@@ -92,7 +94,7 @@ class Targets:
         self._files = files
         self._socket = socket
         self._state = state
-        self._keep = keep
+        self._keep, self._form = keep, form
         self._kv: KvPolicy = kv
         self._driver: Driver = driver
         self._run = run
@@ -111,7 +113,7 @@ class Targets:
         if kind == "safetensors":
             from rollout_node.installers.checkpoint_folder import FolderInstaller
 
-            return FolderInstaller(Path(rest), self._files, keep=self._keep)
+            return FolderInstaller(Path(rest), self._files, keep=self._keep, form=self._form)
         if kind == "vllm":
             from rollout_node.installers.vllm_installer import VllmInstaller
             from rollout_node.installers.vllm_server import Deadlines

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from p2pcast.checkpoint.folder_form import DEFAULT, FolderForm
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import LocalError, P2PCastError
 from p2pcast.version import Version
@@ -29,9 +30,11 @@ T = TypeVar("T")
 class FolderInstaller:
     """Keeps the newest ``keep`` versions in ``folder``. ``ready`` after the first commit of this process."""
 
-    def __init__(self, folder: Path, files: SmallFiles, *, keep: int, name: str | None = None) -> None:
+    def __init__(
+        self, folder: Path, files: SmallFiles, *, keep: int, form: FolderForm = DEFAULT, name: str | None = None
+    ) -> None:
         self.name = name or f"safetensors:{folder}"
-        self._folders = StepFolders(folder, keep)
+        self._folders = StepFolders(folder, keep, form)
         self._files = files
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="folder")
         self.committed: Version | None = None

@@ -1,8 +1,8 @@
-"""A folder of checkpoints for programs that read weights from disk: ``step_N/``, each with ``STABLE``, and the link
-``latest``.
+"""A folder of checkpoints for programs that read weights from disk: step folders, each with its marker, and the link
+``latest``. Names and markers: ``p2pcast.checkpoint.folder_form``.
 
-Promise: a folder named ``step_N`` is a whole Hugging Face checkpoint, durable and complete with ``STABLE``, from the
-moment the name appears. ``latest`` always leads to such a folder. A step that returns with other bytes replaces the old
+Promise: a step folder is a whole Hugging Face checkpoint, durable and complete with its marker, from the moment the
+name appears. ``latest`` always leads to such a folder. A step that returns with other bytes replaces the old
 folder in one move. Folders that p2pcast did not write are never replaced or removed. A full disk is one clear error and
 leaves existing folders as they are. The folder's mode decides who may read the checkpoints, not the process's umask; a
 folder made here is private to this user.
@@ -22,6 +22,7 @@ from pathlib import Path
 from p2pcast import limits
 from p2pcast.artifact.signed_records import path_fault
 from p2pcast.checkpoint.folder import Checkpoint
+from p2pcast.checkpoint.folder_form import DEFAULT, FolderForm
 from p2pcast.codec.digest import MASK
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RetryableError, UsageError
@@ -33,7 +34,6 @@ from p2pcast.version import Version
 log = logging.getLogger("p2pcast.peer")
 
 MODEL = "model.safetensors"
-STABLE = "STABLE"
 LATEST = "latest"
 
 _COPY_BYTES = 32 * limits.MIB
@@ -44,11 +44,12 @@ _NO_DIRECT_COPY = (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 class StepFolders:
     """The folder at ``folder``, of which the newest ``keep`` versions stay. Synchronous; one call at a time."""
 
-    def __init__(self, folder: Path, keep: int) -> None:
+    def __init__(self, folder: Path, keep: int, form: FolderForm = DEFAULT) -> None:
         if keep < 1:
             raise UsageError(f"keep at least one checkpoint in {folder}, not {keep}")
         self.folder = folder
         self._keep = keep
+        self._names, self._marker = form.names, form.marker
         self._lock_fd = -1
         self._mode = disk.PRIVATE.folder
         """Mode of folders that are made here; files get this mode without the right to execute."""
@@ -70,8 +71,9 @@ class StepFolders:
         with explained("clean", self.folder):
             if link.exists() and not link.is_symlink():
                 raise LocalError(f"{link} is not a link; move it away or choose another folder")
-            for left in self.folder.glob(".step_*.part-*"):
-                self._restore_or_remove(left)
+            for left in self.folder.glob(".*.part-*"):
+                if self._names.step_of(_final_name(left)) is not None:
+                    self._restore_or_remove(left)
             for left in self.folder.glob(f".{LATEST}.part-*"):
                 disk.unlink(left)
 
@@ -83,10 +85,10 @@ class StepFolders:
             self._lock_fd = -1
 
     def path_of(self, version: Version) -> Path:
-        return self.folder / f"step_{version.step}"
+        return self.folder / self._names.name(version.step)
 
     def holds(self, version: Version) -> bool:
-        """Whether this version's checkpoint is in its place, judged by its ``STABLE``."""
+        """Whether this version's checkpoint is in its place, judged by its last marker."""
         return self._version_in(self.path_of(version)) == version
 
     def differing(self, version: Version, layout: Layout, digests: Mapping[int, int]) -> list[str]:
@@ -159,7 +161,7 @@ class StepFolders:
             with suppress(OSError):
                 disk.remove_tree(part)  # the replaced folder
         elif self._version_in(final) != version:  # the same bytes under another branch
-            atomic_write(final / STABLE, _stable(version), self._mode & disk.USERS.file)
+            atomic_write(final / self._marker.last, _text(version), self._mode & disk.USERS.file)
         self._prune()
         return final
 
@@ -199,7 +201,9 @@ class StepFolders:
                 disk.make_folder(target.parent)
                 _write_synced(target, contents, mode)
             _copy_synced(shadow, part / MODEL, cancelled, mode)
-            _write_synced(part / STABLE, _stable(version), mode)
+            for name in self._marker.before:
+                _write_synced(part / name, b"", mode)
+            _write_synced(part / self._marker.last, _text(version), mode)
             for folder, _, _ in os.walk(part, topdown=False):
                 os.chmod(folder, self._mode)
                 fsync_dir(folder)
@@ -210,7 +214,7 @@ class StepFolders:
             return False
         with explained("read", final):
             found = {os.path.relpath(os.path.join(f, n), final) for f, _, names in os.walk(final) for n in names}
-            if found != {*files, MODEL, STABLE}:
+            if found != {*files, MODEL, *self._marker.before, self._marker.last}:
                 return False
             if any((final / p).stat().st_size != len(c) or (final / p).read_bytes() != c for p, c in files.items()):
                 return False
@@ -221,7 +225,7 @@ class StepFolders:
         link = self.folder / LATEST
         try:
             latest = os.readlink(link) if link.is_symlink() else None
-            ours = [(v, p) for p in self.folder.glob("step_*") if (v := self._version_in(p)) is not None]
+            ours = [(v, p) for p in self.folder.iterdir() if (v := self._version_in(p)) is not None]
             for _, path in sorted(ours)[: -self._keep]:
                 if path.name != latest:
                     gone = part_path(path)  # rename first, so readers never see a partial folder
@@ -233,7 +237,7 @@ class StepFolders:
     def _version_in(self, path: Path) -> Version | None:
         """The version that p2pcast wrote to this folder; None for a foreign folder."""
         try:
-            with (path / STABLE).open("rb") as file:
+            with (path / self._marker.last).open("rb") as file:
                 version = Version.parse(file.read(64).decode().removesuffix("\n"))
         except (OSError, UnicodeDecodeError, UsageError):
             return None
@@ -243,7 +247,7 @@ class StepFolders:
         """Handle a leftover of a killed process: restore the only copy of a step that was being replaced, remove any
         other.
         """
-        final = left.with_name(left.name.removeprefix(".").split(".part-")[0])
+        final = left.with_name(_final_name(left))
         replaced = left.name.endswith(_REPLACED)
         if replaced and not os.path.lexists(final):
             disk.rename(left, final)
@@ -255,7 +259,12 @@ _REPLACED = "-replaced"
 """Suffix of the hidden name of a step that is being replaced where the file system can't exchange two names."""
 
 
-def _stable(version: Version) -> bytes:
+def _final_name(left: Path) -> str:
+    """The name that a leftover was to get, or had."""
+    return left.name.removeprefix(".").split(".part-")[0]
+
+
+def _text(version: Version) -> bytes:
     return f"{version}\n".encode()
 
 

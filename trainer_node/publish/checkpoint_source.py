@@ -16,6 +16,7 @@ import logging
 from pathlib import Path
 
 from p2pcast.checkpoint.folder import Checkpoint
+from p2pcast.checkpoint.folder_form import FolderForm, Marker
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError
 from p2pcast.state.staging import Staging
 from trainer_node.publish.checkpoint_watcher import Damaged, Found, fingerprint_of, watch
@@ -30,16 +31,22 @@ logger = logging.getLogger("p2pcast.hub")
 
 class CheckpointSource:
     def __init__(
-        self, versions: VersionLifecycle, publishing: Pipeline, history: PublishHistory, staging: Staging
+        self,
+        versions: VersionLifecycle,
+        publishing: Pipeline,
+        history: PublishHistory,
+        staging: Staging,
+        form: FolderForm,
     ) -> None:
         self._versions = versions
         self._publishing = publishing
         self._history = history
         self._staging = staging
+        self._form = form
 
     async def run(self, checkpoints: Path) -> None:
         """Until cancelled. Raises LocalError when the hub's own disk fails."""
-        async with contextlib.aclosing(watch(checkpoints, known=self._is_published)) as events:
+        async with contextlib.aclosing(watch(checkpoints, self._form, known=self._is_published)) as events:
             async for event in events:
                 if isinstance(event, Damaged):
                     self._versions.skip(event.path.name, event.reason)
@@ -56,7 +63,7 @@ class CheckpointSource:
         try:
             async with self._publishing.turn:
                 await self._versions.until_may_begin()
-                if (files := await self._staging.run(_read_files, found)) is None:
+                if (files := await self._staging.run(_read_files, found, self._form.marker)) is None:
                     return
                 await self._publish(found, files)
         except P2PCastError as error:
@@ -73,14 +80,15 @@ class CheckpointSource:
         mark = None
         if same is not None:
             logger.info("%s has the weights of version %s: nothing to publish", name, same)
+            version = same
         else:
             done = await self._publish_new(step, checkpoint, files)
             for path, why in checkpoint.skipped:
                 logger.info("%s/%s is not part of the version: %s", name, path, why)
             await self._versions.finish(done)
-            mark = self._publishing.mark_of(done.version)
+            version, mark = done.version, self._publishing.mark_of(done.version)
         self._versions.unskip(name)
-        await self._staging.run(self._history.note, step, folder=found.fingerprint, mark=mark)
+        await self._staging.run(self._history.note, step, folder=found.fingerprint, version=version, mark=mark)
 
     async def _publish_new(self, step: int, checkpoint: Checkpoint, files: Files) -> Published:
         """Try again once, under another number, if the hub's own shadow had to be repaired."""
@@ -98,12 +106,12 @@ class CheckpointSource:
         return await self._publishing.publish(version, checkpoint.layout(), source)
 
 
-def _read_files(found: Found[Checkpoint]) -> Files | None:
+def _read_files(found: Found[Checkpoint], marker: Marker) -> Files | None:
     """The small files; None when the folder has changed since it was opened. The weights are read from the open files,
     so they belong to the same content. Blocks. Raises LocalError.
     """
     files = found.checkpoint.small_files()
-    return files if fingerprint_of(found.step, found.path) == found.fingerprint else None
+    return files if fingerprint_of(found.step, found.path, marker) == found.fingerprint else None
 
 
 def _reason(path: Path, error: P2PCastError) -> str:

@@ -1,10 +1,13 @@
 """Watches a folder of checkpoints and reports the versions that can be published.
 
-Promise: a folder ``step_<digits>`` is reported once it is complete, in step order, and again each time its content
-changes. A folder is complete when it validates and either holds ``STABLE``, written last, or has not changed for
-SETTLE_S (it was renamed into place). A half-written folder waits in silence. A folder that claims to be complete and is
-damaged is reported once, then skipped until it changes. A folder that is deleted while it is read is forgotten. The hub
-decides by the bytes whether a step that comes back opens a branch.
+Promise: a step folder is reported once it is complete, in step order, and again each time its content changes. A
+folder is complete when it validates and either holds its marker (``STABLE``), written last, or has not changed for
+SETTLE_S (it was renamed into place). A folder without a marker that is required is never complete. A half-written
+folder waits in silence. A folder that claims to be complete and is damaged is reported once, then skipped until it
+changes. A folder that is deleted while it is read is forgotten. The hub decides by the bytes whether a step that comes
+back opens a branch.
+
+Names and markers: ``p2pcast.checkpoint.folder_form``.
 
 ``Watch`` decides; it has no clock, and touches files only through the ``open_`` that it is given. ``scan`` reads names,
 sizes and times. ``watch`` runs both, at each change that the file system reports and by the clock.
@@ -14,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import stat
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,17 +26,15 @@ from typing import Generic, TypeVar
 
 import blake3
 
-from p2pcast import limits
 from p2pcast.checkpoint import Checkpoint
+from p2pcast.checkpoint.folder_form import DEFAULT, FolderForm, Marker, StepNames
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError
 from trainer_node.publish.folder_events import folder_events
 
 T = TypeVar("T")
 
-STABLE = "STABLE"
-"""The file that a trainer writes last into a folder."""
 SETTLE_S = 1.0
-"""A folder without a trustworthy STABLE must not change for so many seconds."""
+"""A folder without a trustworthy marker must not change for so many seconds."""
 POLL_S = 0.2
 """Interval between two scans, in seconds, without an event of the file system (``folder_events``)."""
 MAX_POLL_S = 2.0
@@ -45,8 +45,6 @@ RETRY_S = 5.0
 KEPT_GONE = 4096
 """Deleted folders that are remembered, so that no version is published twice after a hiccup of a network file system.
 """
-
-_NAME = re.compile(r"step_(\d{1,19})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +72,20 @@ class Damaged:
 class Folder:
     """One step folder in a scan.
 
-    ``fingerprint`` covers names, sizes, times and inodes of all files but STABLE, which says nothing about the content.
-    ``stable``: STABLE is there. ``stable_last``: and no file is newer, so STABLE belongs to this content. ``error``:
-    why the folder could not be listed.
+    ``fingerprint`` covers names, sizes, times and inodes of all files but markers, which say nothing about the content.
+    ``marked``: its last marker is there. ``marked_last``: and no file is newer, so the marker belongs to this content.
+    ``error``: why the folder could not be listed.
     """
 
     step: int
     path: Path
     fingerprint: str
-    stable: bool
-    stable_last: bool
+    marked: bool
+    marked_last: bool
     error: str | None = None
 
 
-def scan(path: Path) -> list[Folder]:
+def scan(path: Path, form: FolderForm = DEFAULT) -> list[Folder]:
     """Every step folder under ``path``, by step; none while ``path`` is missing. Raises LocalError when it cannot be
     listed.
     """
@@ -95,9 +93,9 @@ def scan(path: Path) -> list[Folder]:
     try:
         with os.scandir(path) as entries:
             for entry in entries:
-                match = _NAME.fullmatch(entry.name)
-                if match and int(match[1]) <= limits.MAX_STEP and entry.is_dir():
-                    folder = _scan_folder(int(match[1]), path / entry.name)
+                step = form.names.step_of(entry.name)
+                if step is not None and entry.is_dir():
+                    folder = _scan_folder(step, path / entry.name, form.marker)
                     if folder is not None:
                         found.append(folder)
     except FileNotFoundError:
@@ -107,30 +105,31 @@ def scan(path: Path) -> list[Folder]:
     return sorted(found, key=lambda folder: (folder.step, folder.path.name))
 
 
-def steps_there(path: Path) -> set[int]:
+def steps_there(path: Path, names: StepNames) -> set[int]:
     """The steps that have a folder under ``path``, whatever its content. Raises LocalError."""
     try:
         with os.scandir(path) as entries:
-            return {int(match[1]) for entry in entries if (match := _NAME.fullmatch(entry.name)) and entry.is_dir()}
+            found = {names.step_of(entry.name) for entry in entries if entry.is_dir()}
+            return {step for step in found if step is not None}
     except OSError as error:
         raise LocalError(f"{path}: can't list the checkpoints folder: {error.strerror}") from None
 
 
-def fingerprint_of(step: int, path: Path) -> str | None:
+def fingerprint_of(step: int, path: Path, marker: Marker) -> str | None:
     """The fingerprint of one step folder at this moment; None when the folder is gone."""
-    folder = _scan_folder(step, path)
+    folder = _scan_folder(step, path, marker)
     return None if folder is None else folder.fingerprint
 
 
-def _scan_folder(step: int, path: Path) -> Folder | None:
+def _scan_folder(step: int, path: Path, marker: Marker) -> Folder | None:
     """One step folder; None when it is gone."""
     digest = blake3.blake3()
-    stable_ns, newest_ns = None, 0
+    marked_ns, newest_ns = None, 0
     try:
         for name, info in sorted(_files(path, "")):
-            if name == STABLE:
-                stable_ns = info.st_mtime_ns
-            else:
+            if name == marker.last:
+                marked_ns = info.st_mtime_ns
+            elif name not in marker:
                 newest_ns = max(newest_ns, info.st_mtime_ns)
                 digest.update(f"{name!r} {info.st_size} {info.st_mtime_ns} {info.st_ino}\n".encode())
     except FileNotFoundError:
@@ -139,8 +138,8 @@ def _scan_folder(step: int, path: Path) -> Folder | None:
         return Folder(
             step, path, f"unreadable: {error.errno}", False, False, f"{path}: can't list it: {error.strerror}"
         )
-    last = stable_ns is not None and stable_ns >= newest_ns
-    return Folder(step, path, digest.hexdigest()[:32], stable_ns is not None, last)
+    last = marked_ns is not None and marked_ns >= newest_ns
+    return Folder(step, path, digest.hexdigest()[:32], marked_ns is not None, last)
 
 
 def _files(folder: Path, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
@@ -177,7 +176,11 @@ class Watch(Generic[T]):
     """Decides which folders to report. Call ``observe`` with each new scan."""
 
     def __init__(
-        self, open_: Callable[[Path], T], known: Callable[[int, str], bool] = lambda step, fingerprint: False
+        self,
+        open_: Callable[[Path], T],
+        known: Callable[[int, str], bool] = lambda step, fingerprint: False,
+        *,
+        marker_required: bool = False,
     ) -> None:
         """``open_(path)`` validates and opens a folder. It raises IntegrityError when the folder is damaged, LocalError
         or OSError when the folder could not be read. ``known(step, fingerprint)``: content that is neither opened nor
@@ -185,6 +188,7 @@ class Watch(Generic[T]):
         """
         self._open = open_
         self._known = known
+        self._marker_required = marker_required
         self._states: dict[str, _State[T]] = {}
         self._reported: dict[str, str] = {}
         """Folder name → fingerprint of its last Found, also for deleted folders."""
@@ -219,11 +223,12 @@ class Watch(Generic[T]):
 
     def _judge(self, now: float, folder: Folder, state: _State[T], settling: bool) -> Found[T] | Damaged | None:
         """``settling``: a lower step may be complete in a moment. It is waited for, but no longer than SETTLE_S."""
-        if state.reason is not None and not state.reported and (folder.stable or folder.error):
+        if state.reason is not None and not state.reported and (folder.marked or folder.error):
             # Only in a second scan: a folder that was deleted during the first is gone by now.
             state.reported = True
             return Damaged(folder.step, folder.path, state.reason)
-        complete = folder.stable_last or now - state.since >= SETTLE_S
+        settled = now - state.since >= SETTLE_S and (folder.marked or not self._marker_required)
+        complete = folder.marked_last or settled
         if state.opened is None and (complete or folder.error) and (state.reason is None or now >= state.retry_at):
             self._validate(now, folder, state)
         if state.opened is None or (settling and now - state.ready_since < SETTLE_S):
@@ -260,6 +265,7 @@ class Watch(Generic[T]):
 
 async def watch(
     path: Path,
+    form: FolderForm = DEFAULT,
     *,
     poll_s: float = POLL_S,
     open_: Callable[[Path], Checkpoint] = Checkpoint.open,
@@ -271,13 +277,13 @@ async def watch(
     so does ``known``.
     """
     loop = asyncio.get_running_loop()
-    core = Watch(open_, known)
+    core = Watch(open_, known, marker_required=form.marker.required)
     pool = ThreadPoolExecutor(1, thread_name_prefix="p2pcast-watch")
     try:
-        async with folder_events(path, STABLE) as changes:
+        async with folder_events(path, form.marker.last) as changes:
             while True:
                 begun = loop.time()
-                listing = await loop.run_in_executor(pool, scan, path)
+                listing = await loop.run_in_executor(pool, scan, path, form)
                 scan_s = loop.time() - begun
                 events = core.observe(loop.time(), listing)
                 while (event := await loop.run_in_executor(pool, next, events, None)) is not None:

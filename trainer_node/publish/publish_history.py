@@ -1,4 +1,4 @@
-"""The hub's memory of published steps: for each, the fingerprint of its folder and the mark of its weights.
+"""The hub's memory of published steps: the fingerprint of each one's folder, its version, and the mark of its weights.
 
 Promises: a folder that still exists is never forgotten, so no restart publishes it again. A step whose folder is gone
 is remembered until KEPT_GONE newer steps are. A version costs one record and one fsync, however many there are: the
@@ -6,7 +6,9 @@ file is rewritten only after GROWTH records, and as many more as folders exist.
 
 ``settled`` decides what stays and is pure; ``PublishHistory`` is the shell around an ``AppendLog``, one record a line:
 
-{"step": 7, "folder": "<fingerprint>", "mark": "<layout and state>", "gone": true}     all but ``step`` are optional
+{"step": 7, "folder": "<fingerprint>", "version": "0.7", "mark": "<layout and state>", "gone": true}
+
+All but ``step`` are optional.
 
 A later record of a step adds to an earlier one. ``gone``: the folder was missing at the last rewrite.
 """
@@ -20,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from p2pcast.daemon.daemon_process import StateFile
-from p2pcast.errors import LocalError
+from p2pcast.errors import LocalError, UsageError
 from p2pcast.store.append_log import AppendLog
+from p2pcast.version import Version
 
 FILE = "published.log"
 KEPT_GONE = 4096
@@ -34,11 +37,12 @@ _MOVED = ("published", "marks")
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """``folder``: its fingerprint; None for a step from ranks. ``mark``: layout and state, as by
-    ``Pipeline.mark_of``.
+    """``folder``: its fingerprint; None for a step from ranks. ``version``: of that folder's content; None in earlier
+    releases' records. ``mark``: layout and state, as by ``Pipeline.mark_of``.
     """
 
     folder: str | None = None
+    version: Version | None = None
     mark: str | None = None
     gone: bool = False
 
@@ -81,7 +85,9 @@ class PublishHistory:
             return
         folders, marks = (memory.facts.get(name) or {} for name in _MOVED)
         try:
-            found = [_record(int(step), folders.get(step), marks.get(step)) for step in {**marks, **folders}]
+            found = [
+                _record(int(step), Known(folders.get(step), None, marks.get(step))) for step in {**marks, **folders}
+            ]
         except (AttributeError, TypeError, ValueError):
             raise LocalError(
                 f"{memory.path}: the list of published steps is damaged; restore the file from a copy"
@@ -99,9 +105,11 @@ class PublishHistory:
         """An empty record for an unknown step."""
         return self._known.get(step, Known())
 
-    def note(self, step: int, *, folder: str | None = None, mark: str | None = None) -> None:
+    def note(
+        self, step: int, *, folder: str | None = None, version: Version | None = None, mark: str | None = None
+    ) -> None:
         """Durable when it returns; None leaves a fact as it was. Raises LocalError."""
-        record = _record(step, folder, mark)
+        record = _record(step, Known(folder, version, mark))
         with self._changing:
             self._log.append(record)
             self._take(record)
@@ -114,13 +122,22 @@ class PublishHistory:
     def _take(self, record: Mapping[str, Any]) -> None:
         match record:
             case {"step": int(step)}:
-                folder, mark = record.get("folder"), record.get("mark")
+                folder, version, mark = (record.get(name) for name in ("folder", "version", "mark"))
             case _:
                 raise LocalError(f"{self._log.path}: a record has no step; restore the file from a copy")
         # Removed first, so that the order is that of noting.
         before = self._known.pop(step, Known())
-        folder = before.folder if folder is None else str(folder)
-        self._known[step] = Known(folder, before.mark if mark is None else str(mark), bool(record.get("gone")))
+        try:
+            self._known[step] = Known(
+                before.folder if folder is None else str(folder),
+                before.version if version is None else Version.parse(str(version)),
+                before.mark if mark is None else str(mark),
+                bool(record.get("gone")),
+            )
+        except UsageError:
+            raise LocalError(
+                f"{self._log.path}: the version of step {step} is damaged; restore the file from a copy"
+            ) from None
 
     def _write_anew(self) -> None:
         try:
@@ -128,12 +145,11 @@ class PublishHistory:
         except LocalError:
             there = None
         kept = settled(self._known, there, KEPT_GONE)
-        self._log.rewrite(
-            _record(step, one.folder, one.mark) | ({"gone": True} if one.gone else {}) for step, one in kept.items()
-        )
+        self._log.rewrite(_record(step, one) | ({"gone": True} if one.gone else {}) for step, one in kept.items())
         self._known = kept
         self._full_at = len(kept) + GROWTH + sum(one.folder is not None and not one.gone for one in kept.values())
 
 
-def _record(step: int, folder: str | None, mark: str | None) -> dict[str, Any]:
-    return {"step": step} | ({} if folder is None else {"folder": folder}) | ({} if mark is None else {"mark": mark})
+def _record(step: int, known: Known) -> dict[str, Any]:
+    facts = {"folder": known.folder, "version": known.version and str(known.version), "mark": known.mark}
+    return {"step": step} | {name: fact for name, fact in facts.items() if fact is not None}

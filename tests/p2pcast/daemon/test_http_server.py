@@ -285,7 +285,7 @@ async def test_wait_answers_408_after_its_timeout(daemon, client, timeout):
         ("step=x", "is not a number from 0 to"),
         ("step=-1", "is not a number from 0 to"),
         ("step=" + "9" * 19, "is not a number from 0 to"),
-        ("step=1&version=0.1", "either version=BRANCH.STEP, or step=STEP"),
+        ("step=1&version=0.1", "one of version=BRANCH.STEP, step=STEP"),
         ("", "BRANCH.STEP"),
         ("version=newest", "BRANCH.STEP"),
         ("version=0.1&what=love", "what='love' cannot be waited for: give one of live"),

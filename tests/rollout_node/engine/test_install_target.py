@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from p2pcast.checkpoint.folder_form import DEFAULT
 from p2pcast.errors import UsageError
 from p2pcast.limits import MAX_SPAN_NAME
 from rollout_node.engine.install_target import NO_WAIT, Targets, check, check_span, check_wait
@@ -78,7 +79,7 @@ def test_the_command_says_so(p2pcast, words, why):
 async def test_a_lead_leads_its_server_and_nothing_else(tmp_path: Path):
     provider: Any = None
     socket = InstallSocket(tmp_path / "s", provider)
-    targets = Targets(lambda version: {}, socket, tmp_path, 3, "recompute", "peer", "run", NO_WAIT)
+    targets = Targets(lambda version: {}, socket, tmp_path, 3, DEFAULT, "recompute", "peer", "run", NO_WAIT)
     lead = MultiHostLeader("big", socket, lambda: None)
     assert isinstance(targets.installer(SERVER), VllmInstaller)
     assert isinstance(targets.led(SERVER, lead), MultiHostInstaller)

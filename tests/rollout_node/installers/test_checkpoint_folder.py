@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from held_weights import LAYOUT, check, hold, install, names, small_files, state
 
+from p2pcast.checkpoint.folder_form import MARKERS, FolderForm, StepNames
 from p2pcast.codec.digest import MASK, digest, word_dtype
 from p2pcast.errors import IntegrityError, LocalError, RetryableError, UsageError
 from p2pcast.store import disk
@@ -22,6 +23,7 @@ from rollout_node.installers import step_folders
 from rollout_node.installers.checkpoint_folder import FolderInstaller
 from rollout_node.installers.installer import Audit
 from rollout_node.installers.step_folders import StepFolders
+from trainer_node.publish.checkpoint_watcher import scan
 
 
 @pytest.fixture
@@ -203,6 +205,31 @@ async def test_leftovers_of_a_killed_process_are_removed(target, shadow, tmp_pat
     with pytest.raises(LocalError, match="written by another process"):
         await FolderInstaller(out, small_files, keep=2).start()
     await again.close()
+
+
+@pytest.mark.parametrize("style", MARKERS)
+async def test_folders_have_the_names_and_markers_of_their_form(shadow, tmp_path, style):
+    out, marker = tmp_path / "out", MARKERS[style]
+    form = FolderForm(StepNames.parse("weight_v{step:06}"), marker)
+    for name in ("step_1", ".step_9.part-00ff", ".weight_v9.part-00ff"):
+        (out / name).mkdir(parents=True)
+    for step in (1, 2, 3):
+        installer = FolderInstaller(out, small_files, keep=2, form=form)
+        await install(installer, shadow, Version(0, step), step)
+        await installer.close()
+        (out / f".weight_v{step:06}.part-00ff").mkdir()
+    installer = FolderInstaller(out, small_files, keep=2, form=form)
+    await installer.start()
+    latest = out / "latest"
+    assert names(out) == {"latest", "step_1", ".step_9.part-00ff", ".weight_v9.part-00ff", "weight_v000002",
+                          "weight_v000003"}  # fmt: skip
+    assert os.readlink(latest) == "weight_v000003"
+    assert (latest / marker.last).read_text() == "0.3\n"
+    assert all((latest / name).read_bytes() == b"" for name in marker.before)
+    others = {p.name for p in latest.iterdir()} - {path.split("/")[0] for path in small_files(Version(0, 3))}
+    assert others == {"model.safetensors", marker.last, *marker.before}
+    assert [found.step for found in scan(out, form)] == [2, 3], "the hub of another run could read them"
+    await installer.close()
 
 
 async def test_a_death_at_any_rename_leaves_whole_checkpoints(shadow, tmp_path, monkeypatch):

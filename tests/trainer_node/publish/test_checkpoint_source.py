@@ -11,6 +11,7 @@ import pytest
 from parts import write_checkpoint
 
 from p2pcast.checkpoint import Checkpoint, folder
+from p2pcast.checkpoint.folder_form import DEFAULT
 from p2pcast.checkpoint.safetensors_file import SafetensorsFile
 from p2pcast.errors import IntegrityError, LocalError
 from p2pcast.state.staging import Staging
@@ -90,7 +91,7 @@ class Parts:
         self.versions, self.publishing = Versions(), Publishing()
         self.history = PublishHistory(root / "published.log", set)
         self.staging = Staging(1)
-        self.source = CheckpointSource(self.versions, self.publishing, self.history, self.staging)
+        self.source = CheckpointSource(self.versions, self.publishing, self.history, self.staging, DEFAULT)
 
     def found(self, step: int, **options: Any) -> Found[Checkpoint]:
         path = write_checkpoint(self.root / "run" / f"step_{step}", step, **options)

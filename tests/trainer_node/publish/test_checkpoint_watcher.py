@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from p2pcast.checkpoint import Checkpoint
+from p2pcast.checkpoint.folder_form import MARKERS, FolderForm, StepNames
 from p2pcast.errors import IntegrityError, LocalError
 from trainer_node.publish import checkpoint_watcher
 from trainer_node.publish.checkpoint_watcher import SETTLE_S, Damaged, Folder, Found, Watch, fingerprint_of, scan
@@ -296,15 +297,60 @@ def test_fingerprint_follows_content_and_not_stable(tmp_path: Path) -> None:
     weights = path / "model.safetensors"
     assert not changed(lambda: None)
     assert not changed((path / "STABLE").touch)
-    assert seen[-1].stable
-    assert seen[-1].stable_last
+    assert seen[-1].marked
+    assert seen[-1].marked_last
     assert changed(lambda: os.utime(weights, ns=(0, seen[0].step + (1 << 62))))
-    assert seen[-1].stable
-    assert not seen[-1].stable_last
+    assert seen[-1].marked
+    assert not seen[-1].marked_last
     assert changed(lambda: weights.write_bytes(weights.read_bytes() + b"x"))
     assert changed(lambda: (path / "sub").mkdir() or (path / "sub" / "vocab.txt").touch())
     assert changed(lambda: (path / "dangling").symlink_to("nothing"))
     assert changed(lambda: weights.rename(path / "other.safetensors"))
+
+
+def test_scan_takes_the_names_of_its_pattern_alone(tmp_path: Path) -> None:
+    form = FolderForm(StepNames.parse("weight_v{step:06}"), MARKERS["none"])
+    for name in ("weight_v000007", "weight_v1000000", "weight_v7", "weight_v0000007", "step_3", "weight_v000007.tmp"):
+        (tmp_path / name).mkdir()
+    assert [(one.step, one.path.name) for one in scan(tmp_path, form)] == [
+        (7, "weight_v000007"),
+        (1_000_000, "weight_v1000000"),
+    ]
+
+
+def test_a_folder_without_its_required_marker_is_never_complete() -> None:
+    disk = Disk()
+    watch = Watch(disk, marker_required=True)
+    for now in (0.0, SETTLE_S, 10 * SETTLE_S):
+        assert observed(watch, now, [folder(1, stable=False)]) == []
+    assert disk.checks == []
+    assert steps(observed(watch, 20.0, [folder(1, stable=True)])) == [1]
+
+
+def test_a_required_marker_older_than_its_files_waits_for_a_quiet_folder() -> None:
+    watch = Watch(Disk(), marker_required=True)
+    assert observed(watch, 0.0, [folder(1, last=False)]) == []
+    assert steps(observed(watch, SETTLE_S, [folder(1, last=False)])) == [1]
+
+
+def test_stages_of_a_handshake_are_no_content(tmp_path: Path) -> None:
+    """The trainer and the receiver of prime-rl write four markers around the weights."""
+    form = FolderForm(marker=MARKERS["prime-rl"])
+    path = tmp_path / "step_1"
+    path.mkdir()
+    (path / ".sender_ready").touch()
+    empty = scan(tmp_path, form)[0]
+    for name in (".receiver_ready", ".started"):
+        (path / name).touch()
+    assert scan(tmp_path, form) == [empty]
+    save_file({"w": np.zeros(4, np.float32)}, path / "model.safetensors")
+    written = scan(tmp_path, form)[0]
+    assert written.fingerprint != empty.fingerprint
+    assert not written.marked
+    (path / ".finished").touch()
+    finished = scan(tmp_path, form)[0]
+    assert finished.marked_last
+    assert finished.fingerprint == written.fingerprint
 
 
 def test_check_refuses_every_truncation(tmp_path: Path) -> None:
@@ -384,9 +430,9 @@ async def test_the_watcher_keeps_no_reported_checkpoint_open(tmp_path: Path) -> 
 
 def test_a_fingerprint_changes_with_the_folder(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "step_1")
-    before = fingerprint_of(1, path)
+    before = fingerprint_of(1, path, MARKERS["STABLE"])
     assert [f.fingerprint for f in scan(tmp_path)] == [before]
     (path / "config.json").write_text("{}")
-    assert fingerprint_of(1, path) not in (before, None)
+    assert fingerprint_of(1, path, MARKERS["STABLE"]) not in (before, None)
     shutil.rmtree(path)
-    assert fingerprint_of(1, path) is None
+    assert fingerprint_of(1, path, MARKERS["STABLE"]) is None

@@ -12,9 +12,10 @@ from pathlib import Path
 import asyncinotify
 import pytest
 
+from p2pcast.checkpoint.folder_form import STABLE
 from tests.trainer_node.publish.test_checkpoint_watcher import write_checkpoint
 from trainer_node.publish import checkpoint_watcher, folder_events
-from trainer_node.publish.checkpoint_watcher import STABLE, Found
+from trainer_node.publish.checkpoint_watcher import Found
 
 NEVER_S = 3600.0
 

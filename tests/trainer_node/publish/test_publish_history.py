@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from p2pcast.daemon.daemon_process import StateFile
 from p2pcast.errors import LocalError
 from p2pcast.store import disk
+from p2pcast.version import Version
 from trainer_node.publish import publish_history
 from trainer_node.publish.publish_history import Known, PublishHistory, settled
 
@@ -147,7 +148,7 @@ def test_history_of_version_0_1_0_is_imported_once(tmp_path: Path) -> None:
         memory = StateFile(file, {"node": "", "incarnation": 0, "target": None})
         before = PublishHistory(tmp_path / "published.log", set)
         before.move_from(memory)
-        assert [before[step] for step in (1, 2, 3)] == [Known("a"), Known("b", "m"), Known(None, "n")]
+        assert [before[step] for step in (1, 2, 3)] == [Known("a"), Known("b", mark="m"), Known(mark="n")]
         assert json.loads(file.read_text()) == {"node": "00" * 16, "incarnation": 3, "target": [0, 2]}
         before.close()
     assert len((tmp_path / "published.log").read_text().splitlines()) == 3
@@ -163,10 +164,19 @@ def test_a_damaged_list_of_version_0_1_0_is_named(tmp_path: Path, published) -> 
 
 def test_a_step_that_comes_back_is_known_by_its_newest_folder_and_weights(tmp_path: Path) -> None:
     memory = PublishHistory(tmp_path / "published.log", set)
-    memory.note(1, folder="a", mark="m")
-    memory.note(1, folder="b")
+    memory.note(1, folder="a", version=Version(0, 1), mark="m")
+    memory.note(1, folder="b", version=Version(2, 1))
     memory.close()
     memory = PublishHistory(tmp_path / "published.log", set)
-    assert memory[1] == Known("b", "m")
+    assert memory[1] == Known("b", Version(2, 1), "m")
     memory.note(1, mark="n")
-    assert memory[1] == Known("b", "n")
+    assert memory[1] == Known("b", Version(2, 1), "n")
+
+
+def test_a_damaged_version_is_named(tmp_path: Path) -> None:
+    memory = PublishHistory(tmp_path / "published.log", set)
+    memory.note(3, folder="a", version=Version(0, 3))
+    memory._log.append({"step": 4, "version": "four"})
+    memory.close()
+    with pytest.raises(LocalError, match="the version of step 4 is damaged"):
+        PublishHistory(tmp_path / "published.log", set)
