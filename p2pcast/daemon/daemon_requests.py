@@ -110,7 +110,10 @@ def ask(
             why = json.load(error)["error"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError, http.client.HTTPException):
             why = error.reason
-        kinds = {400: UsageError, 401: RefusedError, 409: RefusedError, 504: RetryableError}
+        kinds = {
+            400: UsageError, 401: RefusedError, 408: RetryableError, 409: RefusedError, 503: RetryableError,
+            504: RetryableError,
+        }  # fmt: skip
         raise kinds.get(error.code, LocalError)(f"{url}: {shown_text(why)}") from None
     except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
