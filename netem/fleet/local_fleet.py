@@ -219,11 +219,14 @@ class Fleet:
         return self.folder / f"{name}.log"
 
     def send(self, name: str, number: signal.Signals) -> None:
-        self._processes[name].send_signal(number)
+        """Nothing happens to a process that has ended: ``supervise`` judges its end."""
+        with contextlib.suppress(ProcessLookupError):
+            self._processes[name].send_signal(number)
 
     async def kill(self, name: str) -> None:
         process = self._processes.pop(name)
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
         await process.wait()
 
     async def ended(self, name: str, within_s: float) -> bool:
@@ -239,9 +242,10 @@ class Fleet:
     async def leave(self, name: str, deadline_s: float) -> None:
         """Stop the process with SIGTERM. Raises FleetError if it does not end in time, or ends with an error."""
         process = self._processes.pop(name)
-        # Wait for the first attachment: an earlier SIGTERM finds no hub to take leave of.
-        in_order = {0} if self._joined(name) else {0, -signal.SIGTERM}
-        process.terminate()
+        # An earlier SIGTERM finds no hub to take leave of. A peer may have ended by itself for want of one.
+        in_order = {0} if self._joined(name) else {0, -signal.SIGTERM, EXIT_UNREACHABLE}
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
         try:
             async with asyncio.timeout(deadline_s):
                 code = await process.wait()

@@ -1,0 +1,42 @@
+"""Ends of a fleet's processes, in the moment in which another end is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from netem.emulation.loopback import Net
+from netem.fleet.local_fleet import Fleet, FleetError
+
+
+async def ended_with(tmp_path: Path, code: int) -> Fleet:
+    fleet = Fleet(tmp_path, Net(1e6), 1, 1, 1, 60.0)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", f"raise SystemExit({code})")
+    await process.wait()
+    fleet._processes["p1"] = process
+    (tmp_path / "p1.log").write_text("the peer's last words")
+    return fleet
+
+
+async def test_a_peer_that_found_no_hub_may_have_ended_before_it_leaves(tmp_path: Path) -> None:
+    fleet = await ended_with(tmp_path, 4)
+    fleet.send("p1", signal.SIGSTOP)
+    await fleet.leave("p1", 60.0)
+    assert fleet.pid("p1") is None
+    fleet = await ended_with(tmp_path, 4)
+    await fleet.kill("p1")
+    assert fleet.pid("p1") is None
+
+
+@pytest.mark.parametrize(("code", "joined"), [(1, False), (4, True), (1, True)])
+async def test_any_other_end_of_a_leaving_peer_is_an_error(tmp_path: Path, code: int, joined: bool) -> None:
+    fleet = await ended_with(tmp_path, code)
+    if joined:
+        (tmp_path / "p1").mkdir()
+        (tmp_path / "p1" / "daemon.json").touch()
+    with pytest.raises(FleetError, match=f"p1 ended with {code} on SIGTERM: the peer's last words"):
+        await fleet.leave("p1", 60.0)
