@@ -29,6 +29,35 @@ ENVIRONMENTS: dict[str, list[list[str]]] = {
     "verifiers": [
         tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["verifiers"]
     ],
+    # SGLang names one version of most of its dependencies, many of them for CUDA alone.
+    "sglang": [
+        ["--no-deps", "sglang==0.5.23"],
+        [
+            "openai==2.8.0",
+            "openai-harmony==0.0.4",
+            "xgrammar==0.2.7",
+            "orjson",
+            "python-multipart",
+            "pillow",
+            "setproctitle",
+            "interegular",
+            "partial_json_parser",
+            "tiktoken",
+            "llguidance",
+            "einops",
+            "watchfiles",
+            "xxhash",
+            "IPython",
+            "sentencepiece",
+            "pybase64",
+            "distro",
+            "gguf",
+            "compressed-tensors==0.18.0",
+            "mistral_common",
+            "dill",
+            "soundfile",
+        ],
+    ],
 }
 """By name: the arguments of each ``pip install``, in order."""
 

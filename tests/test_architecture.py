@@ -124,8 +124,8 @@ def test_code_inside_engines_does_not_depend_on_the_engine() -> None:
     for module in MODULES:
         if module.startswith("rollout_node.in_engine"):
             for name in imported_anywhere(module):
-                assert name.split(".")[0] != "vllm", module
-                assert not name.startswith("rollout_node.vllm_plugin"), module
+                assert name.split(".")[0] not in ("vllm", "sglang"), module
+                assert not name.startswith(("rollout_node.vllm_plugin", "rollout_node.sglang_plugin")), module
 
 
 def circles() -> list[list[str]]:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     envvar="P2PCAST_JOIN_INSTALL",
     multiple=True,
     metavar="TARGET",
-    help="Install target for every version: safetensors:DIR, vllm:URL or exec:CMD; repeatable.",
+    help="Install target for every version: safetensors:DIR, vllm:URL, sglang:URL or exec:CMD; repeatable.",
 )
 @click.option(
     "--base",

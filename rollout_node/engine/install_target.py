@@ -13,13 +13,15 @@ from p2pcast.rollouts.kv_policy import KvPolicy, recomputes
 from rollout_node.engine.multi_host_installer import MultiHostInstaller
 from rollout_node.engine.multi_host_leader import MultiHostLeader
 from rollout_node.installers.checkpoint_folder import SmallFiles
+from rollout_node.installers.engine_server import EngineServer
 from rollout_node.installers.install_socket import InstallSocket
 from rollout_node.installers.installer import Driver, Installer
 from rollout_node.installers.safe_point import SafePoint
 
 Role = Literal["lead", "member"]
 
-KINDS = "safetensors:DIR, vllm:URL or exec:CMD"
+KINDS = "safetensors:DIR, vllm:URL, sglang:URL or exec:CMD"
+SERVERS = ("vllm", "sglang")
 SPANS = "vllm:"
 """Targets whose workers may run on several hosts."""
 
@@ -27,7 +29,7 @@ SPANS = "vllm:"
 def check(text: str) -> None:
     """Raises UsageError unless ``text`` names a target."""
     kind, colon, rest = text.partition(":")
-    if kind not in ("safetensors", "vllm", "exec") or not colon or not rest:
+    if kind not in ("safetensors", *SERVERS, "exec") or not colon or not rest:
         raise UsageError(f"{text!r} is not an install target: write {KINDS}")
 
 
@@ -114,20 +116,28 @@ class Targets:
             from rollout_node.installers.checkpoint_folder import FolderInstaller
 
             return FolderInstaller(Path(rest), self._files, keep=self._keep, form=self._form)
-        if kind == "vllm":
-            from rollout_node.installers.vllm_installer import VllmInstaller
-            from rollout_node.installers.vllm_server import Deadlines
+        if kind in SERVERS:
+            from rollout_node.installers.engine_installer import EngineInstaller
 
-            return VllmInstaller(
-                rest,
+            return EngineInstaller(
+                self._server(kind, rest),
                 self._socket,
                 run=self._run,
                 kv=self._kv,
                 driver=self._driver,
                 safe_point=self._wait.safe_point,
-                deadlines=Deadlines(drain=self._wait.limit_s),
             )
         from rollout_node.installers.command import CommandInstaller
 
         self._commands += 1
         return CommandInstaller(rest, self._state / f"exec-{self._commands}", self._files)
+
+    def _server(self, kind: str, url: str) -> EngineServer:
+        from rollout_node.installers.engine_server import Deadlines
+        from rollout_node.installers.sglang_server import SglangServer
+        from rollout_node.installers.vllm_server import VllmServer
+
+        if kind == SglangServer.target and self._wait.safe_point == "drain":
+            raise UsageError("SGLang cannot hold new requests while running ones end: --commit-safe-point step")
+        servers: dict[str, type[EngineServer]] = {VllmServer.target: VllmServer, SglangServer.target: SglangServer}
+        return servers[kind](url, deadlines=Deadlines(drain=self._wait.limit_s))

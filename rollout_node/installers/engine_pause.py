@@ -17,11 +17,11 @@ import logging
 
 from p2pcast.rollouts.kv_policy import KvPolicy, recomputes
 from p2pcast.version import Version
+from rollout_node.installers.engine_server import EngineServer
 from rollout_node.installers.install_socket import Report
 from rollout_node.installers.install_state import InstallState
 from rollout_node.installers.installer import Driver
 from rollout_node.installers.rank_reports import Ranks
-from rollout_node.installers.vllm_server import VllmServer
 
 log = logging.getLogger("p2pcast.peer")
 
@@ -29,7 +29,9 @@ log = logging.getLogger("p2pcast.peer")
 class EnginePause:
     """Writes ``state.pausing``."""
 
-    def __init__(self, server: VllmServer, ranks: Ranks, state: InstallState, *, kv: KvPolicy, driver: Driver) -> None:
+    def __init__(
+        self, server: EngineServer, ranks: Ranks, state: InstallState, *, kv: KvPolicy, driver: Driver
+    ) -> None:
         self._server, self._name, self._ranks, self._state = server, server.name, ranks, state
         self.kv, self.driver = kv, driver
 

@@ -6,7 +6,7 @@ Promises:
 - A command returns one report of each rank, or raises. A missing report is an error that names the ranks.
 - A rank's error is raised as the kind of error that the rank named (``raise_first``).
 
-Whether a report is true is decided elsewhere: ``rank_preparation`` and ``vllm_switch`` raise FalseReportError.
+Whether a report is true is decided elsewhere: ``rank_preparation`` and ``engine_switch`` raise FalseReportError.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 
 from p2pcast.errors import IntegrityError, LocalError, RetryableError
 from p2pcast.version import Version
+from rollout_node.installers.engine_server import EngineServer
 from rollout_node.installers.install_socket import Expectation, InstallSocket, Report
-from rollout_node.installers.vllm_server import VllmServer
 
 
 class FalseReportError(IntegrityError):
@@ -30,7 +30,7 @@ class Ranks:
     peer; None: all of the server's. Error messages begin with ``name``, the server's.
     """
 
-    def __init__(self, server: VllmServer, socket: InstallSocket, run: str, given: int | None) -> None:
+    def __init__(self, server: EngineServer, socket: InstallSocket, run: str, given: int | None) -> None:
         self._server, self._socket, self._run = server, socket, run
         self._given, self.count = given, given or 1
         self._engine = secrets.token_hex(8)

@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from p2pcast.errors import P2PCastError, RetryableError
+from rollout_node.installers.engine_server import EngineServer
 from rollout_node.installers.install_state import InstallState
-from rollout_node.installers.vllm_server import VllmServer
 
 SafePoint = Literal["step", "drain"]
 ANSWER_S = 60.0
@@ -34,7 +34,7 @@ class SwitchPoint:
     and for the safe point ``step``.
     """
 
-    def __init__(self, server: VllmServer, state: InstallState, kind: SafePoint, limit_s: float) -> None:
+    def __init__(self, server: EngineServer, state: InstallState, kind: SafePoint, limit_s: float) -> None:
         self._server, self._name, self._state = server, server.name, state
         self._kind, self._limit_s = kind, limit_s
 

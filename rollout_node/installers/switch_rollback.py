@@ -11,10 +11,10 @@ import logging
 from p2pcast.errors import IntegrityError, P2PCastError
 from p2pcast.version import Version
 from rollout_node.installers.engine_pause import EnginePause
+from rollout_node.installers.engine_server import EngineServer
 from rollout_node.installers.install_state import InstallState
 from rollout_node.installers.rank_reports import FalseReportError, Ranks, common_version
 from rollout_node.installers.safe_point import SwitchPoint
-from rollout_node.installers.vllm_server import VllmServer
 
 log = logging.getLogger("p2pcast.peer")
 
@@ -22,7 +22,7 @@ log = logging.getLogger("p2pcast.peer")
 class SwitchRollback:
     def __init__(
         self,
-        server: VllmServer,
+        server: EngineServer,
         ranks: Ranks,
         state: InstallState,
         pause: EnginePause,

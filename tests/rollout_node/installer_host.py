@@ -9,7 +9,10 @@ from played_vllm import Engine, Provider
 
 from p2pcast.rollouts.kv_policy import KvPolicy
 from p2pcast.version import Version
+from rollout_node.installers.engine_installer import EngineInstaller
 from rollout_node.installers.engine_pause import EnginePause
+from rollout_node.installers.engine_server import Deadlines
+from rollout_node.installers.engine_switch import EngineSwitch
 from rollout_node.installers.install_socket import InstallSocket
 from rollout_node.installers.install_state import InstallState
 from rollout_node.installers.installer import Driver
@@ -17,9 +20,7 @@ from rollout_node.installers.rank_preparation import RankPreparation
 from rollout_node.installers.rank_reports import Ranks
 from rollout_node.installers.safe_point import SafePoint, SwitchPoint
 from rollout_node.installers.switch_rollback import SwitchRollback
-from rollout_node.installers.vllm_installer import VllmInstaller
-from rollout_node.installers.vllm_server import Deadlines, VllmServer
-from rollout_node.installers.vllm_switch import VllmSwitch
+from rollout_node.installers.vllm_server import VllmServer
 
 ONE, TWO = Version(0, 1), Version(0, 2)
 SHADOW = Path("shadow")
@@ -33,17 +34,16 @@ class Host:
         self.engine = Engine(2, self.socket)
         self.url = ""
         self.drain_s = 60.0
-        self.installers: list[VllmInstaller] = []
+        self.installers: list[EngineInstaller] = []
         self.servers: list[VllmServer] = []
 
-    def installer(self, **options: Any) -> VllmInstaller:
-        found = VllmInstaller(
-            self.url, self.socket, name="e", deadlines=Deadlines(report=0.05, drain=self.drain_s), **options
-        )
+    def installer(self, **options: Any) -> EngineInstaller:
+        server = VllmServer(self.url, "e", Deadlines(report=0.05, drain=self.drain_s))
+        found = EngineInstaller(server, self.socket, **options)
         self.installers.append(found)
         return found
 
-    async def installed(self, version: Version = ONE, **options: Any) -> VllmInstaller:
+    async def installed(self, version: Version = ONE, **options: Any) -> EngineInstaller:
         """An installer whose engine has this version."""
         found = self.installer(**options)
         await found.start()
@@ -83,7 +83,7 @@ class Parts:
         self.point = SwitchPoint(self.server, self.state, safe_point, host.drain_s)
         self.preparation = RankPreparation(self.ranks, self.state, host.socket.layout_document, self.pause.distrust)
         self.rollback = SwitchRollback(self.server, self.ranks, self.state, self.pause, self.point)
-        self.switch = VllmSwitch(self.server, self.ranks, self.state, self.pause, self.point)
+        self.switch = EngineSwitch(self.server, self.ranks, self.state, self.pause, self.point)
         host.servers.append(self.server)
 
 

@@ -14,8 +14,8 @@ from rollout_node.engine.install_target import NO_WAIT, Targets, check, check_sp
 from rollout_node.engine.multi_host_installer import MultiHostInstaller
 from rollout_node.engine.multi_host_leader import MultiHostLeader
 from rollout_node.installers.checkpoint_folder import FolderInstaller
+from rollout_node.installers.engine_installer import EngineInstaller
 from rollout_node.installers.install_socket import InstallSocket
-from rollout_node.installers.vllm_installer import VllmInstaller
 
 FOLDER, SERVER = "safetensors:out", "vllm:http://127.0.0.1:8000"
 
@@ -81,7 +81,7 @@ async def test_a_lead_leads_its_server_and_nothing_else(tmp_path: Path):
     socket = InstallSocket(tmp_path / "s", provider)
     targets = Targets(lambda version: {}, socket, tmp_path, 3, DEFAULT, "recompute", "peer", "run", NO_WAIT)
     lead = MultiHostLeader("big", socket, lambda: None)
-    assert isinstance(targets.installer(SERVER), VllmInstaller)
+    assert isinstance(targets.installer(SERVER), EngineInstaller)
     assert isinstance(targets.led(SERVER, lead), MultiHostInstaller)
     assert isinstance(targets.led(f"safetensors:{tmp_path}", lead), FolderInstaller)
 

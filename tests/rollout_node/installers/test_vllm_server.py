@@ -10,7 +10,8 @@ import pytest
 from aiohttp import web
 
 from p2pcast.errors import LocalError, P2PCastError, RetryableError
-from rollout_node.installers.vllm_server import Deadlines, VllmServer
+from rollout_node.installers.engine_server import Deadlines
+from rollout_node.installers.vllm_server import VllmServer
 
 USAGE = 'vllm:kv_cache_usage_perc{engine="%d",model_name="m"} %s\n'
 CONFIG = 'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="1000"} 1.0\n'

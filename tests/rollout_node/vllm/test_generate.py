@@ -26,8 +26,9 @@ from p2pcast.tasks.play import result_of
 from p2pcast.tasks.sums import Sums
 from p2pcast.tasks.task import Trajectory
 from p2pcast.version import Version
+from rollout_node.installers.engine_installer import EngineInstaller
 from rollout_node.installers.install_socket import InstallSocket
-from rollout_node.installers.vllm_installer import VllmInstaller
+from rollout_node.installers.vllm_server import VllmServer
 from rollout_node.worker import recomputation
 from rollout_node.worker.completions_sampler import CompletionsSampler
 from rollout_node.worker.engine_requests import EngineRequests
@@ -78,7 +79,7 @@ def run(server: Server, make_run: Callable[..., Any], read_state: Callable[..., 
 class Stretches:
     """Versions by the installer alone."""
 
-    def __init__(self, installer: VllmInstaller) -> None:
+    def __init__(self, installer: EngineInstaller) -> None:
         self._installer = installer
 
     async def stretch(self) -> Stretch:
@@ -89,10 +90,12 @@ class Stretches:
 
 
 @pytest.fixture
-async def installer(server: Server, run: Any, request: pytest.FixtureRequest) -> AsyncIterator[VllmInstaller]:
+async def installer(server: Server, run: Any, request: pytest.FixtureRequest) -> AsyncIterator[EngineInstaller]:
     install = InstallSocket(server.install, run)
     await install.start()
-    found = VllmInstaller(server.url, install, run=str(run.folder), safe_point=getattr(request, "param", "step"))
+    found = EngineInstaller(
+        VllmServer(server.url), install, run=str(run.folder), safe_point=getattr(request, "param", "step")
+    )
     try:
         await found.start()
         yield found
@@ -136,7 +139,7 @@ def reference(folders: list[Path], plays: list[Trajectory]) -> list[list[np.ndar
 
 
 async def test_spans_and_logprobs_belong_to_the_weights_that_made_the_tokens(
-    server: Server, run: Any, installer: VllmInstaller, tmp_path: Path
+    server: Server, run: Any, installer: EngineInstaller, tmp_path: Path
 ) -> None:
     async with one_off_connections() as http:
         sampler = GenerateSampler(http, server.url, Labels())
@@ -168,7 +171,7 @@ async def test_spans_and_logprobs_belong_to_the_weights_that_made_the_tokens(
     assert all(play.spans[-1].version == run.version for play in plays[-3:])
 
 
-async def played_across(sampler: GenerateSampler, installer: VllmInstaller, version: Version) -> list[Trajectory]:
+async def played_across(sampler: GenerateSampler, installer: EngineInstaller, version: Version) -> list[Trajectory]:
     """Plays during which the engine switches to ``version``, once tokens come."""
     began = asyncio.Event()
     counting = sampler.of_play(lambda count: began.set())
@@ -180,7 +183,7 @@ async def played_across(sampler: GenerateSampler, installer: VllmInstaller, vers
 
 
 async def test_recomputed_logprobs_tell_the_weights_that_sampled_from_others(
-    server: Server, run: Any, installer: VllmInstaller
+    server: Server, run: Any, installer: EngineInstaller
 ) -> None:
     await installer.stage(run.version, run.shadow.path)
     await installer.commit(run.version)
@@ -212,7 +215,7 @@ HIDDEN = "layers.1.self_attn."
 
 @pytest.mark.parametrize("installer", ["step", "drain"], indirect=True)
 async def test_probes_notice_a_tensor_that_is_many_versions_old(
-    server: Server, run: Any, installer: VllmInstaller, tmp_path: Path, request: pytest.FixtureRequest
+    server: Server, run: Any, installer: EngineInstaller, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """A real engine scores right weights. The learner's scores with one old tensor are as far from them as those of an
     engine with an old tensor from the learner's.
@@ -257,7 +260,7 @@ async def test_probes_notice_a_tensor_that_is_many_versions_old(
 
 @pytest.mark.parametrize("installer", ["drain"], indirect=True)
 async def test_each_request_of_a_draining_engine_has_one_version(
-    server: Server, run: Any, installer: VllmInstaller, tmp_path: Path
+    server: Server, run: Any, installer: EngineInstaller, tmp_path: Path
 ) -> None:
     """Requests run on while two versions are committed. The engine's own spans, of its other route, say the same."""
     plays: list[Trajectory] = []
@@ -303,7 +306,7 @@ async def play_until(
 
 @pytest.mark.parametrize("installer", ["drain"], indirect=True)
 async def test_an_endless_request_costs_the_commit_and_not_the_engine(
-    server: Server, run: Any, installer: VllmInstaller
+    server: Server, run: Any, installer: EngineInstaller
 ) -> None:
     await installer.stage(run.version, run.shadow.path)
     await installer.commit(run.version)
@@ -325,7 +328,7 @@ async def test_an_endless_request_costs_the_commit_and_not_the_engine(
     assert installer.committed == run.version
 
 
-async def test_equal_seeds_give_equal_plays(server: Server, run: Any, installer: VllmInstaller) -> None:
+async def test_equal_seeds_give_equal_plays(server: Server, run: Any, installer: EngineInstaller) -> None:
     await installer.stage(run.version, run.shadow.path)
     await installer.commit(run.version)
     async with one_off_connections() as http:
@@ -335,7 +338,7 @@ async def test_equal_seeds_give_equal_plays(server: Server, run: Any, installer:
     assert first != other
 
 
-async def test_a_stop_token_ends_the_sample_at_the_engine(server: Server, run: Any, installer: VllmInstaller) -> None:
+async def test_a_stop_token_ends_the_sample_at_the_engine(server: Server, run: Any, installer: EngineInstaller) -> None:
     await installer.stage(run.version, run.shadow.path)
     await installer.commit(run.version)
     async with one_off_connections() as http:

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from real_server import ENVIRONMENT, PROMPTS, TWO_RANKS, Server, complete, fresh, one_off_connections
 
+from rollout_node.installers.engine_installer import EngineInstaller
 from rollout_node.installers.install_socket import InstallSocket
-from rollout_node.installers.vllm_installer import VllmInstaller
+from rollout_node.installers.vllm_server import VllmServer
 
 pytestmark = pytest.mark.vllm
 
@@ -134,7 +135,7 @@ async def test_experts_and_shared_heads_at_tensor_parallel_2(
     run = make_run(*read_state(model))
     server = Server(model, tmp_path, "--tensor-parallel-size", "2", environment=TWO_RANKS)
     socket = InstallSocket(server.install, run)
-    installer = VllmInstaller(server.url, socket, run=str(run.folder))
+    installer = EngineInstaller(VllmServer(server.url), socket, run=str(run.folder))
     said, folders = [], []
     try:
         server.wait()

@@ -13,9 +13,10 @@ import pytest
 from real_server import PROMPTS, Server, complete, fresh, load, make_model, one_off_connections
 
 from p2pcast.errors import IntegrityError, LocalError, RetryableError
+from rollout_node.installers.engine_installer import EngineInstaller
 from rollout_node.installers.install_socket import InstallSocket
 from rollout_node.installers.installer import Audit
-from rollout_node.installers.vllm_installer import VllmInstaller
+from rollout_node.installers.vllm_server import VllmServer
 
 pytestmark = pytest.mark.vllm
 
@@ -46,9 +47,9 @@ async def install(server: Server, run: Any) -> AsyncIterator[InstallSocket]:
 
 
 @pytest.fixture
-async def installer(server: Server, run: Any, install: InstallSocket) -> AsyncIterator[VllmInstaller]:
+async def installer(server: Server, run: Any, install: InstallSocket) -> AsyncIterator[EngineInstaller]:
     """A peer that has just started, beside an engine that may have run for long."""
-    found = VllmInstaller(server.url, install, run=str(run.folder))
+    found = EngineInstaller(VllmServer(server.url), install, run=str(run.folder))
     try:
         await found.start()
         yield found
@@ -61,7 +62,7 @@ def clean(found: Audit) -> bool:
 
 
 async def test_versions_installed_under_load_equal_fresh_engines(
-    server: Server, run: Any, installer: VllmInstaller, tmp_path: Path
+    server: Server, run: Any, installer: EngineInstaller, tmp_path: Path
 ) -> None:
     assert not installer.ready
     await installer.stage(run.version, run.shadow.path)
@@ -97,7 +98,7 @@ async def test_versions_installed_under_load_equal_fresh_engines(
 
 
 async def test_restarted_peer_continues_from_the_engines_version(
-    server: Server, run: Any, install: InstallSocket, installer: VllmInstaller
+    server: Server, run: Any, install: InstallSocket, installer: EngineInstaller
 ) -> None:
     """The engine still holds a version of the last test's run, with the same number and other bytes, which must not be
     a base.
@@ -105,7 +106,7 @@ async def test_restarted_peer_continues_from_the_engines_version(
     await installer.stage(run.version, run.shadow.path)
     await installer.commit(run.version)
     run.step(77, share=0.5, bits=0x0101)
-    again = VllmInstaller(server.url, install, run=str(run.folder))
+    again = EngineInstaller(VllmServer(server.url), install, run=str(run.folder))
     await again.start()
     assert (again.committed, again.ready) == (None, False)
     await again.stage(run.version, run.shadow.path)
@@ -116,7 +117,7 @@ async def test_restarted_peer_continues_from_the_engines_version(
 
 
 async def test_rollback_restores_every_value(
-    server: Server, run: Any, installer: VllmInstaller, monkeypatch: pytest.MonkeyPatch
+    server: Server, run: Any, installer: EngineInstaller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await installer.stage(run.version, run.shadow.path)
     await installer.commit(run.version)
@@ -153,7 +154,7 @@ def losing_commits(collect: Callable[..., Any]) -> Callable[..., Any]:
 
 
 async def test_refused_version_leaves_the_old_version_running(
-    server: Server, run: Any, installer: VllmInstaller
+    server: Server, run: Any, installer: EngineInstaller
 ) -> None:
     await installer.stage(run.version, run.shadow.path)
     await installer.commit(run.version)
@@ -183,7 +184,7 @@ ATTEMPTS = 8
 
 
 async def test_running_request_continues_with_the_new_weights_only(
-    server: Server, run: Any, installer: VllmInstaller
+    server: Server, run: Any, installer: EngineInstaller
 ) -> None:
     """With kv=recompute, tokens after a switch equal the new weights' tokens for the whole preceding text."""
     await installer.stage(run.version, run.shadow.path)
@@ -196,7 +197,7 @@ async def test_running_request_continues_with_the_new_weights_only(
     raise AssertionError("the switch came after the request in every attempt")
 
 
-async def _switched_in_mid_request(server: Server, run: Any, installer: VllmInstaller) -> bool:
+async def _switched_in_mid_request(server: Server, run: Any, installer: EngineInstaller) -> bool:
     """False if the request ended before the switch."""
     async with one_off_connections() as http:
         ids: list[int] = []
@@ -225,7 +226,7 @@ async def _switched_in_mid_request(server: Server, run: Any, installer: VllmInst
     return True
 
 
-async def test_commit_without_stage_is_refused(run: Any, installer: VllmInstaller) -> None:
+async def test_commit_without_stage_is_refused(run: Any, installer: EngineInstaller) -> None:
     with pytest.raises(LocalError, match="isn't staged"):
         await installer.commit(run.version)
 
@@ -234,7 +235,7 @@ async def test_unreachable_server_is_retryable(run: Any, tmp_path: Path) -> None
     install = InstallSocket(tmp_path / "s", run)
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        installer = VllmInstaller(f"http://127.0.0.1:{unused.getsockname()[1]}", install)
+        installer = EngineInstaller(VllmServer(f"http://127.0.0.1:{unused.getsockname()[1]}"), install)
         with pytest.raises(RetryableError, match="is the server up"):
             await installer.start()
     await installer.close()

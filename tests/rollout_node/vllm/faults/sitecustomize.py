@@ -1,4 +1,4 @@
-"""Makes one rank's p2pcast engine fail as a file requests; tests put this module on the PYTHONPATH of a vLLM server.
+"""Makes one rank's installer fail as a file requests; tests put this module on the PYTHONPATH of an engine's server.
 
 $P2PCAST_TEST_FAULTS is a folder. A file ``FAULT.RANK`` in it requests that fault once: the affected rank removes the
 file. ``hold.RANK`` keeps a hanging rank until it is removed. $P2PCAST_TEST_SOCK_RANK is the peer's socket for one rank
@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 FOLDER = Path(os.environ.get("P2PCAST_TEST_FAULTS", ""))
-ENGINE = "rollout_node.vllm_plugin.transfer_engine"
+INSTALLER = "rollout_node.in_engine.rank_installer"
 rank = -1
 
 
@@ -42,20 +42,18 @@ def corrupt(installation: Any, name: str) -> None:
         next(s for s in installation.storages.table if name in s.name).words.bitwise_xor_(1)
 
 
-def patch(engine: Any) -> None:
+def patch(module: Any) -> None:
     from rollout_node.in_engine import staged_version
 
-    kind, installed = engine.P2PCastEngine, engine.Installation
+    kind, installed = module.RankInstaller, module.Installation
     made, report = kind.__init__, kind._report
     real_audit, put = kind._audit, staged_version._write
     prepare, commit, apply = installed.prepare, installed.commit, staged_version.Staged.apply
 
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: Any, model: Any, socket: Path, log: Any) -> None:
         global rank
-        worker = args[1].parallel_config.rank
-        os.environ["P2PCAST_SOCK"] = os.environ.get(f"P2PCAST_TEST_SOCK_{worker}", os.environ["P2PCAST_SOCK"])
-        made(self, *args, **kwargs)
-        rank = self._rank
+        rank = model.rank
+        made(self, model, Path(os.environ.get(f"P2PCAST_TEST_SOCK_{rank}", socket)), log)
 
     def send_report(self: Any, command: Any, **details: Any) -> None:
         if not requested(f"lost-{command.phase}"):
@@ -130,7 +128,7 @@ class _Loader(importlib.abc.Loader):
 
 class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name != ENGINE:
+        if name != INSTALLER:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)

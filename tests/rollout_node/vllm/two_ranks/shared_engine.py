@@ -13,10 +13,11 @@ from real_server import PROMPTS, TOKENS, Server, choice, complete, one_off_conne
 
 from p2pcast.errors import RetryableError
 from p2pcast.version import Version
+from rollout_node.installers.engine_installer import EngineInstaller
+from rollout_node.installers.engine_server import Deadlines
 from rollout_node.installers.install_socket import InstallSocket
 from rollout_node.installers.installer import Audit
-from rollout_node.installers.vllm_installer import VllmInstaller
-from rollout_node.installers.vllm_server import Deadlines
+from rollout_node.installers.vllm_server import VllmServer
 
 LONG = " ".join(f"w{3 + i * 7 % 400}" for i in range(200))
 """More than one block of keys and values, so that its prefix is found in the cache."""
@@ -56,7 +57,7 @@ class Peer:
     def __init__(self, server: Server, run: Any) -> None:
         self.server, self.run = server, run
         self.socket = InstallSocket(server.install, run)
-        self.installer = VllmInstaller(server.url, self.socket, run=str(run.folder), deadlines=PATIENT)
+        self.installer = EngineInstaller(VllmServer(server.url, deadlines=PATIENT), self.socket, run=str(run.folder))
 
     async def start(self) -> None:
         await self.socket.start()
@@ -69,7 +70,9 @@ class Peer:
     async def come_back(self, driver: Literal["peer", "external"] = "peer") -> None:
         """Start another process without any memory of the first."""
         self.socket = InstallSocket(self.server.install, self.run)
-        self.installer = VllmInstaller(self.server.url, self.socket, run=str(self.run.folder), driver=driver)
+        self.installer = EngineInstaller(
+            VllmServer(self.server.url), self.socket, run=str(self.run.folder), driver=driver
+        )
         await self.start()
 
     def hurry(self, deadlines: Deadlines = HASTY) -> None:

@@ -31,7 +31,7 @@ from shared_engine import (
 )
 
 from p2pcast.errors import IntegrityError, P2PCastError, RetryableError
-from rollout_node.installers.vllm_server import Deadlines
+from rollout_node.installers.engine_server import Deadlines
 
 pytestmark = pytest.mark.vllm
 

@@ -15,8 +15,9 @@ from real_server import PROMPTS, Server, complete, load, one_off_connections
 from shared_engine import LONG, Truth, advance
 
 from p2pcast.rollouts.kv_policy import KvPolicy
+from rollout_node.installers.engine_installer import EngineInstaller
 from rollout_node.installers.install_socket import InstallSocket
-from rollout_node.installers.vllm_installer import VllmInstaller
+from rollout_node.installers.vllm_server import VllmServer
 
 pytestmark = pytest.mark.vllm
 
@@ -24,10 +25,10 @@ STEPS = 2
 
 
 @asynccontextmanager
-async def installing(server: Server, run: Any, kv: KvPolicy = "recompute") -> AsyncIterator[VllmInstaller]:
+async def installing(server: Server, run: Any, kv: KvPolicy = "recompute") -> AsyncIterator[EngineInstaller]:
     socket = InstallSocket(server.install, run)
     await socket.start()
-    installer = VllmInstaller(server.url, socket, run=str(run.folder), kv=kv)
+    installer = EngineInstaller(VllmServer(server.url), socket, run=str(run.folder), kv=kv)
     try:
         await installer.start()
         await install(installer, run)
@@ -37,12 +38,12 @@ async def installing(server: Server, run: Any, kv: KvPolicy = "recompute") -> As
         await socket.close()
 
 
-async def install(installer: VllmInstaller, run: Any) -> Any:
+async def install(installer: EngineInstaller, run: Any) -> Any:
     await installer.stage(run.version, run.shadow.path)
     return await installer.commit(run.version)
 
 
-async def holds(installer: VllmInstaller, run: Any) -> bool:
+async def holds(installer: EngineInstaller, run: Any) -> bool:
     found = await installer.audit(run.layout, run.digests)
     return (found.version, found.wrong, found.unknown) == (run.version, [], [])
 

@@ -14,7 +14,8 @@ from real_server import Server, load, one_off_connections
 from shared_engine import FIRST, Peer, advance, installs
 
 from p2pcast.errors import RetryableError
-from rollout_node.installers.vllm_installer import VllmInstaller
+from rollout_node.installers.engine_installer import EngineInstaller
+from rollout_node.installers.vllm_server import VllmServer
 
 pytestmark = pytest.mark.vllm
 
@@ -60,7 +61,7 @@ async def test_dead_worker_and_a_different_server_later(server: Server, run: Any
     server.restart("--data-parallel-size", "2")
     with pytest.raises(RetryableError):
         await installer.stage(run.version, run.shadow.path)
-    late = VllmInstaller(server.url, peer.socket, run=str(run.folder))
+    late = EngineInstaller(VllmServer(server.url), peer.socket, run=str(run.folder))
     with pytest.raises(RetryableError):  # the peer starts before its server
         await late.start()
     await late.close()

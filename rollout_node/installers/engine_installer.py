@@ -18,7 +18,7 @@ The parts:
 - ``engine_pause``: this peer's pause, and the repair of an engine that is in doubt.
 - ``rank_preparation``: staging beside the live weights.
 - ``safe_point``: when an engine may switch.
-- ``vllm_switch``: pause, commit, confirm, resume.
+- ``engine_switch``: pause, commit, confirm, resume.
 - ``switch_rollback``: the old values come back after a failed switch.
 
 ``kv``: ``p2pcast.rollouts.kv_policy``.
@@ -38,45 +38,43 @@ from p2pcast.rollouts.kv_policy import KvPolicy
 from p2pcast.version import Version
 from rollout_node.in_engine import weight_audit
 from rollout_node.installers.engine_pause import EnginePause
+from rollout_node.installers.engine_server import EngineServer
+from rollout_node.installers.engine_switch import EngineSwitch
 from rollout_node.installers.install_socket import InstallSocket, Report
 from rollout_node.installers.install_state import InstallState
 from rollout_node.installers.installer import Audit, CommitReport, Driver
 from rollout_node.installers.rank_preparation import RankPreparation
 from rollout_node.installers.rank_reports import Ranks, common_version
 from rollout_node.installers.safe_point import SafePoint, StillRunningError, SwitchPoint
-from rollout_node.installers.vllm_server import Deadlines, VllmServer
-from rollout_node.installers.vllm_switch import VllmSwitch
 
 log = logging.getLogger("p2pcast.peer")
 
 
-class VllmInstaller:
-    """One server at ``url``. ``run``: the run's id; versions of other runs are ignored. ``ranks``: number of workers
+class EngineInstaller:
+    """One server. ``run``: the run's id; versions of other runs are ignored. ``ranks``: number of workers
     that report to this peer; None: all of the server's. ``driver="external"``: another process pauses and resumes the
     engine around ``commit``."""
 
     def __init__(
         self,
-        url: str,
+        server: EngineServer,
         socket: InstallSocket,
         *,
         run: str = "",
-        name: str | None = None,
         kv: KvPolicy = "recompute",
         driver: Driver = "peer",
         safe_point: SafePoint = "step",
         ranks: int | None = None,
-        deadlines: Deadlines | None = None,
     ) -> None:
-        self.name = name or f"vllm:{url}"
+        self.name = server.name
         self._driver = driver
         self._state = state = InstallState()
-        self._server = server = VllmServer(url, self.name, deadlines or Deadlines())
+        self._server = server
         self._ranks = Ranks(server, socket, run, ranks)
         self._pause = EnginePause(server, self._ranks, state, kv=kv, driver=driver)
         self._point = SwitchPoint(server, state, safe_point, server.deadlines.drain)
         self._preparation = RankPreparation(self._ranks, state, socket.layout_document, self._pause.distrust)
-        self._switch = VllmSwitch(server, self._ranks, state, self._pause, self._point)
+        self._switch = EngineSwitch(server, self._ranks, state, self._pause, self._point)
         self._busy = asyncio.Lock()
 
     @property

@@ -20,21 +20,21 @@ from p2pcast.errors import P2PCastError, RetryableError
 from p2pcast.rollouts.kv_policy import recomputes
 from p2pcast.version import Version
 from rollout_node.installers.engine_pause import EnginePause
+from rollout_node.installers.engine_server import EngineServer
 from rollout_node.installers.install_socket import Report
 from rollout_node.installers.install_state import InstallState
 from rollout_node.installers.installer import CommitReport
 from rollout_node.installers.rank_reports import FalseReportError, Ranks, raise_first
 from rollout_node.installers.safe_point import SwitchPoint
 from rollout_node.installers.switch_rollback import SwitchRollback
-from rollout_node.installers.vllm_server import VllmServer
 
 log = logging.getLogger("p2pcast.peer")
 
 
-class VllmSwitch:
+class EngineSwitch:
     def __init__(
         self,
-        server: VllmServer,
+        server: EngineServer,
         ranks: Ranks,
         state: InstallState,
         pause: EnginePause,

@@ -1,0 +1,301 @@
+"""One rank of an engine: commands come from the engine, data and reports go over the peer's socket.
+
+Promise: no exception reaches the engine, whose workers would get out of step; every outcome is reported to the peer
+instead. *prepare* runs in its own thread while the engine generates, and writes no weight. Only *commit* writes, and
+*abort* can undo it until *finish*. A rank with doubtful weights forgets its version, so that the next prepare is dense.
+A prepare that hangs does not block the next one.
+
+A command: ``{"version": "b.s", "phase": "prepare" | "commit" | "abort" | "audit", "nonce": text, "whole": bool}``.
+Reports repeat the nonce, so that a late report is not taken for an answer to a later command. ``whole`` applies to
+prepare: take everything from the shadow, whatever is held.
+
+No engine is imported here: its plugin describes it as a ``RankModel``.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from p2pcast.codec.layout import Layout
+from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RemoteError, RetryableError
+from p2pcast.version import Version
+from rollout_node.in_engine.install_frames import InstallClient
+from rollout_node.in_engine.installation import Installation
+from rollout_node.in_engine.shadow_reader import ShadowReader
+from rollout_node.in_engine.staged_version import compile_digest_kernels
+
+_MAX_JOBS = 3
+"""Threads of this rank: one at work, and others that were cancelled and hang (in a file system, for example)."""
+_MAX_TEXT = 64
+"""Characters of a command's text that are read."""
+
+
+class RankModel(Protocol):
+    """One rank's model, and what its engine does in a way of its own."""
+
+    model: torch.nn.Module
+    device: torch.device
+    rank: int
+    ranks: int
+    """Ranks of the whole engine, over all kinds of parallelism."""
+
+    def loading(self) -> AbstractContextManager[Any]:
+        """The model's loader and parameters are used inside."""
+
+    def derived_parts(self) -> list[str]:
+        """Parts that compute from derived values (``Installation``). Raises LocalError for a model that p2pcast cannot
+        install into.
+        """
+
+    def reload_all(self, shadow: ShadowReader) -> None:
+        """``dense_install.ReloadAll``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """The first command of a peer, which may be repeated. ``engine``: the name under which the ranks report; the peer
+    gives each engine its own. ``run``: the run's id. ``forget``: the weights are not to be trusted, whatever was held.
+    ``pausing``: the peer will pause the engine next. ``core``: set by the plugin, not by the peer: the engine can
+    switch by one command.
+    """
+
+    engine: str = ""
+    run: str = ""
+    nonce: str = ""
+    forget: bool = False
+    pausing: bool = False
+    core: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """The command that a report answers."""
+
+    phase: str
+    version: str | None
+    nonce: str
+    whole: bool = False
+
+    @classmethod
+    def read(cls, body: Mapping[str, Any]) -> Command:
+        """From what came over the engine's routes, whatever it is."""
+        phase, version, nonce = (str(body.get(key, ""))[:_MAX_TEXT] for key in ("phase", "version", "nonce"))
+        return cls(phase, version, nonce, body.get("whole") is True)
+
+
+class _Job:
+    """Work in its own thread. After ``stop`` it ends at its next step, without any further effect."""
+
+    def __init__(self, name: str, work: Callable[[Callable[[], bool]], None]) -> None:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=work, args=(self._stop.is_set,), name=f"p2pcast-{name}", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+
+class RankInstaller:
+    """``socket``: the peer's. ``log``: the engine's logger."""
+
+    def __init__(self, model: RankModel, socket: Path, log: logging.Logger) -> None:
+        self._model, self._log = model, log
+        self._incarnation = secrets.token_hex(8)
+        self._engine = self._run = ""
+        self._client = InstallClient(socket)
+        self._installation: Installation | None = None
+        self._jobs: list[_Job] = []
+        self._open = self._pausing = False
+        self._commit_reports: list[dict[str, Any]] | None = None
+        """Reports collected for ``commit_here`` instead of being sent."""
+
+    def introduce(self, introduction: Introduction) -> None:
+        """Record the mapping, unless it is known, and report the version that this rank holds."""
+        self._engine = introduction.engine
+        self._run_and_report(Command("init", None, introduction.nonce), lambda: self._introduce(introduction))
+
+    def begin(self) -> None:
+        """Note that a session is open, which reports include. Weights change only in ``commit``."""
+        self._open = True
+
+    def obey(self, command: Command) -> None:
+        """Do what ``command`` says, and report."""
+        phases: dict[str, Callable[[Version], dict[str, Any] | None]] = {
+            "prepare": lambda version: self._prepare(version, command),
+            "commit": self._commit,
+            "abort": self._abort,
+            "audit": lambda version: self._audit(version, command),
+        }
+        work = phases.get(command.phase)
+        if work is None:
+            error = f"phase {command.phase!r} is not one of {', '.join(phases)}"
+            self._report(command, error=error, kind=RemoteError.wire_code)
+            return
+        self._run_and_report(command, lambda: work(Version.parse(command.version or "")))
+
+    def commit_here(self, version: str, nonce: str) -> dict[str, Any] | None:
+        """For a switch by one command: commit, and return the report instead of sending it."""
+        self._commit_reports = []
+        try:
+            self.obey(Command("commit", version, nonce))
+            return self._commit_reports[0] if self._commit_reports else None
+        finally:
+            self._commit_reports = None
+
+    def settle(self) -> None:
+        """Make the commit permanent. The session stays open for later commands."""
+        if self._installation is not None:
+            self._installation.finish()
+
+    def finish(self) -> None:
+        """Make the commit permanent, free the overwritten values, and end the session."""
+        self._open = self._pausing = False
+        self.settle()
+
+    def stop(self) -> None:
+        for job in self._jobs:
+            job.stop()
+
+    # -- phases
+
+    def _introduce(self, introduction: Introduction) -> dict[str, Any]:
+        if self._installation is None:
+            derived = self._model.derived_parts()
+            layout = Layout.from_document(self._client.layout_document())
+            with self._model.loading():
+                self._installation = Installation(self._model.model, layout, derived, self._model.reload_all)
+            compile_digest_kernels(layout)
+        found = self._installation
+        found.require_layout(Layout.from_document(self._client.layout_document()))
+        if introduction.run != self._run:
+            self.stop()
+            self._run = introduction.run
+            found.change_run()
+        if introduction.forget:
+            self.stop()
+            found.forget()
+        self._pausing |= introduction.pausing
+        return {
+            "open": self._open,
+            "pausing": self._pausing,
+            "core": introduction.core,
+            "doubtful": found.doubtful,
+            "prepared": str(found.prepared) if found.prepared else None,
+            "blocks": sum(len(b) for b in found.mapping.blocks.values()),
+            "reload": len(found.mapping.reload),
+            "reason": next(iter([*found.derived, *found.mapping.reload.values()]), None),
+        }
+
+    def _prepare(self, version: Version, command: Command) -> None:
+        """Fetch and stage in a thread, which reports its end."""
+        found = self._ready()
+        self._make_room()
+        with self._model.loading():
+            found.check_storages()
+        self._start(command, lambda cancelled: found.prepare(self._client, version, cancelled, whole=command.whole))
+
+    def _commit(self, version: Version) -> dict[str, Any]:
+        """Switch synchronously: the engine runs no step meanwhile."""
+        found = self._ready()
+        with self._model.loading():
+            mark = found.commit(version)
+        if self._model.device.type != "cpu":
+            torch.accelerator.synchronize()
+        return {"mark": mark}
+
+    def _abort(self, version: Version) -> dict[str, Any]:
+        self.stop()
+        return {"rolled_back": self._ready().abort()}
+
+    def _audit(self, version: Version, command: Command) -> None:
+        """Compute digests of the live weights in a thread, which reports them."""
+        found = self._ready()
+        self._make_room()
+
+        def audit(cancelled: Callable[[], bool]) -> dict[str, Any] | None:
+            if found.held != version:
+                raise IntegrityError(f"this rank holds {found.held or 'no known version'}, not {version}")
+            entries = found.audit(self._client, version, cancelled)
+            return None if cancelled() else {"digests": entries}
+
+        self._start(command, audit)
+
+    # -- plumbing
+
+    def _ready(self) -> Installation:
+        if self._installation is None:
+            raise LocalError("this rank isn't initialised: the peer introduces itself first")
+        return self._installation
+
+    def _start(self, command: Command, work: Callable[[Callable[[], bool]], dict[str, Any] | None]) -> None:
+        self._jobs.append(_Job(command.phase, lambda cancelled: self._run_and_report(command, lambda: work(cancelled))))
+
+    def _make_room(self) -> None:
+        """Cancel all jobs, for one more. Raises RetryableError if too many hang."""
+        self.stop()
+        self._jobs = [job for job in self._jobs if job.alive]
+        if len(self._jobs) >= _MAX_JOBS:
+            raise RetryableError(
+                f"{len(self._jobs)} earlier commands still hang in this rank; "
+                "see the server's log, or restart the server"
+            )
+
+    def _run_and_report(self, command: Command, work: Callable[[], dict[str, Any] | None]) -> None:
+        """Run ``work`` and report its result or error. None is not reported: the work reports later or not at all."""
+        began = time.monotonic()
+        try:
+            device = self._model.device
+            if device.type != "cpu":
+                torch.accelerator.set_device_index(device.index or 0)
+            outcome = work()
+        except P2PCastError as error:
+            self._report(command, error=str(error), kind=error.wire_code)
+        except Exception as error:  # noqa: BLE001 - the report carries it
+            self._log.exception("p2pcast: %s of version %s failed", command.phase, command.version)
+            self._report(command, error=f"{type(error).__name__}: {error}"[:2000], kind=LocalError.wire_code)
+        else:
+            if outcome is not None:
+                self._report(command, took_us=int((time.monotonic() - began) * 1e6), **outcome)
+
+    def _report(self, command: Command, *, error: str | None = None, **details: Any) -> None:
+        held = self._installation.held if self._installation else None
+        report = {
+            "engine": self._engine,
+            "rank": self._model.rank,
+            "ranks": self._model.ranks,
+            "incarnation": self._incarnation,
+            "phase": command.phase,
+            "version": command.version,
+            "nonce": command.nonce,
+            "held": str(held) if held else None,
+            "error": error,
+            **details,
+        }
+        if self._commit_reports is not None and command.phase == "commit":  # other phases report from their own threads
+            self._commit_reports.append(report)
+            return
+        try:
+            self._client.report(report)
+        except P2PCastError as failure:
+            outcome = error or "done"
+            self._log.error(
+                "p2pcast: %s of version %s (%s) could not be reported: %s",
+                command.phase,
+                command.version,
+                outcome,
+                failure,
+            )

@@ -1,0 +1,162 @@
+"""A server of an inference engine, as an installer uses it, and the HTTP requests that all kinds of server share.
+
+Promise: every request has a deadline, and its failure is one of our errors, with what to do. A RetryableError is for a
+server that is away, dying or too slow. A LocalError is for a server that was not started for p2pcast. Nothing here
+makes decisions.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import aiohttp
+
+from p2pcast.errors import LocalError, RetryableError
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds. The keys:
+
+    - ``init``: learning the mapping.
+    - ``prepare``: staging.
+    - ``dense``: a whole model under the pause.
+    - ``undo``: restoring the previous version.
+    - ``report``: reports that ranks sent before the server answered.
+    - ``drain``: the end of running requests, with the safe point ``drain``.
+    """
+
+    request: float = 30.0
+    init: float = 300.0
+    prepare: float = 300.0
+    commit: float = 60.0
+    dense: float = 1800.0
+    undo: float = 30.0
+    report: float = 10.0
+    drain: float = 600.0
+
+
+class EngineServer(ABC):
+    """``name`` begins its error messages; by default the install target."""
+
+    target: ClassVar[str]
+    """The kind of install target."""
+    kind: ClassVar[str]
+    """Of the engine, for error messages."""
+    hint: ClassVar[str]
+    """To a user whose server does not know a route."""
+
+    def __init__(self, url: str, name: str | None = None, deadlines: Deadlines | None = None) -> None:
+        self.url, self.name = url.rstrip("/"), name or f"{self.target}:{url}"
+        self.deadlines = deadlines or Deadlines()
+        self._http: aiohttp.ClientSession | None = None
+
+    def open(self) -> None:
+        if self._http is None:
+            # One connection per command: the server closes idle connections, and a command sent then would be lost.
+            self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True))
+
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.close()
+            self._http = None
+
+    # -- queries
+
+    async def health(self) -> None:
+        await self._get("/health")
+
+    @abstractmethod
+    async def world_size(self) -> int:
+        """Workers, over all kinds of parallelism."""
+
+    @abstractmethod
+    async def label(self) -> str:
+        """The version that the server names in its answers; ``default`` after a start. Asks the engine, not the
+        workers.
+        """
+
+    @abstractmethod
+    async def is_paused(self) -> bool: ...
+
+    @abstractmethod
+    async def cached_tokens(self) -> int | None:
+        """Tokens in the blocks that running requests hold; None: unknown."""
+
+    # -- commands
+
+    @abstractmethod
+    async def pause(self, *, clear_cache: bool) -> None:
+        """Stop scheduling. Running requests stay; with ``clear_cache`` they are recomputed later."""
+
+    @abstractmethod
+    async def drain(self, deadline_s: float) -> None:
+        """Hold new requests, and return when the running ones have ended. Caches stay. A drain whose caller has gone
+        goes on at the server until ``resume``.
+        """
+
+    @abstractmethod
+    async def resume(self) -> None: ...
+
+    @abstractmethod
+    async def clear_caches(self) -> None:
+        """Clear the caches that ``pause`` clears, under another process's pause."""
+
+    @abstractmethod
+    async def set_label(self, version: str) -> None: ...
+
+    @abstractmethod
+    async def init(self, info: dict[str, Any]) -> None:
+        """Every worker gets an ``Introduction``."""
+
+    @abstractmethod
+    async def begin(self) -> None:
+        """Open a session of commands."""
+
+    @abstractmethod
+    async def update(self, info: dict[str, Any], deadline_s: float) -> None:
+        """Every worker gets a ``Command``."""
+
+    @abstractmethod
+    async def switch(
+        self, order: dict[str, Any], deadline_s: float
+    ) -> tuple[list[Mapping[str, Any]], Mapping[str, Any]]:
+        """Pause, commit and resume by one command. The ranks' reports, and the engine's own."""
+
+    @abstractmethod
+    async def finish(self) -> None:
+        """Make a commit permanent and close the session."""
+
+    # -- HTTP
+
+    async def _get(self, path: str) -> Any:
+        text = await self._request("GET", path, None, self.deadlines.request)
+        try:
+            return json.loads(text) if text else None
+        except ValueError:
+            raise LocalError(f"{self.name}: GET {path}: not JSON; is this a {self.kind} server?") from None
+
+    async def _post(self, path: str, body: dict[str, Any] | None = None, deadline_s: float | None = None) -> None:
+        await self._request("POST", path, body, deadline_s or self.deadlines.request)
+
+    async def _request(self, method: str, path: str, body: dict[str, Any] | None, deadline_s: float) -> str:
+        if self._http is None:
+            raise LocalError(f"{self.name}: not started")
+        where = f"{self.name}: {method} {path.split('?')[0]}"
+        try:
+            timeout = aiohttp.ClientTimeout(total=deadline_s)
+            async with self._http.request(method, self.url + path, json=body, timeout=timeout) as response:
+                text = await response.text()
+                if response.status == 200:
+                    return text
+        except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError) as error:
+            reason = str(error) or f"no answer within {deadline_s:g} s"
+            raise RetryableError(f"{where}: {reason}; is the server up?") from None
+        if response.status >= 500:
+            raise RetryableError(f"{where}: status {response.status}: {text[:300]}; see the server's log")
+        hint = f"; {self.hint}" if response.status == 404 else ""
+        raise LocalError(f"{where}: status {response.status}: {text[:300]}{hint}")

@@ -1,0 +1,41 @@
+"""p2pcast inside SGLang: a hook in each rank's scheduler, which switches the running model to a version in O(changed).
+
+Start the server like this (the peer's ``join --install sglang:URL`` prints the socket's path):
+
+    P2PCAST_SOCK=/run/p2pcast/install.sock python -m sglang.launch_server --model-path MODEL --host 127.0.0.1
+
+SGLang finds the plugin by its entry point (group ``sglang.srt.plugins``). Without ``P2PCAST_SOCK`` the plugin does
+nothing. Whoever may send requests to SGLang's admin routes can order a switch, but not choose the weights: these come
+from the socket alone. Bind to loopback, or start the server with an admin key.
+
+SGLang imports this package in each of its processes. Everything heavy is imported in the scheduler, with the first
+command.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+SOCKET_VARIABLE = "P2PCAST_SOCK"
+PREFIX = "p2pcast "
+"""Begins the ``action`` of a request to ``/weights_checker`` that is a command of a peer; a JSON object follows."""
+_CHECK = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager.check_weights"
+
+
+def register() -> None:
+    """Register the hook. SGLang calls this in each of its processes, before a model is loaded."""
+    if not os.environ.get(SOCKET_VARIABLE):
+        return
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(_CHECK, check_weights, HookType.AROUND)
+
+
+def check_weights(original: Any, updater: Any, request: Any) -> Any:
+    """In a scheduler, between two batches, on every rank: a command, or SGLang's own check."""
+    if not request.action.startswith(PREFIX):
+        return original(updater, request)
+    from rollout_node.sglang_plugin import scheduler_commands
+
+    return scheduler_commands.answer(updater, request.action.removeprefix(PREFIX))

@@ -1,0 +1,57 @@
+"""One rank's model in SGLang, as ``in_engine.rank_installer`` needs it.
+
+Promise: unknown counts as derived. A model that computes from anything but the loaded weights is refused: SGLang has no
+way to load it again in place.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from p2pcast.errors import LocalError
+from rollout_node.in_engine.shadow_reader import ShadowReader
+
+_PLAIN_METHODS = frozenset({"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod", "UnquantizedFusedMoEMethod"})
+
+
+class SglangRankModel:
+    """Of the scheduler whose weight updater this is."""
+
+    def __init__(self, updater: Any) -> None:
+        from sglang.srt.runtime_context import get_parallel
+
+        parallel, runner = get_parallel(), updater.tp_worker.model_runner
+        self.model: torch.nn.Module = runner.model
+        self.device = next(self.model.parameters()).device
+        self.rank = int(parallel.pp_rank * parallel.tp_size + parallel.tp_rank)
+        self.ranks = int(parallel.tp_size * parallel.pp_size)
+
+    def loading(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def derived_parts(self) -> list[str]:
+        """None: such a model is refused."""
+        if callable(getattr(self.model, "post_load_weights", None)):
+            raise LocalError(f"{type(self.model).__name__} derives matrices from its weights after loading; {_REFUSED}")
+        for name, module in self.model.named_modules():
+            if (reason := _derivation(module)) is not None:
+                raise LocalError(f"{name}: {reason}; {_REFUSED}")
+        return []
+
+    def reload_all(self, shadow: ShadowReader) -> None:
+        raise LocalError(_REFUSED)
+
+
+_REFUSED = "p2pcast installs into SGLang's unquantised models alone"
+
+
+def _derivation(module: Any) -> str | None:
+    method = getattr(module, "quant_method", None)
+    if method is not None and type(method).__name__ not in _PLAIN_METHODS:
+        return f"weights processed by {type(method).__name__}"
+    if getattr(module, "use_intel_amx_backend", False):
+        return "weights packed for the CPU's matrix unit"
+    return None

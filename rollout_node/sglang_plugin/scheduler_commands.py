@@ -1,0 +1,192 @@
+"""A peer's commands in SGLang's schedulers, which every rank runs between two batches, in the same order.
+
+Promises: ``answer`` never raises: SGLang's scheduler would end. All ranks take the same decision, since they decide by
+what all of them reported, so none runs on while another is paused. The engine goes on only if every rank has proved
+the requested version while the caller is still waiting; from then on the commit can't be undone. Otherwise the engine
+stays paused, nothing is undone here, and the caller receives every rank's report and decides.
+
+Commands are JSON objects whose ``do`` is one of ``DO``. The answer is a JSON object, of the first rank.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rollout_node.in_engine.rank_installer import Command, Introduction, RankInstaller
+from rollout_node.sglang_plugin import SOCKET_VARIABLE
+from rollout_node.sglang_plugin.rank_model import SglangRankModel
+
+log = logging.getLogger("sglang.p2pcast")
+Answer = dict[str, Any]
+
+_installers: list[RankInstaller] = []
+"""This process's, from its first command on."""
+
+
+def answer(updater: Any, text: str) -> Any:
+    """SGLang's answer to a check of weights, with ours as its message."""
+    from sglang.srt.managers.io_struct import CheckWeightsReqOutput
+
+    try:
+        body = json.loads(text)
+        found = DO[body.pop("do")](Scheduler(updater), body)
+        return CheckWeightsReqOutput(success=True, message=json.dumps(found))
+    except Exception as error:
+        log.exception("p2pcast: a command failed")
+        return CheckWeightsReqOutput(success=False, message=f"p2pcast: {type(error).__name__}: {error}"[:2000])
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """``marks``: rank (in decimal) → the mark expected from reading back. ``ours``: an existing pause may be lifted.
+    ``until_unix_s``: the caller's deadline; the caller is on this host.
+
+    ``clear_cache``: running requests recompute their keys and values, and cached ones of older weights are dropped.
+    """
+
+    version: str
+    nonce: str
+    marks: dict[str, int]
+    clear_cache: bool
+    ours: bool
+    until_unix_s: float
+
+
+class Scheduler:
+    """One rank's scheduler."""
+
+    def __init__(self, updater: Any) -> None:
+        self._updater, self._scheduler = updater, updater.scheduler
+
+    @property
+    def installer(self) -> RankInstaller:
+        if not _installers:
+            _installers.append(
+                RankInstaller(SglangRankModel(self._updater), Path(os.environ.get(SOCKET_VARIABLE, "")), log)
+            )
+        return _installers[0]
+
+    def state(self, _: Mapping[str, Any]) -> Answer:
+        from sglang.srt.runtime_context import get_parallel, get_serving
+
+        parallel = get_parallel()
+        return {
+            "ranks": parallel.tp_size * parallel.pp_size,
+            "groups": parallel.dp_size,
+            "paused": bool(self._scheduler._engine_paused),
+            "version": get_serving().weight_version,
+        }
+
+    def label(self, body: Mapping[str, Any]) -> Answer:
+        self._scheduler.record_weight_version_change(new_version=str(body["version"]))
+        return {}
+
+    def introduce(self, body: Mapping[str, Any]) -> Answer:
+        known = {field.name: body[field.name] for field in fields(Introduction) if field.name in body}
+        self.installer.introduce(Introduction(**known | {"core": self._switches_at_once}))
+        return {}
+
+    def begin(self, _: Mapping[str, Any]) -> Answer:
+        self.installer.begin()
+        return {}
+
+    def obey(self, body: Mapping[str, Any]) -> Answer:
+        if body.get("phase") == "commit":
+            _synchronize()
+        self.installer.obey(Command.read(body))
+        return {}
+
+    def finish(self, _: Mapping[str, Any]) -> Answer:
+        self.installer.finish()
+        return {}
+
+    def switch(self, body: Mapping[str, Any]) -> Answer:
+        """The ranks' reports, and ``core``: ``resumed``, and ``pause_us``, the duration without a batch."""
+        order = Order(**body)
+        if any(self._of_all(time.time() > order.until_unix_s)):
+            raise TimeoutError(f"the deadline of the switch to version {order.version} has passed; nothing was changed")
+        lift = order.ours or not self._scheduler._engine_paused
+        began = time.monotonic()
+        report = self._commit(order)
+        reports = self._of_all((report, time.time() > order.until_unix_s))
+        good = all(_proves_version(one, order) and not late for one, late in reports)
+        if good:
+            self._scheduler.record_weight_version_change(new_version=order.version)
+            self.installer.settle()
+            if lift:
+                self._resume()
+        pause_us = int((time.monotonic() - began) * 1e6)
+        return {
+            "reports": [one for one, _ in reports if one is not None],
+            "core": {"resumed": good and lift, "pause_us": pause_us},
+        }
+
+    def _commit(self, order: Order) -> dict[str, Any] | None:
+        """Pause and commit. This rank's report; None after a failure, so that the other ranks learn of it."""
+        try:
+            self._pause("retract" if order.clear_cache else "in_place")
+            if order.clear_cache and not self._scheduler.flush_cache(empty_cache=False):
+                raise RuntimeError("the KV cache could not be flushed")
+            _synchronize()
+            return self.installer.commit_here(order.version, order.nonce)
+        except Exception:
+            log.exception("p2pcast: commit of version %s failed", order.version)
+            return None
+
+    def _pause(self, mode: str) -> None:
+        from sglang.srt.managers.io_struct import PauseGenerationReqInput
+
+        self._scheduler.pause_generation(PauseGenerationReqInput(mode=mode))
+
+    def _resume(self) -> None:
+        from sglang.srt.managers.io_struct import ContinueGenerationReqInput
+
+        self._scheduler.continue_generation(ContinueGenerationReqInput(torch_empty_cache=False))
+
+    @property
+    def _switches_at_once(self) -> bool:
+        """Whether all ranks of the engine see each other here."""
+        from sglang.srt.runtime_context import get_parallel
+
+        parallel = get_parallel()
+        return bool(parallel.pp_size == 1 and parallel.dp_size == 1)
+
+    def _of_all(self, mine: Any) -> list[Any]:
+        """What each rank says, by rank."""
+        group = self._updater.tp_cpu_group
+        found: list[Any] = [None] * torch.distributed.get_world_size(group=group)
+        torch.distributed.all_gather_object(found, mine, group=group)
+        return found
+
+
+DO: dict[str, Callable[[Scheduler, Mapping[str, Any]], Answer]] = {
+    "state": Scheduler.state,
+    "label": Scheduler.label,
+    "introduce": Scheduler.introduce,
+    "begin": Scheduler.begin,
+    "obey": Scheduler.obey,
+    "finish": Scheduler.finish,
+    "switch": Scheduler.switch,
+}
+
+
+def _proves_version(report: dict[str, Any] | None, order: Order) -> bool:
+    if report is None or report["error"] is not None or report["held"] != order.version:
+        return False
+    mark = report.get("mark")
+    return mark is not None and mark == order.marks.get(str(report["rank"]))
+
+
+def _synchronize() -> None:
+    """A batch may still run on an accelerator while the scheduler handles requests."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
