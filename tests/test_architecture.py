@@ -101,7 +101,7 @@ def reached(start: str) -> dict[str, str]:
 def test_packages_import_one_way(package: str) -> None:
     allowed = {row[0][0]: {row[0][0], *row[2]} for row in table("package")}[package]
     for module in MODULES:
-        if module.split(".")[0] == package and not module.startswith("p2pcast.cli"):
+        if module.split(".")[0] == package and not module.startswith(("p2pcast.cli", "p2pcast.adapters")):
             found = {name.split(".")[0] for name in imported_anywhere(module)} & set(OURS)
             assert found <= allowed, module
 
@@ -110,6 +110,14 @@ def test_importing_a_command_imports_no_other_package() -> None:
     for module in MODULES:
         if module.startswith("p2pcast.cli"):
             assert {name.split(".")[0] for name in reached(module)} == {"p2pcast"}, module
+
+
+def test_importing_an_adapter_imports_no_other_package() -> None:
+    for module in MODULES:
+        if module.startswith("p2pcast.adapters"):
+            assert {name.split(".")[0] for name in reached(module)} == {"p2pcast"}, module
+            assert "torch" not in {name.split(".")[0] for name in imported_at_once(module)}, module
+    assert imported_at_once("p2pcast.adapters") == set()
 
 
 def test_code_inside_engines_does_not_depend_on_the_engine() -> None:

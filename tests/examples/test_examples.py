@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +86,11 @@ class Stage:
         self.until("the peer has the base", lambda: self.status("peer").get("committed") == "0.0")
         return out
 
-    def train(self, *command: str) -> str:
-        """Run an example's training loop to its end; returns its output."""
+    def train(self, *command: str, more: Sequence[object] = ()) -> str:
+        """Run an example's training loop to its end; returns its output. ``more``: its further arguments."""
         words = [*command, str(self.base), self.hub, str(self.token), str(STEPS), str(self.folder / "out")]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        words += map(str, more)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(EXAMPLES.parent)}
         done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, env=environment)
         assert done.returncode == 0, done.stderr[-4000:]
         return done.stdout

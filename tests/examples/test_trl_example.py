@@ -1,0 +1,32 @@
+"""The unchanged examples of the Hugging Face adapters. TRL is installed in an environment of its own."""
+
+from __future__ import annotations
+
+
+import sys
+
+from tests.environments import ROOT, python_of
+from tests.examples.test_examples import EXAMPLES, STEPS, Stage, stage
+
+__all__ = ["stage"]  # a fixture
+ON_CPU = ROOT / "tests" / "p2pcast" / "adapters" / "trl_on_cpu.py"
+
+
+def test_async_grpo_trains_with_the_weights_of_a_peer(stage: Stage) -> None:
+    out = stage.joined_with_folder()
+    stage.train(str(python_of("trl")), str(ON_CPU), str(EXAMPLES / "trl_async_grpo.py"), more=[stage.folder / "peer"])
+    # One sync before the first step, one after each.
+    stage.assert_trained(out / f"step_{STEPS + 1}")
+
+
+def test_trainer_publishes_every_third_step_and_the_last(stage: Stage) -> None:
+    out = stage.joined_with_folder()
+    stage.train(sys.executable, str(EXAMPLES / "trainer_callback.py"))
+    stage.assert_trained(out / f"step_{STEPS}")
+
+
+def test_trainer_with_fsdp2_publishes_from_two_ranks(stage: Stage) -> None:
+    out = stage.joined_with_folder()
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    stage.train(*torchrun, str(EXAMPLES / "trainer_callback.py"))
+    stage.assert_trained(out / f"step_{STEPS}")
