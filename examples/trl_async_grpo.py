@@ -1,11 +1,13 @@
 """TRL's asynchronous GRPO with p2pcast instead of NCCL, and a rollout worker that samples with the weights of a peer.
 
     python trl_async_grpo.py BASE HUB TOKEN_FILE STEPS OUT PEER
+    torchrun --nproc-per-node N trl_async_grpo.py BASE HUB TOKEN_FILE STEPS OUT PEER
 
 The first arguments are those of plain_loop.py. PEER: the state folder of a peer on this machine. The task is to add two
 numbers. TRL's own rollout worker, with a vLLM server for each peer, needs no more than the argument weight_transfer.
 """
 
+import os
 import queue
 import random
 import sys
@@ -22,6 +24,7 @@ from p2pcast import Reader
 from p2pcast.adapters.trl import P2PCast
 
 base, hub, token_file, steps, out, peer = sys.argv[1:]
+ranks = int(os.environ.get("WORLD_SIZE", "1"))
 GENERATIONS = 4
 TOKENS = 3
 
@@ -118,6 +121,9 @@ trainer = AsyncGRPOTrainer(
         max_staleness=4,
         token_budget=0,  # samples a micro-batch: per_device_train_batch_size
         bf16=torch.cuda.is_available(),
+        use_cpu=not torch.cuda.is_available(),
+        fsdp=ranks > 1,
+        fsdp_config={"version": 2, "transformer_layer_cls_to_wrap": ["Qwen3DecoderLayer"]} if ranks > 1 else None,
         save_strategy="no",
         report_to="none",
     ),
@@ -126,4 +132,13 @@ trainer = AsyncGRPOTrainer(
     weight_transfer=P2PCast(hub, token_file=token_file, base=base, live_fraction=1.0, live_timeout_s=120),
 )
 trainer.train()
-trainer.model.to(torch.bfloat16).save_pretrained(out)
+whole = trainer.accelerator.get_state_dict(trainer.model)
+if trainer.is_world_process_zero():
+    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    plain.load_state_dict(whole)
+    plain.to(torch.bfloat16).save_pretrained(out)
+if ranks > 1:
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # at an ordinary end, a thread of gloo that still lets go of its last work can abort the process

@@ -31,16 +31,20 @@ STEPS = 4
 class Stage:
     """A hub with a small Qwen3 as its base, and the other processes of a test."""
 
-    def __init__(self, folder: Path, tmpfs: Path, processes: Processes) -> None:
+    def __init__(self, folder: Path, tmpfs: Path, processes: Processes, *, hidden: int = 128, layers: int = 1) -> None:
         self.folder, self.tmpfs, self.processes = folder, tmpfs, processes
         self.hub = f"127.0.0.1:{free_port()}"
         self.token = folder / "token"
         self.base = folder / "base"
         torch.manual_seed(3)
-        model = make_model(128, 1, tied=True)
+        model = make_model(hidden, layers, tied=True)
         write_checkpoint(self.base, snapshot(model), model)
+        self.hub_up()
+
+    def hub_up(self) -> None:
+        self.token.unlink(missing_ok=True)
         self.p2pcast("hub", "seed", "--base", self.base, "--listen", self.hub, "--http", "127.0.0.1:0",
-                     "--token-file", self.token, "--state", folder / "hub", "--shadow", tmpfs / "hub")  # fmt: skip
+                     "--token-file", self.token, "--state", self.folder / "hub", "--shadow", self.tmpfs / "hub")  # fmt: skip
         self.until("the hub answers", self.token.exists)
 
     def p2pcast(self, name: str, *words: object) -> None:
@@ -63,11 +67,11 @@ class Stage:
         except (OSError, ValueError):
             return {}
 
-    def joined_with_folder(self) -> Path:
+    def joined_with_folder(self, name: str = "peer") -> Path:
         """A peer that writes folders; where."""
-        out = self.folder / "installed"
+        out = self.folder / ("installed" if name == "peer" else f"{name}-installed")
         self.p2pcast(
-            "peer",
+            name,
             "join",
             self.hub,
             "--token-file",
@@ -77,18 +81,18 @@ class Stage:
             "--install",
             f"safetensors:{out}",
             "--state",
-            self.folder / "peer",
+            self.folder / name,
             "--shadow",
-            self.tmpfs / "peer",
+            self.tmpfs / name,
             "--listen",
             "127.0.0.1:0",
         )
-        self.until("the peer has the base", lambda: self.status("peer").get("committed") == "0.0")
+        self.until(f"{name} has the base", lambda: self.status(name).get("committed") == "0.0")
         return out
 
-    def train(self, *command: str, more: Sequence[object] = ()) -> str:
+    def train(self, *command: str, more: Sequence[object] = (), steps: int = STEPS) -> str:
         """Run an example's training loop to its end; returns its output. ``more``: its further arguments."""
-        words = [*command, str(self.base), self.hub, str(self.token), str(STEPS), str(self.folder / "out")]
+        words = [*command, str(self.base), self.hub, str(self.token), str(steps), str(self.folder / "out")]
         words += map(str, more)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(EXAMPLES.parent)}
         done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, env=environment)

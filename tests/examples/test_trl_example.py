@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import sys
 
+import pytest
+
 from tests.environments import ROOT, python_of
 from tests.examples.test_examples import EXAMPLES, STEPS, Stage, stage
 
@@ -30,3 +32,11 @@ def test_trainer_with_fsdp2_publishes_from_two_ranks(stage: Stage) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     stage.train(*torchrun, str(EXAMPLES / "trainer_callback.py"))
     stage.assert_trained(out / f"step_{STEPS}")
+
+
+@pytest.mark.prove  # test_async_grpo_trains_with_the_weights_of_a_peer is the sample
+def test_async_grpo_with_fsdp2_on_two_ranks(stage: Stage) -> None:
+    out = stage.joined_with_folder()
+    torchrun = [str(python_of("trl")), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    stage.train(*torchrun, str(ON_CPU), str(EXAMPLES / "trl_async_grpo.py"), more=[stage.folder / "peer"])
+    stage.assert_trained(out / f"step_{STEPS + 1}")
