@@ -69,13 +69,14 @@ class Sampler:
                     loaded = model_version
                 for sample in self.sampled(model_version):
                     self.put(sample)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - TRL's check_health raises it
             self.error = error
 
     def put(self, sample):
         while not self.ending.is_set():
             try:
-                return self.rollout_buffer.put(sample, timeout=1)
+                self.rollout_buffer.put(sample, timeout=1)
+                break
             except queue.Full:
                 pass
 
@@ -92,7 +93,7 @@ class Sampler:
             log_probs.append(logits.gather(1, drawn))
             tokens = torch.cat([tokens, drawn], dim=1)
         answers = tokens[:, prompt.shape[1] :]
-        wanted = torch.tensor(self.tokenizer.encode(truth) + [self.tokenizer.eos_token_id])
+        wanted = torch.tensor([*self.tokenizer.encode(truth), self.tokenizer.eos_token_id])
         rewards = (answers == wanted).float().mean(1)
         advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
         self.group += 1

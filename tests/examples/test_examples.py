@@ -43,8 +43,8 @@ class Stage:
 
     def hub_up(self) -> None:
         self.token.unlink(missing_ok=True)
-        self.p2pcast("hub", "seed", "--base", self.base, "--listen", self.hub, "--http", "127.0.0.1:0",
-                     "--token-file", self.token, "--state", self.folder / "hub", "--shadow", self.tmpfs / "hub")  # fmt: skip
+        words = ["--base", self.base, "--listen", self.hub, "--http", "127.0.0.1:0", "--token-file", self.token]
+        self.p2pcast("hub", "seed", *words, "--state", self.folder / "hub", "--shadow", self.tmpfs / "hub")
         self.until("the hub answers", self.token.exists)
 
     def p2pcast(self, name: str, *words: object) -> None:

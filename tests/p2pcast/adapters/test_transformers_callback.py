@@ -1,10 +1,9 @@
-"""``PublishCallback`` in a real Trainer, against a real hub and a real peer. Two ranks with FSDP2: test_trl_example.py."""
+"""``PublishCallback`` in a real Trainer, with a real hub and peer. Two ranks: tests of the examples."""
 
 from __future__ import annotations
 
 import logging
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from p2pcast.adapters.transformers_callback import PublishCallback
 from p2pcast.adapters.tried_versions import untried
 from p2pcast.errors import UsageError
 from tests.examples.test_examples import Stage
+from tests.trainer_node.learning.expert_models import experts_folder
 
 STAGED_S = 120
 
@@ -154,15 +154,23 @@ def test_other_tensors_than_the_bases_end_training(stage: Stage) -> None:
         training.train()
 
 
-def test_models_that_hide_their_tensors_are_refused(stage: Stage, tmp_path: Path) -> None:
-    callback = publishing(stage)
-    training = trainer(stage, callback)
+def test_fused_experts_are_listed_as_differences(stage: Stage) -> None:
+    training = trainer(stage)
+    training.model = AutoModelForCausalLM.from_pretrained(experts_folder(stage.folder / "experts"))
+    training.add_callback(PublishCallback(stage.hub, token_file=stage.token, base=stage.folder / "experts"))
+    training.callback_handler.model = training.model
+    with pytest.raises(UsageError, match=r"(?s)missing: .*experts\.0\.gate_proj.*unexpected: .*experts\.gate_up_proj"):
+        training.train()
+
+
+def test_unmerged_adapters_are_refused(stage: Stage) -> None:
+    training = trainer(stage, publishing(stage))
     training.model.peft_config = {}
     with pytest.raises(UsageError, match="does not merge adapters"):
         training.train()
 
 
-def test_fsdp1_and_deepspeed_are_refused(tmp_path: Path) -> None:
+def test_fsdp1_and_deepspeed_are_refused() -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     from p2pcast.adapters.transformers_callback import _check

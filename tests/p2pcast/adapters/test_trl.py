@@ -59,7 +59,7 @@ def test_importing_the_adapter_loads_no_framework() -> None:
     assert done.stdout.strip() == "[]", done.stderr
 
 
-@pytest.mark.prove  # test_trl_example.py has the sample
+@pytest.mark.prove  # test_hugging_face_examples.py has the sample
 @pytest.mark.timeout(3000)
 def test_every_sync_of_a_real_training_is_exact_at_two_peers(tmp_path: Path, shared: Path) -> None:
     with Processes(tmp_path) as processes:
