@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     import torch
 
     from p2pcast.adapters.transformers_callback import PublishCallback
+    from p2pcast.adapters.trl_rollouts import LedgerRollouts
     from trainer_node import Handle, Publisher
     from trainer_node.sdk.tensors import Rename
 
-__all__ = ["P2PCast", "PublishCallback"]
+__all__ = ["LedgerRollouts", "P2PCast", "PublishCallback"]
 
 TRIED: Final = ("1.16",)
 """Versions of TRL."""
@@ -52,6 +53,9 @@ class P2PCast:
     weights. None: a sync returns when the weights are copied, and the next sync raises errors of this one.
     ``live_timeout_s``: seconds until a sync raises RetryableError, which names the late engines.
 
+    ``first_step``: step of the first sync, which then always opens a branch; a ledger needs it. None: one more than the
+    newest step that the hub knows. ``steps_a_sync``: difference between the steps of two syncs.
+
     Raises UsageError.
     """
 
@@ -67,11 +71,16 @@ class P2PCast:
         plaintext: bool = False,
         live_fraction: float | None = 1.0,
         live_timeout_s: float = 600.0,
+        first_step: int | None = None,
+        steps_a_sync: int = 1,
     ) -> None:
         if live_fraction is not None and not 0 < live_fraction <= 1:
             raise UsageError(
                 f"live_fraction={live_fraction}: give more than 0 and at most 1, or None to wait for no engine"
             )
+        if steps_a_sync < 1:
+            raise UsageError(f"steps_a_sync={steps_a_sync}: give 1, or weight_sync_steps of TRL")
+        self.first_step, self.steps_a_sync = first_step, steps_a_sync
         self._hub = hub
         self._options: dict[str, Any] = {
             "token_file": token_file,
@@ -113,15 +122,16 @@ class P2PCast:
         publisher = self._connected()
         if self._handle is not None:
             self._handle.wait_durable(self._live_timeout_s)
-        newest = publisher.newest
-        if self._step is None and newest is not None and newest.step > 0:
-            # An earlier process has published: its later versions are left behind on their branch.
-            step = newest.step + 1
-            handle = publisher.resume(step, iterator, streamed=True)
+        newest = 0 if publisher.newest is None else publisher.newest.step
+        if self._step is not None:
+            step, begin = self._step + self.steps_a_sync, publisher.publish
+        elif self.first_step is not None:
+            step, begin = self.first_step, publisher.resume
         else:
-            step = (self._step or 0) + 1
-            handle = publisher.publish(step, iterator, streamed=True)
-        self._step, self._handle = step, handle
+            # Versions of an earlier process are left behind on their branch.
+            step, begin = newest + 1, publisher.resume if newest else publisher.publish
+        self._handle = handle = begin(step, iterator, streamed=True)
+        self._step = step
         handle.wait_snapshot()
         if self._live_fraction is not None:
             live = handle.wait_live(self._live_fraction, self._live_timeout_s)
@@ -166,6 +176,10 @@ def _check_trl() -> None:
 
 def __getattr__(name: str) -> Any:
     # transformers is loaded for its users alone.
+    if name == "LedgerRollouts":
+        from p2pcast.adapters.trl_rollouts import LedgerRollouts
+
+        return LedgerRollouts
     if name == "PublishCallback":
         from p2pcast.adapters.transformers_callback import PublishCallback
 
