@@ -90,7 +90,8 @@ class PublishCallback(TrainerCallback):  # type: ignore[misc]  # transformers is
             self._publisher.__exit__(UsageError, None, None)
         self._publisher, self._handle, self._published = Publisher(self._hub, **self._options), None, None
         newest = self._publisher.newest
-        self._resumes = state.global_step > 0 or (newest is not None and newest.step > 0)
+        # Versions of an earlier process are left behind on their branch.
+        self._resumes = newest is not None and newest.step > 0
         if state.global_step > 0:
             self._publish(state.global_step, model)
 

@@ -29,11 +29,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from p2pcast.errors import LocalError, RetryableError, UsageError
+from p2pcast.errors import RetryableError, UsageError
 from p2pcast.store.atomic_files import atomic_write
 
 if TYPE_CHECKING:
-    from p2pcast.adapters.trl import P2PCast
+    from p2pcast.adapters.trl_transfer import P2PCast
     from trainer_node.learning.objective.advantages import AdvantageKind
     from trainer_node.learning.objective.training_rows import TrainingRow
     from trainer_node.sdk.batch_client import BatchClient, RolloutBatch
@@ -316,11 +316,3 @@ def _filler(sample: Any) -> Any:
     learnt = mask.nonzero()[0]
     mask[learnt[1:]] = 0
     return replace(sample, completion_mask=mask, advantage=0.0)
-
-
-def checkpoint_folder(output: str, step: int) -> Path:
-    """Of transformers' trainer. Raises LocalError if there is none."""
-    folder = Path(output) / f"checkpoint-{step}"
-    if not folder.is_dir():
-        raise LocalError(f"there is no {folder}: a ledger's run continues from checkpoints in the output folder")
-    return folder

@@ -90,6 +90,23 @@ class Stage:
         self.until(f"{name} has the base", lambda: self.status(name).get("committed") == "0.0")
         return out
 
+    def vllm_server(self, *options: str) -> tuple[int, Path]:
+        """A vLLM server and its peer, by the example; the server's port and the peer's state folder."""
+        port, state = free_port(), self.folder / "engine"
+        environment = {
+            **ENGINE_ENVIRONMENT,
+            "HUB": self.hub,
+            "TOKEN_FILE": str(self.token),
+            "MODEL": str(self.base),
+            "PORT": str(port),
+            "STATE": str(state),
+            "PYTHON": sys.executable,
+        }
+        command: list[str | Path] = [EXAMPLES / "vllm_server.sh", *options, *ENGINE_OPTIONS]
+        self.processes.start("server", command, environment=environment)
+        self.until("the engine has the base", lambda: self.status("engine").get("committed") == "0.0")
+        return port, state
+
     def train(self, *command: str, more: Sequence[object] = (), steps: int = STEPS) -> str:
         """Run an example's training loop to its end; returns its output. ``more``: its further arguments."""
         words = [*command, str(self.base), self.hub, str(self.token), str(steps), str(self.folder / "out")]
@@ -131,19 +148,7 @@ def test_fsdp2_loop(stage: Stage) -> None:
 @pytest.mark.prove  # test_plain_loop is the sample
 @pytest.mark.vllm
 def test_vllm_server_follows_the_loop(stage: Stage) -> None:
-    port, state = free_port(), stage.folder / "engine"
-    environment = {
-        **ENGINE_ENVIRONMENT,
-        "HUB": stage.hub,
-        "TOKEN_FILE": str(stage.token),
-        "MODEL": str(stage.base),
-        "PORT": str(port),
-        "STATE": str(state),
-        "PYTHON": sys.executable,
-    }
-    command: list[str | Path] = [EXAMPLES / "vllm_server.sh", "--served-model-name", "policy", *ENGINE_OPTIONS]
-    server = stage.processes.start("server", command, environment=environment)
-    stage.until("the engine has the base", lambda: stage.status("engine").get("committed") == "0.0")
+    port, state = stage.vllm_server("--served-model-name", "policy")
     stage.train(sys.executable, str(EXAMPLES / "plain_loop.py"))
     verify = [sys.executable, "-m", "p2pcast.cli", "verify", "--live", "--state", str(state), "--json"]
     verified = subprocess.run(verify, capture_output=True, text=True, timeout=900)
@@ -156,4 +161,4 @@ def test_vllm_server_follows_the_loop(stage: Stage) -> None:
     with urllib.request.urlopen(request, timeout=900) as answer:
         assert json.load(answer)["usage"]["completion_tokens"] >= 1
     stage.processes.stop("server")
-    assert not server.alive
+    assert not stage.processes.children["server"].alive

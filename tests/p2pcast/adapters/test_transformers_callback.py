@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import signal
+import threading
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
@@ -17,8 +19,10 @@ from p2pcast.adapters.tried_versions import untried
 from p2pcast.errors import UsageError
 from tests.examples.test_examples import Stage
 from tests.trainer_node.learning.expert_models import experts_folder
+from trainer_node.sdk.snapshot import Rooms
 
 STAGED_S = 120
+COPY_S = 1.0
 
 
 class Compared(TrainerCallback):
@@ -106,10 +110,10 @@ def test_versions_are_the_trainers_weights_before_and_after_a_restart(stage: Sta
     assert compared.seen == ["1.4", "1.6", "1.7"]
 
     # Another run, from its first step, at the same hub.
-    other = publishing(stage, every_steps=3)
+    other = publishing(stage, every_steps=9)
     compared = Compared(stage, other)
-    trainer(stage, other, compared, steps=3).train()
-    assert compared.seen == ["2.3"]
+    trainer(stage, other, compared, steps=9).train()
+    assert compared.seen == ["2.9"]
 
 
 def test_training_goes_on_when_a_version_is_lost(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
@@ -132,6 +136,32 @@ def test_training_goes_on_when_a_version_is_lost(stage: Stage, caplog: pytest.Lo
     (said,) = [record.getMessage() for record in caplog.records if record.name == "p2pcast.transformers"]
     assert said.startswith("training goes on, and step 3 is tried next: ")
     stage.until("the hub has step 4", lambda: stage.status("hub").get("version") == "0.4")
+
+
+def test_optimiser_waits_for_the_copy(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy is held back until the next optimiser step, or for COPY_S if that step waits."""
+    installed, stepped, truth = stage.joined_with_folder(), threading.Event(), {}
+    finish = Rooms.finish
+
+    def late(rooms: Rooms) -> None:
+        stepped.wait(COPY_S)
+        finish(rooms)
+
+    def keep() -> None:
+        truth.update({name: tensor.to(torch.bfloat16) for name, tensor in training.model.state_dict().items()})
+
+    def step_and_fail() -> None:
+        stepped.set()
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Rooms, "finish", late)
+    callback = publishing(stage)
+    training = trainer(stage, callback, Once("on_step_end", 1, keep), Once("on_optimizer_step", 1, step_and_fail))
+    with pytest.raises(ZeroDivisionError):
+        training.train()
+    callback._handle.wait_live(1.0, STAGED_S)
+    found = load_file(installed / "step_1" / "model.safetensors")
+    assert all(torch.equal(found[name].view(torch.int16), truth[name].view(torch.int16)) for name in found)
 
 
 def test_call_after_an_error_of_training_begins_anew(stage: Stage) -> None:

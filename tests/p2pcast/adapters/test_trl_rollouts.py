@@ -68,7 +68,7 @@ class TrlRun(LearnerRun):
         return self.folder / "trained"
 
     def steps(self) -> list[dict[str, Any]]:
-        """What the loss has seen in each step, those included that a kill has undone."""
+        """Tokens that the loss has seen in each step, also in steps that a kill has undone."""
         file = self.out / "trained.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
