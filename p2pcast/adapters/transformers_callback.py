@@ -4,7 +4,8 @@
 
 Promises: every rank publishes its own share of the weights, and FSDP2 gathers nothing. Training goes on after a copy:
 the next optimiser step waits for that copy alone. The weights of the last step are published when training ends. A
-trainer that has loaded a checkpoint publishes the loaded weights before its first step, on a branch of their own.
+trainer that has loaded a checkpoint publishes the loaded weights before its first step. The first version opens a
+branch if the hub has versions of another process.
 """
 
 from __future__ import annotations
