@@ -25,6 +25,7 @@ FOLDER = ROOT / "build" / "environments"
 INSTALL_S = 1200.0
 """Time for one command of pip, in seconds."""
 ENVIRONMENTS: dict[str, list[list[str]]] = {
+    "trl": [["trl==1.16.0"]],
     # verifiers holds openai and mcp at older versions.
     "verifiers": [
         tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["verifiers"]

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +31,20 @@ STEPS = 4
 class Stage:
     """A hub with a small Qwen3 as its base, and the other processes of a test."""
 
-    def __init__(self, folder: Path, tmpfs: Path, processes: Processes) -> None:
+    def __init__(self, folder: Path, tmpfs: Path, processes: Processes, *, hidden: int = 128, layers: int = 1) -> None:
         self.folder, self.tmpfs, self.processes = folder, tmpfs, processes
         self.hub = f"127.0.0.1:{free_port()}"
         self.token = folder / "token"
         self.base = folder / "base"
         torch.manual_seed(3)
-        model = make_model(128, 1, tied=True)
+        model = make_model(hidden, layers, tied=True)
         write_checkpoint(self.base, snapshot(model), model)
-        self.p2pcast("hub", "seed", "--base", self.base, "--listen", self.hub, "--http", "127.0.0.1:0",
-                     "--token-file", self.token, "--state", folder / "hub", "--shadow", tmpfs / "hub")  # fmt: skip
+        self.hub_up()
+
+    def hub_up(self) -> None:
+        self.token.unlink(missing_ok=True)
+        words = ["--base", self.base, "--listen", self.hub, "--http", "127.0.0.1:0", "--token-file", self.token]
+        self.p2pcast("hub", "seed", *words, "--state", self.folder / "hub", "--shadow", self.tmpfs / "hub")
         self.until("the hub answers", self.token.exists)
 
     def p2pcast(self, name: str, *words: object) -> None:
@@ -63,11 +67,11 @@ class Stage:
         except (OSError, ValueError):
             return {}
 
-    def joined_with_folder(self) -> Path:
+    def joined_with_folder(self, name: str = "peer") -> Path:
         """A peer that writes folders; where."""
-        out = self.folder / "installed"
+        out = self.folder / ("installed" if name == "peer" else f"{name}-installed")
         self.p2pcast(
-            "peer",
+            name,
             "join",
             self.hub,
             "--token-file",
@@ -77,19 +81,37 @@ class Stage:
             "--install",
             f"safetensors:{out}",
             "--state",
-            self.folder / "peer",
+            self.folder / name,
             "--shadow",
-            self.tmpfs / "peer",
+            self.tmpfs / name,
             "--listen",
             "127.0.0.1:0",
         )
-        self.until("the peer has the base", lambda: self.status("peer").get("committed") == "0.0")
+        self.until(f"{name} has the base", lambda: self.status(name).get("committed") == "0.0")
         return out
 
-    def train(self, *command: str) -> str:
-        """Run an example's training loop to its end; returns its output."""
-        words = [*command, str(self.base), self.hub, str(self.token), str(STEPS), str(self.folder / "out")]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    def vllm_server(self, *options: str) -> tuple[int, Path]:
+        """A vLLM server and its peer, by the example; the server's port and the peer's state folder."""
+        port, state = free_port(), self.folder / "engine"
+        environment = {
+            **ENGINE_ENVIRONMENT,
+            "HUB": self.hub,
+            "TOKEN_FILE": str(self.token),
+            "MODEL": str(self.base),
+            "PORT": str(port),
+            "STATE": str(state),
+            "PYTHON": sys.executable,
+        }
+        command: list[str | Path] = [EXAMPLES / "vllm_server.sh", *options, *ENGINE_OPTIONS]
+        self.processes.start("server", command, environment=environment)
+        self.until("the engine has the base", lambda: self.status("engine").get("committed") == "0.0")
+        return port, state
+
+    def train(self, *command: str, more: Sequence[object] = (), steps: int = STEPS) -> str:
+        """Run an example's training loop to its end; returns its output. ``more``: its further arguments."""
+        words = [*command, str(self.base), self.hub, str(self.token), str(steps), str(self.folder / "out")]
+        words += map(str, more)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(EXAMPLES.parent)}
         done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, env=environment)
         assert done.returncode == 0, done.stderr[-4000:]
         return done.stdout
@@ -126,19 +148,7 @@ def test_fsdp2_loop(stage: Stage) -> None:
 @pytest.mark.prove  # test_plain_loop is the sample
 @pytest.mark.vllm
 def test_vllm_server_follows_the_loop(stage: Stage) -> None:
-    port, state = free_port(), stage.folder / "engine"
-    environment = {
-        **ENGINE_ENVIRONMENT,
-        "HUB": stage.hub,
-        "TOKEN_FILE": str(stage.token),
-        "MODEL": str(stage.base),
-        "PORT": str(port),
-        "STATE": str(state),
-        "PYTHON": sys.executable,
-    }
-    command: list[str | Path] = [EXAMPLES / "vllm_server.sh", "--served-model-name", "policy", *ENGINE_OPTIONS]
-    server = stage.processes.start("server", command, environment=environment)
-    stage.until("the engine has the base", lambda: stage.status("engine").get("committed") == "0.0")
+    port, state = stage.vllm_server("--served-model-name", "policy")
     stage.train(sys.executable, str(EXAMPLES / "plain_loop.py"))
     verify = [sys.executable, "-m", "p2pcast.cli", "verify", "--live", "--state", str(state), "--json"]
     verified = subprocess.run(verify, capture_output=True, text=True, timeout=900)
@@ -151,4 +161,4 @@ def test_vllm_server_follows_the_loop(stage: Stage) -> None:
     with urllib.request.urlopen(request, timeout=900) as answer:
         assert json.load(answer)["usage"]["completion_tokens"] >= 1
     stage.processes.stop("server")
-    assert not server.alive
+    assert not stage.processes.children["server"].alive

@@ -143,6 +143,12 @@ class Publisher:
         else:
             self._hang_up()
 
+    @property
+    def newest(self) -> Version | None:
+        """The hub's newest version when all ranks had connected; None if the hub had none."""
+        ranked = self._uplink.received.ranked
+        return None if ranked is None else ranked.head
+
     def publish(self, step: int, named_tensors: NamedTensors, *, streamed: bool = False) -> Handle:
         """Begin a version: ``model.named_parameters()``, a state dict, or any names and tensors.
 
