@@ -162,6 +162,14 @@ class Publisher:
         """
         return self._begin(step, named_tensors, resume=True, streamed=streamed)
 
+    @property
+    def newest(self) -> Version | None:
+        """The newest version that this publisher knows of: the hub's when it connected, or one that it stored since."""
+        received = self._uplink.received
+        head = None if received.ranked is None else received.ranked.head
+        stored = [durable.version for durable in received.durable.values()]
+        return max((*stored, *([] if head is None else [head])), default=None)
+
     def close(self) -> None:
         """Wait until the last version is stored or aborted, and end the connection."""
         if self._last is not None and not self._closed:

@@ -1,0 +1,168 @@
+"""Weights from verl's real FSDP2 actors to verl's real rollout workers, by a real hub and a real peer for each."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from netem.demo.processes import Processes, free_port
+from tests.environments import ROOT, python_of
+from tests.p2pcast.adapters.verl.odd_model import write_odd_model
+
+HERE = Path(__file__).parent
+DEADLINE_S = 900.0
+ENVIRONMENT = {
+    "PYTHONPATH": f"{ROOT}:{HERE}",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "disabled",
+    # CPUs are a platform of verl by cpu_platform.py; its engines are registered for accelerators alone.
+    "VERL_USE_EXTERNAL_MODULES": "cpu_platform",
+    "VERL_PLATFORM": "cpu",
+    "VERL_ENGINE_DEVICE": "cuda",
+}
+Document = dict[str, Any]
+
+
+class Stage:
+    """A hub, and two peers as on two rollout machines. ``bytes``: of the model's weights."""
+
+    def __init__(self, folder: Path, tmpfs: Path, processes: Processes, **shape: int) -> None:
+        self.folder, self.tmpfs, self.processes = folder, tmpfs, processes
+        self.hub, self.token, self.base = f"127.0.0.1:{free_port()}", folder / "token", folder / "base"
+        self.bytes = write_odd_model(self.base, **shape)
+        self.p2pcast("hub", "seed", "--base", self.base, "--listen", self.hub, "--http", "127.0.0.1:0",
+                     "--token-file", self.token)  # fmt: skip
+        self.until("the hub answers", self.token.exists)
+        self.peers = [folder / "a", folder / "b"]
+        for peer in self.peers:
+            self.p2pcast(peer.name, "join", self.hub, "--token-file", self.token, "--base", self.base, "--name",
+                         peer.name, "--listen", "127.0.0.1:0", "--install", "exec:true")  # fmt: skip
+
+    def p2pcast(self, name: str, *words: object) -> None:
+        python = ROOT / ".venv" / "bin" / "python"
+        places = ("--state", self.folder / name, "--shadow", self.tmpfs / name)
+        self.processes.start(name, [python, "-m", "p2pcast.cli", *map(str, words), *map(str, places)])
+
+    def until(self, what: str, done: Any) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not done():
+            self.processes.check()
+            assert time.monotonic() < deadline, f"not within {DEADLINE_S:.0f} s: {what}"
+            time.sleep(0.05)
+
+    def run(self, managers: list[str], *, naive: int = 0, kill: str | None = None) -> Document:
+        """The report of synced_run.py."""
+        orders, report = self.folder / "orders.json", self.folder / "report.json"
+        settings = {"hub": self.hub, "token_file": str(self.token), "base": str(self.base), "wait_s": 120}
+        told = {
+            "model": str(self.base),
+            "settings": settings,
+            "peers": [str(peer) for peer in self.peers],
+            "managers": managers,
+            "naive": naive,
+            "kill": kill,
+            "temporary": str(self.tmpfs / "ray"),
+        }
+        orders.write_text(json.dumps(told))
+        command = [python_of("verl"), HERE / "synced_run.py", orders, report]
+        child = self.processes.start("run", command, environment=ENVIRONMENT)
+        child.expected = True
+        self.until("the run ends", lambda: not child.alive)
+        assert report.exists(), child.tail(60)
+        document: Document = json.loads(report.read_text())
+        return document
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[tuple[Path, Path, Processes]]:
+    with tempfile.TemporaryDirectory(prefix="p2pcast-test-", dir="/dev/shm") as tmpfs, Processes(tmp_path) as processes:
+        yield tmp_path, Path(tmpfs), processes
+
+
+def assert_exact(syncs: list[Document]) -> None:
+    """Both engines hold the actors' weights after each sync, and each sync changed them."""
+    for sync in syncs:
+        sent = sync["sent"]
+        assert sent["lm_head.weight"] == sent["model.embed_tokens.weight"]
+        for digests, steps in sync["received"]:
+            assert digests == sent, f"step {sync['step']}"
+            assert steps[-1] == sync["step"]
+    changed = [earlier["sent"] != later["sent"] for earlier, later in zip(syncs, syncs[1:], strict=False)]
+    assert all(changed)
+
+
+def test_rollout_workers_hold_the_actors_weights_after_each_sync(places: tuple[Path, Path, Processes]) -> None:
+    report = Stage(*places).run(["staging", "plain", "staging"])
+    syncs = report["syncs"]
+    assert_exact(syncs)
+    versions = [f"{sync['figures']['p2pcast/branch']}.{sync['figures']['p2pcast/step']}" for sync in syncs]
+    assert versions == ["1.0", "1.1", "1.2"]
+    # verl's own manager pauses first; the adapter's pauses once the version is at every machine.
+    assert [set(sync["staged_at_pause"]) for sync in syncs] == [{"1.0"}, {"1.0"}, {"1.2"}]
+    assert syncs[-1]["figures"]["p2pcast/lag_steps"] == 2
+    refusals = report["refusals"]
+    assert refusals.pop("none") == ""
+    assert "has not staged version 1.3 or a newer one within 1 s" in refusals.pop("never")
+    assert "has staged version 1.2, and this sync needs version of step 3" in refusals.pop("wrong step")
+    assert "has staged version 1.2, and this sync needs version 1.1" in refusals.pop("newer")
+    assert "no daemon runs on the state folder /nowhere" in refusals.pop("no peer")
+    assert "names a variable that this machine's worker does not have" in refusals.pop("no variable")
+    assert "engine_kwargs.p2pcast.hub is missing or no text" in refusals.pop("no hub")
+    assert refusals == {}
+
+
+@pytest.mark.prove
+def test_twenty_syncs_are_exact_and_hold_no_second_model(
+    places: tuple[Path, Path, Processes], record_property: Any
+) -> None:
+    stage = Stage(*places, hidden=520, layers=8, vocabulary=40_009)
+    report = stage.run(["staging", "plain"] * 10, naive=20)
+    syncs = report["syncs"]
+    assert_exact(syncs)
+    # Rank 0 keeps the last version and the snapshot, in bf16; rank 1 gathers the same tensors and drops them.
+    start, end, naive = report["memory"]
+    models = [((peak - began) / stage.bytes) for (began, _), (_, peak) in zip(start, end, strict=True)]
+    figures = {
+        "model_bytes": stage.bytes,
+        "peak_models_rank_0": models[0],
+        "peak_models_rank_1": models[1],
+        "naive_s": statistics.median(report["naive_s"]),
+        "peak_naive": [peak for _, peak in naive],
+    }
+    for manager in ("staging", "plain"):
+        for key in ("sync_s", "pause_s"):
+            later = [sync[key] for sync in syncs[2:] if sync["manager"] == manager]
+            figures[f"{manager}_{key}"] = statistics.median(later)
+    print(json.dumps(figures))
+    record_property("figures", figures)
+    assert models[0] - models[1] < 2.5
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("side", ["actor", "rollout"])
+def test_a_death_in_a_sync_leaves_no_half_installed_weights(places: tuple[Path, Path, Processes], side: str) -> None:
+    report = Stage(*places).run(["staging"] * 2, kill=side)
+    assert_exact(report["syncs"])
+    killed = report["killed"]
+    assert killed["error"] != ""
+    if side == "actor":
+        # The version never became whole: generation was not even paused.
+        assert killed["calls"] == [[], []]
+        assert killed["after"] == killed["before"]
+    else:
+        # The other worker has the old or the new version, whole, and no replica was resumed.
+        assert killed["calls"] == [["abort"], ["abort"]]
+        assert killed["after"][0] in (killed["before"][0], report["again"][0]["sent"])
+    again = report["again"]
+    for sync in again:
+        assert all(digests == sync["sent"] for digests, _ in sync["received"])
+    assert again[0]["figures"]["p2pcast/branch"] > report["syncs"][-1]["figures"]["p2pcast/branch"]
