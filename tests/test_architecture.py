@@ -22,7 +22,7 @@ MOST_MODULES = 20
 TASK_MAKERS = {"create_task", "ensure_future", "run_coroutine_threadsafe"}
 OWNER_OF_TASKS = "p2pcast.daemon.background_tasks"
 LATE_IMPORTERS = ("p2pcast.cli", "p2pcast.adapters")
-"""Their functions may import any package of ours."""
+"""Functions of these packages may import any package of ours."""
 
 
 def table(first: str) -> list[list[list[str]]]:

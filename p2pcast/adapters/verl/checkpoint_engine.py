@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from trainer_node.sdk.publication_handle import Handle
 
 BACKEND = "p2pcast"
+PROLONGATIONS = 4
+"""How often a lease is prolonged within ``hold_s``, while tensors are installed. A short lease is prolonged, since a
+worker that was killed blocks its peer for the rest of the lease.
+"""
 Weights = Iterable[tuple[str, "torch.Tensor"]]
 Metrics = dict[str, float]
 
@@ -187,8 +191,13 @@ class P2PCastCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
             await asyncio.to_thread(self._lease.enter_context, reader)
             if reader.version != self._staged or sync != self._sync:
                 raise RetryableError(self._other(reader.version, str(self._staged)))
+            prolonged = time.monotonic()
             for name, tensor in reader.tensors():
                 yield name, tensor
+                if time.monotonic() - prolonged > self._settings.hold_s / PROLONGATIONS:
+                    await asyncio.to_thread(reader.prolong)
+                    prolonged = time.monotonic()
+            await asyncio.to_thread(reader.prolong)
         except BaseException:
             self._release()
             raise

@@ -57,7 +57,7 @@ class StagingCheckpointEngineManager(CheckpointEngineManager):  # type: ignore[m
         staged = time.monotonic()
         await self.abort_replicas()
         await self.release_kv_cache_replicas()
-        await _answers(f"install version {version}", rollout.update_weights(global_steps=global_steps), settings.hold_s)
+        await _answers(f"install version {version}", rollout.update_weights(global_steps=global_steps), settings.wait_s)
         ends = [
             call
             for group in (self.actor_wg, rollout)

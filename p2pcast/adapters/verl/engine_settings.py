@@ -18,8 +18,9 @@ MAX_S = 3600.0
 class EngineSettings:
     """``hub``: HOST:PORT. ``peer``: state folder of the peer on each rollout machine; ``~`` and ``$VARIABLE`` are
     expanded on that machine. ``token_file``, ``base``, ``plaintext``: as for ``Publisher``, read by actor rank 0 alone.
-    ``wait_s``: time for a version to be stored at the hub, and again to be staged at a peer. ``hold_s``: time for a
-    rollout worker to install a staged version.
+    ``wait_s``: time for a version to be stored at the hub, to be staged at a peer, and to be installed. ``hold_s``:
+    time for one tensor's installation, and for the end of a sync after the last tensor. The peer of a worker that was
+    killed stays at its version for so long.
     """
 
     hub: str
@@ -28,7 +29,7 @@ class EngineSettings:
     base: str | None = None
     plaintext: bool = False
     wait_s: float = 600.0
-    hold_s: float = 600.0
+    hold_s: float = 60.0
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:

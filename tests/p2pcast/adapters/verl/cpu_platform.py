@@ -1,18 +1,21 @@
-"""CPUs as a platform of verl, through verl's own registry: ``VERL_USE_EXTERNAL_MODULES=cpu_platform VERL_PLATFORM=cpu``.
+"""CPUs as a platform of verl, through verl's own registry; verl 0.9.1 brings platforms of accelerators alone.
 
-verl 0.9.1 brings platforms of accelerators alone.
+VERL_USE_EXTERNAL_MODULES=cpu_platform VERL_PLATFORM=cpu
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import torch
+import torch.distributed
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
+from verl.utils import distributed
 
 
 class CpuModule(ModuleType):
@@ -28,6 +31,15 @@ class CpuModule(ModuleType):
         if name in ("empty_cache", "ipc_collect", "manual_seed", "manual_seed_all", "reset_peak_memory_stats"):
             return lambda *arguments: None
         raise AttributeError(name)
+
+
+def initialise_group(timeout_second: int | None = None, backend: str | None = None) -> None:
+    """In place of verl's function, which asks for one backend on CPUs and another on the accelerator."""
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("cpu:gloo", init_method=os.environ.get("DIST_INIT_METHOD"))
+
+
+distributed.initialize_global_process_group_ray = initialise_group
 
 
 @PlatformRegistry.register(platform="cpu")

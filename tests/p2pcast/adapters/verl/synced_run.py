@@ -1,8 +1,13 @@
 """A run of verl's workers with weights by p2pcast, in the environment "verl": ``synced_run.py ORDERS REPORT``.
 
-ORDERS is JSON: ``model``; ``settings`` of the backend; ``peers``, a state folder for each rollout worker; ``managers``,
-"staging" or "plain" for each sync; ``naive``, the number of syncs by verl's backend "naive"; ``kill``, "actor",
-"rollout" or null; ``temporary``, a folder for Ray. REPORT is a file for the answer, JSON too.
+ORDERS and REPORT are files of JSON. Keys of ORDERS:
+
+- ``model``: folder of the model. ``settings``: of the backend.
+- ``peers``: a state folder for each rollout worker.
+- ``managers``: "staging" or "plain", for each sync.
+- ``naive``: number of syncs by verl's backend "naive".
+- ``kill``: "actor", "rollout" or null.
+- ``temporary``: a folder for Ray.
 """
 
 from __future__ import annotations
@@ -52,7 +57,7 @@ class Run:
         began = time.monotonic()
         figures = self.managers[manager].update_weights(step)
         sync_s = time.monotonic() - began
-        pauses = [dict((name, at) for name, at, _ in replica.calls) for replica in self.replicas]
+        pauses = [{name: at for name, at, _ in replica.calls} for replica in self.replicas]
         return {
             "step": step,
             "manager": manager,
@@ -79,8 +84,9 @@ class Run:
         return times
 
     def killed(self, side: str, step: int) -> Document:
-        """A sync in whose middle a process dies: the error, and what the living rollout workers hold."""
+        """A sync in whose middle a process dies: the error, and what the living rollout workers held before and after."""
         self.actors.train(step)
+        sent = self.actors.digests()[0]
         living = self.rollouts if side == "actor" else self.rollouts[1:]
         before = [group.digests()[0][0] for group in living]
         for replica in self.replicas:
@@ -96,6 +102,7 @@ class Run:
             error = f"{type(raised).__name__}: {raised}"
         return {
             "error": error,
+            "sent": sent,
             "before": before,
             "after": [group.digests()[0][0] for group in living],
             "calls": [[name for name, _, _ in replica.calls] for replica in self.replicas],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import tempfile
@@ -62,7 +63,8 @@ class Stage:
     def run(self, managers: list[str], *, naive: int = 0, kill: str | None = None) -> Document:
         """The report of synced_run.py."""
         orders, report = self.folder / "orders.json", self.folder / "report.json"
-        settings = {"hub": self.hub, "token_file": str(self.token), "base": str(self.base), "wait_s": 120}
+        # A short hold_s, since the peer of a killed worker stays at its version for so long.
+        settings = {"hub": self.hub, "token_file": str(self.token), "base": str(self.base), "wait_s": 120, "hold_s": 5}
         told = {
             "model": str(self.base),
             "settings": settings,
@@ -96,7 +98,7 @@ def assert_exact(syncs: list[Document]) -> None:
         for digests, steps in sync["received"]:
             assert digests == sent, f"step {sync['step']}"
             assert steps[-1] == sync["step"]
-    changed = [earlier["sent"] != later["sent"] for earlier, later in zip(syncs, syncs[1:], strict=False)]
+    changed = [earlier["sent"] != later["sent"] for earlier, later in itertools.pairwise(syncs)]
     assert all(changed)
 
 
@@ -153,7 +155,7 @@ def test_a_death_in_a_sync_leaves_no_half_installed_weights(places: tuple[Path, 
     report = Stage(*places).run(["staging"] * 2, kill=side)
     assert_exact(report["syncs"])
     killed = report["killed"]
-    assert killed["error"] != ""
+    assert "died" in killed["error"] or "Connection" in killed["error"], killed["error"]
     if side == "actor":
         # The version never became whole: generation was not even paused.
         assert killed["calls"] == [[], []]
@@ -161,7 +163,7 @@ def test_a_death_in_a_sync_leaves_no_half_installed_weights(places: tuple[Path, 
     else:
         # The other worker has the old or the new version, whole, and no replica was resumed.
         assert killed["calls"] == [["abort"], ["abort"]]
-        assert killed["after"][0] in (killed["before"][0], report["again"][0]["sent"])
+        assert killed["after"][0] in (killed["before"][0], killed["sent"])
     again = report["again"]
     for sync in again:
         assert all(digests == sync["sent"] for digests, _ in sync["received"])

@@ -22,7 +22,6 @@ from verl.checkpoint_engine import CheckpointEngineWorker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.utils.config import omega_conf_to_dataclass
-from verl.utils.distributed import initialize_global_process_group_ray
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.rollout import BaseRollout, RolloutReplica
 
@@ -45,11 +44,6 @@ def memory_bytes(kind: str) -> int:
 
 class Actor(ActorRolloutRefWorker):
     """verl's actor, which also takes optimiser steps, and tells of its weights."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        # verl would make a group of two backends, one for the accelerator.
-        initialize_global_process_group_ray(backend="cpu:gloo")
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def train(self, seed: int) -> None:
