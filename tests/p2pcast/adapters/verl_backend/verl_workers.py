@@ -25,7 +25,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.rollout import BaseRollout, RolloutReplica
 
-from p2pcast.adapters.verl.peer_wait import peer_status
+from p2pcast.adapters.verl_backend.peer_wait import peer_status
 
 Digests = dict[str, str]
 

@@ -19,8 +19,8 @@ from verl.checkpoint_engine import CheckpointEngineManager, CheckpointEngineWork
 from verl.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup
 from verl.utils.ray_utils import auto_await
 
-from p2pcast.adapters.verl.checkpoint_engine import BACKEND, Metrics
-from p2pcast.adapters.verl.engine_settings import EngineSettings
+from p2pcast.adapters.verl_backend.checkpoint_engine import BACKEND, Metrics
+from p2pcast.adapters.verl_backend.engine_settings import EngineSettings
 from p2pcast.errors import RetryableError
 from p2pcast.version import Version
 

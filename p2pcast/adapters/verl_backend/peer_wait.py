@@ -39,9 +39,8 @@ def wait_staged(folder: Path, version: Version, timeout_s: float, wanted: Callab
     deadline = time.monotonic() + timeout_s
     backoff = Backoff(RETRY_MIN_S, RETRY_MAX_S, None)
     while wanted():
-        left_s = max(0.0, deadline - time.monotonic())
-        slice_s = min(SLICE_S, left_s)
         began = time.monotonic()
+        slice_s = min(SLICE_S, max(0.0, deadline - began))
         path = f"/wait?version={version}&what=staged&timeout_s={slice_s:g}"
         try:
             answer = ask(daemon_url(None, folder), path, None, timeout_s=slice_s + TIMEOUT_S, state=folder)
@@ -49,12 +48,12 @@ def wait_staged(folder: Path, version: Version, timeout_s: float, wanted: Callab
         except UsageError:
             raise
         except (LocalError, RetryableError) as error:
-            if left_s <= slice_s:
+            if time.monotonic() >= deadline:
                 raise RetryableError(
                     f"the peer at {folder} has not staged version {version} or a newer one within {timeout_s:g} s"
                     f" ({error}); look at `p2pcast status --state {folder}`"
                 ) from None
             # A peer that refuses or restarts answers at once; an ordinary slice has taken its time.
             if time.monotonic() - began < slice_s:
-                time.sleep(min(backoff.next_s(), left_s))
+                time.sleep(min(backoff.next_s(), max(0.0, deadline - time.monotonic())))
     raise RetryableError(f"a later sync has begun: version {version} is not waited for any more")

@@ -30,6 +30,8 @@ class CpuModule(ModuleType):
             return lambda *arguments: (0, 0)
         if name in ("empty_cache", "ipc_collect", "manual_seed", "manual_seed_all", "reset_peak_memory_stats"):
             return lambda *arguments: None
+        if name == "get_device_name":
+            return lambda *arguments: "cpu"
         raise AttributeError(name)
 
 
@@ -95,10 +97,11 @@ class PlatformCPU(PlatformBase):
         pass
 
     def ray_resource_name(self) -> str:
-        return "CPU"
+        """verl counts this resource; ``ray.init(num_gpus=…)`` states it for a machine without GPUs."""
+        return "GPU"
 
     def ray_resource_options(self, num_gpus: float) -> dict[str, Any]:
-        return {"num_cpus": num_gpus}
+        return {"num_gpus": num_gpus}
 
     def ray_noset_envvars(self) -> list[str]:
         return []

@@ -1,4 +1,4 @@
-"""verl's weights by p2pcast. verl imports this package where its configuration names the package:
+"""verl's weights by p2pcast. verl imports this module where its configuration names the module:
 
     actor_rollout_ref.rollout.checkpoint_engine.backend=p2pcast
     actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=p2pcast.adapters.verl
@@ -9,11 +9,11 @@ The import registers the backend "p2pcast". Settings and behaviour: docs/guides/
 
 from __future__ import annotations
 
-from p2pcast.adapters.verl import verl_versions
+from p2pcast.adapters.verl_backend import verl_versions
 
 verl_versions.check()
 
-from p2pcast.adapters.verl.checkpoint_engine import P2PCastCheckpointEngine  # noqa: E402
-from p2pcast.adapters.verl.early_staging import StagingCheckpointEngineManager  # noqa: E402
+from p2pcast.adapters.verl_backend.checkpoint_engine import P2PCastCheckpointEngine  # noqa: E402
+from p2pcast.adapters.verl_backend.early_staging import StagingCheckpointEngineManager  # noqa: E402
 
 __all__ = ["P2PCastCheckpointEngine", "StagingCheckpointEngineManager"]

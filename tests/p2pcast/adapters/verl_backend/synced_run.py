@@ -84,7 +84,7 @@ class Run:
         return times
 
     def killed(self, side: str, step: int) -> Document:
-        """A sync in whose middle a process dies: the error, and what the living rollout workers held before and after."""
+        """A sync in whose middle a process dies: the error, and what living rollout workers held before and after."""
         self.actors.train(step)
         sent = self.actors.digests()[0]
         living = self.rollouts if side == "actor" else self.rollouts[1:]

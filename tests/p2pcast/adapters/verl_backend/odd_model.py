@@ -31,10 +31,10 @@ def write_odd_model(folder: Path, *, hidden: int = 72, layers: int = 1, vocabula
         )
     ).to(torch.bfloat16)
     model.save_pretrained(folder)
-    words = {word: number for number, word in enumerate(["<pad>", "<bos>", "<eos>", "<unk>"])}
-    words |= {str(number): number + 4 for number in range(VOCABULARY - 4)}
+    words = {word: number for number, word in enumerate(["<pad>", "<bos>", "<eos>", "<unk>", "\n"])}
+    words |= {str(number): number + 5 for number in range(VOCABULARY - 5)}
     tokens = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    tokens.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokens.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=tokens, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", unk_token="<unk>"
     )

@@ -15,7 +15,7 @@ import pytest
 
 from netem.demo.processes import Processes, free_port
 from tests.environments import ROOT, python_of
-from tests.p2pcast.adapters.verl.odd_model import write_odd_model
+from tests.p2pcast.adapters.verl_backend.odd_model import write_odd_model
 
 HERE = Path(__file__).parent
 DEADLINE_S = 900.0
