@@ -11,7 +11,7 @@ from p2pcast.errors import RetryableError, UsageError
 from p2pcast.version import Version
 
 
-def test_variables_are_those_of_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_the_worker_are_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PEERS", "/peers")
     assert peer_folder("$PEERS/a") == Path("/peers/a")
     monkeypatch.delenv("PEERS")
