@@ -50,13 +50,17 @@ class Run:
         }
 
     def sync(self, step: int, manager: str) -> Document:
-        """One optimiser step and one sync. Digests of the weights that were sent and received, figures, times."""
+        """One optimiser step and one sync: digests of the weights that were sent and received, figures, times, and the
+        growth of each actor's memory within the sync, in bytes.
+        """
         self.actors.train(step)
         for replica in self.replicas:
             replica.calls.clear()
+        before = [resident for resident, _ in self.actors.memory()]
         began = time.monotonic()
         figures = self.managers[manager].update_weights(step)
         sync_s = time.monotonic() - began
+        peaks = [peak for _, peak in self.actors.memory()]
         pauses = [{name: at for name, at, _ in replica.calls} for replica in self.replicas]
         return {
             "step": step,
@@ -65,6 +69,7 @@ class Run:
             "pause_s": max(pause["resume"] for pause in pauses) - min(pause["abort"] for pause in pauses),
             "staged_at_pause": [replica.calls[0][2] for replica in self.replicas],
             "figures": figures,
+            "growth": [peak - resident for peak, resident in zip(peaks, before, strict=True)],
             "sent": self.actors.digests()[0],
             "received": self.received(),
         }
@@ -152,9 +157,9 @@ def main() -> None:
     orders, out = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, _temp_dir=orders["temporary"])
     run = Run(orders)
-    report: Document = {"memory": [run.actors.memory()]}
+    report: Document = {}
     report["syncs"] = [run.sync(step, manager) for step, manager in enumerate(orders["managers"])]
-    report["memory"].append(run.actors.memory())
+    report["resident"] = [resident for resident, _ in run.actors.memory()]
     done = len(report["syncs"])
     if not orders["kill"]:
         newest = report["syncs"][-1]["figures"]
@@ -163,7 +168,6 @@ def main() -> None:
         )
     if orders["naive"]:
         report["naive_s"] = run.naive(orders["naive"])
-        report["memory"].append(run.actors.memory())
     if orders["kill"]:
         report["killed"] = run.killed(orders["kill"], done)
         run.end()
