@@ -50,7 +50,7 @@ class Reader:
         answer = self._ask("/lease", {"wait_s": self._wait_s}, self._wait_s + TIMEOUT_S)
         try:
             self._lease, self.version = str(answer["lease"]), Version.parse(str(answer["version"]))
-            self._ask("/lease", {"lease": self._lease, "hold_s": self._hold_s}, TIMEOUT_S)
+            self.prolong()
             self._file = safe_open(answer["path"], framework="pt")
         except BaseException as error:
             with contextlib.suppress(P2PCastError):
@@ -68,6 +68,12 @@ class Reader:
         else:
             with contextlib.suppress(P2PCastError):
                 self._end()
+
+    def prolong(self) -> None:
+        """The lease lasts ``hold_s`` seconds from now on. Raises RefusedError if the lease has ended, since
+        the tensors may then be mixed.
+        """
+        self._ask("/lease", {"lease": self._lease, "hold_s": self._hold_s}, TIMEOUT_S)
 
     def names(self) -> list[str]:
         """The tensors' names."""

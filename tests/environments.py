@@ -59,6 +59,28 @@ ENVIRONMENTS: dict[str, list[list[str]]] = {
             "soundfile",
         ],
     ],
+    # verl holds transformers below 5.11. --no-deps leaves out wandb, which the tests do not use.
+    "verl": [
+        [
+            "transformers>=5.5.3,!=5.6.0,<5.11",
+            "ray[default]>=2.41,<3",
+            "tensordict>=0.8,!=0.9.0,<=0.10.0",
+            "hydra-core>=1.3,<2",
+            "codetiming",
+            "datasets",
+            "dill",
+            "peft",
+            "pandas",
+            "pyarrow>=19",
+            "pybind11",
+            "pylatexenc",
+            "torchdata",
+            "tensorboard",
+            "uvicorn",
+            "fastapi",
+        ],
+        ["--no-deps", "verl==0.9.1"],
+    ],
 }
 """By name: the arguments of each ``pip install``, in order."""
 

@@ -1,5 +1,5 @@
-"""Adapters: one module for each training framework, which hands the framework's weights to a ``Publisher``.
+"""Adapters: p2pcast as a way to move weights inside other RL frameworks, one package or module for each framework.
 
-Importing this package loads no framework, no torch and no trainer_node. Importing an adapter's module loads its
-framework where a class of the framework has to be derived from. torch and trainer_node are loaded when they are used.
+Importing this package loads nothing. Importing an adapter loads its framework, and no other package of this repository;
+``Publisher`` is imported when an adapter publishes.
 """

@@ -1,4 +1,4 @@
-"""p2pcast inside SGLang: a hook in each rank's scheduler, which switches the running model to a version in O(changed).
+"""p2pcast inside SGLang: a hook in each rank's scheduler switches the running model to a version in O(changed).
 
 Start the server like this (the peer's ``join --install sglang:URL`` prints the socket's path):
 

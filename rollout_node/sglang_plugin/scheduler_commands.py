@@ -161,7 +161,7 @@ class Scheduler:
         return bool(parallel.pp_size == 1 and parallel.dp_size == 1)
 
     def _of_all(self, mine: Any) -> list[Any]:
-        """What each rank says, by rank."""
+        """The values that the ranks give, by rank."""
         group = self._updater.tp_cpu_group
         found: list[Any] = [None] * torch.distributed.get_world_size(group=group)
         torch.distributed.all_gather_object(found, mine, group=group)

@@ -143,12 +143,6 @@ class Publisher:
         else:
             self._hang_up()
 
-    @property
-    def newest(self) -> Version | None:
-        """The hub's newest version when all ranks had connected; None if the hub had none."""
-        ranked = self._uplink.received.ranked
-        return None if ranked is None else ranked.head
-
     def publish(self, step: int, named_tensors: NamedTensors, *, streamed: bool = False) -> Handle:
         """Begin a version: ``model.named_parameters()``, a state dict, or any names and tensors.
 
@@ -167,6 +161,14 @@ class Publisher:
         are left behind. Once another trainer has opened a later branch, later versions end with RefusedError.
         """
         return self._begin(step, named_tensors, resume=True, streamed=streamed)
+
+    @property
+    def newest(self) -> Version | None:
+        """The newest version that this publisher knows of: the hub's when it connected, or one that it stored since."""
+        received = self._uplink.received
+        head = None if received.ranked is None else received.ranked.head
+        stored = [durable.version for durable in received.durable.values()]
+        return max((*stored, *([] if head is None else [head])), default=None)
 
     def close(self) -> None:
         """Wait until the last version is stored or aborted, and end the connection."""

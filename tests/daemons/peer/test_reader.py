@@ -64,6 +64,8 @@ async def test_a_reader_that_is_too_slow_is_told(swarm, states, peer):
     held = await asyncio.to_thread(reader.__enter__)
     swarm.publish(2, states.trained(states.first(shapes=SHAPES), 1, share=0.3))
     await swarm.live("0.2")
+    with pytest.raises(RefusedError, match="lease"):
+        await asyncio.to_thread(held.prolong)
     with pytest.raises(RetryableError, match=r"the lease of version 0\.1 ended before"):
         await asyncio.to_thread(held.__exit__, None, None, None)
 

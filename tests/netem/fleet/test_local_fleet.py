@@ -22,7 +22,7 @@ async def ended_with(tmp_path: Path, code: int) -> Fleet:
     return fleet
 
 
-async def test_a_peer_that_found_no_hub_may_have_ended_before_it_leaves(tmp_path: Path) -> None:
+async def test_a_peer_without_a_hub_may_end_before_its_signal(tmp_path: Path) -> None:
     fleet = await ended_with(tmp_path, 4)
     fleet.send("p1", signal.SIGSTOP)
     await fleet.leave("p1", 60.0)

@@ -88,9 +88,10 @@ def test_with_the_hubs_base_the_first_version_is_a_delta(run, states, checkpoint
     run.hub_up(checkpoints, "--base", base)
     run.peer_up("peer")
     with Publisher(run.address, token_file=run.token, base=base) as publisher:
+        assert str(publisher.newest) == "0.0"
         live["embed.weight"][3, 3] += 1
         handle = publisher.publish(1, live)
-        handle.wait_durable()
+        assert handle.wait_durable() == publisher.newest
     assert handle.durable.changed == 1
     assert states.differing(run.installed(1), as_published(live)) == []
     assert (run.out() / "step_1" / "tokenizer.json").read_bytes() == b"[1]"

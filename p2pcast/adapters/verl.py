@@ -1,0 +1,19 @@
+"""verl's weights by p2pcast. verl imports this module where its configuration names the module:
+
+    actor_rollout_ref.rollout.checkpoint_engine.backend=p2pcast
+    actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=p2pcast.adapters.verl
+    actor_rollout_ref.rollout.checkpoint_manager_class=p2pcast.adapters.verl.StagingCheckpointEngineManager
+
+The import registers the backend "p2pcast". Settings and behaviour: docs/guides/verl.md.
+"""
+
+from __future__ import annotations
+
+from p2pcast.adapters.verl_backend import verl_versions
+
+verl_versions.check()
+
+from p2pcast.adapters.verl_backend.checkpoint_engine import P2PCastCheckpointEngine  # noqa: E402
+from p2pcast.adapters.verl_backend.early_staging import StagingCheckpointEngineManager  # noqa: E402
+
+__all__ = ["P2PCastCheckpointEngine", "StagingCheckpointEngineManager"]
