@@ -5,8 +5,8 @@ Start the server like this (the peer's ``join --install sglang:URL`` prints the 
     P2PCAST_SOCK=/run/p2pcast/install.sock python -m sglang.launch_server --model-path MODEL --host 127.0.0.1
 
 SGLang finds the plugin by its entry point (group ``sglang.srt.plugins``). Without ``P2PCAST_SOCK`` the plugin does
-nothing. Whoever may send requests to SGLang's admin routes can order a switch, but not choose the weights: these come
-from the socket alone. Bind to loopback, or start the server with an admin key.
+nothing. A program that may use SGLang's admin routes can order a switch, but not choose the weights: these come from
+the socket alone. Bind to loopback.
 
 SGLang imports this package in each of its processes. Everything heavy is imported in the scheduler, with the first
 command.
