@@ -1,0 +1,7 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))  # real_sglang
+sys.path.append(str(Path(__file__).parents[1] / "vllm"))  # real_server

@@ -1,0 +1,88 @@
+"""A real SGLang server on the CPU, from the environment of its own, and its clients."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from tests.environments import ROOT, python_of
+
+STAND_INS = Path(__file__).with_name("cpu_stand_ins")
+START_S, END_S = 900.0, 30.0
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "SGLANG_USE_CPU_ENGINE": "1"}
+TWO_RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+OPTIONS = ["--host", "127.0.0.1", "--device", "cpu", "--attention-backend", "torch_native", "--disable-cuda-graph",
+           "--skip-tokenizer-init", "--skip-server-warmup", "--context-length", "256",
+           "--max-total-tokens", "4096"]  # fmt: skip
+TOKENS = 24
+
+
+class SglangServer:
+    """Starts at once; ``wait`` until it answers."""
+
+    def __init__(self, model: Path, folder: Path, *options: str, environment: Mapping[str, str] | None = None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.options = list(options)
+        self.model, self.url = model, f"http://127.0.0.1:{port}"
+        self.install, self.log = folder / "install.sock", folder / "server.log"
+        command = ["nice", "-n", "5", str(python_of("sglang")), "-m", "sglang.launch_server"]
+        command += ["--model-path", str(model), "--port", str(port), *OPTIONS, *options]
+        paths = os.pathsep.join([str(STAND_INS), str(ROOT)])
+        given = {**os.environ, **ENVIRONMENT, **(environment or {}), "PYTHONPATH": paths}
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command,
+                env=given | {"P2PCAST_SOCK": str(self.install)},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def wait(self) -> None:
+        until_s = time.monotonic() + START_S
+        while time.monotonic() < until_s:
+            try:
+                with urllib.request.urlopen(self.url + "/health", timeout=5):
+                    return
+            except (OSError, urllib.error.URLError):
+                assert self.process.poll() is None, self.log.read_text()[-4000:]
+                time.sleep(0.2)
+        raise AssertionError(self.log.read_text()[-4000:])
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                pass
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        self.process.wait(600)
+
+
+async def generate(
+    http: aiohttp.ClientSession, url: str, prompt: list[int], *, tokens: int = TOKENS, temperature: float = 0.0
+) -> dict[str, Any]:
+    """SGLang's answer: ``output_ids`` and ``meta_info``."""
+    sampling = {"temperature": temperature, "max_new_tokens": tokens, "ignore_eos": True}
+    body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
+    async with http.post(url + "/generate", json=body) as response:
+        assert response.status == 200, await response.text()
+        found: dict[str, Any] = await response.json()
+        return found
