@@ -22,16 +22,18 @@ class SglangServer(EngineServer):
 
     async def world_size(self) -> int:
         """Raises LocalError for a server with data parallelism: its groups would not switch together."""
-        state = await self._state()
-        if state["groups"] != 1:
-            raise LocalError(f"{self.name}: --dp-size {state['groups']}: run one server for each group of ranks")
-        return int(state["ranks"])
+        ranks, groups = await self._ask("state", {}, self.deadlines.request, "ranks", "groups")
+        if groups != 1:
+            raise LocalError(f"{self.name}: --dp-size {groups}: run one server for each group of ranks")
+        return int(ranks)
 
     async def label(self) -> str:
-        return str((await self._state())["version"])
+        [version] = await self._ask("state", {}, self.deadlines.request, "version")
+        return str(version)
 
     async def is_paused(self) -> bool:
-        return bool((await self._state())["paused"])
+        [paused] = await self._ask("state", {}, self.deadlines.request, "paused")
+        return bool(paused)
 
     async def cached_tokens(self) -> int | None:
         return None
@@ -68,26 +70,23 @@ class SglangServer(EngineServer):
     async def switch(
         self, order: dict[str, Any], deadline_s: float
     ) -> tuple[list[Mapping[str, Any]], Mapping[str, Any]]:
-        found = await self._ask("switch", order, deadline_s)
-        if found["core"]["resumed"]:
+        reports, core = await self._ask("switch", order, deadline_s, "reports", "core")
+        if core["switched"]:
             await self._post("/update_weight_version", {"new_version": order["version"], "abort_all_requests": False})
-        return found["reports"], found["core"]
+        return reports, core
 
     async def finish(self) -> None:
         await self._ask("finish", {}, self.deadlines.request)
 
-    async def _state(self) -> dict[str, Any]:
-        return await self._ask("state", {}, self.deadlines.request)
-
-    async def _ask(self, do: str, body: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
-        """A command to every scheduler; the answer of the first."""
+    async def _ask(self, do: str, body: Mapping[str, Any], deadline_s: float, *names: str) -> list[Any]:
+        """A command to every scheduler. Values of the first one's answer, by ``names``."""
         action = PREFIX + json.dumps({"do": do, **body})
         text = await self._request("POST", "/weights_checker", {"action": action}, deadline_s)
         try:
-            found: dict[str, Any] = json.loads(json.loads(text)["message"])
+            found = json.loads(json.loads(text)["message"])
+            return [found[name] for name in names]
         except (ValueError, TypeError, KeyError):
             raise LocalError(
                 f"{self.name}: p2pcast's plugin does not answer ({text[:200]!r}); install p2pcast where the server "
                 f"runs, and start the server with {SOCKET_VARIABLE}"
             ) from None
-        return found

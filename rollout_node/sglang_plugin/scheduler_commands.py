@@ -110,7 +110,7 @@ class Scheduler:
         return {}
 
     def switch(self, body: Mapping[str, Any]) -> Answer:
-        """The ranks' reports, and ``core``: ``resumed``, and ``pause_us``, the duration without a batch."""
+        """The ranks' reports, and ``core``: ``switched``, ``resumed``, and ``pause_us``, the time without a batch."""
         order = Order(**body)
         if any(self._of_all(time.time() > order.until_unix_s)):
             raise TimeoutError(f"the deadline of the switch to version {order.version} has passed; nothing was changed")
@@ -127,7 +127,7 @@ class Scheduler:
         pause_us = int((time.monotonic() - began) * 1e6)
         return {
             "reports": [one for one, _ in reports if one is not None],
-            "core": {"resumed": good and lift, "pause_us": pause_us},
+            "core": {"switched": good, "resumed": good and lift, "pause_us": pause_us},
         }
 
     def _commit(self, order: Order) -> dict[str, Any] | None:

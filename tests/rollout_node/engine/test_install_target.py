@@ -20,7 +20,7 @@ from rollout_node.installers.install_socket import InstallSocket
 FOLDER, SERVER = "safetensors:out", "vllm:http://127.0.0.1:8000"
 
 
-@pytest.mark.parametrize("text", ["", "vllm", "vllm:", ":x", "tape:x", "safetensors"])
+@pytest.mark.parametrize("text", ["", "vllm", "vllm:", "sglang:", ":x", "tape:x", "safetensors"])
 def test_invalid_targets_are_refused(text):
     with pytest.raises(UsageError, match="is not an install target"):
         check(text)
@@ -83,6 +83,9 @@ async def test_a_lead_leads_its_server_and_nothing_else(tmp_path: Path):
     lead = MultiHostLeader("big", socket, lambda: None)
     assert isinstance(targets.installer(SERVER), EngineInstaller)
     assert isinstance(targets.led(SERVER, lead), MultiHostInstaller)
+    sglang = targets.installer("sglang:http://127.0.0.1:30000")
+    assert isinstance(sglang, EngineInstaller)
+    assert sglang.name == "sglang:http://127.0.0.1:30000"
     assert isinstance(targets.led(f"safetensors:{tmp_path}", lead), FolderInstaller)
 
 

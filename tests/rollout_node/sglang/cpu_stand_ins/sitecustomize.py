@@ -1,13 +1,17 @@
 """Stand-ins for two packages that SGLang imports on a CPU and does not use: torchvision, whose build belongs to another
-build of torch, and sgl_kernel, which is for CUDA. Tests put this folder on the PYTHONPATH of a SGLang server.
+build of torch, and sgl_kernel, which is for CUDA. Tests put this folder on the PYTHONPATH of a SGLang server. Where
+they ask for faults, this module runs the one that makes them: Python imports a single ``sitecustomize``.
 """
 
 from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import os
+import runpy
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -47,3 +51,5 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 sys.meta_path.append(_Finder())
+if "P2PCAST_TEST_FAULTS" in os.environ:
+    runpy.run_path(str(Path(__file__).parents[2] / "vllm" / "faults" / "sitecustomize.py"))

@@ -1,0 +1,127 @@
+"""Requests to a SGLang server, against an HTTP server that plays it. ``tests/rollout_node/sglang`` has the real one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from p2pcast.errors import LocalError, P2PCastError, RetryableError
+from rollout_node.installers.sglang_server import SglangServer
+from rollout_node.sglang_plugin import PREFIX
+
+STATE = {"ranks": 4, "groups": 1, "paused": True, "version": "0.3"}
+
+
+class Engine:
+    """``said``: the plugin's answer, or a whole answer with its status."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, Any]] = []
+        self.said: Any = {}
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json() if await request.read() else None
+        if request.path != "/weights_checker":
+            self.requests.append((request.path, body))
+            return web.json_response({"success": True})
+        assert body["action"].startswith(PREFIX)
+        self.requests.append(("command", json.loads(body["action"].removeprefix(PREFIX))))
+        if isinstance(self.said, tuple):
+            return web.Response(status=self.said[0], text=self.said[1])
+        return web.json_response({"success": True, "message": json.dumps(self.said)})
+
+
+@pytest.fixture
+async def engine() -> Engine:
+    return Engine()
+
+
+@pytest.fixture
+async def server(engine: Engine) -> AsyncIterator[SglangServer]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", engine.handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    found = SglangServer(f"http://{host}:{port}/", "sglang:x")
+    found.open()
+    yield found
+    await found.close()
+    await runner.cleanup()
+
+
+Ask = Callable[[SglangServer], Awaitable[Any]]
+
+
+@pytest.mark.parametrize(
+    ("ask", "found"),
+    [(lambda s: s.world_size(), 4), (lambda s: s.label(), "0.3"), (lambda s: s.is_paused(), True)],
+    ids=["world_size", "label", "is_paused"],
+)
+async def test_queries(engine: Engine, server: SglangServer, ask: Ask, found: Any) -> None:
+    engine.said = STATE
+    assert await ask(server) == found
+    assert engine.requests == [("command", {"do": "state"})]
+
+
+@pytest.mark.parametrize(
+    ("ask", "requests"),
+    [
+        (lambda s: s.pause(clear_cache=True), [("/pause_generation", {"mode": "retract"}), ("/flush_cache", None)]),
+        (lambda s: s.pause(clear_cache=False), [("/pause_generation", {"mode": "in_place"})]),
+        (lambda s: s.resume(), [("/continue_generation", {"torch_empty_cache": False})]),
+        (lambda s: s.clear_caches(), [("/flush_cache", None)]),
+        (
+            lambda s: s.set_label("0.3"),
+            [
+                ("command", {"do": "label", "version": "0.3"}),
+                ("/update_weight_version", {"new_version": "0.3", "abort_all_requests": False}),
+            ],
+        ),
+        (lambda s: s.init({"run": "r"}), [("command", {"do": "introduce", "run": "r"})]),
+        (lambda s: s.begin(), [("command", {"do": "begin"})]),
+        (lambda s: s.update({"phase": "commit"}, 5.0), [("command", {"do": "obey", "phase": "commit"})]),
+        (lambda s: s.finish(), [("command", {"do": "finish"})]),
+    ],
+)
+async def test_commands(engine: Engine, server: SglangServer, ask: Ask, requests: list[tuple[str, Any]]) -> None:
+    await ask(server)
+    assert engine.requests == requests
+
+
+@pytest.mark.parametrize("switched", [True, False])
+async def test_a_switch_names_the_version_if_all_ranks_have_proved_it(
+    engine: Engine, server: SglangServer, switched: bool
+) -> None:
+    core = {"switched": switched, "resumed": switched, "pause_us": 7}
+    engine.said = {"reports": [{"rank": 0}], "core": core}
+    assert await server.switch({"version": "0.3"}, 5.0) == ([{"rank": 0}], core)
+    label = [("/update_weight_version", {"new_version": "0.3", "abort_all_requests": False})]
+    assert engine.requests == [("command", {"do": "switch", "version": "0.3"}), *(label if switched else [])]
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "text"),
+    [
+        ((200, '{"success": true, "message": "Success."}'), LocalError, "start the server with P2PCAST_SOCK"),
+        ((200, "[]"), LocalError, "plugin does not answer"),
+        ((200, ""), LocalError, "plugin does not answer"),
+        ((200, '{"message": "[]"}'), LocalError, "plugin does not answer"),
+        ((200, '{"message": "{}"}'), LocalError, "plugin does not answer"),
+        ((400, '{"message": "p2pcast: RuntimeError: x"}'), LocalError, "status 400.*RuntimeError: x"),
+        ((404, ""), LocalError, "is this a SGLang server of release"),
+        ((503, "busy"), RetryableError, "see the server's log"),
+        ({**STATE, "groups": 2}, LocalError, "--dp-size 2: run one server for each group"),
+    ],
+)
+async def test_other_answers_are_clear_errors(
+    engine: Engine, server: SglangServer, said: Any, kind: type[P2PCastError], text: str
+) -> None:
+    engine.said = said
+    with pytest.raises(kind, match=text):
+        await server.world_size()
