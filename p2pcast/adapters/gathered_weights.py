@@ -1,7 +1,8 @@
 """Publishes gathered weights from one rank, and waits until engines serve them: the part that adapters share.
 
 Promises: at a sync, one gathered tensor after the other is copied, and none is collected. A sync returns when the
-stated share of the engines serves the new weights. No call pauses an engine: each peer pauses its own, for the switch alone.
+stated share of the engines serves the new weights. No call pauses an engine: each peer pauses its own, for the switch
+alone.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class TrainerInitInfo:
 
 
 class TrainerWeightTransferEngine(ABC, Generic[T]):
-    """As published: what is abstract, and the arguments."""
+    """As published: its abstract methods, and their arguments."""
 
     def __init__(self, *, client: Any, source: Any = None, is_sender: bool = True) -> None:
         self.client, self.source, self.is_sender = client, source, is_sender

@@ -95,7 +95,7 @@ async def test_commands(engine: Engine, server: SglangServer, ask: Ask, requests
 
 
 @pytest.mark.parametrize("switched", [True, False])
-async def test_a_switch_names_the_version_if_all_ranks_have_proved_it(
+async def test_a_switch_names_the_version_after_proofs_by_all_ranks(
     engine: Engine, server: SglangServer, switched: bool
 ) -> None:
     core = {"switched": switched, "resumed": switched, "pause_us": 7}
