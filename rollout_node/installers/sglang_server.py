@@ -20,6 +20,10 @@ class SglangServer(EngineServer):
     kind = "SGLang"
     hint = "is this a SGLang server of release 0.5.23 or later?"
 
+    async def health(self) -> None:
+        """SGLang's own route calls a paused server unhealthy."""
+        await self._ask("state", {}, self.deadlines.request)
+
     async def world_size(self) -> int:
         """Raises LocalError for a server with data parallelism: its groups would not switch together."""
         ranks, groups = await self._ask("state", {}, self.deadlines.request, "ranks", "groups")

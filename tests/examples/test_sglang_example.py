@@ -15,7 +15,7 @@ from tests.examples.test_examples import EXAMPLES, STEPS, Stage, stage
 __all__ = ["stage"]
 SGLANG = ROOT / "tests" / "rollout_node" / "sglang" / "cpu_stand_ins"
 OPTIONS = ["--device", "cpu", "--attention-backend", "torch_native", "--disable-cuda-graph", "--skip-tokenizer-init",
-           "--skip-server-warmup", "--context-length", "256", "--max-total-tokens", "4096"]  # fmt: skip
+           "--skip-server-warmup", "--max-total-tokens", "4096"]  # fmt: skip
 
 
 @pytest.mark.prove  # tests/rollout_node/sglang/test_sglang_server.py is the sample

@@ -60,8 +60,13 @@ Ask = Callable[[SglangServer], Awaitable[Any]]
 
 @pytest.mark.parametrize(
     ("ask", "found"),
-    [(lambda s: s.world_size(), 4), (lambda s: s.label(), "0.3"), (lambda s: s.is_paused(), True)],
-    ids=["world_size", "label", "is_paused"],
+    [
+        (lambda s: s.health(), None),
+        (lambda s: s.world_size(), 4),
+        (lambda s: s.label(), "0.3"),
+        (lambda s: s.is_paused(), True),
+    ],
+    ids=["health", "world_size", "label", "is_paused"],
 )
 async def test_queries(engine: Engine, server: SglangServer, ask: Ask, found: Any) -> None:
     engine.said = STATE

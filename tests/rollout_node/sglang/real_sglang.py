@@ -35,7 +35,7 @@ class SglangServer:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        self.options = list(options)
+        self.options, self.environment = list(options), dict(environment or {})
         self.model, self.url = model, f"http://127.0.0.1:{port}"
         self.install, self.log = folder / "install.sock", folder / "server.log"
         command = ["nice", "-n", "5", str(python_of("sglang")), "-m", "sglang.launch_server"]

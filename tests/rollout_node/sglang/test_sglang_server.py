@@ -62,17 +62,13 @@ def fresh(folders: list[Path], like: SglangServer) -> list[Any]:
 
     found = []
     for number, folder in enumerate(folders):
-        server = SglangServer(folder, like.log.parent / f"fresh{number}", "--tp-size", ranks(like))
+        server = SglangServer(folder, like.log.parent / f"fresh{number}", *like.options, environment=like.environment)
         try:
             server.wait()
             found.append(asyncio.run(answers(server)))
         finally:
             server.stop()
     return found
-
-
-def ranks(server: SglangServer) -> str:
-    return server.options[server.options.index("--tp-size") + 1]
 
 
 def said(answer: dict[str, Any]) -> Any:
