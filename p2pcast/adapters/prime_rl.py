@@ -9,8 +9,9 @@ resumes them. The proxy holds ``/pause`` until engines serve the newest finished
 paused for the load alone. It holds ``/update_weights`` until every rollout host has the folder, and names the path
 there. All other requests pass as they are.
 
-Promise: a server never loads a folder other than the one that the trainer has finished, by its content. If a folder is
-not everywhere in time the answer is 503, the request does not reach the server, and prime-rl tries again.
+Promise: if each of ``--hosts`` rollout hosts has a peer, a server never loads a folder other than the one that the
+trainer has finished, by its content. If a folder is not everywhere in time the answer is 503, the request does not
+reach the server, and prime-rl tries again.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ from p2pcast.limits import KIB
 PAUSE_WAIT_S, UPDATE_WAIT_S = 240.0, 600.0
 """Longest holds in seconds: within prime-rl's limits for one attempt, 300 s and 720 s."""
 LAST = MARKERS["prime-rl"].last
+ADAPTER = "adapter_config.json"
+"""In the folder of a LoRA adapter, which passes by another route."""
 MOST_BODY_BYTES = 64 * KIB
 """Of a request for new weights."""
 CONNECT_S = 10.0
@@ -55,19 +58,20 @@ _OF_ONE_HOP = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Broadcasts:
-    """The trainer's folders, and the hub that publishes them. ``fraction``: share of all engines to wait for."""
+    """The trainer's folders, and the hub that publishes them. ``hosts``: the number of rollout hosts."""
 
     checkpoints: Path
     hub: str
-    fraction: float = 1.0
+    hosts: int = 1
 
     async def live(self, name: str, timeout_s: float) -> None:
-        """Returns once the engines serve what the folder holds. Raises P2PCastError."""
-        await asyncio.to_thread(partial(wait_live, self.hub, name, fraction=self.fraction, timeout_s=timeout_s))
+        """Returns once the hosts have what the folder holds. Raises P2PCastError."""
+        await asyncio.to_thread(partial(wait_live, self.hub, name, hosts=self.hosts, timeout_s=timeout_s))
 
     def newest(self) -> str | None:
-        """The folder of the newest finished broadcast. Blocks."""
-        steps = {StepNames().step_of(path.parent.name): path.parent.name for path in self.checkpoints.glob(f"*/{LAST}")}
+        """The folder of the newest finished broadcast of a whole model. Blocks."""
+        finished = [path.parent for path in self.checkpoints.glob(f"*/{LAST}")]
+        steps = {StepNames().step_of(path.name): path.name for path in finished if not (path / ADAPTER).exists()}
         return max(((step, name) for step, name in steps.items() if step is not None), default=(0, None))[1]
 
 
@@ -206,12 +210,10 @@ def _engine(text: str) -> tuple[tuple[str, int], str]:
     help="The peers' safetensors:DIR on the rollout hosts.  [default: the path of CHECKPOINTS]",
 )
 @click.option("--hub", default=DEFAULT_URL, help="URL of the hub's HTTP server.")
-@click.option(
-    "--fraction", type=click.FloatRange(0, 1), default=1.0, help="Share of all engines that must have a folder."
-)
-def main(checkpoints: Path, engines: tuple[str, ...], folder: PurePath | None, hub: str, fraction: float) -> None:
+@click.option("--hosts", type=click.IntRange(1), default=1, help="Number of rollout hosts that must have a folder.")
+def main(checkpoints: Path, engines: tuple[str, ...], folder: PurePath | None, hub: str, hosts: int) -> None:
     """Hold prime-rl's switches until the rollout hosts have the weights in CHECKPOINTS."""
-    broadcasts = Broadcasts(checkpoints, hub, fraction)
+    broadcasts = Broadcasts(checkpoints, hub, hosts)
 
     async def work() -> None:
         async with serving([_engine(text) for text in engines], broadcasts, folder) as addresses:

@@ -20,8 +20,8 @@ from p2pcast.checkpoint.folder_form import STABLE
 from p2pcast.daemon.daemon_requests import DEFAULT_URL
 from p2pcast.errors import UsageError
 
-HUB, FRACTION, TIMEOUT = "P2PCAST_HUB_HTTP", "P2PCAST_LIVE_FRACTION", "P2PCAST_LIVE_TIMEOUT_S"
-"""Environment variables: the URL of the hub's HTTP server, the share of engines to wait for, and the longest wait in
+HUB, HOSTS, TIMEOUT = "P2PCAST_HUB_HTTP", "P2PCAST_ROLLOUT_HOSTS", "P2PCAST_LIVE_TIMEOUT_S"
+"""Environment variables: the URL of the hub's HTTP server, the number of rollout hosts, and the longest wait in
 seconds.
 """
 
@@ -36,12 +36,8 @@ def publish_folder(args: Any, version_dir: str, rollout_engines: Sequence[Any]) 
         return
     folder = Path(version_dir)
     (folder / STABLE).touch()
-    wait_live(
-        os.environ.get(HUB, DEFAULT_URL),
-        folder.name,
-        fraction=_number(FRACTION, 1.0),
-        timeout_s=_number(TIMEOUT, WAIT_S),
-    )
+    hub, hosts = os.environ.get(HUB, DEFAULT_URL), int(_number(HOSTS, 1))
+    wait_live(hub, folder.name, hosts=hosts, timeout_s=_number(TIMEOUT, WAIT_S))
 
 
 def _rank() -> int:

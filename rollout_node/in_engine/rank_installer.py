@@ -290,7 +290,7 @@ class RankInstaller:
             return
         try:
             self._client.report(report)
-        except P2PCastError as failure:
+        except Exception as failure:  # noqa: BLE001 - a value that cannot be sent must not reach the engine
             outcome = error or "done"
             self._log.error(
                 "p2pcast: %s of version %s (%s) could not be reported: %s",

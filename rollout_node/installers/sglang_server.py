@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from p2pcast.errors import LocalError
-from rollout_node.installers.engine_server import EngineServer
+from rollout_node.installers.engine_server import Deadlines, EngineServer
 from rollout_node.sglang_plugin import PREFIX, SOCKET_VARIABLE
 
 
@@ -20,29 +20,45 @@ class SglangServer(EngineServer):
     kind = "SGLang"
     hint = "is this a SGLang server of release 0.5.23 or later?"
 
+    def __init__(self, url: str, name: str | None = None, deadlines: Deadlines | None = None) -> None:
+        super().__init__(url, name, deadlines)
+        self._paused_by_route = False
+        """Whether SGLang's front end may hold new requests: the switch by one command ends the schedulers' pause only.
+        """
+
     async def health(self) -> None:
         """SGLang's own route calls a paused server unhealthy."""
         await self._ask("state", {}, self.deadlines.request)
 
     async def world_size(self) -> int:
-        """Raises LocalError for a server with data parallelism: its groups would not switch together."""
-        ranks, groups = await self._ask("state", {}, self.deadlines.request, "ranks", "groups")
+        """Raises LocalError for a server with data parallelism, whose groups would not switch together, or pipeline
+        parallelism, whose schedulers heed no pause.
+        """
+        ranks, groups, stages = await self._ask("state", {}, self.deadlines.request, "ranks", "groups", "stages")
         if groups != 1:
             raise LocalError(f"{self.name}: --dp-size {groups}: run one server for each group of ranks")
+        if stages != 1:
+            raise LocalError(
+                f"{self.name}: --pp-size {stages}: SGLang cannot pause pipeline stages; use --tp-size alone"
+            )
         return int(ranks)
 
     async def label(self) -> str:
+        """That of the front end, if it differs from the schedulers': a peer may have died between the two."""
         [version] = await self._ask("state", {}, self.deadlines.request, "version")
-        return str(version)
+        shown = (await self._get("/model_info") or {}).get("weight_version", version)
+        return str(shown)
 
     async def is_paused(self) -> bool:
         [paused] = await self._ask("state", {}, self.deadlines.request, "paused")
+        self._paused_by_route |= bool(paused)
         return bool(paused)
 
     async def cached_tokens(self) -> int | None:
         return None
 
     async def pause(self, *, clear_cache: bool) -> None:
+        self._paused_by_route = True
         await self._post("/pause_generation", {"mode": "retract" if clear_cache else "in_place"}, self.deadlines.commit)
         if clear_cache:
             await self.clear_caches()
@@ -52,6 +68,7 @@ class SglangServer(EngineServer):
 
     async def resume(self) -> None:
         await self._post("/continue_generation", {"torch_empty_cache": False})
+        self._paused_by_route = False
 
     async def clear_caches(self) -> None:
         """Requests that run, and are not retracted, prevent it."""
@@ -75,6 +92,8 @@ class SglangServer(EngineServer):
         self, order: dict[str, Any], deadline_s: float
     ) -> tuple[list[Mapping[str, Any]], Mapping[str, Any]]:
         reports, core = await self._ask("switch", order, deadline_s, "reports", "core")
+        if core["resumed"] and self._paused_by_route:
+            await self.resume()
         if core["switched"]:
             await self._post("/update_weight_version", {"new_version": order["version"], "abort_all_requests": False})
         return reports, core
@@ -87,7 +106,8 @@ class SglangServer(EngineServer):
         action = PREFIX + json.dumps({"do": do, **body})
         text = await self._request("POST", "/weights_checker", {"action": action}, deadline_s)
         try:
-            found = json.loads(json.loads(text)["message"])
+            # With data parallelism the server joins the answers of several groups.
+            found, _ = json.JSONDecoder().raw_decode(json.loads(text)["message"])
             return [found[name] for name in names]
         except (ValueError, TypeError, KeyError):
             raise LocalError(

@@ -14,7 +14,8 @@ import torch
 from p2pcast.errors import LocalError
 from rollout_node.in_engine.shadow_reader import ShadowReader
 
-_PLAIN_METHODS = frozenset({"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod", "UnquantizedFusedMoEMethod"})
+_PLAIN_METHODS = frozenset({"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"})
+"""Not the method of experts: SGLang permutes their rows after loading for some kernels."""
 
 
 class SglangRankModel:

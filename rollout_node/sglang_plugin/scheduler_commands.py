@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from p2pcast.version import Version
 from rollout_node.in_engine.rank_installer import Command, Introduction, RankInstaller
 from rollout_node.sglang_plugin import SOCKET_VARIABLE
 from rollout_node.sglang_plugin.rank_model import SglangRankModel
@@ -82,12 +83,13 @@ class Scheduler:
         return {
             "ranks": parallel.tp_size * parallel.pp_size,
             "groups": parallel.dp_size,
+            "stages": parallel.pp_size,
             "paused": bool(self._scheduler._engine_paused),
             "version": get_serving().weight_version,
         }
 
     def label(self, body: Mapping[str, Any]) -> Answer:
-        self._scheduler.record_weight_version_change(new_version=str(body["version"]))
+        self._scheduler.record_weight_version_change(new_version=str(Version.parse(body["version"])))
         return {}
 
     def introduce(self, body: Mapping[str, Any]) -> Answer:
@@ -101,6 +103,8 @@ class Scheduler:
 
     def obey(self, body: Mapping[str, Any]) -> Answer:
         if body.get("phase") == "commit":
+            if not self._scheduler._engine_paused:
+                raise RuntimeError("a commit by its own needs a paused engine")
             _synchronize()
         self.installer.obey(Command.read(body))
         return {}
@@ -112,6 +116,7 @@ class Scheduler:
     def switch(self, body: Mapping[str, Any]) -> Answer:
         """The ranks' reports, and ``core``: ``switched``, ``resumed``, and ``pause_us``, the time without a batch."""
         order = Order(**body)
+        Version.parse(order.version)
         if any(self._of_all(time.time() > order.until_unix_s)):
             raise TimeoutError(f"the deadline of the switch to version {order.version} has passed; nothing was changed")
         lift = order.ours or not self._scheduler._engine_paused
@@ -120,10 +125,13 @@ class Scheduler:
         reports = self._of_all((report, time.time() > order.until_unix_s))
         good = all(_proves_version(one, order) and not late for one, late in reports)
         if good:
-            self._scheduler.record_weight_version_change(new_version=order.version)
-            self.installer.settle()
-            if lift:
-                self._resume()
+            try:
+                self._scheduler.record_weight_version_change(new_version=order.version)
+                self.installer.settle()
+            finally:
+                # The other ranks go on, too.
+                if lift:
+                    self._resume()
         pause_us = int((time.monotonic() - began) * 1e6)
         return {
             "reports": [one for one, _ in reports if one is not None],

@@ -56,5 +56,12 @@ async def test_a_hook_that_waits_in_vain_says_so(swarm: Swarm, monkeypatch: pyte
     monkeypatch.setenv(slime.TIMEOUT, "0.5")
     with pytest.raises(RetryableError, match=r"weight_v000001 is not live after 0\.5 s|version 0\.1 is not live"):
         await asyncio.to_thread(slime.publish_folder, None, str(folder), [])
+    await swarm.peer_up("a", folder_form=FORM)
+    monkeypatch.setenv(slime.TIMEOUT, "30")
+    await asyncio.to_thread(slime.publish_folder, None, str(folder), [])
+    monkeypatch.setenv(slime.TIMEOUT, "0.5")
+    monkeypatch.setenv(slime.HOSTS, "2")
+    with pytest.raises(RetryableError, match=r"weight_v000001: 1 of 2 hosts have version 0\.1"):
+        await asyncio.to_thread(slime.publish_folder, None, str(folder), [])
     with pytest.raises(UsageError, match="does not match --step-names"):
         await asyncio.to_thread(slime.publish_folder, None, str(other), [])

@@ -13,18 +13,21 @@ from p2pcast.errors import LocalError, P2PCastError, RetryableError
 from rollout_node.installers.sglang_server import SglangServer
 from rollout_node.sglang_plugin import PREFIX
 
-STATE = {"ranks": 4, "groups": 1, "paused": True, "version": "0.3"}
+STATE = {"ranks": 4, "groups": 1, "stages": 1, "paused": True, "version": "0.3"}
 
 
 class Engine:
-    """``said``: the plugin's answer, or a whole answer with its status."""
+    """``said``: the plugin's answer, or a whole answer with its status. ``shown``: the front end's version."""
 
     def __init__(self) -> None:
+        self.shown = "0.3"
         self.requests: list[tuple[str, Any]] = []
         self.said: Any = {}
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.json() if await request.read() else None
+        if request.path == "/model_info":
+            return web.json_response({"weight_version": self.shown})
         if request.path != "/weights_checker":
             self.requests.append((request.path, body))
             return web.json_response({"success": True})
@@ -99,6 +102,23 @@ async def test_commands(engine: Engine, server: SglangServer, ask: Ask, requests
     assert engine.requests == requests
 
 
+async def test_a_label_that_a_dead_peer_left_behind_is_found(engine: Engine, server: SglangServer) -> None:
+    engine.said, engine.shown = STATE, "0.2"
+    assert await server.label() == "0.2"
+
+
+async def test_a_switch_ends_the_pause_of_the_front_end(engine: Engine, server: SglangServer) -> None:
+    engine.said = STATE
+    assert await server.is_paused()
+    engine.requests.clear()
+    engine.said = {"reports": [], "core": {"switched": True, "resumed": True, "pause_us": 7}}
+    for _ in range(2):
+        await server.switch({"version": "0.3"}, 5.0)
+    assert [path for path, _ in engine.requests] == [
+        "command", "/continue_generation", "/update_weight_version", "command", "/update_weight_version"
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("switched", [True, False])
 async def test_a_switch_names_the_version_after_proofs_by_all_ranks(
     engine: Engine, server: SglangServer, switched: bool
@@ -121,7 +141,12 @@ async def test_a_switch_names_the_version_after_proofs_by_all_ranks(
         ((400, '{"message": "p2pcast: RuntimeError: x"}'), LocalError, "status 400.*RuntimeError: x"),
         ((404, ""), LocalError, "is this a SGLang server of release"),
         ((503, "busy"), RetryableError, "see the server's log"),
-        ({**STATE, "groups": 2}, LocalError, "--dp-size 2: run one server for each group"),
+        ({**STATE, "stages": 2}, LocalError, "--pp-size 2: SGLang cannot pause pipeline stages"),
+        (
+            (200, json.dumps({"message": " | ".join([json.dumps({**STATE, "groups": 2})] * 2)})),
+            LocalError,
+            "--dp-size 2: run one server for each group",
+        ),
     ],
 )
 async def test_other_answers_are_clear_errors(

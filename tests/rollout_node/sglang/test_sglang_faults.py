@@ -137,6 +137,7 @@ async def test_a_false_proof_is_followed_by_a_whole_install(
     assert peer.installer.ready
     assert not await peer.routes.is_paused()
     assert await peer.holds(Version(0, 1), peer.run.digests)
+    assert len(await answer(server)) > 0
     kinds = [r["install"] for r in peer.run.reports if r["phase"] == "prepare" and r["error"] is None]
     assert kinds[-2:] == ["dense", "dense"]
 
@@ -149,6 +150,7 @@ async def test_wrong_live_weights_are_written_anew(
     assert not peer.installer.ready
     await peer.install()
     assert await peer.holds(Version(0, 0), peer.run.digests)
+    assert len(await answer(server)) > 0
 
 
 async def test_a_successor_resumes_a_server_that_its_peer_left_paused(server: SglangServer, peer: Peer) -> None:
