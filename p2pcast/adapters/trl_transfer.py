@@ -39,8 +39,8 @@ class P2PCast(GatheredWeights):
     """
 
     def __init__(self, hub: str, **options: Any) -> None:
-        _check_trl()
         super().__init__(hub, **options)
+        _check_trl()
 
     def init_weight_transfer(self) -> None:
         """Connect to the hub. Raises the errors of ``Publisher``."""

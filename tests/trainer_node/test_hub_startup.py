@@ -66,7 +66,7 @@ def join(hub, name: str = "a") -> FakeLink:
 
 
 async def test_a_missing_checkpoint_folder_is_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"checkpoints \(step_N/\) are expected"):
+    with pytest.raises(UsageError, match=r"checkpoints \(step_\{step\}/\) are expected"):
         async with opened(options(tmp_path, checkpoints=tmp_path / "none")):
             pass
 
