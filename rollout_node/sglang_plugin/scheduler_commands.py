@@ -15,7 +15,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import torch
 
 from p2pcast.version import Version
 from rollout_node.in_engine.rank_installer import Command, Introduction, RankInstaller
+from rollout_node.in_engine.switch_order import SwitchOrder
 from rollout_node.sglang_plugin import SOCKET_VARIABLE
 from rollout_node.sglang_plugin.rank_model import SglangRankModel
 
@@ -44,22 +45,6 @@ def answer(updater: Any, text: str) -> Any:
     except Exception as error:
         log.exception("p2pcast: a command failed")
         return CheckWeightsReqOutput(success=False, message=f"p2pcast: {type(error).__name__}: {error}"[:2000])
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """``marks``: rank (in decimal) → the mark expected from reading back. ``ours``: an existing pause may be lifted.
-    ``until_unix_s``: the caller's deadline; the caller is on this host.
-
-    ``clear_cache``: running requests recompute their keys and values, and cached ones of older weights are dropped.
-    """
-
-    version: str
-    nonce: str
-    marks: dict[str, int]
-    clear_cache: bool
-    ours: bool
-    until_unix_s: float
 
 
 class Scheduler:
@@ -115,15 +100,15 @@ class Scheduler:
 
     def switch(self, body: Mapping[str, Any]) -> Answer:
         """The ranks' reports, and ``core``: ``switched``, ``resumed``, and ``pause_us``, the time without a batch."""
-        order = Order(**body)
+        order = SwitchOrder(**body)
         Version.parse(order.version)
-        if any(self._of_all(time.time() > order.until_unix_s)):
+        if any(self._of_all(order.expired)):
             raise TimeoutError(f"the deadline of the switch to version {order.version} has passed; nothing was changed")
         lift = order.ours or not self._scheduler._engine_paused
         began = time.monotonic()
         report = self._commit(order)
-        reports = self._of_all((report, time.time() > order.until_unix_s))
-        good = all(_proves_version(one, order) and not late for one, late in reports)
+        reports = self._of_all((report, order.expired))
+        good = all(order.is_proved_by(one) and not late for one, late in reports)
         if good:
             try:
                 self._scheduler.record_weight_version_change(new_version=order.version)
@@ -138,7 +123,7 @@ class Scheduler:
             "core": {"switched": good, "resumed": good and lift, "pause_us": pause_us},
         }
 
-    def _commit(self, order: Order) -> dict[str, Any] | None:
+    def _commit(self, order: SwitchOrder) -> dict[str, Any] | None:
         """Pause and commit. This rank's report; None after a failure, so that the other ranks learn of it."""
         try:
             self._pause("retract" if order.clear_cache else "in_place")
@@ -185,13 +170,6 @@ DO: dict[str, Callable[[Scheduler, Mapping[str, Any]], Answer]] = {
     "finish": Scheduler.finish,
     "switch": Scheduler.switch,
 }
-
-
-def _proves_version(report: dict[str, Any] | None, order: Order) -> bool:
-    if report is None or report["error"] is not None or report["held"] != order.version:
-        return False
-    mark = report.get("mark")
-    return mark is not None and mark == order.marks.get(str(report["rank"]))
 
 
 def _synchronize() -> None:

@@ -20,9 +20,10 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import wraps
 from typing import Any
+
+from rollout_node.in_engine.switch_order import SwitchOrder
 
 COMMAND = "p2pcast_switch"
 _INIT = "init_weight_transfer_engine"
@@ -45,7 +46,7 @@ def wrap_collective_rpc(inner: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(inner)  # vLLM inspects the signature
     def collective_rpc(self: Any, method: Any, timeout: float | None = None, args: Any = (), kwargs: Any = None) -> Any:
         if method == COMMAND:
-            return switch(self, Order(**kwargs))
+            return switch(self, SwitchOrder(**kwargs))
         if method == _INIT and self.vllm_config.parallel_config.data_parallel_size == 1:
             kwargs = {"init_info": {**kwargs["init_info"], "core": True}}
         return inner(self, method, timeout, args, kwargs)
@@ -54,27 +55,7 @@ def wrap_collective_rpc(inner: Callable[..., Any]) -> Callable[..., Any]:
     return collective_rpc
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """``marks``: rank (in decimal) → the mark expected from reading back. ``ours``: an existing pause may be lifted.
-    ``until_unix_s``: the caller's deadline; the caller is on this host.
-
-    ``clear_cache``: running requests recompute their keys and values, and cached ones of older weights are dropped.
-    """
-
-    version: str
-    nonce: str
-    marks: dict[str, int]
-    clear_cache: bool
-    ours: bool
-    until_unix_s: float
-
-    @property
-    def expired(self) -> bool:
-        return time.time() > self.until_unix_s
-
-
-def switch(core: Any, order: Order) -> list[dict[str, Any]] | Future[list[dict[str, Any]]]:
+def switch(core: Any, order: SwitchOrder) -> list[dict[str, Any]] | Future[list[dict[str, Any]]]:
     """The ranks' reports, then the core's own: ``resumed``, and ``pause_us``, the duration without scheduling.
 
     Raises TimeoutError, and changes nothing, if the caller's deadline has passed at the start.
@@ -100,11 +81,11 @@ def switch(core: Any, order: Order) -> list[dict[str, Any]] | Future[list[dict[s
     return found
 
 
-def _commit(core: Any, order: Order, lift: bool, began: float) -> list[dict[str, Any]]:
+def _commit(core: Any, order: SwitchOrder, lift: bool, began: float) -> list[dict[str, Any]]:
     if order.clear_cache:
         _clear_caches(core)
     reports = core.model_executor.collective_rpc(commit_here, args=(order.version, order.nonce, order.clear_cache))
-    good = all(_proves_version(report, order) for report in reports) and not order.expired
+    good = all(order.is_proved_by(report) for report in reports) and not order.expired
     if good:
         core.set_weight_version(order.version)
         core.model_executor.collective_rpc(settle_here, non_block=True)
@@ -123,13 +104,6 @@ def _clear_caches(core: Any) -> None:
     core.scheduler.reset_encoder_cache()
     if core.mm_receiver_cache is not None:
         core.mm_receiver_cache.clear_cache()
-
-
-def _proves_version(report: dict[str, Any] | None, order: Order) -> bool:
-    if report is None or report["error"] is not None or report["held"] != order.version:
-        return False
-    mark = report.get("mark")
-    return mark is not None and mark == order.marks.get(str(report["rank"]))
 
 
 def commit_here(worker: Any, version: str, nonce: str, clear_cache: bool) -> dict[str, Any] | None:

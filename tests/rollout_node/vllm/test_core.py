@@ -18,12 +18,13 @@ pytest.importorskip("vllm", reason="needs vLLM", exc_type=ImportError)
 
 from vllm.v1.core.sched.interface import PauseState
 
+from rollout_node.in_engine.switch_order import SwitchOrder
 from rollout_node.vllm_plugin import engine_core as plugin
-from rollout_node.vllm_plugin.engine_core import COMMAND, Order, commit_here, settle_here, switch, wrap_collective_rpc
+from rollout_node.vllm_plugin.engine_core import COMMAND, commit_here, settle_here, switch, wrap_collective_rpc
 
 pytestmark = pytest.mark.vllm
 
-ORDER = Order("0.2", "n", {"0": 5, "1": 6}, clear_cache=True, ours=False, until_unix_s=math.inf)
+ORDER = SwitchOrder("0.2", "n", {"0": 5, "1": 6}, clear_cache=True, ours=False, until_unix_s=math.inf)
 
 
 def report(rank: int, mark: int | None, **more: Any) -> dict[str, Any]:
