@@ -25,7 +25,7 @@ from rollout_node.installers.install_socket import Report
 from rollout_node.installers.install_state import InstallState
 from rollout_node.installers.installer import CommitReport
 from rollout_node.installers.rank_reports import FalseReportError, Ranks, raise_first
-from rollout_node.installers.safe_point import SwitchPoint
+from rollout_node.installers.safe_point import StillRunningError, SwitchPoint
 from rollout_node.installers.switch_rollback import SwitchRollback
 
 log = logging.getLogger("p2pcast.peer")
@@ -93,6 +93,11 @@ class EngineSwitch:
             self._confirm(version, reports)
             if ours and not core["resumed"]:
                 raise RetryableError(f"{self._name}: switching to {version} took longer than {deadline_s:g} s")
+        except StillRunningError:  # nothing was written
+            if ours:
+                self._pause.ended_by_core()
+            self._point.written()
+            raise
         except BaseException as error:
             await self._rollback.roll_back(version, error)
             raise

@@ -6,13 +6,19 @@ does not wait for running requests (``rollout_node.sglang_plugin``).
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
-from p2pcast.errors import LocalError
+from p2pcast.errors import LocalError, RetryableError
 from rollout_node.installers.engine_server import Deadlines, EngineServer
+from rollout_node.installers.safe_point import StillRunningError
 from rollout_node.sglang_plugin import PREFIX, SOCKET_VARIABLE
+
+DRAIN_CHECK_S: Final = 0.05
+"""Interval in seconds at which a drain asks whether running requests have ended."""
 
 
 class SglangServer(EngineServer):
@@ -64,7 +70,11 @@ class SglangServer(EngineServer):
             await self.clear_caches()
 
     async def drain(self, deadline_s: float) -> None:
-        raise LocalError(f"{self.name}: SGLang cannot hold new requests while running ones end (--commit-safe-point)")
+        until_s = time.monotonic() + deadline_s
+        while not (await self._ask("hold", {}, self.deadlines.request, "over"))[0]:
+            if time.monotonic() > until_s:
+                raise RetryableError(f"{self.name}: running requests did not end within {deadline_s:g} s")
+            await asyncio.sleep(DRAIN_CHECK_S)
 
     async def resume(self) -> None:
         await self._post("/continue_generation", {"torch_empty_cache": False})
@@ -92,6 +102,13 @@ class SglangServer(EngineServer):
         self, order: dict[str, Any], deadline_s: float
     ) -> tuple[list[Mapping[str, Any]], Mapping[str, Any]]:
         reports, core = await self._ask("switch", order, deadline_s, "reports", "core")
+        if core.get("busy"):
+            if core["resumed"] and self._paused_by_route:
+                await self.resume()
+            raise StillRunningError(
+                f"{self.name}: SGLang cannot drop its cache now, since it compiles a grammar or moves a part of the "
+                "cache; the engine goes on with its old version, and the switch is tried again"
+            )
         if core["resumed"] and self._paused_by_route:
             await self.resume()
         if core["switched"]:

@@ -17,19 +17,24 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from rollout_node.sglang_plugin import drain
+
 SOCKET_VARIABLE = "P2PCAST_SOCK"
 PREFIX = "p2pcast "
 """Begins the ``action`` of a request to ``/weights_checker`` that is a command of a peer; a JSON object follows."""
 _CHECK = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager.check_weights"
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 
 
 def register() -> None:
-    """Register the hook. SGLang calls this in each of its processes, before a model is loaded."""
+    """Register the hooks. SGLang calls this in each of its processes, before a model is loaded."""
     if not os.environ.get(SOCKET_VARIABLE):
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register(_CHECK, check_weights, HookType.AROUND)
+    HookRegistry.register(f"{_SCHEDULER}.get_new_batch_prefill", drain.next_prefill, HookType.AROUND)
+    HookRegistry.register(f"{_SCHEDULER}.continue_generation", drain.resume, HookType.AROUND)
 
 
 def check_weights(original: Any, updater: Any, request: Any) -> Any:

@@ -14,8 +14,9 @@ import torch
 from p2pcast.errors import LocalError
 from rollout_node.in_engine.shadow_reader import ShadowReader
 
-_PLAIN_METHODS = frozenset({"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"})
-"""Not the method of experts: SGLang permutes their rows after loading for some kernels."""
+_PLAIN_METHODS = frozenset({"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod", "UnquantizedFusedMoEMethod"})
+_PERMUTING = ("w13_swiglu_interleaved", "use_flashinfer_trtllm_moe")
+"""Flags of the method of experts, for the kernels for which SGLang permutes their rows after loading."""
 
 
 class SglangRankModel:
@@ -35,6 +36,10 @@ class SglangRankModel:
 
     def derived_parts(self) -> list[str]:
         """None: such a model is refused."""
+        from sglang.srt.runtime_context import get_exec
+
+        if get_exec().moe.enable_eplb:
+            raise LocalError("SGLang moves experts between ranks while it runs: start it without --enable-eplb")
         if callable(getattr(self.model, "post_load_weights", None)):
             raise LocalError(f"{type(self.model).__name__} derives matrices from its weights after loading; {_REFUSED}")
         for name, module in self.model.named_modules():
@@ -55,4 +60,15 @@ def _derivation(module: Any) -> str | None:
         return f"weights processed by {type(method).__name__}"
     if getattr(module, "use_intel_amx_backend", False):
         return "weights packed for the CPU's matrix unit"
+    if type(method).__name__ == "UnquantizedFusedMoEMethod" and _permutes(method):
+        return "experts in an order of their kernel's own"
     return None
+
+
+def _permutes(method: Any) -> bool:
+    """Unknown counts as permuted: a later release may do it for more kernels."""
+    from sglang.srt.layers.quantization import unquant
+
+    return any(getattr(method, flag, True) for flag in _PERMUTING) or any(
+        getattr(unquant, platform, True) for platform in ("_use_aiter", "_is_npu")
+    )

@@ -24,7 +24,7 @@ import torch
 from p2pcast.version import Version
 from rollout_node.in_engine.rank_installer import Command, Introduction, RankInstaller
 from rollout_node.in_engine.switch_order import SwitchOrder
-from rollout_node.sglang_plugin import SOCKET_VARIABLE
+from rollout_node.sglang_plugin import SOCKET_VARIABLE, drain
 from rollout_node.sglang_plugin.rank_model import SglangRankModel
 
 log = logging.getLogger("sglang.p2pcast")
@@ -69,9 +69,14 @@ class Scheduler:
             "ranks": parallel.tp_size * parallel.pp_size,
             "groups": parallel.dp_size,
             "stages": parallel.pp_size,
-            "paused": bool(self._scheduler._engine_paused),
+            "paused": self._paused,
             "version": get_serving().weight_version,
         }
+
+    def hold(self, _: Mapping[str, Any]) -> Answer:
+        """``over``: every request that had begun has ended, so a caller that waits asks again."""
+        drain.hold(self._scheduler)
+        return {"over": drain.is_over(self._scheduler)}
 
     def label(self, body: Mapping[str, Any]) -> Answer:
         self._scheduler.record_weight_version_change(new_version=str(Version.parse(body["version"])))
@@ -99,13 +104,20 @@ class Scheduler:
         return {}
 
     def switch(self, body: Mapping[str, Any]) -> Answer:
-        """The ranks' reports, and ``core``: ``switched``, ``resumed``, and ``pause_us``, the time without a batch."""
+        """The ranks' reports, and ``core``: ``switched``, ``resumed``, and ``pause_us``, the time without a batch.
+
+        Where a cache could not be dropped now, nothing is written: no reports, and ``busy``.
+        """
         order = SwitchOrder(**body)
         Version.parse(order.version)
         if any(self._of_all(order.expired)):
             raise TimeoutError(f"the deadline of the switch to version {order.version} has passed; nothing was changed")
-        lift = order.ours or not self._scheduler._engine_paused
+        lift = order.ours or not self._paused
         began = time.monotonic()
+        if not all(self._of_all(self._stop(order))):
+            if lift:
+                self._resume()
+            return {"reports": [], "core": {"switched": False, "resumed": lift, "busy": True}}
         report = self._commit(order)
         reports = self._of_all((report, order.expired))
         good = all(order.is_proved_by(one) and not late for one, late in reports)
@@ -123,12 +135,18 @@ class Scheduler:
             "core": {"switched": good, "resumed": good and lift, "pause_us": pause_us},
         }
 
-    def _commit(self, order: SwitchOrder) -> dict[str, Any] | None:
-        """Pause and commit. This rank's report; None after a failure, so that the other ranks learn of it."""
+    def _stop(self, order: SwitchOrder) -> bool:
+        """Pause, and drop what the old weights computed. False where SGLang cannot now: it compiles a grammar, say."""
         try:
             self._pause("retract" if order.clear_cache else "in_place")
-            if order.clear_cache and not self._scheduler.flush_cache(empty_cache=False):
-                raise RuntimeError("the KV cache could not be flushed")
+            return not order.clear_cache or bool(self._scheduler.flush_cache(empty_cache=False))
+        except Exception:
+            log.exception("p2pcast: no pause for version %s", order.version)
+            return False
+
+    def _commit(self, order: SwitchOrder) -> dict[str, Any] | None:
+        """This rank's report; None after a failure, so that the other ranks learn of it."""
+        try:
             _synchronize()
             return self.installer.commit_here(order.version, order.nonce)
         except Exception:
@@ -144,6 +162,10 @@ class Scheduler:
         from sglang.srt.managers.io_struct import ContinueGenerationReqInput
 
         self._scheduler.continue_generation(ContinueGenerationReqInput(torch_empty_cache=False))
+
+    @property
+    def _paused(self) -> bool:
+        return drain.holds() or bool(self._scheduler._engine_paused)
 
     @property
     def _switches_at_once(self) -> bool:
@@ -163,6 +185,7 @@ class Scheduler:
 
 DO: dict[str, Callable[[Scheduler, Mapping[str, Any]], Answer]] = {
     "state": Scheduler.state,
+    "hold": Scheduler.hold,
     "label": Scheduler.label,
     "introduce": Scheduler.introduce,
     "begin": Scheduler.begin,

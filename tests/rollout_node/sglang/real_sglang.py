@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -25,6 +26,13 @@ OPTIONS = ["--host", "127.0.0.1", "--device", "cpu", "--attention-backend", "tor
            "--skip-tokenizer-init", "--skip-server-warmup", "--context-length", "256",
            "--max-total-tokens", "4096"]  # fmt: skip
 TOKENS = 24
+
+
+def make_zoo_model(folder: Path, kind: str) -> Path:
+    """A small model of a kind of ``model_zoo``."""
+    script = Path(__file__).parents[1] / "vllm" / "model_zoo.py"
+    subprocess.run([sys.executable, str(script), str(folder), kind], check=True, timeout=900, capture_output=True)
+    return folder / kind
 
 
 class SglangServer:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from real_server import make_model, one_off_connections
-from real_sglang import TWO_RANKS, SglangServer, generate
+from real_sglang import TWO_RANKS, SglangServer, generate, make_zoo_model
 from stored_run import state_of
 
 from rollout_node.installers.engine_installer import EngineInstaller
@@ -21,13 +21,17 @@ from rollout_node.installers.sglang_server import SglangServer as Routes
 PROMPTS = [[5, 6, 7], [100, 200, 300, 400], [9]]
 
 
-@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.prove)])
+# Ranks and model.
+CASES = [(1, "dense"), *(pytest.param(case, marks=pytest.mark.prove) for case in [(2, "dense"), (1, "moe"), (2, "moe")])]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=str)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangServer]:
     folder = tmp_path_factory.mktemp("sglang")
-    environment = TWO_RANKS if request.param == 2 else None
-    found = SglangServer(
-        make_model(folder / "model"), folder / "server", "--tp-size", str(request.param), environment=environment
-    )
+    ranks, kind = request.param
+    model = make_model(folder / "model") if kind == "dense" else make_zoo_model(folder, kind)
+    environment = TWO_RANKS if ranks == 2 else None
+    found = SglangServer(model, folder / "server", "--tp-size", str(ranks), environment=environment)
     try:
         found.wait()
         yield found
