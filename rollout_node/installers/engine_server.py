@@ -40,6 +40,10 @@ class Deadlines:
     drain: float = 600.0
 
 
+class ServerAwayError(RetryableError):
+    """Nothing listens at the server's address."""
+
+
 class EngineServer(ABC):
     """``name`` begins its error messages; by default the install target."""
 
@@ -153,6 +157,8 @@ class EngineServer(ABC):
                 text = await response.text()
                 if response.status == 200:
                     return text
+        except aiohttp.ClientConnectorError as error:
+            raise ServerAwayError(f"{where}: {error}; is the server up?") from None
         except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError) as error:
             reason = str(error) or f"no answer within {deadline_s:g} s"
             raise RetryableError(f"{where}: {reason}; is the server up?") from None

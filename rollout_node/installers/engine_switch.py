@@ -94,9 +94,10 @@ class EngineSwitch:
             if ours and not core["resumed"]:
                 raise RetryableError(f"{self._name}: switching to {version} took longer than {deadline_s:g} s")
         except StillRunningError:  # nothing was written
-            if ours:
-                self._pause.ended_by_core()
-            self._point.written()
+            if self._state.committed is not None:
+                self._point.written()
+            if not self._state.uncertain:
+                await self._pause.end()
             raise
         except BaseException as error:
             await self._rollback.roll_back(version, error)

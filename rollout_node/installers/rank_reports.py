@@ -11,14 +11,19 @@ Whether a report is true is decided elsewhere: ``rank_preparation`` and ``engine
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
 from collections.abc import Iterator, Sequence
+from typing import Final
 
-from p2pcast.errors import IntegrityError, LocalError, RetryableError
+from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RetryableError
 from p2pcast.version import Version
-from rollout_node.installers.engine_server import EngineServer
+from rollout_node.installers.engine_server import EngineServer, ServerAwayError
 from rollout_node.installers.install_socket import Expectation, InstallSocket, Report
+
+WATCH_S: Final = 2.0
+"""Interval in seconds at which the server is looked at, while its ranks work."""
 
 
 class FalseReportError(IntegrityError):
@@ -61,8 +66,9 @@ class Ranks:
         with self._expecting(phase, version) as (expectation, nonce):
             info = {"phase": phase, "version": str(version), "nonce": nonce, "whole": whole}
             await self._server.update(info, deadline_s)
-            in_thread = phase in ("prepare", "audit")  # in other phases, ranks report before the server answers
-            return await self._collect(expectation, phase, deadline_s if in_thread else self._server.deadlines.report)
+            if phase in ("prepare", "audit"):  # in other phases, ranks report before the server answers
+                return await self._collect_while_up(expectation, phase, deadline_s)
+            return await self._collect(expectation, phase, self._server.deadlines.report)
 
     @contextlib.contextmanager
     def _expecting(self, phase: str, version: Version | None) -> Iterator[tuple[Expectation, str]]:
@@ -74,6 +80,25 @@ class Ranks:
 
         with self._socket.expect(matches, self.count) as expectation:
             yield expectation, nonce
+
+    async def _collect_while_up(self, expectation: Expectation, phase: str, deadline_s: float) -> list[Report]:
+        """As ``_collect``, unless nothing listens at the server's address any more: dead ranks report nothing."""
+        collecting = asyncio.create_task(self._collect(expectation, phase, deadline_s), name=f"reports of {phase}")
+        try:
+            while not (await asyncio.wait([collecting], timeout=WATCH_S))[0]:
+                await self._require_listener()
+        finally:
+            collecting.cancel()
+        return collecting.result()
+
+    async def _require_listener(self) -> None:
+        """Raises ServerAwayError. A slow server is left to the deadline of the reports."""
+        try:
+            await self._server.label()
+        except ServerAwayError:
+            raise
+        except P2PCastError:
+            return
 
     async def _collect(self, expectation: Expectation, phase: str, deadline_s: float) -> list[Report]:
         try:

@@ -103,11 +103,9 @@ class SglangServer(EngineServer):
     ) -> tuple[list[Mapping[str, Any]], Mapping[str, Any]]:
         reports, core = await self._ask("switch", order, deadline_s, "reports", "core")
         if core.get("busy"):
-            if core["resumed"] and self._paused_by_route:
-                await self.resume()
             raise StillRunningError(
                 f"{self.name}: SGLang cannot drop its cache now, since it compiles a grammar or moves a part of the "
-                "cache; the engine goes on with its old version, and the switch is tried again"
+                "cache; the engine keeps its weights, and the switch is tried again"
             )
         if core["resumed"] and self._paused_by_route:
             await self.resume()

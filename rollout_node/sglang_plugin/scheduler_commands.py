@@ -106,18 +106,19 @@ class Scheduler:
     def switch(self, body: Mapping[str, Any]) -> Answer:
         """The ranks' reports, and ``core``: ``switched``, ``resumed``, and ``pause_us``, the time without a batch.
 
-        Where a cache could not be dropped now, nothing is written: no reports, and ``busy``.
+        Where a cache could not be dropped now, nothing is written and no pause is lifted: no reports, and ``busy``.
         """
         order = SwitchOrder(**body)
         Version.parse(order.version)
         if any(self._of_all(order.expired)):
             raise TimeoutError(f"the deadline of the switch to version {order.version} has passed; nothing was changed")
-        lift = order.ours or not self._paused
+        paused = self._paused
+        lift = order.ours or not paused
         began = time.monotonic()
         if not all(self._of_all(self._stop(order))):
-            if lift:
+            if not paused:
                 self._resume()
-            return {"reports": [], "core": {"switched": False, "resumed": lift, "busy": True}}
+            return {"reports": [], "core": {"switched": False, "resumed": not paused, "busy": True}}
         report = self._commit(order)
         reports = self._of_all((report, order.expired))
         good = all(order.is_proved_by(one) and not late for one, late in reports)

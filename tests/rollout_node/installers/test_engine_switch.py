@@ -9,6 +9,7 @@ from installer_host import ONE, TWO, Host, Parts
 
 from p2pcast.errors import IntegrityError, RetryableError
 from p2pcast.rollouts.kv_policy import KvPolicy
+from rollout_node.installers.safe_point import StillRunningError
 
 
 async def prepared(host: Host, **options: Any) -> Parts:
@@ -121,3 +122,24 @@ async def test_no_stretch_is_named_while_weights_are_written(host: Host) -> None
     assert parts.state.stretch is not None
     await parts.switch.switch(TWO, 5.0)
     assert parts.state.stretch is None, "the installer names the next one with the commit"
+
+
+@pytest.mark.parametrize("doubtful", [False, True])
+async def test_a_switch_that_changed_nothing_is_not_taken_back(
+    host: Host, monkeypatch: pytest.MonkeyPatch, doubtful: bool
+) -> None:
+    """Of weights in doubt nothing may be sampled, so that pause stays."""
+    parts = await prepared(host, safe_point="drain")
+
+    async def busy(order: Any, deadline_s: float) -> Any:
+        if doubtful:
+            parts.state.doubt()
+            parts.state.lose_version()
+        raise StillRunningError("busy")
+
+    monkeypatch.setattr(parts.switch, "_in_core", lambda reports: True)
+    monkeypatch.setattr(parts.server, "switch", busy)
+    with pytest.raises(StillRunningError):
+        await parts.switch.switch(TWO, 5.0)
+    assert host.engine.take_calls() == ["note a pause", "drain", *([] if doubtful else ["resume"])]
+    assert (parts.state.pausing, parts.state.stretch is None) == (doubtful, doubtful)

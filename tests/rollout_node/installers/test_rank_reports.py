@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from installer_host import ONE, TWO, Host
 
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RetryableError
+from rollout_node.installers import rank_reports
+from rollout_node.installers.engine_server import ServerAwayError
 from rollout_node.installers.rank_reports import common_version, raise_first
 
 
@@ -46,6 +49,29 @@ async def test_a_report_on_another_command_does_not_count(host: Host, other: dic
     host.engine.ranks[1].answers["abort"] = other
     with pytest.raises(RetryableError, match=r"e: 1 of 2 workers did not report abort within 0\.05 s, ranks 1;"):
         await ranks.command("abort", TWO, 5.0)
+
+
+async def test_dead_ranks_are_not_waited_for(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_reports, "WATCH_S", 0.01)
+    parts = host.parts()
+    await parts.ranks.init()
+    host.engine.ranks[1].silent |= {"prepare"}
+    preparing = asyncio.create_task(parts.ranks.command("prepare", TWO, 3600.0))
+    await asyncio.sleep(0.1)
+    assert not preparing.done()
+    parts.server.url = "http://127.0.0.1:1"
+    with pytest.raises(ServerAwayError, match="is the server up"):
+        await preparing
+
+
+async def test_a_slow_server_does_not_end_the_wait_for_reports(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_reports, "WATCH_S", 0.01)
+    ranks = host.parts().ranks
+    await ranks.init()
+    host.engine.ranks[1].silent |= {"prepare"}
+    host.engine.fails.add("weight_info")
+    with pytest.raises(RetryableError, match=r"did not report prepare within 0\.2 s"):
+        await ranks.command("prepare", TWO, 0.2)
 
 
 async def test_a_report_in_the_background_may_take_as_long_as_its_command(host: Host) -> None:

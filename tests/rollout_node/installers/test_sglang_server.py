@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 
 from p2pcast.errors import LocalError, P2PCastError, RetryableError
+from rollout_node.installers.safe_point import StillRunningError
 from rollout_node.installers.sglang_server import SglangServer
 from rollout_node.sglang_plugin import PREFIX
 
@@ -17,12 +18,15 @@ STATE = {"ranks": 4, "groups": 1, "stages": 1, "paused": True, "version": "0.3"}
 
 
 class Engine:
-    """``said``: the plugin's answer, or a whole answer with its status. ``shown``: the front end's version."""
+    """``said``: the plugin's answer, or a whole answer with its status; ``first``: those before. ``shown``: the front
+    end's version.
+    """
 
     def __init__(self) -> None:
         self.shown = "0.3"
         self.requests: list[tuple[str, Any]] = []
         self.said: Any = {}
+        self.first: list[Any] = []
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.json() if await request.read() else None
@@ -33,9 +37,10 @@ class Engine:
             return web.json_response({"success": True})
         assert body["action"].startswith(PREFIX)
         self.requests.append(("command", json.loads(body["action"].removeprefix(PREFIX))))
-        if isinstance(self.said, tuple):
-            return web.Response(status=self.said[0], text=self.said[1])
-        return web.json_response({"success": True, "message": json.dumps(self.said)})
+        said = self.first.pop(0) if self.first else self.said
+        if isinstance(said, tuple):
+            return web.Response(status=said[0], text=said[1])
+        return web.json_response({"success": True, "message": json.dumps(said)})
 
 
 @pytest.fixture
@@ -155,3 +160,22 @@ async def test_other_answers_are_clear_errors(
     engine.said = said
     with pytest.raises(kind, match=text):
         await server.world_size()
+
+
+async def test_a_drain_asks_until_running_requests_have_ended(engine: Engine, server: SglangServer) -> None:
+    engine.first, engine.said = [{"over": False}] * 2, {"over": True}
+    await server.drain(60.0)
+    assert engine.requests == [("command", {"do": "hold"})] * 3
+
+
+async def test_a_drain_ends_at_its_deadline(engine: Engine, server: SglangServer) -> None:
+    engine.said = {"over": False}
+    with pytest.raises(RetryableError, match=r"running requests did not end within 0\.01 s"):
+        await server.drain(0.01)
+
+
+async def test_a_busy_cache_is_no_failed_commit(engine: Engine, server: SglangServer) -> None:
+    engine.said = {"reports": [], "core": {"switched": False, "resumed": True, "busy": True}}
+    with pytest.raises(StillRunningError, match="cannot drop its cache now"):
+        await server.switch({"version": "0.3"}, 5.0)
+    assert engine.requests == [("command", {"do": "switch", "version": "0.3"})]

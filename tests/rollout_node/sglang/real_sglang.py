@@ -24,7 +24,7 @@ ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "SGLANG_USE_CPU_EN
 TWO_RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 OPTIONS = ["--host", "127.0.0.1", "--device", "cpu", "--attention-backend", "torch_native", "--disable-cuda-graph",
            "--skip-tokenizer-init", "--skip-server-warmup", "--context-length", "256",
-           "--max-total-tokens", "4096"]  # fmt: skip
+           "--max-total-tokens", "4096", "--sleep-on-idle"]  # fmt: skip
 TOKENS = 24
 
 
@@ -39,20 +39,24 @@ class SglangServer:
     """Starts at once; ``wait`` until it answers."""
 
     def __init__(self, model: Path, folder: Path, *options: str, environment: Mapping[str, str] | None = None) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.options, self.environment = list(options), dict(environment or {})
         self.model, self.url = model, f"http://127.0.0.1:{port}"
         self.install, self.log = folder / "install.sock", folder / "server.log"
-        command = ["nice", "-n", "5", str(python_of("sglang")), "-m", "sglang.launch_server"]
-        command += ["--model-path", str(model), "--port", str(port), *OPTIONS, *options]
+        self._command = ["nice", "-n", "5", str(python_of("sglang")), "-m", "sglang.launch_server"]
+        self._command += ["--model-path", str(model), "--port", str(port), *OPTIONS, *options]
+        self.start()
+
+    def start(self) -> None:
+        """Again, after its end; the port stays."""
         paths = os.pathsep.join([str(STAND_INS), str(ROOT)])
-        given = {**os.environ, **ENVIRONMENT, **(environment or {}), "PYTHONPATH": paths}
+        given = {**os.environ, **ENVIRONMENT, **self.environment, "PYTHONPATH": paths}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                command,
+                self._command,
                 env=given | {"P2PCAST_SOCK": str(self.install)},
                 stdout=log,
                 stderr=log,
@@ -69,6 +73,15 @@ class SglangServer:
                 assert self.process.poll() is None, self.log.read_text()[-4000:]
                 time.sleep(0.2)
         raise AssertionError(self.log.read_text()[-4000:])
+
+    def kill(self) -> None:
+        """All its processes at once."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+
+    def ended(self) -> None:
+        """Wait until all its processes have ended, after one of them died."""
+        self.process.wait(START_S)
+        self.stop()
 
     def stop(self) -> None:
         if self.process.poll() is None:

@@ -17,6 +17,7 @@ from p2pcast.version import Version
 from rollout_node.installers.engine_installer import EngineInstaller
 from rollout_node.installers.engine_server import Deadlines
 from rollout_node.installers.install_socket import InstallSocket
+from rollout_node.installers.safe_point import SafePoint, StillRunningError
 from rollout_node.installers.sglang_server import SglangServer as Routes
 
 pytestmark = pytest.mark.prove  # test_sglang_server.py is the sample
@@ -27,7 +28,11 @@ class Peer:
     def __init__(self, server: SglangServer, run: Any) -> None:
         self.run, self.routes = run, Routes(server.url, deadlines=Deadlines(report=5))
         self.socket = InstallSocket(server.install, run)
-        self.installer = EngineInstaller(self.routes, self.socket, run=str(run.folder))
+        self.choose("step")
+
+    def choose(self, point: SafePoint) -> None:
+        """Go on with another safe point, as after a restart."""
+        self.installer = EngineInstaller(self.routes, self.socket, run=str(self.run.folder), safe_point=point)
 
     async def install(self) -> None:
         await self.installer.stage(self.run.version, self.run.shadow.path)
@@ -176,3 +181,78 @@ async def test_a_pause_by_another_program_stays(server: SglangServer, peer: Peer
     await peer.routes.resume()
     assert len(await answer(server)) > 0
     assert await peer.holds(Version(0, 1), peer.run.digests)
+
+
+async def test_a_cache_that_cannot_be_dropped_now_only_delays(
+    server: SglangServer, peer: Peer, fault: Callable[[str], None]
+) -> None:
+    old = await answer(server)
+    advance(peer.run)
+    async with asking(server):
+        fault("busy")
+        with pytest.raises(StillRunningError, match="cannot drop its cache now"):
+            await peer.install()
+        assert (peer.installer.ready, peer.installer.committed) == (True, Version(0, 0))
+        assert not await peer.routes.is_paused()
+        assert await answer(server) == old
+        await peer.install()
+    assert await peer.holds(Version(0, 1), peer.run.digests)
+
+
+async def long_answer(server: SglangServer, tokens: int) -> list[str]:
+    """The versions that made it."""
+    async with one_off_connections() as http:
+        found = await generate(http, server.url, PROMPT, tokens=tokens)
+        return [span["version"] for span in found["meta_info"]["weight_versions"]]
+
+
+async def test_a_drain_lets_requests_end_and_holds_new_ones(server: SglangServer, peer: Peer) -> None:
+    peer.choose("drain")
+    await peer.install()
+    advance(peer.run)
+    running = asyncio.create_task(long_answer(server, 200))
+    await asyncio.sleep(1)
+    switch = asyncio.create_task(peer.install())
+    for _ in range(6000):
+        if await peer.routes.is_paused():
+            break
+        await asyncio.sleep(0.01)
+    late = asyncio.create_task(long_answer(server, 24))
+    gone = asyncio.create_task(long_answer(server, 24))
+    await asyncio.sleep(0.5)
+    gone.cancel()
+    await switch
+    assert await running == ["0.0"]
+    assert await late == ["0.1"]
+    assert not await peer.routes.is_paused()
+    assert await peer.holds(Version(0, 1), peer.run.digests)
+
+
+async def test_a_drain_that_takes_too_long_leaves_the_old_version(server: SglangServer, peer: Peer) -> None:
+    peer.routes.deadlines = Deadlines(report=5, drain=0.2)
+    peer.choose("drain")
+    await peer.install()
+    advance(peer.run)
+    running = asyncio.create_task(long_answer(server, 200))
+    await asyncio.sleep(1)
+    with pytest.raises(StillRunningError, match="did not end within"):
+        await peer.install()
+    assert not await peer.routes.is_paused()
+    assert await running == ["0.0"]
+    await peer.install()
+    assert await long_answer(server, 4) == ["0.1"]
+
+
+async def test_a_successor_ends_the_drain_of_a_peer_that_died(server: SglangServer, peer: Peer) -> None:
+    await peer.installer._ranks.init(pausing=True)
+    running = asyncio.create_task(long_answer(server, 200))
+    await asyncio.sleep(1)
+    drain = asyncio.create_task(peer.routes.drain(60))
+    await asyncio.sleep(0.1)
+    drain.cancel()
+    assert await peer.routes.is_paused()
+    peer.choose("drain")
+    advance(peer.run)
+    await peer.install()
+    assert await running == ["0.0"]
+    assert await long_answer(server, 4) == ["0.1"]

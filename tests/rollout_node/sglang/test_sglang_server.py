@@ -22,7 +22,10 @@ PROMPTS = [[5, 6, 7], [100, 200, 300, 400], [9]]
 
 
 # Ranks and model.
-CASES = [(1, "dense"), *(pytest.param(case, marks=pytest.mark.prove) for case in [(2, "dense"), (1, "moe"), (2, "moe")])]
+CASES = [
+    (1, "dense"),
+    *(pytest.param(case, marks=pytest.mark.prove) for case in [(2, "dense"), (1, "moe"), (2, "moe")]),
+]
 
 
 @pytest.fixture(scope="module", params=CASES, ids=str)

@@ -48,6 +48,7 @@ def patch(module: Any) -> None:
     kind, installed = module.RankInstaller, module.Installation
     made, report = kind.__init__, kind._report
     real_audit, put = kind._audit, staged_version._write
+    digests = installed.audit
     prepare, commit, apply = installed.prepare, installed.commit, staged_version.Staged.apply
 
     def init(self: Any, model: Any, socket: Path, log: Any) -> None:
@@ -63,6 +64,11 @@ def patch(module: Any) -> None:
         if requested("rot-before-audit"):
             corrupt(self._installation, "down_proj")
         return real_audit(self, *args)
+
+    def digest(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if requested("audit-hangs"):
+            hang()
+        return digests(self, *args, **kwargs)
 
     def stage(self: Any, *args: Any, **kwargs: Any) -> Any:
         if requested("prepare-raises"):
@@ -112,29 +118,46 @@ def patch(module: Any) -> None:
 
     kind.__init__, kind._report, kind._audit = init, send_report, audit
     installed.prepare, installed.commit, staged_version.Staged.apply = stage, switch, write
+    installed.audit = digest
+
+
+def patch_commands(module: Any) -> None:
+    """SGLang's alone."""
+    stop = module.Scheduler._stop
+
+    def busy(self: Any, order: Any) -> bool:
+        return bool(stop(self, order)) and not requested("busy")
+
+    module.Scheduler._stop = busy
+
+
+PATCHES = {INSTALLER: patch, "rollout_node.sglang_plugin.scheduler_commands": patch_commands}
 
 
 class _Loader(importlib.abc.Loader):
-    def __init__(self, real: Any) -> None:
-        self._real = real
+    def __init__(self, real: Any, name: str) -> None:
+        self._real, self._name = real, name
 
     def create_module(self, spec: Any) -> ModuleType | None:
         return self._real.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
         self._real.exec_module(module)
-        patch(module)
+        PATCHES[self._name](module)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self) -> None:
+        self._found: set[str] = set()
+
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name != INSTALLER:
+        if name not in PATCHES or name in self._found:
             return None
-        sys.meta_path.remove(self)
+        self._found.add(name)
         spec = importlib.util.find_spec(name)
         assert spec is not None
         assert spec.loader is not None
-        spec.loader = _Loader(spec.loader)
+        spec.loader = _Loader(spec.loader, name)
         return spec
 
 
