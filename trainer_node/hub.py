@@ -74,6 +74,7 @@ class Hub:
             group.create_task(publishing.downstream.run(), name="keepalives")
             group.create_task(self._beat(), name="control")
             group.create_task(control.uplink_meter.run(), name="uplink")
+            group.create_task(control.feed.run(), name="page")
             group.create_task(control.plan_distributor.prober.run(), name="reachability")
             # Before any other version, but after peers may join: a restarted hub first learns the peers' versions.
             await publishing.lifecycle.publish_base(self.config.base)

@@ -21,6 +21,9 @@ from p2pcast.errors import UsageError
 from p2pcast.mirror.object_names import run_folder
 from p2pcast.mirror.object_store import Objects
 from p2pcast.observers import Observers
+from p2pcast.page.page_routes import PageRoutes
+from p2pcast.page.picture_feed import PictureFeed
+from p2pcast.page.reading_rights import ReadingRights
 from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Node
 from p2pcast.state.staging import Staging
@@ -151,6 +154,7 @@ class ControlParts:
     listener: Listener
     uplink_meter: UplinkMeter
     view: HubView
+    feed: PictureFeed
     http: HttpServer
 
 
@@ -380,19 +384,28 @@ def build_control(state: StateParts, fleet: FleetParts, publishing: Publishing) 
         rollouts,
     )  # fmt: skip
     folders = FolderVersions(config.checkpoints, config.folder_form, state.history, store, state.staging)
+    feed = PictureFeed(view.status, state.events)
+    page = PageRoutes(feed, ReadingRights())
     http = HttpServer(
         view.status,
         view.ready,
         metric_kinds.registry(view.families),
-        {"commit": publishing.commits.command, "rollouts": rollouts.command, **admission.commands.routes},
+        {
+            "commit": publishing.commits.command,
+            "rollouts": rollouts.command,
+            "page/link": page.link,
+            **admission.commands.routes,
+        },
         admission.bearer,
         state.events,
         view.waits(),
         newest=store.newest,
         folder_version=folders.version_of,
         bearer_file=config.state.resolve() / bearer_tokens.FILE,
-        local_only=frozenset({"token/create"}),
+        local_only=frozenset({"token/create", "page/link"}),
         healthy=state.tasks.healthy,
         documents={"versions": view.weights},
+        routes=page.routes,
+        admits=page.admits,
     )
-    return ControlParts(plan_distributor, reports, joins, upkeep, acceptor, listener, meter, view, http)
+    return ControlParts(plan_distributor, reports, joins, upkeep, acceptor, listener, meter, view, feed, http)

@@ -36,6 +36,8 @@ COMMANDS = {
     ),
     "task": ("p2pcast.cli.rollout_commands.task_try:task", "Try a task with a local engine."),
     "status": ("p2pcast.cli.status:status", "Show the run, or one peer."),
+    "page": ("p2pcast.cli.page:page", "Show where the run's page is in a browser."),
+    "replay": ("p2pcast.cli.page:replay", "Play recorded events of a hub on the run's page."),
     "commit": ("p2pcast.cli.status:commit", "Let engines switch to a version."),
     "token": ("p2pcast.cli.tokens_and_evictions:token", "Create, list and revoke join tokens."),
     "evict": ("p2pcast.cli.tokens_and_evictions:evict", "Exclude a peer from the run for good."),

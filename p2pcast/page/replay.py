@@ -1,0 +1,50 @@
+"""Recorded events of a hub, played at their own pace or faster, for the same page as a live run's."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from typing import Final
+
+from p2pcast.daemon import metric_kinds
+from p2pcast.daemon.events import Events
+from p2pcast.daemon.http_server import HttpServer
+from p2pcast.page.page_routes import PageRoutes
+from p2pcast.page.picture_feed import PictureFeed
+from p2pcast.page.reading_rights import ReadingRights
+from p2pcast.page.recorded_run import Recorded, RecordedRun
+
+MOST_PAUSE_S: Final = 3.0
+"""Longest time in seconds between two events, however long they were apart."""
+
+
+class Replay:
+    """``speed``: seconds of the run in one second. ``start`` serves the page, ``play`` plays the events once."""
+
+    def __init__(self, recorded: Sequence[Recorded], speed: float) -> None:
+        self._recorded, self._speed = recorded, speed
+        self._now_s = recorded[0].time_s if recorded else 0.0
+        self._run = RecordedRun()
+        self.events = Events(clock=lambda: self._now_s)
+        self.feed = PictureFeed(self._run.status, self.events, lambda: self._now_s, "a recorded run")
+        page = PageRoutes(self.feed, ReadingRights())
+        self.http = HttpServer(
+            self._run.status,
+            lambda: (True, ""),
+            metric_kinds.registry(),
+            {},
+            secrets.token_hex(16),
+            self.events,
+            {},
+            routes=page.routes,
+            admits=page.admits,
+        )
+
+    async def play(self) -> None:
+        """All events in their order, then the last state stays."""
+        for event in self._recorded:
+            await asyncio.sleep(min(MOST_PAUSE_S, max(0.0, event.time_s - self._now_s) / self._speed))
+            self._now_s = max(self._now_s, event.time_s)
+            self._run.apply(event.kind, event.facts)
+            self.events.emit(event.kind, **event.facts)

@@ -1,0 +1,99 @@
+// The page: fetches a picture of the run, follows its changes, and hands them to the views.
+import { drawTree } from "/page/tree.js";
+import { drawAges, drawAlarms, drawEvents, drawPeers, drawRegions, drawRollouts, drawVersions, drawWaterfall, set } from "/page/views.js";
+import { Rates } from "/page/rates.js";
+import { setUpCommands, showPeersToOperate } from "/page/commands.js";
+
+const DRAW_MS = 250, RETRY_MS = 2000, EVENTS_KEPT = 200;
+const byId = (id) => document.getElementById(id);
+const rates = new Rates();
+let picture = null, events = [], due = false, source = null;
+
+function draw() {
+  due = false;
+  if (picture === null) return;
+  set(byId("run"), `run ${picture.run}${picture.source === "live" ? "" : `, ${picture.source}`}, ${new Date(picture.time * 1000).toLocaleTimeString()}`);
+  set(byId("headline"), picture.headline.text);
+  byId("headline").dataset.level = picture.headline.level;
+  document.title = `${picture.headline.level === "good" ? "" : "! "}p2pcast ${picture.version ?? ""}`;
+  drawAlarms(byId("alarms"), picture.alarms);
+  drawTree(byId("tree"), byId("tree-hint"), picture, rates);
+  drawPeers(byId("peers"), byId("shown"), picture, rates, byId("filter").value.trim().toLowerCase());
+  drawRegions(byId("regions"), picture, rates);
+  drawVersions(byId("versions"), picture);
+  drawWaterfall(byId("waterfall"), byId("last-facts"), picture);
+  byId("rollouts-section").hidden = !picture.rollouts;
+  drawRollouts(byId("rollouts"), picture.rollouts);
+  drawAges(byId("ages"), byId("ages-title"), picture.rollouts);
+  drawEvents(byId("events"), events);
+  rates.draw(byId("rates"), byId("rates-now"));
+  showPeersToOperate(byId("operate-peer"), picture);
+  byId("operate").hidden = picture.source !== "live";
+  byId("operate-commit").hidden = picture.commit.mode !== "manual";
+}
+
+function schedule() {
+  if (!due) {
+    due = true;
+    setTimeout(() => requestAnimationFrame(draw), DRAW_MS);
+  }
+}
+
+function take(change) {
+  Object.assign(picture, change.set);
+  for (const [name, row] of Object.entries(change.peers)) {
+    if (row === null) delete picture.peers[name];
+    else picture.peers[name] = row;
+  }
+  events = [...events, ...(change.events ?? [])].slice(-EVENTS_KEPT);
+  rates.note(picture);
+  schedule();
+}
+
+function say(text) {
+  set(byId("connection"), text);
+}
+
+async function begin() {
+  if (source !== null) source.close();
+  try {
+    const answer = await fetch("/page/picture");
+    if (answer.status === 401 || answer.status === 403) {
+      say("not allowed: open a link from `p2pcast page` on the hub's machine");
+      return;
+    }
+    if (!answer.ok) throw new Error(`status ${answer.status}`);
+    picture = await answer.json();
+  } catch {
+    say("the hub does not answer; trying again");
+    setTimeout(begin, RETRY_MS);
+    return;
+  }
+  events = picture.events;
+  rates.note(picture);
+  schedule();
+  source = new EventSource(`/page/changes?after=${picture.number}`);
+  source.onopen = () => say("live");
+  source.onmessage = (message) => take(JSON.parse(message.data));
+  source.addEventListener("again", begin);
+  source.onerror = () => {
+    say("the hub does not answer; trying again");
+    source.close();
+    setTimeout(begin, RETRY_MS);
+  };
+}
+
+async function enter() {
+  const link = location.hash.slice(1);
+  if (link === "" || link === "main") return;
+  history.replaceState(null, "", location.pathname);
+  const answer = await fetch("/page/enter", {
+    method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ link }),
+  });
+  if (!answer.ok) say((await answer.json()).error);
+}
+
+byId("filter").addEventListener("input", schedule);
+setUpCommands(() => picture);
+await enter();
+await begin();

@@ -1,0 +1,188 @@
+// Tables and lists. Every text of the run goes through textContent: a hostile name stays a text.
+
+const MOST_ROWS = 200, COLUMNS = [
+  ["Peer"], ["Region"], ["Serves"], ["Behind", "number"], ["Staged"], ["Arrives"], ["MB/s", "number"], ["Fed by"],
+  ["RTT ms", "number"], ["Score", "number"], ["Standing"], ["Pause ms", "number"], ["Engines"], ["Remarks", "text"],
+];
+
+export function set(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+function child(parent, number, tag) {
+  while (parent.children.length <= number) parent.append(document.createElement(tag));
+  return parent.children[number];
+}
+
+function trim(parent, count) {
+  while (parent.children.length > count) parent.lastChild.remove();
+}
+
+// Rows: arrays of [text, class]. Cells are kept and rewritten where they differ.
+function table(element, columns, rows) {
+  const head = child(child(element, 0, "thead"), 0, "tr"), body = child(element, 1, "tbody");
+  columns.forEach(([title, kind = ""], n) => {
+    const cell = child(head, n, "th");
+    cell.scope = "col";
+    if (cell.className !== kind) cell.className = kind;
+    set(cell, title);
+  });
+  rows.forEach((row, y) => {
+    const line = child(body, y, "tr");
+    row.forEach(([text, kind = ""], x) => {
+      const cell = child(line, x, "td");
+      if (cell.className !== kind) cell.className = kind;
+      set(cell, text);
+    });
+  });
+  trim(body, rows.length);
+}
+
+export const number = (value, digits = 0) => (value === null || value === undefined ? "–" : value.toFixed(digits));
+export const size = (bytes) => {
+  if (bytes === null || bytes === undefined) return "–";
+  const unit = ["B", "kB", "MB", "GB", "TB"];
+  let power = 0;
+  while (bytes >= 1000 && power < 4) { bytes /= 1000; power += 1; }
+  return `${bytes.toFixed(power && bytes < 100 ? 1 : 0)} ${unit[power]}`;
+};
+const seconds = (value) => (value === null || value === undefined ? "–" : value < 1 ? `${(value * 1000).toFixed(0)} ms` : `${value.toFixed(2)} s`);
+const spread = (summary, of) => (summary ? `${summary.count}${of ? ` of ${of}` : ""} in ${seconds(summary.most)}` : "–");
+
+export function level(row) {
+  if (row.marks.includes("quarantined") || row.marks.includes("failed")) return "alarm";
+  return row.marks.length ? "watch" : "good";
+}
+
+export function arriving(row) {
+  const found = typeof row.progress === "number" ? row.progress : null;
+  return found === null || found >= 1 ? null : found;
+}
+
+export function drawAlarms(list, alarms) {
+  alarms.forEach((alarm, n) => {
+    const item = child(list, n, "li");
+    item.dataset.level = alarm.level;
+    set(child(item, 0, "strong"), alarm.text);
+    const advice = child(item, 1, "span");
+    advice.className = "do";
+    set(advice, alarm.do);
+  });
+  trim(list, alarms.length);
+}
+
+export function drawPeers(element, shown, picture, rates, filter) {
+  const found = Object.entries(picture.peers).filter(([name, row]) =>
+    filter === "" || [name, row.region, row.committed ?? "", row.standing ?? ""].some((text) => text.toLowerCase().includes(filter)));
+  const order = { alarm: 0, watch: 1, good: 2 };
+  found.sort(([a, x], [b, y]) => order[level(x)] - order[level(y)] || (y.behind ?? 0) - (x.behind ?? 0) || a.localeCompare(b));
+  const rows = found.slice(0, MOST_ROWS).map(([name, row]) => {
+    const part = arriving(row), ready = row.engines.filter((engine) => engine.ready).length;
+    const pause = row.engines.map((engine) => engine.pause_s).filter((value) => value !== null);
+    return [
+      [name], [row.region || "–"], [row.committed ?? "nothing", row.committed === picture.version ? "good" : "watch"],
+      [number(row.behind), "number"], [row.staged ?? "–"], [part === null ? row.state ?? "–" : `${(100 * part).toFixed(0)} %`],
+      [number(rates.of(name), 2), "number"], [row.parent ?? "–"], [number(row.rtt_ms, 1), "number"], [number(row.score, 0), "number"],
+      [row.standing ?? "–"], [pause.length ? (1000 * Math.max(...pause)).toFixed(1) : "–", "number"],
+      [`${ready} of ${row.engines.length} ready`, ready === row.engines.length ? "good" : "watch"],
+      [[...row.marks, ...(row.error ? [row.error] : [])].join("; ") || "–", `text ${level(row)}`],
+    ];
+  });
+  table(element, COLUMNS, rows);
+  const total = Object.keys(picture.peers).length;
+  set(shown, rows.length < total ? `${rows.length} of ${total} peers, worst first` : `${total} peers, worst first`);
+}
+
+export function regionsOf(picture, rates) {
+  const regions = new Map();
+  for (const [name, row] of Object.entries(picture.peers)) {
+    const key = row.region || "no region";
+    if (!regions.has(key)) regions.set(key, { peers: 0, engines: 0, ready: 0, current: 0, behind: 0, rate: 0, level: "good", part: null });
+    const region = regions.get(key), worst = level(row);
+    region.peers += 1;
+    region.engines += row.engines.length;
+    region.ready += row.engines.filter((engine) => engine.ready).length;
+    region.current += row.engines.filter((engine) => engine.ready && engine.committed === picture.version).length;
+    region.behind = Math.max(region.behind, row.behind ?? 0);
+    region.rate += rates.of(name) ?? 0;
+    if (worst === "alarm" || region.level === "good") region.level = worst;
+    const part = arriving(row);
+    if (part !== null) region.part = Math.min(region.part ?? 1, part);
+  }
+  return regions;
+}
+
+export function drawRegions(element, picture, rates) {
+  const columns = [["Region"], ["Peers", "number"], ["Engines ready", "number"], ["Serve the newest", "number"], ["Most behind", "number"], ["MB/s", "number"]];
+  const rows = [...regionsOf(picture, rates)].sort(([a], [b]) => a.localeCompare(b)).map(([name, region]) => [
+    [name], [number(region.peers), "number"], [`${region.ready} of ${region.engines}`, `number ${region.ready === region.engines ? "good" : "watch"}`],
+    [number(region.current), "number"], [number(region.behind), "number"], [number(region.rate, 2), "number"],
+  ]);
+  table(element, columns, rows);
+}
+
+export function drawVersions(element, picture) {
+  const engines = picture.headline.engines, peers = picture.headline.peers;
+  const columns = [["Version"], ["Kind"], ["Size", "number"], ["Staged", "number"], ["Live", "number"], ["Longest pause", "number"]];
+  const rows = Object.entries(picture.versions).reverse().map(([version, spreadOf]) => [
+    [version], [spreadOf.kind ?? "–"], [size(spreadOf.bytes), "number"], [spread(spreadOf.staged, peers), "number"],
+    [spread(spreadOf.live, engines), "number"], [spreadOf.pause ? seconds(spreadOf.pause.most) : "–", "number"],
+  ]);
+  table(element, columns, rows);
+}
+
+function bars(list, rows) {
+  const most = Math.max(1e-9, ...rows.map(([, value]) => value));
+  rows.forEach(([name, value, text], n) => {
+    const item = child(list, n, "li"), bar = child(child(item, 1, "span"), 0, "span");
+    set(child(item, 0, "span"), name);
+    item.children[1].className = "track";
+    bar.className = "bar";
+    bar.style.width = `${(100 * value) / most}%`;
+    set(child(item, 2, "span"), text);
+  });
+  trim(list, rows.length);
+}
+
+export function drawWaterfall(list, facts, picture) {
+  const versions = Object.entries(picture.versions), last = versions.at(-1);
+  const found = last ? last[1].slowest : [];
+  bars(list, found.slice(0, 24).map(([name, after, pause]) => [name, after, `${seconds(after)}, ${seconds(pause)}`]));
+  const made = picture.last && last && picture.last.version === last[0] ? picture.last : null;
+  set(facts, last ? `Version ${last[0]}: ${made ? `${size(made.bytes)} in place of ${size(made.dense_bytes)}, codec ${made.codec ?? made.kind}. ` : ""}Seconds until each engine served it, and its pause; slowest first.` : "No version was sent since the hub's start.");
+}
+
+export function drawRollouts(list, rollouts) {
+  const rows = [];
+  for (const [name, value] of Object.entries(rollouts ?? {})) {
+    if (name.startsWith("ages_")) continue;
+    if (value !== null && typeof value === "object") {
+      for (const [inner, count] of Object.entries(value)) rows.push([`${name} ${inner}`, count]);
+    } else rows.push([name, value]);
+  }
+  rows.forEach(([name, value], n) => {
+    const box = child(list, n, "div");
+    set(child(box, 0, "dt"), name.replaceAll("_", " "));
+    set(child(box, 1, "dd"), typeof value === "number" ? String(Math.round(value * 1000) / 1000) : String(value ?? "–"));
+  });
+  trim(list, rows.length);
+}
+
+export function drawAges(list, title, rollouts) {
+  const ages = rollouts?.ages_trained ?? rollouts?.ages_accepted ?? {};
+  const rows = Object.entries(ages).sort(([a], [b]) => Number(a) - Number(b)).map(([age, count]) => [age, count, String(count)]);
+  title.hidden = rows.length === 0;
+  bars(list, rows);
+}
+
+export function drawEvents(list, events) {
+  const newest = events.slice(-100).reverse();
+  newest.forEach((event, n) => {
+    const item = child(list, n, "li"), time = child(item, 0, "time");
+    set(time, new Date(event.time * 1000).toLocaleTimeString());
+    set(child(item, 1, "strong"), event.kind.replaceAll("_", " "));
+    const facts = Object.entries(event.facts).map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`);
+    set(child(item, 2, "span"), ` ${facts.join(", ")}`);
+  });
+  trim(list, newest.length);
+}

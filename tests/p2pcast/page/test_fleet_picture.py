@@ -1,0 +1,125 @@
+"""The picture of a run, its alarms, and what changes between two pictures."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2pcast.page.fleet_history import FleetHistory
+from p2pcast.page.fleet_picture import picture
+from p2pcast.page.picture_changes import apply, changes
+
+NOW = 1000.0
+
+
+def engine(**other: Any) -> dict[str, Any]:
+    return {"name": "vllm:x", "ready": True, "committed": "0.3", "pause_s": 0.01, "error": None} | other
+
+
+def peer(name: str, *engines: dict[str, Any], **other: Any) -> dict[str, Any]:
+    row = {"name": name, "region": "eu", "parent": "hub", "reachable": True, "engines": list(engines or [engine()])}
+    return row | other
+
+
+def run(*peers: dict[str, Any], **other: Any) -> dict[str, Any]:
+    artifacts = [{"version": f"0.{n}", "kind": "delta" if n else "anchor", "bytes": 10 * n} for n in range(4)]
+    return {"version": "0.3", "artifacts": artifacts, "peers": list(peers), "failures": []} | other
+
+
+def seen(status: dict[str, Any], history: FleetHistory | None = None) -> dict[str, Any]:
+    return picture(status, history or FleetHistory(), NOW)
+
+
+def texts(status: dict[str, Any], history: FleetHistory | None = None) -> list[str]:
+    return [alarm["text"] for alarm in seen(status, history)["alarms"]]
+
+
+def test_a_healthy_run_says_so() -> None:
+    found = seen(run(peer("a"), peer("b")))
+    assert found["headline"] == {
+        "level": "good",
+        "text": "All 2 engines serve 0.3, the newest version.",
+        "current": 2,
+        "engines": 2,
+        "peers": 2,
+    }
+    assert (found["alarms"], found["peers"]["a"]["behind"], found["peers"]["a"]["marks"]) == ([], 0, [])
+
+
+def test_versions_behind_are_counted_by_the_slowest_engine() -> None:
+    row = seen(run(peer("a", engine(), engine(committed="0.1"))))["peers"]["a"]
+    assert row["behind"] == 2
+    assert seen(run(peer("a", engine(committed="9.9"))))["peers"]["a"]["behind"] is None
+
+
+@pytest.mark.parametrize(
+    ("row", "mark", "text"),
+    [
+        (peer("a", engine(ready=False)), "unready", "Engines are not ready at a."),
+        (peer("a", engine(ready=False, error="no room")), "failed", "Installs fail at a: no room"),
+        (peer("a", engine(committed="0.0")), "late", "Behind by more than 2 versions: a."),
+        (peer("a", reachable=False), "unreachable", "No other peer reaches a, so they only receive."),
+        (peer("a", quarantined=True), "quarantined", "Other peers blame a: data was wrong or withheld"),
+    ],
+)
+def test_each_trouble_of_a_peer_is_an_alarm_in_words(row: dict[str, Any], mark: str, text: str) -> None:
+    found = seen(run(row))
+    assert found["peers"]["a"]["marks"] == [mark]
+    assert found["alarms"][0]["text"].startswith(text)
+    assert found["alarms"][0]["do"]
+    assert found["headline"]["level"] == found["alarms"][0]["level"]
+
+
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        ({"failures": [{"task": "planning", "why": "x"}]}, "The hub's task planning has failed."),
+        ({"skipped": {"step_7": "two files"}}, "Folder step_7 was not published: two files"),
+        ({"waiting_for": ["a", "b", "c", "d", "e"]}, "The next version waits for a, b, c and 2 more."),
+        ({"mirror": {"error": "denied"}}, "The mirror fails: denied"),
+        ({"rollouts": {"age_s": 99.0}}, "The ledger has been silent for a while."),
+        ({"rollouts": {"age_s": 1.0, "silent": 3}}, "3 workers are silent."),
+        ({"version": None}, "No version has been published yet."),
+    ],
+)
+def test_each_trouble_of_the_hub_is_an_alarm_in_words(other: dict[str, Any], text: str) -> None:
+    assert texts(run(peer("a"), **other)) == [text]
+
+
+def test_a_run_without_peers_says_how_one_joins() -> None:
+    found = seen(run())
+    assert "p2pcast join" in found["alarms"][0]["do"]
+    assert found["headline"]["text"] == "0 of 0 engines serve 0.3, the newest."
+
+
+def test_a_loss_is_shown_until_the_peer_is_back_or_forgotten() -> None:
+    history = FleetHistory()
+    history.apply("left", NOW - 5, {"peer": "b", "lost": True, "why": "silent"})
+    history.apply("left", NOW - 5000, {"peer": "c", "lost": True, "why": "silent"})
+    assert texts(run(peer("a")), history) == ["Lost, and not back: b. Its children have other parents now."]
+    assert texts(run(peer("a"), peer("b")), history) == []
+
+
+def test_alarms_come_before_what_may_pass() -> None:
+    found = seen(run(peer("a", reachable=False), peer("b", quarantined=True)))
+    assert [alarm["level"] for alarm in found["alarms"]] == ["alarm", "watch"]
+
+
+def test_long_errors_are_cut() -> None:
+    row = seen(run(peer("a", engine(ready=False, error="x" * 9999))))["peers"]["a"]
+    assert len(row["error"]) == 300
+
+
+rows = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 2).map(lambda n: {"staged": n}))
+pictures = st.builds(lambda peers, version: {"peers": peers, "version": version, "time": 1}, rows, st.integers(0, 2))
+
+
+@given(pictures, pictures)
+def test_changes_make_the_new_picture_of_the_old(old: dict[str, Any], new: dict[str, Any]) -> None:
+    change = json.loads(json.dumps(changes(old, new)))
+    assert apply(old, change) == new
+    assert changes(new, new) == {"set": {}, "peers": {}}
