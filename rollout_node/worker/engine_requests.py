@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
 import aiohttp
+from aiohttp.http_exceptions import LineTooLong
 
 from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError
 from rollout_node.worker.sampled_answer import COLD, HOT, Route, logprobs_fault
@@ -69,7 +70,7 @@ class EngineRequests:
             raise
         except (aiohttp.ClientError, TimeoutError) as error:
             raise RetryableError(f"{self._engine} does not answer ({type(error).__name__})") from None
-        except ValueError:
+        except (LineTooLong, ValueError):  # older releases of aiohttp raise the second
             raise RemoteError(f"{self._engine} sent a line of more than {2 * most_bytes} bytes") from None
 
 

@@ -186,11 +186,16 @@ def candidates(answer: Any) -> dict[int, float]:
 
 
 def prompt_logprobs(answer: Any, token_ids: Sequence[int]) -> np.ndarray:
-    """float32, one for each token; the first token's is 0. Raises RemoteError, LocalError."""
+    """float32, one for each token; the first token's is 0. SGLang 0.5.23 scores the last id of the model's vocabulary,
+    and names it 0. Raises RemoteError, LocalError.
+    """
     try:
-        entries = _pairs(answer["meta_info"]["input_token_logprobs"])
-        if [token for token, _ in entries] != list(token_ids):
-            raise RemoteError(f"the engine scored {len(entries)} tokens, not the {len(token_ids)} that it was sent")
+        entries, last = _pairs(answer["meta_info"]["input_token_logprobs"]), max(token_ids)
+        if len(entries) != len(token_ids):
+            raise RemoteError(f"the engine scored {len(entries)} of {len(token_ids)} tokens")
+        for (named, _), token in zip(entries, token_ids, strict=True):
+            if named != token and (named, token) != (0, last):
+                raise RemoteError("the engine scored other tokens than it was sent")
         found = [logprob(float(value), ROUTE) for _, value in entries[1:]]
     except MALFORMED:
         raise RemoteError("the engine's answer has no log-probabilities of the prompt") from None

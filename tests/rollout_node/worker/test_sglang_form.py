@@ -206,6 +206,15 @@ def test_each_token_of_the_prompt_is_scored() -> None:
             prompt_logprobs(answer, other)
 
 
+def test_the_last_id_of_the_vocabulary_may_be_named_0() -> None:
+    """SGLang 0.5.23 names it so in scores: logprob_result_processor.py, ``x < vocab_size - 1``."""
+    answer = {"meta_info": {"input_token_logprobs": [[None, 4, None], [-1.0, 0, None], [-2.0, 5, None]]}}
+    assert prompt_logprobs(answer, [4, 15, 5]).tolist() == [0.0, -1.0, -2.0]
+    for other in ([15, 3, 5], [4, 15, 6]):
+        with pytest.raises(RemoteError):
+            prompt_logprobs(answer, other)
+
+
 def probed(logprobs: dict[int, float | None]) -> dict[int, float]:
     rows = [[value, token, None] for token, value in logprobs.items()]
     return candidates({"meta_info": {"output_token_logprobs": rows[:1], "output_top_logprobs": [rows]}})
