@@ -15,9 +15,8 @@ from p2pcast.errors import RemoteError, RetryableError
 from p2pcast.rollouts.result import Result
 from p2pcast.version import Version
 from rollout_node.worker import recomputation
-from rollout_node.worker.engine_requests import EngineRequests
 from rollout_node.worker.engine_versions import EngineVersions
-from rollout_node.worker.generate_form import Answer
+from rollout_node.worker.probe_loop import Scorer
 from rollout_node.worker.recomputation import Gaps
 
 logger = logging.getLogger("p2pcast.audit")
@@ -43,18 +42,20 @@ class Audits(Protocol):
 
 
 class Auditor:
-    """``tolerance``: largest mean gap in nats that numerics may cause. ``interval_s``: between two audits."""
+    """``scorer``: the sampler of an engine. ``tolerance``: largest mean gap in nats that numerics may cause.
+    ``interval_s``: between two audits.
+    """
 
     def __init__(
         self,
         ledger: Audits,
-        requests: EngineRequests,
+        scorer: Scorer,
         versions: EngineVersions,
         *,
         tolerance: float,
         interval_s: float,
     ) -> None:
-        self._ledger, self._requests, self._versions = ledger, requests, versions
+        self._ledger, self._scorer, self._versions = ledger, scorer, versions
         self._tolerance, self._interval_s = tolerance, interval_s
         self.found: Counter[str] = Counter()
         """Audits that agree and disagree; results that were not scored."""
@@ -93,11 +94,5 @@ class Auditor:
 
     async def _gaps(self, result: Result, served: Version) -> Gaps | None:
         """None unless ``served`` computed all of the answer: the version before and after it. Raises P2PCastError."""
-        token_ids = [int(token) for token in result.token_ids]
-        found = await self._requests.whole(recomputation.request(token_ids, self._versions.salt))
-        answer = Answer((), 1)
-        answer.add(found)
-        (label,) = answer.labels()
-        if (await self._versions.span(label.label)).version != served:
-            return None
-        return recomputation.gaps(result, recomputation.prompt_logprobs(found, token_ids))
+        scores, version = await self._scorer.score([int(token) for token in result.token_ids])
+        return recomputation.gaps(result, scores) if version == served else None

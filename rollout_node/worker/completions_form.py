@@ -6,16 +6,17 @@ As ``generate_form``, but for the route's form, and for versions: the route name
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from p2pcast.errors import LocalError, RemoteError
-from rollout_node.worker.generate_form import Answer, logprob, sampling_fields
+from rollout_node.worker.generate_form import PROCESSED, VLLM, Answer, sampling_fields
+from rollout_node.worker.sampled_answer import MALFORMED, Route, logprob
 
-PATH: Final = "/v1/completions"
+ROUTE: Final = Route("/v1/completions", VLLM, VLLM, PROCESSED)
 _PREFIX: Final = "token_id:"
 """Begins a token's text with ``return_tokens_as_token_ids``."""
-_NO_IDS: Final = "the engine returns no token ids: vLLM 0.32 or newer is needed (return_token_ids)"
+_NO_IDS: Final = f"the engine returns no token ids: {VLLM} (return_token_ids)"
 _NO_LOGPROBS: Final = "the engine returns no log-probabilities of its tokens, as asked by logprobs"
 
 
@@ -48,18 +49,20 @@ def request(
 
 
 class Completion(Answer):
-    path = PATH
+    route = ROUTE
 
     def _tokens(self, choice: dict[str, Any]) -> list[int]:
         if choice.get("token_ids") is None and (choice.get("text") or choice.get("logprobs")):
             raise LocalError(_NO_IDS)
         return super()._tokens({"token_ids": choice.get("token_ids")})
 
-    def _content(self, logprobs: Any) -> Iterable[tuple[int, float]]:
+    def _content(self, choice: dict[str, Any]) -> list[tuple[int, float]] | None:
+        if (logprobs := choice.get("logprobs")) is None:
+            return None
         values = logprobs["token_logprobs"]
         if None in values:
             raise LocalError(_NO_LOGPROBS)
-        return zip(map(token_id, logprobs["tokens"]), values, strict=True)
+        return list(zip(map(token_id, logprobs["tokens"]), values, strict=True))
 
 
 def token_id(text: str) -> int:
@@ -78,6 +81,6 @@ def candidates(answer: Any) -> dict[int, float]:
         if choice.get("logprobs") is None or choice["logprobs"]["top_logprobs"][0] is None:
             raise LocalError(_NO_LOGPROBS)
         first = choice["logprobs"]["top_logprobs"][0]
-        return {token_id(text): logprob(float(value)) for text, value in first.items()}
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError):
-        raise RemoteError(f"the engine's answer is not in the form of {PATH}") from None
+        return {token_id(text): logprob(float(value), ROUTE) for text, value in first.items()}
+    except MALFORMED:
+        raise RemoteError(f"the engine's answer is not in the form of {ROUTE.path}") from None

@@ -20,10 +20,10 @@ from p2pcast.private_random import uniform
 from p2pcast.tasks.task import Sample
 from p2pcast.version import Version
 from rollout_node.worker import completions_form, recomputation
-from rollout_node.worker.completions_form import PATH, Completion
+from rollout_node.worker.completions_form import ROUTE, Completion
 from rollout_node.worker.engine_requests import PROBE_TOKEN, EngineRequests, checked
 from rollout_node.worker.engine_versions import Stretch
-from rollout_node.worker.generate_form import CANDIDATES
+from rollout_node.worker.sampled_answer import CANDIDATES
 
 ATTEMPTS: Final = 8
 """Samples of one turn whose weights changed, before the play is given up."""
@@ -49,7 +49,7 @@ class CompletionsSampler:
         on_tokens: Callable[[int], None] = lambda count: None,
     ) -> None:
         self._http, self._engine, self._weights = http, engine, weights
-        self._requests = EngineRequests(http, engine, PATH, SILENT_S)
+        self._requests = EngineRequests(http, engine, ROUTE, SILENT_S)
         self._on_tokens = on_tokens
 
     def of_play(self, on_tokens: Callable[[int], None]) -> CompletionsSampler:
@@ -96,7 +96,7 @@ class CompletionsSampler:
         """The version of the engine's weights. Raises LocalError for an engine or a peer that cannot serve rollouts,
         and RetryableError for one that is not up.
         """
-        return await checked(self._engine, self._probe)
+        return await checked(self._engine, ROUTE, self._probe)
 
     async def _probe(self, temperature: float) -> tuple[dict[int, float], str]:
         """Log-probabilities of the likeliest tokens, and the version of the weights."""

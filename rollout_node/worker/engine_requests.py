@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
 import aiohttp
+from aiohttp.http_exceptions import LineTooLong
 
 from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError
-from rollout_node.worker import generate_form
-from rollout_node.worker.generate_form import COLD, HOT
+from rollout_node.worker.sampled_answer import COLD, HOT, Route, logprobs_fault
 
 CONNECT_S: Final = 10.0
 SILENT_S: Final = 300.0
@@ -22,24 +22,32 @@ PROBES: Final = 5
 """Pairs of probes at the start, in case the weights change between the two of a pair."""
 PROBE_TOKEN: Final = 1
 MAX_LINE_BYTES: Final = 1 << 20
+"""Half of the longest line that is read, unless the caller names more."""
+TOKEN_BYTES: Final = 64
+"""Most bytes of one token with its log-probability, in a line that has all of a sample."""
+
+
+def line_bytes(tokens: int) -> int:
+    """For a line that has so many tokens, each with its log-probability."""
+    return MAX_LINE_BYTES + TOKEN_BYTES * tokens
 
 
 class EngineRequests:
     """``silent_s``: longest time without a byte of an answer."""
 
-    def __init__(self, http: aiohttp.ClientSession, engine: str, path: str, silent_s: float = SILENT_S) -> None:
-        self._http, self._engine, self._path, self._silent_s = http, engine, path, silent_s
-        self._url = engine.rstrip("/") + path
+    def __init__(self, http: aiohttp.ClientSession, engine: str, route: Route, silent_s: float = SILENT_S) -> None:
+        self._http, self._engine, self._route, self._silent_s = http, engine, route, silent_s
+        self._url = engine.rstrip("/") + route.path
 
-    async def whole(self, body: dict[str, Any]) -> Any:
+    async def whole(self, body: dict[str, Any], most_bytes: int = MAX_LINE_BYTES) -> Any:
         """The document of an answer in one line. Raises P2PCastError."""
-        async for line in self._lines(body):
+        async for line in self._lines(body, most_bytes):
             return self._document(line)
         raise RemoteError(f"{self._engine} sent an empty answer")
 
-    async def streamed(self, body: dict[str, Any]) -> AsyncIterator[Any]:
+    async def streamed(self, body: dict[str, Any], most_bytes: int = MAX_LINE_BYTES) -> AsyncIterator[Any]:
         """The documents of a stream of server-sent events. Raises P2PCastError."""
-        async for line in self._lines(body):
+        async for line in self._lines(body, most_bytes):
             if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
                 yield self._document(line[len(b"data: ") :])
 
@@ -49,22 +57,24 @@ class EngineRequests:
         except (ValueError, RecursionError):
             raise RemoteError(f"{self._engine} sent a line that is not JSON") from None
 
-    async def _lines(self, body: dict[str, Any]) -> AsyncIterator[bytes]:
+    async def _lines(self, body: dict[str, Any], most_bytes: int) -> AsyncIterator[bytes]:
         limit = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=self._silent_s)
         try:
-            async with self._http.post(self._url, json=body, timeout=limit, read_bufsize=MAX_LINE_BYTES) as answer:
+            async with self._http.post(self._url, json=body, timeout=limit, read_bufsize=most_bytes) as answer:
                 if answer.status != 200:
                     text = (await answer.content.read(2000)).decode(errors="replace")
-                    raise _refusal(self._engine, self._path, answer.status, text)
+                    raise _refusal(self._engine, self._route, answer.status, text)
                 async for line in answer.content:
                     yield line
         except P2PCastError:
             raise
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        except (aiohttp.ClientError, TimeoutError) as error:
             raise RetryableError(f"{self._engine} does not answer ({type(error).__name__})") from None
+        except (LineTooLong, ValueError):  # older releases of aiohttp raise the second
+            raise RemoteError(f"{self._engine} sent a line of more than {2 * most_bytes} bytes") from None
 
 
-async def checked(engine: str, probe: Callable[[float], Awaitable[tuple[dict[int, float], str]]]) -> str:
+async def checked(engine: str, route: Route, probe: Callable[[float], Awaitable[tuple[dict[int, float], str]]]) -> str:
     """The label of the engine's weights. ``probe``: log-probabilities of the likeliest tokens at a temperature, and the
     label. Raises LocalError unless the log-probabilities are those of the sampling distribution.
     """
@@ -72,20 +82,17 @@ async def checked(engine: str, probe: Callable[[float], Awaitable[tuple[dict[int
         cold, label = await probe(COLD)
         hot, hot_label = await probe(HOT)
         if label == hot_label:
-            if (fault := generate_form.logprobs_fault(cold, hot)) is not None:
+            if (fault := logprobs_fault(cold, hot, route)) is not None:
                 raise LocalError(f"{engine}: {fault}")
             return label
     raise RetryableError(f"{engine}: the weights changed during each of {PROBES} probes")
 
 
-def _refusal(engine: str, path: str, status: int, text: str) -> P2PCastError:
+def _refusal(engine: str, route: Route, status: int, text: str) -> P2PCastError:
     if status == 403 and "scale-out" in text:
-        return LocalError(f"{engine}: start vLLM with --enable-scale-out, which opens {path}")
+        return LocalError(f"{engine}: start vLLM with --enable-scale-out, which opens {route.path}")
     if status in (404, 405):
-        needed = "vLLM 0.32 or newer is needed"
-        if path == generate_form.PATH:
-            needed += ", started with --enable-scale-out"
-        return LocalError(f"{engine} has no {path}: {needed}")
+        return LocalError(f"{engine} has no {route.path}: {route.opened}")
     if status in (401, 403):
         return LocalError(f"{engine} refuses requests with status {status}: start it without --api-key")
     if status in (400, 413, 422):

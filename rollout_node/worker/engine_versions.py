@@ -18,6 +18,10 @@ ASK_S: Final = 10.0
 """Time limit of a request to the peer, on the same machine, in seconds."""
 
 
+SERVERS: Final = ("vllm", "sglang")
+"""Kinds of install target that are servers: the peer names a server's engine by kind and URL."""
+
+
 class Served(NamedTuple):
     """``staged``: the version that the engine may switch to next. ``node``: of the peer, in hex. ``engine``: name at
     the peer.
@@ -42,7 +46,7 @@ class EngineVersions:
 
     def __init__(self, http: aiohttp.ClientSession, peer: str, engine: str) -> None:
         self._http, self._peer = http, peer.rstrip("/")
-        self._engine = f"vllm:{engine.rstrip('/')}"
+        self._engine = engine.rstrip("/")
         self._manifests: dict[Version, bytes] = {}
         self.kv: SpanKv = "recompute"
         self.served: Served | None = None
@@ -71,7 +75,7 @@ class EngineVersions:
         self.kv = found["kv"]
         self._manifests = dict(sorted((self._manifests | manifests).items())[-REMEMBERED:])
         engines, staged = found["engines"], found["staged"]
-        name = self._engine
+        name = next((name for kind in SERVERS if (name := f"{kind}:{self._engine}") in engines), self._engine)
         if name not in engines and len(engines) == 1:  # an engine with a name of its own
             (name,) = engines
         text = engines.get(name)
@@ -93,7 +97,7 @@ class EngineVersions:
         if self.kv != "drain":
             raise LocalError(
                 f"the peer at {self._peer} switches the engine under running requests, so that their version is not "
-                "known: start it with `p2pcast join --commit-safe-point drain`, or use --sampler generate"
+                "known: start it with `p2pcast join --commit-safe-point drain`, or use --sampler generate or sglang"
             )
         if self._stretch is None:
             raise RetryableError(f"the engine {self._engine} changes its weights now, says its peer at {self._peer}")

@@ -15,7 +15,7 @@ from p2pcast.errors import RemoteError
 from p2pcast.rollouts.kv_policy import KV_OF_ONE_VERSION
 from p2pcast.rollouts.result import Result
 from rollout_node.worker import completions_form, generate_form
-from rollout_node.worker.generate_form import logprob
+from rollout_node.worker.sampled_answer import MALFORMED, Route, logprob
 
 
 class Gaps(NamedTuple):
@@ -47,7 +47,7 @@ def request(token_ids: Sequence[int], cache_salt: str | None) -> dict[str, Any]:
 
 def prompt_logprobs(answer: Any, token_ids: Sequence[int]) -> np.ndarray:
     """float32, one for each token; the first token's is 0. Raises RemoteError, LocalError."""
-    return _scored(lambda: answer["prompt_logprobs"], token_ids)
+    return _scored(lambda: answer["prompt_logprobs"], token_ids, generate_form.ROUTE)
 
 
 def completion_request(token_ids: Sequence[int]) -> dict[str, Any]:
@@ -58,16 +58,16 @@ def completion_request(token_ids: Sequence[int]) -> dict[str, Any]:
 
 def completion_logprobs(answer: Any, token_ids: Sequence[int]) -> np.ndarray:
     """As ``prompt_logprobs``, from an answer of the route of completions. Raises RemoteError, LocalError."""
-    return _scored(lambda: answer["choices"][0]["prompt_logprobs"], token_ids)
+    return _scored(lambda: answer["choices"][0]["prompt_logprobs"], token_ids, completions_form.ROUTE)
 
 
-def _scored(found_in: Callable[[], Any], token_ids: Sequence[int]) -> np.ndarray:
+def _scored(found_in: Callable[[], Any], token_ids: Sequence[int], route: Route) -> np.ndarray:
     try:
         rows = found_in()
         if len(rows) != len(token_ids):
             raise RemoteError(f"the engine scored {len(rows)} of {len(token_ids)} tokens")
-        found = [logprob(float(row[str(t)]["logprob"])) for row, t in zip(rows[1:], token_ids[1:], strict=True)]
-    except (KeyError, TypeError, ValueError, IndexError):
+        found = [logprob(float(row[str(t)]["logprob"]), route) for row, t in zip(rows[1:], token_ids[1:], strict=True)]
+    except MALFORMED:
         raise RemoteError("the engine's answer has no log-probabilities of the prompt") from None
     return np.array([0.0, *found], "<f4")
 

@@ -23,16 +23,18 @@ from rollout_node.worker.generate_sampler import GenerateSampler
 from rollout_node.worker.ledger_client import LedgerClient
 from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
 from rollout_node.worker.probe_loop import ProbeLoop
+from rollout_node.worker.sglang_sampler import SglangSampler
 
 logger = logging.getLogger("p2pcast.worker")
 
 T = TypeVar("T")
-SamplerKind = Literal["generate", "completions"]
-SAMPLERS: Final[dict[SamplerKind, type[GenerateSampler] | type[CompletionsSampler]]] = {
+SamplerKind = Literal["generate", "completions", "sglang"]
+SAMPLERS: Final[dict[SamplerKind, type[GenerateSampler] | type[CompletionsSampler] | type[SglangSampler]]] = {
     "generate": GenerateSampler,
     "completions": CompletionsSampler,
+    "sglang": SglangSampler,
 }
-"""By the engine's route."""
+"""By the engine's route, or its kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +79,7 @@ class WorkerDaemon:
 
     async def _play(self) -> None:
         where = self._addresses
-        # One connection per request: vLLM closes idle connections, and a request sent then would be lost.
+        # One connection per request: engines close idle connections, and a request sent then would be lost.
         connector = aiohttp.TCPConnector(force_close=True, limit=0)
         async with aiohttp.ClientSession() as http, aiohttp.ClientSession(connector=connector) as engine_http:
             versions = EngineVersions(http, where.peer, where.engine)

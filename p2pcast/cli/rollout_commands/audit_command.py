@@ -8,7 +8,7 @@ import click
 
 from p2pcast.addresses import show_address
 from p2pcast.cli.options import PATH, Address, seconds
-from p2pcast.cli.rollout_commands.work_command import http_url, ledger_url
+from p2pcast.cli.rollout_commands.work_command import SamplerName, http_url, ledger_url, sampler_option
 from p2pcast.daemon import event_loop
 from p2pcast.errors import UsageError
 
@@ -16,7 +16,10 @@ from p2pcast.errors import UsageError
 @click.command()
 @click.argument("ledger", envvar="P2PCAST_AUDIT_LEDGER")
 @click.option(
-    "--engine", required=True, metavar="URL", help="Base URL of a vLLM server that no worker under audit controls."
+    "--engine",
+    required=True,
+    metavar="URL",
+    help="Base URL of a vLLM or SGLang server that no worker under audit controls.",
 )
 @click.option(
     "--peer",
@@ -24,6 +27,7 @@ from p2pcast.errors import UsageError
     required=True,
     help="HTTP address of the peer (`p2pcast join --http`) that installs weights into the engine.",
 )
+@sampler_option
 @click.option(
     "--bearer-file", type=PATH, help="File with the bearer of a ledger on this machine: http.token in its state folder."
 )
@@ -51,6 +55,7 @@ def audit(
     ledger: str,
     engine: str,
     peer: tuple[str, int],
+    sampler: SamplerName,
     bearer_file: Path | None,
     hub: str | None,
     token_file: Path | None,
@@ -71,10 +76,9 @@ def audit(
     import aiohttp
 
     from p2pcast.daemon.daemon_process import run_until_signal
-    from rollout_node.worker import generate_form
     from rollout_node.worker.auditor import Auditor
-    from rollout_node.worker.engine_requests import EngineRequests
     from rollout_node.worker.engine_versions import EngineVersions
+    from rollout_node.worker.worker_daemon import SAMPLERS
     from trainer_node.sdk.audit_client import AuditClient
     from trainer_node.sdk.ledger_connection import LedgerConnection
 
@@ -90,8 +94,8 @@ def audit(
         connector = aiohttp.TCPConnector(force_close=True, limit=0)
         async with aiohttp.ClientSession() as http, aiohttp.ClientSession(connector=connector) as engine_http:
             versions = EngineVersions(http, f"http://{show_address(*peer)}", engine_url)
-            requests = EngineRequests(engine_http, engine_url, generate_form.PATH)
-            auditor = Auditor(client, requests, versions, tolerance=tolerance, interval_s=interval_s)
+            scorer = SAMPLERS[sampler](engine_http, engine_url, versions)
+            auditor = Auditor(client, scorer, versions, tolerance=tolerance, interval_s=interval_s)
             await run_until_signal(lambda: auditor.run(count), None)
         found = ", ".join(f"{number} {what}" for what, number in sorted(auditor.found.items()))
         click.echo(f"results: {found or 'none'}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -26,7 +26,16 @@ def task() -> None:
 @task.command("try")
 @click.argument("name")
 @click.option(
-    "--engine", required=True, metavar="URL", help="Base URL of a vLLM server, started with --enable-scale-out."
+    "--engine",
+    required=True,
+    metavar="URL",
+    help="Base URL of a vLLM server, started with --enable-scale-out, or of a SGLang server.",
+)
+@click.option(
+    "--sampler",
+    type=click.Choice(["generate", "sglang"]),
+    default="generate",
+    help="Route of the engine. generate: vLLM's /inference/v1/generate; sglang: SGLang's /generate.",
 )
 @click.option("--jobs", type=click.IntRange(1, 10_000), default=3, help="Number of jobs to play.")
 @click.option("--seed", type=click.IntRange(0), default=0, help="Seed of the prompts and of the samples.")
@@ -37,6 +46,7 @@ def task() -> None:
 def try_task(
     name: str,
     engine: str,
+    sampler: Literal["generate", "sglang"],
     jobs: int,
     seed: int,
     held_out: bool,
@@ -68,7 +78,7 @@ def try_task(
     prompts = evaluation_jobs_of(found, seed) if held_out else found.jobs(seed)
     chosen = [_job(found, prompt.prompt, number, seed, temperature, max_tokens or prompt.max_tokens)
               for number, prompt in enumerate(islice(prompts, jobs))]  # fmt: skip
-    plays = event_loop.run(_played(found, name, chosen, engine))
+    plays = event_loop.run(_played(found, name, chosen, engine, sampler))
     mean = sum(play["reward"] for play in plays) / len(plays) if plays else None
     document = {"task": found.name, "hash": found.hash.hex(), "mean_reward": mean, "plays": plays}
     if not written(document, output, as_json=as_json):
@@ -107,19 +117,22 @@ async def _model_of(engine: str) -> str:
         return await model_of(http, engine)
 
 
-async def _played(task: Task, name: str, jobs: list[Job], engine: str) -> list[dict[str, Any]]:
+async def _played(
+    task: Task, name: str, jobs: list[Job], engine: str, sampler: Literal["generate", "sglang"]
+) -> list[dict[str, Any]]:
     import aiohttp
 
     from p2pcast.tasks.task_process import TaskProcesses
     from rollout_node.worker.generate_sampler import GenerateSampler
+    from rollout_node.worker.sglang_sampler import SglangSampler
     from rollout_node.worker.unnamed_weights import UnnamedWeights
 
     checks = TaskProcesses(name, task.hash)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as http:
-        sampler = GenerateSampler(http, engine, UnnamedWeights())
-        await sampler.check()
+        engine_sampler = {"generate": GenerateSampler, "sglang": SglangSampler}[sampler](http, engine, UnnamedWeights())
+        await engine_sampler.check()
         try:
-            return [await _play(task, job, sampler, checks) for job in jobs]
+            return [await _play(task, job, engine_sampler, checks) for job in jobs]
         finally:
             await checks.close()
 

@@ -19,12 +19,27 @@ from p2pcast.limits import MAX_SLOTS, MIB
 from p2pcast.trust.node_names import default_name, name_fault
 
 BEARER_VARIABLE = "P2PCAST_LEDGER_TOKEN"
+SamplerName = Literal["generate", "completions", "sglang"]
+
+sampler_option = click.option(
+    "--sampler",
+    type=click.Choice(["generate", "completions", "sglang"]),
+    default="generate",
+    help=(
+        "Route of the engine. generate: vLLM's /inference/v1/generate, which names the version of each token; "
+        "sglang: SGLang's /generate, which does so too; "
+        "completions: /v1/completions, with a peer that was started with --commit-safe-point drain."
+    ),
+)
 
 
 @click.command()
 @click.argument("ledger", envvar="P2PCAST_WORK_LEDGER")
 @click.option(
-    "--engine", required=True, metavar="URL", help="Base URL of the vLLM server, started with --enable-scale-out."
+    "--engine",
+    required=True,
+    metavar="URL",
+    help="Base URL of the vLLM server, started with --enable-scale-out, or of the SGLang server.",
 )
 @click.option(
     "--peer",
@@ -33,15 +48,7 @@ BEARER_VARIABLE = "P2PCAST_LEDGER_TOKEN"
     help="HTTP address of the peer (`p2pcast join --http`) that installs weights into the engine.",
 )
 @task_option
-@click.option(
-    "--sampler",
-    type=click.Choice(["generate", "completions"]),
-    default="generate",
-    help=(
-        "Route of the engine. generate: vLLM's /inference/v1/generate, which names the version of each token; "
-        "completions: /v1/completions, with a peer that was started with --commit-safe-point drain."
-    ),
-)
+@sampler_option
 @click.option("--slots", type=click.IntRange(1, MAX_SLOTS), default=8, help="Number of plays at the same time.")
 @click.option(
     "--price",
@@ -83,7 +90,7 @@ def work(
     engine: str,
     peer: tuple[str, int],
     task: str,
-    sampler: Literal["generate", "completions"],
+    sampler: SamplerName,
     slots: int,
     price: float,
     gpu: str,

@@ -284,7 +284,7 @@ class RealRun:
         for probe in probes:
             body = json.dumps(recomputation.request(probe, os.urandom(8).hex())).encode()
             headers = {"Content-Type": "application/json"}
-            request = urllib.request.Request(self.servers[engine].url + generate_form.PATH, body, headers)
+            request = urllib.request.Request(self.servers[engine].url + generate_form.ROUTE.path, body, headers)
             with urllib.request.urlopen(request, timeout=600) as answer:
                 found.append(recomputation.prompt_logprobs(json.load(answer), probe))
         return found

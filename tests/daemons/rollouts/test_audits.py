@@ -13,10 +13,9 @@ from test_ledger_daemon import client_of, work
 
 from p2pcast.errors import RefusedError
 from p2pcast.version import Version
-from rollout_node.worker import generate_form
 from rollout_node.worker.auditor import Auditor
-from rollout_node.worker.engine_requests import EngineRequests
 from rollout_node.worker.engine_versions import EngineVersions
+from rollout_node.worker.generate_sampler import GenerateSampler
 from trainer_node.ledger_server.callers import WORKER_FILE
 from trainer_node.ledger_server.ledger_daemon import LedgerDaemon
 from trainer_node.sdk.audit_client import AuditClient
@@ -31,9 +30,9 @@ def audits_of(daemon: LedgerDaemon, file: Path) -> AuditClient:
 async def _audit(daemon: LedgerDaemon, folder: Path, engine: FakeEngine, count: int) -> Auditor:
     async with aiohttp.ClientSession() as http:
         versions = EngineVersions(http, engine.url, engine.url)
-        requests = EngineRequests(http, engine.url, generate_form.PATH)
+        scorer = GenerateSampler(http, engine.url, versions)
         ledger = audits_of(daemon, folder / "http.token")
-        auditor = Auditor(ledger, requests, versions, tolerance=0.05, interval_s=0.0)
+        auditor = Auditor(ledger, scorer, versions, tolerance=0.05, interval_s=0.0)
         await auditor.run(count)
         return auditor
 

@@ -31,9 +31,7 @@ from rollout_node.installers.install_socket import InstallSocket
 from rollout_node.installers.vllm_server import VllmServer
 from rollout_node.worker import recomputation
 from rollout_node.worker.completions_sampler import CompletionsSampler
-from rollout_node.worker.engine_requests import EngineRequests
 from rollout_node.worker.engine_versions import Stretch
-from rollout_node.worker.generate_form import PATH
 from rollout_node.worker.generate_sampler import GenerateSampler
 from rollout_node.worker.recomputation import Gaps
 from trainer_node.learning.learner_model import LearnerModel
@@ -188,23 +186,22 @@ async def test_recomputed_logprobs_tell_the_weights_that_sampled_from_others(
     await installer.stage(run.version, run.shadow.path)
     await installer.commit(run.version)
     async with one_off_connections() as http:
-        sampler, requests = GenerateSampler(http, server.url, Labels()), EngineRequests(http, server.url, PATH)
+        sampler = GenerateSampler(http, server.url, Labels())
         jobs = [job(seed, 40, 1.0) for seed in range(20, 23)]
         results = [result_of(one, bytes(16), await TASK.play(sampler, one), 0.0) for one in jobs]
         assert [recomputation.obstacle(result) for result in results] == [None] * 3
-        own = [await recomputed_gaps(requests, result) for result in results]
+        own = [await recomputed_gaps(sampler, result) for result in results]
         run.step(90, share=0.05, bits=0x0180)
         await installer.stage(run.version, run.shadow.path)
         await installer.commit(run.version)
-        others = [await recomputed_gaps(requests, result) for result in results]
+        others = [await recomputed_gaps(sampler, result) for result in results]
     for same, other in zip(own, others, strict=True):
         assert same.mean < 0.2 * other.mean, (same, other)
 
 
-async def recomputed_gaps(requests: EngineRequests, result: Result) -> Gaps:
-    token_ids = result.token_ids.tolist()
-    answer = await requests.whole(recomputation.request(token_ids, None))
-    return recomputation.gaps(result, recomputation.prompt_logprobs(answer, token_ids))
+async def recomputed_gaps(sampler: GenerateSampler, result: Result) -> Gaps:
+    scores, _ = await sampler.score(result.token_ids.tolist())
+    return recomputation.gaps(result, scores)
 
 
 OLD, SHARE, BITS = 20, 0.05, 0x0040

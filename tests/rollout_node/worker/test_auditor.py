@@ -20,9 +20,7 @@ from p2pcast.tasks.play import result_of
 from p2pcast.tasks.sums import Sums
 from p2pcast.version import Version
 from rollout_node.worker import auditor as module
-from rollout_node.worker import generate_form
 from rollout_node.worker.auditor import Auditor
-from rollout_node.worker.engine_requests import EngineRequests
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler
 
@@ -55,8 +53,8 @@ class Parts:
     def __init__(self, http: aiohttp.ClientSession, engine: FakeEngine) -> None:
         self.http, self.engine, self.ledger = http, engine, Ledger()
         self.versions = EngineVersions(http, engine.url, engine.url)
-        requests = EngineRequests(http, engine.url, generate_form.PATH)
-        self.auditor = Auditor(self.ledger, requests, self.versions, tolerance=0.05, interval_s=0.0)
+        scorer = GenerateSampler(http, engine.url, self.versions)
+        self.auditor = Auditor(self.ledger, scorer, self.versions, tolerance=0.05, interval_s=0.0)
 
     async def play(self, engine: FakeEngine | None = None) -> Result:
         """A result of an engine, this one unless another is given."""

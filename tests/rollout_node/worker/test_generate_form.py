@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from p2pcast.errors import P2PCastError, RemoteError
 from p2pcast.rollouts.result import Span
 from p2pcast.version import Version
-from rollout_node.worker.generate_form import COLD, FLAT, HOT, Answer, logprob, logprobs_fault
+from rollout_node.worker.generate_form import ROUTE, Answer
+from rollout_node.worker.sampled_answer import COLD, FLAT, HOT, logprob, logprobs_fault
 
 
 def named(label: str) -> Span:
@@ -93,7 +94,7 @@ def test_any_document_is_a_sample_or_one_of_our_errors(document: Any) -> None:
 
 
 def test_a_rounded_logprob_is_at_most_0() -> None:
-    assert logprob(1e-6) == 0.0
+    assert logprob(1e-6, ROUTE) == 0.0
 
 
 def at(temperature: float, logits: list[float], *, processed: bool = True) -> dict[int, float]:
@@ -104,12 +105,12 @@ def at(temperature: float, logits: list[float], *, processed: bool = True) -> di
 
 @given(st.lists(st.floats(-50, 50), min_size=2, max_size=8))
 def test_probes_tell_processed_logprobs_from_raw_logprobs(logits: list[float]) -> None:
-    assert logprobs_fault(at(COLD, logits), at(HOT, logits)) is None
+    assert logprobs_fault(at(COLD, logits), at(HOT, logits), ROUTE) is None
     if max(logits) - min(logits) > 2 * FLAT:
-        raw = [at(temperature, logits, processed=False) for temperature in (COLD, HOT)]
-        assert logprobs_fault(*raw) is not None
+        cold, hot = (at(temperature, logits, processed=False) for temperature in (COLD, HOT))
+        assert logprobs_fault(cold, hot, ROUTE) is not None
 
 
 def test_a_flat_distribution_raises_no_alarm() -> None:
-    assert logprobs_fault({1: -1.0, 2: -1.0}, {1: -1.0, 2: -1.0}) is None
-    assert logprobs_fault({1: -1.0}, {2: -1.0}) is None
+    assert logprobs_fault({1: -1.0, 2: -1.0}, {1: -1.0, 2: -1.0}, ROUTE) is None
+    assert logprobs_fault({1: -1.0}, {2: -1.0}, ROUTE) is None

@@ -1,0 +1,93 @@
+"""Samples of an engine that names the weights of each token.
+
+Promises:
+
+- Each sample's spans are those of the engine, named by the peer that installed the weights.
+- An engine that lacks a needed capability is refused at the start, with its reason.
+
+A cancelled sample ends at the engine too.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Protocol, Self
+
+import aiohttp
+import numpy as np
+
+from p2pcast.rollouts.result import Span
+from p2pcast.tasks.task import Sample
+from p2pcast.version import Version
+from rollout_node.worker.engine_requests import EngineRequests, checked
+from rollout_node.worker.sampled_answer import Route, SampledAnswer
+
+
+class Naming(Protocol):
+    """From labels of the engine's weights to versions."""
+
+    async def span(self, label: str) -> Span: ...
+    @property
+    def salt(self) -> str | None:
+        """Salt of the prefix cache for a request that begins now."""
+
+
+class LabelledSampler(ABC):
+    """``on_tokens``: called with the number of tokens that have come, summed over the turns of a play."""
+
+    route: ClassVar[Route]
+
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        engine: str,
+        naming: Naming,
+        on_tokens: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        self._http, self._engine, self._naming = http, engine, naming
+        self._requests = EngineRequests(http, engine, self.route)
+        self._on_tokens = on_tokens
+
+    def of_play(self, on_tokens: Callable[[int], None]) -> Self:
+        """The sampler of one play, which counts that play's tokens."""
+        return type(self)(self._http, self._engine, self._naming, on_tokens)
+
+    @abstractmethod
+    async def sample(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        seed: int,
+        temperature: float,
+        max_tokens: int,
+        stop_token_ids: Sequence[int],
+    ) -> Sample:
+        """See ``Sampler``. Raises P2PCastError."""
+
+    @abstractmethod
+    async def score(self, token_ids: Sequence[int]) -> tuple[np.ndarray, Version]:
+        """Log-probabilities of the tokens at temperature 1, float32, the first token's 0, and the version that the
+        engine served at their end. Raises P2PCastError.
+        """
+
+    async def check(self) -> str:
+        """The label of the engine's weights. Raises LocalError for an engine that cannot serve rollouts, and
+        RetryableError for one that is not up.
+        """
+        return await checked(self._engine, self.route, self._probe)
+
+    @abstractmethod
+    async def _probe(self, temperature: float) -> tuple[dict[int, float], str]:
+        """Log-probabilities of the likeliest tokens, and the label of the weights."""
+
+    async def _sample(self, answer: SampledAnswer) -> Sample:
+        """The whole answer, its versions named."""
+        labels = dict.fromkeys(span.label for span in answer.labels())
+        spans = {label: await self._naming.span(label) for label in labels}
+        return answer.sample(spans.__getitem__)
+
+    async def _version(self, answer: SampledAnswer) -> Version:
+        """Of an answer of one token."""
+        (span,) = answer.labels()
+        return (await self._naming.span(span.label)).version

@@ -1,0 +1,172 @@
+"""An engine's answer to a sampling request, and its log-probabilities; the same for every route. Pure.
+
+Spans are the engine's ``weight_versions``; an answer without them is refused, because a client cannot know when the
+weights changed. Promise: a document in another form is one of our errors, whatever it holds.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, ClassVar, Final, Literal, NamedTuple
+
+from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError
+from p2pcast.rollouts.result import Span
+from p2pcast.tasks.task import Sample
+
+LOWEST_LOGPROB: Final = -9000.0
+"""vLLM writes -9999 where it has no log-probability, SGLang the least number of its float."""
+ROUNDING: Final = 1e-4
+"""A log-probability above 0 by no more than this is 0, rounded."""
+COLD, HOT = 0.5, 2.0
+"""Temperatures of the two probes; vLLM takes none above 2."""
+CANDIDATES: Final = 5
+"""Likeliest tokens of a probe, whose log-probabilities are compared."""
+SAME_GAP: Final = 0.5
+"""Gaps between log-probabilities shrink to ``COLD / HOT`` of their size from the first probe to the second, if they are
+of the sampling distribution; otherwise they stay. This share lies between the two.
+"""
+FLAT: Final = 1e-3
+"""A gap below this says nothing."""
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError)
+"""Raised by reading a document in another form than the expected one."""
+
+Named = Callable[[str], Span]
+"""From a label of the engine's weights to a span without place."""
+
+
+class Route(NamedTuple):
+    """A sampling route of an engine, and what its user reads where the engine lacks something. ``needed``: the release
+    that has all. ``opened``: the release with the options that open the route. ``processed``: how to get
+    log-probabilities of the sampling distribution.
+    """
+
+    path: str
+    needed: str
+    opened: str
+    processed: str
+
+
+class LabelledSpan(NamedTuple):
+    label: str
+    start: int
+    end: int
+
+
+class SampledAnswer(ABC):
+    """The parts of one answer, streamed or whole."""
+
+    route: ClassVar[Route]
+
+    def __init__(self, stop_token_ids: Sequence[int], max_tokens: int) -> None:
+        self.token_ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._labels: list[LabelledSpan] | None = None
+        self._finish: str | None = None
+        self._stop_token_ids, self._max_tokens = stop_token_ids, max_tokens
+
+    def add(self, part: Any) -> None:
+        """One JSON document of the engine. Raises P2PCastError."""
+        if isinstance(part, dict) and part.get("error") is not None:
+            raise self._failure(part["error"])
+        try:
+            self._read(part)
+        except MALFORMED:
+            raise RemoteError(f"the engine's answer is not in the form of {self.route.path}") from None
+
+    async def read(self, parts: AsyncIterator[Any], on_tokens: Callable[[int], None]) -> None:
+        """All parts of a stream. ``on_tokens``: called with the number of tokens of each part. Raises P2PCastError."""
+        reported = len(self.token_ids)
+        async for part in parts:
+            self.add(part)
+            if len(self.token_ids) > reported:
+                on_tokens(len(self.token_ids) - reported)
+                reported = len(self.token_ids)
+
+    @abstractmethod
+    def _read(self, part: Any) -> None:
+        """One document. Raises P2PCastError, or an error of ``MALFORMED``."""
+
+    def _failure(self, error: Any) -> P2PCastError:
+        """Our error for the engine's."""
+        return RetryableError(f"the engine failed: {str(error)[:200]}")
+
+    def _take(self, token_ids: list[int], content: Sequence[tuple[int, float]] | None) -> None:
+        """New tokens. ``content``: tokens with their log-probabilities; None: there are none."""
+        if token_ids:
+            if content is None:
+                raise RemoteError("the engine sent no log-probabilities")
+            if [token for token, _ in content] != token_ids:
+                raise RemoteError("the engine's log-probabilities are not those of its tokens")
+            self._logprobs += [logprob(float(value), self.route) for _, value in content]
+        self.token_ids += token_ids
+        if len(self.token_ids) > self._max_tokens:
+            raise RemoteError(f"the engine sent {len(self.token_ids)} tokens of at most {self._max_tokens}")
+
+    def labels(self) -> list[LabelledSpan]:
+        """The engine's spans, which hold every token. Raises LocalError without spans, RemoteError for other tokens."""
+        if self._labels is None:
+            raise LocalError(f"the engine does not say which weights made its tokens: {self.route.needed}")
+        at = 0
+        for span in self._labels:
+            if not at == span.start < span.end:
+                raise RemoteError("the spans of the engine's weights leave out tokens, or overlap")
+            at = span.end
+        if at != len(self.token_ids):
+            raise RemoteError(f"the engine's weights are known for {at} of {len(self.token_ids)} tokens")
+        return self._labels
+
+    def sample(self, named: Named) -> Sample:
+        """Raises P2PCastError for an answer that is not whole, or not of the request."""
+        stop = self._stop()
+        spans = [named(label)._replace(start=start, end=end) for label, start, end in self.labels()]
+        return Sample(self.token_ids, self._logprobs, spans, stop)
+
+    def sample_of(self, span: Span) -> Sample:
+        """As ``sample``, where one version made all tokens. ``span``: without place."""
+        stop = self._stop()
+        return Sample(self.token_ids, self._logprobs, [span._replace(start=0, end=len(self.token_ids))], stop)
+
+    def _stop(self) -> Literal["end", "length"]:
+        """Raises P2PCastError for an answer that is not whole, or not of the request."""
+        if self._finish not in ("stop", "length"):
+            raise RetryableError(f"the engine ended the request early ({self._finish or 'without a reason'})")
+        if not 0 < len(self.token_ids) <= self._max_tokens:
+            raise RemoteError(f"the engine sent {len(self.token_ids)} tokens of at most {self._max_tokens}")
+        ended = self.token_ids[-1] in self._stop_token_ids
+        if not ended and len(self.token_ids) < self._max_tokens:
+            raise RemoteError("the engine ended the sample before its limit, and not after a stop token")
+        return "end" if ended else "length"
+
+
+def ids(found: Any) -> list[int]:
+    """Token ids; None is an empty list. Raises TypeError."""
+    found = [] if found is None else found
+    if not isinstance(found, list) or any(type(token) is not int for token in found):
+        raise TypeError
+    return found
+
+
+def logprob(value: float, route: Route) -> float:
+    """Raises P2PCastError for a number that no sampling distribution gives."""
+    if not math.isfinite(value) or value <= LOWEST_LOGPROB:
+        raise RemoteError("the engine has no log-probability for a sampled token")
+    if value > ROUNDING:
+        raise LocalError(f"the engine sends logits in place of log-probabilities: {route.processed}")
+    return min(value, 0.0)
+
+
+def logprobs_fault(cold: Mapping[int, float], hot: Mapping[int, float], route: Route) -> str | None:
+    """Why the log-probabilities are not of the sampling distribution; None if they are. ``cold``, ``hot``: candidates
+    of the two probes.
+    """
+    both = sorted(set(cold) & set(hot), key=lambda token: cold[token])
+    if len(both) < 2 or (gap := cold[both[-1]] - cold[both[0]]) < FLAT:
+        return None
+    if hot[both[-1]] - hot[both[0]] < SAME_GAP * gap:
+        return None
+    return (
+        "the engine's log-probabilities do not depend on the temperature, so they are not those of the sampling "
+        f"distribution: {route.processed}"
+    )
