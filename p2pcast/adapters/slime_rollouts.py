@@ -68,9 +68,9 @@ class Settings:
             raise UsageError(f"a wait for the ledger is no number of seconds: {error}") from None
         return cls(
             ledger,
-            os.environ.get("P2PCAST_LEDGER_BEARER_FILE"),
-            os.environ.get("P2PCAST_HUB"),
-            os.environ.get("P2PCAST_TOKEN_FILE"),
+            os.environ.get("P2PCAST_LEDGER_BEARER_FILE") or None,
+            os.environ.get("P2PCAST_HUB") or None,
+            os.environ.get("P2PCAST_TOKEN_FILE") or None,
             os.environ.get("P2PCAST_HUB_HTTP", DEFAULT_URL),
             patience_s,
             give_up_s,

@@ -3,9 +3,10 @@
     actor_rollout_ref.rollout.agent.agent_loop_manager_class=p2pcast.adapters.verl.LedgerAgentLoopManager
     +p2pcast_ledger.url=http://127.0.0.1:7079
 
-The manager takes the place of verl's ``AgentLoopManager``. verl's prompts are placeholders: their number decides how
-many groups a step has, and ``rollout.n`` how many samples a group has. verl gets token ids, masks, log-probabilities
-and the ledger's rewards. The estimator ``p2pcast`` gives the ledger's advantages, also where a group is short.
+The manager takes the place of verl's ``AgentLoopManager``. Prompts of verl are placeholders: their number decides how
+many groups a step has, and ``rollout.n`` how many samples a group has. The trainer gets token ids, masks,
+log-probabilities and the ledger's rewards. The estimator ``p2pcast`` gives the ledger's advantages, also where a group
+is short.
 
 Promises: verl trains on accepted results alone. Each batch is trained at most once on the way to any checkpoint that
 survives. Asking for a step says that the step before is trained; the one-step-off trainer asks one step early. After a

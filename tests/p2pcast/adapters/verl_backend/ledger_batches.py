@@ -11,6 +11,7 @@ import asyncio
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -89,11 +90,12 @@ async def train(hub: str, first: int, steps: int, groups: int) -> None:
         if number == first + 1:
             (Path(folder) / TRACKER).write_text(str(first + 2))
     refusals = {}
-    for name, changed in {
+    changes: dict[str, dict[str, Any]] = {
         "temperature": {"temperature": 0.5},
         "size": {"n": size - 1},
         "length": {"response_length": 1},
-    }.items():
+    }
+    for name, changed in changes.items():
         try:
             other = LedgerAgentLoopManager.create(config=config(hub, **changed))
             other._steps, other._step = manager._steps, steps - 1
