@@ -1,6 +1,6 @@
 """verl's rollouts from a ledger: one batch of the ledger for each step, in place of generation by verl's own engines.
 
-    actor_rollout_ref.rollout.agent.agent_loop_manager_class=p2pcast.adapters.verl.LedgerAgentLoopManager
+    +actor_rollout_ref.rollout.agent.agent_loop_manager_class=p2pcast.adapters.verl.LedgerAgentLoopManager
     +p2pcast_ledger.url=http://127.0.0.1:7079
 
 The manager takes the place of verl's ``AgentLoopManager``. Prompts of verl are placeholders: their number decides how
