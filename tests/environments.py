@@ -26,6 +26,8 @@ INSTALL_S = 1200.0
 """Time for one command of pip, in seconds."""
 ENVIRONMENTS: dict[str, list[list[str]]] = {
     "trl": [["trl==1.16.0"]],
+    # Trainers whose data alone is looked at. --no-deps leaves out what atropos's environments need.
+    "bridges": [["tinker==0.38.0"], ["--no-deps", "atroposlib==0.4.0"]],
     # verifiers holds openai and mcp at older versions.
     "verifiers": [
         tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["verifiers"]

@@ -16,43 +16,26 @@ filled with copies without advantage, of which one token counts in TRL's mean ov
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import queue
-import secrets
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from p2pcast.adapters.ledger_steps import POSITION, LedgerSteps, Position, filled, filler
 from p2pcast.errors import RetryableError, UsageError
-from p2pcast.store.atomic_files import atomic_write
 
 if TYPE_CHECKING:
     from p2pcast.adapters.trl_transfer import P2PCast
     from trainer_node.learning.objective.advantages import AdvantageKind
     from trainer_node.learning.objective.training_rows import TrainingRow
-    from trainer_node.sdk.batch_client import BatchClient, RolloutBatch
+    from trainer_node.sdk.batch_client import RolloutBatch
 
-POSITION: Final = "p2pcast-ledger.json"
-"""In a checkpoint's folder: its step, its batches since the checkpoint before, and the digest that the ledger knows."""
-DIGEST_BYTES: Final = 32
 STOP_S: Final = 15.0
 """Time in seconds for the thread to end."""
 logger = logging.getLogger("p2pcast.trl")
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """Where a run continues. ``batches``: ids since the checkpoint before."""
-
-    step: int = 0
-    batches: tuple[bytes, ...] = ()
-    digest: bytes | None = None
 
 
 class LedgerRollouts:
@@ -89,11 +72,8 @@ class LedgerRollouts:
         self._url, self._transfer, self._samples = url, transfer, samples_a_step
         self._options: dict[str, Any] = {"bearer_file": bearer_file, "hub": hub, "token_file": token_file}
         self._kind, self._eps, self._temperature = advantages, eps, temperature
-        self._client: BatchClient | None = None
-        self._staleness = 0
+        self._steps: LedgerSteps | None = None
         self._begins = Position()
-        self._handed: dict[int, bytes] = {}
-        """Ids of batches since the last checkpoint, by step."""
         self._groups = 0
         """Number of groups so far, for TRL's ids."""
         self._changed = threading.Condition()
@@ -116,16 +96,15 @@ class LedgerRollouts:
         version = self._transfer.version
         if version is None:
             raise UsageError("the ledger needs the branch of the first sync: pass the same P2PCast as weight_transfer")
-        self._client = BatchClient(self._url, **self._options)
-        facts = self._client.facts()
+        client = BatchClient(self._url, **self._options)
+        facts = client.facts()
         if self._transfer.steps_a_sync > facts.staleness + 1:
             raise UsageError(
                 f"a sync every {self._transfer.steps_a_sync} steps starves a ledger with --staleness"
                 f" {facts.staleness}: sync every {facts.staleness + 1} steps or more often"
             )
-        self._staleness = facts.staleness
-        begins = self._begins
-        self._client.resume(version.branch, begins.step, begins.digest, begins.batches)
+        self._steps = LedgerSteps(client)
+        self._steps.begin(version.branch, self._begins)
         self._answered_s = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="p2pcast ledger batches", daemon=True)
         self._thread.start()
@@ -166,9 +145,7 @@ class LedgerRollouts:
     def restore(self, folder: Path) -> None:
         """Before the first sync: the trainer has loaded this checkpoint. Raises UsageError."""
         try:
-            found = json.loads((folder / POSITION).read_text())
-            batches = tuple(bytes.fromhex(batch) for batch in found["batches"])
-            self._begins = Position(int(found["step"]), batches, bytes.fromhex(found["digest"]))
+            self._begins = Position.read(folder / POSITION)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(
                 f"{folder} does not say which batches of the ledger it contains ({error}): resume from a checkpoint"
@@ -178,14 +155,8 @@ class LedgerRollouts:
 
     def acknowledge(self, folder: Path, step: int) -> None:
         """The checkpoint in ``folder`` has ``step`` steps. Raises LocalError, RefusedError."""
-        assert self._client is not None
-        with self._changed:
-            contained = [batch for number, batch in sorted(self._handed.items()) if number < step]
-            self._handed = {number: batch for number, batch in self._handed.items() if number >= step}
-        digest = secrets.token_bytes(DIGEST_BYTES)
-        position = {"step": step, "batches": [batch.hex() for batch in contained], "digest": digest.hex()}
-        atomic_write(folder / POSITION, json.dumps(position).encode())
-        self._client.ack(step, contained, digest)
+        assert self._steps is not None
+        self._steps.acknowledge(step, folder / POSITION)
 
     # -- in the thread
 
@@ -197,24 +168,18 @@ class LedgerRollouts:
                 self._error = error
 
     def _hand_over(self) -> None:
-        assert self._client is not None
-        step, before = self._begins.step, None
-        samples: list[Any] = []
-        while self._wanted(step):
-            if before is not None:
-                self._client.applied(before, step)
-            batch = self._taken(step)
-            if batch is None:
-                break
+        step, version = self._begins.step, 0
+        rows: list[TrainingRow] = []
+        while self._wanted(step) and (batch := self._taken(step)) is not None:
             with self._changed:
-                self._handed[step] = batch.id
                 version = self._model_version
-            samples = list(self._samples_of(batch, step, version))
-            self._put(samples)
-            step, before = step + 1, batch
+            rows = self._rows_of(batch)
+            self._put([self._sample(row, step, version) for row in rows])
+            self._groups += len(batch.groups)
+            step += 1
         if self._finished_at is not None:
             # TRL asks for a batch more than it trains.
-            self._put([_filler(one) for one in samples])
+            self._put([self._sample(filler(row), step, version) for row in rows])
 
     def _wanted(self, step: int) -> bool:
         """True once TRL may need the batch of ``step``; False at the end. The version after n syncs has the steps of
@@ -234,9 +199,9 @@ class LedgerRollouts:
         """None at the end of the ledger's run, or of TRL's."""
         from trainer_node.sdk.batch_client import Finished, Wait
 
-        assert self._client is not None
+        assert self._steps is not None
         while True:
-            found = self._client.poll(step)
+            found = self._steps.poll(step)
             with self._changed:
                 self._answered_s = time.monotonic()
                 if isinstance(found, Finished):
@@ -260,40 +225,16 @@ class LedgerRollouts:
                 except queue.Full:
                     continue
 
-    def _samples_of(self, batch: RolloutBatch, step: int, model_version: int) -> Iterator[Any]:
-        """``samples_a_step`` samples. Raises UsageError, IntegrityError."""
-        from trainer_node.learning.objective.training_rows import rows_of
-
-        rows = rows_of(
-            batch,
-            kind=self._kind,
-            eps=self._eps,
-            overlong="keep",
-            step=step,
-            staleness=self._staleness,
-            # The ledger has compared the ids with the task's vocabulary.
-            vocabulary=sys.maxsize,
-        )
-        if len(rows) > self._samples:
-            raise UsageError(
-                f"the ledger's batch of step {step} has {len(rows)} samples, and TRL trains {self._samples} a step:"
-                " lower --batch-groups or --group-size of p2pcast ledger, or raise TRL's batch size"
-            )
-        samples = [self._sample(row, step, model_version) for row in rows]
-        self._groups += len(batch.groups)
-        logger.info("step %d: batch %s, %d samples", step, batch.id.hex(), len(samples))
-        yield from samples
-        for number in range(self._samples - len(samples)):
-            yield _filler(samples[number % len(samples)])
+    def _rows_of(self, batch: RolloutBatch) -> list[TrainingRow]:
+        """``samples_a_step`` rows. Raises UsageError, IntegrityError."""
+        assert self._steps is not None
+        rows = self._steps.rows(batch, temperature=self._temperature, kind=self._kind, eps=self._eps)
+        logger.info("step %d: batch %s, %d samples", batch.step, batch.id.hex(), len(rows))
+        return filled(rows, self._samples, "TRL", batch.step)
 
     def _sample(self, row: TrainingRow, step: int, model_version: int) -> Any:
         from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
-        if row.temperature != self._temperature:
-            raise UsageError(
-                f"the ledger's samples have temperature {row.temperature}, and TRL computes with {self._temperature}:"
-                " give p2pcast ledger --temperature and TRL's temperature the same value"
-            )
         return RolloutSample(
             prompt=[],
             completion=[],
@@ -306,13 +247,3 @@ class LedgerRollouts:
             group_id=self._groups + row.group,
             metrics={"reward": row.reward, "ledger/staleness": float(step - row.oldest_version)},
         )
-
-
-def _filler(sample: Any) -> Any:
-    """A copy that changes no gradient. One token is learnt from: TRL's loss needs a token in each row."""
-    from dataclasses import replace
-
-    mask = sample.completion_mask.copy()
-    learnt = mask.nonzero()[0]
-    mask[learnt[1:]] = 0
-    return replace(sample, completion_mask=mask, advantage=0.0)

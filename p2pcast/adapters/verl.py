@@ -5,6 +5,8 @@
     actor_rollout_ref.rollout.checkpoint_manager_class=p2pcast.adapters.verl.StagingCheckpointEngineManager
 
 The import registers the backend "p2pcast". Settings and behaviour: docs/guides/verl.md.
+
+``LedgerAgentLoopManager`` trains on the batches of a ledger: docs/guides/ledger-bridges.md.
 """
 
 from __future__ import annotations
@@ -15,5 +17,6 @@ verl_versions.check()
 
 from p2pcast.adapters.verl_backend.checkpoint_engine import P2PCastCheckpointEngine  # noqa: E402
 from p2pcast.adapters.verl_backend.early_staging import StagingCheckpointEngineManager  # noqa: E402
+from p2pcast.adapters.verl_backend.ledger_rollouts import LedgerAgentLoopManager  # noqa: E402
 
-__all__ = ["P2PCastCheckpointEngine", "StagingCheckpointEngineManager"]
+__all__ = ["LedgerAgentLoopManager", "P2PCastCheckpointEngine", "StagingCheckpointEngineManager"]

@@ -88,17 +88,17 @@ class Stage:
 class OneSampler:
     """``first``: the first of two tokens."""
 
-    def __init__(self, first: int) -> None:
-        self._first = first
+    def __init__(self, first: int, version: Version) -> None:
+        self._first, self._version = first, version
 
     async def sample(self, prompt_ids: Any, **more: Any) -> Sample:
-        return Sample([self._first, 2], [-1.0, -1.0], [Span(ZERO, 0, 2, MANIFEST, "recompute")], "end")
+        return Sample([self._first, 2], [-1.0, -1.0], [Span(self._version, 0, 2, MANIFEST, "recompute")], "end")
 
 
-async def played(lease: bytes, job: Job, *, odd: bool = True) -> Result:
+async def played(lease: bytes, job: Job, *, odd: bool = True, version: Version = ZERO) -> Result:
     """``odd``: the reward is 1."""
     play = Play(job.prompt)
-    sample = await play.turn(OneSampler(3 if odd else 4), job, job.max_tokens, (2,))
+    sample = await play.turn(OneSampler(3 if odd else 4, version), job, job.max_tokens, (2,))
     return result_of(job, lease, play.end(sample.stop), 0.0)
 
 
