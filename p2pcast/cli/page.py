@@ -16,7 +16,7 @@ from p2pcast.errors import UsageError
 @click.option(
     "--link", is_flag=True, help="Print a link that one browser on another machine may open within 10 minutes."
 )
-@click.option("--bearer-file", type=PATH, help=BEARER_FILE)
+@BEARER_FILE
 def page(hub: str | None, state: Path | None, link: bool, bearer_file: Path | None) -> None:
     """Print the address of the run's page.
 
