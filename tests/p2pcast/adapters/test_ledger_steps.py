@@ -52,7 +52,7 @@ class PlayedLedger:
         self.calls.append(("ack", step, list(batches)))
 
 
-def test_a_step_is_applied_once_and_a_checkpoint_names_the_steps_before_it(tmp_path: Path) -> None:
+def test_each_step_is_applied_once_and_a_checkpoint_names_the_steps_before(tmp_path: Path) -> None:
     ledger, journal = PlayedLedger(last=3), tmp_path / "deep" / "journal.json"
     steps = LedgerSteps(ledger, journal)  # type: ignore[arg-type]
     steps.begin_by_journal(0, 0, checkpoint=False)

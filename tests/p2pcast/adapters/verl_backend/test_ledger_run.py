@@ -64,7 +64,7 @@ async def test_verl_trains_each_batch_of_a_ledger_once(places: tuple[Path, Path,
 
 
 def run(stage: Stage, hub: str, engine: FollowingEngine) -> str:
-    """What verl has printed."""
+    """The output of verl."""
     python, http = sys.executable, f"127.0.0.1:{free_port()}"
     words = [
         "ledger",
