@@ -1,4 +1,4 @@
-"""What is wrong with a run, in words, with what to do about it. Pure."""
+"""Alarms of a run: sentences that name a trouble, with the remedy. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """``alarm``: somebody has to act. ``watch``: it may pass by itself. ``do``: what to do."""
+    """``level``: ``alarm`` where an operator has to act, ``watch`` where the trouble may pass. ``do``: the remedy."""
 
     level: Level
     text: str
@@ -62,7 +62,7 @@ def _of_peers(rows: Mapping[str, Document]) -> Iterator[Alarm]:
     if named := those("quarantined"):
         yield Alarm(
             "alarm",
-            f"Other peers blame {_names(named)}: data was wrong or withheld. They feed nobody now.",
+            f"Other peers blame {_names(named)}: data was wrong or withheld. They feed no peer now.",
             "Check their disks, memory and owners; p2pcast evict removes one for ever.",
         )
     if named := those("failed"):

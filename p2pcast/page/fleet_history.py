@@ -1,4 +1,4 @@
-"""What events tell of a run's recent past: how each version spread, and which peers were lost. Pure.
+"""A run's recent past, from events: times at which each version arrived, and lost peers. Pure.
 
 Promise: memory is bounded, whatever the events are. A malformed event changes nothing.
 """

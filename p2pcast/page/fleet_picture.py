@@ -1,11 +1,11 @@
-"""The picture of a run: one document of all that its page shows. Pure.
+"""The picture of a run: the one document that its page shows. Pure.
 
 Rows of peers are keyed by name, so that ``picture_changes`` can send those that changed. Keys of a row:
 
 - ``parent``: name of the node that feeds this peer; ``hub`` for the hub.
 - ``behind``: known versions that are newer than the oldest one served here; None where nothing is served.
 - ``progress``: of the version that arrives now. ``bytes``: received so far.
-- ``marks``: what is remarkable (``_marks``).
+- ``marks``: troubles (``_marks``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Document = dict[str, Any]
 
 
 def picture(status: Mapping[str, Any], history: FleetHistory, now_s: float, source: str = "live") -> Document:
-    """``status``: of the hub. ``now_s``: Unix time in seconds. ``source``: ``live``, or what else is shown."""
+    """``status``: of the hub. ``now_s``: Unix time in seconds. ``source``: ``live``, or the name of another source."""
     versions = _versions(status)
     rtt = {link["name"]: link.get("rtt_ms") for link in status.get("links") or ()}
     peers = {str(row["name"]): _row(row, versions, rtt) for row in status.get("peers") or ()}

@@ -1,6 +1,6 @@
-"""Routes of a run's page: its files, its pictures, and the way in from another machine.
+"""Routes of a run's page: its files, its pictures, and the entry from another machine.
 
-Promises: files hold nothing of the run, so anybody may load them. Pictures need a caller on loopback, the bearer, or
+Promises: files hold nothing of the run, so any caller may load them. Pictures need a caller on loopback, the bearer, or
 the cookie of a one-time link. No script or style but these files runs in the page, and no other page may frame it.
 """
 
@@ -95,12 +95,10 @@ class PageRoutes:
         headers = HEADERS | {"ETag": found.tag, "Cache-Control": "no-cache"}
         if request.headers.get("If-None-Match") == found.tag:
             return web.Response(status=304, headers=headers)
-        headers |= {"Content-Encoding": "gzip"}
-        return web.Response(body=found.body, content_type=found.kind, charset="utf-8", headers=headers)
+        return _answer(request, found.body, found.kind, headers)
 
     async def _get_picture(self, request: web.Request) -> web.Response:
-        headers = {"Content-Encoding": "gzip", "Cache-Control": "no-store"}
-        return web.Response(body=self._feed.whole(), content_type="application/json", headers=headers)
+        return _answer(request, self._feed.whole(), "application/json", {"Cache-Control": "no-store"})
 
     async def _get_changes(self, request: web.Request) -> web.StreamResponse:
         feed, text = self._feed, request.query.get("after", "")
@@ -150,3 +148,13 @@ class PageRoutes:
         response = web.json_response({})
         response.set_cookie(COOKIE, cookie, max_age=int(COOKIE_S), httponly=True, samesite="Strict", path="/page")
         return response
+
+
+def _answer(request: web.Request, body: bytes, kind: str, headers: dict[str, str]) -> web.Response:
+    """``body``: compressed by gzip, as most callers take it."""
+    headers = headers | {"Vary": "Accept-Encoding"}
+    if "gzip" in request.headers.get("Accept-Encoding", ""):
+        headers["Content-Encoding"] = "gzip"
+    else:
+        body = gzip.decompress(body)
+    return web.Response(body=body, content_type=kind, charset="utf-8", headers=headers)

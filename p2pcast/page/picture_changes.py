@@ -1,4 +1,4 @@
-"""What changed from one picture of a run to the next. Pure.
+"""Changes from one picture of a run to the next. Pure.
 
 A change: ``{"set": {key: value, …}, "peers": {name: row or null, …}}``; a null row: the peer is gone.
 """

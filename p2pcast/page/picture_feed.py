@@ -1,7 +1,7 @@
-"""Pictures of a run for all viewers of its page: made once, sent to each as what changed.
+"""Pictures of a run for all viewers of its page: made once, and sent as changes.
 
 Promises: without a viewer nothing is computed. All viewers together cost at most ``SHARE`` of one core for making
-pictures, whatever the size of the fleet. A viewer that does not read loses its connection and delays nobody.
+pictures, whatever the size of the fleet. A viewer that does not read loses its connection and delays no other viewer.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class PictureFeed:
         self._asked = asyncio.Event()
 
     async def run(self) -> None:
-        """Make pictures while somebody looks. Until cancelled."""
+        """Make pictures while a viewer is connected. Until cancelled."""
         while True:
             if not self.viewers:
                 self._asked.clear()

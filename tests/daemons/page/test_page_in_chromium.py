@@ -91,7 +91,7 @@ def join_in_a_process(swarm: Any, name: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", "p2pcast.cli", *map(str, words)], stderr=subprocess.DEVNULL)
 
 
-async def test_a_run_is_seen_as_it_happens(swarm, states, browser):
+async def test_versions_and_losses_are_seen_at_once(swarm, states, browser):
     state = states.first()
     swarm.publish(1, state)
     hub = await swarm.hub_up()

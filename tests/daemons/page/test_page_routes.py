@@ -73,7 +73,7 @@ async def test_without_viewers_no_picture_is_made(swarm, states):
 async def test_files_are_sent_compressed_once_and_without_rights_over_the_run(swarm, states):
     hub = await swarm.hub_up()
     total = 0
-    async with aiohttp.ClientSession(auto_decompress=False) as http:
+    async with aiohttp.ClientSession(auto_decompress=False, headers={"Accept-Encoding": "gzip"}) as http:
         async with http.get(url_of(hub) + "/") as answer:
             text, policy = gzip.decompress(await answer.read()).decode(), answer.headers["Content-Security-Policy"]
         assert "script-src 'self'" in policy
@@ -89,6 +89,15 @@ async def test_files_are_sent_compressed_once_and_without_rights_over_the_run(sw
                 assert answer.status == 404
     assert total < 100_000
     assert "<script>" not in text
+
+
+async def test_a_caller_without_gzip_gets_plain_answers(swarm):
+    hub = await swarm.hub_up()
+    async with aiohttp.ClientSession(headers={"Accept-Encoding": "identity"}) as http:
+        for path, begins in [("/", b"<!doctype html>"), ("/page/picture", b'{"number":')]:
+            async with http.get(url_of(hub) + path) as answer:
+                assert "Content-Encoding" not in answer.headers
+                assert (await answer.read()).startswith(begins)
 
 
 async def test_a_link_lets_one_browser_read_and_command_nothing(swarm, states, monkeypatch):

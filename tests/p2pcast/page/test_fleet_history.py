@@ -1,4 +1,4 @@
-"""What events tell of versions and losses."""
+"""Versions and losses, from events."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_version_is_summed_up() -> None:
     }
 
 
-def test_a_lost_peer_is_remembered_until_it_is_back() -> None:
+def test_a_lost_peer_is_remembered_until_its_return() -> None:
     history = FleetHistory()
     history.apply("left", 5.0, {"peer": "a", "lost": True, "why": "silent"})
     history.apply("left", 5.0, {"peer": "b", "lost": False, "why": None})

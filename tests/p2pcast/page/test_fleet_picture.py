@@ -104,7 +104,7 @@ def test_a_loss_is_shown_until_the_peer_is_back_or_forgotten() -> None:
     assert texts(run(peer("a"), peer("b")), history) == []
 
 
-def test_alarms_come_before_what_may_pass() -> None:
+def test_alarms_come_before_passing_troubles() -> None:
     found = seen(run(peer("a", reachable=False), peer("b", quarantined=True)))
     assert [alarm["level"] for alarm in found["alarms"]] == ["alarm", "watch"]
 

@@ -41,7 +41,7 @@ def recorded() -> RecordedRun:
     return run
 
 
-def test_events_are_read_as_they_were_sent() -> None:
+def test_events_are_read_in_the_form_of_the_route() -> None:
     found = list(read_events(SSE.splitlines()))
     assert [(event.kind, event.time_s) for event in found] == [("joined", 10.5), ("sealed", 11.0)]
     assert found[1].facts == {"version": "0.1", "bytes": 5}
@@ -76,7 +76,7 @@ def test_the_picture_of_a_recorded_run_is_that_of_a_live_one() -> None:
     assert {name: row["parent"] for name, row in found["peers"].items()} == {"a": "hub", "b": "a"}
 
 
-def test_what_failed_and_who_left_is_seen() -> None:
+def test_failed_engines_and_lost_peers_are_seen() -> None:
     run = recorded()
     run.apply("unready", {"peer": "a", "engine": "e", "version": None, "why": "no room"})
     run.apply("garbled", {"peer": "a", "quarantined": True})

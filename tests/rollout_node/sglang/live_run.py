@@ -129,7 +129,7 @@ class LiveRun:
 
 
 class Clients:
-    """They ask greedily, one request after the other. ``failing``: requests may fail, and are sent again."""
+    """Clients that ask greedily, one request after the other. ``failing``: requests may fail, and are sent again."""
 
     def __init__(self, url: str, prompts: list[list[int]], tokens: int) -> None:
         self.url, self.prompts, self.tokens = url, prompts, tokens

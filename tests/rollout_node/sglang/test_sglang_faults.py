@@ -206,7 +206,7 @@ async def long_answer(server: SglangServer, tokens: int) -> list[str]:
         return [span["version"] for span in found["meta_info"]["weight_versions"]]
 
 
-async def test_a_drain_lets_requests_end_and_holds_new_ones(server: SglangServer, peer: Peer) -> None:
+async def test_a_drain_holds_new_requests(server: SglangServer, peer: Peer) -> None:
     peer.choose("drain")
     await peer.install()
     advance(peer.run)

@@ -1,5 +1,5 @@
 """A real SGLang server at tensor parallel 2, its peer, or one of its ranks is killed while a version is prepared,
-committed or audited. What comes back serves the newest version, and no answer is of mixed weights.
+committed or audited. The next server or peer serves the newest version, and no answer is of mixed weights.
 """
 
 from __future__ import annotations

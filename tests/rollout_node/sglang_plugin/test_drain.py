@@ -49,7 +49,7 @@ def without_a_hold() -> Iterator[None]:
     drain.resume(lambda scheduler: None, None)
 
 
-def test_what_has_begun_is_taken_and_the_rest_waits() -> None:
+def test_a_hold_takes_only_requests_that_had_begun() -> None:
     scheduler = Scheduler(running="a", waiting="b", compiling="c")
     drain.hold(scheduler)
     scheduler.waiting_queue = requests("xbyc")
