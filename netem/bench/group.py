@@ -60,6 +60,7 @@ COMMANDS = {
         "netem.bench.commands.latency_command:latency",
         "Time until small versions are live at the last peer, by stage.",
     ),
+    "page": ("netem.bench.commands.page_command:page", "Cost of the run's page at the hub and in a browser."),
     "start": ("netem.bench.commands.start_command:start", "Time of a hub's start, end, and restart after kill -9."),
     "stripes": (
         "netem.bench.commands.stripes_command:stripes",

@@ -4,7 +4,7 @@ Rows of peers are keyed by name, so that ``picture_changes`` can send those that
 
 - ``parent``: name of the node that feeds this peer; ``hub`` for the hub.
 - ``behind``: known versions that are newer than the oldest one served here; None where nothing is served.
-- ``progress``: of the version that arrives now. ``bytes``: received so far.
+- ``progress``: the version that arrives now, and the share of it that is here. ``bytes``: received so far.
 - ``marks``: troubles (``_marks``).
 """
 
@@ -79,7 +79,7 @@ def _row(row: Mapping[str, Any], versions: Sequence[str], rtt: Mapping[str, Any]
         "committed": row.get("committed"),
         "behind": behind,
         "state": row.get("state"),
-        "progress": row.get("progress"),
+        "progress": _progress(row.get("progress")),
         "bytes": row.get("bytes_received"),
         "duplicate": row.get("bytes_duplicate"),
         "bps": row.get("bps"),
@@ -99,6 +99,12 @@ def _engine(engine: Mapping[str, Any]) -> Document:
     keys = ("name", "ready", "staged", "committed", "pause_s", "recomputed_tokens")
     error = engine.get("error")
     return {key: engine.get(key) for key in keys} | {"error": None if error is None else str(error)[:TEXT_SHOWN]}
+
+
+def _progress(found: Mapping[str, Any] | None) -> tuple[str, float] | None:
+    if found is None or not 0 <= found["pieces"] < found["of"]:
+        return None
+    return str(found["version"]), round(found["pieces"] / found["of"], 3)
 
 
 def _behind(engines: Sequence[Document], versions: Sequence[str]) -> int | None:

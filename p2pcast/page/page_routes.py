@@ -76,7 +76,8 @@ class PageRoutes:
             return True
         if path in ("/page/picture", "/page/changes"):
             return self._rights.admits(request.cookies.get(COOKIE, ""))
-        return path == "/" or path.removeprefix("/page/") in self._files
+        reads = request.method in ("GET", "HEAD")
+        return reads and (path == "/" or path.removeprefix("/page/") in self._files)
 
     async def link(self, body: dict[str, Any]) -> dict[str, Any]:
         """POST /page/link, a command: the path of a page that may be opened once, from any machine."""

@@ -55,8 +55,7 @@ export function level(row) {
 }
 
 export function arriving(row) {
-  const found = typeof row.progress === "number" ? row.progress : null;
-  return found === null || found >= 1 ? null : found;
+  return row.progress === null ? null : row.progress[1];
 }
 
 export function drawAlarms(list, alarms) {
@@ -81,7 +80,7 @@ export function drawPeers(element, shown, picture, rates, filter) {
     const pause = row.engines.map((engine) => engine.pause_s).filter((value) => value !== null);
     return [
       [name], [row.region || "–"], [row.committed ?? "nothing", row.committed === picture.version ? "good" : "watch"],
-      [number(row.behind), "number"], [row.staged ?? "–"], [part === null ? row.state ?? "–" : `${(100 * part).toFixed(0)} %`],
+      [number(row.behind), "number"], [row.staged ?? "–"], [part === null ? row.state ?? "–" : `${row.progress[0]}: ${(100 * part).toFixed(0)} %`],
       [number(rates.of(name), 2), "number"], [row.parent ?? "–"], [number(row.rtt_ms, 1), "number"], [number(row.score, 0), "number"],
       [row.standing ?? "–"], [pause.length ? (1000 * Math.max(...pause)).toFixed(1) : "–", "number"],
       [`${ready} of ${row.engines.length} ready`, ready === row.engines.length ? "good" : "watch"],

@@ -109,6 +109,14 @@ def test_alarms_come_before_passing_troubles() -> None:
     assert [alarm["level"] for alarm in found["alarms"]] == ["alarm", "watch"]
 
 
+@pytest.mark.parametrize(
+    ("pieces", "of", "found"), [(3, 8, ("0.4", 0.375)), (0, 8, ("0.4", 0.0)), (8, 8, None), (0, 0, None), (9, 8, None)]
+)
+def test_a_version_on_its_way_is_shown_until_it_is_whole(pieces: int, of: int, found: Any) -> None:
+    row = peer("a", progress={"version": "0.4", "pieces": pieces, "of": of})
+    assert seen(run(row))["peers"]["a"]["progress"] == found
+
+
 def test_long_errors_are_cut() -> None:
     row = seen(run(peer("a", engine(ready=False, error="x" * 9999))))["peers"]["a"]
     assert len(row["error"]) == 300
