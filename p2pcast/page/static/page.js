@@ -64,6 +64,7 @@ async function begin() {
     }
     if (!answer.ok) throw new Error(`status ${answer.status}`);
     picture = await answer.json();
+    Object.setPrototypeOf(picture.peers, null); // a peer may be called __proto__
   } catch {
     say("the hub does not answer; trying again");
     setTimeout(begin, RETRY_MS);

@@ -71,5 +71,5 @@ export function drawTree(svg, hint, picture, rates) {
     element(group, "text", { class: "dim", x: x(node) + 12, y: y(node) + 12 }, node === root ? picture.version ?? "" : `${node.data.text}${rate}`);
   }
   svg.setAttribute("aria-label", `The hub feeds ${root.children?.length ?? 0} chains; ${nodes.map((node) => `${node.name} is fed by ${node.parent}`).slice(0, MOST_PEERS).join(", ")}`);
-  set(hint, Object.keys(picture.peers).length > MOST_PEERS ? "Regions, since there are many peers; the table below has each." : "Green: current. A ring shows how much of a version has arrived.");
+  set(hint, Object.keys(picture.peers).length > MOST_PEERS ? "Regions, since there are many peers; the table below has each." : "Green is well, amber may pass, red needs you. A ring shows how much of a version has arrived.");
 }
