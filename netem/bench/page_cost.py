@@ -1,7 +1,7 @@
 """Cost of the run's page: the hub's CPU without and with viewers, the bytes of a load, and the time to the first paint.
 
-The hub is a real one, in a process of its own, with the records of peers that report progress and nothing else: they
-have no links, so that the CPU is that of the page. A load is measured with a real Chromium, if there is one.
+The hub is a real one, in a process of its own, with the records of peers that only report progress. They have no links,
+so that the CPU is that of the page. A load is measured with a real Chromium, if there is one.
 """
 
 from __future__ import annotations

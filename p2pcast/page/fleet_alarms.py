@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
@@ -49,7 +49,9 @@ def _of_hub(status: Mapping[str, Any]) -> Iterator[Alarm]:
         yield Alarm("watch", f"Folder {folder} was not published: {why}", "Correct the folder, and name it anew.")
     if waiting := status.get("waiting_for"):
         yield Alarm(
-            "watch", f"The next version waits for {_names(waiting)}.", "See --max-lag, if one peer may not delay a run."
+            "watch",
+            f"The next version waits for {names_of(waiting)}.",
+            "See --max-lag, if one peer may not delay a run.",
         )
 
 
@@ -62,31 +64,31 @@ def _of_peers(rows: Mapping[str, Document]) -> Iterator[Alarm]:
     if named := those("quarantined"):
         yield Alarm(
             "alarm",
-            f"Other peers blame {_names(named)}: data was wrong or withheld. They feed no peer now.",
+            f"Other peers blame {names_of(named)}: data was wrong or withheld. They feed no peer now.",
             "Check their disks, memory and owners; p2pcast evict removes one for ever.",
         )
     if named := those("failed"):
         yield Alarm(
             "alarm",
-            f"Installs fail at {_names(named)}: {rows[named[0]]['error']}",
-            "Follow the error's own advice; the peer goes on trying.",
+            f"Installs fail at {names_of(named)}: {rows[named[0]]['error']}",
+            f"Look at {rows[named[0]]['address']}, as the error says; the peer tries again by itself.",
         )
     if named := those("unready"):
         yield Alarm(
             "watch",
-            f"Engines are not ready at {_names(named)}.",
+            f"Engines are not ready at {names_of(named)}.",
             "Nothing, if they are starting; else see the peer's log.",
         )
     if named := those("late"):
         yield Alarm(
             "watch",
-            f"Behind by more than {LATE_VERSIONS} versions: {_names(named)}.",
+            f"Behind by more than {LATE_VERSIONS} versions: {names_of(named)}.",
             "Look at the rate of their parent, or let versions be bigger steps apart.",
         )
     if named := those("unreachable"):
         yield Alarm(
             "watch",
-            f"No other peer reaches {_names(named)}, so they only receive.",
+            f"No other peer reaches {names_of(named)}, so they only receive.",
             "Open their port, or state it with --advertise.",
         )
 
@@ -96,9 +98,9 @@ def _of_losses(lost: Mapping[str, float]) -> Iterator[Alarm]:
     if recent:
         yield Alarm(
             "watch",
-            f"Lost, and not back: {_names(recent)}. Its children have other parents now."
+            f"Lost, and not back: {names_of(recent)}. Its children have other parents now."
             if len(recent) == 1
-            else f"Lost, and not back: {_names(recent)}. Their children have other parents now.",
+            else f"Lost, and not back: {names_of(recent)}. Their children have other parents now.",
             "Start p2pcast join there again with the same --state, and it goes on where it was.",
         )
 
@@ -112,6 +114,7 @@ def _of_rollouts(rollouts: Any) -> Iterator[Alarm]:
         yield Alarm("watch", f"{silent} workers are silent.", "Their leases return to the pool by themselves.")
 
 
-def _names(names: list[str]) -> str:
+def names_of(names: Sequence[str]) -> str:
+    """The first ones, and the number of the others."""
     rest = len(names) - NAMED
     return ", ".join(names[:NAMED]) + (f" and {rest} more" if rest > 0 else "")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from p2pcast.page.fleet_alarms import LATE_VERSIONS, alarms
+from p2pcast.page.fleet_alarms import LATE_VERSIONS, alarms, names_of
 from p2pcast.page.fleet_history import FleetHistory
 
 ENGINES_SHOWN: Final = 16
@@ -35,7 +35,7 @@ def picture(status: Mapping[str, Any], history: FleetHistory, now_s: float, sour
         "run": str(status.get("run", ""))[:12],
         "version": status.get("version"),
         "commit": {"mode": status.get("commit"), "target": status.get("target"), "barrier": status.get("barrier")},
-        "headline": _headline(status, peers, [alarm.level for alarm in found]),
+        "headline": _headline(status, peers, list(lost), [alarm.level for alarm in found]),
         "alarms": [alarm.document() for alarm in found],
         "versions": _spreads(status, history),
         "uplink_bps": (status.get("uplink") or {}).get("bps"),
@@ -125,12 +125,20 @@ def _marks(row: Mapping[str, Any], shown: Document) -> list[str]:
     return [mark for mark, applies in marks.items() if applies]
 
 
-def _headline(status: Mapping[str, Any], peers: Mapping[str, Document], levels: Sequence[str]) -> Document:
-    engines = [engine for row in peers.values() for engine in row["engines"]]
+def _headline(
+    status: Mapping[str, Any], peers: Mapping[str, Document], lost: Sequence[str], levels: Sequence[str]
+) -> Document:
     newest = status.get("version")
-    current = sum(bool(engine["ready"]) and engine["committed"] == newest for engine in engines)
+    engines = {name: [e["ready"] and e["committed"] == newest for e in row["engines"]] for name, row in peers.items()}
+    total, current = sum(map(len, engines.values())), sum(map(sum, engines.values()))
     level = "alarm" if "alarm" in levels else "watch" if levels else "good"
-    text = f"{current} of {len(engines)} engines serve {newest or 'no version'}, the newest."
-    if engines and current == len(engines):
-        text = f"All {len(engines)} engines serve {newest}, the newest version."
-    return {"level": level, "text": text, "current": current, "engines": len(engines), "peers": len(peers)}
+    if not total:
+        text = f"No engine serves {newest or 'a version'} yet."
+    elif current == total:
+        text = f"All {total} engines serve {newest}, the newest version."
+    else:
+        others = [name for name, found in engines.items() if not all(found)]
+        text = f"{total - current} of {total} engines do not serve {newest}, the newest version: {names_of(others)}."
+    if lost:
+        text += f" Lost: {names_of(lost)}."
+    return {"level": level, "text": text, "current": current, "engines": total, "peers": len(peers)}

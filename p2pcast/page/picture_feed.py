@@ -30,6 +30,9 @@ FAILED_S: Final = 60.0
 """Time in seconds until the next attempt after a failure."""
 CHANGES_KEPT: Final = 64
 EVENTS_SHOWN: Final = 100
+"""Newest events of either kind: routine, and others."""
+ROUTINE: Final = frozenset({"opened", "sealed", "staged", "committed", "kept", "mirrored"})
+"""Kinds of events that come with every version."""
 COMPRESSION: Final = 4
 
 Document = dict[str, Any]
@@ -51,7 +54,7 @@ class PictureFeed:
         self.viewers = 0
         self._status, self._events, self._clock, self._source = status, events, clock, source
         self._history, self._seen = FleetHistory(), 0
-        self._newest: deque[Document] = deque(maxlen=EVENTS_SHOWN)
+        self._newest: dict[bool, deque[Document]] = {routine: deque(maxlen=EVENTS_SHOWN) for routine in (False, True)}
         self._number = 0
         self._picture: Document | None = None
         self._whole: bytes | None = None
@@ -81,7 +84,11 @@ class PictureFeed:
         if self._picture is None or time.monotonic() - self._made_s > max(INTERVAL_S, self._took_s / SHARE):
             self._renew()
         if self._whole is None:
-            document = {"number": self._number, **(self._picture or {}), "events": list(self._newest)}
+            document = {
+                "number": self._number,
+                **(self._picture or {}),
+                "events": [*self._newest[True], *self._newest[False]],
+            }
             self._whole = gzip.compress(_encoded(document), COMPRESSION)
         return self._whole
 
@@ -122,12 +129,20 @@ class PictureFeed:
                 self._history.apply(event.kind, event.time_s, event.facts)
                 fresh.append(_shown(event))
             self._seen = batch[-1].id
-        self._newest.extend(fresh)
+        for routine, kept in self._newest.items():
+            kept.extend(event for event in fresh if event["routine"] == routine)
         return fresh[-EVENTS_SHOWN:]
 
 
 def _shown(event: Event) -> Document:
-    return {"id": event.id, "kind": event.kind, "time": round(event.time_s, 3), "facts": dict(event.facts)}
+    routine = event.kind in ROUTINE
+    return {
+        "id": event.id,
+        "kind": event.kind,
+        "time": round(event.time_s, 3),
+        "routine": routine,
+        "facts": dict(event.facts),
+    }
 
 
 def _encoded(document: Document) -> bytes:

@@ -18,6 +18,10 @@ function confirmed(text) {
 }
 
 async function order(command, picture) {
+  if (command === "evict" && byId("operate-peer").value === "") {
+    set(byId("answer"), "Choose a peer first.");
+    return;
+  }
   const [question, body] = asked[command](picture, byId("operate-peer").value);
   if (!(await confirmed(question))) return;
   try {
@@ -43,8 +47,8 @@ export function setUpCommands(look) {
 }
 
 export function showPeersToOperate(list, picture) {
-  const names = Object.keys(picture.peers).sort();
+  const names = ["", ...Object.keys(picture.peers).sort()];
   if (names.join("\n") === [...list.options].map((option) => option.value).join("\n")) return;
   const chosen = list.value;
-  list.replaceChildren(...names.map((name) => new Option(name, name, false, name === chosen)));
+  list.replaceChildren(...names.map((name) => new Option(name || "choose", name, false, name === chosen)));
 }

@@ -7,12 +7,12 @@ import { setUpCommands, showPeersToOperate } from "/page/commands.js";
 const DRAW_MS = 250, RETRY_MS = 2000, EVENTS_KEPT = 200;
 const byId = (id) => document.getElementById(id);
 const rates = new Rates();
-let picture = null, events = [], due = false, source = null;
+let picture = null, events = { routine: [], other: [] }, due = false, source = null;
 
 function draw() {
   due = false;
   if (picture === null) return;
-  set(byId("run"), `run ${picture.run}${picture.source === "live" ? "" : `, ${picture.source}`}, ${new Date(picture.time * 1000).toLocaleTimeString()}`);
+  set(byId("run"), `run ${picture.run}${picture.source === "live" ? "" : `, ${picture.source}`}, seen at ${new Date(picture.time * 1000).toLocaleTimeString()}`);
   set(byId("headline"), picture.headline.text);
   byId("headline").dataset.level = picture.headline.level;
   document.title = `${picture.headline.level === "good" ? "" : "! "}p2pcast ${picture.version ?? ""}`;
@@ -25,7 +25,7 @@ function draw() {
   byId("rollouts-section").hidden = !picture.rollouts;
   drawRollouts(byId("rollouts"), picture.rollouts);
   drawAges(byId("ages"), byId("ages-title"), picture.rollouts);
-  drawEvents(byId("events"), events);
+  drawEvents(byId("events"), byId("routine").checked ? [...events.other, ...events.routine] : events.other);
   rates.draw(byId("rates"), byId("rates-now"));
   showPeersToOperate(byId("operate-peer"), picture);
   byId("operate").hidden = picture.source !== "live";
@@ -45,9 +45,14 @@ function take(change) {
     if (row === null) delete picture.peers[name];
     else picture.peers[name] = row;
   }
-  events = [...events, ...(change.events ?? [])].slice(-EVENTS_KEPT);
+  note(change.events ?? []);
   rates.note(picture);
   schedule();
+}
+
+function note(found) {
+  events.routine = [...events.routine, ...found.filter((event) => event.routine)].slice(-EVENTS_KEPT);
+  events.other = [...events.other, ...found.filter((event) => !event.routine)].slice(-EVENTS_KEPT);
 }
 
 function say(text) {
@@ -70,7 +75,8 @@ async function begin() {
     setTimeout(begin, RETRY_MS);
     return;
   }
-  events = picture.events;
+  events = { routine: [], other: [] };
+  note(picture.events);
   rates.note(picture);
   schedule();
   source = new EventSource(`/page/changes?after=${picture.number}`);
@@ -95,6 +101,7 @@ async function enter() {
 }
 
 byId("filter").addEventListener("input", schedule);
+byId("routine").addEventListener("change", schedule);
 setUpCommands(() => picture);
 await enter();
 await begin();

@@ -1,7 +1,7 @@
 // The tree: the hub, and each peer below the peer that feeds it; regions in place of peers in large fleets.
-import { arriving, level, number, regionsOf, set } from "/page/views.js";
+import { arriving, clock, level, number, regionsOf, set } from "/page/views.js";
 
-const MOST_PEERS = 60, ROW = 34, COLUMN = 190, MARGIN = 24, RADIUS = 6, AROUND = 10;
+const MOST_PEERS = 60, ROW = 44, COLUMN = 250, MARGIN = 24, RADIUS = 6, AROUND = 10;
 const SVG = "http://www.w3.org/2000/svg";
 
 function named(picture, rates) {
@@ -12,10 +12,13 @@ function named(picture, rates) {
       text: `${region.peers} peers, ${region.current} of ${region.engines} engines current`,
     }));
   }
-  return rows.map(([name, row]) => ({
-    name, parent: row.parent === name ? "hub" : row.parent ?? "hub", level: level(row), part: arriving(row), rate: rates.of(name),
-    text: `${row.committed ?? "nothing"}${row.behind ? `, ${row.behind} behind` : ""}${row.standing ? `, ${row.standing}` : ""}`,
+  const lost = Object.entries(picture.lost).filter(([name]) => !(name in picture.peers)).map(([name, [time]]) => ({
+    name, parent: "hub", level: "lost", part: null, rate: null, text: `lost at ${clock(time)}`,
   }));
+  return [...lost, ...rows.map(([name, row]) => ({
+    name, parent: row.parent === name ? "hub" : row.parent ?? "hub", level: level(row), part: arriving(row), rate: rates.of(name),
+    text: `${row.committed ? `serves ${row.committed}` : `serves nothing, has ${row.staged ?? "nothing"}`}${row.behind ? `, ${row.behind} behind` : ""}${row.region ? `, ${row.region}` : ""}`,
+  }))];
 }
 
 // Every peer exactly once below the hub, whatever the rows say of parents.
@@ -57,7 +60,7 @@ export function drawTree(svg, hint, picture, rates) {
   const x = (node) => MARGIN + node.y, y = (node) => MARGIN + node.x - low;
   for (const { source, target } of root.links()) {
     const middle = (x(source) + x(target)) / 2, flows = target.data.part !== null;
-    element(svg, "path", { class: flows ? "edge flows" : "edge", d: `M${x(source)},${y(source)}C${middle},${y(source)} ${middle},${y(target)} ${x(target)},${y(target)}` });
+    element(svg, "path", { class: `edge${flows ? " flows" : ""}${target.data.level === "lost" ? " lost" : ""}`, d: `M${x(source)},${y(source)}C${middle},${y(source)} ${middle},${y(target)} ${x(target)},${y(target)}` });
   }
   for (const node of all) {
     const group = element(svg, "g", { class: node.data.level });
@@ -66,9 +69,10 @@ export function drawTree(svg, hint, picture, rates) {
       const length = 2 * Math.PI * AROUND;
       element(group, "circle", { class: "part", cx: x(node), cy: y(node), r: AROUND, "stroke-dasharray": `${node.data.part * length} ${length}` });
     }
-    element(group, "text", { x: x(node) + 12, y: y(node) - 1 }, node.data.name);
+    const above = node.children ? 8 : 1, below = node.children ? 20 : 12; // clear of the line to the children
+    element(group, "text", { x: x(node) + 12, y: y(node) - above }, node.data.name);
     const rate = node.data.rate ? `, ${number(node.data.rate, 1)} MB/s` : "";
-    element(group, "text", { class: "dim", x: x(node) + 12, y: y(node) + 12 }, node === root ? picture.version ?? "" : `${node.data.text}${rate}`);
+    element(group, "text", { class: "dim", x: x(node) + 12, y: y(node) + below }, node === root ? picture.version ?? "" : `${node.data.text}${rate}`);
   }
   svg.setAttribute("aria-label", `The hub feeds ${root.children?.length ?? 0} chains; ${nodes.map((node) => `${node.name} is fed by ${node.parent}`).slice(0, MOST_PEERS).join(", ")}`);
   set(hint, Object.keys(picture.peers).length > MOST_PEERS ? "Regions, since there are many peers; the table below has each." : "Green is well, amber may pass, red needs you. A ring shows how much of a version has arrived.");

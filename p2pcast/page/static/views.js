@@ -47,7 +47,8 @@ export const size = (bytes) => {
   return `${bytes.toFixed(power && bytes < 100 ? 1 : 0)} ${unit[power]}`;
 };
 const seconds = (value) => (value === null || value === undefined ? "–" : value < 1 ? `${(value * 1000).toFixed(0)} ms` : `${value.toFixed(2)} s`);
-const spread = (summary, of) => (summary ? `${summary.count}${of ? ` of ${of}` : ""} in ${seconds(summary.most)}` : "–");
+const spread = (summary, of) => (summary ? `${summary.count}${of >= summary.count ? ` of ${of}` : ""} in ${seconds(summary.most)}` : "–");
+export const clock = (time) => new Date(time * 1000).toLocaleTimeString();
 
 export function level(row) {
   if (row.marks.includes("quarantined") || row.marks.includes("failed")) return "alarm";
@@ -79,7 +80,7 @@ export function drawPeers(element, shown, picture, rates, filter) {
     const part = arriving(row), ready = row.engines.filter((engine) => engine.ready).length;
     const pause = row.engines.map((engine) => engine.pause_s).filter((value) => value !== null);
     return [
-      [name], [row.region || "–"], [row.committed ?? "nothing", row.committed === picture.version ? "good" : "watch"],
+      [name], [row.region || "–"], [row.committed ?? "nothing", row.committed === picture.version ? "good" : level(row) === "alarm" ? "alarm" : "watch"],
       [number(row.behind), "number"], [row.staged ?? "–"], [part === null ? row.state ?? "–" : `${row.progress[0]}: ${(100 * part).toFixed(0)} %`],
       [number(rates.of(name), 2), "number"], [row.parent ?? "–"], [number(row.rtt_ms, 1), "number"], [number(row.score, 0), "number"],
       [row.standing ?? "–"], [pause.length ? (1000 * Math.max(...pause)).toFixed(1) : "–", "number"],
@@ -87,9 +88,14 @@ export function drawPeers(element, shown, picture, rates, filter) {
       [[...row.marks, ...(row.error ? [row.error] : [])].join("; ") || "–", `text ${level(row)}`],
     ];
   });
+  const empty = Array(COLUMNS.length - 2).fill(["–"]);
+  for (const [name, [time, why]] of Object.entries(picture.lost)) {
+    if (!(name in picture.peers)) rows.unshift([[name, "watch"], ...empty, [`lost at ${clock(time)}${why ? `: ${why}` : ""}`, "text watch"]]);
+  }
   table(element, COLUMNS, rows);
   const total = Object.keys(picture.peers).length;
-  set(shown, rows.length < total ? `${rows.length} of ${total} peers, worst first` : `${total} peers, worst first`);
+  const count = Math.min(found.length, MOST_ROWS);
+  set(shown, count < total ? `${count} of ${total} peers, worst first` : `${total} peers, worst first`);
 }
 
 export function regionsOf(picture, rates) {
@@ -174,14 +180,36 @@ export function drawAges(list, title, rollouts) {
   bars(list, rows);
 }
 
+// Sentences for the kinds that say most; other kinds show their facts.
+const SENTENCES = {
+  joined: (f) => `${f.peer} joined${f.region ? ` in ${f.region}` : ""}`,
+  left: (f) => (f.lost ? `${f.peer} was lost: ${f.why ?? "no reason known"}` : `${f.peer} left`),
+  plan: (f) => f.moved.map(([peer, parent]) => `${peer} is fed by ${parent}`).join(", ") || "nobody moved",
+  staged: (f) => `${f.peer} has ${f.version}${after(f)}`,
+  committed: (f) => `${f.peer} serves ${f.version} at ${f.engine}${after(f)}, pause ${seconds(f.pause_s ?? 0)}`,
+  sealed: (f) => `${f.version} is whole: ${size(f.bytes)}`,
+  opened: (f) => `${f.version} begins`,
+  unready: (f) => `${f.engine} at ${f.peer} is not ready: ${f.why ?? "no reason known"}`,
+};
+const after = (facts) => (facts.after_s === null || facts.after_s === undefined ? "" : ` after ${seconds(facts.after_s)}`);
+
+function sentence(event) {
+  try {
+    if (event.kind in SENTENCES) return SENTENCES[event.kind](event.facts);
+  } catch {
+    // An event of another form shows its facts.
+  }
+  return Object.entries(event.facts).filter(([, value]) => value !== null)
+    .map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");
+}
+
 export function drawEvents(list, events) {
-  const newest = events.slice(-100).reverse();
+  const newest = [...events].sort((a, b) => b.id - a.id).slice(0, 100);
   newest.forEach((event, n) => {
-    const item = child(list, n, "li"), time = child(item, 0, "time");
-    set(time, new Date(event.time * 1000).toLocaleTimeString());
+    const item = child(list, n, "li");
+    set(child(item, 0, "time"), clock(event.time));
     set(child(item, 1, "strong"), event.kind.replaceAll("_", " "));
-    const facts = Object.entries(event.facts).map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`);
-    set(child(item, 2, "span"), ` ${facts.join(", ")}`);
+    set(child(item, 2, "span"), ` ${sentence(event)}`);
   });
   trim(list, newest.length);
 }

@@ -50,6 +50,11 @@ def test_a_healthy_run_says_so() -> None:
     assert (found["alarms"], found["peers"]["a"]["behind"], found["peers"]["a"]["marks"]) == ([], 0, [])
 
 
+def test_the_headline_names_who_serves_older_versions() -> None:
+    found = seen(run(peer("a"), peer("b", engine(committed="0.2")), peer("c", engine(ready=False))))["headline"]
+    assert found["text"] == "2 of 3 engines do not serve 0.3, the newest version: b, c."
+
+
 def test_versions_behind_are_counted_by_the_slowest_engine() -> None:
     row = seen(run(peer("a", engine(), engine(committed="0.1"))))["peers"]["a"]
     assert row["behind"] == 2
@@ -93,7 +98,7 @@ def test_each_trouble_of_the_hub_is_an_alarm_in_words(other: dict[str, Any], tex
 def test_a_run_without_peers_says_how_one_joins() -> None:
     found = seen(run())
     assert "p2pcast join" in found["alarms"][0]["do"]
-    assert found["headline"]["text"] == "0 of 0 engines serve 0.3, the newest."
+    assert found["headline"]["text"] == "No engine serves 0.3 yet."
 
 
 def test_a_loss_is_shown_until_the_peer_is_back_or_forgotten() -> None:
@@ -102,6 +107,7 @@ def test_a_loss_is_shown_until_the_peer_is_back_or_forgotten() -> None:
     history.apply("left", NOW - 5000, {"peer": "c", "lost": True, "why": "silent"})
     assert texts(run(peer("a")), history) == ["Lost, and not back: b. Its children have other parents now."]
     assert texts(run(peer("a"), peer("b")), history) == []
+    assert seen(run(peer("a")), history)["headline"]["text"].endswith("the newest version. Lost: b, c.")
 
 
 def test_alarms_come_before_passing_troubles() -> None:
@@ -112,7 +118,7 @@ def test_alarms_come_before_passing_troubles() -> None:
 @pytest.mark.parametrize(
     ("pieces", "of", "found"), [(3, 8, ("0.4", 0.375)), (0, 8, ("0.4", 0.0)), (8, 8, None), (0, 0, None), (9, 8, None)]
 )
-def test_a_version_on_its_way_is_shown_until_it_is_whole(pieces: int, of: int, found: Any) -> None:
+def test_progress_is_shown_until_a_version_is_whole(pieces: int, of: int, found: Any) -> None:
     row = peer("a", progress={"version": "0.4", "pieces": pieces, "of": of})
     assert seen(run(row))["peers"]["a"]["progress"] == found
 
