@@ -60,8 +60,8 @@ COMMANDS = {
         "netem.bench.commands.latency_command:latency",
         "Time until small versions are live at the last peer, by stage.",
     ),
-    "page": ("netem.bench.commands.page_command:page", "Cost of the run's page at the hub and in a browser."),
-    "start": ("netem.bench.commands.start_command:start", "Time of a hub's start, end, and restart after kill -9."),
+    "page": ("netem.bench.commands.hub_commands:page", "Cost of the run's page at the hub and in a browser."),
+    "start": ("netem.bench.commands.hub_commands:start", "Time of a hub's start, end, and restart after kill -9."),
     "stripes": (
         "netem.bench.commands.stripes_command:stripes",
         "Goodput of one link over emulated delay and loss, by number of stripes.",

@@ -50,7 +50,7 @@ def test_a_healthy_run_says_so() -> None:
     assert (found["alarms"], found["peers"]["a"]["behind"], found["peers"]["a"]["marks"]) == ([], 0, [])
 
 
-def test_the_headline_names_who_serves_older_versions() -> None:
+def test_the_headline_names_peers_with_older_versions() -> None:
     found = seen(run(peer("a"), peer("b", engine(committed="0.2")), peer("c", engine(ready=False))))["headline"]
     assert found["text"] == "2 of 3 engines do not serve 0.3, the newest version: b, c."
 
