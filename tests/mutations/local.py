@@ -24,6 +24,8 @@ SOCKETS = "connects to the install socket"
 REBINDS = "points a web page's host name at loopback"
 FILLS = "shadows of removed state folders fill the memory"
 
+PAGE = "tests/daemons/page/test_page_routes.py::"
+
 LOCAL = [
     Mutation(
         MADE_FIRST,
@@ -276,5 +278,26 @@ LOCAL = [
         "    await asyncio.to_thread(sweep)\n",
         "",
         "tests/daemons/peer/test_leftover_shadows.py::test_a_start_removes_abandoned_shadows",
+    ),
+    Mutation(
+        "reads the run's page",
+        "p2pcast/page/page_routes.py",
+        'return self._rights.admits(request.cookies.get(COOKIE, ""))',
+        "return True",
+        PAGE + "test_a_link_lets_one_browser_read_and_command_nothing",
+    ),
+    Mutation(
+        "reads the run's page",
+        "p2pcast/page/reading_rights.py",
+        "self._links.pop(_hash(link), None)",
+        "self._links.get(_hash(link))",
+        PAGE + "test_a_link_lets_one_browser_read_and_command_nothing",
+    ),
+    Mutation(
+        "puts markup into a name",
+        "p2pcast/page/static/views.js",
+        "if (element.textContent !== text) element.textContent = text;",
+        "if (element.innerHTML !== text) element.innerHTML = text;",
+        "tests/daemons/page/test_page_in_chromium.py::test_texts_of_peers_stay_texts",
     ),
 ]
