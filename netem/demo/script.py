@@ -132,6 +132,7 @@ class Demo:
         server = participants.vllm() if options.vllm else None
         await self._watch.until("compiled kernels", kernels, READY_S, lambda: not kernels.alive)
         self.hub_url = await self._watch.daemon("hub", participants.hub())
+        board.event(f"the run's page, while the demo runs: {self.hub_url}/")
         joined = {name: participants.peer(name) for name in options.names}
         for name, child in joined.items():
             await self._watch.daemon(name, child, ready=not participants.has_engine(name))
