@@ -42,7 +42,9 @@ INTERVAL_S = 30 + SCRAPE_S
 """``$__rate_interval`` of a panel whose points are 30 s apart: Grafana adds the interval of scrapes."""
 ENOUGH = 3
 """Scrapes after which a rate has a value."""
-STEPS = 4
+TRIES = 3
+"""Looks at the dashboard: a scrape that a busy machine delays leaves a gap in all series of its target."""
+STEPS = 2
 VERSIONS = range(2, 6)
 BROKEN = "exec:false"
 
@@ -109,18 +111,28 @@ async def learnt(client: BatchClient, engine: FakeEngine, probes: EngineProbes, 
 
 async def without_series(prometheus: Prometheus, values: dict[str, str]) -> list[str]:
     """Queries of the dashboard without series, or with series that lack a label of the legend."""
-    faults = []
-    for target in targets():
-        found = await prometheus.query(filled(target.expr, values, INTERVAL_S))
-        if not found or not all(target.legend_labels <= row["metric"].keys() for row in found):
-            faults.append(f"{target.panel}: {target.expr}: {found[:1]}")
+    for _ in range(TRIES):
+        faults = []
+        for target in targets():
+            found = await prometheus.query(filled(target.expr, values, INTERVAL_S))
+            if not found or not all(target.legend_labels <= row["metric"].keys() for row in found):
+                faults.append(f"{target.panel}: {target.expr}: {found[:1]}")
+        if not faults:
+            break
+        await prometheus.scraped(1)
     return faults
 
 
-async def assert_no_alert(prometheus: Prometheus) -> None:
-    """Neither pending nor firing."""
-    rules = {rule["name"]: (rule["health"], rule["state"]) for rule in await prometheus.rules()}
-    assert rules == {rule["alert"]: ("ok", "inactive") for rule in alert_rules()}
+async def until_no_alert_is_pending(prometheus: Prometheus) -> None:
+    """No alert has fired. A busy machine may delay a scrape, so an alert may be pending at one look, not at each."""
+    for _ in range(TRIES):
+        rules = {rule["name"]: (rule["health"], rule["state"]) for rule in await prometheus.rules()}
+        assert rules.keys() == {rule["alert"] for rule in alert_rules()}
+        assert set(rules.values()) <= {("ok", "inactive"), ("ok", "pending")}, rules
+        if set(rules.values()) == {("ok", "inactive")}:
+            return
+        await prometheus.scraped(1)
+    raise AssertionError(rules)
 
 
 async def test_each_panel_has_series_and_no_alert_is_pending_on_a_healthy_run(
@@ -155,7 +167,7 @@ async def test_each_panel_has_series_and_no_alert_is_pending_on_a_healthy_run(
                     await swarm.live(f"0.{step}")
                 await swarm.mirrored(f"0.{VERSIONS[-1]}")
                 await prometheus.scraped(ENOUGH)
-                await assert_no_alert(prometheus)
+                await until_no_alert_is_pending(prometheus)
         broken = await swarm.peer_up("c", targets=(BROKEN,))
         prometheus.scrape(broken.http.address)
         await swarm.until(lambda: bool(broken.startup.timeline.refused_installs), "the engine has refused an install")
