@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from p2pcast.cli.options import PATH, Address, documented, read_token, written
+from p2pcast.cli.options import PATH, Address, documented, read_token, seconds, written
 from p2pcast.doctor.machine_facts import OUTCOMES, ROLES, Finding, Role
 from p2pcast.doctor.machine_verdicts import could_run, judge
-from p2pcast.errors import LocalError, UsageError
+from p2pcast.errors import LocalError, RetryableError, UsageError
 from p2pcast.plain_text import shown_text
 
 if TYPE_CHECKING:
@@ -49,6 +49,22 @@ GB = 1e9
     "--token-file", type=PATH, help="File with a join token, compared with the hub on this machine and never sent."
 )
 @click.option("--plaintext", is_flag=True, help="Links without TLS, as the hub at --hub was started.")
+@click.option(
+    "--to", type=Address(), help="Address of a machine that runs `p2pcast doctor --answer`, to measure the path."
+)
+@click.option(
+    "--answer",
+    "answering",
+    type=Address(""),
+    help="Address on which to answer another machine's --to once; this machine is not examined then.",
+)
+@seconds(
+    "doctor",
+    "answer-time",
+    click.FloatRange(1.0, 3600.0),
+    300.0,
+    "Longest time in seconds for which --answer waits and answers.",
+)
 @documented
 def doctor(
     roles: tuple[Role, ...],
@@ -60,6 +76,9 @@ def doctor(
     hub_http: str | None,
     token_file: Path | None,
     plaintext: bool,
+    to: tuple[str, int] | None,
+    answering: tuple[str, int] | None,
+    answer_time_s: float,
     output: Path | None,
     as_json: bool,
 ) -> None:
@@ -70,21 +89,27 @@ def doctor(
     Exit code 1: unfit for one of the roles. A warning or an unknown figure makes no machine unfit.
 
     \b
-    Not examined: throughput to the hub, which takes a member's certificate, and connections from the hub to this
-    machine. After the join, `links` and `reachable` in `p2pcast status --json` show both.
+    A hub tells no stranger how fast its links are. To measure a path, run --answer on one machine, and --to on the
+    other. Run --to on the hub's machine to see whether this machine can be reached from there.
 
     \b
     Examples:
       p2pcast doctor --size 16
       p2pcast doctor --role peer --role engine --size 16 --hub hub.example:7077 --token-file token
-      p2pcast doctor --role hub --state /srv/hub --json
+      p2pcast doctor --answer :7079
+      p2pcast doctor --to gpu1.example:7079
     """
     from p2pcast.daemon.daemon_process import TMPFS, state_home
     from p2pcast.doctor.hub_measurements import measure_hub
     from p2pcast.doctor.hub_verdicts import judge_hub
     from p2pcast.doctor.machine_measurements import measure
+    from p2pcast.doctor.path_measurements import measure_path
+    from p2pcast.doctor.path_verdicts import judge_path
     from p2pcast.wire.join_token import JoinToken
 
+    if answering is not None:
+        _answer(answering, answer_time_s)
+        return
     if hub is None and (token_file is not None or plaintext or hub_http is not None):
         raise UsageError("--token-file, --plaintext and --hub-http need --hub HOST:PORT")
     if hub_http is not None and not hub_http.startswith(("http://", "https://")):
@@ -96,8 +121,17 @@ def doctor(
     reached = None
     if hub is not None:
         reached = measure_hub(hub, token, hub_http, plaintext=plaintext)
-        findings += judge_hub(reached, chosen, machine.window_bytes)
-    measured = {"machine": asdict(machine), "hub": None if reached is None else asdict(reached)}
+        known = to is not None and to[0] == hub[0]
+        findings += judge_hub(reached, chosen, machine.window_bytes, throughput_known=known)
+    path = None
+    if to is not None:
+        path = measure_path(to)
+        findings += judge_path(path, chosen)
+    measured = {
+        "machine": asdict(machine),
+        "hub": None if reached is None else asdict(reached),
+        "path": None if path is None else asdict(path),
+    }
     document = _document(findings, chosen, measured)
     if not written(document, output, as_json=as_json):
         _print(findings, chosen)
@@ -106,6 +140,19 @@ def doctor(
         raise LocalError(
             f"this machine is unfit for {', '.join(unfit)}: each line after $ corrects or examines one fault"
         )
+
+
+def _answer(listen: tuple[str, int], time_s: float) -> None:
+    """Raises LocalError, and RetryableError when no other doctor came."""
+    from p2pcast.doctor.path_measurements import CONNECTIONS, answer
+
+    def opened(address: str) -> None:
+        port = address.rpartition(":")[2]
+        click.echo(f"answering at {address} for {time_s:.0f} s; on the other machine: p2pcast doctor --to HERE:{port}")
+
+    if (served := answer(listen, time_s, opened)) < CONNECTIONS:
+        raise RetryableError(f"{served} of {CONNECTIONS} measurements came within {time_s:.0f} s")
+    click.echo("measured; the other machine has the figures")
 
 
 def _ports(roles: Sequence[Role], more: Sequence[tuple[str, int]]) -> list[WantedPort]:

@@ -29,9 +29,14 @@ _SET_CLOCK = "timedatectl set-ntp true"
 assert AUTO_STRIPES <= MAX_STRIPES
 
 
-def judge_hub(facts: HubFacts, roles: Collection[Role], window_bytes: float | None = None) -> list[Finding]:
-    """Findings for ``roles``. ``window_bytes``: most bytes in flight on one connection; None: unknown."""
-    return chosen([*_reached(facts, window_bytes), *_hub_clock(facts), *_not_measured(facts)], roles)
+def judge_hub(
+    facts: HubFacts, roles: Collection[Role], window_bytes: float | None = None, *, throughput_known: bool = False
+) -> list[Finding]:
+    """Findings for ``roles``. ``window_bytes``: most bytes in flight on one connection; None: unknown.
+    ``throughput_known``: a doctor on the hub's machine tells it (``path_verdicts``).
+    """
+    found = [*_reached(facts, window_bytes), *_hub_clock(facts), *_not_measured(throughput_known=throughput_known)]
+    return chosen(found, roles)
 
 
 def _reached(facts: HubFacts, window_bytes: float | None) -> Iterator[Finding]:
@@ -120,6 +125,12 @@ def _hub_clock(facts: HubFacts) -> Iterator[Finding]:
         yield Finding("hub clock", "ok", ROLES, text)
 
 
-def _not_measured(facts: HubFacts) -> Iterator[Finding]:
-    text = "Connections from other machines to this one were not tried: the hub tries them after a join."
-    yield Finding("way back", "unknown", ("peer",), text, "p2pcast status --json    # after the join: reachable")
+def _not_measured(*, throughput_known: bool) -> Iterator[Finding]:
+    text = "Connections from the hub to this machine were not tried."
+    remedy = "p2pcast doctor --answer :7079    # then on the hub's machine: p2pcast doctor --to THIS_MACHINE:7079"
+    yield Finding("way back", "unknown", ("peer",), text, remedy)
+    if throughput_known:
+        return
+    text = "Throughput to the hub was not measured."
+    remedy = "p2pcast doctor --to HUB:7081    # before, on the hub's machine: p2pcast doctor --answer :7081"
+    yield Finding("throughput", "unknown", ROLES, text, remedy)

@@ -128,3 +128,18 @@ class HubFacts:
     http_fault: str = ""
     clock_offset_s: float | None = None
     clock_error_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathFacts:
+    """The path to another machine, measured with a doctor there. ``there``, ``back``: rates of data sent from here and
+    to here, in bits per second. ``…_loss``: share of the bytes that were sent again.
+    """
+
+    address: str
+    fault: str = ""
+    rtt_s: float | None = None
+    there_bps: float | None = None
+    there_loss: float | None = None
+    back_bps: float | None = None
+    back_loss: float | None = None

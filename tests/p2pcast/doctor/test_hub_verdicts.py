@@ -32,8 +32,9 @@ def outcomes(facts, window_bytes=3e6):
     return {(f.check, f.outcome) for f in judge_hub(facts, ROLES, window_bytes) if f.outcome != "ok"}
 
 
-def test_a_well_reached_hub_leaves_the_way_back_unknown():
-    assert outcomes(WELL) == {("way back", "unknown")}
+def test_a_well_reached_hub_leaves_the_way_back_and_the_throughput_unknown():
+    assert outcomes(WELL) == {("way back", "unknown"), ("throughput", "unknown")}
+    assert "throughput" not in {each.check for each in judge_hub(WELL, ROLES, 3e6, throughput_known=True)}
 
 
 @pytest.mark.parametrize(
