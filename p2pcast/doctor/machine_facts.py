@@ -60,6 +60,7 @@ class StateFolder:
     mode: int | None = None
     parents_safe: bool | None = None
     foreign: int | None = None
+    is_folder: bool = True
 
 
 @dataclass(frozen=True, slots=True)

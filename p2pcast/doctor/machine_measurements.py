@@ -49,6 +49,8 @@ MOST_ENTRIES = 100_000
 MEMORY, MOUNTS, IPV6 = Path("/proc/meminfo"), Path("/proc/self/mounts"), Path("/proc/net/if_inet6")
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 CGROUP_USED = (Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"))
+CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
+"""Microseconds of processor time in each period, and the period."""
 GLOBAL_SCOPE = "00"
 TIME_ERROR = 5
 """Return value of adjtimex(2) while the clock is not synchronised."""
@@ -74,12 +76,12 @@ def measure(state: Path, ports: Sequence[WantedPort], tmpfs: Path = TMPFS) -> Ma
         user=os.geteuid(),
         packages=_packages(),
         gpus=_gpus(),
-        cores=cores(),
+        cores=_cores(),
         memory_bytes=total_bytes,
         memory_available_bytes=available_bytes,
         container_limit_bytes=limit_bytes,
         shm=volume(_existing(tmpfs)),
-        held_shadow_bytes=_taken(default_shadow(state)),
+        held_shadow_bytes=_held_shadow(state),
         state=_state_folder(state),
         disk=disk,
         speed=None if disk is None else disk_speed(Path(disk.path)),
@@ -115,6 +117,15 @@ def _version(distribution: str) -> str:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return ""
+
+
+def _cores() -> int:
+    """Cores that this process may use, bounded by the container's share of processor time."""
+    most = cores()
+    with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
+        quota, period = CGROUP_CPU.read_text().split()
+        most = min(most, max(1, int(quota) // int(period)))  # "max": no number, no bound
+    return most
 
 
 def _gpus() -> tuple[str, ...] | None:
@@ -154,8 +165,12 @@ def _number(path: Path) -> int | None:
         return None
 
 
-def _taken(folder: Path) -> int:
-    """Bytes that a folder takes; 0 where unknown."""
+def _held_shadow(state: Path) -> int:
+    """Bytes that the default shadow of this state folder takes already; 0 where unknown."""
+    try:
+        folder = default_shadow(state)
+    except (OSError, RuntimeError):  # no working directory; a loop of links
+        return 0
     return sum(found.st_blocks * 512 for _, found in _entries(folder) if stat.S_ISREG(found.st_mode))
 
 
@@ -194,7 +209,7 @@ def _kind(path: Path) -> str | None:
 
 def _existing(path: Path) -> Path:
     """The folder, or its nearest parent that exists."""
-    path = path.absolute()
+    path = _absolute(path)
     for each in (path, *path.parents):
         with contextlib.suppress(OSError):
             if each.is_dir():
@@ -202,8 +217,16 @@ def _existing(path: Path) -> Path:
     return Path("/")
 
 
+def _absolute(path: Path) -> Path:
+    """The absolute path; below ``/`` where the working directory is gone."""
+    try:
+        return path.absolute()
+    except OSError:
+        return Path("/") / path
+
+
 def _state_folder(path: Path) -> StateFolder:
-    path = path.absolute()
+    path = _absolute(path)
     try:
         check_above(path)
         safe: bool | None = True
@@ -221,7 +244,7 @@ def _state_folder(path: Path) -> StateFolder:
     foreign = sum(each.st_uid != found.st_uid for _, each in _entries(path))
     return StateFolder(
         str(path), True, stat.S_ISLNK(found.st_mode), found.st_uid, stat.S_IMODE(found.st_mode), safe,
-        foreign if os.access(path, os.R_OK | os.X_OK) else None,
+        foreign if os.access(path, os.R_OK | os.X_OK) else None, stat.S_ISDIR(found.st_mode),
     )  # fmt: skip
 
 

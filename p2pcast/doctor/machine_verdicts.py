@@ -250,6 +250,10 @@ def _state(facts: MachineFacts) -> Iterator[Finding]:
         text = "The state folder is a link, which daemons refuse."
         yield Finding("state folder", "unfit", roles, text, f"readlink -f {path}    # give this with --state")
         return
+    if not state.is_folder:
+        text = "The path of the state folder leads to a file."
+        yield Finding("state folder", "unfit", roles, text, f"ls -l {path}    # give another --state")
+        return
     if state.parents_safe is False:
         text = "Another user could rename or redirect a parent of the state folder, so daemons refuse it."
         remedy = f"namei -l {path}    # chmod +t the folder that all users may write to"

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -128,6 +129,32 @@ def test_a_machine_without_proc_and_sys_is_measured(tmp_path, monkeypatch):
     assert (facts.memory_bytes, facts.container_limit_bytes, facts.clock_synchronized) == (None, None, None)
     assert facts.shm is not None
     assert facts.shm.kind is None
+
+
+def test_odd_state_folders_are_measured(tmp_path, monkeypatch):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "file").write_text("")
+    for odd in ("loop", "loop/below", "file", "file/below", "x" * 300, "missing/below"):
+        facts = measure(tmp_path / odd, [], tmp_path / odd)
+        assert facts.disk is not None, odd
+        assert facts.speed is not None, odd
+    assert (
+        "state folder"
+        in examined(tmp_path, "--role", "peer", "--state", str(tmp_path / "file"))[1]["roles"]["peer"]["unfit"]
+    )
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert measure(Path("state"), []).state is not None
+
+
+def test_a_containers_share_of_processor_time_bounds_the_cores(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine_measurements, "cores", lambda: 8)
+    monkeypatch.setattr(machine_measurements, "CGROUP_CPU", tmp_path / "cpu.max")
+    for text, cores in (("150000 100000\n", 1), ("300000 100000\n", 3), ("max 100000\n", 8), ("?", 8), ("1 0", 8)):
+        (tmp_path / "cpu.max").write_text(text)
+        assert machine_measurements._cores() == cores
 
 
 def test_a_containers_limit_bounds_the_available_memory(tmp_path, monkeypatch):

@@ -72,6 +72,7 @@ def test_a_fit_machine_has_no_faults():
         ({"container_limit_bytes": 8 * GB}, "memory", "unfit", "docker run --memory"),
         ({"memory_available_bytes": 20 * GB}, "memory", "warn", "ps "),
         ({"state": replace(FIT.state, is_link=True)}, "state folder", "unfit", "readlink"),
+        ({"state": replace(FIT.state, is_folder=False)}, "state folder", "unfit", "ls -l"),
         ({"state": replace(FIT.state, parents_safe=False)}, "state folder", "unfit", "namei"),
         ({"state": replace(FIT.state, owner=0)}, "state folder", "unfit", "chown"),
         ({"state": replace(FIT.state, mode=0o777)}, "state folder", "unfit", "chmod 700"),
