@@ -45,6 +45,7 @@ COMMANDS = {
     "inspect": ("p2pcast.cli.inspect:inspect", "Show the contents of a delta, a checkpoint or a state folder."),
     "check": ("p2pcast.cli.state_folder:check", "Verify every byte of a state folder and of its shadow."),
     "verify": ("p2pcast.cli.verify:verify", "Compare a folder, or an engine's memory, with a version's digest."),
+    "doctor": ("p2pcast.cli.machine_doctor:doctor", "Say what this machine is fit for, and how to correct each fault."),
     "bench": ("netem.bench.group:bench", "Measure this installation."),
     "simulate": ("p2pcast.cli.simulate:simulate", "Simulate broadcasts to a fleet of thousands, with churn."),
     "fleet": ("p2pcast.cli.rollout_commands.fleet_command:fleet", "Plan, start and stop the rollout workers of a run."),

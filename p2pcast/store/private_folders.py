@@ -38,7 +38,7 @@ def own_folder(path: Path, marks: Collection[str] | None, *, make: bool = True) 
             raise _link_error(path)
         if make:
             disk.make_folder(path)
-        _check_above(path)
+        check_above(path)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:
@@ -131,7 +131,7 @@ def _tighten_entry(folder: int, name: str, path: Path) -> None:
         os.chmod(name, stat.S_IMODE(found.st_mode) & ~OTHERS, dir_fd=folder)
 
 
-def _check_above(path: Path) -> None:
+def check_above(path: Path) -> None:
     """Raise LocalError if another user may rename a folder on the path, or redirect a link on the path."""
     _check_links(path.parent.absolute())
     for above in (where := path.parent.resolve(), *where.parents):
