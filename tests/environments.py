@@ -113,7 +113,9 @@ def _lay_over(folder: Path) -> None:
 
 
 def _stamp(name: str) -> str:
-    below = sorted(f"{one.name}=={one.version}" for one in metadata.distributions())
+    # Not those of sys.path, which differs between the processes of a test run.
+    installed = metadata.distributions(path=[sysconfig.get_path("purelib")])
+    below = sorted(f"{one.name}=={one.version}" for one in installed)
     made_from = [ENVIRONMENTS[name], below, sys.version, str(ROOT)]
     return hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:16]
 

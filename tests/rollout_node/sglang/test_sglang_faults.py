@@ -12,11 +12,12 @@ from real_server import make_model, one_off_connections
 from real_sglang import TWO_RANKS, SglangServer, generate
 from stored_run import state_of
 
-from p2pcast.errors import P2PCastError
+from p2pcast.errors import P2PCastError, RetryableError
 from p2pcast.version import Version
 from rollout_node.installers.engine_installer import EngineInstaller
 from rollout_node.installers.engine_server import Deadlines
 from rollout_node.installers.install_socket import InstallSocket
+from rollout_node.installers.installer import Driver
 from rollout_node.installers.safe_point import SafePoint, StillRunningError
 from rollout_node.installers.sglang_server import SglangServer as Routes
 
@@ -30,9 +31,10 @@ class Peer:
         self.socket = InstallSocket(server.install, run)
         self.choose("step")
 
-    def choose(self, point: SafePoint) -> None:
-        """Go on with another safe point, as after a restart."""
-        self.installer = EngineInstaller(self.routes, self.socket, run=str(self.run.folder), safe_point=point)
+    def choose(self, point: SafePoint, driver: Driver = "peer") -> None:
+        """Go on with another safe point or driver, as after a restart."""
+        run = str(self.run.folder)
+        self.installer = EngineInstaller(self.routes, self.socket, run=run, safe_point=point, driver=driver)
 
     async def install(self) -> None:
         await self.installer.stage(self.run.version, self.run.shadow.path)
@@ -196,6 +198,27 @@ async def test_a_cache_that_cannot_be_dropped_now_only_delays(
         assert not await peer.routes.is_paused()
         assert await answer(server) == old
         await peer.install()
+    assert await peer.holds(Version(0, 1), peer.run.digests)
+
+
+async def test_another_program_pauses_and_resumes(server: SglangServer, peer: Peer) -> None:
+    peer.choose("step", driver="external")
+    await peer.installer.stage(peer.run.version, peer.run.shadow.path)
+    await peer.routes.pause(clear_cache=True)
+    await peer.installer.commit(peer.run.version)
+    await peer.routes.resume()
+    advance(peer.run)
+    running = asyncio.create_task(long_answer(server, 100))
+    await peer.installer.stage(peer.run.version, peer.run.shadow.path)
+    with pytest.raises(RetryableError, match="not paused"):
+        await peer.installer.commit(peer.run.version)
+    await peer.installer.stage(peer.run.version, peer.run.shadow.path)
+    await peer.routes.pause(clear_cache=True)
+    await peer.installer.commit(peer.run.version)
+    assert await peer.routes.is_paused()
+    await peer.routes.resume()
+    assert (await running)[-1] == "0.1"
+    assert await long_answer(server, 4) == ["0.1"]
     assert await peer.holds(Version(0, 1), peer.run.digests)
 
 
