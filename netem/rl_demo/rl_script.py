@@ -98,6 +98,7 @@ class RlDemo:
         kernels = parts.preparation("kernels", KERNELS)
         await watch.until("compiled kernels", kernels, READY_S, lambda: not kernels.alive)
         self._urls[HUB] = await watch.daemon(HUB, parts.hub())
+        self.board.event(f"the run's page, while the demo runs: {self._urls[HUB]}/")
         for name in self.options.peer_names:
             child = parts.peer(name)
             self._urls[name] = await watch.daemon(name, child, ready=name != FIRST_PEER)
