@@ -155,6 +155,7 @@ class ControlParts:
     uplink_meter: UplinkMeter
     view: HubView
     feed: PictureFeed
+    page: PageRoutes
     http: HttpServer
 
 
@@ -408,4 +409,4 @@ def build_control(state: StateParts, fleet: FleetParts, publishing: Publishing) 
         routes=page.routes,
         admits=page.admits,
     )
-    return ControlParts(plan_distributor, reports, joins, upkeep, acceptor, listener, meter, view, feed, http)
+    return ControlParts(plan_distributor, reports, joins, upkeep, acceptor, listener, meter, view, feed, page, http)

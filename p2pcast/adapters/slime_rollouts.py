@@ -91,7 +91,7 @@ class SlimeRollouts:
         if newest.step != first + 1:
             raise UsageError(
                 f"the hub's newest version is {newest}, and rollout {first} needs version {first + 1}: give slime"
-                f" `update_weight_start_version: {first}` in --custom-config-path, as examples/slime_ledger.sh does"
+                f" `update_weight_start_version: {first}` in --custom-config-path, as examples/slime_trainer.sh does"
             )
         self._patience_s = settings.patience_s
         self._folder = Path(args.save)

@@ -28,7 +28,7 @@ def page(hub: str | None, state: Path | None, link: bool, bearer_file: Path | No
 
     url = daemon_url(hub, state)
     if not link:
-        click.echo(f"{url}/")
+        click.echo(f"{url.replace('//0.0.0.0:', '//127.0.0.1:').replace('//[::]:', '//[::1]:')}/")
         return
     found = ask(url, "/page/link", {}, state=state, bearer_file=bearer_file)
     click.echo(f"{url}{found['path']}")

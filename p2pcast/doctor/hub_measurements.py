@@ -73,10 +73,10 @@ def _shake_hands(facts: HubFacts, hub: Address) -> HubFacts:
     except (OSError, ValueError) as error:
         return replace(facts, tls=False, tls_fault=_words(error))
     try:
-        who, in_force = certified(shown), valid_at(shown, time.time())
+        holder, in_force = certified(shown), valid_at(shown, time.time())
     except RefusedError:
         return replace(facts, tls=True)
-    return replace(facts, tls=True, role=who.role, run=who.run.hex(), in_force=in_force)
+    return replace(facts, tls=True, role=holder.role, run=holder.run.hex(), in_force=in_force)
 
 
 def _compare_clocks(facts: HubFacts, url: str) -> HubFacts:

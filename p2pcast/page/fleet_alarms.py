@@ -71,7 +71,7 @@ def _of_peers(rows: Mapping[str, Document]) -> Iterator[Alarm]:
         yield Alarm(
             "alarm",
             f"Installs fail at {names_of(named)}: {rows[named[0]]['error']}",
-            f"Look at {rows[named[0]]['address']}, as the error says; the peer tries again by itself.",
+            f"Look at {rows[named[0]]['address'] or named[0]}, as the error says; the peer tries again by itself.",
         )
     if named := those("unready"):
         yield Alarm(

@@ -135,10 +135,13 @@ def _headline(
     if not total:
         text = f"No engine serves {newest or 'a version'} yet."
     elif current == total:
-        text = f"All {total} engines serve {newest}, the newest version."
+        text = f"{f'All {total} engines serve' if total > 1 else 'The engine serves'} {newest}, the newest version."
     else:
         others = [name for name, found in engines.items() if not all(found)]
-        text = f"{total - current} of {total} engines do not serve {newest}, the newest version: {names_of(others)}."
+        verb = "do" if total - current > 1 else "does"
+        text = (
+            f"{total - current} of {total} engines {verb} not serve {newest}, the newest version: {names_of(others)}."
+        )
     if lost:
         text += f" Lost: {names_of(lost)}."
     return {"level": level, "text": text, "current": current, "engines": total, "peers": len(peers)}

@@ -33,7 +33,6 @@ HEADERS: Final = {
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
 }
 
 
@@ -145,7 +144,7 @@ class PageRoutes:
             raise UsageError('the request\'s body is not {"link": TEXT}') from None
         cookie = self._rights.enter(link) if isinstance(link, str) and len(link) <= MAX_LINK else None
         if cookie is None:
-            raise RefusedError("this link was used, or is too old: make another one with `p2pcast page`")
+            raise RefusedError("this link was used, or is too old: make another one with `p2pcast page --link`")
         response = web.json_response({})
         response.set_cookie(COOKIE, cookie, max_age=int(COOKIE_S), httponly=True, samesite="Strict", path="/page")
         return response

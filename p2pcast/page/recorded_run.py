@@ -1,4 +1,4 @@
-"""A run as its hub's events tell of it: peers, who feeds them, and what their engines serve. Pure.
+"""A run as its hub's events tell of it: peers, their parents, and the versions of their engines. Pure.
 
 It makes a document in the form of the hub's /status, with what events say; rates and scores are not in events.
 

@@ -7,7 +7,7 @@ import { setUpCommands, showPeersToOperate } from "/page/commands.js";
 const DRAW_MS = 250, RETRY_MS = 2000, EVENTS_KEPT = 200;
 const byId = (id) => document.getElementById(id);
 const rates = new Rates();
-let picture = null, events = { routine: [], other: [] }, due = false, source = null;
+let refused = null, picture = null, events = { routine: [], other: [] }, due = false, source = null;
 
 function draw() {
   due = false;
@@ -64,7 +64,7 @@ async function begin() {
   try {
     const answer = await fetch("/page/picture");
     if (answer.status === 401 || answer.status === 403) {
-      say("not allowed: open a link from `p2pcast page` on the hub's machine");
+      say(refused ?? "not allowed: open a link from `p2pcast page --link` on the hub's machine");
       return;
     }
     if (!answer.ok) throw new Error(`status ${answer.status}`);
@@ -97,7 +97,7 @@ async function enter() {
   const answer = await fetch("/page/enter", {
     method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ link }),
   });
-  if (!answer.ok) say((await answer.json()).error);
+  if (!answer.ok) refused = (await answer.json()).error;
 }
 
 byId("filter").addEventListener("input", schedule);

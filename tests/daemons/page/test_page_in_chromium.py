@@ -158,6 +158,24 @@ async def test_texts_of_peers_stay_texts(swarm, states, browser, monkeypatch):
     assert viewer.trouble == []
 
 
+async def test_a_link_opens_the_page_in_one_browser(swarm, states, browser, monkeypatch):
+    swarm.publish(1, states.first())
+    hub = await swarm.hub_up()
+    await swarm.peer_up("a")
+    await swarm.live("0.1")
+    link = (await hub.control.page.link({}))["path"]
+    monkeypatch.setattr("p2pcast.daemon.http_server.is_loopback", lambda host: False)
+    first = await opened(browser, url_of(hub) + link.removeprefix("/"))
+    await first.says("#headline", "The engine serves 0.1")
+    assert first.page.url == url_of(hub), "the link is not left in the address"
+    await first.page.reload()
+    await first.says("#headline", "The engine serves 0.1")
+    # The reload has ended the stream of changes.
+    assert [text for text in first.trouble if "/page/changes" not in text] == []
+    second = await opened(browser, url_of(hub) + link.removeprefix("/"))
+    await second.says("#connection", "this link was used")
+
+
 async def test_commands_need_the_bearer_and_a_yes(swarm, states, browser):
     swarm.publish(1, states.first())
     hub = await swarm.hub_up()

@@ -36,7 +36,7 @@ async def test_a_replay_ends_in_the_last_state() -> None:
     found: dict[str, Any] = json.loads(gzip.decompress(replay.feed.whole()))
     assert found["source"] == "a recorded run"
     assert found["time"] == 1300.0
-    assert found["headline"]["text"] == "All 1 engines serve 0.1, the newest version."
+    assert found["headline"]["text"] == "The engine serves 0.1, the newest version."
     events = sorted(found["events"], key=lambda event: event["id"])
     assert [event["kind"] for event in events] == [kind for kind, _ in EVENTS]
 

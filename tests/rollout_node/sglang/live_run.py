@@ -5,19 +5,21 @@ can be killed, and started again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import torch
-from real_sglang import SglangServer, generate
+from real_sglang import TWO_RANKS, SglangServer, generate
 from safetensors.torch import load_file, save_file
 
 from netem.demo.processes import Processes, free_port
@@ -126,6 +128,22 @@ class LiveRun:
             self.processes.check()
             assert time.monotonic() < until_s, f"not within {DEADLINE_S:.0f} s: {what}: {self.engine()}"
             time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def live_run(folder: Path, model: Path, environment: Mapping[str, str]) -> Iterator[LiveRun]:
+    """A server at tensor parallel 2 that has the run's base."""
+    server = SglangServer(model, folder / "engine", "--tp-size", "2", environment=TWO_RANKS | dict(environment))
+    with tempfile.TemporaryDirectory(prefix="p2pcast-test-", dir="/dev/shm") as tmpfs, Processes(folder) as processes:
+        try:
+            found = LiveRun(folder, Path(tmpfs), server, processes)
+            found.peer_up()
+            server.wait()
+            found.live()
+            yield found
+            found.publisher.close()
+        finally:
+            server.stop()
 
 
 class Clients:

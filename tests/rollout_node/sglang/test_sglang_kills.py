@@ -5,18 +5,14 @@ committed or audited. The next server or peer serves the newest version, and no 
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
-from live_run import DEADLINE_S, Clients, LiveRun
+from live_run import DEADLINE_S, Clients, LiveRun, live_run
 from real_server import make_model, one_off_connections
-from real_sglang import TWO_RANKS, SglangServer, generate
-
-from netem.demo.processes import Processes
+from real_sglang import SglangServer, generate
 
 pytestmark = pytest.mark.prove  # test_sglang_server.py is the sample
 PROMPT = [100, 200, 300, 400]
@@ -28,18 +24,9 @@ PHASES = ["prepare", "commit", "audit"]
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
     folder = tmp_path_factory.mktemp("kills")
     (folder / "faults").mkdir()
-    environment = TWO_RANKS | {"P2PCAST_TEST_FAULTS": str(folder / "faults")}
-    server = SglangServer(make_model(folder / "model"), folder / "engine", "--tp-size", "2", environment=environment)
-    with tempfile.TemporaryDirectory(prefix="p2pcast-test-", dir="/dev/shm") as tmpfs, Processes(folder) as processes:
-        try:
-            found = LiveRun(folder, Path(tmpfs), server, processes)
-            found.peer_up()
-            server.wait()
-            found.live()
-            yield found
-            found.publisher.close()
-        finally:
-            server.stop()
+    faults = {"P2PCAST_TEST_FAULTS": str(folder / "faults")}
+    with live_run(folder, make_model(folder / "model"), faults) as found:
+        yield found
 
 
 class Truth:

@@ -9,7 +9,6 @@ import json
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -17,11 +16,9 @@ from typing import Any
 
 import aiohttp
 import pytest
-from live_run import DEADLINE_S, LiveRun
+from live_run import DEADLINE_S, LiveRun, live_run
 from real_server import one_off_connections
-from real_sglang import TWO_RANKS, SglangServer, generate
-
-from netem.demo.processes import Processes
+from real_sglang import SglangServer, generate
 
 pytestmark = pytest.mark.prove  # test_sglang_server.py is the sample
 PROMPTS = [[5, 6, 7], [100, 200, 300, 400], [9]]
@@ -38,17 +35,8 @@ write_small_model(Path({folder!r}), SmallModel(2000, hidden=512, layers=8, sprea
 def run(tmp_path: Path) -> Iterator[LiveRun]:
     model = tmp_path / "model"
     subprocess.run([sys.executable, "-c", MODEL.format(folder=str(model))], check=True, timeout=DEADLINE_S)
-    server = SglangServer(model, tmp_path / "engine", "--tp-size", "2", environment=TWO_RANKS)
-    with tempfile.TemporaryDirectory(prefix="p2pcast-test-", dir="/dev/shm") as tmpfs, Processes(tmp_path) as processes:
-        try:
-            found = LiveRun(tmp_path, Path(tmpfs), server, processes)
-            found.peer_up()
-            server.wait()
-            found.live()
-            yield found
-            found.publisher.close()
-        finally:
-            server.stop()
+    with live_run(tmp_path, model, {}) as found:
+        yield found
 
 
 class Streams:
