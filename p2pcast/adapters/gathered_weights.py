@@ -79,10 +79,11 @@ class GatheredWeights:
         self._step: int | None = None
         """Step of the last sync; None before the first sync of a connection."""
 
-    @property
     def version(self) -> Version | None:
-        """The version of the last sync, once the hub has begun it."""
-        return None if self._handle is None else self._handle.version
+        """The version of the last sync; None before the first. Waits until the hub has named it, for a sync may return
+        before. Raises the errors of ``Handle.wait_begun``.
+        """
+        return None if self._handle is None else self._handle.wait_begun(self._live_timeout_s)
 
     def connect(self) -> None:
         """Raises the errors of ``Publisher``."""

@@ -90,10 +90,12 @@ class LedgerRollouts:
     # -- TRL's protocol, in its main thread
 
     def start(self) -> None:
-        """After the first sync: tell the ledger where this run continues. Raises RefusedError, UsageError."""
+        """After the first sync: tell the ledger where this run continues. Raises RefusedError, RetryableError and
+        UsageError.
+        """
         from trainer_node.sdk.batch_client import BatchClient
 
-        version = self._transfer.version
+        version = self._transfer.version()
         if version is None:
             raise UsageError("the ledger needs the branch of the first sync: pass the same P2PCast as weight_transfer")
         client = BatchClient(self._url, **self._options)

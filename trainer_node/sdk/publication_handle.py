@@ -25,6 +25,8 @@ class Handle:
         self._copied = False
         self._settled = threading.Event()
         """Set once the snapshot is taken, or can never be taken."""
+        self._begun = threading.Event()
+        """Set once the hub has named the version, or never will."""
         self._over = threading.Event()
         self._error: BaseException | None = None
 
@@ -38,6 +40,17 @@ class Handle:
         self._settled.wait()
         if not self._copied and self._error is not None:
             raise self._error
+
+    def wait_begun(self, timeout_s: float | None = None) -> Version:
+        """Returns the version once the hub has named it: its branch and step. Raises RetryableError when it is not
+        named in time, and the errors of ``wait_durable`` for one that was never begun.
+        """
+        if not self._begun.wait(timeout_s):
+            raise RetryableError(f"step {self.step} was not begun by the hub within {timeout_s:g} s")
+        if self.version is None:
+            assert self._error is not None
+            raise self._error
+        return self.version
 
     def wait_durable(self, timeout_s: float | None = None) -> Version:
         """Returns the version once it is stored at the hub. Raises RetryableError when the version was aborted (the
@@ -86,9 +99,14 @@ class Handle:
         self._copied = True
         self._settled.set()
 
+    def begun(self, version: Version) -> None:
+        self.version = version
+        self._begun.set()
+
     def finish(self, error: BaseException | None = None) -> None:
         self._error = error
         self._over.set()
+        self._begun.set()
         self._settled.set()
 
     def wait_over(self) -> None:

@@ -343,7 +343,7 @@ class Publisher:
         uplink.send(messages.Begin(serial, handle.step, layout.layout_id, resume, None if resume else self._branch))
         self._take_base(plan, uplink)
         begun = self._answer(handle, uplink, serial, lambda received: received.begun.get(serial))
-        handle.version = begun.version
+        handle.begun(begun.version)
         if resume or self._branch is not None:
             self._branch = begun.version.branch
         coded = begun.base is not None and begun.base == self._version
