@@ -379,7 +379,7 @@ def build_control(state: StateParts, fleet: FleetParts, publishing: Publishing) 
     meter, rollouts = UplinkMeter(downstream.children, measured), RolloutSummary()
     view = HubView(
         config, state.tasks, state.events, node, downstream.children, admission, membership, meter.uplink,
-        FleetView(membership, store.versions), fleet.timeline, reports,
+        FleetView(membership, store.versions, admission.certificate_until), fleet.timeline, reports,
         publishing.commits, VersionView(publishing.pipeline, publishing.lifecycle, store, fleet.progress),
         publishing.rank_intake, publishing.backpressure, publishing.anchors_and_squashes, mirror,
         rollouts,
@@ -394,6 +394,7 @@ def build_control(state: StateParts, fleet: FleetParts, publishing: Publishing) 
         {
             "commit": publishing.commits.command,
             "rollouts": rollouts.command,
+            "workers/drain": rollouts.orders.command,
             "page/link": page.link,
             **admission.commands.routes,
         },

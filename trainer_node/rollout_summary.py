@@ -2,10 +2,10 @@
 
 Promises:
 
-- A summary is small and flat, whatever the ledger sends: numbers, short texts, and tables of numbers.
+- A summary is small, whatever the ledger sends: numbers, short texts, tables of numbers, and a few flat rows.
 - Anything else is refused, and the newest summary stays.
 
-Nothing at the hub depends on a summary.
+Nothing at the hub depends on a summary. The answer to a summary carries the operator's orders about workers.
 """
 
 from __future__ import annotations
@@ -17,11 +17,17 @@ from typing import Any
 
 from p2pcast.daemon.http_server import Document
 from p2pcast.errors import UsageError
+from trainer_node.worker_orders import WorkerOrders
 
 MAX_FIELDS = 64
 """Of a summary, and of each table in it."""
 MAX_TEXT = 200
 """Characters of one text."""
+MAX_ROWS = 32
+"""Of each list in a summary."""
+
+HEARD_S = 10.0
+"""A ledger is heard of for so long after its newest summary, in seconds."""
 
 
 class RolloutSummary:
@@ -31,22 +37,40 @@ class RolloutSummary:
         self._clock = clock
         self._newest: Document = {}
         self._at_s = 0.0
+        self.orders = WorkerOrders(self._is_heard, clock)
 
     async def command(self, body: Document) -> Document:
-        """POST /rollouts. Raises UsageError."""
+        """POST /rollouts: the answer has the orders about workers. Raises UsageError."""
         for name, value in _fields("the summary", body):
             if isinstance(value, dict):
                 for inner, number in _fields(f"table {name}", value):
                     if not _is_number(number):
                         raise UsageError(f"{name}.{inner} is not a number")
-            elif not (value is None or _is_number(value) or (isinstance(value, str) and len(value) <= MAX_TEXT)):
+            elif isinstance(value, list):
+                _check_rows(name, value)
+            elif not _is_plain(value):
                 raise UsageError(f"field {name} is neither a number, nor a text of {MAX_TEXT} characters, nor a table")
         self._newest, self._at_s = body, self._clock()
-        return {}
+        return {"drains": self.orders.pending()}
 
     def document(self) -> Document | None:
         """The newest summary, with its age in seconds; None before the first."""
         return (self._newest and self._newest | {"age_s": round(self._clock() - self._at_s, 1)}) or None
+
+    def _is_heard(self) -> bool:
+        return bool(self._newest) and self._clock() - self._at_s < HEARD_S
+
+
+def _check_rows(name: str, rows: list[Any]) -> None:
+    if len(rows) > MAX_ROWS or not all(isinstance(row, dict) for row in rows):
+        raise UsageError(f"{name} is not a list of at most {MAX_ROWS} rows")
+    for row in rows:
+        if wrong := [field for field, value in _fields(f"a row of {name}", row) if not _is_plain(value)]:
+            raise UsageError(f"{name}.{wrong[0]} is neither a number nor a text of {MAX_TEXT} characters")
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or _is_number(value) or (isinstance(value, str) and len(value) <= MAX_TEXT)
 
 
 def _fields(where: str, table: dict[Any, Any]) -> list[tuple[str, Any]]:

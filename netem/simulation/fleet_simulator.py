@@ -97,20 +97,25 @@ class VersionResult:
         }
 
 
-def simulate(scenario: Scenario, seed: int = 0) -> list[VersionResult]:
+Tell = Callable[[float, str, dict[str, Any]], object]
+"""Gets the time in seconds, the kind and the facts of an event, as the hub would emit it."""
+
+
+def simulate(scenario: Scenario, seed: int = 0, tell: Tell | None = None) -> list[VersionResult]:
     """One run, with a result a version. The first two versions are the start of the fleet, before any rate is
-    measured.
+    measured. ``tell`` changes nothing of the run.
     """
-    return SimulatedFleet(scenario, Random(seed)).run()
+    return SimulatedFleet(scenario, Random(seed), tell=tell).run()
 
 
 class SimulatedFleet:
     """`run` simulates a scenario; `netem.simulation.broadcast_replay` simulates one version of a given tree."""
 
-    def __init__(self, scenario: Scenario, rng: Random, chains: int | None = None) -> None:
+    def __init__(self, scenario: Scenario, rng: Random, chains: int | None = None, tell: Tell | None = None) -> None:
         self.scenario = scenario
         self.rng = rng
         self.now = 0.0
+        self._tell = tell
         self.membership = Membership(1, scenario.uplink_bps, chains, scenario.network.root_region)
         self.broadcast = BroadcastProgress()
         self.regions: dict[str, str] = {}
@@ -155,6 +160,10 @@ class SimulatedFleet:
         self._close()
         return self.results
 
+    def _event(self, kind: str, **facts: Any) -> None:
+        if self._tell is not None:
+            self._tell(self.now, kind, facts)
+
     # -- time
 
     def _at(self, when_s: float, event: Callable[[], None]) -> None:
@@ -181,6 +190,7 @@ class SimulatedFleet:
 
     def _join(self) -> None:
         peer = self._new_record(f"{self.rng.getrandbits(64):016x}")
+        self._event("joined", peer=peer.name, region=peer.region, staged=None)
         self._ordered(lambda: self.membership.join(peer, self.now))
 
     def _new_record(self, peer: str) -> PeerRecord:
@@ -224,6 +234,7 @@ class SimulatedFleet:
         self._dead.discard(peer)
         self._there.discard(peer)
         self._staged.pop(peer, None)
+        self._event("left", peer=peer, lost=True, why="it was silent")
         self._ordered(lambda: self.membership.leave(peer, self.now, failed=True))
 
     def _orphaned(self, peer: str) -> None:
@@ -267,7 +278,10 @@ class SimulatedFleet:
         plan = self.membership.plan
         if plan is before:
             return
-        for peer, parent in moves(before, plan):
+        moved = moves(before, plan)
+        if moved:
+            self._event("plan", epoch=list(plan.epoch), moved=[[p, a if a != ROOT else "hub"] for p, a in moved])
+        for peer, parent in moved:
             member = self.membership.peers[peer]
             member.sent_epoch = plan.epoch
             arrival_s = self.now + self._rtt_s(peer, ROOT) / 2
@@ -357,6 +371,8 @@ class SimulatedFleet:
                 # The announcement of a version makes peers watch their parents as closely as during a transfer.
                 self._listen(peer)
         self._began_s, self._done_s = self.now, {}
+        self._event("opened", version=str(self._version))
+        self._event("sealed", version=str(self._version), bytes=round(self.scenario.payload_bytes))
         self._there = set(self._alive())
         self.membership.sizes.published(int(self.scenario.payload_bytes))
         self.membership.begin_version()
@@ -387,6 +403,7 @@ class SimulatedFleet:
         if version == self._version and self._present(peer):
             self._done_s[peer] = took_s
             self._staged[peer] = version
+            self._event("staged", peer=peer, version=str(version), after_s=round(took_s, 4))
             self.membership.note_transfer(peer, self.now, int(self.scenario.payload_bytes), flow_s)
 
     def _note_inflow(self, peer: str, inflow: Inflow) -> None:

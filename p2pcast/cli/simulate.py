@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -10,7 +14,9 @@ from typing import Any
 import click
 from rich.table import Table
 
-from p2pcast.cli.options import Rate, console, documented, written
+from p2pcast.cli.options import PATH, Rate, console, documented, written
+from p2pcast.errors import LocalError
+from p2pcast.page.recorded_run import SIMULATED
 
 MBIT = 1e6
 MIB = 1 << 20
@@ -56,6 +62,7 @@ SETTLING = 2
     help="Time in milliseconds that a peer takes to forward a piece.",
 )
 @click.option("--seed", type=int, default=0, help="Seed of the random numbers.")
+@click.option("--events", type=PATH, help="File for the run's events, for p2pcast replay.")
 @documented
 def simulate(
     peers: int,
@@ -70,6 +77,7 @@ def simulate(
     slow: float,
     hop: float,
     seed: int,
+    events: Path | None,
     as_json: bool,
     output: Path | None,
 ) -> None:
@@ -83,6 +91,7 @@ def simulate(
     Examples:
       p2pcast simulate --peers 5000 --regions 8 --churn 2
       p2pcast simulate --payload 200 --uplink 10gbit --json
+      p2pcast simulate --peers 200 --events run.events && p2pcast replay run.events --speed 5
     """
     from netem.simulation.fleet_simulator import Scenario
     from netem.simulation.fleet_simulator import simulate as run
@@ -106,7 +115,9 @@ def simulate(
         slowdowns=slow / 100,
         network=Network(piece, root_region="region-0", hop_s=hop / 1e3),
     )
-    rows = [result.document for result in run(scenario, seed)]
+    with contextlib.ExitStack() as opened:
+        tell = None if events is None else opened.enter_context(_writer(events, peers, seed))
+        rows = [result.document for result in run(scenario, seed, tell)]
     document: dict[str, Any] = {
         "peers": peers,
         "regions": regions,
@@ -160,3 +171,19 @@ def _print(document: dict[str, Any]) -> None:
     for name, key in (("99 %", "t99_over_ideal"), ("the last", "last_over_ideal")):
         shown = ", ".join(f"{what} {'–' if v is None else f'{v:.2f}'}" for what, v in document[key].items())
         click.echo(f"time to {name} ÷ ideal, from version {SETTLING + 1} on: {shown}")
+
+
+@contextlib.contextmanager
+def _writer(file: Path, peers: int, seed: int) -> Iterator[Callable[[float, str, dict[str, Any]], object]]:
+    """Writes events as lines of JSON, at times after the present. Raises LocalError."""
+    began_s = time.time()
+    try:
+        with file.open("w", encoding="utf-8") as lines:
+
+            def tell(time_s: float, kind: str, facts: dict[str, Any]) -> None:
+                lines.write(json.dumps({"kind": kind, "time": round(began_s + time_s, 3), "facts": facts}) + "\n")
+
+            tell(0.0, SIMULATED, {"peers": peers, "seed": seed})
+            yield tell
+    except OSError as error:
+        raise LocalError(f"{file} cannot be written: {error.strerror}") from None

@@ -110,7 +110,7 @@ def _of_rollouts(rollouts: Any) -> Iterator[Alarm]:
         return
     if rollouts.get("age_s", 0.0) > SILENT_S and not rollouts.get("finished"):
         yield Alarm("watch", "The ledger has been silent for a while.", "Is p2pcast ledger running?")
-    if silent := rollouts.get("silent"):
+    if silent := rollouts.get("silent_workers"):
         yield Alarm("watch", f"{silent} workers are silent.", "Their leases return to the pool by themselves.")
 
 

@@ -88,6 +88,7 @@ def _row(row: Mapping[str, Any], versions: Sequence[str], rtt: Mapping[str, Any]
         "parts": row.get("score_parts"),
         "standing": row.get("standing"),
         "address": row.get("address"),
+        "certificate_until": row.get("certificate_until"),
         "blamed_by": (row.get("blamed_by") or 0) + (row.get("withheld_from") or 0),
         "engines": engines,
         "error": None if error is None else str(error)[:TEXT_SHOWN],
@@ -132,7 +133,11 @@ def _headline(
     engines = {name: [e["ready"] and e["committed"] == newest for e in row["engines"]] for name, row in peers.items()}
     total, current = sum(map(len, engines.values())), sum(map(sum, engines.values()))
     level = "alarm" if "alarm" in levels else "watch" if levels else "good"
-    if not total:
+    if not total and newest is not None and any(row["staged"] for row in peers.values()):
+        here = sum(row["staged"] == newest for row in peers.values())
+        whole = f"{'All' if here == len(peers) else f'{here} of'} {len(peers)} peers"
+        text = f"{whole} have {newest}, the newest version; no engine serves it yet."
+    elif not total:
         text = f"No engine serves {newest or 'a version'} yet."
     elif current == total:
         text = f"{f'All {total} engines serve' if total > 1 else 'The engine serves'} {newest}, the newest version."

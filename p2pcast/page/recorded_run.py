@@ -15,6 +15,8 @@ from p2pcast.errors import UsageError
 
 PEERS_KEPT: Final = 20_000
 VERSIONS_KEPT: Final = 1000
+SIMULATED: Final = "simulated"
+"""Kind of the first event of a simulation."""
 
 Document = dict[str, Any]
 

@@ -13,7 +13,7 @@ from p2pcast.daemon.http_server import HttpServer
 from p2pcast.page.page_routes import PageRoutes
 from p2pcast.page.picture_feed import PictureFeed
 from p2pcast.page.reading_rights import ReadingRights
-from p2pcast.page.recorded_run import Recorded, RecordedRun
+from p2pcast.page.recorded_run import SIMULATED, Recorded, RecordedRun
 
 MOST_PAUSE_S: Final = 3.0
 """Longest time in seconds between two events, however long they were apart."""
@@ -26,8 +26,10 @@ class Replay:
         self._recorded, self._speed = recorded, speed
         self._now_s = recorded[0].time_s if recorded else 0.0
         self._run = RecordedRun()
+        simulated = bool(recorded) and recorded[0].kind == SIMULATED
+        source = "a simulation" if simulated else "a recorded run"
         self.events = Events(clock=lambda: self._now_s)
-        self.feed = PictureFeed(self._run.status, self.events, lambda: self._now_s, "a recorded run")
+        self.feed = PictureFeed(self._run.status, self.events, lambda: self._now_s, source)
         page = PageRoutes(self.feed, ReadingRights())
         self.http = HttpServer(
             self._run.status,

@@ -9,9 +9,17 @@ from typing import Any
 import pytest
 
 from p2pcast.errors import UsageError
-from trainer_node.rollout_summary import MAX_FIELDS, MAX_TEXT, RolloutSummary
+from trainer_node.rollout_summary import MAX_FIELDS, MAX_ROWS, MAX_TEXT, RolloutSummary
 
-GOOD = {"task": "sums", "workers": 3, "finished": False, "rate": 1.5, "delayed": None, "leases": {"held": 4}}
+GOOD = {
+    "task": "sums",
+    "workers": 3,
+    "finished": False,
+    "rate": 1.5,
+    "delayed": None,
+    "leases": {"held": 4},
+    "worker_rows": [{"name": "w", "leases": 4}],
+}
 
 
 class Clock:
@@ -31,7 +39,7 @@ def summary(clock: Clock) -> RolloutSummary:
 async def test_the_newest_summary_is_shown_with_its_age(summary: RolloutSummary, clock: Clock) -> None:
     assert summary.document() is None
     for workers in (1, 3):
-        assert await summary.command(GOOD | {"workers": workers}) == {}
+        assert await summary.command(GOOD | {"workers": workers}) == {"drains": {}}
     clock.now_s += 2
     assert summary.document() == GOOD | {"age_s": 2.0}
 
@@ -40,6 +48,10 @@ async def test_the_newest_summary_is_shown_with_its_age(summary: RolloutSummary,
     "wrong",
     [
         {"rows": [1]},
+        {"rows": [{"name": "w"}] * (MAX_ROWS + 1)},
+        {"rows": [{"name": ["w"]}]},
+        {"rows": [{"name": "x" * (MAX_TEXT + 1)}]},
+        {"rows": [{str(number): number for number in range(MAX_FIELDS + 1)}]},
         {"leases": {"held": "4"}},
         {"leases": {"held": {"deep": 1}}},
         {"leases": {"held": None}},

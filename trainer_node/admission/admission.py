@@ -125,6 +125,11 @@ class Admission:
     def authority(self) -> bytes:
         return self._authority.certificate
 
+    def certificate_until(self, node: bytes) -> float | None:
+        """End of the node's newest certificate, in Unix seconds; None over plain text, and for a node without one."""
+        holder = self.trust.ledger.holders.get(node.hex())
+        return None if self.tls is None or holder is None else holder.until
+
     def secret(self, ident: bytes) -> bytes:
         return self.trust.ledger.secret(ident)
 

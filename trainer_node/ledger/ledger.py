@@ -446,11 +446,13 @@ class Ledger:
         with self._store.reading() as conn:
             return ledger_report.groups(conn, group_ids)
 
-    def workers(self) -> list[dict[str, Any]]:
-        """One row a worker, by name. ``drained_s``: time until it gets leases again, 0 for one that gets them now."""
+    def workers(self, region: Callable[[bytes], str | None] = lambda session: None) -> list[dict[str, Any]]:
+        """One row a worker, by name. ``drained_s``: time until it gets leases again, 0 for one that gets them now.
+        ``region``: of a session's engine, None where it is not known.
+        """
 
         def look(conn: Connection, now: Present) -> list[dict[str, Any]]:
-            rows = ledger_report.workers(conn, now, self._rates.estimates())
+            rows = ledger_report.workers(conn, now, self._rates.estimates(), region)
             return [row | {"drained_s": round(self._drained.left_s(row["name"], now.now_s), 3)} for row in rows]
 
         return self._transitions.read(look)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, case, func, select, text
@@ -119,8 +119,12 @@ def _age(now: Present, step: Any) -> ColumnElement[int]:
     return case((behind < 0, 0), (behind > MOST_STEPS, MOST_STEPS), else_=behind).label("age")
 
 
-def workers(conn: Connection, now: Present, rates: Mapping[str, float | None]) -> list[dict[str, Any]]:
-    """One row a worker, by name. ``rates``: accepted tokens per second by worker, None where they are not measured."""
+def workers(
+    conn: Connection, now: Present, rates: Mapping[str, float | None], region: Callable[[bytes], str | None]
+) -> list[dict[str, Any]]:
+    """One row a worker, by name. ``rates``: accepted tokens per second by worker, None where they are not measured.
+    ``region``: of a session's engine.
+    """
     held = (
         select(func.count())
         .select_from(db.leases)
@@ -133,6 +137,7 @@ def workers(conn: Connection, now: Present, rates: Mapping[str, float | None]) -
             "worker": bytes(row.id).hex(),
             "name": row.name,
             "caller": row.caller,
+            "region": region(bytes(row.session)),
             "task": row.task,
             "slots": row.slots,
             "leases": row.held,

@@ -64,6 +64,8 @@ from trainer_node.ledger_server.run_end import RunEnd
 from trainer_node.ledger_server.summary_sender import SEND_S, SummarySender
 from trainer_node.ledger_server.transition_executors import Executors
 from trainer_node.ledger_server.version_follower import POLL_S, VersionFollower
+from trainer_node.ledger_server.worker_control.engine_regions import EngineRegions
+from trainer_node.ledger_server.worker_control.worker_drains import WorkerDrains
 from trainer_node.scheduling.served_versions import EngineId, KnownEngine
 
 logger = logging.getLogger("p2pcast.ledger")
@@ -137,6 +139,8 @@ class LedgerDaemon:
         self._ledger_events = LedgerEvents(events, SILENT_S)
         self._times = LearnerTimes()
         self._probes = ProbeDesk()
+        self._regions = EngineRegions(self._region_of)
+        self._drains = WorkerDrains(partial(self._call, ledger.drain), events, self._queue.changed)
         waiting, delayed = lambda: len(self._queue), lambda: self._retried.why
         self.view = LedgerView(self._look, waiting, self._facts, tasks, delayed, self._probes)
         bearer = bearer_tokens.text(secret_of(config.state / "http.key"))
@@ -158,6 +162,8 @@ class LedgerDaemon:
             events,
             self._times,
             self._probes,
+            self._regions,
+            self._drains,
             trusting=config.policy.trust is not None,
         )
         self.http = HttpServer(
@@ -211,7 +217,7 @@ class LedgerDaemon:
                 self._follower = VersionFollower(http, hub, bearer, learnt, moved, self._memory["run"])
                 repeat("versions of the hub", POLL_S, self._follower.refresh)
                 if bearer is not None:
-                    sender = SummarySender(http, hub, bearer, self.view.summary)
+                    sender = SummarySender(http, hub, bearer, self.view.summary, self._drains.take)
                     # Readiness does not depend on the summary.
                     repeated = RetriedWork(self._events).repeat("summary for the hub", SEND_S, sender.send)
                     group.create_task(repeated, name="summary for the hub")
@@ -261,6 +267,9 @@ class LedgerDaemon:
     def _known(self, engine: EngineId) -> KnownEngine | None:
         return None if self._follower is None else self._follower.engine(engine)
 
+    def _region_of(self, node: str) -> str | None:
+        return None if self._follower is None else self._follower.region(node)
+
     async def _learnt(self, version: Version, manifest: bytes) -> None:
         assert self._follower is not None
         if self._memory["run"] is None:
@@ -287,7 +296,10 @@ class LedgerDaemon:
     # -- for /status
 
     async def _look(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        status, workers = await self._call(self._ledger.status), await self._call(self._ledger.workers)
+        status, workers = (
+            await self._call(self._ledger.status),
+            await self._call(self._ledger.workers, self._regions.region),
+        )
         self._ledger_events.update_workers(workers)
         self._probes.retain({row["name"] for row in workers})
         present = [row for row in workers if row["silent_s"] < SILENT_S]

@@ -56,6 +56,8 @@ from trainer_node.ledger_server.rewards.reward_desk import RewardDesk, Turns
 from trainer_node.ledger_server.rewards.reward_replays import checked_rewards, stated_rewards
 from trainer_node.ledger_server.run_end import RunEnd
 from trainer_node.ledger_server.transition_executors import THREADS, Executors
+from trainer_node.ledger_server.worker_control.engine_regions import EngineRegions
+from trainer_node.ledger_server.worker_control.worker_drains import WorkerDrains
 from trainer_node.scheduling.served_versions import EngineId, KnownEngine, believed
 
 P = ParamSpec("P")
@@ -111,6 +113,8 @@ class LedgerRoutes:
         events: Events,
         times: LearnerTimes,
         probes: ProbeDesk,
+        regions: EngineRegions,
+        drains: WorkerDrains,
         *,
         trusting: bool = False,
     ) -> None:
@@ -128,6 +132,7 @@ class LedgerRoutes:
         self._documents = documents
         self._learn, self._known, self._end = learn, known, end
         self._events, self._times = events, times
+        self._regions, self._drains = regions, drains
         self._probes = ProbeRoutes(probes, self._form, self._prober, learn, events)
 
     def routes(self) -> list[web.RouteDef]:
@@ -286,6 +291,8 @@ class LedgerRoutes:
         before = known()
         kind = served, believed(served, staged, before).served
         leases = await self._queue.ask(attempt, kind, wait_s, gone)
+        if engine is not None:
+            self._regions.note(session, engine)
         rows = [
             {
                 "lease": one.lease,
@@ -358,13 +365,7 @@ class LedgerRoutes:
     async def _drain(self, request: web.Request) -> web.StreamResponse:
         form = await self._form(request)
         name, for_s = form.text("name", 128, 1), form.number("for_s", 0.0, MAX_FOR_S)
-        leases, changed = await self._call(self._ledger.drain, name, for_s)
-        if changed and for_s > 0:
-            self._events.emit("worker_drained", name=name, leases=leases, for_s=for_s)
-        elif changed:
-            self._events.emit("worker_admitted", name=name)
-            self._queue.changed()
-        return web.json_response({"leases": leases})
+        return web.json_response({"leases": await self._drains.order(name, for_s)})
 
     # -- trainers
 

@@ -15,6 +15,7 @@ from p2pcast.daemon import daemon_metrics
 from p2pcast.daemon.background_tasks import Tasks
 from trainer_node.ledger_server import ledger_metrics
 from trainer_node.ledger_server.probes.probe_desk import ProbeDesk
+from trainer_node.ledger_server.worker_control.worker_summary import worker_summary
 
 RENEW_S = 1.0
 """Interval in seconds at which the copy is renewed."""
@@ -82,6 +83,7 @@ class LedgerView:
             "silent_workers": sum(row["silent_s"] > SILENT_S for row in self._workers),
             "tokens_per_s": round(sum(rates), 1),
             "accepted_tokens": sum(row["accepted_tokens"] for row in self._workers),
+            **worker_summary(self._workers, SILENT_S),
             "probe_alarm": sum(one.alarm for one in self._probes.newest()),
             "waiting_requests": self._waiting(),
             "delayed": self._delayed()[:SUMMARY_TEXT],

@@ -51,6 +51,7 @@ class VersionFollower:
         self._learnt, self._moved, self._clock = learnt, moved, clock
         self._known: set[Version] = set()
         self._engines: dict[EngineId, KnownEngine] = {}
+        self._regions: dict[str, str] = {}
         self._engines_s = 0.0
         """Time of the request whose answer named the engines."""
         self._refreshing = asyncio.Lock()
@@ -64,6 +65,10 @@ class VersionFollower:
     def engine(self, one: EngineId) -> KnownEngine | None:
         """None for an engine that the hub does not know, and while the hub is away."""
         return self._engines.get(one) if self._clock() - self._engines_s < KNOWN_S else None
+
+    def region(self, node: str) -> str | None:
+        """None for a node without engines, or unknown to the hub."""
+        return self._regions.get(node)
 
     async def ensure(self, versions: Collection[Version]) -> None:
         """Ask the hub at once for versions that are not known: an engine may serve a version before the next request.
@@ -81,6 +86,7 @@ class VersionFollower:
         try:
             run = str(found["run"])
             engines = _engines(found["engines"])
+            regions = {str(node): str(peer.get("region") or "") for node, peer in found["engines"].items()}
             evicted = frozenset(bytes.fromhex(node) for node in found["evicted"])
             manifests = {Version.parse(text): bytes.fromhex(digest) for text, digest in found["manifests"].items()}
         except (KeyError, TypeError, ValueError, AttributeError, UsageError):
@@ -99,6 +105,7 @@ class VersionFollower:
             await self._learnt(version, manifests[version])
         self._known, self.reached, self.caught_up = set(manifests), True, True
         before, self._engines, self._engines_s = self._engines, engines, asked_s
+        self._regions = regions
         if engines != before:
             self._moved()
 

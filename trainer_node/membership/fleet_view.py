@@ -25,10 +25,13 @@ REPORTED = ("state", "progress", "bytes_received", "bytes_duplicate", "error")
 
 @dataclass(eq=False, repr=False)
 class FleetView:
-    """``versions``: of the hub's store. ``clock``: as for ``PeerRecord.joined_at``."""
+    """``versions``: of the hub's store. ``certificate_until``: end of a node's certificate in Unix seconds. ``clock``:
+    as for ``PeerRecord.joined_at``.
+    """
 
     membership: Membership
     versions: Callable[[], Collection[Version]]
+    certificate_until: Callable[[bytes], float | None] = lambda node: None
     clock: Callable[[], float] = time.monotonic
 
     # -- /status
@@ -44,9 +47,10 @@ class FleetView:
         return sorted(rows, key=lambda row: str(row["name"]))
 
     def serving(self) -> dict[str, Document]:
-        """Of each node with engines: its staged version, and the version of each engine; None where it serves none."""
+        """Of each node with engines: region, staged version, and version of each engine; None where it serves none."""
         return {
             peer.ident: {
+                "region": peer.region,
                 "staged": None if peer.staged is None else str(peer.staged),
                 "engines": _texts({row.name: row.committed if row.ready else None for row in peer.engines}),
             }
@@ -74,6 +78,7 @@ class FleetView:
             "link": peer.report.link,
             "http": _http_of(peer),
             "region": peer.region,
+            "certificate_until": self.certificate_until(bytes.fromhex(peer.ident)),
             "parent": names.get(parent, "hub") if parent else "hub",
             "staged": None if peer.staged is None else str(peer.staged),
             "committed": None if peer.committed is None else str(peer.committed),

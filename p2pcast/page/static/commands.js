@@ -3,10 +3,15 @@ import { set } from "/page/views.js";
 
 const byId = (id) => document.getElementById(id);
 
-const asked = {
-  evict: (picture, peer) => [`Evict ${peer}? It can never join this run again, and its pieces are not used any more.`, { peer }],
-  commit: (picture) => [`Let all engines switch to ${picture.version}?`, { version: picture.version }],
-  "token/create": () => ["Make a join token? Who has it can join this run.", {}],
+const PAUSE_S = 3600;
+
+// By command: the list in which it needs a choice, its route, and what it asks and sends.
+const COMMANDS = {
+  evict: { list: "operate-peer", route: "evict", ask: (picture, peer) => [`Evict ${peer}? It can never join this run again, and its pieces are not used any more.`, { peer }] },
+  commit: { route: "commit", ask: (picture) => [`Let all engines switch to ${picture.version}?`, { version: picture.version }] },
+  "token/create": { route: "token/create", ask: () => ["Make a join token? Who has it can join this run.", {}] },
+  pause: { list: "operate-worker", route: "workers/drain", ask: (picture, name) => [`Give ${name} no new jobs for an hour? It finishes those that it has.`, { name, for_s: PAUSE_S }] },
+  resume: { list: "operate-worker", route: "workers/drain", ask: (picture, name) => [`Give ${name} jobs again?`, { name, for_s: 0 }] },
 };
 
 function confirmed(text) {
@@ -18,14 +23,15 @@ function confirmed(text) {
 }
 
 async function order(command, picture) {
-  if (command === "evict" && byId("operate-peer").value === "") {
-    set(byId("answer"), "Choose a peer first.");
+  const { list, route, ask } = COMMANDS[command], chosen = list ? byId(list).value : "";
+  if (list && chosen === "") {
+    set(byId("answer"), `Choose a ${list.replace("operate-", "")} first.`);
     return;
   }
-  const [question, body] = asked[command](picture, byId("operate-peer").value);
+  const [question, body] = ask(picture, chosen);
   if (!(await confirmed(question))) return;
   try {
-    const answer = await fetch(`/${command}`, {
+    const answer = await fetch(`/${route}`, {
       method: "POST", body: JSON.stringify(body),
       headers: { "Content-Type": "application/json", Authorization: `Bearer ${byId("bearer").value.trim()}` },
     });
@@ -46,8 +52,8 @@ export function setUpCommands(look) {
   }
 }
 
-export function showPeersToOperate(list, picture) {
-  const names = ["", ...Object.keys(picture.peers).sort()];
+export function showNamesToOperate(list, found) {
+  const names = ["", ...[...found].sort()];
   if (names.join("\n") === [...list.options].map((option) => option.value).join("\n")) return;
   const chosen = list.value;
   list.replaceChildren(...names.map((name) => new Option(name || "choose", name, false, name === chosen)));

@@ -1,8 +1,8 @@
 // The page: fetches a picture of the run, follows its changes, and hands them to the views.
 import { drawTree } from "/page/tree.js";
-import { drawAges, drawAlarms, drawEvents, drawPeers, drawRegions, drawRollouts, drawVersions, drawWaterfall, set } from "/page/views.js";
+import { drawAges, drawAlarms, drawEvents, drawPeers, drawRegions, drawRollouts, drawVersions, drawWaterfall, drawWorkers, set } from "/page/views.js";
 import { Rates } from "/page/rates.js";
-import { setUpCommands, showPeersToOperate } from "/page/commands.js";
+import { setUpCommands, showNamesToOperate } from "/page/commands.js";
 
 const DRAW_MS = 250, RETRY_MS = 2000, EVENTS_KEPT = 200;
 const byId = (id) => document.getElementById(id);
@@ -24,10 +24,13 @@ function draw() {
   drawWaterfall(byId("waterfall"), byId("last-facts"), picture);
   byId("rollouts-section").hidden = !picture.rollouts;
   drawRollouts(byId("rollouts"), picture.rollouts);
+  drawWorkers(byId("workers"), byId("workers-hint"), picture.rollouts);
   drawAges(byId("ages"), byId("ages-title"), picture.rollouts);
   drawEvents(byId("events"), byId("routine").checked ? [...events.other, ...events.routine] : events.other);
   rates.draw(byId("rates"), byId("rates-now"));
-  showPeersToOperate(byId("operate-peer"), picture);
+  showNamesToOperate(byId("operate-peer"), Object.keys(picture.peers));
+  showNamesToOperate(byId("operate-worker"), (picture.rollouts?.worker_rows ?? []).map((row) => String(row.name)));
+  byId("operate-workers").hidden = !picture.rollouts;
   byId("operate").hidden = picture.source !== "live";
   byId("operate-commit").hidden = picture.commit.mode !== "manual";
 }

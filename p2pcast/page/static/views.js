@@ -2,7 +2,7 @@
 
 const MOST_ROWS = 200, COLUMNS = [
   ["Peer"], ["Region"], ["Serves"], ["Behind", "number"], ["Staged"], ["Arrives"], ["MB/s", "number"], ["Fed by"],
-  ["RTT ms", "number"], ["Score", "number"], ["Standing"], ["Pause ms", "number"], ["Engines"], ["Remarks", "text"],
+  ["RTT ms", "number"], ["Score", "number"], ["Standing"], ["Pause ms", "number"], ["Engines"], ["Certificate until"], ["Remarks", "text"],
 ];
 
 export function set(element, text) {
@@ -48,6 +48,7 @@ export const size = (bytes) => {
 };
 const seconds = (value) => (value === null || value === undefined ? "–" : value < 1 ? `${(value * 1000).toFixed(0)} ms` : `${value.toFixed(2)} s`);
 const spread = (summary, of) => (summary ? `${summary.count}${of >= summary.count ? ` of ${of}` : ""} in ${seconds(summary.most)}` : "–");
+const day = (time) => (time === null || time === undefined ? "–" : new Date(time * 1000).toLocaleString(undefined, { dateStyle: "short", timeStyle: "short" }));
 export const clock = (time) => new Date(time * 1000).toLocaleTimeString();
 
 export function level(row) {
@@ -84,7 +85,7 @@ export function drawPeers(element, shown, picture, rates, filter) {
       [number(row.behind), "number"], [row.staged ?? "–"], [part === null ? row.state ?? "–" : `${row.progress[0]}: ${(100 * part).toFixed(0)} %`],
       [number(rates.of(name), 2), "number"], [row.parent ?? "–"], [number(row.rtt_ms, 1), "number"], [number(row.score, 0), "number"],
       [row.standing ?? "–"], [pause.length ? (1000 * Math.max(...pause)).toFixed(1) : "–", "number"],
-      [`${ready} of ${row.engines.length} ready`, ready === row.engines.length ? "good" : "watch"],
+      [`${ready} of ${row.engines.length} ready`, ready === row.engines.length ? "good" : "watch"], [day(row.certificate_until)],
       [[...row.marks, ...(row.error ? [row.error] : [])].join("; ") || "–", `text ${level(row)}`],
     ];
   });
@@ -102,12 +103,14 @@ export function regionsOf(picture, rates) {
   const regions = new Map();
   for (const [name, row] of Object.entries(picture.peers)) {
     const key = row.region || "no region";
-    if (!regions.has(key)) regions.set(key, { peers: 0, engines: 0, ready: 0, current: 0, behind: 0, rate: 0, level: "good", part: null });
+    if (!regions.has(key)) regions.set(key, { peers: 0, engines: 0, ready: 0, current: 0, joining: 0, leaving: 0, behind: 0, rate: 0, level: "good", part: null });
     const region = regions.get(key), worst = level(row);
     region.peers += 1;
     region.engines += row.engines.length;
     region.ready += row.engines.filter((engine) => engine.ready).length;
     region.current += row.engines.filter((engine) => engine.ready && engine.committed === picture.version).length;
+    if (row.state === "joining") region.joining += 1;
+    if (row.state === "draining") region.leaving += 1;
     region.behind = Math.max(region.behind, row.behind ?? 0);
     region.rate += rates.of(name) ?? 0;
     if (worst === "alarm" || region.level === "good") region.level = worst;
@@ -118,10 +121,17 @@ export function regionsOf(picture, rates) {
 }
 
 export function drawRegions(element, picture, rates) {
-  const columns = [["Region"], ["Peers", "number"], ["Engines ready", "number"], ["Serve the newest", "number"], ["Most behind", "number"], ["MB/s", "number"]];
-  const rows = [...regionsOf(picture, rates)].sort(([a], [b]) => a.localeCompare(b)).map(([name, region]) => [
-    [name], [number(region.peers), "number"], [`${region.ready} of ${region.engines}`, `number ${region.ready === region.engines ? "good" : "watch"}`],
+  const columns = [
+    ["Region"], ["Peers", "number"], ["Joining", "number"], ["Leaving", "number"], ["Engines ready", "number"], ["Serve the newest", "number"],
+    ["Most behind", "number"], ["MB/s", "number"], ["Workers", "number"], ["Leases", "number"], ["Tokens/s", "number"],
+  ];
+  const made = picture.rollouts ?? {}, of = (table, name) => made[table]?.[name === "no region" ? "" : name];
+  const found = regionsOf(picture, rates);
+  const rows = [...found].sort(([a], [b]) => a.localeCompare(b)).map(([name, region]) => [
+    [name], [number(region.peers), "number"], [number(region.joining), "number"], [number(region.leaving), "number"],
+    [`${region.ready} of ${region.engines}`, `number ${region.ready === region.engines ? "good" : "watch"}`],
     [number(region.current), "number"], [number(region.behind), "number"], [number(region.rate, 2), "number"],
+    [number(of("region_workers", name)), "number"], [number(of("region_leases", name)), "number"], [number(of("region_tokens_per_s", name), 1), "number"],
   ]);
   table(element, columns, rows);
 }
@@ -160,7 +170,7 @@ export function drawWaterfall(list, facts, picture) {
 export function drawRollouts(list, rollouts) {
   const rows = [];
   for (const [name, value] of Object.entries(rollouts ?? {})) {
-    if (name.startsWith("ages_")) continue;
+    if (name.startsWith("ages_") || name.startsWith("region_") || Array.isArray(value)) continue;
     if (value !== null && typeof value === "object") {
       for (const [inner, count] of Object.entries(value)) rows.push([`${name} ${inner}`, count]);
     } else rows.push([name, value]);
@@ -171,6 +181,28 @@ export function drawRollouts(list, rollouts) {
     set(child(box, 1, "dd"), typeof value === "number" ? String(Math.round(value * 1000) / 1000) : String(value ?? "–"));
   });
   trim(list, rows.length);
+}
+
+const JOB_COLUMNS = [
+  ["Worker"], ["Region"], ["Engine serves"], ["Leases", "number"], ["Tokens/s", "number"], ["Tokens accepted", "number"], ["Remarks", "text"],
+];
+
+function remarksOf(row) {
+  const remarks = [];
+  if (row.disagreements > 0) remarks.push([`${row.disagreements} audits disagree`, "alarm"]);
+  if (row.blamed > 0) remarks.push([`blamed ${row.blamed} times`, "watch"]);
+  if (row.silent_s > 60) remarks.push([`silent for ${seconds(row.silent_s)}`, "watch"]);
+  if (row.drained_s > 0) remarks.push([`paused for ${seconds(row.drained_s)} more`, "watch"]);
+  return [remarks.map(([text]) => text).join("; ") || "–", `text ${remarks[0]?.[1] ?? "good"}`];
+}
+
+export function drawWorkers(element, hint, rollouts) {
+  const found = Array.isArray(rollouts?.worker_rows) ? rollouts.worker_rows : [];
+  table(element, JOB_COLUMNS, found.map((row) => [
+    [String(row.name)], [row.region || "–"], [row.served ?? "nothing"], [`${row.leases} of ${row.slots}`, "number"],
+    [number(row.tokens_per_s, 1), "number"], [number(row.accepted_tokens), "number"], remarksOf(row),
+  ]));
+  set(hint, found.length < (rollouts?.workers ?? 0) ? `${found.length} of ${rollouts.workers} workers, those that need a look first` : "");
 }
 
 export function drawAges(list, title, rollouts) {

@@ -5,75 +5,24 @@ nothing, at three sizes.
 from __future__ import annotations
 
 import asyncio
+import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Browser, Page, async_playwright, expect
+from playwright.async_api import expect
 
-from p2pcast.page import picture_feed
+from tests.daemons.page.page_viewer import DEADLINE_MS, SIZES, browser, opened, quick_pictures, url_of
 
-CHROMIUM = "/usr/bin/chromium"
-SIZES = [("wide", 1440, 900, "light"), ("dark", 1024, 768, "dark"), ("phone", 390, 844, "light")]
-DEADLINE_MS = 120_000
+__all__ = ["browser", "quick_pictures"]
+
 LOADED = """
 ["resource", "navigation"].flatMap((kind) => performance.getEntriesByType(kind))
   .filter((one) => !one.name.includes("/page/changes")).map((one) => one.encodedBodySize)
 """
 HOSTILE = "<img src=x onerror=alert(1)>"
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch) -> None:
-    monkeypatch.setattr(picture_feed, "INTERVAL_S", 0.2)
-
-
-@pytest.fixture
-async def browser() -> AsyncIterator[Browser]:
-    async with async_playwright() as playwright:
-        # Chromium's own sandbox does not work for root.
-        found = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield found
-        await found.close()
-
-
-class Viewer:
-    """One browser window. ``trouble``: console errors, uncaught errors and failed requests."""
-
-    def __init__(self, page: Page) -> None:
-        self.page = page
-        self.trouble: list[str] = []
-        page.set_default_timeout(DEADLINE_MS)
-        page.on("console", lambda said: self.trouble.append(said.text) if said.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: self.trouble.append(str(error)))
-        # The stream of changes ends with a reload, and for a browser that was too slow for the kept changes.
-        page.on("requestfailed", lambda r: None if "/page/changes" in r.url else self.trouble.append(r.url))
-        page.on("dialog", lambda dialog: self.trouble.append(dialog.message))
-
-    async def says(self, where: str, text: str) -> None:
-        try:
-            await expect(self.page.locator(where)).to_contain_text(text, timeout=DEADLINE_MS)
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.trouble}") from None
-
-    async def is_accessible(self) -> None:
-        found = await Axe().run(self.page)
-        assert [(one["id"], one["nodes"][0]["html"]) for one in found.response["violations"]] == []
-
-
-async def opened(browser: Browser, url: str, size: tuple[str, int, int, str] = SIZES[0]) -> Viewer:
-    _, width, height, scheme = size
-    context = await browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)  # type: ignore[arg-type]
-    viewer = Viewer(await context.new_page())
-    await viewer.page.goto(url)
-    return viewer
-
-
-def url_of(daemon: Any) -> str:
-    return f"http://127.0.0.1:{daemon.http.address[1]}/"
 
 
 def join_in_a_process(swarm: Any, name: str) -> subprocess.Popen[bytes]:
@@ -133,6 +82,61 @@ async def test_versions_and_losses_are_seen_at_once(swarm, states, browser):
     await page.keyboard.press("Tab")
     assert await page.evaluate("document.activeElement.tagName") != "BODY"
     assert viewer.trouble == []
+
+
+class Holds:
+    """Defers each switch of an engine while ``held``."""
+
+    held = False
+
+    def before_commit(self, version: str) -> float:
+        return 0.05 if self.held else 0.0
+
+
+async def test_a_laggard_a_rejected_install_and_a_cut_site_are_named(swarm, states, browser):
+    state, holds = states.first(), Holds()
+    swarm.publish(1, state)
+    hub = await swarm.hub_up()
+    await swarm.peer_up("slow", region="eu", callbacks=holds, max_defer_s=3600.0)
+    await swarm.peer_up("full", region="eu")
+    site = [join_in_a_process(swarm, name) for name in ("west", "east")]
+    await swarm.live("0.1")
+    viewer = await opened(browser, url_of(hub))
+    await viewer.says("#headline", "All 4 engines serve 0.1")
+
+    # The folder of a reader becomes a file: versions cannot be installed any more.
+    shutil.rmtree(swarm.out("full"))
+    swarm.out("full").write_bytes(b"")
+    holds.held = True
+    for number in range(2, 6):
+        state = states.trained(state, number)
+        swarm.publish(number, state)
+        await swarm.until(lambda n=number: str(hub.publishing.pipeline.head) == f"0.{n}", "the version is sealed")
+    await viewer.says("#alarms", "Behind by more than 2 versions: slow")
+    await viewer.says("#alarms", "Installs fail at full:")
+    await viewer.says("#headline", "2 of 4 engines do not serve 0.5, the newest version: full, slow.")
+    await viewer.says("#peers", str(swarm.out("full")))
+    await viewer.is_accessible()
+    swarm.out("full").unlink()
+    holds.held = False
+    await viewer.says("#headline", "All 4 engines serve 0.5")
+    await expect(viewer.page.locator("#alarms li")).to_have_count(0, timeout=DEADLINE_MS)
+
+    # A site without a route sends nothing, and closes no connection.
+    for process in site:
+        process.send_signal(signal.SIGSTOP)
+    await viewer.says("#alarms", "Lost, and not back: ")
+    await viewer.says("#headline", "Lost: ")
+    await viewer.says("#alarms", "Their children have other parents now.")
+    for process in site:
+        process.send_signal(signal.SIGCONT)
+    await viewer.says("#headline", "All 4 engines serve 0.5")
+    await expect(viewer.page.locator("#alarms li")).to_have_count(0, timeout=DEADLINE_MS)
+    await viewer.says("#events", "west joined in us")
+    assert viewer.trouble == []
+    for process in site:
+        process.kill()
+        await asyncio.to_thread(process.wait)
 
 
 async def test_texts_of_peers_stay_texts(swarm, states, browser, monkeypatch):
@@ -209,7 +213,10 @@ async def test_a_thousand_peers_fit_every_size(swarm, states, browser, monkeypat
     swarm.publish(1, states.first())
     hub = await swarm.hub_up()
     await swarm.peer_up("a")
-    await swarm.live("0.1")
+    await swarm.until(
+        lambda: [row["ready"] for row in hub.control.view.status()["peers"][0]["engines"]] == [True],
+        "the hub has heard that the engine is ready",
+    )
     real = hub.control.view.status()
     row = real["peers"][0]
     many = [

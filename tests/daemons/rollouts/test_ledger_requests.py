@@ -256,7 +256,9 @@ async def test_a_malformed_order_to_drain_is_refused(stage: Stage, change: dict[
 async def test_a_waiting_request_ends_when_its_engine_goes_on_to_another_version(stage: Stage) -> None:
     """The worker states the new version at once: the ledger may have jobs for that version alone."""
     engines = {"moving": ZERO, "staying": ZERO}
-    hub = SimpleNamespace(engine=lambda one: KnownEngine(engines[one.name], None), reached=True, caught_up=True)
+    hub = SimpleNamespace(
+        engine=lambda one: KnownEngine(engines[one.name], None), reached=True, caught_up=True, region=lambda node: "eu"
+    )
     stage.daemon._follower = hub  # type: ignore[assignment]
     await stage.ask("/v1/workers/drain", {"name": "w", "for_s": 600.0}, "trainer")
     asks = {"session": stage.session, "slots": 1, "served": "0.0", "manifest": MANIFEST.hex(), "wait_s": 30.0}

@@ -89,7 +89,7 @@ def test_each_trouble_of_a_peer_is_an_alarm_in_words(row: dict[str, Any], mark: 
         ({"waiting_for": ["a", "b", "c", "d", "e"]}, "The next version waits for a, b, c and 2 more."),
         ({"mirror": {"error": "denied"}}, "The mirror fails: denied"),
         ({"rollouts": {"age_s": 99.0}}, "The ledger has been silent for a while."),
-        ({"rollouts": {"age_s": 1.0, "silent": 3}}, "3 workers are silent."),
+        ({"rollouts": {"age_s": 1.0, "silent_workers": 3}}, "3 workers are silent."),
         ({"version": None}, "No version has been published yet."),
     ],
 )

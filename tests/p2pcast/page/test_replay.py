@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from p2pcast.page.recorded_run import Recorded
+from p2pcast.page.recorded_run import Recorded, read_events
 from p2pcast.page.replay import Replay
 
 EVENTS = [
@@ -39,6 +39,38 @@ async def test_a_replay_ends_in_the_last_state() -> None:
     assert found["headline"]["text"] == "The engine serves 0.1, the newest version."
     events = sorted(found["events"], key=lambda event: event["id"])
     assert [event["kind"] for event in events] == [kind for kind, _ in EVENTS]
+
+
+def simulated(*more: str) -> bytes:
+    command = [sys.executable, "-m", "p2pcast.cli", "simulate", "--peers", "30", "--versions", "3", "--churn", "50"]
+    return subprocess.run([*command, "--json", *more], check=True, capture_output=True, timeout=600).stdout
+
+
+async def test_a_simulation_plays_as_a_run_does(tmp_path: Path) -> None:
+    told = simulated("--events", str(tmp_path / "events"))
+    assert told == simulated(), "telling of events changes the simulation"
+    with (tmp_path / "events").open() as lines:
+        events = list(read_events(lines))
+    replay = Replay(events, speed=1e9)
+    await replay.play()
+    found: dict[str, Any] = json.loads(gzip.decompress(replay.feed.whole()))
+    assert found["source"] == "a simulation"
+    assert re.search(r"peers have 0\.3, the newest version; no engine serves it yet\.", found["headline"]["text"])
+    names = {"hub", *found["peers"]}
+    assert {row["parent"] for row in found["peers"].values()} <= names | set(found["lost"])
+    assert {row["region"] for row in found["peers"].values()} == {f"region-{n}" for n in range(5)}
+    lost = [event for event in events if event.kind == "left"]
+    assert lost
+    assert len(found["peers"]) == sum(event.kind == "joined" for event in events) - len(lost)
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "p2pcast.cli", "simulate", "--peers", "3", "--versions", "3"]
+    done = subprocess.run(
+        [*command, "--events", str(tmp_path / "no" / "events")], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 1
+    assert "events cannot be written: No such file or directory" in done.stderr
 
 
 def test_the_command_serves_the_page(tmp_path: Path) -> None:

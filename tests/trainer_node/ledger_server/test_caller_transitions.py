@@ -30,6 +30,8 @@ async def test_transitions_of_one_certificate_leave_room_for_others() -> None:
         nothing,
         nothing,
         nothing,
+        nothing,
+        nothing,
         nothing,  # type: ignore[arg-type]
     )
     running, ends, lock = Counter[str](), threading.Event(), threading.Lock()

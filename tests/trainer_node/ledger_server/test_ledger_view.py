@@ -26,6 +26,12 @@ def worker(name: str, **changes: Any) -> dict[str, Any]:
         "accepted_tokens": 100,
         "disagreements": 1,
         "audits": 3,
+        "region": "eu",
+        "served": "0.1",
+        "slots": 8,
+        "leases": 2,
+        "drained_s": 0.0,
+        "blamed": 0,
     }
     return row | changes
 
@@ -92,6 +98,8 @@ async def test_the_summary_counts_workers_and_leaves_unknown_times_out(ledger: L
     assert summary["times"] == {"step_s": 2.0}
     assert summary["ages_accepted"] == {"0": 7, "1": 2}
     assert summary["waiting_requests"] == 9
+    assert summary["region_workers"] == {"eu": 2}
+    assert [row["name"] for row in summary["worker_rows"]] == ["b", "a", "a"]
 
 
 async def test_metrics_sum_workers_of_one_name(ledger: Ledger) -> None:

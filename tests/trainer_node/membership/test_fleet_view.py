@@ -29,7 +29,7 @@ def members() -> Membership:
 
 @pytest.fixture
 def view(members: Membership) -> FleetView:
-    return FleetView(members, lambda: {OLD, NEW}, lambda: 10.0)
+    return FleetView(members, lambda: {OLD, NEW}, clock=lambda: 10.0)
 
 
 def engine(name: str, committed: Version | None, ready: bool = True) -> EngineRow:
@@ -77,7 +77,7 @@ def test_only_ready_engines_serve_a_version(view: FleetView, members: Membership
     one = members.peers["a" * 32]
     one.staged = Version(0, 2)
     one.engines = [engine("x", Version(0, 1)), engine("y", Version(0, 2), ready=False), engine("z", None, ready=False)]
-    assert view.serving() == {"a" * 32: {"staged": "0.2", "engines": {"x": "0.1", "y": None, "z": None}}}
+    assert view.serving() == {"a" * 32: {"region": "r", "staged": "0.2", "engines": {"x": "0.1", "y": None, "z": None}}}
 
 
 def test_metrics_name_each_peer_and_engine(view: FleetView, members: Membership) -> None:

@@ -1,0 +1,61 @@
+"""Orders of an operator at the hub about the ledger's workers. The ledger gets them with the hub's next answers.
+
+Promises: an order lapses by itself. It is repeated with each answer until then, so that neither a lost answer nor a
+restart of the ledger loses it. A hub that restarts forgets its orders, and the ledger keeps those that it has.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Final
+
+from p2pcast.daemon.http_server import Document
+from p2pcast.errors import RefusedError, UsageError
+
+MAX_ORDERS: Final = 64
+MAX_NAME: Final = 128
+"""Characters, as of a worker's name at the ledger."""
+MAX_FOR_S: Final = 86_400.0
+"""As of the ledger's orders, in seconds."""
+ADMIT_S: Final = 10.0
+"""Time in seconds for which an order to give leases again is repeated."""
+
+
+class WorkerOrders:
+    """``clock``: seconds from any origin. ``heard``: whether a ledger sends summaries now."""
+
+    def __init__(self, heard: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._heard = clock, heard
+        self._orders: dict[str, tuple[bool, float]] = {}
+        """By name: whether the worker gets no leases, and until when."""
+
+    async def command(self, body: Document) -> Document:
+        """POST /workers/drain: ``{"name": NAME, "for_s": SECONDS}``; 0 seconds: leases again. Raises UsageError,
+        RefusedError.
+        """
+        name, for_s = body.get("name"), body.get("for_s")
+        if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
+            raise UsageError(f'name the worker: {{"name": TEXT}} of at most {MAX_NAME} characters')
+        if isinstance(for_s, bool) or not isinstance(for_s, int | float) or not math.isfinite(for_s):
+            raise UsageError('say for how long: {"for_s": seconds}, 0 for leases again')
+        if not 0 <= for_s <= MAX_FOR_S:
+            raise UsageError(f"for_s is 0 to {MAX_FOR_S:g} seconds, not {for_s:g}")
+        if not self._heard():
+            raise RefusedError("no ledger tells this hub of its rollouts: give it --hub-http and --hub-bearer-file")
+        now_s = self._clock()
+        self._forget(now_s)
+        if name not in self._orders and len(self._orders) >= MAX_ORDERS:
+            raise RefusedError(f"orders for {MAX_ORDERS} workers are in force already")
+        self._orders[name] = (True, now_s + for_s) if for_s > 0 else (False, now_s + ADMIT_S)
+        return {"name": name, "for_s": for_s}
+
+    def pending(self) -> dict[str, float]:
+        """For the ledger: seconds without leases from now on, by name; 0: leases again."""
+        now_s = self._clock()
+        self._forget(now_s)
+        return {name: round(until_s - now_s, 3) if drains else 0.0 for name, (drains, until_s) in self._orders.items()}
+
+    def _forget(self, now_s: float) -> None:
+        self._orders = {name: order for name, order in self._orders.items() if order[1] > now_s}
