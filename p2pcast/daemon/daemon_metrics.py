@@ -21,6 +21,7 @@ STORE_PARTS = ("deltas", "anchors", "files", "partial")
 
 def daemon_families(events: Events, store: Path, shadow: Path) -> Iterable[Metric]:
     """Metrics of every daemon, besides those of its node. ``store``, ``shadow``: folders."""
+    yield run_family(events.run)
     yield gauge("p2pcast_disk_bytes", "Disk space of the state folder", disk_bytes(store))
     yield gauge("p2pcast_tasks", "Tasks of this daemon's event loop", len(asyncio.all_tasks()))
     yield gauges(
@@ -31,6 +32,11 @@ def daemon_families(events: Events, store: Path, shadow: Path) -> Iterable[Metri
     yield counter("p2pcast_events", "Events emitted", events.emitted)
     yield counter("p2pcast_events_dropped", "Events that readers of /events missed", events.dropped)
     yield gauge("p2pcast_events_readers", "Readers of /events", events.readers)
+
+
+def run_family(run: str | None) -> Metric:
+    """``run``: id in hex, None while it is not known."""
+    return gauges("p2pcast_run_info", "1; the label is the run's id", ["run"], [] if run is None else [([run], 1.0)])
 
 
 def task_families(tasks: Tasks) -> Iterable[Metric]:

@@ -27,9 +27,12 @@ class Event:
     time_s: float
     facts: Mapping[str, Any]
 
-    def to_sse(self) -> bytes:
-        """The event as a server-sent event (WHATWG HTML, section 9.2), with one line of JSON as its data."""
-        data = json.dumps({"time": round(self.time_s, 6), **self.facts}, default=repr, skipkeys=True)
+    def to_sse(self, run: str | None = None) -> bytes:
+        """The event as a server-sent event (WHATWG HTML, section 9.2), with one line of JSON as its data. ``run``: id
+        in hex.
+        """
+        facts = self.facts if run is None else {"run": run, **self.facts}
+        data = json.dumps({"time": round(self.time_s, 6), **facts}, default=repr, skipkeys=True)
         return f"id: {self.id}\nevent: {self.kind}\ndata: {data}\n\n".encode()
 
 
@@ -60,6 +63,8 @@ class Events:
         self.dropped = 0
         """Number of events that readers missed, because the readers were too slow or resumed too late."""
         self.readers = 0
+        self.run: str | None = None
+        """Id of the run in hex, once it is known."""
         self._clock = clock
         self._start = self.newest = int(clock() * 1e6)
         """Ids begin at the start time in microseconds, above all ids of an earlier process."""

@@ -291,7 +291,9 @@ class HttpServer:
                     await events.wakeup.wait(min(left_s, CHECK_S))
                     continue
             # The first comment goes out at once and confirms the connection.
-            text = b"".join(e.to_sse() for e in ([] if missed is None else [missed]) + batch) or b": still here\n\n"
+            told = [] if missed is None else [missed.to_sse()]
+            told += [event.to_sse(events.run) for event in batch]
+            text = b"".join(told) or b": still here\n\n"
             try:
                 async with asyncio.timeout(SLOW_S):
                     await response.write(text)

@@ -8,6 +8,8 @@ import sys
 import time
 from typing import Any
 
+from p2pcast.telemetry.log_context import fields_of
+
 FORMATS = ("auto", "plain", "json")
 
 
@@ -19,6 +21,7 @@ class _Json(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **fields_of(record),
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)

@@ -41,6 +41,7 @@ def read_events(lines: Iterable[str]) -> Iterator[Recorded]:
         elif text.startswith("data:") and kind is not None:
             facts = _object(text.removeprefix("data:"), number)
             if kind != "missed":
+                facts.pop("run", None)
                 yield Recorded(kind, _time(facts.pop("time", None), number), facts)
             kind = None
         elif text and not text.startswith((":", "id:", "retry:")):

@@ -50,6 +50,8 @@ class EngineVersions:
         self._manifests: dict[Version, bytes] = {}
         self.kv: SpanKv = "recompute"
         self.served: Served | None = None
+        self.run: str | None = None
+        """Id of the run in hex, as the peer names it."""
         self._stretch: Stretch | None = None
 
     @property
@@ -72,7 +74,7 @@ class EngineVersions:
         manifests = {Version.parse(text): bytes.fromhex(digest) for text, digest in found["manifests"].items()}
         if found["kv"] not in SPAN_KVS or any(len(digest) != HASH_BYTES for digest in manifests.values()):
             raise ValueError
-        self.kv = found["kv"]
+        self.kv, self.run = found["kv"], bytes.fromhex(found["run"]).hex()
         self._manifests = dict(sorted((self._manifests | manifests).items())[-REMEMBERED:])
         engines, staged = found["engines"], found["staged"]
         name = next((name for kind in SERVERS if (name := f"{kind}:{self._engine}") in engines), self._engine)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from p2pcast.rollouts.result import Result, fault
 from p2pcast.tasks.play import result_of
 from p2pcast.tasks.task import FAILED_CHECK_TAG, Sampler, Task, Trajectory
 from p2pcast.tasks.task_process import CheckFailedError, ChecksDownError, TaskProcesses
+from p2pcast.telemetry.log_context import about_job
 from p2pcast.wakeup import Wakeup
 from rollout_node.worker.engine_versions import Served
 from rollout_node.worker.lease_book import LeaseBook
@@ -92,9 +94,13 @@ class _Outbox:
         return bool(self.results or self.returns)
 
 
+PlayTold = Callable[[Lease, float, Result | None, str | None], object]
+"""Gets the lease of a play that has ended, its beginning in Unix seconds, and its result or why there is none."""
+
+
 class PlayLoop:
     """``checks``: compute the reward that is reported; None: the task is trusted to compute it in this process.
-    ``probes``: run beside the plays.
+    ``probes``: run beside the plays. ``told``: called at the end of each play.
     """
 
     def __init__(
@@ -106,10 +112,11 @@ class PlayLoop:
         weights: Weights,
         checks: TaskProcesses | None = None,
         probes: Probes | None = None,
+        told: PlayTold = lambda *_: None,
     ) -> None:
         self._config, self._task, self._ledger = config, task, ledger
         self._sampler, self._weights, self._checks = sampler, weights, checks
-        self._probes = probes
+        self._probes, self._told = probes, told
         self._book = LeaseBook(config.slots)
         self._plays: dict[bytes, asyncio.Task[None]] = {}
         self._outbox = _Outbox()
@@ -244,7 +251,12 @@ class PlayLoop:
 
     async def _play(self, lease: Lease) -> None:
         """Cancelled by an abort or by a drain."""
+        with about_job(lease.job.job):
+            await self._play_about(lease)
+
+    async def _play_about(self, lease: Lease) -> None:
         book, job, result = self._book, lease.job, None
+        began_s, why = time.time(), "cancelled"
         try:
             async with asyncio.timeout(lease.latest_in_s + LATE_S):
                 sampler = self._sampler.of_play(lambda count: book.sampled(lease.lease, count))
@@ -254,7 +266,7 @@ class PlayLoop:
         except Exception as error:
             self.verdicts["failed"] += 1
             unexpected = None if isinstance(error, P2PCastError | TimeoutError) else error
-            text = f"{type(error).__name__}: {error}"
+            why = text = f"{type(error).__name__}: {error}"
             logger.warning(
                 "a play of job %s failed, and its lease goes back: %s", job.job.hex(), text, exc_info=unexpected
             )
@@ -262,6 +274,7 @@ class PlayLoop:
             self._rests_until = asyncio.get_running_loop().time() + self._failures.next_s()
         finally:
             self._plays.pop(lease.lease, None)
+            self._told(lease, began_s, result, None if result is not None else why)
             if book.end(lease.lease):
                 if result is None:
                     self._give_back(lease.lease)

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import aiohttp
 
 from p2pcast.backoff import Backoff
 from p2pcast.errors import RetryableError
 from p2pcast.private_random import uniform
+from p2pcast.rollouts.result import Result
 from p2pcast.tasks.task import Task
 from p2pcast.tasks.task_process import TaskProcesses
+from p2pcast.telemetry import span_export
+from p2pcast.telemetry.job_spans import play_span
+from p2pcast.telemetry.log_context import note_daemon
 from p2pcast.transport.node_certificate import NodeCertificate
 from rollout_node.worker.completions_sampler import CompletionsSampler
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler
-from rollout_node.worker.ledger_client import LedgerClient
+from rollout_node.worker.ledger_client import Lease, LedgerClient
 from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
 from rollout_node.worker.probe_loop import ProbeLoop
 from rollout_node.worker.sglang_sampler import SglangSampler
@@ -90,12 +95,34 @@ class WorkerDaemon:
             tls = None if self._certificate is None else partial(self._certificate.client, "ledger")
             ledger = LedgerClient(http, where.ledger, where.bearer, tls)
             probes = ProbeLoop(ledger, sampler, versions, self._task.vocabulary)
-            self._loop = PlayLoop(self._config, self._task, ledger, sampler, versions, self._checks, probes)
-            await self._loop.run()
+            note_daemon(run=str(versions.run), role="worker", name=self._config.name)
+            export = span_export.opened("worker", self._config.name)
+
+            def told(lease: Lease, began_s: float, result: Result | None, error: str | None) -> None:
+                if export is not None:
+                    job = lease.job.job
+                    export.add(play_span(versions.run, job, lease.lease, began_s, time.time(), result, error))
+
+            self._loop = PlayLoop(self._config, self._task, ledger, sampler, versions, self._checks, probes, told)
+            await _exporting(export, self._loop.run())
 
     async def drain(self) -> None:
         if self._loop is not None:
             await self._loop.drain()
+
+
+async def _exporting(export: span_export.SpanExport | None, work: Coroutine[Any, Any, None]) -> None:
+    """The work, with its spans sent meanwhile and at its end."""
+    if export is None:
+        await work
+        return
+    try:
+        async with asyncio.TaskGroup() as group:
+            sending = group.create_task(export.run(), name="telemetry")
+            await work
+            sending.cancel()
+    finally:
+        await export.close()
 
 
 async def _once_up(ask: Callable[[], Awaitable[T]]) -> T:

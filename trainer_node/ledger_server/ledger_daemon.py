@@ -11,6 +11,7 @@ import contextlib
 import gc
 import logging
 import os
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
@@ -35,6 +36,8 @@ from p2pcast.store.atomic_files import atomic_write
 from p2pcast.store.state_format import state_lock
 from p2pcast.tasks.task import Task
 from p2pcast.tasks.task_process import TaskProcesses
+from p2pcast.telemetry.log_context import note_daemon
+from p2pcast.telemetry.span_export import export_events
 from p2pcast.transport.node_certificate import NodeCertificate
 from p2pcast.trust import bearer_tokens
 from p2pcast.trust.dial_permissions import Certified
@@ -182,7 +185,15 @@ class LedgerDaemon:
             max_connections=CONNECTIONS,
         )
 
+    def _note_run(self) -> None:
+        """Once the hub has named it."""
+        if (run := self._memory["run"]) is not None:
+            self._events.run = run
+            note_daemon(run=run)
+
     async def run(self) -> None:
+        note_daemon(role="ledger", name=socket.gethostname())
+        self._note_run()
         loop = asyncio.get_running_loop()
         self._ledger.happened = lambda counts: loop.call_soon_threadsafe(self._happened, counts)
         await self.view.renew()
@@ -201,6 +212,8 @@ class LedgerDaemon:
             def repeat(name: str, interval_s: float, work: Callable[[], Awaitable[object]]) -> None:
                 group.create_task(self._retried.repeat(name, interval_s, work), name=name)
 
+            exported = export_events("ledger", socket.gethostname(), self._events)
+            group.create_task(exported, name="telemetry", ends=True)
             repeat("status", RENEW_S, self.view.renew)
             repeat("expiry", EXPIRE_S, lambda: self._call(self._ledger.expire))
             repeat("events", EMIT_S, self._ledger_events.emit)
@@ -274,6 +287,7 @@ class LedgerDaemon:
         assert self._follower is not None
         if self._memory["run"] is None:
             await asyncio.to_thread(self._memory.update, run=self._follower.run_id)
+            self._note_run()
         await self._call(self._ledger.publish, version, manifest)
         self._events.emit("version_known", version=str(version))
         if self._follower.caught_up:

@@ -93,6 +93,7 @@ class LedgerView:
         return {"workers": self._workers}
 
     def families(self) -> Iterable[Metric]:
+        yield daemon_metrics.run_family(self._facts().get("run"))
         yield from daemon_metrics.task_families(self._tasks)
         status = self._status
         yield ledger_metrics.WAITING_REQUESTS(self._waiting())

@@ -1,0 +1,25 @@
+"""A span as this project makes it, apart from OpenTelemetry's packages, which are an extra."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Attribute = str | bool | int | float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """``trace``, ``span``, ``parent``: ids as numbers; ``parent`` None for a root. ``start_s``, ``end_s``: Unix time.
+    ``error``: why it failed. ``links``: traces to which this span belongs as well, each with a span of it.
+    """
+
+    name: str
+    trace: int
+    span: int
+    parent: int | None = None
+    start_s: float
+    end_s: float
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
+    error: str | None = None
+    links: tuple[tuple[int, int], ...] = ()

@@ -1,0 +1,187 @@
+"""Sends spans to a collector by OTLP over HTTP, as OpenTelemetry's environment variables say. Needs the extra ``otel``.
+
+Promises: without ``OTEL_EXPORTER_OTLP_ENDPOINT`` or ``OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`` nothing is imported and
+nothing is sent. A collector that is slow or away holds nothing up: spans are sent from a thread, the newest ``KEPT``
+wait, and the others are dropped. Nothing else depends on a collector.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from p2pcast.daemon.events import Events
+from p2pcast.release import RELEASE
+from p2pcast.telemetry.span import Span
+from p2pcast.telemetry.version_spans import Role, VersionSpans
+from p2pcast.wakeup import Wakeup
+
+logger = logging.getLogger("p2pcast.telemetry")
+
+ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+KEPT: Final = 4096
+AT_ONCE: Final = 512
+"""Spans of one request."""
+EXPORT_S: Final = 1.0
+"""Interval in seconds between two requests."""
+TIMEOUT_S: Final = 10
+"""Of one request with its repetitions, in seconds, unless OTEL_EXPORTER_OTLP_TIMEOUT says otherwise."""
+END_S: Final = 2.0
+"""Time in seconds for the last spans at the daemon's end."""
+
+
+def is_wanted(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether OpenTelemetry's variables ask for spans."""
+    off = environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    return not off and any(environment.get(name, "").strip() for name in ENDPOINTS)
+
+
+class SpanExport:
+    """Made by ``opened``. ``add`` from the event loop; ``run`` until cancelled, then ``close``."""
+
+    def __init__(self, role: str, name: str) -> None:
+        """Raises ImportError without the extra."""
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+
+        self._exporter = OTLPSpanExporter(timeout=None if "OTEL_EXPORTER_OTLP_TIMEOUT" in os.environ else TIMEOUT_S)
+        service = os.environ.get("OTEL_SERVICE_NAME") or f"p2pcast-{role}"
+        self._resource = Resource.create(
+            {"service.name": service, "service.version": RELEASE, "service.instance.id": name}
+        )
+        # The exporter logs every attempt; this module logs the first failure.
+        logging.getLogger("opentelemetry.exporter.otlp").setLevel(logging.CRITICAL)
+        self._waiting: deque[Span] = deque(maxlen=KEPT)
+        self._wakeup = Wakeup()
+        self._failing = False
+        self.dropped = 0
+        """Spans that no collector took."""
+
+    def add(self, span: Span) -> None:
+        if len(self._waiting) == KEPT:
+            self.dropped += 1
+        self._waiting.append(span)
+        self._wakeup.notify()
+
+    async def follow(self, events: Events, spans: VersionSpans) -> None:
+        """Add the spans of a daemon's events. Until cancelled."""
+        seen = 0
+        while True:
+            missed, batch = events.after(seen)
+            if missed is not None:
+                seen = missed.to
+            for event in batch:
+                if (span := spans.take(event.kind, event.time_s, event.facts)) is not None:
+                    self.add(span)
+                seen = event.id
+            if not batch:
+                await events.wakeup.wait()
+
+    async def run(self) -> None:
+        """Send what waits. Until cancelled."""
+        while True:
+            while not self._waiting:
+                await self._wakeup.wait()
+            await self._send()
+            await asyncio.sleep(EXPORT_S)
+
+    async def close(self) -> None:
+        """Send the last spans, for at most END_S."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_S):
+                while self._waiting:
+                    await self._send()
+        # Ends the repetitions of a request that still runs.
+        threading.Thread(target=self._exporter.shutdown, name="p2pcast telemetry end", daemon=True).start()
+
+    async def _send(self) -> None:
+        batch = [self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))]
+        took = await _in_daemon_thread(self._export, batch)
+        if not took:
+            self.dropped += len(batch)
+        if took == self._failing:
+            self._failing = not took
+            if self._failing:
+                logger.warning("the collector of OTEL_EXPORTER_OTLP_ENDPOINT takes no spans: they are dropped")
+            else:
+                logger.info("the collector takes spans; %d were dropped so far", self.dropped)
+
+    def _export(self, batch: Sequence[Span]) -> bool:
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        result = self._exporter.export([_read(span, self._resource) for span in batch])
+        return bool(result is SpanExportResult.SUCCESS)
+
+
+async def export_events(role: Role, name: str, events: Events) -> None:
+    """Send the spans of a daemon's events. Until cancelled; ends without a collector's address."""
+    export = opened(role, name)
+    if export is None:
+        return
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(export.follow(events, VersionSpans(role, name, lambda: events.run)), name="spans")
+            group.create_task(export.run(), name="collector")
+    finally:
+        await export.close()
+
+
+def opened(role: str, name: str) -> SpanExport | None:
+    """None without a collector's address. Without the extra, a warning says how to install it."""
+    if not is_wanted():
+        return None
+    try:
+        return SpanExport(role, name)
+    except ImportError as error:
+        variables = " and ".join(ENDPOINTS)
+        logger.warning("no spans are sent (%s): pip install 'p2pcast[otel]', or unset %s", error, variables)
+        return None
+
+
+async def _in_daemon_thread(call: Any, batch: Sequence[Span]) -> bool:
+    """Not in the loop's executor, whose threads a process waits for at its end."""
+    loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+    def answer(value: bool) -> None:
+        if not done.done():
+            done.set_result(value)
+
+    def work() -> None:
+        try:
+            value = call(batch)
+        except Exception as error:  # noqa: BLE001 - a fault of the exporter is one of the collector's
+            logger.debug("spans were not sent: %r", error)
+            value = False
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(answer, value)
+
+    threading.Thread(target=work, name="p2pcast telemetry", daemon=True).start()
+    return bool(await done)
+
+
+def _read(span: Span, resource: Any) -> Any:
+    """As OpenTelemetry's exporter takes it."""
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+    def context(trace: int, one: int) -> SpanContext:
+        return SpanContext(trace, one, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+
+    return ReadableSpan(
+        name=span.name,
+        context=context(span.trace, span.span),
+        parent=None if span.parent is None else context(span.trace, span.parent),
+        resource=resource,
+        attributes=dict(span.attributes),
+        links=[Link(context(*link)) for link in span.links],
+        kind=SpanKind.INTERNAL,
+        status=Status(StatusCode.UNSET) if span.error is None else Status(StatusCode.ERROR, span.error),
+        start_time=round(span.start_s * 1e9),
+        end_time=round(span.end_s * 1e9),
+    )
