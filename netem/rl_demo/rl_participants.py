@@ -131,6 +131,7 @@ class RlParticipants(Programs):
         options = self._options
         command: list[str | Path] = [*P2PCAST, "ledger", "--task", TASK, "--http", "127.0.0.1:0"]
         command += ["--state", self._work.state(LEDGER), "--hub-http", hub_url.removeprefix("http://")]
+        command += ["--hub-bearer-file", self._work.state(HUB) / "http.token"]
         command += ["--last-step", str(options.last_step), "--staleness", str(options.staleness)]
         command += ["--batch-groups", str(options.groups), "--group-size", str(options.group_size)]
         command += ["--seed", str(options.prompts_seed)]

@@ -21,13 +21,15 @@ Document = dict[str, Any]
 
 @dataclass(slots=True)
 class Spread:
-    """Of one version. ``staged``: peer → seconds after the opening. ``live``: peer and engine → seconds after the
-    opening, and seconds of pause.
+    """Of one version. ``density``: changed words of all words. ``staged``: peer → seconds after the opening. ``live``:
+    peer and engine → seconds after the opening, and seconds of pause.
     """
 
     opened_s: float | None = None
     sealed_s: float | None = None
     bytes: int | None = None
+    codec: str | None = None
+    density: float | None = None
     staged: dict[str, float] = field(default_factory=dict)
     live: dict[str, tuple[float, float]] = field(default_factory=dict)
 
@@ -37,6 +39,8 @@ class Spread:
             "opened": self.opened_s,
             "sealed_after": _between(self.opened_s, self.sealed_s),
             "bytes": self.bytes,
+            "codec": self.codec,
+            "density": self.density,
             "staged": _summary(list(self.staged.values())),
             "live": _summary([after_s for after_s, _ in self.live.values()]),
             "pause": _summary([pause_s for _, pause_s in self.live.values()]),
@@ -57,7 +61,7 @@ class FleetHistory:
         if handler is not None:
             try:
                 handler(self, time_s, facts)
-            except (KeyError, TypeError, ValueError, OverflowError):
+            except (KeyError, TypeError, ValueError, ArithmeticError):
                 return
 
     def document(self) -> dict[str, Document]:
@@ -79,13 +83,17 @@ class FleetHistory:
         spread, size = self._of(facts), int(facts["bytes"])
         spread.sealed_s, spread.bytes = time_s, size
 
+    def _published(self, time_s: float, facts: Facts) -> None:
+        spread, density = self._of(facts), _finite(facts["changed"]) / _finite(facts["params"])
+        spread.codec, spread.density = str(facts["codec"] or "whole state"), round(density, 6)
+
     def _staged(self, time_s: float, facts: Facts) -> None:
-        peer, after_s = str(facts["peer"]), _seconds(facts["after_s"])
+        peer, after_s = str(facts["peer"]), _finite(facts["after_s"])
         self._of(facts).staged[peer] = after_s
 
     def _committed(self, time_s: float, facts: Facts) -> None:
         engine = f"{facts['peer']}/{facts['engine']}"
-        live = _seconds(facts["after_s"]), _seconds(facts.get("pause_s") or 0.0)
+        live = _finite(facts["after_s"]), _finite(facts.get("pause_s") or 0.0)
         self._of(facts).live[engine] = live
 
     def _left(self, time_s: float, facts: Facts) -> None:
@@ -101,6 +109,7 @@ class FleetHistory:
 _HANDLERS = {
     "opened": FleetHistory._opened,
     "sealed": FleetHistory._sealed,
+    "published": FleetHistory._published,
     "staged": FleetHistory._staged,
     "committed": FleetHistory._committed,
     "left": FleetHistory._left,
@@ -108,7 +117,7 @@ _HANDLERS = {
 }
 
 
-def _seconds(value: Any) -> float:
+def _finite(value: Any) -> float:
     """Raises TypeError, ValueError."""
     found = float(value)
     if not math.isfinite(found):

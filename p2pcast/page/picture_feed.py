@@ -31,7 +31,7 @@ FAILED_S: Final = 60.0
 CHANGES_KEPT: Final = 64
 EVENTS_SHOWN: Final = 100
 """Newest events of either kind: routine, and others."""
-ROUTINE: Final = frozenset({"opened", "sealed", "staged", "committed", "kept", "mirrored"})
+ROUTINE: Final = frozenset({"opened", "sealed", "published", "staged", "committed", "kept", "mirrored"})
 """Kinds of events that come with every version."""
 COMPRESSION: Final = 4
 

@@ -167,6 +167,7 @@ class LedgerDaemon:
             self._probes,
             self._regions,
             self._drains,
+            rewarded=self.view.note_reward,
             trusting=config.policy.trust is not None,
         )
         self.http = HttpServer(

@@ -116,10 +116,12 @@ class LedgerRoutes:
         regions: EngineRegions,
         drains: WorkerDrains,
         *,
+        rewarded: Callable[[float | None], object] = lambda reward: None,
         trusting: bool = False,
     ) -> None:
         """``documents``: of GET /v1/NAME, for trainers. ``learn``: called before versions of results are judged.
-        ``known``: the hub's knowledge of an engine. ``trusting``: workers' rewards count.
+        ``known``: the hub's knowledge of an engine. ``rewarded``: called with the
+        mean reward of each batch. ``trusting``: workers' rewards count.
         """
         self._ledger, self._scorers, self._callers, self._queue = ledger, scorers, callers, queue
         score = stated_rewards if trusting else functools.partial(checked_rewards, scorers)
@@ -132,7 +134,7 @@ class LedgerRoutes:
         self._documents = documents
         self._learn, self._known, self._end = learn, known, end
         self._events, self._times = events, times
-        self._regions, self._drains = regions, drains
+        self._regions, self._drains, self._rewarded = regions, drains, rewarded
         self._probes = ProbeRoutes(probes, self._form, self._prober, learn, events)
 
     def routes(self) -> list[web.RouteDef]:
@@ -417,6 +419,7 @@ class LedgerRoutes:
         batch, packer = taken.batch, msgpack.Packer()
         assert batch is not None
         self._times.taken(batch.step, sum(len(member.results) for member in batch.members), time.monotonic())
+        self._rewarded(taken.reward)
         self._events.emit(
             "batch_taken", batch=batch.id.hex(), step=batch.step, groups=len(batch.members),
             groups_played=taken.played, mean_reward=taken.reward,

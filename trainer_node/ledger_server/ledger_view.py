@@ -43,7 +43,12 @@ class LedgerView:
         self._look, self._waiting, self._facts, self._tasks, self._delayed = look, waiting, facts, tasks, delayed
         self._probes = probes
         self._status: Document = {}
+        self.reward: float | None = None
+        """Mean reward of the groups that ended for the newest batch."""
         self._workers: list[Document] = []
+
+    def note_reward(self, reward: float | None) -> None:
+        self.reward = reward
 
     async def renew(self) -> None:
         self._status, self._workers = await self._look()
@@ -78,6 +83,7 @@ class LedgerView:
             **{name: self._status.get(name) for name in ("learner", "epoch", "finished", "ahead")},
             **counts,
             **{f"ages_{where}": ages for where, ages in self._status.get("ages", {}).items()},
+            "reward": None if self.reward is None else round(self.reward, 4),
             "times": {name: value for name, value in self._facts()["times"].items() if value is not None},
             "workers": len(self._workers),
             "silent_workers": sum(row["silent_s"] > SILENT_S for row in self._workers),

@@ -121,6 +121,11 @@ class VersionLifecycle:
         whole = (h for h in self._holdings.values() if h.open.base is None and h.open.version == done.version)
         self._announce(whole)
         _log(done)
+        codec = None if done.choice is None else done.choice.codec
+        self._events.emit(
+            "published", version=str(done.version), codec=codec, changed=done.changed, params=done.params,
+            dense_bytes=done.dense_bytes, encode_s=round(done.encode_s, 4),
+        )  # fmt: skip
         for published in self._on_published:
             published()
         await self._staging.run(self._publishing.reserve)

@@ -138,9 +138,10 @@ export function drawRegions(element, picture, rates) {
 
 export function drawVersions(element, picture) {
   const engines = picture.headline.engines, peers = picture.headline.peers;
-  const columns = [["Version"], ["Kind"], ["Size", "number"], ["Staged", "number"], ["Live", "number"], ["Longest pause", "number"]];
+  const columns = [["Version"], ["Kind"], ["Codec"], ["Changed", "number"], ["Size", "number"], ["Staged", "number"], ["Live", "number"], ["Longest pause", "number"]];
   const rows = Object.entries(picture.versions).reverse().map(([version, spreadOf]) => [
-    [version], [spreadOf.kind ?? "–"], [size(spreadOf.bytes), "number"], [spread(spreadOf.staged, peers), "number"],
+    [version], [spreadOf.kind ?? "–"], [spreadOf.codec ?? "–"],
+    [typeof spreadOf.density === "number" ? `${(100 * spreadOf.density).toFixed(2)} %` : "–", "number"], [size(spreadOf.bytes), "number"], [spread(spreadOf.staged, peers), "number"],
     [spread(spreadOf.live, engines), "number"], [spreadOf.pause ? seconds(spreadOf.pause.most) : "–", "number"],
   ]);
   table(element, columns, rows);
@@ -221,6 +222,7 @@ const SENTENCES = {
   committed: (f) => `${f.peer} serves ${f.version} at ${f.engine}${after(f)}, pause ${seconds(f.pause_s ?? 0)}`,
   sealed: (f) => `${f.version} is whole: ${size(f.bytes)}`,
   opened: (f) => `${f.version} begins`,
+  published: (f) => `${f.version} is published in codec ${f.codec ?? "whole state"}, ${f.changed} of ${f.params} values changed`,
   unready: (f) => `${f.engine} at ${f.peer} is not ready: ${f.why ?? "no reason known"}`,
 };
 const after = (facts) => (facts.after_s === null || facts.after_s === undefined ? "" : ` after ${seconds(facts.after_s)}`);

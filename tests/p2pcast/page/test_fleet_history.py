@@ -15,14 +15,16 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
-KINDS = ["opened", "sealed", "staged", "committed", "left", "joined", "other"]
-NAMES = ["version", "bytes", "peer", "engine", "after_s", "pause_s", "lost", "why"]
+KINDS = ["opened", "sealed", "published", "staged", "committed", "left", "joined", "other"]
+NAMES = ["version", "bytes", "peer", "engine", "after_s", "pause_s", "lost", "why", "codec", "changed", "params"]
 
 
 def spread() -> FleetHistory:
     history = FleetHistory()
     history.apply("opened", 100.0, {"version": "0.1"})
     history.apply("sealed", 100.5, {"version": "0.1", "bytes": 7})
+    history.apply("published", 100.5, {"version": "0.1", "codec": "flat", "changed": 1, "params": 4})
+    history.apply("published", 100.5, {"version": "0.1", "codec": "dense", "changed": 1, "params": 0})
     for number in range(1, 4):
         history.apply("staged", 101.0, {"peer": f"p{number}", "version": "0.1", "after_s": number / 10})
         facts = {"peer": f"p{number}", "engine": "e", "version": "0.1", "after_s": number, "pause_s": number / 100}
@@ -35,6 +37,8 @@ def test_a_version_is_summed_up() -> None:
         "opened": 100.0,
         "sealed_after": 0.5,
         "bytes": 7,
+        "codec": "flat",
+        "density": 0.25,
         "staged": {"count": 3, "median": 0.2, "most": 0.3},
         "live": {"count": 3, "median": 2.0, "most": 3.0},
         "pause": {"count": 3, "median": 0.02, "most": 0.03},
