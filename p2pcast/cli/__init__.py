@@ -44,6 +44,14 @@ COMMANDS = {
     "delta": ("p2pcast.cli.delta:delta", "Make, apply and squash delta files, offline."),
     "inspect": ("p2pcast.cli.inspect:inspect", "Show the contents of a delta, a checkpoint or a state folder."),
     "check": ("p2pcast.cli.state_folder:check", "Verify every byte of a state folder and of its shadow."),
+    "backup": (
+        "p2pcast.cli.rollout_commands.backup_command:backup",
+        "Copy the state of hub and ledger while they run.",
+    ),
+    "restore": (
+        "p2pcast.cli.rollout_commands.backup_command:restore",
+        "Write the state of hub and ledger from a backup.",
+    ),
     "verify": ("p2pcast.cli.verify:verify", "Compare a folder, or an engine's memory, with a version's digest."),
     "doctor": ("p2pcast.cli.machine_doctor:doctor", "Say what this machine is fit for, and how to correct each fault."),
     "bench": ("netem.bench.group:bench", "Measure this installation."),

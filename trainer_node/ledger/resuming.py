@@ -50,7 +50,10 @@ def _check_step(conn: Connection, now: Present, branch: int, step: int) -> None:
         raise RefusedError(f"version {branch}.{newest} was published: resume from step {step} under a new branch")
     last = conn.scalar(select(func.max(db.batches.c.step)).where(db.batches.c.state != "reopened"))
     if step > now.step and last is not None and step != last + 1:
-        raise RefusedError(f"no batch leads to step {step}: the ledger is at step {now.step}")
+        raise RefusedError(
+            f"no batch leads to step {step}: the ledger is at step {now.step}. If the ledger is an older copy, restore"
+            f" it by `p2pcast restore --step {step}`; otherwise resume from step {now.step} or earlier"
+        )
 
 
 def _settle_batches(conn: Connection, step: int, checkpoint: bytes | None, contained: set[bytes]) -> None:
@@ -58,8 +61,15 @@ def _settle_batches(conn: Connection, step: int, checkpoint: bytes | None, conta
     the checkpoint contains it: the batch would be trained twice if it was reopened.
     """
     rows = conn.execute(select(db.batches).order_by(db.batches.c.step)).all()
+    unknown = contained.difference(bytes(row.id) for row in rows)
     for row in rows:
         batch = bytes(row.id)
+        if row.step == step - 1 and row.state != "reopened" and unknown and batch not in contained:
+            raise RefusedError(
+                f"the checkpoint of step {step} was trained on batch {min(unknown).hex()}, which this ledger does not"
+                f" know, and not on its batch {batch.hex()} of step {row.step}: the ledger is an older copy. Restore it"
+                " with a checkpoint of its own time, or begin with a new ledger"
+            )
         if batch in contained:
             if row.state == "reopened":
                 raise RefusedError(f"batch {batch.hex()} was reopened: another learner has replaced the checkpoint's")

@@ -24,6 +24,7 @@ from trainer_node.ledger.database.ledger_schema import SCHEMA, meta, metadata
 
 Boundary = Callable[[str], None]
 Hook = Callable[[], None]
+SQLITE = "ledger.db"
 CONNECT_S = 10
 """Seconds after which an attempt to reach PostgreSQL has failed, unless the URL names others."""
 READERS = 4
@@ -53,9 +54,9 @@ class Store:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._lock_fd = _locked(folder)
-        url = f"sqlite:///{folder / 'ledger.db'}" if database is None else _with_driver(database)
+        url = url_of(folder, database)
         self._engine = create_engine(url, **_options(url))
-        self._readers = _readers(url)
+        self._readers = readers_of(url)
         if self._engine.dialect.name == "sqlite":
             _prepare_sqlite(self._engine, "synchronous=FULL", "BEGIN IMMEDIATE")
             _prepare_sqlite(self._readers, "query_only=ON", "BEGIN")
@@ -155,6 +156,11 @@ def _locked(folder: Path) -> int:
     return lock_fd
 
 
+def url_of(folder: Path, database: str | None) -> str:
+    """SQLAlchemy's URL of the database. Raises UsageError."""
+    return f"sqlite:///{folder / SQLITE}" if database is None else _with_driver(database)
+
+
 def _with_driver(url: str) -> str:
     """SQLAlchemy's URL: psycopg 3 is the driver of PostgreSQL."""
     scheme, found, rest = url.partition("://")
@@ -170,7 +176,7 @@ def _options(url: str) -> dict[str, Any]:
     return {} if "connect_timeout" in url else {"connect_args": {"connect_timeout": CONNECT_S}}
 
 
-def _readers(url: str) -> Engine:
+def readers_of(url: str) -> Engine:
     """An engine whose transactions read one commit's rows and change none."""
     made = create_engine(url, **_options(url), pool_size=READERS, max_overflow=0)
     if made.dialect.name == "postgresql":

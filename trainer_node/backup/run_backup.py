@@ -1,0 +1,65 @@
+"""Backup and restore of hub and ledger together.
+
+The ledger is copied before the hub: a ledger may lack versions that the hub has, and learns them, but a hub that lacks
+versions that the ledger knows would have to invent them.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from p2pcast.errors import UsageError
+from p2pcast.release import RELEASE
+from p2pcast.store.atomic_files import atomic_folder, atomic_write
+from trainer_node.backup.backup_folder import DOCUMENT, HUB, LEDGER, Backup, document, opened
+from trainer_node.backup.hub_backup import copy_hub, is_new, restore_hub
+from trainer_node.backup.ledger_backup import copy_ledger, restore_ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """``branch``: of the hub's next version. ``dropped``: groups of the ledger. None: that part was not restored."""
+
+    branch: int | None
+    dropped: int | None
+
+
+def make(to: Path, hub: Path | None, ledger: Path | None, database: str | None) -> Backup:
+    """Raises LocalError, UsageError."""
+    _check_new(to)
+    with atomic_folder(to) as part:
+        of_ledger = None if ledger is None else copy_ledger(ledger, part / LEDGER, database)
+        of_hub = None if hub is None else copy_hub(hub, part / HUB)
+        runs = {facts["run"] for facts in (of_hub, of_ledger) if facts is not None and facts["run"] is not None}
+        if len(runs) > 1:
+            raise UsageError(f"the ledger {ledger} is not of the run of the hub {hub}: name folders of one run")
+        parts: dict[str, Any] = {HUB: of_hub, LEDGER: of_ledger}
+        text = document(part, RELEASE, next(iter(runs), None), time.time(), parts)
+        atomic_write(part / DOCUMENT, text)
+    return opened(to)
+
+
+def restored(
+    source: Path, hub: Path | None, branch: int | None, ledger: Path | None, step: int, database: str | None
+) -> Restored:
+    """``branch``, ``step``: as of ``restore_hub`` and ``restore_ledger``. Raises LocalError, UsageError,
+    IntegrityError.
+    """
+    backup = opened(source)
+    for name, facts, state in ((HUB, backup.hub, hub), (LEDGER, backup.ledger, ledger)):
+        if state is not None:
+            if facts is None:
+                raise UsageError(f"{source} has no state of a {name}: leave --{name} out")
+            _check_new(state)
+    backup.check()
+    dropped = None if ledger is None else restore_ledger(backup, ledger, step, database)
+    found = None if hub is None else restore_hub(backup, hub, branch)
+    return Restored(found, dropped)
+
+
+def _check_new(folder: Path) -> None:
+    if not is_new(folder):
+        raise UsageError(f"{folder} exists: name a new folder, or move that one away first")
