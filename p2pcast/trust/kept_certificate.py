@@ -1,6 +1,7 @@
 """A node's credentials in a file of its state folder, and the TLS contexts that show them.
 
-Promise: credentials of another node, role, run or authority in the file are not used.
+Promises: credentials of another node, role, run or authority in the file are not used. A node keeps its key when the
+run's authority is replaced, because the hub knows the node by that key.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from p2pcast.trust.certificates import fingerprint
+from p2pcast.trust.certificates import Key, fingerprint
 from p2pcast.trust.credentials import Credentials
 from p2pcast.trust.dial_permissions import Certified
 from p2pcast.trust.tls_contexts import Tls
@@ -24,6 +25,8 @@ class KeptCertificate:
         self.who = who
         self.tls = Tls()
         self.held: Credentials | None = None
+        self.key: Key | None = None
+        """The node's key in the file, also under an earlier authority of the run."""
         self.was_in_force = False
         """A certificate was in force while this process ran."""
         self._authority = authority
@@ -38,6 +41,8 @@ class KeptCertificate:
         if not self.path.exists():
             return None
         found = Credentials.load(self.path)
+        if found.who == self.who:
+            self.key = found.key
         return found if found.who == self.who and fingerprint(found.authority) == self._authority else None
 
     def use(self, credentials: Credentials) -> None:

@@ -3,8 +3,8 @@ peer runs.
 
 Promises: a valid certificate needs no token, so an expired token stops no peer of the run. The next certificate is
 requested after a third of the lifetime. An expired certificate is requested anew with the same key; a hub that knows
-the key accepts it without the token. If a hub refuses to renew, the peer enrols as a new peer does. A peer that had a
-valid certificate is not ended by a refusal: it retries.
+the key accepts it without the token. So is a certificate of an authority that the run has replaced. If a hub refuses to
+renew, the peer enrols as a new peer does. A peer that had a valid certificate is not ended by a refusal: it retries.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class PeerCertificate:
         held, now = self._kept.held, time.time()
         if self._hub is None or not (held is None or self._refused or held.expired(now)):
             return
-        key = new_key() if held is None else held.key
+        key = self._kept.key or new_key()
         try:
             issued = await enrol(*self._hub, self._token, self._kept.who.node, self._name, "peer", key)
         except RefusedError as error:

@@ -1,8 +1,8 @@
 """A hub's state folder in a backup, copied while the hub publishes.
 
 Order: published steps and the commit's target first, then artifacts, then used version numbers and the rest. So the
-copy is a state that a crash of the hub could have left: it names no published version that it lacks, and counts every
-number as used of which it holds an artifact.
+copy is a state that a crash of the hub could have left. It names no published version that it lacks. Each number of
+which it holds an artifact counts as used.
 
 A restored hub continues on a branch above all that the backup knows, so it never names other bytes by a version that
 was published after the backup.

@@ -1,5 +1,6 @@
-"""A ledger's state in a backup, copied while the ledger works: rows as of one commit, then the results' bytes.
+"""Copies a ledger's state into a backup while the ledger works, and restores the state.
 
+The rows are copied as of one commit, and then the results' bytes.
 Bytes are on disk before the row that points to them commits, and segment files only grow. So segments that are copied
 after the rows hold everything that the rows point to, unless retention has removed a segment meanwhile: then the rows
 are copied again.

@@ -1,7 +1,7 @@
 """Backup and restore of hub and ledger together.
 
-The ledger is copied before the hub: a ledger may lack versions that the hub has, and learns them, but a hub that lacks
-versions that the ledger knows would have to invent them.
+The ledger is copied before the hub. A ledger learns the versions that it lacks from the hub; a hub cannot make versions
+that only the ledger knows.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -17,6 +18,7 @@ from fake_engine import VOCABULARY, FakeEngine
 from parity_task import NAME
 
 from netem.rollouts.small_model import SmallModel, write_small_model
+from p2pcast.errors import EXIT_REFUSED
 from p2pcast.version import Version
 from trainer_node.learning.monitoring.run_log import read_run
 from trainer_node.learning.monitoring.run_record import RunRecord
@@ -69,10 +71,12 @@ class FollowingEngine(FakeEngine):
 
 
 class LearnerRun:
-    """``steps``: the run's last. Each part listens where it first did after it was killed."""
+    """``steps``: the run's last. ``database``: the ledger's PostgreSQL. Each part listens where it first did after it
+    was killed.
+    """
 
-    def __init__(self, folder: Path, steps: int) -> None:
-        self.folder, self._steps = folder, steps
+    def __init__(self, folder: Path, steps: int, database: str | None = None) -> None:
+        self.folder, self._steps, self._database = folder, steps, database
         self.engine = FollowingEngine()
         self._words: dict[str, list[str]] = {}
         self._running: dict[str, asyncio.subprocess.Process] = {}
@@ -90,6 +94,7 @@ class LearnerRun:
         self._words["ledger"] = ["ledger", "--task", NAME, "--hub-http", hub.removeprefix("http://")]
         self._words["ledger"] += ["--staleness", str(STALENESS), "--batch-groups", str(BATCH_GROUPS)]
         self._words["ledger"] += ["--group-size", str(GROUP_SIZE), "--last-step", str(self._steps)]
+        self._words["ledger"] += [] if self._database is None else ["--database", self._database]
         ledger = await self._daemon("ledger")
         file = folder / "run.toml"
         file.write_text(CONFIG.format(task=NAME, model=model, hub=address, ledger=ledger, folder=folder))
@@ -101,6 +106,14 @@ class LearnerRun:
         self._words["worker"] += ["--bearer-file", str(folder / "ledger" / "worker.token")]
         await self._start("learner")
         await self._start("worker")
+
+    async def add_peer(self) -> None:
+        """A peer that keeps the newest versions in the folder ``rollout``."""
+        hub = self._words["hub"][self._words["hub"].index("--listen") + 1]
+        self._words["peer"] = ["join", hub, "--token-file", str(self.folder / "token"), "--name", "peer"]
+        self._words["peer"] += ["--install", f"safetensors:{self.folder / 'rollout'}", "--listen", "127.0.0.1:0"]
+        self._words["peer"] += ["--shadow", str(self.folder / "peer-shadow")]
+        await self._daemon("peer")
 
     async def _daemon(self, name: str, *first: str) -> str:
         """Started on ports that are free; from now on it is started on these. ``first``: words of the first start."""
@@ -120,12 +133,44 @@ class LearnerRun:
 
     async def kill(self, names: Iterable[str]) -> None:
         """By SIGKILL, at the same time, and starts them again in this order."""
+        await self.fell(names)
+        for name in names:
+            await self.restart(name)
+
+    async def fell(self, names: Iterable[str]) -> None:
+        """By SIGKILL, at the same time."""
         for name in names:
             assert self._running[name].returncode is None, f"{name} ended by itself: {self.said(name)}"
             self._running[name].send_signal(signal.SIGKILL)
         for name in names:
-            await self._running[name].wait()
-            await self._start(name)
+            await self._running.pop(name).wait()
+
+    async def restart(self, name: str) -> None:
+        """With the command line of before."""
+        await self._start(name)
+
+    def use_database(self, database: str) -> None:
+        """The ledger's, from its next start on."""
+        self._words["ledger"] += ["--database", database]
+
+    async def until_refused(self, name: str) -> str:
+        """Wait until the part has ended by itself with exit code 3; returns what it said."""
+        async with asyncio.timeout(END_S):
+            code = await self._running.pop(name).wait()
+        assert code == EXIT_REFUSED, self.said(name)
+        return self.said(name)
+
+    async def shell(self, script: str) -> str:
+        """Run commands of a page in the run's folder; returns what they print."""
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        started = await asyncio.create_subprocess_exec(
+            "bash", "-eu", "-o", "pipefail", "-c", script, cwd=self.folder, env={**os.environ, "PATH": path},
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        )  # fmt: skip
+        async with asyncio.timeout(END_S):
+            out, _ = await started.communicate()
+        assert started.returncode == 0, out.decode()
+        return out.decode()
 
     async def until_steps(self, count: int) -> None:
         """Until learners have trained so many steps, those that were trained again included."""
@@ -147,6 +192,15 @@ class LearnerRun:
             self._running["ledger"].terminate()
             assert await self._running["ledger"].wait() == 0, self.said("ledger")
         return read_run(self.folder / "learner" / "metrics.jsonl")
+
+    async def until_installed(self, step: int) -> None:
+        """Wait until the peer's newest folder is of this step or a later one."""
+        latest = self.folder / "rollout" / "latest"
+        await self._until(lambda: latest.exists() and int(latest.resolve().name.removeprefix("step_")) >= step)
+
+    def url(self, name: str) -> str:
+        """Of a daemon's HTTP server."""
+        return str(json.loads((self.folder / name / "daemon.json").read_text())["http"])
 
     async def _until(self, found: Callable[[], Any]) -> Any:
         async with asyncio.timeout(END_S):
@@ -175,8 +229,8 @@ class LearnerRun:
 
 
 @contextlib.asynccontextmanager
-async def started(folder: Path, steps: int) -> AsyncIterator[LearnerRun]:
-    run = LearnerRun(folder, steps)
+async def started(folder: Path, steps: int, database: str | None = None) -> AsyncIterator[LearnerRun]:
+    run = LearnerRun(folder, steps, database)
     try:
         await run.begin()
         yield run
