@@ -8,6 +8,7 @@ PRIVATE = "p2pcast/store/private_folders.py"
 SHADOW = "p2pcast/state/shadow.py"
 LEFTOVERS = "p2pcast/state/stale_shadows.py"
 FOLDERS = "tests/p2pcast/store/test_private_folders.py::"
+BACKUPS = "tests/trainer_node/backup/test_hub_backup.py::"
 LEFT = "tests/p2pcast/state/test_stale_shadows.py::"
 USER = "tests/daemons/trust/test_another_user.py::"
 BEARERS = "tests/p2pcast/cli/test_bearers.py::"
@@ -27,6 +28,20 @@ FILLS = "shadows of removed state folders fill the memory"
 PAGE = "tests/daemons/page/test_page_routes.py::"
 
 LOCAL = [
+    Mutation(
+        "names files outside of the backup in its document",
+        "trainer_node/backup/backup_folder.py",
+        'if name.startswith("/") or ".." in parts or parts[0] not in (HUB, LEDGER):',
+        "if False:",
+        BACKUPS + "test_backup_that_names_files_elsewhere_is_refused",
+    ),
+    Mutation(
+        "reads the run's keys in a backup",
+        "trainer_node/backup/backup_folder.py",
+        "disk.create(target, os.O_RDWR | (0 if grow else os.O_TRUNC))",
+        "os.open(target, os.O_CREAT | os.O_RDWR, 0o644)",
+        BACKUPS + "test_backup_is_private_and_restored_folders_are",
+    ),
     Mutation(
         MADE_FIRST,
         PRIVATE,

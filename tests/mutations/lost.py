@@ -6,7 +6,74 @@ from mutation import ADMISSION, EVICTED, EVICTIONS, LEDGER, STATEMENTS, TOKENS, 
 
 EVICTION_HANDLER = "rollout_node/control/eviction_handler.py"
 
+HUB_BACKUP = "tests/trainer_node/backup/test_hub_backup.py::"
+LEDGER_BACKUP = "tests/trainer_node/backup/test_ledger_backup.py::"
+REPLACED = "tests/daemons/trust/test_replaced_authority.py::"
+
 LOST = [
+    Mutation(
+        "a restored hub's numbers of the time after its backup",
+        "trainer_node/backup/hub_backup.py",
+        "        numbers.above(floor if branch is None else branch - 1)\n",
+        "",
+        HUB_BACKUP + "test_restored_hub_names_no_version_that_was_used_after_the_backup",
+    ),
+    Mutation(
+        "a restored hub's numbers of the time after its backup",
+        "trainer_node/backup/hub_backup.py",
+        "*known, *given])",
+        "*known])",
+        HUB_BACKUP + "test_restoring_again_opens_another_branch",
+    ),
+    Mutation(
+        "files of a backup, cut or changed",
+        "trainer_node/backup/run_backup.py",
+        "    backup.check()\n",
+        "",
+        HUB_BACKUP + "test_damaged_backups_are_refused",
+    ),
+    Mutation(
+        "files of a backup, cut or changed",
+        "trainer_node/backup/backup_folder.py",
+        '    if not path.is_file():\n        raise UsageError(f"{root} is no backup',
+        '    if False:\n        raise UsageError(f"{root} is no backup',
+        HUB_BACKUP + "test_backup_that_dies_at_any_step_is_no_backup",
+    ),
+    Mutation(
+        "the authority's key, replaced because it leaked",
+        "p2pcast/transport/node_certificate.py",
+        "_kept_key(state / KEY) if found is None else found.key",
+        "new_key() if found is None else found.key",
+        REPLACED + "test_workers_and_ledgers_stay_the_same_nodes",
+    ),
+    Mutation(
+        "the ledger's rows of the time after its backup",
+        "trainer_node/backup/ledger_backup.py",
+        "        drop(conn, now, bytes(group), LOST)",
+        "        pass",
+        LEDGER_BACKUP + "test_learner_ahead_of_the_backup_trains_no_result_again",
+    ),
+    Mutation(
+        "the ledger's rows of the time after its backup",
+        "trainer_node/backup/ledger_backup.py",
+        "    conn.execute(delete(db.batches).where(db.batches.c.id.in_(batches)))\n",
+        "",
+        LEDGER_BACKUP + "test_cut_batch_of_the_backup_is_forgotten_if_the_learner_is_ahead",
+    ),
+    Mutation(
+        "the ledger's rows of the time after its backup",
+        "trainer_node/ledger/resuming.py",
+        "and unknown and batch not in contained:",
+        "and False:",
+        LEDGER_BACKUP + "test_learner_of_another_lineage_is_refused",
+    ),
+    Mutation(
+        "the authority's key, replaced because it leaked",
+        "rollout_node/control/peer_certificate.py",
+        "self._kept.key or new_key()",
+        "new_key()",
+        REPLACED + "test_peers_stay_and_a_stolen_authority_opens_nothing",
+    ),
     Mutation(
         "a hub's list of evicted nodes",
         "trainer_node/membership/report_handler.py",

@@ -1,4 +1,4 @@
-"""Copies a ledger's state into a backup while the ledger works, and restores the state.
+"""A ledger's state in a backup, copied while the ledger works.
 
 The rows are copied as of one commit, and then the results' bytes.
 Bytes are on disk before the row that points to them commits, and segment files only grow. So segments that are copied

@@ -16,6 +16,7 @@ from p2pcast.version import Version
 from tests.trainer_node.ledger.crash_run import manifest
 from tests.trainer_node.ledger.ledger_game import Game
 from tests.trainer_node.ledger.ledger_invariants import check_rows, dump
+from tests.trainer_node.ledger.postgresql_cluster import Cluster
 from trainer_node.backup import ledger_backup, run_backup
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.body_segments import Place
@@ -238,3 +239,27 @@ def test_tables_of_another_release_are_refused(tmp_path: Path, game: Game, state
         copied(state, database, tmp_path / "backup")
     with game.store.connection.begin():
         game.store.connection.execute(update(db.meta).values(schema=db.SCHEMA))
+
+
+@pytest.mark.parametrize("new_database", ["sqlite"], indirect=True)
+def test_ledger_moves_from_sqlite_to_postgresql(tmp_path: Path, game: Game, state: Path, cluster: Cluster) -> None:
+    session = game.join("a")
+    game.whole_step(session)
+    before = dump(game.store)
+    copied(state, None, tmp_path / "backup")
+    restored(tmp_path / "backup", tmp_path / "moved", 1, target := cluster.database())
+    with closing(Store(tmp_path / "moved", target)) as store:
+        after = dump(store)
+    assert {name: sorted(map(repr, rows)) for name, rows in after.items()} == {
+        name: sorted(map(repr, rows)) for name, rows in before.items()
+    }
+    assert not (tmp_path / "moved" / "ledger.db").exists()
+    game.ledger.close()
+    game.store = Store(tmp_path / "moved", target)
+    game.ledger = Ledger(game.store, game.policy, now=lambda: game.source_s)
+    game.whole_step(session)
+    assert bodies_count(game) > 0
+
+
+def bodies_count(game: Game) -> int:
+    return len([row for row in dump(game.store)["results"] if row.segment is not None])
