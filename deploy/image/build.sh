@@ -45,16 +45,16 @@ mmdebstrap --quiet --variant=minbase --include=python3,ca-certificates \
 
 container=$("${buildah[@]}" from scratch)
 "${buildah[@]}" add --quiet "$container" "$work/root.tar" /
-"${buildah[@]}" run --isolation chroot --volume "$work/wheels:/wheels:ro" \
+"${buildah[@]}" run --isolation chroot --volume "$work/wheels:/mnt:ro" \
     --env SOURCE_DATE_EPOCH="$SOURCE_DATE_EPOCH" "$container" -- sh -euc "
     python3 -m venv --without-pip /opt/p2pcast
-    python3 \$(echo /wheels/pip-*.whl)/pip --python /opt/p2pcast/bin/python install --quiet --no-compile --no-cache-dir \
-        --no-index --find-links /wheels 'p2pcast[$extras]'
-    (cd /wheels && sha256sum *.whl) >/opt/p2pcast/wheels.sha256
+    python3 \$(echo /mnt/pip-*.whl)/pip --python /opt/p2pcast/bin/python install --quiet --no-compile --no-cache-dir \
+        --no-index --find-links /mnt 'p2pcast[$extras]'
+    (cd /mnt && sha256sum *.whl) >/opt/p2pcast/wheels.sha256
     python3 -m compileall -q -j0 --invalidation-mode unchecked-hash /opt/p2pcast/lib || true
     useradd --uid $user --create-home --shell /usr/sbin/nologin p2pcast
     install -d -o $user -g $user -m 0700 /state
-    rm -rf /var/log/* /var/cache/* /var/lib/apt/lists/* /tmp/* /root/.cache /etc/*- /wheels
+    rm -rf /var/log/* /var/cache/* /var/lib/apt/lists/* /tmp/* /root/.cache /etc/*-
     find / -xdev -name __pycache__ -path '/usr/*' -prune -exec rm -rf {} +"
 "${buildah[@]}" config --user "$user:$user" --workingdir /state --volume /state --stop-signal SIGTERM \
     --env PATH=/opt/p2pcast/bin:/usr/local/bin:/usr/bin:/bin --env PYTHONUNBUFFERED=1 --env HOME=/home/p2pcast \
