@@ -11,7 +11,9 @@ from tests.deploy.kubernetes_files import everything, of_kind
 from trainer_node.scheduling.kubernetes_provider import KubernetesProvider
 
 VERBS = {("GET", True): "get", ("GET", False): "list", ("PUT", True): "update", ("PATCH", True): "patch"}
-PATH = re.compile(r"/(?:apis/(?P<group>\w+)|api)/v1/namespaces/p2pcast/(?P<kind>\w+)(?:/(?P<name>[\w-]+)(?P<sub>/\w+)?)?")
+PATH = re.compile(
+    r"/(?:apis/(?P<group>\w+)|api)/v1/namespaces/p2pcast/(?P<kind>\w+)(?:/(?P<name>[\w-]+)(?P<sub>/\w+)?)?"
+)
 
 Call = tuple[str, str, str, str | None]
 
@@ -31,7 +33,11 @@ class Cluster:
         pod = {"metadata": {"name": "rollout-a"}, "status": {"phase": "Running"}}
         if resource == "pods":
             return web.json_response({"metadata": {}, "items": [pod]} if verb == "list" else pod)
-        scale = {"metadata": {"resourceVersion": "1"}, "spec": {"replicas": 1}, "status": {"replicas": 1, "selector": "a"}}
+        scale = {
+            "metadata": {"resourceVersion": "1"},
+            "spec": {"replicas": 1},
+            "status": {"replicas": 1, "selector": "a"},
+        }
         return web.json_response(scale)
 
 
@@ -69,5 +75,8 @@ def test_role_is_bound_to_the_account_of_the_fleets_pod() -> None:
     assert [s["name"] for s in binding["subjects"]] == [hub["spec"]["template"]["spec"]["serviceAccountName"]]
     assert binding["roleRef"]["name"] == of_kind(everything(), "Role")[0]["metadata"]["name"]
     [rollout] = of_kind(everything(), "Deployment")
-    assert rollout["spec"]["template"]["spec"]["serviceAccountName"] != hub["spec"]["template"]["spec"]["serviceAccountName"]
+    assert (
+        rollout["spec"]["template"]["spec"]["serviceAccountName"]
+        != hub["spec"]["template"]["spec"]["serviceAccountName"]
+    )
     assert not [document["kind"] for document in everything() if document["kind"].startswith("Cluster")]

@@ -196,9 +196,7 @@ def test_pods_are_restricted(found: Pods) -> None:
 @pytest.mark.parametrize("found", EVERY_POD)
 def test_plays_can_end_before_the_engine_does(found: Pods) -> None:
     pauses = [c["lifecycle"]["preStop"]["sleep"]["seconds"] for c in found.containers if "lifecycle" in c]
-    drains = [
-        parsed(words(c), values(c))[1]["drain_s"] for c in found.spec["containers"] if c["name"] == "worker"
-    ]
+    drains = [parsed(words(c), values(c))[1]["drain_s"] for c in found.spec["containers"] if c["name"] == "worker"]
     assert all(pause > drain for pause in pauses for drain in drains)
     assert all(found.spec["terminationGracePeriodSeconds"] >= pause + 30 for pause in pauses)
 
@@ -230,7 +228,10 @@ def test_network_admits_what_the_daemons_dial_and_no_more(name: str) -> None:
     documents = build(name)
     labels = {c["name"]: p.labels for p in pods(documents) for c in p.containers if is_ours(c)}
     ports = {
-        port["name"]: port["containerPort"] for p in pods(documents) for c in p.containers for port in c.get("ports", [])
+        port["name"]: port["containerPort"]
+        for p in pods(documents)
+        for c in p.containers
+        for port in c.get("ports", [])
     }
     for (source, target), port in DIALS.items():
         if source in labels and target in labels:

@@ -69,7 +69,17 @@ class Machine:
         """As docs/guides/kubernetes.md makes the secret of ``name``."""
         file = self.path(name, f"/tokens/{name}/token")
         file.parent.mkdir(parents=True)
-        made = [*P2PCAST, "token", "create", "--state", str(self.path("hub", "/state")), "--role", role, "-o", str(file)]
+        made = [
+            *P2PCAST,
+            "token",
+            "create",
+            "--state",
+            str(self.path("hub", "/state")),
+            "--role",
+            role,
+            "-o",
+            str(file),
+        ]
         subprocess.run(made, check=True, cwd=ROOT, capture_output=True)
 
     def answer(self, name: str, kind: str) -> int | None:

@@ -51,7 +51,9 @@ def test_systemd_verifies_the_unit(unit: Path, tmp_path: Path) -> None:
 
 def test_systemd_refuses_a_setting_that_does_not_exist(tmp_path: Path) -> None:
     copy = tmp_path / "p2pcast-hub.service"
-    copy.write_text((SYSTEMD / copy.name).read_text().replace("ProtectHome", "ProtectHouse").replace(PROGRAM, sys.executable))
+    copy.write_text(
+        (SYSTEMD / copy.name).read_text().replace("ProtectHome", "ProtectHouse").replace(PROGRAM, sys.executable)
+    )
     run = subprocess.run(["systemd-analyze", "verify", "--man=no", str(copy)], capture_output=True, text=True)
     assert "ProtectHouse" in run.stderr
 
@@ -59,7 +61,14 @@ def test_systemd_refuses_a_setting_that_does_not_exist(tmp_path: Path) -> None:
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
 def test_exposure_is_as_documented(unit: Path) -> None:
     limit = EXPOSURE[unit.stem]
-    analyze = ["systemd-analyze", "security", "--offline=true", "--no-pager", f"--threshold={round(limit * 10)}", str(unit)]
+    analyze = [
+        "systemd-analyze",
+        "security",
+        "--offline=true",
+        "--no-pager",
+        f"--threshold={round(limit * 10)}",
+        str(unit),
+    ]
     run = subprocess.run(analyze, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout
     row = re.search(rf"^\| `{re.escape(unit.name)}` .*$", (ROOT / "docs" / "guides" / "systemd.md").read_text(), re.M)
