@@ -16,6 +16,10 @@ __all__ = ["Handle", "Publisher"]
 
 def __getattr__(name: str) -> Any:
     if name == "Publisher":
+        try:
+            import torch  # noqa: F401
+        except ModuleNotFoundError:
+            raise ImportError("Publisher needs PyTorch: pip install 'p2pcast[trainer]'", name="torch") from None
         from trainer_node.sdk.publisher import Publisher
 
         return Publisher

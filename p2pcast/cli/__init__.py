@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from p2pcast.cli import config
+from p2pcast.cli import config, missing_packages
 from p2pcast.daemon import garbage_collection, logs
 from p2pcast.errors import EXIT_FAILED, EXIT_USAGE, P2PCastError
 
@@ -142,6 +142,8 @@ def exit_code(run: Callable[[], None]) -> int:
     except P2PCastError as error:
         click.echo(f"p2pcast: {error}", err=True)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        return _missing(error)
     except BaseExceptionGroup as group:
         return _first(group)
     except BrokenPipeError:
@@ -157,13 +159,23 @@ def _first(group: BaseExceptionGroup[BaseException]) -> int:
 
     The tasks of a daemon end together: the other errors of the group are consequences.
     """
-    known, other = group.split(P2PCastError)
+    known, other = group.split((P2PCastError, ModuleNotFoundError))
     if other is not None:
         raise other
     assert known is not None
     error: BaseException = known
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+    if isinstance(error, ModuleNotFoundError):
+        return _missing(error)
     assert isinstance(error, P2PCastError)
     click.echo(f"p2pcast: {error}", err=True)
     return error.exit_code
+
+
+def _missing(error: ModuleNotFoundError) -> int:
+    """Print which extra installs the missing package. Raises the error of a package that no extra installs."""
+    if (remedy := missing_packages.remedy(error)) is None:
+        raise error
+    click.echo(f"p2pcast: {remedy}", err=True)
+    return EXIT_FAILED

@@ -1,11 +1,12 @@
 """A ledger's state in a backup, copied while the ledger works.
 
-The rows are copied as of one commit, and then the results' bytes. Bytes are on disk before the row that points to them commits, and segment files only grow. So segments that are copied
-after the rows hold everything that the rows point to, unless retention has removed a segment meanwhile: then the rows
-are copied again.
+The rows are copied as of one commit, and then the results' bytes. Bytes are on disk before the row that points to them
+commits, and segment files only grow. So segments that are copied after the rows hold everything that the rows point to,
+unless retention has removed a segment meanwhile: then the rows are copied again.
 
 A restored ledger is behind the learner if the learner has written a checkpoint since. ``advance`` then moves the ledger
-to the learner's step. The groups that the learner has trained since are unknown here, so no group of the backup is trained.
+to the learner's step. The groups that the learner has trained since are unknown here, so no group of the backup is
+trained.
 """
 
 from __future__ import annotations
