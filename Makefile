@@ -18,7 +18,7 @@ EXTRAS := trainer,tensorboard,$(VLLM),mirror,postgres,otel,lab,rivals,kubernetes
 CUDA_LEFTOVERS := torchvision torchaudio torchcodec triton
 
 .DEFAULT_GOAL := help
-.PHONY: setup demo test prove fuzz mutations style types docs bench gpu gpu-wheels guard lab help
+.PHONY: setup demo test prove fuzz mutations style types docs dist man bench gpu gpu-wheels guard lab help
 
 help:  ## List of targets
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,12 @@ types: setup  ## Check types with mypy, strict; in tests names and numbers of ar
 
 docs: setup  ## Build the pages into build/site, and check every link
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+dist: setup  ## Make a release's wheel in build/dist, with its bill of materials (CycloneDX) and pages for man
+	$(BIN)/python tests/packaging/make_dist.py
+
+man: setup  ## Make a page for man for each command, in build/man
+	$(BIN)/python tests/packaging/man_pages.py
 
 bench: setup  ## Run missing benchmarks, beside rivals, and write docs/benchmarks.md; ONLY="codec relay": these again; QUICK=1: coarse; WRITE=1: the text alone
 	$(BIN)/python -m netem.report $(addprefix --only ,$(ONLY)) $(if $(QUICK),--quick) $(if $(WRITE),--write-only)

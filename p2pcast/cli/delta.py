@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from p2pcast import offline
 from p2pcast.progress_bar import Meter
+
+if TYPE_CHECKING:
+    from p2pcast import offline
 
 _FOLDER = click.Path(path_type=Path)
 
@@ -41,6 +44,8 @@ def delta() -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def diff_command(old: Path, new: Path, output: Path, codec: str, as_json: bool) -> None:
     """Write the lossless delta from folder OLD to folder NEW."""
+    from p2pcast import offline
+
     with Meter("diff") as seen:
         made = offline.diff(old, new, output, codec=codec, progress=seen)
     _report(made, "encode_s", as_json)
@@ -55,6 +60,8 @@ def apply_command(base: Path, file: Path, output: Path, as_json: bool) -> None:
     """Write a copy of folder BASE with the delta in FILE applied. Fails with exit code 3 when BASE is not the delta's
     base.
     """
+    from p2pcast import offline
+
     with Meter("apply") as seen:
         version = offline.apply_file(base, file, output, progress=seen)
     if as_json:
@@ -78,6 +85,8 @@ def apply_command(base: Path, file: Path, output: Path, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def squash_command(files: tuple[Path, ...], output: Path, base: Path | None, codec: str, as_json: bool) -> None:
     """Join consecutive delta FILES, oldest first, into one delta with the same effect."""
+    from p2pcast import offline
+
     with Meter("squash") as seen:
         made = offline.squash_files(files, output, base=base, codec=codec, progress=seen)
     _report(made, "squash_s", as_json)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from p2pcast.cli.options import PATH, console, write_document
 from p2pcast.errors import EXIT_FAILED, LocalError, UsageError
@@ -28,6 +29,12 @@ class Scenarios(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return super().get_command(ctx, cmd_name) or _command(cmd_name)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from netem.lab.scenario_run import known
+
+        scenarios = [CompletionItem(name) for name in known() if name.startswith(incomplete)]
+        return super().shell_complete(ctx, incomplete) + scenarios
 
 
 @click.group(cls=Scenarios, subcommand_metavar="SCENARIO|list|doctor [OPTIONS]")

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from p2pcast import limits, offline
+from p2pcast import limits
 from p2pcast.cli.verify_live import verify_live
 from p2pcast.errors import IntegrityError, LocalError, RefusedError, RetryableError, UsageError
 from p2pcast.progress_bar import Meter
@@ -84,9 +84,13 @@ def verify(
     if against.startswith(("http://", "https://")):
         status = fetch_status(against, token_file)
         with Meter("verify") as seen:
+            from p2pcast import offline
+
             found = offline.verify_digests(folder, status, version=version, progress=seen)
     else:
         with Meter("verify") as seen:
+            from p2pcast import offline
+
             found = offline.verify_folder(folder, against, progress=seen)
     if as_json:
         document = {

@@ -52,6 +52,11 @@ def missing_settings(name: str, folder: Path | None = None) -> list[str]:
     return [key for key, parameter in parameters.items() if parameter.default is parameter.empty and key not in given]
 
 
+def task_names() -> list[str]:
+    """Short names of tasks: built in, or of entry points."""
+    return sorted({*BUILT_IN, *importlib.metadata.entry_points(group=GROUP).names})
+
+
 def _class(name: str, folder: Path | None) -> Any:
     if ":" not in name:
         if name in BUILT_IN:
@@ -73,7 +78,7 @@ def _class(name: str, folder: Path | None) -> Any:
 def _entry_point(name: str) -> Any:
     points = importlib.metadata.entry_points(group=GROUP)
     if name not in points.names:
-        known = ", ".join(sorted({*BUILT_IN, *points.names}))
+        known = ", ".join(task_names())
         raise UsageError(f"--task: no task is called {name!r}: give one of {known}, or PKG.MODULE:CLASS")
     try:
         return points[name].load()

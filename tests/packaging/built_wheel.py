@@ -95,5 +95,6 @@ def until(done: Callable[[], bool], process: subprocess.Popen[bytes], log: Path)
     """Waits, as long as the process runs, which has to make ``done`` true."""
     until_s = time.monotonic() + DEADLINE_S
     while not done():
-        assert process.poll() is None and time.monotonic() < until_s, log.read_text()
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < until_s, log.read_text()
         time.sleep(0.05)

@@ -23,7 +23,7 @@ def found(release: str) -> str | None:
 
 
 def candidates(release: str) -> Iterator[str]:
-    if "%d.%d" % sys.version_info[:2] == release:
+    if f"{sys.version_info.major}.{sys.version_info.minor}" == release:
         yield sys.executable
     if on_path := shutil.which(f"python{release}"):
         yield on_path

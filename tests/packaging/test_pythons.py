@@ -15,7 +15,7 @@ from built_wheel import DEADLINE_S, ROOT, carry_a_version, environment
 from interpreters import RELEASES, found, trixie
 
 THERE = {release: path for release in RELEASES if (path := found(release))}
-HERE = "%d.%d" % sys.version_info[:2]
+HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 """The release of test_wheel.py."""
 
 
