@@ -1,4 +1,4 @@
-"""NetworkPolicies as Kubernetes reads them: a connection passes if the source's egress and the target's ingress admit it.
+"""NetworkPolicies as Kubernetes reads them: a connection needs the source's egress and the target's ingress.
 
 As far as the manifests of ``deploy/kubernetes`` use them: no address ranges. All pods are in the namespace of the
 manifests, except sources of another ``namespace``, whose egress is not asked.

@@ -101,7 +101,8 @@ def test_version_travels_between_restricted_containers(podman: Podman, tmp_path:
     os.chown(tmp_path / "token", USER, USER)
     podman.start(
         "peer", "join", "127.0.0.1:17077", "--state", "/state", "--token-file", "/token", "--install",
-        "safetensors:/rollout", volumes={folders["peer"]: "/state", folders["rollout"]: "/rollout", tmp_path / "token": "/token"},
+        "safetensors:/rollout",
+        volumes={folders["peer"]: "/state", folders["rollout"]: "/rollout", tmp_path / "token": "/token"},
     )  # fmt: skip
     for step in range(3):
         weights = np.random.default_rng(0).standard_normal(100_000).astype(np.float16)

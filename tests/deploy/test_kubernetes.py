@@ -107,7 +107,7 @@ def test_environment_has_variables_that_are_read(found: Pods) -> None:
 
 
 @pytest.mark.parametrize("found", EVERY_POD)
-def test_ports_are_those_that_a_container_listens_on(found: Pods) -> None:
+def test_declared_ports_are_listened_on(found: Pods) -> None:
     numbers = [port["containerPort"] for container in found.containers for port in container.get("ports", [])]
     names = [port["name"] for container in found.containers for port in container.get("ports", [])]
     assert len(set(numbers)) == len(numbers)
@@ -224,7 +224,7 @@ def test_dialled_hosts_are_services_of_the_namespace(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BUILDS)
-def test_network_admits_what_the_daemons_dial_and_no_more(name: str) -> None:
+def test_network_admits_the_daemons_dials_and_no_more(name: str) -> None:
     documents = build(name)
     labels = {c["name"]: p.labels for p in pods(documents) for c in p.containers if is_ours(c)}
     ports = {

@@ -63,7 +63,8 @@ save_file({"model.weight": weights.reshape(100, 1000)}, folder / "model.safetens
 SAME = """
 import sys
 from safetensors.numpy import load_file
-made, found = (load_file(f"/srv/{folder}/step_{sys.argv[1]}/model.safetensors") for folder in ("checkpoints", "rollout"))
+folders = ("checkpoints", "rollout")
+made, found = (load_file(f"/srv/{name}/step_{sys.argv[1]}/model.safetensors") for name in folders)
 assert {n: t.tobytes() for n, t in made.items()} == {n: t.tobytes() for n, t in found.items()}
 """
 SCRIPT = """
@@ -73,8 +74,8 @@ until_true() { until "$@"; do sleep 0.2; systemctl is-failed --quiet 'p2pcast-*'
 ready() { [ "$(curl -s -o /dev/null -w '%{http_code}' http://127.0.0.1:$1/$2)" = 200 ]; }
 same() { until_true test -f "/srv/rollout/step_$1/STABLE"; python /proof/same.py "$1"; }
 install -d -o p2pcast -m 0755 /srv/rollout
-sed -i 's,^# checkpoints = .*,checkpoints = "/srv/checkpoints",; s,hub.example,127.0.0.1,; s,^install = .*,install = ["safetensors:/srv/rollout"],' \
-    /etc/p2pcast/p2pcast.toml
+sed -i -e 's,^# checkpoints = .*,checkpoints = "/srv/checkpoints",' -e 's,hub.example,127.0.0.1,' \
+    -e 's,^install = .*,install = ["safetensors:/srv/rollout"],' /etc/p2pcast/p2pcast.toml
 python /proof/checkpoint.py 0
 systemctl start p2pcast-hub
 until_true ready 7078 healthz
@@ -94,7 +95,8 @@ test "$(ls -d /dev/shm/p2pcast-*)" = "$before"
 python /proof/checkpoint.py 2
 same 2
 until_true sh -c 'journalctl -u p2pcast-worker@8000 | grep -q "this worker has a certificate"'
-test "$(systemctl show -p NRestarts --value p2pcast-hub p2pcast-peer p2pcast-ledger p2pcast-worker@8000 | tr -d '\\n')" = 0000
+units="p2pcast-hub p2pcast-peer p2pcast-ledger p2pcast-worker@8000"
+test "$(systemctl show -p NRestarts --value $units | tr -d '\\n')" = 0000
 systemctl stop 'p2pcast-*.service'
 test -z "$(systemctl list-units --state=failed --no-legend 'p2pcast-*')"
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from admission import ADMISSION
 from availability import AVAILABILITY
+from deployed import DEPLOYED
 from exhaustion import EXHAUSTION, SAID
 from inputs import INPUTS
 from inside import FROM_INSIDE, MIRRORS
@@ -30,6 +31,7 @@ TABLES: dict[str, list[Mutation]] = {
     "rollouts": ROLLOUTS,
     "rollout-tasks": ROLLOUT_TASKS,
     "rollout-trust": ROLLOUT_TRUST,
+    "deployed": DEPLOYED,
     "availability": AVAILABILITY,
     "said": SAID,
     "exhaustion": EXHAUSTION,
