@@ -12,6 +12,8 @@ _TEXT = re.compile(r"(?:(\d{1,10})\.)?(\d{1,19})", re.ASCII)
 
 
 class Version(NamedTuple):
+    """A version of the weights. Versions are ordered by branch first, then by step."""
+
     branch: int
     step: int
 

@@ -54,7 +54,7 @@ def sources() -> dict[Path, tuple[str, list[ast.AST]]]:
 
 @cache
 def pages() -> dict[Path, str]:
-    paths = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    paths = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return {path.relative_to(ROOT): path.read_text() for path in paths}
 
 

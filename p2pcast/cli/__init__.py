@@ -15,7 +15,8 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from p2pcast.cli import config, missing_packages
+from p2pcast import missing_packages
+from p2pcast.cli import config
 from p2pcast.daemon import garbage_collection, logs
 from p2pcast.errors import EXIT_FAILED, EXIT_USAGE, P2PCastError
 

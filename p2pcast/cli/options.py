@@ -252,14 +252,14 @@ def read_token(file: Path | None) -> str:
 def task_option(function: F) -> F:
     """``--task``."""
     text = "Task to play, with settings: NAME,KEY=VALUE. NAME: built in, of a plug-in, or PKG.MODULE:CLASS."
-    return click.option("--task", required=True, metavar="NAME", help=text, shell_complete=_task_names)(function)
+    return click.option("--task", required=True, metavar="NAME", help=text, shell_complete=task_names)(function)
 
 
-def _task_names(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+def task_names(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """Tasks by their short names, for a shell that completes one."""
-    from p2pcast.tasks.task_loader import task_names
+    from p2pcast.tasks import task_loader
 
-    return [name for name in task_names() if name.startswith(incomplete)]
+    return [name for name in task_loader.task_names() if name.startswith(incomplete)]
 
 
 def check_options(command: str) -> Callable[[F], F]:

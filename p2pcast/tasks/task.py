@@ -56,6 +56,8 @@ class Sample:
 
 
 class Sampler(Protocol):
+    """An engine, as a play sees it."""
+
     async def sample(
         self,
         prompt_ids: Sequence[int],

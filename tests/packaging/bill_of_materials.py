@@ -8,6 +8,7 @@ import sys
 import tomllib
 from pathlib import Path
 from typing import Any
+from uuid import NAMESPACE_URL, uuid5
 
 from built_wheel import DEADLINE_S, ROOT, clean
 from cyclonedx.model import ExternalReference, ExternalReferenceType, HashAlgorithm, HashType, XsUri
@@ -34,6 +35,7 @@ def bill(python: Path) -> str:
     root = bom.metadata.component
     assert root is not None
     keep_dependencies(bom, root)
+    bom.serial_number = uuid5(NAMESPACE_URL, f"p2pcast/{root.version}")
     root.purl = PackageURL("pypi", name=root.name, version=root.version)
     for package in VENDORED:
         component = vendored(package)
@@ -46,10 +48,7 @@ def bill(python: Path) -> str:
 
 
 def keep_dependencies(bom: Bom, root: Component) -> None:
-    """Leave out pip and all else that the environment holds beside the wheel and its dependencies.
-
-    A virtual environment may hold setuptools, which the extra ``dev`` names.
-    """
+    """Leave out pip, and all else that the environment holds beside the wheel and its dependencies."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = {canonicalize_name(Requirement(one).name) for one in project["dependencies"]}
     direct = {one.bom_ref for one in bom.components if canonicalize_name(one.name) in wanted}

@@ -41,6 +41,10 @@ def environment(wheel: Path, folder: Path, python: str = sys.executable) -> Path
     """The interpreter of a new virtual environment that holds the wheel, without extras."""
     subprocess.run([python, "-m", "venv", str(folder)], check=True, timeout=DEADLINE_S)
     made = folder / "bin" / "python"
+    # Python 3.11 puts setuptools into new environments: the wheel has to work without.
+    if list(folder.glob("lib/*/site-packages/setuptools")):
+        pip = [str(made), "-m", "pip", "uninstall", "--disable-pip-version-check", "--quiet", "--yes", "setuptools"]
+        subprocess.run(pip, check=True, timeout=DEADLINE_S)
     pip = [str(made), "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
     subprocess.run([*pip, str(wheel)], check=True, timeout=DEADLINE_S)
     return made

@@ -1,4 +1,4 @@
-"""What `make dist` puts into the wheel: a valid bill of materials, and a page for each command."""
+"""The wheel of `make dist` holds a valid bill of materials, and a page for each command."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ TYPED = ("p2pcast", "rollout_node", "topology", "trainer_node")
 PROGRAM = """
 from p2pcast import Reader
 from p2pcast.tasks.task import Prompt
-from rollout_node.peer_config import PeerConfig
 from trainer_node import Handle, Publisher
 from trainer_node.sdk.batch_client import BatchClient
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from p2pcast.cli.options import documented, written
+from p2pcast.cli.options import documented, task_names, written
 from p2pcast.daemon import event_loop
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def task() -> None:
 
 
 @task.command("try")
-@click.argument("name")
+@click.argument("name", shell_complete=task_names)
 @click.option(
     "--engine",
     required=True,
