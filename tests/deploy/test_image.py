@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,9 +31,9 @@ HERE = ["--network", "host", "--ulimit", "nofile=4096:4096", "--ulimit", "nproc=
 
 class Podman:
     def __init__(self, folder: Path) -> None:
-        stores = ["--root", str(folder / "store"), "--runroot", str(folder / "run"), "--storage-driver", "vfs"]
+        """``folder``: a short path, of which podman takes at most 50 characters."""
+        stores = ["--root", f"{folder}/store", "--runroot", f"{folder}/run", "--storage-driver", "vfs"]
         self.words = ["podman", *stores, "--runtime", "runc", "--cgroup-manager", "cgroupfs"]
-        self.folder = folder
 
     def __call__(self, *words: object) -> str:
         run = subprocess.run([*self.words, *map(str, words)], capture_output=True, text=True, timeout=DEADLINE_S)
@@ -66,11 +67,12 @@ def podman(tmp_path: Path) -> Iterator[Podman]:
         [str(BUILD), str(archive)], env={**os.environ, "PYTHON": sys.executable}, capture_output=True, text=True
     )
     assert built.returncode == 0, built.stderr[-4000:]
-    made = Podman(tmp_path)
-    made("load", "-q", "-i", archive)
-    yield made
-    made("rm", "--force", "--time", "20", "--all")
-    made("system", "reset", "--force")
+    with tempfile.TemporaryDirectory(prefix="p2pcast-") as folder:
+        made = Podman(Path(folder))
+        made("load", "-q", "-i", archive)
+        yield made
+        made("rm", "--force", "--time", "20", "--all")
+        made("rmi", "--force", "--all")
 
 
 def until(holds: Callable[[], bool], podman: Podman, *names: str) -> None:
