@@ -26,7 +26,7 @@ class KeptCertificate:
         self.tls = Tls()
         self.held: Credentials | None = None
         self.key: Key | None = None
-        """The node's key in the file, also under an earlier authority of the run."""
+        """The node's key, also if its certificate in the file is of an earlier authority of the run."""
         self.was_in_force = False
         """A certificate was in force while this process ran."""
         self._authority = authority
@@ -48,5 +48,5 @@ class KeptCertificate:
     def use(self, credentials: Credentials) -> None:
         """Show these credentials from the next connection on."""
         self.tls.use(credentials)
-        self.held = credentials
+        self.held, self.key = credentials, credentials.key
         self.was_in_force |= not credentials.expired(time.time())
