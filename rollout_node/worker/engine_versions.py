@@ -74,7 +74,9 @@ class EngineVersions:
         manifests = {Version.parse(text): bytes.fromhex(digest) for text, digest in found["manifests"].items()}
         if found["kv"] not in SPAN_KVS or any(len(digest) != HASH_BYTES for digest in manifests.values()):
             raise ValueError
-        self.kv, self.run = found["kv"], bytes.fromhex(found["run"]).hex()
+        self.kv = found["kv"]
+        # Only logs and traces name the run.
+        self.run = found["run"] if isinstance(found.get("run"), str) else None
         self._manifests = dict(sorted((self._manifests | manifests).items())[-REMEMBERED:])
         engines, staged = found["engines"], found["staged"]
         name = next((name for kind in SERVERS if (name := f"{kind}:{self._engine}") in engines), self._engine)

@@ -95,7 +95,7 @@ class WorkerDaemon:
             tls = None if self._certificate is None else partial(self._certificate.client, "ledger")
             ledger = LedgerClient(http, where.ledger, where.bearer, tls)
             probes = ProbeLoop(ledger, sampler, versions, self._task.vocabulary)
-            note_daemon(run=str(versions.run), role="worker", name=self._config.name)
+            note_daemon(role="worker", name=self._config.name, **({"run": versions.run} if versions.run else {}))
             export = span_export.opened("worker", self._config.name)
 
             def told(lease: Lease, began_s: float, result: Result | None, error: str | None) -> None:

@@ -1,7 +1,7 @@
 // The tree: the hub, and each peer below the peer that feeds it; regions in place of peers in large fleets.
 import { arriving, clock, level, number, regionsOf, set } from "/page/views.js";
 
-const MOST_PEERS = 60, ROW = 44, COLUMN = 250, MARGIN = 24, RADIUS = 6, AROUND = 10;
+const MOST_PEERS = 60, ROW = 44, COLUMN = 250, NARROW_COLUMN = 150, NARROW = 600, MARGIN = 24, RADIUS = 6, AROUND = 10;
 const SVG = "http://www.w3.org/2000/svg";
 
 function named(picture, rates) {
@@ -47,12 +47,13 @@ function element(parent, tag, attributes, text) {
 let last = "";
 
 export function drawTree(svg, hint, picture, rates) {
-  const nodes = named(picture, rates), shown = JSON.stringify([nodes, picture.version]);
+  const nodes = named(picture, rates), column = svg.parentElement.clientWidth < NARROW ? NARROW_COLUMN : COLUMN;
+  const shown = JSON.stringify([nodes, picture.version, column]);
   if (shown === last) return;
   last = shown;
-  const root = d3.tree().nodeSize([ROW, COLUMN])(rooted(nodes)), all = root.descendants();
+  const root = d3.tree().nodeSize([ROW, column])(rooted(nodes)), all = root.descendants();
   const low = Math.min(...all.map((node) => node.x)), high = Math.max(...all.map((node) => node.x));
-  const width = 2 * MARGIN + (root.height + 1) * COLUMN, height = high - low + 2 * MARGIN;
+  const width = 2 * MARGIN + root.height * column + COLUMN, height = high - low + 2 * MARGIN;
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   svg.setAttribute("width", width);
   svg.setAttribute("height", height);

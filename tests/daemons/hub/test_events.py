@@ -98,6 +98,7 @@ async def test_the_life_of_a_version(swarm, states):
 
         assert await first(at_peer, "receiving") == {
             "time": pytest.approx(sealed["time"], abs=60),
+            "run": hub.token.run.hex(),
             "version": "0.2",
             "base": "0.1",
         }

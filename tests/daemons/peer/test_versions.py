@@ -38,7 +38,8 @@ async def test_the_hub_names_the_version_of_each_engine(swarm, states):
     peers = await swarm.peers_up("a", "b")
     await swarm.live("0.1", *peers)
     names = {peer.ident.hex(): [runner.installer.name for runner in peer.runners] for peer in peers}
-    expected = {node: {"staged": "0.1", "engines": dict.fromkeys(found, "0.1")} for node, found in names.items()}
+    row = {"region": "", "staged": "0.1"}
+    expected = {node: row | {"engines": dict.fromkeys(found, "0.1")} for node, found in names.items()}
     while (await versions_of(hub))["engines"] != expected:  # noqa: ASYNC110
         await asyncio.sleep(0.05)  # until the peers' next reports
     assert all(names.values())

@@ -295,7 +295,14 @@ class Peer:
         engines = {self._installer.name: str(version), "safetensors:elsewhere": "0.0"}
         manifests = {str(version): manifest_of(version).hex()}
         return web.json_response(
-            {"node": "e0" * 16, "kv": "recompute", "staged": None, "engines": engines, "manifests": manifests}
+            {
+                "run": "ab" * 16,
+                "node": "e0" * 16,
+                "kv": "recompute",
+                "staged": None,
+                "engines": engines,
+                "manifests": manifests,
+            }
         )
 
 

@@ -1,0 +1,137 @@
+"""The acceptance rate of tokens that one distribution sampled and another one judges. Pure.
+
+Source: Sparrow, section 3.1: alpha = sum of min(p, q) over the vocabulary = 1 - total variation, for p of dense and q
+of sparse attention at one position. The mean of alpha says little, because most tokens have 0.999 and more; the 5th
+percentile of each bin of positions decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from p2pcast.errors import UsageError
+
+BIN_TOKENS: Final = 2000
+"""Positions of one bin: 125 pages of 16 tokens."""
+PERCENTILE: Final = 5.0
+LEAST_TOKENS: Final = 400
+"""Tokens that a bin needs for a percentile: with 400, the share of tokens below the 5th is known to about 0.01."""
+CELLS: Final = 1000
+"""Of the histogram of each bin: an alpha is known to 0.001."""
+
+
+def acceptance_rate(dense: np.ndarray, sparse: np.ndarray) -> np.ndarray:
+    """``dense``, ``sparse``: probabilities, shape (…, vocabulary). Returns shape (…). Raises UsageError."""
+    if dense.shape != sparse.shape:
+        raise UsageError(f"distributions of shapes {dense.shape} and {sparse.shape} cannot be compared")
+    return np.asarray(np.minimum(dense, sparse).sum(axis=-1, dtype=np.float64)).clip(0.0, 1.0)
+
+
+class Bounds(NamedTuple):
+    """Of an acceptance rate."""
+
+    least: float
+    most: float
+
+
+def acceptance_bounds(dense: Mapping[int, float], sparse: Mapping[int, float]) -> Bounds:
+    """From the log-probabilities of each side's most probable tokens alone. ``dense``, ``sparse``: by token id; a token
+    that is missing is at most as probable as the least one that is there.
+
+    Sparrow takes ``least``: missing tokens count 0. Raises UsageError.
+    """
+    p, q = _probabilities(dense, "dense"), _probabilities(sparse, "sparse")
+    both = p.keys() & q.keys()
+    least = sum(min(p[token], q[token]) for token in both)
+    last_p, last_q = min(p.values()), min(q.values())
+    most = least + sum(min(p[token], last_q) for token in p.keys() - both)
+    most += sum(min(q[token], last_p) for token in q.keys() - both)
+    most += min(max(0.0, 1.0 - sum(p.values())), max(0.0, 1.0 - sum(q.values())))
+    return Bounds(min(1.0, least), min(1.0, most))
+
+
+def _probabilities(logprobs: Mapping[int, float], name: str) -> dict[int, float]:
+    if not logprobs:
+        raise UsageError(f"no log-probabilities of {name} attention")
+    found = {token: float(np.exp(value)) for token, value in logprobs.items()}
+    total = sum(found.values())
+    if not all(np.isfinite(value) for value in found.values()) or total > 1.001:
+        raise UsageError(f"the log-probabilities of {name} attention are none: they sum to {total:g}")
+    return found
+
+
+class AcceptanceBins:
+    """Histograms of acceptance rates by bin of positions. The one writer is ``add``."""
+
+    def __init__(self, bin_tokens: int = BIN_TOKENS) -> None:
+        self.bin_tokens = bin_tokens
+        self._counts: dict[int, np.ndarray] = {}
+
+    def add(self, positions: np.ndarray, alphas: np.ndarray) -> None:
+        """``positions``: of the tokens in their sequences, prompt included, from 0; ``alphas``: their acceptance rates;
+        both of shape (tokens,). Raises UsageError.
+        """
+        if positions.shape != alphas.shape or positions.ndim != 1:
+            raise UsageError(f"{positions.shape} positions and {alphas.shape} acceptance rates")
+        if positions.size and not (positions.min() >= 0 and alphas.min() >= 0 and alphas.max() <= 1):
+            raise UsageError("positions are at least 0, and acceptance rates from 0 to 1")
+        cells = np.minimum((alphas * CELLS).astype(np.int64), CELLS - 1)
+        bins = positions.astype(np.int64) // self.bin_tokens
+        for number in np.unique(bins).tolist():
+            counts = self._counts.setdefault(number, np.zeros(CELLS, np.int64))
+            counts += np.bincount(cells[bins == number], minlength=CELLS)
+
+    @property
+    def bins(self) -> list[int]:
+        """Numbers of the bins with tokens, ascending."""
+        return sorted(self._counts)
+
+    def tokens(self, number: int) -> int:
+        counts = self._counts.get(number)
+        return 0 if counts is None else int(counts.sum())
+
+    def percentile(self, number: int, percent: float = PERCENTILE) -> float | None:
+        """The alpha that ``percent`` % of the bin's tokens do not exceed, rounded down to a cell; None for a bin with
+        fewer than LEAST_TOKENS.
+        """
+        if self.tokens(number) < LEAST_TOKENS:
+            return None
+        below = np.cumsum(self._counts[number])
+        return float(np.searchsorted(below, percent / 100 * below[-1])) / CELLS
+
+    def forget(self, number: int) -> None:
+        """The bin's budget has changed: earlier tokens say nothing about it."""
+        self._counts.pop(number, None)
+
+
+class TailFit(NamedTuple):
+    """A Beta distribution of the alphas below TAIL, scaled to [0, 1]. ``share``: of all tokens, those of the tail.
+    ``ks``: Kolmogorov-Smirnov statistic of the fit.
+    """
+
+    a: float
+    b: float
+    variance: float
+    ks: float
+    share: float
+
+
+TAIL: Final = 0.999
+
+
+def fit_tail(alphas: np.ndarray) -> TailFit | None:
+    """None for a tail of fewer than LEAST_TOKENS. Needs scipy, of the extra ``lab``. Source: Sparrow, figure 3."""
+    from scipy import stats
+
+    tail = alphas[alphas < TAIL] / TAIL
+    if tail.size < LEAST_TOKENS:
+        return None
+    # The Beta density has no value at its ends.
+    tail = tail.clip(1e-6, 1 - 1e-6)
+    a, b, _, _ = stats.beta.fit(tail, floc=0, fscale=1)
+    fitted = stats.beta(a, b)
+    ks = float(stats.kstest(tail, fitted.cdf).statistic)
+    return TailFit(float(a), float(b), float(fitted.var()), ks, tail.size / alphas.size)

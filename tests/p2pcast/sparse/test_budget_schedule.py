@@ -1,0 +1,62 @@
+"""Schedules of pages by position: Sparrow's own, their limits, and documents of every form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2pcast.errors import UsageError
+from p2pcast.sparse.budget_schedule import DENSE, BudgetSchedule
+
+SMALL = BudgetSchedule((29, 61, 93, 93, 125, 157, 189, 221, 221, 253))
+"""Of Qwen3-1.7B for a 5th percentile of 0.86, as Sparrow's authors use it."""
+
+
+def test_sparrows_schedule_keeps_its_budgets() -> None:
+    assert SMALL.budget_tokens(0) == 512
+    assert SMALL.budget_tokens(9) == 4096
+    assert SMALL.pages(1999) == 32
+    assert SMALL.pages(2000) == 64
+    assert SMALL.pages(10**6) == 256
+    assert [SMALL.is_exact(position) for position in (0, 511, 512, 1999, 2000)] == [True, True, False, False, False]
+
+
+def test_a_dense_bin_is_exact_everywhere() -> None:
+    schedule = SMALL.with_value(1, DENSE)
+    assert schedule.is_exact(3999)
+    assert not schedule.is_exact(4000)
+    assert schedule.values[0] == 29
+    assert schedule.values[2:] == SMALL.values[2:]
+
+
+@given(st.integers(0, 10**6), st.lists(st.integers(1, 1000), min_size=1, max_size=30), st.sampled_from([16, 32, 64]))
+def test_kept_pages_exist(position: int, values: list[int], page: int) -> None:
+    schedule = BudgetSchedule(tuple(values), page)
+    there = position // page + 1
+    assert 1 <= schedule.pages(position) <= there
+    assert schedule.is_exact(position) == (there <= values[schedule.bin_of(position)] + 3)
+    assert BudgetSchedule.read(schedule.document()) == schedule
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        None,
+        {},
+        {"values": [], "page_tokens": 16, "bin_tokens": 2000},
+        {"values": [0], "page_tokens": 16, "bin_tokens": 2000},
+        {"values": [True], "page_tokens": 16, "bin_tokens": 2000},
+        {"values": [1.5], "page_tokens": 16, "bin_tokens": 2000},
+        {"values": "12", "page_tokens": 16, "bin_tokens": 2000},
+        {"values": [DENSE + 1], "page_tokens": 16, "bin_tokens": 2000},
+        {"values": [1] * 513, "page_tokens": 16, "bin_tokens": 2000},
+        {"values": [1], "page_tokens": 0, "bin_tokens": 2000},
+        {"values": [1], "page_tokens": 16, "bin_tokens": 8},
+    ],
+)
+def test_documents_of_another_form_are_refused(document: Any) -> None:
+    with pytest.raises(UsageError):
+        BudgetSchedule.read(document)
