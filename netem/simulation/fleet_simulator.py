@@ -223,9 +223,11 @@ class SimulatedFleet:
             rtt_s = self._rtt_s(orphan, peer)
             limit_s = max(4 * rtt_s, SILENCE_FLOOR_S) if not self.flow.done(orphan) else IDLE_SILENCE_S
             self._at(self.now + (rtt_s / 2 if noticed else limit_s), lambda o=orphan: self._orphaned(o))  # type: ignore[misc]
-        self._at(self.now + (self._rtt_s(peer, ROOT) / 2 if noticed else HUB_SILENCE_S), lambda: self._lost(peer))
+        self._at(
+            self.now + (self._rtt_s(peer, ROOT) / 2 if noticed else HUB_SILENCE_S), lambda: self._lost(peer, noticed)
+        )
 
-    def _lost(self, peer: str) -> None:
+    def _lost(self, peer: str, noticed: bool) -> None:
         """The hub drops a peer whose control connection was silent for too long, unless the peer has returned
         meanwhile.
         """
@@ -234,7 +236,7 @@ class SimulatedFleet:
         self._dead.discard(peer)
         self._there.discard(peer)
         self._staged.pop(peer, None)
-        self._event("left", peer=peer, lost=True, why="it was silent")
+        self._event("left", peer=peer, lost=True, why="its connection ended" if noticed else "it was silent")
         self._ordered(lambda: self.membership.leave(peer, self.now, failed=True))
 
     def _orphaned(self, peer: str) -> None:

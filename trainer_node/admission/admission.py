@@ -125,9 +125,9 @@ class Admission:
     def authority(self) -> bytes:
         return self._authority.certificate
 
-    def certificate_until(self, node: bytes) -> float | None:
-        """End of the node's newest certificate, in Unix seconds; None over plain text, and for a node without one."""
-        holder = self.trust.ledger.holders.get(node.hex())
+    def certificate_until(self, ident: str) -> float | None:
+        """End of the newest certificate of a node in hex, in Unix seconds; None over plain text, and without one."""
+        holder = self.trust.ledger.holders.get(ident)
         return None if self.tls is None or holder is None else holder.until
 
     def secret(self, ident: bytes) -> bytes:

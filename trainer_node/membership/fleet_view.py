@@ -31,7 +31,7 @@ class FleetView:
 
     membership: Membership
     versions: Callable[[], Collection[Version]]
-    certificate_until: Callable[[bytes], float | None] = lambda node: None
+    certificate_until: Callable[[str], float | None] = lambda ident: None
     clock: Callable[[], float] = time.monotonic
 
     # -- /status
@@ -78,7 +78,7 @@ class FleetView:
             "link": peer.report.link,
             "http": _http_of(peer),
             "region": peer.region,
-            "certificate_until": self.certificate_until(bytes.fromhex(peer.ident)),
+            "certificate_until": self.certificate_until(peer.ident),
             "parent": names.get(parent, "hub") if parent else "hub",
             "staged": None if peer.staged is None else str(peer.staged),
             "committed": None if peer.committed is None else str(peer.committed),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -36,7 +37,7 @@ def worker_summary(workers: Sequence[Row], silent_s: float) -> dict[str, Any]:
         tables["leases"][region] += row["leases"]
         tables["tokens_per_s"][region] += row["tokens_per_s"] or 0.0  # type: ignore[assignment]
     largest = [region for region, _ in tables["workers"].most_common(MAX_FIELDS - 1)]
-    shown = sorted(workers, key=lambda row: _urgency(row, silent_s))[:MAX_ROWS]
+    shown = heapq.nsmallest(MAX_ROWS, workers, key=lambda row: _urgency(row, silent_s))
     return {
         **{f"region_{name}": _bounded(table, largest) for name, table in tables.items()},
         "worker_rows": [{name: _short(row[name]) for name in COLUMNS} for row in shown],
