@@ -125,6 +125,8 @@ def test_training_goes_on_when_a_version_is_lost(stage: Stage, caplog: pytest.Lo
         hub.signal(signal.SIGSTOP)
 
     def restart() -> None:
+        # A version whose thread finds the hub away before it begins is sent to the next hub.
+        stage.until("the version of step 2 has a connection", lambda: callback._handle.uplink is not None)
         hub.expected = True
         hub.signal(signal.SIGKILL)
         hub.process.wait()
