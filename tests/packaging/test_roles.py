@@ -35,7 +35,7 @@ STARTS = {
     "bench codec": "trainer",
     "bench live": "vllm-cpu",
     "demo": "vllm-cpu",
-    "seed checkpoints --mirror s3://bucket/run --state hub --token-file token": "mirror",
+    "seed checkpoints --mirror s3://bucket/run --state hub --shadow shadow --token-file token": "mirror",
     "ledger --task sums --no-prompts --state ledger --database postgresql://u@127.0.0.1:1/x": "postgres",
     "inspect one two --plot change.png": "lab",
     "task try leduc --engine http://127.0.0.1:1": "leduc",

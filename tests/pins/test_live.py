@@ -167,7 +167,10 @@ def test_commands_print_the_keys_that_were_pinned(seen: Seen) -> None:
     found = {}
     for said, (code, text) in seen.printed.items():
         assert text, f"{said}: nothing was printed, exit code {code}"
-        found[said] = {"code": code, "keys": shapes.paths([json.loads(text)])}
+        printed = json.loads(text)
+        if "leftovers" in printed:
+            printed["leftovers"] = []  # those of the whole machine
+        found[said] = {"code": code, "keys": shapes.paths([printed])}
     for said in ("status of a hub", "status of a peer"):
         found[said]["keys"] = sorted(json.loads(seen.printed[said][1]))
     check("printed", found)
