@@ -161,7 +161,8 @@ function bars(list, rows) {
 }
 
 export function drawWaterfall(list, facts, picture) {
-  const versions = Object.entries(picture.versions), last = versions.at(-1);
+  // Until a first engine serves the newest version, the one before is the last broadcast.
+  const versions = Object.entries(picture.versions), last = versions.findLast(([, found]) => found.slowest.length) ?? versions.at(-1);
   const found = last ? last[1].slowest : [];
   bars(list, found.slice(0, 24).map(([name, after, pause]) => [name, after, `${seconds(after)}, ${seconds(pause)}`]));
   const made = picture.last && last && picture.last.version === last[0] ? picture.last : null;
