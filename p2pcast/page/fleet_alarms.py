@@ -71,7 +71,7 @@ def _of_peers(rows: Mapping[str, Document]) -> Iterator[Alarm]:
         yield Alarm(
             "alarm",
             f"Installs fail at {names_of(named)}: {rows[named[0]]['error']}",
-            f"Look at {rows[named[0]]['address'] or named[0]}, as the error says; the peer tries again by itself.",
+            "Look at the engine that the error names, on the machine of that peer, which tries again by itself.",
         )
     if named := those("unready"):
         yield Alarm(
@@ -101,7 +101,7 @@ def _of_losses(lost: Mapping[str, float]) -> Iterator[Alarm]:
             f"Lost, and not back: {names_of(recent)}. Its children have other parents now."
             if len(recent) == 1
             else f"Lost, and not back: {names_of(recent)}. Their children have other parents now.",
-            "Start p2pcast join there again with the same --state, and it goes on where it was.",
+            "Start p2pcast join on its machine again with the same --state, and it goes on where it was.",
         )
 
 

@@ -144,9 +144,8 @@ def _headline(
     else:
         others = [name for name, found in engines.items() if not all(found)]
         verb = "do" if total - current > 1 else "does"
-        text = (
-            f"{total - current} of {total} engines {verb} not serve {newest}, the newest version: {names_of(others)}."
-        )
+        missing = f"{total - current} of {total} engines {verb} not serve {newest}, the newest version"
+        text = f"{missing}, at {names_of(others)}."
     if lost:
         text += f" Lost: {names_of(lost)}."
     return {"level": level, "text": text, "current": current, "engines": total, "peers": len(peers)}

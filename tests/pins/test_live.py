@@ -169,7 +169,7 @@ def test_commands_print_the_keys_that_were_pinned(seen: Seen) -> None:
         assert text, f"{said}: nothing was printed, exit code {code}"
         printed = json.loads(text)
         if "leftovers" in printed:
-            printed["leftovers"] = []  # those of the whole machine
+            printed["leftovers"] = []  # leftovers of other processes are chance
         found[said] = {"code": code, "keys": shapes.paths([printed])}
     for said in ("status of a hub", "status of a peer"):
         found[said]["keys"] = sorted(json.loads(seen.printed[said][1]))

@@ -1,5 +1,5 @@
 // The tree: the hub, and each peer below the peer that feeds it; regions in place of peers in large fleets.
-import { arriving, clock, level, number, regionsOf, set } from "/page/views.js";
+import { arriving, clock, level, number, regionsOf, serves, set } from "/page/views.js";
 
 const MOST_PEERS = 60, ROW = 44, COLUMN = 250, NARROW_COLUMN = 150, NARROW = 600, MARGIN = 24, RADIUS = 6, AROUND = 10;
 const SVG = "http://www.w3.org/2000/svg";
@@ -17,7 +17,7 @@ function named(picture, rates) {
   }));
   return [...lost, ...rows.map(([name, row]) => ({
     name, parent: row.parent === name ? "hub" : row.parent ?? "hub", level: level(row), part: arriving(row), rate: rates.of(name),
-    text: `${row.committed ? `serves ${row.committed}` : `serves nothing, has ${row.staged ?? "nothing"}`}${row.behind ? `, ${row.behind} behind` : ""}${row.region ? `, ${row.region}` : ""}`,
+    text: `serves ${serves(row)}${row.committed ? "" : `, has ${row.staged ?? "nothing"}`}${row.behind ? `, ${row.behind} behind` : ""}${row.region ? `, ${row.region}` : ""}`,
   }))];
 }
 

@@ -49,6 +49,9 @@ export const size = (bytes) => {
 const seconds = (value) => (value === null || value === undefined ? "–" : value < 1 ? `${(value * 1000).toFixed(0)} ms` : `${value.toFixed(2)} s`);
 const spread = (summary, of) => (summary ? `${summary.count}${of >= summary.count ? ` of ${of}` : ""} in ${seconds(summary.most)}` : "–");
 const day = (time) => (time === null || time === undefined ? "–" : new Date(time * 1000).toLocaleString(undefined, { dateStyle: "short", timeStyle: "short" }));
+const short = (name) => (name.length > 40 ? `${name.slice(0, 16)}…${name.slice(-22)}` : name);
+// Versions of a peer's engines; "nothing" for one without verified weights.
+export const serves = (row) => [...new Set(row.engines.map((engine) => engine.committed ?? "nothing"))].join(", ") || row.committed || "nothing";
 export const clock = (time) => new Date(time * 1000).toLocaleTimeString();
 
 export function level(row) {
@@ -81,7 +84,7 @@ export function drawPeers(element, shown, picture, rates, filter) {
     const part = arriving(row), ready = row.engines.filter((engine) => engine.ready).length;
     const pause = row.engines.map((engine) => engine.pause_s).filter((value) => value !== null);
     return [
-      [name], [row.region || "–"], [row.committed ?? "nothing", row.committed === picture.version ? "good" : level(row) === "alarm" ? "alarm" : "watch"],
+      [name], [row.region || "–"], [serves(row), row.committed === picture.version ? "good" : level(row) === "alarm" ? "alarm" : "watch"],
       [number(row.behind), "number"], [row.staged ?? "–"], [part === null ? row.state ?? "–" : `${row.progress[0]}: ${(100 * part).toFixed(0)} %`],
       [number(rates.of(name), 2), "number"], [row.parent ?? "–"], [number(row.rtt_ms, 1), "number"], [number(row.score, 0), "number"],
       [row.standing ?? "–"], [pause.length ? (1000 * Math.max(...pause)).toFixed(1) : "–", "number"],
@@ -139,10 +142,12 @@ export function drawRegions(element, picture, rates) {
 export function drawVersions(element, picture) {
   const engines = picture.headline.engines, peers = picture.headline.peers;
   const columns = [["Version"], ["Kind"], ["Codec"], ["Changed", "number"], ["Size", "number"], ["Staged", "number"], ["Live", "number"], ["Longest pause", "number"]];
+  const newest = Object.keys(picture.versions).at(-1);
+  // The fleet's present size says nothing of earlier versions.
   const rows = Object.entries(picture.versions).reverse().map(([version, spreadOf]) => [
-    [version], [spreadOf.kind ?? "–"], [spreadOf.codec ?? "–"],
-    [typeof spreadOf.density === "number" ? `${(100 * spreadOf.density).toFixed(2)} %` : "–", "number"], [size(spreadOf.bytes), "number"], [spread(spreadOf.staged, peers), "number"],
-    [spread(spreadOf.live, engines), "number"], [spreadOf.pause ? seconds(spreadOf.pause.most) : "–", "number"],
+    [version], [spreadOf.kind ?? (spreadOf.bytes === null ? "on its way" : "–")], [spreadOf.codec ?? "–"],
+    [typeof spreadOf.density === "number" ? `${(100 * spreadOf.density).toFixed(2)} %` : "–", "number"], [size(spreadOf.bytes), "number"], [spread(spreadOf.staged, version === newest ? peers : 0), "number"],
+    [spread(spreadOf.live, version === newest ? engines : 0), "number"], [spreadOf.pause ? seconds(spreadOf.pause.most) : "–", "number"],
   ]);
   table(element, columns, rows);
 }
@@ -164,7 +169,7 @@ export function drawWaterfall(list, facts, picture) {
   // Until a first engine serves the newest version, the one before is the last broadcast.
   const versions = Object.entries(picture.versions), last = versions.findLast(([, found]) => found.slowest.length) ?? versions.at(-1);
   const found = last ? last[1].slowest : [];
-  bars(list, found.slice(0, 24).map(([name, after, pause]) => [name, after, `${seconds(after)}, ${seconds(pause)}`]));
+  bars(list, found.slice(0, 24).map(([name, after, pause]) => [short(name), after, `${seconds(after)}, ${seconds(pause)}`]));
   const made = picture.last && last && picture.last.version === last[0] ? picture.last : null;
   set(facts, last ? `Version ${last[0]}: ${made ? `${size(made.bytes)} in place of ${size(made.dense_bytes)}, codec ${made.codec ?? made.kind}. ` : ""}Seconds until each engine served it, and its pause; slowest first.` : "No version was sent since the hub's start.");
 }

@@ -114,7 +114,7 @@ async def test_a_laggard_a_rejected_install_and_a_cut_site_are_named(swarm, stat
         await swarm.until(lambda n=number: str(hub.publishing.pipeline.head) == f"0.{n}", "the version is sealed")
     await viewer.says("#alarms", "Behind by more than 2 versions: slow")
     await viewer.says("#alarms", "Installs fail at full:")
-    await viewer.says("#headline", "2 of 4 engines do not serve 0.5, the newest version: full, slow.")
+    await viewer.says("#headline", "2 of 4 engines do not serve 0.5, the newest version, at full, slow.")
     await viewer.says("#peers", str(swarm.out("full")))
     await viewer.is_accessible()
     swarm.out("full").unlink()

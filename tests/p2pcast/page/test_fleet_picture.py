@@ -52,9 +52,9 @@ def test_a_healthy_run_says_so() -> None:
 
 def test_the_headline_names_peers_with_older_versions() -> None:
     found = seen(run(peer("a"), peer("b", engine(committed="0.2")), peer("c", engine(ready=False))))["headline"]
-    assert found["text"] == "2 of 3 engines do not serve 0.3, the newest version: b, c."
+    assert found["text"] == "2 of 3 engines do not serve 0.3, the newest version, at b, c."
     found = seen(run(peer("a"), peer("b", engine(committed="0.2"))))["headline"]
-    assert found["text"] == "1 of 2 engines does not serve 0.3, the newest version: b."
+    assert found["text"] == "1 of 2 engines does not serve 0.3, the newest version, at b."
 
 
 def test_versions_behind_are_counted_by_the_slowest_engine() -> None:
