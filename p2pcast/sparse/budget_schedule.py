@@ -6,10 +6,15 @@ the first page and the last two. Positions beyond the last bin keep its value.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import blake3
+import numpy as np
+
 from p2pcast.errors import UsageError
+from p2pcast.limits import KIB
 from p2pcast.sparse.acceptance_rate import BIN_TOKENS
 
 RESERVED: Final = 3
@@ -19,6 +24,9 @@ MOST_BINS: Final = 512
 MOST_PAGES: Final = 1 << 20
 DENSE: Final = MOST_PAGES
 """The value of a bin that keeps all pages."""
+FILE: Final = "sparse_attention.json"
+"""Path of the schedule among a version's small files. Engines follow it from the version's commit on."""
+MAX_FILE_BYTES: Final = 16 * KIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +59,24 @@ class BudgetSchedule:
             raise UsageError("values of a schedule, page_tokens and bin_tokens are whole numbers")
         return cls(tuple(values), *numbers)
 
+    @classmethod
+    def from_bytes(cls, contents: bytes) -> BudgetSchedule:
+        """From the contents of FILE. Raises UsageError."""
+        try:
+            if len(contents) > MAX_FILE_BYTES:
+                raise ValueError(f"over {MAX_FILE_BYTES} bytes")
+            document = json.loads(contents)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{FILE} is no JSON document of a schedule: {error}") from None
+        return cls.read(document)
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(self.document(), sort_keys=True).encode()
+
+    def digest(self) -> bytes:
+        """32 bytes that name the schedule in results."""
+        return blake3.blake3(self.to_bytes()).digest()
+
     def document(self) -> dict[str, Any]:
         return {"values": list(self.values), "page_tokens": self.page_tokens, "bin_tokens": self.bin_tokens}
 
@@ -62,6 +88,14 @@ class BudgetSchedule:
         """Pages that a token at this position attends to, of those that hold earlier tokens and itself."""
         there = position // self.page_tokens + 1
         return min(there, self.values[self.bin_of(position)] + RESERVED)
+
+    def kept_pages(self, positions: np.ndarray, page_tokens: int) -> np.ndarray:
+        """As ``pages``, for a cache with pages of another size: as many as hold the budget, and at least one that is
+        chosen; it may be more than there are. ``positions``: any shape, which is also the result's.
+        """
+        bins = np.minimum(positions // self.bin_tokens, len(self.values) - 1)
+        budgets = np.array([self.budget_tokens(number) for number in range(len(self.values))], np.int64)
+        return np.maximum(-(-budgets[bins] // page_tokens), RESERVED + 1)
 
     def is_exact(self, position: int) -> bool:
         """Whether all pages are kept: attention is dense."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from p2pcast.sparse import budget_schedule
 from p2pcast.store.artifact_store import Store
 from p2pcast.version import Version
 from rollout_node.stage.base_folder import BaseFolder
@@ -43,6 +44,11 @@ class WeightProvider:
         if not files and self._base is not None and self._store.manifest(version) is None:
             return self._base.small_files()
         return files
+
+    def schedule(self, version: Version) -> bytes | None:
+        """The file of the budgets of sparse attention that belong to ``version``, unread; None: dense."""
+        contents = self.small_files(version).get(budget_schedule.FILE)
+        return contents if contents is None or len(contents) <= budget_schedule.MAX_FILE_BYTES else b""
 
     def layout_document(self) -> bytes:
         return self._shadow.layout_document()

@@ -4,8 +4,8 @@ Promise: a frame is a u32 length (little-endian) and a msgpack map; file descrip
 Lengths are checked before any allocation. The worker sends requests, and the peer sends one answer to each:
 
     {"op": "layout"}                                    -> {"layout": bin}
-    {"op": "patches", "from": "b.s" | nil, "to": "b.s"} -> {"dense": bool} and descriptors: patch files in order, or
-                                                           the shadow alone
+    {"op": "patches", "from": "b.s" | nil, "to": "b.s"} -> {"dense": bool, "schedule": bin | nil} and descriptors: patch
+                                                           files in order, or the shadow alone
     {"op": "report", "engine", "rank", "phase", "version", "nonce", "error", …} -> {}
     any request                                         -> {"error": message, "kind": wire code} if it fails
 
@@ -51,10 +51,12 @@ def unpack(body: bytes) -> dict[str, Any]:
 
 
 class Descriptors:
-    """Received file descriptors; closed when the ``with`` block ends."""
+    """Received file descriptors; closed when the ``with`` block ends. ``schedule``: the version's file of
+    ``budget_schedule``; None: dense attention.
+    """
 
-    def __init__(self, fds: list[int], dense: bool) -> None:
-        self.fds, self.dense = fds, dense
+    def __init__(self, fds: list[int], dense: bool, schedule: bytes | None = None) -> None:
+        self.fds, self.dense, self.schedule = fds, dense, schedule
 
     def __enter__(self) -> Descriptors:
         return self
@@ -87,7 +89,8 @@ class InstallClient:
     def patches(self, base: Version | None, to: Version) -> Descriptors:
         """The patch files from ``base`` to ``to``, or the shadow (``dense``)."""
         answer, fds = self._ask({"op": "patches", "from": str(base) if base else None, "to": str(to)}, limits.KIB * 64)
-        found = Descriptors(fds, bool(answer.get("dense")))
+        schedule = answer.get("schedule")
+        found = Descriptors(fds, bool(answer.get("dense")), schedule if isinstance(schedule, bytes) else None)
         if not fds or (found.dense and len(fds) != 1):
             with found:
                 raise RemoteError(f"the peer sent {len(fds)} files for {to}")

@@ -19,6 +19,7 @@ import torch
 from p2pcast.codec.digest import MASK
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError
+from p2pcast.sparse.budget_schedule import BudgetSchedule
 from p2pcast.state.patch_file import PatchFile
 from p2pcast.version import Version
 from rollout_node.in_engine.dense_install import ReloadAll, install_dense
@@ -40,11 +41,14 @@ class Source(Protocol):
 @dataclass(slots=True)
 class _Prepared:
     """A prepared version. ``shadow``: a dense install, read at commit; ``whole``: tensors for the model's loader;
-    ``mark``: the mark of a successful commit (``evidence``).
+    ``mark``: the mark of a successful commit (``evidence``). ``schedule``: of sparse attention; ``before``: the one
+    that its commit replaces.
     """
 
     version: Version
     base: Version | None
+    schedule: BudgetSchedule | None
+    before: BudgetSchedule | None = None
     mark: int = 0
     shadow: ShadowReader | None = None
     staged: Staged = field(default_factory=Staged)
@@ -61,12 +65,22 @@ def _text(version: Version | None) -> str | None:
 
 class Installation:
     """``derived``: parts of the model that compute from derived values instead of the loaded weights. If there are any,
-    the model is always reloaded as a whole by ``reload_all``.
+    the model is always reloaded as a whole by ``reload_all``. ``follow``: called at each commit with the version's
+    schedule of sparse attention; None for an engine that has none, which ignores it.
     """
 
-    def __init__(self, model: torch.nn.Module, layout: Layout, derived: list[str], reload_all: ReloadAll) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        layout: Layout,
+        derived: list[str],
+        reload_all: ReloadAll,
+        follow: Callable[[BudgetSchedule | None], None] | None = None,
+    ) -> None:
         self._model: Any = model
         self._reload_all = reload_all
+        self._follow = follow
+        self._schedule: BudgetSchedule | None = None
         self.layout = layout
         self.derived = derived
         self.held: Version | None = None
@@ -147,11 +161,13 @@ class Installation:
         self, source: Source, version: Version, cancelled: Callable[[], bool], whole: bool
     ) -> tuple[_Prepared, dict[str, Any]]:
         if self.held == version and not whole:
-            return _Prepared(version, version), {"install": "sparse", "values": 0}
+            return _Prepared(version, version, self._schedule), {"install": "sparse", "values": 0}
         base = None if self.derived or whole else self.held
         with source.patches(base, version) as files:
+            schedule = self._read(files.schedule)
             if files.dense:
-                found = _Prepared(version, None, mapped_elements(self.mapping), ShadowReader(files.fds[0], self.layout))
+                found = _Prepared(version, None, schedule)
+                found.mark, found.shadow = mapped_elements(self.mapping), ShadowReader(files.fds[0], self.layout)
                 return found, {"install": "dense", "values": self.layout.params}
             patches = [PatchFile.open_fd(fd, self.layout, f"on the way to {version}") for fd in files.fds]
         at = base
@@ -161,7 +177,7 @@ class Installation:
             at = patch.version
         if at != version:
             raise IntegrityError(f"the patches end at {at}, not at {version}")
-        found = _Prepared(version, base)
+        found = _Prepared(version, base, schedule)
         try:
             found.staged = stage(patches, self.layout, self.mapping, self.storages, cancelled)
         except IntegrityError as error:
@@ -197,6 +213,8 @@ class Installation:
             self.abort()
             raise
         found.shadow = None
+        found.before = self._schedule
+        self._use(found.schedule)
         self._hold(version)
         return mark
 
@@ -225,9 +243,12 @@ class Installation:
         found, self._committed = self._committed, None
         if found is None or (found.base is None and self.held is not None):
             return self.held is not None
+        committed = self.held == found.version
         self.held, self.doubtful = None, True
         there = found.staged.restore(self.storages)
         if there and not found.whole and found.base is not None:
+            if committed:
+                self._use(found.before)
             self._hold(found.base)
         return self.held is not None
 
@@ -242,6 +263,15 @@ class Installation:
         with self._lock:
             self._prepared = self._committed = None
         self.held = None
+
+    def _read(self, schedule: bytes | None) -> BudgetSchedule | None:
+        """Raises UsageError for a malformed schedule."""
+        return None if schedule is None or self._follow is None else BudgetSchedule.from_bytes(schedule)
+
+    def _use(self, schedule: BudgetSchedule | None) -> None:
+        if self._follow is not None:
+            self._follow(schedule)
+        self._schedule = schedule
 
     def _hold(self, version: Version) -> None:
         self.held, self.doubtful = version, False

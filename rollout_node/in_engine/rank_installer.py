@@ -28,6 +28,7 @@ import torch
 
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RemoteError, RetryableError
+from p2pcast.sparse.budget_schedule import BudgetSchedule
 from p2pcast.version import Version
 from rollout_node.in_engine.install_frames import InstallClient
 from rollout_node.in_engine.installation import Installation
@@ -48,6 +49,9 @@ class RankModel(Protocol):
     rank: int
     ranks: int
     """Ranks of the whole engine, over all kinds of parallelism."""
+
+    follow: Callable[[BudgetSchedule | None], None] | None
+    """Attend by this schedule from the next step on; None as the schedule: densely. None: attention is always dense."""
 
     def loading(self) -> AbstractContextManager[Any]:
         """The model's loader and parameters are used inside."""
@@ -177,7 +181,9 @@ class RankInstaller:
             derived = self._model.derived_parts()
             layout = Layout.from_document(self._client.layout_document())
             with self._model.loading():
-                self._installation = Installation(self._model.model, layout, derived, self._model.reload_all)
+                self._installation = Installation(
+                    self._model.model, layout, derived, self._model.reload_all, self._model.follow
+                )
             compile_digest_kernels(layout)
         found = self._installation
         found.require_layout(Layout.from_document(self._client.layout_document()))
@@ -194,6 +200,7 @@ class RankInstaller:
             "pausing": self._pausing,
             "core": introduction.core,
             "doubtful": found.doubtful,
+            "follows": self._model.follow is not None,
             "prepared": str(found.prepared) if found.prepared else None,
             "blocks": sum(len(b) for b in found.mapping.blocks.values()),
             "reload": len(found.mapping.reload),

@@ -238,7 +238,9 @@ class InstallSocket:
             base, to = request.get("from"), request.get("to")
             if not isinstance(to, str) or not (base is None or isinstance(base, str)):
                 raise RemoteError("a request for patches names versions as text")
-            found = self._provider.patches(Version.parse(base) if base else None, Version.parse(to))
+            version = Version.parse(to)
+            found = self._provider.patches(Version.parse(base) if base else None, version)
+            schedule = self._provider.schedule(version)
             paths = [found] if isinstance(found, Path) else found
             if not 1 <= len(paths) <= limits.MAX_INSTALL_FILES:
                 raise LocalError(
@@ -246,7 +248,7 @@ class InstallSocket:
                 )
             for path in paths:
                 fds.append(_open(path))  # noqa: PERF401 - what was opened before a failure must still be closed
-            return {"dense": isinstance(found, Path)}
+            return {"dense": isinstance(found, Path), "schedule": schedule}
         if op == "report":
             self.offer(request)
             return {}

@@ -31,6 +31,8 @@ class SglangRankModel:
         self.rank = int(parallel.pp_rank * parallel.tp_size + parallel.tp_rank)
         self.ranks = int(parallel.tp_size * parallel.pp_size)
 
+    follow = None
+
     def loading(self) -> AbstractContextManager[Any]:
         return nullcontext()
 

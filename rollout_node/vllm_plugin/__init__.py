@@ -24,6 +24,7 @@ from __future__ import annotations
 import os
 
 SOCKET_VARIABLE = "P2PCAST_SOCK"
+SPARSE_VARIABLE = "P2PCAST_SPARSE_ATTENTION"
 BACKEND = "p2pcast"
 
 
@@ -31,6 +32,10 @@ def register() -> None:
     """Register the engine. vLLM calls this in each of its processes, in some more than once, before a model is
     loaded.
     """
+    if os.environ.get(SPARSE_VARIABLE) == "1":
+        from rollout_node.vllm_plugin import sparse_attention
+
+        sparse_attention.register()
     if not os.environ.get(SOCKET_VARIABLE):
         return
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory

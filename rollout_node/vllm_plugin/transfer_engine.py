@@ -19,8 +19,9 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 from p2pcast.errors import LocalError
 from rollout_node.in_engine.rank_installer import Command, Introduction, RankInstaller
 from rollout_node.in_engine.shadow_reader import ShadowReader
-from rollout_node.vllm_plugin import SOCKET_VARIABLE, cpu_weights, derived_weights
+from rollout_node.vllm_plugin import SOCKET_VARIABLE, cpu_weights, derived_weights, sparse_attention
 from rollout_node.vllm_plugin.dense_reload import reload_all
+from rollout_node.vllm_plugin.sparse_attention import budget_in_use
 
 log = logging.getLogger("vllm.p2pcast")
 
@@ -56,6 +57,7 @@ class VllmRankModel:
         parallel = vllm_config.parallel_config
         self.rank = parallel.data_parallel_index * parallel.world_size + parallel.rank
         self.ranks = parallel.world_size * parallel.data_parallel_size
+        self.follow = budget_in_use.use if sparse_attention.has_layers(model) else None
 
     def loading(self) -> AbstractContextManager[Any]:
         context: AbstractContextManager[Any] = set_current_vllm_config(self._vllm_config)

@@ -33,6 +33,7 @@ class Run:
         self.chain: list[Version] = []
         self.reports: list[dict[str, Any]] = []
         self.serve: list[Path] | None = None
+        self.schedules: dict[Version, bytes] = {}
 
     def step(self, seed: int, share: float = 0.02, bits: int = 0) -> Version:
         """The next version: ``share`` of the words of most cells change, XORed with ``bits`` or drawn at random."""
@@ -90,6 +91,9 @@ class Run:
         found = [self.shadow.patch_path(v) for v in self.chain if base is not None and base < v <= to]
         return found or self.shadow.path
 
+    def schedule(self, version: Version) -> bytes | None:
+        return self.schedules.get(version)
+
     def report(self, report: Any) -> None:
         self.reports.append(dict(report))
 
@@ -103,7 +107,7 @@ class Files:
     def patches(self, base: Version | None, to: Version) -> Descriptors:
         found = self.run.patches(base, to)
         paths = [found] if isinstance(found, Path) else found
-        return Descriptors([os.open(p, os.O_RDONLY) for p in paths], isinstance(found, Path))
+        return Descriptors([os.open(p, os.O_RDONLY) for p in paths], isinstance(found, Path), self.run.schedule(to))
 
 
 def state_of(folder: Path) -> tuple[Layout, np.ndarray]:

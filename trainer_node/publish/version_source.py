@@ -6,11 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from p2pcast import limits
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.codec_prediction import Choice
 from p2pcast.codec.join_parts import assemble
 from p2pcast.codec.kernel_warmup import warm_up_for
 from p2pcast.codec.layout import Layout
+from p2pcast.errors import RemoteError
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
 from p2pcast.version import Version
@@ -48,8 +50,22 @@ class FolderSource:
         return await self._staging.new_shadow(folder, layout, version, self._checkpoint.lent, None), self._files
 
 
+def merged_files(base: Files, more: Files) -> Files:
+    """``base`` with ``more`` added or in its place. Raises RemoteError where a file would lie below another one."""
+    found = {**base, **more}
+    for path in found:
+        parts = path.split("/")
+        if above := {"/".join(parts[:n]) for n in range(1, len(parts))} & found.keys():
+            raise RemoteError(f"the file {path!r} lies below the file {min(above)!r} of this or an earlier version")
+    if len(found) > limits.MAX_FILES or sum(map(len, found.values())) > limits.MAX_FILES_BYTES:
+        raise RemoteError(f"{len(found)} small files, with those of earlier versions, are too many or too large")
+    return found
+
+
 class RankSource:
-    """Cells from ranks. ``base_files``: the small files of the newest version; blocks."""
+    """Cells from ranks. ``base_files``: the small files of the newest version; blocks. Files that the ranks send
+    with a delta are added to these, or replace those of the same path; with a whole state they replace all.
+    """
 
     def __init__(self, incoming: Incoming, staging: Staging, base_files: Callable[[], Files]) -> None:
         self._incoming = incoming
@@ -58,7 +74,9 @@ class RankSource:
 
     async def encode(self, shadow: Shadow, builder: DeltaBuilder, choice: Choice) -> Files | None:
         await join_incoming(self._incoming, shadow, builder, choice, self._staging)
-        return self._incoming.files
+        if self._incoming.files is None:
+            return None
+        return merged_files(await self._staging.run(self._base_files), self._incoming.files)
 
     async def fill(self, folder: Path, layout: Layout, version: Version) -> tuple[Shadow, Files]:
         shadow = await self._staging.run(_empty_shadow, folder, layout)

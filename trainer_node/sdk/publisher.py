@@ -22,7 +22,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -33,14 +33,17 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from p2pcast.addresses import is_loopback
+from p2pcast.artifact.signed_records import path_fault
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.cell import digest
 from p2pcast.codec.kernel_warmup import warm_up, warm_up_for
 from p2pcast.codec.layout import Layout, Tensor, cell_bytes
 from p2pcast.errors import P2PCastError, RetryableError, UsageError
-from p2pcast.limits import MAX_STEP
+from p2pcast.limits import MAX_SMALL_FILE_BYTES, MAX_STEP
 from p2pcast.offline import state_digest
 from p2pcast.ordered_map import cores, ordered_map
+from p2pcast.sparse import budget_schedule
+from p2pcast.sparse.budget_schedule import BudgetSchedule
 from p2pcast.version import Version
 from p2pcast.wire import messages
 from p2pcast.wire.join_token import JoinToken
@@ -143,7 +146,14 @@ class Publisher:
         else:
             self._hang_up()
 
-    def publish(self, step: int, named_tensors: NamedTensors, *, streamed: bool = False) -> Handle:
+    def publish(
+        self,
+        step: int,
+        named_tensors: NamedTensors,
+        *,
+        streamed: bool = False,
+        files: Mapping[str, bytes] | None = None,
+    ) -> Handle:
         """Begin a version: ``model.named_parameters()``, a state dict, or any names and tensors.
 
         Waits until the version before is stored or aborted, takes the snapshot (see ``Handle.wait_snapshot``) and
@@ -153,14 +163,23 @@ class Publisher:
         ``streamed``: an iterator makes whole tensors one by one, as by gathering them. Each is copied before the next
         is asked for, so it may be freed or overwritten, and this rank never holds a second model. Every rank of the
         group gives all tensors. Without a base, the first version's tensors are collected on the host.
-        """
-        return self._begin(step, named_tensors, resume=False, streamed=streamed)
 
-    def resume(self, step: int, named_tensors: NamedTensors, *, streamed: bool = False) -> Handle:
+        ``files``: small files that begin with this version, by path; those of earlier versions stay. Rank 0's count.
+        """
+        return self._begin(step, named_tensors, resume=False, streamed=streamed, files=files)
+
+    def resume(
+        self,
+        step: int,
+        named_tensors: NamedTensors,
+        *,
+        streamed: bool = False,
+        files: Mapping[str, bytes] | None = None,
+    ) -> Handle:
         """``publish`` after a crash: always opens a branch, so that versions published after the restored checkpoint
         are left behind. Once another trainer has opened a later branch, later versions end with RefusedError.
         """
-        return self._begin(step, named_tensors, resume=True, streamed=streamed)
+        return self._begin(step, named_tensors, resume=True, streamed=streamed, files=files)
 
     @property
     def newest(self) -> Version | None:
@@ -185,7 +204,15 @@ class Publisher:
 
     # -- in the caller's thread
 
-    def _begin(self, step: int, named_tensors: NamedTensors, *, resume: bool, streamed: bool) -> Handle:
+    def _begin(
+        self,
+        step: int,
+        named_tensors: NamedTensors,
+        *,
+        resume: bool,
+        streamed: bool,
+        files: Mapping[str, bytes] | None,
+    ) -> Handle:
         if self._closed:
             raise UsageError("this publisher is closed")
         if self._last is not None:
@@ -195,6 +222,7 @@ class Publisher:
         try:
             if not 0 <= step <= MAX_STEP:
                 raise UsageError(f"step {step} is out of range")
+            sent_files = _checked_files(files or {})
             live = named(named_tensors, self._rename)
             plan = self._prepare_streamed(live) if streamed else self._prepare(list(live))
         except BaseException as error:
@@ -202,7 +230,7 @@ class Publisher:
             raise
         # A daemon thread, so that a training process that fails elsewhere can end; its version is then aborted.
         threading.Thread(
-            target=self._work, args=(handle, plan, resume), name=f"p2pcast publish {step}", daemon=True
+            target=self._work, args=(handle, plan, resume, sent_files), name=f"p2pcast publish {step}", daemon=True
         ).start()
         return handle
 
@@ -309,7 +337,7 @@ class Publisher:
 
     # -- in a thread
 
-    def _work(self, handle: Handle, plan: Plan, resume: bool) -> None:
+    def _work(self, handle: Handle, plan: Plan, resume: bool, files: Mapping[str, bytes]) -> None:
         try:
             plan.rooms.finish()
             handle.taken()
@@ -324,7 +352,7 @@ class Publisher:
         serial = self._serial
         self._serial += 1
         try:
-            self._deliver(handle, uplink, serial, plan, resume)
+            self._deliver(handle, uplink, serial, plan, resume, files)
         except BaseException as error:  # noqa: BLE001
             if serial not in uplink.received.aborted:
                 _abandon(uplink, serial, error)
@@ -332,7 +360,15 @@ class Publisher:
         else:
             handle.finish()
 
-    def _deliver(self, handle: Handle, uplink: HubConnection, serial: int, plan: Plan, resume: bool) -> None:
+    def _deliver(
+        self,
+        handle: Handle,
+        uplink: HubConnection,
+        serial: int,
+        plan: Plan,
+        resume: bool,
+        files: Mapping[str, bytes],
+    ) -> None:
         layout = plan.layout
         first = self._world.rank == 0
         if self._sent_layout != layout.layout_id:
@@ -348,8 +384,9 @@ class Publisher:
             self._branch = begun.version.branch
         coded = begun.base is not None and begun.base == self._version
         marks, sent = send_parts(uplink, serial, plan, begun.codec if coded else None, self._marks, self._workers)
-        if first and begun.base is None and self._base is not None:
-            for path, contents in self._base.small_files().items():
+        if first:
+            whole = begun.base is None and self._base is not None
+            for path, contents in {**(self._base.small_files() if whole else {}), **files}.items():
                 uplink.send(messages.File(serial=serial, path=path, contents=contents), len(contents))
         uplink.send(messages.Done(serial, sent))
         handle.durable = self._answer(handle, uplink, serial, lambda received: received.durable.get(serial))
@@ -392,6 +429,17 @@ class Publisher:
             )
         )
         self._version = ranked.head
+
+
+def _checked_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    for path, contents in files.items():
+        if fault := path_fault(path):
+            raise UsageError(f"files: {fault}")
+        if len(contents) > MAX_SMALL_FILE_BYTES:
+            raise UsageError(f"files: {path!r} has {len(contents)} bytes; at most {MAX_SMALL_FILE_BYTES} are allowed")
+        if path == budget_schedule.FILE:
+            BudgetSchedule.from_bytes(contents)
+    return dict(files)
 
 
 def _device(live: Sequence[Live]) -> torch.device | None:

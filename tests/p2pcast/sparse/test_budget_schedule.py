@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,3 +61,33 @@ def test_kept_pages_exist(position: int, values: list[int], page: int) -> None:
 def test_documents_of_another_form_are_refused(document: Any) -> None:
     with pytest.raises(UsageError):
         BudgetSchedule.read(document)
+
+
+def test_caches_with_pages_of_another_size_hold_the_budget() -> None:
+    schedule = BudgetSchedule((1, 29, 61))
+    positions = np.array([0, 1999, 2000, 3999, 4000, 90_000])
+    assert schedule.kept_pages(positions, 16).tolist() == [4, 4, 32, 32, 64, 64]
+    assert schedule.kept_pages(positions, 32).tolist() == [4, 4, 16, 16, 32, 32]
+    assert schedule.kept_pages(positions, 128).tolist() == [4, 4, 4, 4, 8, 8]
+    assert BudgetSchedule((DENSE,)).kept_pages(np.array([1 << 20]), 16)[0] > (1 << 20) // 16
+
+
+def test_a_file_names_one_schedule() -> None:
+    schedule = BudgetSchedule((29, 61))
+    assert BudgetSchedule.from_bytes(schedule.to_bytes()) == schedule
+    assert schedule.digest() != schedule.with_value(1, 62).digest()
+    spaced = b'{"values": [29, 61],\n "bin_tokens": 2000, "page_tokens": 16, "note": 1}'
+    assert BudgetSchedule.from_bytes(spaced).digest() == schedule.digest()
+
+
+NO_SCHEDULES = [b"", b"[]", b"NaN", b"\xff", b"[" * 9000, b'{"values": [1]}']
+NO_SCHEDULES += [
+    b'{"values": [%s], "page_tokens": 16, "bin_tokens": 2000}' % values
+    for values in (b"", b"true", b"1," * 9000 + b"1")
+]
+
+
+@pytest.mark.parametrize("contents", NO_SCHEDULES)
+def test_files_that_hold_no_schedule_are_refused(contents: bytes) -> None:
+    with pytest.raises(UsageError):
+        BudgetSchedule.from_bytes(contents)

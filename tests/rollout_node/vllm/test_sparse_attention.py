@@ -1,0 +1,91 @@
+"""Sparse attention in real vLLM engines (CPU build), beside vLLM's own backend and an independent reference."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real_server import ENVIRONMENT
+
+pytestmark = pytest.mark.vllm
+
+VOCABULARY, LAYERS, PAGE = 500, 6, 32
+OPTIONS = {"dtype": "float32", "block_size": PAGE, "max_model_len": 1024, "max_num_seqs": 8}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of random weights, whose attention spreads over the whole text."""
+    folder = tmp_path_factory.mktemp("sparse") / "model"
+    script = f"""
+from pathlib import Path
+from netem.rollouts.small_model import SmallModel, write_small_model
+write_small_model(Path({str(folder)!r}), SmallModel({VOCABULARY}, layers={LAYERS}, positions=2048), seed=1)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=900, capture_output=True)
+    return folder
+
+
+def answers(model: Path, rounds: list[Any], *, sparse: bool = True, **options: Any) -> Any:
+    asked = {"model": str(model), "sparse": sparse, "options": OPTIONS | options, "rounds": rounds}
+    script = Path(__file__).with_name("sparse_engine.py")
+    environment = {**os.environ, **ENVIRONMENT}
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        input=json.dumps(asked),
+        env=environment,
+        text=True,
+        capture_output=True,
+        timeout=1800,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def text(rng: random.Random, tokens: int) -> list[int]:
+    return [rng.randrange(3, VOCABULARY) for _ in range(tokens)]
+
+
+def test_tokens_attend_to_the_pages_of_the_reference(model: Path) -> None:
+    """A batch of a long text, a shorter one and one within the budget; the log-probabilities are the reference's."""
+    from sparse_reference import Reference
+
+    rng = random.Random(5)
+    requests = [[text(rng, length), 24] for length in (700, 300, 60)]
+    # 128 tokens: 4 pages of 32.
+    (found,) = answers(model, [{"schedule": [5], "requests": requests}])["rounds"]
+    sparse, dense = Reference(model, PAGE, 4), Reference(model, PAGE, None)
+    for number, ((prompt, _), (tokens, logprobs)) in enumerate(zip(requests, found, strict=True)):
+        assert logprobs == pytest.approx(sparse.logprobs(prompt, tokens), abs=1e-3)
+        other = dense.logprobs(prompt, tokens)
+        if number < 2:
+            assert max(abs(a - b) for a, b in zip(logprobs, other, strict=True)) > 0.05
+        else:
+            assert logprobs == pytest.approx(other, abs=1e-3)
+    assert sparse.dropped > 1000
+
+
+def mixed(rng: random.Random, count: int) -> list[Any]:
+    """Requests of many lengths, of which some begin alike."""
+    shared = text(rng, 400)
+    return [
+        [(shared[: rng.randrange(32, 400)] if rng.random() < 0.4 else []) + text(rng, rng.randrange(1, 500)), tokens]
+        for tokens in (rng.choice((1, 8, 30, 60)) for _ in range(count))
+    ]
+
+
+@pytest.mark.parametrize("count", [30, pytest.param(1000, marks=pytest.mark.prove)])
+def test_full_budget_equals_the_dense_backend_bit_for_bit(model: Path, count: int) -> None:
+    """With prefix caching, chunks of prompts, and preemption for lack of pages."""
+    rounds = [{"schedule": schedule, "requests": mixed(random.Random(7), count)} for schedule in (None, [1000])]
+    small = {"num_gpu_blocks_override": 40, "max_num_batched_tokens": 256, "enable_prefix_caching": True}
+    ours, theirs = (answers(model, rounds, sparse=sparse, **small) for sparse in (True, False))
+    assert ours["rounds"] == theirs["rounds"]
+    assert ours["metrics"]["vllm:num_preemptions"] > 0
+    assert ours["metrics"]["vllm:prefix_cache_hits"] > 0
