@@ -73,6 +73,7 @@ class PeerView:
     socket_path: Path
     leases: Callable[[], list[Document]]
     identities: Callable[[], Mapping[Version, bytes]]
+    schedule_name: Callable[[Version], bytes | None]
     http_address: Callable[[], tuple[str, int]]
 
     def report(self, transfer: tuple[int, int] | None, changes: Changes) -> messages.Report:
@@ -195,7 +196,9 @@ class PeerView:
         }
 
     def versions(self) -> Document:
-        """Each engine's version, and the hashes of signed manifests, by which workers name weights."""
+        """Each engine's version, and the hashes of signed manifests, by which workers name weights. ``sparse``: engines
+        that follow the schedules of their versions; ``schedules``: names of these, for versions that have one.
+        """
         staged = self.state.staged
         identities = sorted(self.identities().items())[-MAX_VERSIONS:]
         return {
@@ -206,6 +209,12 @@ class PeerView:
             "engines": {row["name"]: row["committed"] for row in self.engines.rows() if row["ready"]},
             "stretches": {runner.installer.name: runner.stretch for runner in self.engines.runners},
             "manifests": {str(version): identity.hex() for version, identity in identities},
+            "sparse": [runner.installer.name for runner in self.engines.runners if runner.follows],
+            "schedules": {
+                str(version): name.hex()
+                for version, _ in identities
+                if (name := self.schedule_name(version)) is not None
+            },
         }
 
     def _links(self) -> list[Document]:

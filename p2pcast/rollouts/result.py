@@ -50,7 +50,8 @@ class Span(NamedTuple):
 class Result(RolloutRecord):
     """The answer of a worker to a lease. ``turns``: where each turn of the policy begins. ``loss_mask``: 1 for tokens
     that are learnt from; the mask, if None. ``tags``: of the task, for reports. ``reward``: for reports alone; the
-    ledger computes its own.
+    ledger computes its own. ``schedules``: of the spans' versions, those that sampled with sparse attention, and the
+    BLAKE3 of the schedule's file; None: dense attention.
     """
 
     job: Id
@@ -66,11 +67,17 @@ class Result(RolloutRecord):
     turns: Annotated[np.ndarray, Array("<u4", MAX_TURNS)] | None = None
     loss_mask: Mask | None = None
     tags: Annotated[Sequence[tuple[Annotated[str, Text(64)], Annotated[str, Text(256)]]], AtMost(64)] | None = None
+    schedules: Annotated[Sequence[tuple[Version, Hash]], AtMost(MAX_SPANS)] | None = None
 
     @property
     def sampled(self) -> int:
         """Tokens that the policy sampled."""
         return int(np.count_nonzero(self.mask))
+
+    @property
+    def sparse_versions(self) -> frozenset[Version]:
+        """Versions whose tokens sparse attention sampled."""
+        return frozenset(version for version, _ in self.schedules or ())
 
     @property
     def oldest_step(self) -> int:
@@ -99,6 +106,10 @@ def fault(result: Result, vocabulary: int) -> str | None:
         return "a log-probability that is above 0 or not finite"
     if result.logprobs[~sampled].any():
         return "a log-probability of a token that was not sampled"
+    if not result.sparse_versions <= {span.version for span in result.spans}:
+        return "a schedule of a version that sampled no token"
+    if len(result.sparse_versions) < len(result.schedules or ()):
+        return "two schedules of one version"
     return _span_fault(result, sampled)
 
 

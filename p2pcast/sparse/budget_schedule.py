@@ -10,7 +10,6 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import blake3
 import numpy as np
 
 from p2pcast.errors import UsageError
@@ -73,10 +72,6 @@ class BudgetSchedule:
     def to_bytes(self) -> bytes:
         return json.dumps(self.document(), sort_keys=True).encode()
 
-    def digest(self) -> bytes:
-        """32 bytes that name the schedule in results."""
-        return blake3.blake3(self.to_bytes()).digest()
-
     def document(self) -> dict[str, Any]:
         return {"values": list(self.values), "page_tokens": self.page_tokens, "bin_tokens": self.bin_tokens}
 
@@ -95,7 +90,7 @@ class BudgetSchedule:
         """
         bins = np.minimum(positions // self.bin_tokens, len(self.values) - 1)
         budgets = np.array([self.budget_tokens(number) for number in range(len(self.values))], np.int64)
-        return np.maximum(-(-budgets[bins] // page_tokens), RESERVED + 1)
+        return np.asarray(np.maximum(-(-budgets[bins] // page_tokens), RESERVED + 1))
 
     def is_exact(self, position: int) -> bool:
         """Whether all pages are kept: attention is dense."""

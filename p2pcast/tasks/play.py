@@ -6,7 +6,7 @@ through text. The mask is 1 on sampled tokens alone. Spans and log-probabilities
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -16,6 +16,7 @@ from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result, Span
 from p2pcast.rollouts.rollout_fields import MAX_TOKENS
 from p2pcast.tasks.task import ForgedPlayError, Sample, Sampler, Trajectory, turn_seed
+from p2pcast.version import Version
 
 
 class Play:
@@ -127,8 +128,17 @@ def up_to_stop(token_ids: list[int], stop_token_ids: Sequence[int]) -> list[int]
     return token_ids
 
 
-def result_of(job: Job, lease: bytes, played: Trajectory, reward: float) -> Result:
-    """The result of a lease. ``reward``: the worker's own figure, for reports."""
+def result_of(
+    job: Job,
+    lease: bytes,
+    played: Trajectory,
+    reward: float,
+    schedule: Callable[[Version], bytes | None] = lambda version: None,
+) -> Result:
+    """The result of a lease. ``reward``: the worker's own figure, for reports. ``schedule``: of the sparse attention
+    with which a version sampled; None: dense.
+    """
+    sparse = [(v, name) for v in sorted({span.version for span in played.spans}) if (name := schedule(v)) is not None]
     return Result(
         job=job.job,
         lease=lease,
@@ -142,4 +152,5 @@ def result_of(job: Job, lease: bytes, played: Trajectory, reward: float) -> Resu
         stop=played.stop,
         turns=played.turns,
         tags=played.tags or None,
+        schedules=sparse or None,
     )

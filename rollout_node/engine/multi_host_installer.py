@@ -13,7 +13,7 @@ from p2pcast.codec.layout import Layout
 from p2pcast.errors import P2PCastError
 from p2pcast.version import Version
 from rollout_node.engine.multi_host_leader import MultiHostLeader
-from rollout_node.installers.installer import Audit, CommitReport, Installer, stretch_of
+from rollout_node.installers.installer import Audit, CommitReport, Installer, follows_schedules, stretch_of
 
 
 class MultiHostInstaller:
@@ -32,6 +32,10 @@ class MultiHostInstaller:
     @property
     def stretch(self) -> str | None:
         return stretch_of(self._inner)
+
+    @property
+    def follows(self) -> bool:
+        return follows_schedules(self._inner)
 
     @property
     def commit_needs_shadow(self) -> bool:

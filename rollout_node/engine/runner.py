@@ -26,7 +26,7 @@ from rollout_node.engine.callbacks import Callbacks
 from rollout_node.engine.commit_permission import CommitPermission
 from rollout_node.engine.switch_slots import SwitchSlots
 from rollout_node.engine.version_digests import VersionDigests
-from rollout_node.installers.installer import Audit, CommitReport, Installer, stretch_of
+from rollout_node.installers.installer import Audit, CommitReport, Installer, follows_schedules, stretch_of
 from rollout_node.stage.shadow_state import ShadowReader
 
 logger = logging.getLogger("p2pcast.peer")
@@ -133,6 +133,11 @@ class Runner:
     def stretch(self) -> str | None:
         """``installer.stretch_of``; None unless the engine serves a version that is known to be right."""
         return stretch_of(self.installer) if self.ready and self.committed is not None else None
+
+    @property
+    def follows(self) -> bool:
+        """Of ``installer``."""
+        return follows_schedules(self.installer)
 
     @property
     def error(self) -> str | None:

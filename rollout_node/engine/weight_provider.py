@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from blake3 import blake3
+
 from p2pcast.sparse import budget_schedule
 from p2pcast.store.artifact_store import Store
 from p2pcast.version import Version
@@ -49,6 +51,14 @@ class WeightProvider:
         """The file of the budgets of sparse attention that belong to ``version``, unread; None: dense."""
         contents = self.small_files(version).get(budget_schedule.FILE)
         return contents if contents is None or len(contents) <= budget_schedule.MAX_FILE_BYTES else b""
+
+    def schedule_name(self, version: Version) -> bytes | None:
+        """BLAKE3 of ``schedule``'s file, as the version's manifest states it: results name the schedule so."""
+        manifest = self._store.manifest(version)
+        if manifest is None:
+            contents = self.schedule(version)
+            return None if contents is None else blake3(contents).digest()
+        return next((file.hash for file in manifest.files if file.path == budget_schedule.FILE), None)
 
     def layout_document(self) -> bytes:
         return self._shadow.layout_document()

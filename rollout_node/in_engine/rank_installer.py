@@ -50,8 +50,11 @@ class RankModel(Protocol):
     ranks: int
     """Ranks of the whole engine, over all kinds of parallelism."""
 
-    follow: Callable[[BudgetSchedule | None], None] | None
-    """Attend by this schedule from the next step on; None as the schedule: densely. None: attention is always dense."""
+    @property
+    def follow(self) -> Callable[[BudgetSchedule | None], None] | None:
+        """Attend by this schedule from the next step on; None as the schedule: densely. None: attention is always
+        dense.
+        """
 
     def loading(self) -> AbstractContextManager[Any]:
         """The model's loader and parameters are used inside."""

@@ -90,6 +90,10 @@ class EngineInstaller:
         return self._state.stretch
 
     @property
+    def follows(self) -> bool:
+        return self._state.follows
+
+    @property
     def commit_needs_shadow(self) -> bool:
         return self._state.commit_needs_shadow
 
@@ -191,7 +195,8 @@ class EngineInstaller:
         await self._server.label()
         await self._ranks.recount()
         reports = await self._ranks.init()
-        self._state.meet({r["rank"]: r["incarnation"] for r in reports})
+        follows = all(r.get("follows") is True for r in reports)
+        self._state.meet({r["rank"]: r["incarnation"] for r in reports}, follows=follows)
         return reports
 
     async def _begin(self, reports: list[Report]) -> None:

@@ -28,6 +28,7 @@ class InstallState:
     - ``away``: ``ready`` is False only because the server could not be reached.
     - ``uncertain``: some rank's report is not reliable. Only a dense install restores a known version.
     - ``pausing``: if the engine is paused, this peer paused it.
+    - ``follows``: its attention follows the schedule of budgets that belongs to its version.
     - ``stretch``: name of the time since the last write to the weights (``safe_point.SwitchPoint``).
 
     The staged version:
@@ -43,6 +44,7 @@ class InstallState:
     away: bool = False
     uncertain: bool = False
     pausing: bool = False
+    follows: bool = False
     stretch: str | None = None
     staged: Version | None = None
     installed: CommitReport | None = None
@@ -52,8 +54,9 @@ class InstallState:
 
     # -- the engine
 
-    def meet(self, incarnations: Mapping[int, str]) -> None:
+    def meet(self, incarnations: Mapping[int, str], *, follows: bool = False) -> None:
         """The ranks named their processes. A restart discards earlier findings about the engine."""
+        self.follows = follows
         if incarnations != self._incarnations:
             self._incarnations = incarnations
             self.uncertain = self.pausing = False

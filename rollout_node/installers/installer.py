@@ -93,6 +93,11 @@ class Installer(Protocol):
     async def close(self) -> None: ...
 
 
+def follows_schedules(installer: Installer) -> bool:
+    """Whether the target's attention follows the schedule of budgets that belongs to its version."""
+    return bool(getattr(installer, "follows", False))
+
+
 def stretch_of(installer: Installer) -> str | None:
     """Name of the time since the last write to the target's weights. None while weights may be written, and for a
     target whose switches do not wait for running requests.

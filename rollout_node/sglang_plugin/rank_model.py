@@ -31,7 +31,7 @@ class SglangRankModel:
         self.rank = int(parallel.pp_rank * parallel.tp_size + parallel.tp_rank)
         self.ranks = int(parallel.tp_size * parallel.pp_size)
 
-    follow = None
+    follow: None = None
 
     def loading(self) -> AbstractContextManager[Any]:
         return nullcontext()

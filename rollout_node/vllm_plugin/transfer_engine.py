@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from vllm.config import set_current_vllm_config
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 
 from p2pcast.errors import LocalError
+from p2pcast.sparse.budget_schedule import BudgetSchedule
 from rollout_node.in_engine.rank_installer import Command, Introduction, RankInstaller
 from rollout_node.in_engine.shadow_reader import ShadowReader
 from rollout_node.vllm_plugin import SOCKET_VARIABLE, cpu_weights, derived_weights, sparse_attention
@@ -57,7 +59,9 @@ class VllmRankModel:
         parallel = vllm_config.parallel_config
         self.rank = parallel.data_parallel_index * parallel.world_size + parallel.rank
         self.ranks = parallel.world_size * parallel.data_parallel_size
-        self.follow = budget_in_use.use if sparse_attention.has_layers(model) else None
+        self.follow: Callable[[BudgetSchedule | None], None] | None = (
+            budget_in_use.use if sparse_attention.has_layers(model) else None
+        )
 
     def loading(self) -> AbstractContextManager[Any]:
         context: AbstractContextManager[Any] = set_current_vllm_config(self._vllm_config)

@@ -53,11 +53,17 @@ class EngineVersions:
         self.run: str | None = None
         """Id of the run in hex, as the peer names it."""
         self._stretch: Stretch | None = None
+        self._schedules: dict[Version, bytes] = {}
+        self._sparse = False
 
     @property
     def salt(self) -> str | None:
         """Salt of the prefix cache for a request that begins now: only the policy ``salt`` has one."""
         return str(self.served.version) if self.kv == "salt" and self.served is not None else None
+
+    def schedule(self, version: Version) -> bytes | None:
+        """Name of the schedule by which the engine attended while it served ``version``; None: densely."""
+        return self._schedules.get(version) if self._sparse else None
 
     async def refresh(self) -> Served:
         """The version that the engine serves now. Raises RetryableError while no version is installed."""
@@ -78,10 +84,16 @@ class EngineVersions:
         # Only logs and traces name the run.
         self.run = found["run"] if isinstance(found.get("run"), str) else None
         self._manifests = dict(sorted((self._manifests | manifests).items())[-REMEMBERED:])
+        # Peers of earlier releases name no schedules.
+        schedules = {Version.parse(text): bytes.fromhex(name) for text, name in found.get("schedules", {}).items()}
+        if any(len(name) != HASH_BYTES for name in schedules.values()):
+            raise ValueError
+        self._schedules = dict(sorted((self._schedules | schedules).items())[-REMEMBERED:])
         engines, staged = found["engines"], found["staged"]
         name = next((name for kind in SERVERS if (name := f"{kind}:{self._engine}") in engines), self._engine)
         if name not in engines and len(engines) == 1:  # an engine with a name of its own
             (name,) = engines
+        self._sparse = name in found.get("sparse", ())
         text = engines.get(name)
         version = None if text is None else Version.parse(text)
         self._stretch = None

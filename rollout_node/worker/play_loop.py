@@ -28,6 +28,7 @@ from p2pcast.tasks.play import result_of
 from p2pcast.tasks.task import FAILED_CHECK_TAG, Sampler, Task, Trajectory
 from p2pcast.tasks.task_process import CheckFailedError, ChecksDownError, TaskProcesses
 from p2pcast.telemetry.log_context import about_job
+from p2pcast.version import Version
 from p2pcast.wakeup import Wakeup
 from rollout_node.worker.engine_versions import Served
 from rollout_node.worker.lease_book import LeaseBook
@@ -65,6 +66,8 @@ class PlaySampler(Protocol):
 
 class Weights(Protocol):
     async def refresh(self) -> Served: ...
+    def schedule(self, version: Version) -> bytes | None:
+        """Of the sparse attention with which the engine serves ``version``; None: dense."""
 
 
 class Probes(Protocol):
@@ -296,7 +299,7 @@ class PlayLoop:
         except (CheckFailedError, ChecksDownError) as error:
             logger.warning("the check of job %s failed: %s", job.job.hex(), error)
             played = replace(played, tags=(*played.tags, (FAILED_CHECK_TAG, str(error)[:MAX_TAG])))
-        result = result_of(job, lease.lease, played, reward)
+        result = result_of(job, lease.lease, played, reward, self._weights.schedule)
         if (loss_mask := getattr(self._task, "loss_mask", None)) is not None:
             result = replace(result, loss_mask=loss_mask(job, played.token_ids, played.mask))
         if (wrong := fault(result, self._task.vocabulary)) is not None:

@@ -385,8 +385,8 @@ class Publisher:
         coded = begun.base is not None and begun.base == self._version
         marks, sent = send_parts(uplink, serial, plan, begun.codec if coded else None, self._marks, self._workers)
         if first:
-            whole = begun.base is None and self._base is not None
-            for path, contents in {**(self._base.small_files() if whole else {}), **files}.items():
+            base = {} if self._base is None or begun.base is not None else self._base.small_files()
+            for path, contents in {**base, **files}.items():
                 uplink.send(messages.File(serial=serial, path=path, contents=contents), len(contents))
         uplink.send(messages.Done(serial, sent))
         handle.durable = self._answer(handle, uplink, serial, lambda received: received.durable.get(serial))

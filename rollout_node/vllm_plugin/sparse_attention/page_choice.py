@@ -27,7 +27,7 @@ class KeySums:
 
     @property
     def pages(self) -> int:
-        return self._sums.shape[0] - 1
+        return int(self._sums.shape[0]) - 1
 
     def add(self, keys: torch.Tensor, slots: torch.Tensor) -> None:
         """``keys``: shape (tokens, heads, size); ``slots``: places of the tokens in the cache, of shape (tokens,),

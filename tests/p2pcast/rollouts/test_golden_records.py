@@ -4,7 +4,7 @@ result's frame. A change of any byte is another format.
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ RESULT = Result(
     spans=(Span(Version(1, 11), 3, 5, bytes(32), "keep"), Span(Version(1, 12), 6, 8, bytes(range(32)), "drain")),
     temperature=0.5, reward=0.25, stop="task", turns=np.array([3, 6], "<u4"),
     loss_mask=np.array([0, 0, 0, 1, 0, 0, 1, 1], "u1"), tags=(("forfeit", "no"),),
+    schedules=((Version(1, 12), bytes(range(32))),),
 )  # fmt: skip
 
 
@@ -47,6 +48,13 @@ def test_we_write_and_read_these_maps(record: RolloutRecord) -> None:
     assert not missing, "every field has a value in the golden map"
 
 
+def test_earlier_results_are_written_and_read_as_ever() -> None:
+    """They lack the fields that came later."""
+    known, earlier = golden()["earlier result"], replace(RESULT, schedules=None)
+    assert earlier.to_map().hex(" ") == known.hex(" ")
+    assert Result.from_map(known) == earlier
+
+
 def test_we_read_this_frame_and_its_digest() -> None:
     """Not written: another release of zstd may compress differently."""
     known = golden()
@@ -55,4 +63,4 @@ def test_we_read_this_frame_and_its_digest() -> None:
 
 
 def test_records_are_of_the_kinds_in_the_file() -> None:
-    assert set(golden()) == {Group.kind, Job.kind, Result.kind, "result frame", "result digest"}
+    assert set(golden()) == {Group.kind, Job.kind, Result.kind, "earlier result", "result frame", "result digest"}

@@ -188,6 +188,8 @@ TWO = Span(Version(0, 4), 6, 8, HASH, "keep")
     ("changes", "says"),
     [
         ({"mask": np.ones(7, "u1")}, "8 token ids, 7 mask values"),
+        ({"schedules": [(Version(9, 9), bytes(32))]}, "a schedule of a version that sampled no token"),
+        ({"schedules": [(Version(0, 3), bytes(32)), (Version(0, 3), bytes(32))]}, "two schedules of one version"),
         ({"logprobs": np.zeros(9, "<f4")}, "9 log-probabilities"),
         ({"loss_mask": np.ones(7, "u1")}, "7 values of the loss mask"),
         ({"token_ids": np.array([5, 6, 7, 1, 2, 10, 3, 4], "<u4")}, "vocabulary of 10"),

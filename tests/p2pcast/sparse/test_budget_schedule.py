@@ -72,12 +72,11 @@ def test_caches_with_pages_of_another_size_hold_the_budget() -> None:
     assert BudgetSchedule((DENSE,)).kept_pages(np.array([1 << 20]), 16)[0] > (1 << 20) // 16
 
 
-def test_a_file_names_one_schedule() -> None:
+def test_files_hold_a_schedule_and_what_later_releases_add() -> None:
     schedule = BudgetSchedule((29, 61))
     assert BudgetSchedule.from_bytes(schedule.to_bytes()) == schedule
-    assert schedule.digest() != schedule.with_value(1, 62).digest()
     spaced = b'{"values": [29, 61],\n "bin_tokens": 2000, "page_tokens": 16, "note": 1}'
-    assert BudgetSchedule.from_bytes(spaced).digest() == schedule.digest()
+    assert BudgetSchedule.from_bytes(spaced) == schedule
 
 
 NO_SCHEDULES = [b"", b"[]", b"NaN", b"\xff", b"[" * 9000, b'{"values": [1]}']

@@ -49,12 +49,14 @@ OPTIONS = [
 ]
 
 
-def make_model(folder: Path, *, tied: bool = False, dtype: str = "bfloat16", vocabulary: int = 500) -> Path:
+def make_model(
+    folder: Path, *, tied: bool = False, dtype: str = "bfloat16", vocabulary: int = 500, layers: int = 2
+) -> Path:
     """A Qwen3 of random weights whose greedy choices don't depend on rounding."""
     script = f"""
 from pathlib import Path
 from netem.rollouts.small_model import SmallModel, write_small_model
-form = SmallModel({vocabulary}, mlp=2, spread=0.3, tied={tied})
+form = SmallModel({vocabulary}, layers={layers}, mlp=2, spread=0.3, tied={tied})
 write_small_model(Path({str(folder)!r}), form, seed=1, dtype={dtype!r})
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=900, capture_output=True)

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_server import PROMPTS, Server, complete, fresh, load, make_model, one_off_connections
+from real_server import PROMPTS, Server, choice, complete, fresh, load, make_model, one_off_connections
 
 from p2pcast.errors import IntegrityError, LocalError, RetryableError
+from p2pcast.sparse.budget_schedule import BudgetSchedule
 from rollout_node.installers.engine_installer import EngineInstaller
 from rollout_node.installers.install_socket import InstallSocket
 from rollout_node.installers.installer import Audit
@@ -25,7 +26,9 @@ pytestmark = pytest.mark.vllm
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     pytest.importorskip("vllm", reason="needs vLLM", exc_type=ImportError)
     folder = tmp_path_factory.mktemp("vllm")
-    found = Server(make_model(folder / "model"), folder)
+    # Dense until a version brings a schedule. The first two layers always are.
+    sparse = {"P2PCAST_SPARSE_ATTENTION": "1"}
+    found = Server(make_model(folder / "model", layers=3), folder, "--block-size", "32", environment=sparse)
     try:
         found.wait()
         yield found
@@ -95,6 +98,40 @@ async def test_versions_installed_under_load_equal_fresh_engines(
     expected = await asyncio.to_thread(fresh, folders, PROMPTS)
     assert texts == expected
     assert len({tuple(t) for t in texts}) == 2
+
+
+async def test_schedules_of_sparse_attention_hold_from_their_versions_commit(
+    server: Server, run: Any, installer: EngineInstaller, tmp_path: Path
+) -> None:
+    """A version without one is dense again, a malformed one is refused, and a failed commit keeps the earlier one."""
+    prompt = " ".join(f"w{(7 * i) % 500}" for i in range(200))
+    found = []
+
+    async def install() -> None:
+        await installer.stage(run.version, run.shadow.path)
+        await installer.commit(run.version)
+        async with one_off_connections() as http:
+            answer = await choice(http, server.url, prompt, logprobs=1)
+        found.append(answer["logprobs"]["token_logprobs"])
+
+    await install()
+    assert installer.follows
+    # Versions 0.1 and 0.2 have the same weights, and 4 pages of 32 tokens instead of 7; so has 0.3, and is dense.
+    for schedule in (BudgetSchedule((1,)).to_bytes(), BudgetSchedule((1,)).to_bytes(), None):
+        run.step(5, share=0.01, bits=0x0001)
+        run.step(5, share=0.01, bits=0x0001)
+        if schedule is not None:
+            run.schedules[run.version] = schedule
+        await install()
+    assert found[0] == found[3]
+    assert found[1] == found[2]
+    # The prompt itself is dense.
+    assert found[0][0] == found[1][0]
+    assert found[0] != found[1]
+    run.step(5, share=0.01, bits=0x0001)
+    run.schedules[run.version] = b'{"values": [0]}'
+    with pytest.raises(LocalError, match="a schedule has values, page_tokens and bin_tokens"):
+        await installer.stage(run.version, run.shadow.path)
 
 
 async def test_restarted_peer_continues_from_the_engines_version(

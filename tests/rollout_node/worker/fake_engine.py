@@ -55,6 +55,8 @@ class FakeEngine:
     """Called with the number of requests to the peer so far."""
     looks: int = 0
     names_stretches: bool = True
+    schedules: dict[str, str] | None = None
+    """Names of schedules by version, for an engine with sparse attention; None: dense, at a peer that names none."""
     finish: str | None = None
     status: int = 200
     asked: list[dict[str, Any]] = field(default_factory=list)
@@ -111,6 +113,8 @@ class FakeEngine:
             "engines": {f"vllm:{self.url}": self.version} if self.version != "default" else {},
             "manifests": {v: digest_of(v) for v in known},
         }
+        if self.schedules is not None:
+            document |= {"sparse": [f"vllm:{self.url}"], "schedules": self.schedules}
         if self.names_stretches:
             document["stretches"] = {f"vllm:{self.url}": stretch}
         return web.json_response(document)

@@ -70,6 +70,21 @@ async def test_every_job_is_played_once_and_the_worker_ends_with_the_run(
     assert ledger.registrations[0]["task_hash"] == TASK.hash.hex()
 
 
+async def test_results_name_the_schedules_of_sparse_attention(ledger: MemoryLedger, engine: FakeEngine) -> None:
+    """Of the versions that have one, where the engine follows them."""
+    engine.versions, engine.tokens_a_version = ["0.1", "0.2"], 40
+    engine.schedules = {"0.2": "ab" * 32}
+    ledger.add(own_jobs(TASK, 30))
+    ledger.finish_when_empty = True
+    async with worker(ledger, engine) as (_, running):
+        await running
+    found = {}
+    for result in ledger.settled.values():
+        for version in {span.version for span in result.spans}:
+            found.setdefault(str(version), set()).add(dict(result.schedules or ()).get(version))
+    assert found == {"0.1": {None}, "0.2": {bytes.fromhex("ab" * 32)}}
+
+
 async def test_no_more_plays_than_slots_run(ledger: MemoryLedger, engine: FakeEngine) -> None:
     engine.gate.clear()
     ledger.add(own_jobs(TASK, 20))

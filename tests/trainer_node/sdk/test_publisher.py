@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from p2pcast.errors import RefusedError, RetryableError, UsageError
+from p2pcast.limits import MAX_SMALL_FILE_BYTES
+from p2pcast.sparse.budget_schedule import FILE, BudgetSchedule
 from p2pcast.version import Version
 from tests.tensor_device import CUDA, DEVICE
 from trainer_node import Publisher
@@ -126,6 +128,32 @@ def test_the_bases_dtypes_and_files_go_with_the_first_version(run, states, check
     assert states.differing(run.installed(2), expected) == []
     for number in (1, 2):
         assert (run.out() / f"step_{number}" / "config.json").read_bytes() == b'{"b": 2}'
+
+
+def test_small_files_begin_with_a_version_and_stay(run, states, checkpoints, tmp_path):
+    live = weights()
+    base = states.folder(tmp_path / "base", live, **{"config.json": b'{"b": 2}'})
+    run.hub_up(checkpoints)
+    run.peer_up("peer")
+    schedules = [BudgetSchedule((pages,)).to_bytes() for pages in (29, 61)]
+    with Publisher(run.address, token_file=run.token, base=base) as publisher:
+        for number, files in enumerate(({}, {FILE: schedules[0]}, None, {FILE: schedules[1], "a/b": b"c"}), 1):
+            publisher.publish(number, live, files=files).wait_live(1.0)
+            step(live, number)
+        for wrong in ({FILE: b"{}"}, {"../a": b""}, {"a": bytes(MAX_SMALL_FILE_BYTES + 1)}):
+            with pytest.raises(UsageError):
+                publisher.publish(5, live, files=wrong)
+        with pytest.raises(RetryableError, match="'a/b' lies below the file 'a'"):
+            publisher.publish(5, live, files={"a": b""}).wait_durable()
+        publisher.publish(6, live).wait_live(1.0)
+    found = [
+        {path: (run.out() / f"step_{number}" / path).read_bytes() for path in (FILE, "a/b", "config.json")
+         if (run.out() / f"step_{number}" / path).exists()}
+        for number in (1, 2, 3, 4, 6)
+    ]  # fmt: skip
+    first = {"config.json": b'{"b": 2}'}
+    second, last = first | {FILE: schedules[0]}, first | {FILE: schedules[1], "a/b": b"c"}
+    assert found == [first, second, second, last, last]
 
 
 def test_tensors_of_an_iterator_are_published_one_by_one(run, states, checkpoints):
