@@ -60,6 +60,10 @@ COMMANDS = {
         "netem.bench.commands.latency_command:latency",
         "Time until small versions are live at the last peer, by stage.",
     ),
+    "sparse": (
+        "netem.bench.commands.engine_commands:sparse",
+        "Decoding speed with sparse and with dense attention, by length of the text.",
+    ),
     "page": ("netem.bench.commands.hub_commands:page", "Cost of the run's page at the hub and in a browser."),
     "start": ("netem.bench.commands.hub_commands:start", "Time of a hub's start, end, and restart after kill -9."),
     "stripes": (
@@ -76,7 +80,7 @@ COMMANDS = {
         "Time that publishing live tensors adds to a training step, beside a memcpy.",
     ),
     "live": (
-        "netem.bench.commands.live_command:live",
+        "netem.bench.commands.engine_commands:live",
         "Pause of a live vLLM under load at each version, beside vLLM's own dense reload.",
     ),
 }

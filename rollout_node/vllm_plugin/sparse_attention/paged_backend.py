@@ -1,4 +1,4 @@
-"""What makes a paged attention backend of vLLM sparse: mixins for its metadata builder and for its implementation.
+"""Mixins for the metadata builder and the implementation of a paged attention backend of vLLM: they make it sparse.
 
 The wrapped backend's kernel is called as ever, with a shorter block table and shorter sequences for rows that decode.
 Keys carry their positions since they were rotated before caching, so a page may move in the table.

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netem.bench import live_figures
-from netem.bench.commands.live_command import live as command
+from netem.bench.commands.engine_commands import live as command
 from netem.bench.live_engine import DENSE, OURS, Options, bench_live, verdict
 from netem.bench.live_figures import Switch
 from netem.demo.verdict import Check

@@ -72,7 +72,7 @@ def test_caches_with_pages_of_another_size_hold_the_budget() -> None:
     assert BudgetSchedule((DENSE,)).kept_pages(np.array([1 << 20]), 16)[0] > (1 << 20) // 16
 
 
-def test_files_hold_a_schedule_and_what_later_releases_add() -> None:
+def test_unknown_keys_of_a_file_are_ignored() -> None:
     schedule = BudgetSchedule((29, 61))
     assert BudgetSchedule.from_bytes(schedule.to_bytes()) == schedule
     spaced = b'{"values": [29, 61],\n "bin_tokens": 2000, "page_tokens": 16, "note": 1}'

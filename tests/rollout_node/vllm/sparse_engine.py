@@ -1,7 +1,7 @@
 """Run as a script: greedy tokens and their log-probabilities of one vLLM engine, as JSON.
 
-Standard input: JSON: ``model``, ``sparse`` (the plugin's backend or vLLM's own), ``options`` of the engine, and
-``rounds``: each with a ``schedule`` (values of its bins, or None) and ``requests`` (prompt, tokens).
+Standard input: JSON. ``model``. ``sparse``: the plugin's backend, or vLLM's own. ``options`` of the engine. ``rounds``:
+each with a ``schedule`` (values of its bins, or None) and ``requests`` (prompt, tokens).
 """
 
 from __future__ import annotations

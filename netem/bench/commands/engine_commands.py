@@ -1,4 +1,4 @@
-"""``p2pcast bench live``."""
+"""``p2pcast bench live`` and ``p2pcast bench sparse``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.table import Table
 from p2pcast.cli.options import PATH, console, documented, written
 from p2pcast.errors import EXIT_FAILED
 from p2pcast.rollouts.kv_policy import KV_POLICIES
+from p2pcast.sparse.budget_schedule import BudgetSchedule
 
 
 @click.command()
@@ -123,3 +124,59 @@ def _ms(seconds: float | None) -> str:
 
 def _times(value: float | None) -> str:
     return "–" if value is None else f"{value:.1f} ×"
+
+
+@click.command()
+@click.option(
+    "--model",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder of the model.  [default: random weights]",
+)
+@click.option("--layers", type=click.IntRange(3), default=8, help="Layers of the model of random weights.")
+@click.option(
+    "--length",
+    "lengths",
+    type=click.IntRange(64),
+    multiple=True,
+    default=(1000, 4000, 16000),
+    help="Tokens of a prompt; may be repeated.",
+)
+@click.option("--samples", type=click.IntRange(1), default=4, help="Texts in one batch.")
+@click.option("--tokens", type=click.IntRange(1), default=64, help="Tokens decoded in each round.")
+@click.option("--rounds", type=click.IntRange(1), default=5, help="Measured rounds of each kind.")
+@click.option(
+    "--pages",
+    type=click.IntRange(1),
+    default=29,
+    help="Pages of 16 tokens that a token attends to, besides the reserved three.",
+)
+@click.option("--block-size", type=click.IntRange(16), default=32, help="Tokens of a page of the engine's cache.")
+@documented
+def sparse(
+    model: Path | None,
+    layers: int,
+    lengths: tuple[int, ...],
+    samples: int,
+    tokens: int,
+    rounds: int,
+    pages: int,
+    block_size: int,
+    as_json: bool,
+    output: Path | None,
+) -> None:
+    """Measure decoding with sparse and with dense attention in one vLLM engine, by length of the text."""
+    from netem.bench.sparse_speed import SpeedOptions, bench_sparse
+
+    options = SpeedOptions(
+        model=model, layers=layers, lengths=lengths, samples=samples, tokens=tokens, rounds=rounds,
+        schedule=BudgetSchedule((pages,)), block_size=block_size,
+    )  # fmt: skip
+    result = bench_sparse(options)
+    if written(result, output, as_json=as_json):
+        return
+    table = Table(title=f"{samples} texts, budget of {options.schedule.budget_tokens(0)} tokens, median of {rounds}")
+    for title in ("length", "dense, tokens/s", "sparse, tokens/s", "sparse ÷ dense"):
+        table.add_column(title, justify="right")
+    for row in result["rows"]:
+        table.add_row(str(row["length"]), f"{row['dense']:.0f}", f"{row['sparse']:.0f}", f"{row['ratio']:.2f}")
+    console().print(table)
