@@ -28,10 +28,15 @@ from p2pcast.rollouts.rollout_fields import (
     Temperature,
     TokenIds,
 )
+from p2pcast.rollouts.routed_experts import RoutedExperts, routed_fault
 from p2pcast.version import Version
 from p2pcast.wire.constraints import AtMost, OneOf, Text
 
 MAX_RESULT_BYTES = 16 * limits.MIB
+_TOKEN_BYTES = 10
+"""Of ids, mask, loss mask and log-probabilities."""
+_OTHER_BYTES = limits.MIB
+"""Room for spans, turns and tags."""
 
 
 class Span(NamedTuple):
@@ -50,7 +55,7 @@ class Span(NamedTuple):
 class Result(RolloutRecord):
     """The answer of a worker to a lease. ``turns``: where each turn of the policy begins. ``loss_mask``: 1 for tokens
     that are learnt from; the mask, if None. ``tags``: of the task, for reports. ``reward``: for reports alone; the
-    ledger computes its own.
+    ledger computes its own. ``routed_experts``: of a mixture of experts, where the engine returns them.
     """
 
     job: Id
@@ -66,6 +71,7 @@ class Result(RolloutRecord):
     turns: Annotated[np.ndarray, Array("<u4", MAX_TURNS)] | None = None
     loss_mask: Mask | None = None
     tags: Annotated[Sequence[tuple[Annotated[str, Text(64)], Annotated[str, Text(256)]]], AtMost(64)] | None = None
+    routed_experts: RoutedExperts | None = None
 
     @property
     def sampled(self) -> int:
@@ -76,6 +82,11 @@ class Result(RolloutRecord):
     def oldest_step(self) -> int:
         """The step of the oldest span's version."""
         return min(span.version.step for span in self.spans)
+
+
+def routed_room(tokens: int) -> int:
+    """Bytes that a result of so many tokens has left for routed experts."""
+    return max(0, MAX_RESULT_BYTES - _OTHER_BYTES - _TOKEN_BYTES * tokens)
 
 
 def fault(result: Result, vocabulary: int) -> str | None:
@@ -99,6 +110,8 @@ def fault(result: Result, vocabulary: int) -> str | None:
         return "a log-probability that is above 0 or not finite"
     if result.logprobs[~sampled].any():
         return "a log-probability of a token that was not sampled"
+    if result.routed_experts is not None and (detail := routed_fault(result.routed_experts, count)) is not None:
+        return detail
     return _span_fault(result, sampled)
 
 

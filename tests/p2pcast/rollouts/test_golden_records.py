@@ -4,6 +4,7 @@ result's frame. A change of any byte is another format.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from p2pcast.rollouts.job import Group, Job, job_of
 from p2pcast.rollouts.record_form import RolloutRecord
 from p2pcast.rollouts.result import Result, Span
+from p2pcast.rollouts.routed_experts import RoutedExperts
 from p2pcast.version import Version
 
 FILE = Path(__file__).parents[2] / "golden" / "rollouts.hex"
@@ -29,6 +31,7 @@ RESULT = Result(
     spans=(Span(Version(1, 11), 3, 5, bytes(32), "keep"), Span(Version(1, 12), 6, 8, bytes(range(32)), "drain")),
     temperature=0.5, reward=0.25, stop="task", turns=np.array([3, 6], "<u4"),
     loss_mask=np.array([0, 0, 0, 1, 0, 0, 1, 1], "u1"), tags=(("forfeit", "no"),),
+    routed_experts=RoutedExperts(2, 2, 1, ((0, 3), (4, 7)), bytes([0, 1, 3, 7, 2, 5, 0, 6] * 3)),
 )  # fmt: skip
 
 
@@ -55,4 +58,16 @@ def test_we_read_this_frame_and_its_digest() -> None:
 
 
 def test_records_are_of_the_kinds_in_the_file() -> None:
-    assert set(golden()) == {Group.kind, Job.kind, Result.kind, "result frame", "result digest"}
+    assert set(golden()) == {
+        Group.kind,
+        Job.kind,
+        Result.kind,
+        "result frame",
+        "result digest",
+        "result without experts",
+    }
+
+
+def test_a_map_of_an_older_writer_is_read_without_experts() -> None:
+    older = golden()["result without experts"]
+    assert Result.from_map(older) == dataclasses.replace(RESULT, routed_experts=None)
