@@ -81,13 +81,17 @@ def routed_fault(routed: RoutedExperts, tokens: int) -> str | None:
     return None
 
 
-def shape_fault(routed: RoutedExperts, shape: ExpertShape) -> str | None:
-    """Why the experts are not those of a model; None if they fit. The experts have no fault."""
+def shape_fault(routed: RoutedExperts, shape: ExpertShape, expert_layers: Sequence[int] = ()) -> str | None:
+    """Why the experts are not those of a model; None if they fit. ``routed`` has no fault by itself.
+    ``expert_layers``: the layers that are known to have experts.
+    """
     if (routed.layers, routed.top_k) != shape[:2]:
         return f"{routed.layers} layers with {routed.top_k} experts a token, and the model has {shape}"
     ids = routed.array()
     if ids.size and int(ids.max()) >= shape.experts:
         return f"an expert {int(ids.max())}, and the model has {shape}"
+    if routed.top_k > 1 and not ids[:, list(expert_layers)].any((0, 2)).all():
+        return "a layer of experts in which no token has any"
     return None
 
 

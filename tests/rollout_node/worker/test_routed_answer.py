@@ -21,7 +21,7 @@ def npy(array: np.ndarray, **options: Any) -> str:
 
 
 @pytest.mark.parametrize("dtype", ["u1", "<u2"])
-def test_ids_are_those_that_numpy_saved(dtype: str) -> None:
+def test_ids_equal_the_saved_array(dtype: str) -> None:
     ids = np.arange(24).reshape(4, 3, 2).astype(dtype)
     text = npy(ids)
     assert (routed_ids(text) == ids).all()
