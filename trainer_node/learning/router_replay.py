@@ -4,8 +4,8 @@ Sampler and learner round differently, so near ties of the router give other exp
 replay a layer's experts are the recorded ones, and their gates are computed from the learner's own logits as the model
 computes gates: so gradients flow through the gates. Tokens without recorded experts keep the learner's own choice.
 
-The recorded experts of a micro-batch stay in force until the next one begins: where activations are computed again in
-the backward pass, the layers route as they did in the forward pass.
+The recorded experts of a micro-batch stay in force until the next micro-batch begins. So a backward pass that computes
+activations again routes as the forward pass did.
 """
 
 from __future__ import annotations
