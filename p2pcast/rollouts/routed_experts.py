@@ -14,6 +14,7 @@ from typing import Annotated, Final, NamedTuple
 import numpy as np
 
 from p2pcast import limits
+from p2pcast.errors import UsageError
 from p2pcast.rollouts.rollout_fields import MAX_SPANS, Count
 from p2pcast.wire.constraints import AtMost, Blob, Integer, OneOf
 
@@ -29,6 +30,17 @@ class ExpertShape(NamedTuple):
     layers: int
     top_k: int
     experts: int
+
+    @classmethod
+    def parse(cls, text: str) -> ExpertShape:
+        """From ``LAYERS,TOP_K,EXPERTS``. Raises UsageError."""
+        parts = [int(part) if part.isdecimal() and len(part) < 6 else 0 for part in text.split(",")]
+        limits_of = (MAX_LAYERS, MAX_TOP_K, MAX_EXPERTS)
+        if len(parts) != 3 or not all(0 < n <= most for n, most in zip(parts, limits_of, strict=True)):
+            raise UsageError(f"{text!r} is no shape of experts: LAYERS,TOP_K,EXPERTS, for example 48,8,128")
+        if parts[1] > parts[2]:
+            raise UsageError(f"{text!r} is no shape of experts: {parts[1]} experts a token of only {parts[2]}")
+        return cls(*parts)
 
     def __str__(self) -> str:
         return f"{self.layers} layers with {self.top_k} of {self.experts} experts"

@@ -10,7 +10,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.errors import RemoteError
+from p2pcast.errors import RemoteError, UsageError
 from p2pcast.rollouts.result import MAX_RESULT_BYTES, Result, Span, fault, routed_room
 from p2pcast.rollouts.routed_experts import (
     ExpertShape,
@@ -195,3 +195,13 @@ def test_experts_of_another_model_are_told_apart(shape: ExpertShape, says: str) 
     ids = np.array([[[0, 1], [2, 3], [6, 7]]], "u1")
     assert shape_fault(packed((0, ids)), SHAPE) is None
     assert says in str(shape_fault(packed((0, ids)), shape))
+
+
+def test_a_shape_is_read_from_text() -> None:
+    assert ExpertShape.parse("48,8,128") == ExpertShape(48, 8, 128)
+
+
+@pytest.mark.parametrize("text", ["", "48,8", "48,8,128,1", "0,8,128", "48,x,128", "48,-8,128", "48,9,8", "48,8,99999"])
+def test_text_of_no_shape_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(UsageError, match="is no shape of experts"):
+        ExpertShape.parse(text)

@@ -1,5 +1,5 @@
-"""Run as a script: ``expert_models.py FOLDER KIND STEPS`` saves a mixture of experts of the zoo's kind in bfloat16, with
-more layers and experts. ``STEPS``: of a warm start on the task sums; 0: random weights.
+"""Run as a script: ``expert_models.py FOLDER KIND STEPS VOCABULARY`` saves a mixture of experts of the zoo's kind in
+bfloat16, with more layers and experts. ``STEPS``: of a warm start on the task sums; 0: random weights.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ DEEP = {"num_hidden_layers": 6, "num_experts": 16, "num_experts_per_tok": 4, "in
 """Routers of six layers often choose between near ties, and bfloat16 decides."""
 
 
-def main(folder: Path, kind: str, steps: int) -> None:
+def main(folder: Path, kind: str, steps: int, vocabulary: int) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(1)
     family, options = KINDS[kind]
-    config = AutoConfig.for_model(family, **{**options, **DEEP})
+    config = AutoConfig.for_model(family, **{**options, **DEEP, "vocab_size": vocabulary})
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
     if steps:
         model, chosen = LearnerModel(folder, ALONE, compute="float32"), WarmStartOptions(steps)
@@ -37,4 +37,4 @@ def main(folder: Path, kind: str, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from tests.environments import python_of
 
 ENVIRONMENT: Final = "triton"
 """Name in ``environments.py``."""
@@ -34,6 +36,14 @@ class Interpreted(DriverBase):
 Interpreted.__abstractmethods__ = frozenset()
 """,
 }
+
+
+FLAGS: Final = ["--enable-return-routed-experts", "--skip-tokenizer-init"]
+
+
+def options(folder: Path) -> dict[str, Any]:
+    """Keyword arguments of a ``Server`` that can return routed experts."""
+    return {"environment": variables(folder), "python": python_of(ENVIRONMENT)}
 
 
 def variables(folder: Path) -> Mapping[str, str]:

@@ -29,7 +29,6 @@ from rollout_node.installers.engine_installer import EngineInstaller
 from rollout_node.installers.install_socket import InstallSocket
 from rollout_node.installers.vllm_server import VllmServer
 from rollout_node.worker.generate_sampler import GenerateSampler
-from tests.environments import python_of
 from trainer_node.learning.learner_model import LearnerModel
 from trainer_node.learning.objective.micro_batches import MicroBatch, micro_batches
 from trainer_node.learning.objective.training_rows import TrainingRow, rows_of
@@ -67,7 +66,7 @@ class Labels:
 
 
 def model_of(folder: Path, kind: str, steps: int) -> Path:
-    command = [sys.executable, str(MAKER), str(folder), kind, str(steps)]
+    command = [sys.executable, str(MAKER), str(folder), kind, str(steps), str(VOCABULARY)]
     subprocess.run(command, check=True, timeout=900)
     return folder
 
@@ -75,9 +74,7 @@ def model_of(folder: Path, kind: str, steps: int) -> Path:
 @contextmanager
 def served(model: Path, folder: Path, *options: str) -> Iterator[Server]:
     pytest.importorskip("vllm", reason="needs vLLM", exc_type=ImportError)
-    variables = interpreted_triton.variables(folder / "triton")
-    python = python_of(interpreted_triton.ENVIRONMENT)
-    server = Server(model, folder, *FLAGS, *(options or (ROUTED,)), environment=variables, python=python)
+    server = Server(model, folder, *FLAGS, *(options or (ROUTED,)), **interpreted_triton.options(folder / "triton"))
     try:
         server.wait()
         yield server
