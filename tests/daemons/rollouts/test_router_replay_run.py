@@ -1,5 +1,5 @@
-"""Router replay through a whole run of real processes: vLLM returns the experts of its tokens, a worker hands them in,
-the ledger compares them with the model's shape, and ``p2pcast learn`` trains with them.
+"""Router replay through a whole run of real processes. vLLM returns the experts of its tokens, and a worker hands them
+in. The ledger compares them with the model's shape, and ``p2pcast learn`` trains with them.
 """
 
 from __future__ import annotations

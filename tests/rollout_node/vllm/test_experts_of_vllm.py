@@ -150,9 +150,9 @@ def compared(model: LearnerModel, batch: MicroBatch, *, replay: bool) -> Compare
     ("kind", "steps"),
     [
         ("moe", 0),
-        pytest.param("moe", 60, marks=pytest.mark.prove),
+        pytest.param("moe", 25, marks=pytest.mark.prove),
         pytest.param("shared_expert", 0, marks=pytest.mark.prove),
-        pytest.param("shared_expert", 60, marks=pytest.mark.prove),
+        pytest.param("shared_expert", 25, marks=pytest.mark.prove),
     ],
 )
 def test_replay_brings_a_learner_nearer_to_the_sampler(tmp_path: Path, kind: str, steps: int) -> None:
@@ -189,7 +189,7 @@ def test_replay_brings_a_learner_nearer_to_the_sampler(tmp_path: Path, kind: str
 
 @pytest.mark.prove
 @pytest.mark.parametrize("kv", ["recompute", "keep"])
-def test_experts_over_a_switch_are_those_of_each_tokens_version(
+def test_experts_over_a_switch_belong_to_the_version_of_each_token(
     tmp_path: Path, make_run: Callable[..., Any], read_state: Callable[..., Any], kv: str
 ) -> None:
     """Requests run on while another version is committed. Each token's experts are those with which its version
@@ -230,7 +230,7 @@ def test_experts_over_a_switch_are_those_of_each_tokens_version(
     with served(folder, tmp_path) as server:
         across, after, version = asyncio.run(play(server))
         saved = run.save(folder, tmp_path / "new")
-    assert any(len(one.spans) == 2 for one in across), [one.spans for one in across]
+    assert any(len({span.version for span in one.spans}) == 2 for one in across)
     for result in [*results_of(across), *results_of(after)]:
         assert result.routed_experts is not None
         assert result.routed_experts.spans == ((0, len(result.token_ids) - 1),)

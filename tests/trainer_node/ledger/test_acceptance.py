@@ -131,6 +131,6 @@ def test_experts_of_another_model_are_malformed(shape, reason):
     assert verdict(made, by=standards(experts=shape)) is reason
 
 
-def test_repeated_experts_are_malformed_whatever_the_model():
+def test_repeated_experts_are_malformed_for_every_model():
     made = result(Version(1, 10), routed_experts=RoutedExperts(1, 2, 1, ((0, 1),), bytes([3, 3])))
     assert verdict(made) is Reason.MALFORMED
