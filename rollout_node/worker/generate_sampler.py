@@ -74,7 +74,10 @@ class GenerateSampler(LabelledSampler):
         return replace(sample, experts=SampledExperts(routed_from, answer.experts))
 
     async def score(self, token_ids: Sequence[int]) -> tuple[np.ndarray, Version]:
-        found = await self._requests.whole(recomputation.request(token_ids, self._naming.salt))
+        body = recomputation.request(token_ids, self._naming.salt)
+        # Experts of a long prompt would be megabytes that no caller reads.
+        body["sampling_params"]["routed_experts_prompt_start"] = len(token_ids)
+        found = await self._requests.whole(body)
         answer = Answer((), 1)
         answer.add(found)
         return recomputation.prompt_logprobs(found, token_ids), await self._version(answer)
