@@ -184,7 +184,6 @@ def test_replay_brings_a_learner_nearer_to_the_sampler(tmp_path: Path, kind: str
         assert (forced.choices[begin : begin + tokens - 1] == one.routed_experts.array()).all()
     assert other.any(-1).mean() > 0.01
     assert forced.k3 < 0.5 * own.k3
-    assert np.abs(forced.log_ratios).max() < np.abs(own.log_ratios).max()
 
 
 @pytest.mark.prove
