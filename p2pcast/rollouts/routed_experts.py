@@ -66,6 +66,12 @@ class RoutedExperts(NamedTuple):
         """Tokens × layers × top_k. Raises ValueError for ids of another length."""
         return np.frombuffer(self.ids, _DTYPES[self.width]).reshape(self.tokens, self.layers, self.top_k)
 
+    def since(self, first: int) -> RoutedExperts | None:
+        """The experts of tokens from ``first`` on; None if there are none."""
+        kept = tuple((max(start, first), end) for start, end in self.spans if end > first)
+        left = sum(end - start for start, end in kept) * self.layers * self.top_k * self.width
+        return self._replace(spans=kept, ids=self.ids[len(self.ids) - left :]) if left else None
+
     def places(self) -> np.ndarray:
         """The tokens that have experts, ascending int64."""
         return np.concatenate([np.empty(0, np.int64), *(np.arange(start, end) for start, end in self.spans)])

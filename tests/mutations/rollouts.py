@@ -149,8 +149,8 @@ ROLLOUTS = [
     Mutation(
         "sends experts that are repeated, or that the model lacks",
         "trainer_node/learning/objective/training_rows.py",
-        "None if found is None or shape_fault(found, experts, expert_layers) is not None else found",
-        "found",
+        "if found is None or shape_fault(found, experts, expert_layers) is not None:",
+        "if found is None:",
         "tests/trainer_node/learning/test_router_replay.py::test_rows_have_experts_that_fit_the_model_if_replay_is_on",
     ),
     Mutation(

@@ -92,6 +92,18 @@ def test_tokens_that_no_request_returned_have_no_experts() -> None:
     assert routed_fault(routed, 9) is None
 
 
+def test_experts_since_a_token_are_the_rest() -> None:
+    ids = drawn(5)
+    routed = packed((2, ids[:3]), (7, ids[3:]))
+    assert routed.since(0) == routed
+    later = routed.since(4)
+    assert later is not None
+    assert later.spans == ((4, 5), (7, 9))
+    assert (later.array() == np.sort(ids[2:], -1)).all()
+    assert routed.since(6) == packed((7, ids[3:]))
+    assert routed.since(9) is None
+
+
 def test_rows_of_another_model_are_left_out() -> None:
     routed = packed((0, drawn(3)), (3, drawn(2, ExpertShape(4, 2, 8))), (3, drawn(2, ExpertShape(3, 2, 300))))
     assert routed.spans == ((0, 3),)

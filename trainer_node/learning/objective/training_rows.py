@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from p2pcast.errors import IntegrityError, UsageError
 from p2pcast.rollouts.kv_policy import KV_OF_ONE_VERSION
-from p2pcast.rollouts.result import Result, fault
+from p2pcast.rollouts.result import Result, Span, fault
 from p2pcast.rollouts.routed_experts import ExpertShape, RoutedExperts, shape_fault
 from trainer_node.learning.objective.advantages import AdvantageKind, group_advantages
 from trainer_node.ledger.batch_cut import LEAST_SURVIVORS
@@ -147,7 +147,20 @@ def _reason(result: Result, group: Group, oldest_step: int, vocabulary: int) -> 
 
 def _routed(result: Result, experts: ExpertShape, expert_layers: Sequence[int]) -> RoutedExperts | None:
     found = result.routed_experts
-    return None if found is None or shape_fault(found, experts, expert_layers) is not None else found
+    if found is None or shape_fault(found, experts, expert_layers) is not None:
+        return None
+    return found.since(_computed_alike(result.spans))
+
+
+def _computed_alike(spans: Sequence[Span]) -> int:
+    """The first token that the last version computed, in a rollout of several versions. That version has computed the
+    tokens before again, with experts that no answer returns; under ``keep`` it used what the others had computed.
+    """
+    last = spans[-1]
+    if last.kv not in KV_OF_ONE_VERSION:
+        return 0
+    # The last token that an older version sampled is computed only after the switch.
+    return max((span.end - 1 for span in spans if span.version != last.version), default=0)
 
 
 def _row(result: Result, advantage: float, group: int, reward: float, *, learns: bool) -> TrainingRow:
