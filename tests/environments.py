@@ -61,6 +61,8 @@ ENVIRONMENTS: dict[str, list[list[str]]] = {
             "soundfile",
         ],
     ],
+    # vLLM's CPU build breaks with the Triton that it depends on, except under Triton's interpreter.
+    "triton": [["--no-deps", "triton==3.9.0"]],
     # verl holds transformers below 5.11. --no-deps leaves out wandb, which the tests do not use.
     "verl": [
         [

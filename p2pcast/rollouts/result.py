@@ -28,10 +28,15 @@ from p2pcast.rollouts.rollout_fields import (
     Temperature,
     TokenIds,
 )
+from p2pcast.rollouts.routed_experts import RoutedExperts, routed_fault
 from p2pcast.version import Version
 from p2pcast.wire.constraints import AtMost, OneOf, Text
 
 MAX_RESULT_BYTES = 16 * limits.MIB
+_TOKEN_BYTES = 10
+"""Of ids, mask, loss mask and log-probabilities."""
+_OTHER_BYTES = limits.MIB
+"""Room for spans, turns and tags."""
 
 
 class Span(NamedTuple):
@@ -51,7 +56,8 @@ class Result(RolloutRecord):
     """The answer of a worker to a lease. ``turns``: where each turn of the policy begins. ``loss_mask``: 1 for tokens
     that are learnt from; the mask, if None. ``tags``: of the task, for reports. ``reward``: for reports alone; the
     ledger computes its own. ``schedules``: of the spans' versions, those that sampled with sparse attention, and the
-    BLAKE3 of the schedule's file; None: dense attention.
+    BLAKE3 of the schedule's file; None: dense attention. ``routed_experts``: of a mixture of experts, where the engine
+    returns them.
     """
 
     job: Id
@@ -68,6 +74,7 @@ class Result(RolloutRecord):
     loss_mask: Mask | None = None
     tags: Annotated[Sequence[tuple[Annotated[str, Text(64)], Annotated[str, Text(256)]]], AtMost(64)] | None = None
     schedules: Annotated[Sequence[tuple[Version, Hash]], AtMost(MAX_SPANS)] | None = None
+    routed_experts: RoutedExperts | None = None
 
     @property
     def sampled(self) -> int:
@@ -83,6 +90,11 @@ class Result(RolloutRecord):
     def oldest_step(self) -> int:
         """The step of the oldest span's version."""
         return min(span.version.step for span in self.spans)
+
+
+def routed_room(tokens: int) -> int:
+    """Bytes that a result of so many tokens has left for routed experts."""
+    return max(0, MAX_RESULT_BYTES - _OTHER_BYTES - _TOKEN_BYTES * tokens)
 
 
 def fault(result: Result, vocabulary: int) -> str | None:
@@ -110,6 +122,8 @@ def fault(result: Result, vocabulary: int) -> str | None:
         return "a schedule of a version that sampled no token"
     if len(result.sparse_versions) < len(result.schedules or ()):
         return "two schedules of one version"
+    if result.routed_experts is not None and (detail := routed_fault(result.routed_experts, count)) is not None:
+        return detail
     return _span_fault(result, sampled)
 
 

@@ -2,6 +2,7 @@
 
 Promises: the next prompt is the last prompt, what the policy sampled, and what the task said after it; no token passes
 through text. The mask is 1 on sampled tokens alone. Spans and log-probabilities lie at the places of their tokens.
+Experts that an engine returned are left out of a play that would become too large for a record with them.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import numpy as np
 
 from p2pcast.errors import RemoteError
 from p2pcast.rollouts.job import Job
-from p2pcast.rollouts.result import Result, Span
+from p2pcast.rollouts.result import Result, Span, routed_room
 from p2pcast.rollouts.rollout_fields import MAX_TOKENS
+from p2pcast.rollouts.routed_experts import RoutedTokens
 from p2pcast.tasks.task import ForgedPlayError, Sample, Sampler, Trajectory, turn_seed
 from p2pcast.version import Version
 
@@ -31,6 +33,7 @@ class Play:
         self._logprobs = [0.0] * len(self.token_ids)
         self._spans: list[Span] = []
         self._turns: list[int] = []
+        self._routed = RoutedTokens()
 
     async def turn(self, sampler: Sampler, job: Job, most: int, stop_token_ids: Sequence[int]) -> Sample:
         """Have the policy sample its next turn, of at most ``most`` tokens and of what the job leaves. Raises what the
@@ -57,6 +60,8 @@ class Play:
         self._logprobs += sample.logprobs
         self._spans += [span._replace(start=span.start + at, end=span.end + at) for span in sample.spans]
         self.sampled += count
+        if sample.experts is not None:
+            self._routed.add(*sample.experts)
 
     def add_environment(self, token_ids: Sequence[int]) -> None:
         """The task's next tokens."""
@@ -73,6 +78,7 @@ class Play:
             turns=np.array(self._turns, "<u4"),
             stop=stop,
             tags=tuple(tags),
+            routed_experts=self._routed.packed(routed_room(len(self.token_ids))),
         )
 
 
@@ -153,4 +159,5 @@ def result_of(
         turns=played.turns,
         tags=played.tags or None,
         schedules=sparse or None,
+        routed_experts=played.routed_experts,
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, cast, runtime_checkable
 
 import blake3
 import numpy as np
@@ -21,6 +21,7 @@ import numpy as np
 from p2pcast.errors import RemoteError, UsageError
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Span
+from p2pcast.rollouts.routed_experts import RoutedExperts
 
 SEED_BITS = 63
 """Bits of a sampler's seed: engines take signed integers of 64 bits."""
@@ -43,16 +44,27 @@ class Prompt:
     max_tokens: int
 
 
+class SampledExperts(NamedTuple):
+    """Experts of the tokens that a request computed, from token ``start`` of its prompt on. ``ids``: tokens × layers ×
+    experts a token, uint8 or uint16.
+    """
+
+    start: int
+    ids: np.ndarray
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One turn of the policy. ``logprobs``: of each token under the sampling distribution. ``spans``: start and end
-    count from the first sampled token. ``stop``: ``end`` after a stop token, ``length`` at the limit.
+    count from the first sampled token. ``stop``: ``end`` after a stop token, ``length`` at the limit. ``experts``: of a
+    mixture of experts, where the engine returns them.
     """
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
     spans: Sequence[Span]
     stop: Literal["end", "length"]
+    experts: SampledExperts | None = None
 
 
 class Sampler(Protocol):
@@ -81,6 +93,7 @@ class Trajectory:
     turns: np.ndarray
     stop: Literal["end", "length", "task"]
     tags: tuple[tuple[str, str], ...] = ()
+    routed_experts: RoutedExperts | None = None
 
 
 class Task(Protocol):

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from p2pcast.errors import RemoteError
+from rollout_node.worker.routed_answer import routed_ids
 from rollout_node.worker.sampled_answer import MALFORMED, LabelledSpan, Route, SampledAnswer, ids, logprob
 
 VLLM: Final = "vLLM 0.32 or newer is needed"
@@ -53,16 +56,24 @@ def request(
     cache_salt: str | None = None,
     logprobs: int = 0,
     stream: bool = True,
+    routed_from: int = 0,
 ) -> dict[str, Any]:
-    """``logprobs``: candidates whose log-probabilities are returned, besides the sampled token's."""
+    """``logprobs``: candidates whose log-probabilities are returned, besides the sampled token's. ``routed_from``: the
+    first token whose experts are returned, if the engine returns any.
+    """
     sampling = sampling_fields(seed, temperature, max_tokens, stop_token_ids, logprobs)
     sampling |= {"stop": None, "bad_words": None, "detokenize": False}
+    if routed_from:
+        sampling["routed_experts_prompt_start"] = routed_from
     body: dict[str, Any] = {"token_ids": list(prompt_ids), "sampling_params": sampling, "stream": stream}
     return body if cache_salt is None else body | {"cache_salt": cache_salt}
 
 
 class Answer(SampledAnswer):
+    """``experts``: of the tokens that the engine computed, if it returns them; tokens × layers × experts a token."""
+
     route = ROUTE
+    experts: np.ndarray | None = None
 
     def _read(self, part: Any) -> None:
         for choice in part["choices"]:
@@ -70,6 +81,8 @@ class Answer(SampledAnswer):
             self._take(token_ids, self._content(choice) if token_ids else None)
             if (spans := choice.get("weight_versions")) is not None:
                 self._labels = [LabelledSpan(str(s["version"]), int(s["start"]), int(s["end"])) for s in spans]
+            if (experts := choice.get("routed_experts")) is not None:
+                self.experts = routed_ids(experts)
             self._finish = choice.get("finish_reason") or self._finish
 
     def _tokens(self, choice: dict[str, Any]) -> list[int]:

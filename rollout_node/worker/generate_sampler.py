@@ -1,22 +1,43 @@
-"""Samples of a vLLM engine, through ``/inference/v1/generate``."""
+"""Samples of a vLLM engine, through ``/inference/v1/generate``.
+
+Promise: samples carry the experts of their tokens if the engine returns them. The engine's own option
+``--enable-return-routed-experts`` decides, and the first probe shows it. Without the option a request is as before.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Self
 
 import numpy as np
 
-from p2pcast.tasks.task import Sample
+from p2pcast.tasks.task import Sample, SampledExperts
 from p2pcast.version import Version
 from rollout_node.worker import generate_form, recomputation
-from rollout_node.worker.engine_requests import PROBE_TOKEN
+from rollout_node.worker.engine_requests import MAX_LINE_BYTES, PROBE_TOKEN
 from rollout_node.worker.generate_form import Answer
 from rollout_node.worker.labelled_sampler import LabelledSampler
+from rollout_node.worker.routed_answer import KnownTokens, routed_line_bytes
 from rollout_node.worker.sampled_answer import CANDIDATES
+
+logger = logging.getLogger("p2pcast.worker")
 
 
 class GenerateSampler(LabelledSampler):
     route = generate_form.ROUTE
+    routed_bytes = 0
+    """Bytes of the experts of one token; 0 for an engine that returns none."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._known = KnownTokens()
+
+    def of_play(self, on_tokens: Callable[[int], None]) -> Self:
+        found = super().of_play(on_tokens)
+        found.routed_bytes = self.routed_bytes
+        return found
 
     async def sample(
         self,
@@ -27,6 +48,7 @@ class GenerateSampler(LabelledSampler):
         max_tokens: int,
         stop_token_ids: Sequence[int],
     ) -> Sample:
+        routed_from = self._known.first_unknown(prompt_ids)
         body = generate_form.request(
             prompt_ids,
             seed=seed,
@@ -34,13 +56,28 @@ class GenerateSampler(LabelledSampler):
             max_tokens=max_tokens,
             stop_token_ids=stop_token_ids,
             cache_salt=self._naming.salt,
+            routed_from=routed_from,
         )
         answer = Answer(stop_token_ids, max_tokens)
-        await answer.read(self._requests.streamed(body), self._on_tokens)
-        return await self._sample(answer)
+        routed_tokens = len(prompt_ids) + max_tokens - routed_from
+        most_bytes = MAX_LINE_BYTES + routed_line_bytes(routed_tokens, self.routed_bytes)
+        await answer.read(self._requests.streamed(body, most_bytes), self._on_tokens)
+        sample = await self._sample(answer)
+        if answer.experts is None:
+            return sample
+        expected = len(prompt_ids) + len(sample.token_ids) - 1 - routed_from
+        if len(answer.experts) != expected:
+            found = len(answer.experts)
+            logger.warning("a sample goes without experts: the engine sent those of %d tokens, not %d", found, expected)
+            return sample
+        self._known.received(prompt_ids, sample.token_ids)
+        return replace(sample, experts=SampledExperts(routed_from, answer.experts))
 
     async def score(self, token_ids: Sequence[int]) -> tuple[np.ndarray, Version]:
-        found = await self._requests.whole(recomputation.request(token_ids, self._naming.salt))
+        body = recomputation.request(token_ids, self._naming.salt)
+        # Experts of a long prompt would be megabytes that no caller reads.
+        body["sampling_params"]["routed_experts_prompt_start"] = len(token_ids)
+        found = await self._requests.whole(body)
         answer = Answer((), 1)
         answer.add(found)
         return recomputation.prompt_logprobs(found, token_ids), await self._version(answer)
@@ -57,5 +94,6 @@ class GenerateSampler(LabelledSampler):
         )
         answer, found = Answer((), 1), await self._requests.whole(body)
         answer.add(found)
+        self.routed_bytes = 0 if answer.experts is None else answer.experts[:1].nbytes
         (span,) = answer.labels()
         return generate_form.candidates(found), span.label

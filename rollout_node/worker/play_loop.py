@@ -390,6 +390,7 @@ def _one_request(results: list[Result]) -> list[Result]:
     size = 0
     for count, result in enumerate(results[:MOST_AT_ONCE]):
         size += result.token_ids.nbytes + result.mask.nbytes + result.logprobs.nbytes
+        size += 0 if result.routed_experts is None else len(result.routed_experts.ids)
         if count and size > REQUEST_BYTES:
             return results[:count]
     return results[:MOST_AT_ONCE]

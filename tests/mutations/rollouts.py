@@ -15,6 +15,7 @@ RATES = "trainer_node/ledger/worker_rates.py"
 ESTIMATES = "trainer_node/scheduling/shares.py"
 SPLITS = "tests/trainer_node/scheduling/test_shares.py::"
 ACCEPTANCE = "trainer_node/ledger/acceptance.py"
+EXPERTS = "tests/trainer_node/ledger/test_acceptance.py::"
 GROUNDS = "tests/trainer_node/ledger/test_acceptance.py::test_grounds_of_rejection"
 BUDGET = "trainer_node/ledger_server/body_budget.py"
 BUDGETS = "tests/trainer_node/ledger_server/test_body_budget.py::"
@@ -130,6 +131,27 @@ ROLLOUTS = [
         "if detail := fault(result, standards.vocabulary):",
         'if detail := "":',
         GROUNDS,
+    ),
+    Mutation(
+        "sends experts that are repeated, or that the model lacks",
+        ACCEPTANCE,
+        "if routed is not None and shape is not None and (detail := shape_fault(routed, shape)):",
+        'if detail := "":',
+        EXPERTS + "test_experts_of_another_model_are_malformed",
+    ),
+    Mutation(
+        "sends experts that are repeated, or that the model lacks",
+        "p2pcast/rollouts/routed_experts.py",
+        "if not (chosen | none).all():",
+        "if False:",
+        EXPERTS + "test_repeated_experts_are_malformed_for_every_model",
+    ),
+    Mutation(
+        "sends experts that are repeated, or that the model lacks",
+        "trainer_node/learning/objective/training_rows.py",
+        "if found is None or shape_fault(found, experts, expert_layers) is not None:",
+        "if found is None:",
+        "tests/trainer_node/learning/test_router_replay.py::test_rows_have_experts_that_fit_the_model_if_replay_is_on",
     ),
     Mutation(
         "states a reward of its own",

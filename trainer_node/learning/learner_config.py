@@ -59,6 +59,11 @@ class TrainTable:
     overlong: Literal["keep", "mask", "zero"] = setting(
         "keep", "Rollouts cut at their token limit. keep: as others; mask: not learnt from; zero: their reward is 0."
     )
+    router_replay: Literal["off", "on"] = setting(
+        "off",
+        "Experts of a token. off: the learner's own choice; on: the experts that the engine returned with the rollout,"
+        " where there are any.",
+    )
     seed: int = setting(0, "Seed of everything random in the learner.", 0, (1 << 63) - 1)
 
 

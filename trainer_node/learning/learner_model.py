@@ -19,6 +19,7 @@ from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.errors import UsageError
 from trainer_node.learning.objective.micro_batches import MicroBatch
 from trainer_node.learning.objective.token_scores import TokenScores, scores_of_hidden, scores_of_logits
+from trainer_node.learning.router_replay import RouterReplay
 from trainer_node.learning.sharded_loading import loading, sharded
 from trainer_node.learning.stored_tensors import blocks, check, dtypes
 from trainer_node.learning.trainer_ranks import TrainerRanks
@@ -37,9 +38,17 @@ class LearnerModel:
     """
 
     def __init__(
-        self, folder: Path, ranks: TrainerRanks, *, compute: Compute = "published", recompute: bool = False
+        self,
+        folder: Path,
+        ranks: TrainerRanks,
+        *,
+        compute: Compute = "published",
+        recompute: bool = False,
+        router_replay: bool = False,
     ) -> None:
-        """``recompute``: activations are computed again in the backward pass, which takes less memory."""
+        """``recompute``: activations are computed again in the backward pass, which takes less memory.
+        ``router_replay``: layers of experts are forced to the recorded experts of a micro-batch.
+        """
         self.folder, self._ranks = folder, ranks
         checkpoint = Checkpoint.open(folder)
         stored = {t.name: TORCH_DTYPES[t.dtype] for t in checkpoint.layout().tensors}
@@ -49,6 +58,7 @@ class LearnerModel:
         )
         if recompute:
             self.module.gradient_checkpointing_enable()
+        self.replay = RouterReplay(self.module) if router_replay else None
         self._head = _ScoringHead.of(self.module)
         self.parameters = dict(self.module.named_parameters())
         fused = blocks(self.module, stored.keys())
@@ -81,10 +91,12 @@ class LearnerModel:
         """Log-probabilities of the micro-batch's targets, (M,), at each row's temperature."""
         return self.scores(batch).logprobs
 
-    def scores(self, batch: MicroBatch) -> TokenScores:
+    def scores(self, batch: MicroBatch, *, replay: bool = True) -> TokenScores:
         """Scores of the micro-batch's targets, (M,), at each row's temperature. The head computes only the positions
-        that predict a target, chunk by chunk.
+        that predict a target, chunk by chunk. ``replay``: with the recorded experts, by a model that replays routers.
         """
+        if self.replay is not None:
+            self.replay.follow(batch if replay else None, self._ranks.device)
         if self._head is not None:
             with self._head.scoring(batch, self._ranks.device) as asked:
                 answer = self._answer(batch, 0)

@@ -111,7 +111,7 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
         folder=checkpoints_folder,
         cadence=Cadence(config.checkpoint.every, config.checkpoint.keep),
         config=config.document(),
-        rows=lambda batch, step: _rows(config, batch, step, facts.staleness, model.vocabulary),
+        rows=lambda batch, step: _rows(config, batch, step, facts.staleness, model),
         log=log,
         doing=doing,
         exports=_exports(config, model, ranks),
@@ -144,7 +144,13 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
 def model_of(config: LearnerConfig, ranks: TrainerRanks) -> LearnerModel:
     """The model that is trained. Raises UsageError for a model that cannot be trained as configured, LocalError."""
     assert config.model.path is not None
-    model = LearnerModel(config.model.path, ranks, compute=config.model.compute, recompute=config.model.recompute)
+    model = LearnerModel(
+        config.model.path,
+        ranks,
+        compute=config.model.compute,
+        recompute=config.model.recompute,
+        router_replay=config.train.router_replay == "on",
+    )
     if config.train.packing == "packed":
         require_separate_rows(model)
     return model
@@ -214,7 +220,9 @@ def _client(config: LearnerConfig) -> BatchClient:
     )
 
 
-def _rows(config: LearnerConfig, batch: RolloutBatch, step: int, staleness: int, vocabulary: int) -> list[TrainingRow]:
+def _rows(
+    config: LearnerConfig, batch: RolloutBatch, step: int, staleness: int, model: LearnerModel
+) -> list[TrainingRow]:
     return rows_of(
         batch,
         kind=config.advantage.kind,
@@ -222,7 +230,9 @@ def _rows(config: LearnerConfig, batch: RolloutBatch, step: int, staleness: int,
         overlong=config.train.overlong,
         step=step,
         staleness=staleness,
-        vocabulary=vocabulary,
+        vocabulary=model.vocabulary,
+        experts=None if model.replay is None else model.replay.shape,
+        expert_layers=() if model.replay is None else model.replay.expert_layers,
     )
 
 

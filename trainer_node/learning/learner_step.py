@@ -35,13 +35,26 @@ class StepOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplayEffect:
+    """Of the first micro-batch of each rank: KL(sampler || learner) by k3 in nats a token, with the recorded experts
+    and by the learner's own routing, with equal weights.
+    """
+
+    kl_replayed: float
+    kl_own_routing: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepReport:
-    """``loss``: over the whole batch. ``skipped``: updates whose gradient was not finite."""
+    """``loss``: over the whole batch. ``skipped``: updates whose gradient was not finite. ``replay``: None without
+    router replay.
+    """
 
     loss: float
     grad_norm: float
     statistics: TokenStatistics
     skipped: int = 0
+    replay: ReplayEffect | None = None
 
 
 class LearnerStep:
@@ -65,6 +78,7 @@ class LearnerStep:
         if self._options.loss.kind == "tis":
             # The learner's own log-probabilities at the beginning of the step, before any update.
             parts = [[self._with_old(batch) for batch in part] for part in parts]
+        effect = None if self._model.replay is None or not parts else self._replay_effect(parts[0][0].batch)
         loss, norm, skipped = 0.0, 0.0, 0
         statistics = TokenStatistics()
         for part in parts:
@@ -74,7 +88,7 @@ class LearnerStep:
             skipped += not torch.isfinite(torch.tensor(norm))
             loss += found
             statistics = statistics.add(counted)
-        return StepReport(loss / max(1, len(parts)), norm, statistics, skipped)
+        return StepReport(loss / max(1, len(parts)), norm, statistics, skipped, effect)
 
     def _prepared(self, rows: Sequence[TrainingRow]) -> list[_Weighted]:
         """This rank's micro-batches of a minibatch. The weights of tokens count the rows of all ranks."""
@@ -86,6 +100,17 @@ class LearnerStep:
     def _with_old(self, one: _Weighted) -> _Weighted:
         with torch.no_grad():
             return _Weighted(one.batch, one.weights, self._model.logprobs(one.batch).cpu())
+
+    def _replay_effect(self, batch: MicroBatch) -> ReplayEffect:
+        """Costs two forward passes of one micro-batch."""
+        sums = [batch.learnt.sum().to(torch.float64)]
+        for replay in (True, False):
+            with torch.no_grad():
+                found = self._model.scores(batch, replay=replay).logprobs.cpu().to(torch.float64)
+            log_ratio = (found - batch.sampler_logprobs)[batch.learnt]
+            sums.append((torch.expm1(log_ratio) - log_ratio).sum())
+        count, *k3 = self._ranks.total(torch.stack(sums)).tolist()
+        return ReplayEffect(*(value / max(1.0, count) for value in k3))
 
     def _gradient(self, part: Sequence[_Weighted], step: int) -> tuple[float, TokenStatistics]:
         device, ranks = self._ranks.device, self._ranks.count

@@ -21,6 +21,7 @@ from typing import Literal
 
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result, fault
+from p2pcast.rollouts.routed_experts import ExpertShape, shape_fault
 from p2pcast.version import Version
 from trainer_node.ledger.lineage import Lineage
 
@@ -58,7 +59,8 @@ class Rejection:
 @dataclass(frozen=True, slots=True)
 class Standards:
     """``staleness``: S, in learner steps. ``vocabulary``: number of token ids. ``manifests``: of each known version,
-    the hash of its signed manifest.
+    the hash of its signed manifest. ``experts``: of the run's model; None: only the form of routed experts is
+    checked.
     """
 
     rule: Rule
@@ -67,6 +69,7 @@ class Standards:
     learner_step: int
     lineage: Lineage
     manifests: Mapping[Version, bytes]
+    experts: ExpertShape | None = None
 
 
 def rejection(
@@ -84,6 +87,9 @@ def rejection(
     if wrong := _forgery(result, job) or _manifest_fault(result, standards) or _step_back(result, served):
         return wrong
     if detail := fault(result, standards.vocabulary):
+        return Rejection(Reason.MALFORMED, detail)
+    routed, shape = result.routed_experts, standards.experts
+    if routed is not None and shape is not None and (detail := shape_fault(routed, shape)):
         return Rejection(Reason.MALFORMED, detail)
     if settled:
         return Rejection(Reason.DUPLICATE, "the job has ended")

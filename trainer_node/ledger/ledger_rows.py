@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Table, Update, bindparam, func, select, update
 
 from p2pcast.errors import IntegrityError, LocalError, RefusedError, UsageError
+from p2pcast.rollouts.routed_experts import ExpertShape
 from p2pcast.version import Version
 from trainer_node.ledger.acceptance import Rule
 from trainer_node.ledger.database import ledger_schema as db
@@ -83,7 +84,7 @@ class Trust:
 class Policy:
     """``guess_s``: of first leases. ``task_hash``: of the run's task; groups of another task are not played.
     ``asks_hub``: the hub is asked for the versions of each result before it is judged. ``trust`` None: the ledger
-    computes each reward.
+    computes each reward. ``experts``: of the run's model, if stated.
     """
 
     bounds: Bounds
@@ -93,6 +94,7 @@ class Policy:
     task_hash: bytes = field(kw_only=True)
     asks_hub: bool = False
     trust: Trust | None = None
+    experts: ExpertShape | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,14 @@ REPLAY_SHARE = 0.05
         "[default: 0.05]"
     ),
 )
+@click.option(
+    "--expert-shape",
+    metavar="LAYERS,TOP_K,EXPERTS",
+    help=(
+        "Shape of the model's experts: layers, experts of a token, experts of a layer. Routed experts of another shape "
+        "count as malformed.  [default: not compared]"
+    ),
+)
 @click.option("--no-prompts", is_flag=True, help="No groups from the task's prompts: trainers add all groups.")
 @seconds(
     "ledger", "lease-guess", click.FloatRange(1.0, 86400.0), 120.0,
@@ -131,6 +139,7 @@ def ledger(
     hooks: str | None,
     trust_workers: bool,
     replay_share: float | None,
+    expert_shape: str | None,
     no_prompts: bool,
     lease_guess_s: float,
     check_s: float,
@@ -149,6 +158,7 @@ def ledger(
     from p2pcast.daemon.daemon_process import raise_descriptor_limit, restrict_umask, run_until_signal, state_home
     from p2pcast.daemon.daemon_requests import bearer_token
     from p2pcast.limits import MIB
+    from p2pcast.rollouts.routed_experts import ExpertShape
     from p2pcast.tasks.prompt_hooks import load_hooks
     from p2pcast.tasks.task_loader import load_task
     from p2pcast.wire.join_token import JoinToken
@@ -187,6 +197,7 @@ def ledger(
             task_hash=loaded.hash,
             asks_hub=hub_http_url is not None,
             trust=trust,
+            experts=None if expert_shape is None else ExpertShape.parse(expert_shape),
         ),
         task=loaded,
         task_name=task,

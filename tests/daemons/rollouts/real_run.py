@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,7 +78,8 @@ def segments_of(group: int) -> set[str]:
 
 class RealRun:
     """``engines``: a peer with a vLLM server each; workers are dealt out among them. ``database``: URL; None: SQLite.
-    ``lease_guess_s``: of first leases.
+    ``lease_guess_s``: of first leases. ``live_trainer``: versions come from a trainer's process, not from folders.
+    ``engine_flags``, ``engine_options``: of the vLLM servers. ``ledger_options``: more words for the ledger.
     """
 
     def __init__(
@@ -92,7 +93,14 @@ class RealRun:
         workers: int,
         database: str | None = None,
         lease_guess_s: float = 120.0,
+        live_trainer: bool = False,
+        engine_flags: Sequence[str] = (),
+        engine_options: Mapping[str, Any] | None = None,
+        ledger_options: Sequence[str] = (),
     ) -> None:
+        self._source = ["--base", str(model)] if live_trainer else [str(folder / "checkpoints")]
+        self._engine_flags, self._engine_options = engine_flags, engine_options or {}
+        self._ledger_options = ledger_options
         self.folder, self.task, self.steps, self.model = folder, task, steps, model
         self.database = database
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -120,9 +128,9 @@ class RealRun:
         for number in range(self._engines):
             folder = self.folder / f"p{number}"
             folder.mkdir(0o700)
-            self.servers.append(Server(self.model, folder, *FLAGS))
+            self.servers.append(Server(self.model, folder, *FLAGS, *self._engine_flags, **self._engine_options))
         hub = [
-            str(self.checkpoints),
+            *self._source,
             "--listen",
             "127.0.0.1:0",
             "--http",
@@ -159,6 +167,7 @@ class RealRun:
         words += ["--hub-http", self.http("hub"), "--batch-groups", str(BATCH_GROUPS), "--group-size", str(GROUP_SIZE)]
         words += ["--staleness", str(STALENESS), "--lease-guess", str(self._lease_guess_s)]
         words += [] if self.database is None else ["--database", self.database]
+        words += self._ledger_options
         self.command("ledger", "ledger", *words)
         for number in range(self._engines):
             self.until_engine(number)

@@ -66,14 +66,21 @@ write_small_model(Path({str(folder)!r}), form, seed=1, dtype={dtype!r})
 class Server:
     """Starts at once; ``wait`` until it answers. ``restart`` keeps the port."""
 
-    def __init__(self, model: Path, folder: Path, *options: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        model: Path,
+        folder: Path,
+        *options: str,
+        environment: Mapping[str, str] | None = None,
+        python: str | Path = sys.executable,
+    ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.model, self.url = model, f"http://127.0.0.1:{port}"
         self.install, self.log = folder / "install.sock", folder / "server.log"
         self._command = [
-            sys.executable,
+            str(python),
             "-m",
             "vllm.entrypoints.openai.api_server",
             "--model",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
 import math
 import random
@@ -10,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from aiohttp import web
 from blake3 import blake3
 
@@ -57,6 +60,10 @@ class FakeEngine:
     names_stretches: bool = True
     schedules: dict[str, str] | None = None
     """Names of schedules by version, for an engine with sparse attention; None: dense, at a peer that names none."""
+    experts: tuple[int, int] | None = None
+    """Layers, and experts of a token: as of vLLM with --enable-return-routed-experts."""
+    experts_missing: int = 0
+    """Rows that an answer leaves out."""
     finish: str | None = None
     status: int = 200
     asked: list[dict[str, Any]] = field(default_factory=list)
@@ -231,7 +238,22 @@ class FakeEngine:
             ended = bool(whole) and whole[-1][0] in body["sampling_params"]["stop_token_ids"]
             choice["finish_reason"] = self.finish or ("stop" if ended else "length")
             choice["weight_versions"] = _spans([v for *_, v in whole]) if self.reports_versions else None
+            if self.experts is not None:
+                first = body["sampling_params"].get("routed_experts_prompt_start", 0)
+                computed = len(body["token_ids"]) + len(whole) - 1 - self.experts_missing
+                choice["routed_experts"] = _npy(routed(range(first, computed), *self.experts))
         return choice
+
+
+def routed(places: Sequence[int], layers: int, top_k: int) -> np.ndarray:
+    """Experts that name the token's place."""
+    return np.array([[[at + k for k in range(top_k)]] * layers for at in places], "u1").reshape(-1, layers, top_k)
+
+
+def _npy(array: np.ndarray) -> str:
+    file = io.BytesIO()
+    np.save(file, array)
+    return base64.b64encode(file.getvalue()).decode()
 
 
 def _spans(versions: list[str]) -> list[dict[str, Any]]:

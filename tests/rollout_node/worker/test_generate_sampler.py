@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import aiohttp
 import pytest
-from fake_engine import FakeEngine, digest_of, logprobs
+from fake_engine import FakeEngine, digest_of, logprobs, routed
 from scripted_sampler import jobs_of
 
 from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError
 from p2pcast.rollouts.result import fault
-from p2pcast.tasks.play import result_of
+from p2pcast.tasks.play import Play, result_of
 from p2pcast.tasks.sums import Sums
 from p2pcast.tasks.task import Sample
 from p2pcast.version import Version
@@ -167,3 +168,40 @@ async def test_a_version_that_the_peer_forgot_keeps_its_hash(engine: FakeEngine,
     engine.versions = ["0.9"]
     assert (await versions.refresh()).version == Version(0, 9)
     assert (await versions.span("0.1")).manifest.hex() == digest_of("0.1")
+
+
+async def test_turns_of_a_play_ask_for_experts_once(engine: FakeEngine, sampler: GenerateSampler) -> None:
+    engine.experts = (3, 2)
+    await sampler.check()
+    assert sampler.routed_bytes == 6
+    play, own = Play([1, 2, 3]), sampler.of_play(lambda count: None)
+    (job,) = jobs_of(Sums(), 1)
+    for _ in range(3):
+        await play.turn(own, replace(job, max_tokens=99), 4, ())
+        play.add_environment([5, 6])
+    asked = [body["sampling_params"].get("routed_experts_prompt_start") for body in engine.asked[-3:]]
+    assert asked == [None, 6, 12]
+    found = play.end("length").routed_experts
+    assert found is not None
+    assert found.spans == ((0, 18),)
+    assert (found.array() == routed(range(18), 3, 2)).all()
+
+
+async def test_experts_of_another_number_of_tokens_are_left_out(engine: FakeEngine, sampler: GenerateSampler) -> None:
+    engine.experts, engine.experts_missing = (3, 2), 1
+    assert (await sampled(sampler)).experts is None
+
+
+async def test_experts_longer_than_a_plain_line_are_read(engine: FakeEngine, sampler: GenerateSampler) -> None:
+    """Of 60 tokens with 48 KiB each: 4 MiB in base64."""
+    engine.experts = (1000, 48)
+    await sampler.check()
+    found = (await sampled(sampler.of_play(lambda count: None), count=58)).experts
+    assert found is not None
+    assert found.ids.shape == (60, 1000, 48)
+
+
+async def test_scores_ask_for_no_experts(engine: FakeEngine, sampler: GenerateSampler) -> None:
+    engine.experts = (1000, 48)
+    scores, _ = await sampler.score(list(range(1, 15)) * 20)
+    assert len(scores) == 280

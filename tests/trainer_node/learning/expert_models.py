@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 EXPERTS, INNER, HIDDEN = 4, 16, 32
 
@@ -18,6 +25,15 @@ def qwen3_moe(vocabulary: int = 40, chosen: int = 2) -> Any:
         num_experts=EXPERTS, decoder_sparse_step=2,
     )  # fmt: skip
     return Qwen3MoeForCausalLM(config)
+
+
+def qwen2_moe(vocabulary: int = 40, chosen: int = 2, norm_topk_prob: bool = False) -> Any:
+    """Experts beside one expert for all tokens; gates that do not sum to 1, unless ``norm_topk_prob``."""
+    config = Qwen2MoeConfig(
+        **_common(vocabulary, chosen), moe_intermediate_size=INNER, num_experts=EXPERTS,
+        shared_expert_intermediate_size=24, norm_topk_prob=norm_topk_prob,
+    )  # fmt: skip
+    return Qwen2MoeForCausalLM(config)
 
 
 def mixtral(vocabulary: int = 40, chosen: int = 2) -> Any:

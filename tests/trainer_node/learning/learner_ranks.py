@@ -23,14 +23,18 @@ from safetensors.torch import save_file
 from netem.rollouts.small_model import SmallModel
 from p2pcast.errors import P2PCastError
 from p2pcast.rollouts.probe_set import ProbeSet
+from p2pcast.rollouts.routed_experts import RoutedExperts
 from p2pcast.tasks.sums import Sums
 from tests.trainer_node.learning import learner_stage as stage
+from tests.trainer_node.learning.example_rows import row
 from tests.trainer_node.learning.largest_tensor import LargestTensor
 from trainer_node import Publisher
 from trainer_node.learning import checkpoints
 from trainer_node.learning.learner import HOOK, Learner
 from trainer_node.learning.learner_model import LearnerModel
 from trainer_node.learning.learner_startup import stopped_by_signals
+from trainer_node.learning.objective.micro_batches import micro_batches
+from trainer_node.learning.objective.training_rows import TrainingRow
 from trainer_node.learning.packing_check import require_separate_rows
 from trainer_node.learning.probing.learner_scores import learner_scores
 from trainer_node.learning.publications import Publishing
@@ -48,7 +52,8 @@ PROBE_SET = ProbeSet.checked([[5, 9, 11, 4, 7], [3, 8], [6] * 24])
 class Plan:
     """``batches``: pickle of the ledger's batches. ``stop_at``: step after which the learner is asked to end. ``dies``:
     rank, boundary and step at which a rank kills itself. ``hub``: address of a real hub, with ``token`` in the folder.
-    ``warm``: a warm start alone, of a model for SUMS. ``load``: the model is loaded alone.
+    ``warm``: a warm start alone, of a model for SUMS. ``load``: the model is loaded alone. ``replay``: a pass with
+    recorded experts alone.
     """
 
     model: str
@@ -58,6 +63,23 @@ class Plan:
     hub: str | None = None
     warm: bool = False
     load: bool = False
+    replay: bool = False
+
+
+def replayed(plan: Plan, ranks: TrainerRanks) -> dict[str, Any]:
+    """Log-probabilities with recorded experts, and the sizes of the routers' gradients. Each rank computes all rows."""
+    model = LearnerModel(Path(plan.model), ranks, router_replay=True, recompute=True)
+    (batch,) = micro_batches([list(enumerate(recorded_rows()))], 0, 1 << 12, "packed")
+    logprobs = model.logprobs(batch)
+    logprobs.sum().backward()
+    gates = {name: stage.whole(p.grad) for name, p in model.parameters.items() if name.endswith("mlp.gate.weight")}
+    return {"logprobs": logprobs.tolist(), "gates": {name: float(grad.norm()) for name, grad in gates.items()}}
+
+
+def recorded_rows() -> list[TrainingRow]:
+    """One row with experts that no router would choose, and one without."""
+    ids = bytes([0, 1, 2, 3]) * 9
+    return [row(1, 9, routed=RoutedExperts(2, 2, 1, ((0, 9),), ids)), row(2, 6)]
 
 
 def warm(plan: Plan, ranks: TrainerRanks) -> tuple[list[float], dict[str, torch.Tensor]]:
@@ -128,6 +150,8 @@ def watcher_of(plan: Plan, learner: Learner, rank: int) -> Callable[[str], None]
 def run(plan: Plan, folder: Path, ranks: TrainerRanks) -> dict[str, Any]:
     if plan.load:
         return load(plan, folder, ranks)
+    if plan.replay:
+        return replayed(plan, ranks)
     if plan.warm:
         losses, weights = warm(plan, ranks)
         if ranks.first:

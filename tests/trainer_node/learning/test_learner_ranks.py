@@ -22,7 +22,7 @@ from netem.rollouts.small_model import SmallModel, write_small_model
 from p2pcast.tasks.task_loader import load_task
 from tests.tensor_device import CUDA
 from tests.trainer_node.learning.expert_models import EXPERTS, experts_folder
-from tests.trainer_node.learning.learner_ranks import PROBE_SET, SUMS_MODEL, Plan, warm
+from tests.trainer_node.learning.learner_ranks import PROBE_SET, SUMS_MODEL, Plan, replayed, warm
 from tests.trainer_node.learning.learner_stage import (
     ALONE,
     STEPS,
@@ -222,6 +222,15 @@ def test_rank_that_dies_ends_the_others_and_no_step_is_lost(
 
 @pytest.mark.device
 @pytest.mark.prove
+def test_ranks_replay_recorded_experts_as_one_process(tmp_path: Path) -> None:
+    model = experts_folder(tmp_path / "model", dtype=torch.float32)
+    alone = replayed(Plan(str(model)), ALONE)
+    assert all(alone["gates"].values())
+    for said in all_well(tmp_path, Plan(str(model), replay=True)):
+        assert said["logprobs"] == pytest.approx(alone["logprobs"], abs=1e-5)
+        assert said["gates"] == pytest.approx(alone["gates"], rel=1e-3)
+
+
 @pytest.mark.parametrize("experts", [False, True])
 def test_peers_install_the_weights_that_torch_gathers(run: Run, plan: Plan, tmp_path: Path, experts: bool) -> None:
     if experts:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from p2pcast.rollouts.job import Group, job_of
 from p2pcast.rollouts.result import Result, Span
+from p2pcast.rollouts.routed_experts import ExpertShape, RoutedExperts
 from p2pcast.version import Version
 from trainer_node.ledger.acceptance import Reason, Standards, rejection
 from trainer_node.ledger.lineage import Lineage
@@ -41,8 +42,8 @@ def result(*versions: Version, **changes):
     return Result(**{**fields, **changes})
 
 
-def standards(rule="bounded", learner_step=10, staleness=3):
-    return Standards(rule, staleness, 100, learner_step, LINEAGE, MANIFESTS)
+def standards(rule="bounded", learner_step=10, staleness=3, experts=None):
+    return Standards(rule, staleness, 100, learner_step, LINEAGE, MANIFESTS, experts)
 
 
 def verdict(made, of=None, by=None, *, settled=False, in_time=True):
@@ -113,3 +114,23 @@ def test_accepted_results_are_never_staler_than_the_bound(versions, learner_step
         assert learner_step - min(v.step for v in versions) <= staleness
     else:
         assert not all(LINEAGE.is_live(v) for v in versions) or learner_step - min(v.step for v in versions) > staleness
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        (None, None),
+        (ExpertShape(2, 2, 8), None),
+        (ExpertShape(2, 2, 7), Reason.MALFORMED),
+        (ExpertShape(1, 2, 8), Reason.MALFORMED),
+        (ExpertShape(2, 4, 8), Reason.MALFORMED),
+    ],
+)
+def test_experts_of_another_model_are_malformed(shape, reason):
+    made = result(Version(1, 10), Version(1, 10), routed_experts=RoutedExperts(2, 2, 1, ((0, 1),), bytes([0, 1, 3, 7])))
+    assert verdict(made, by=standards(experts=shape)) is reason
+
+
+def test_repeated_experts_are_malformed_for_every_model():
+    made = result(Version(1, 10), routed_experts=RoutedExperts(1, 2, 1, ((0, 1),), bytes([3, 3])))
+    assert verdict(made) is Reason.MALFORMED

@@ -65,6 +65,10 @@ class StepEvent:
     over_cap_share: Number = None
     clip_share: Number = None
     effective_sample_share: Number = None
+    replayed_share: Number = None
+    replay_refused: Count = None
+    kl_replayed: Number = None
+    kl_own_routing: Number = None
     staleness: dict[int, int] = field(default_factory=dict)
     staleness_in_flight: Number = None
     staleness_in_queue: Number = None

@@ -124,6 +124,9 @@ def event_line(event: Event) -> str:
         case StepEvent():
             said = [f"reward {fixed(event.reward)}", f"staleness {_pair(event.staleness_mean, event.staleness_max)}"]
             said += [f"KL {scientific(event.kl_sampler)}"]
+            if event.replayed_share is not None:
+                routing = f"KL {scientific(event.kl_replayed)}, by own routing {scientific(event.kl_own_routing)}"
+                said += [f"experts of {percent(event.replayed_share)} of tokens replayed ({routing})"]
             said += [f"ratio {fixed(event.ratio_mean)} (at most {fixed(event.ratio_max, 2)})"]
             said += [f"entropy {fixed(event.entropy)}"]
             said += [f"bubble {percent(event.bubble)}", f"{short(event.tokens_per_s)} tokens/s"]

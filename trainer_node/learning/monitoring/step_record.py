@@ -6,15 +6,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from trainer_node.learning.learner_step import StepReport
+from trainer_node.learning.learner_step import ReplayEffect, StepReport
 from trainer_node.learning.objective.training_rows import TrainingRow
-from trainer_node.sdk.batch_client import RolloutBatch
+from trainer_node.sdk.batch_client import Rollout, RolloutBatch
 
 
 def step_record(batch: RolloutBatch, rows: Sequence[TrainingRow], report: StepReport) -> dict[str, Any]:
     """``reward``: mean over all groups played, those without a gradient included. ``staleness``: rollouts by the
     learner steps between the batch and the oldest version of each. Its parts: steps that passed while a rollout was
-    made (in flight), and while it waited for its batch (in queue).
+    made (in flight), and while it waited for its batch (in queue). With router replay ``replayed_share`` is of all
+    tokens, and ``replay_refused`` counts rollouts whose recorded experts are not of the model's shape.
     """
     rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
     ages = Counter(batch.step - rollout.result.oldest_step for rollout in rollouts)
@@ -36,4 +37,15 @@ def step_record(batch: RolloutBatch, rows: Sequence[TrainingRow], report: StepRe
         "staleness_in_queue": in_queue,
         "staleness_in_flight": sum(age * number for age, number in ages.items()) / count - in_queue,
         **report.statistics.document(),
+        **({} if report.replay is None else _replay(rollouts, rows, report.replay)),
+    }
+
+
+def _replay(rollouts: Sequence[Rollout], rows: Sequence[TrainingRow], effect: ReplayEffect) -> dict[str, Any]:
+    routed = [row.routed for row in rows if row.routed is not None]
+    return {
+        "replayed_share": sum(one.tokens for one in routed) / max(1, sum(row.tokens for row in rows)),
+        "replay_refused": sum(one.result.routed_experts is not None for one in rollouts) - len(routed),
+        "kl_replayed": effect.kl_replayed,
+        "kl_own_routing": effect.kl_own_routing,
     }

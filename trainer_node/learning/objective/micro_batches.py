@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from p2pcast.errors import UsageError
+from p2pcast.rollouts.routed_experts import RoutedExperts
 from trainer_node.learning.objective.training_rows import NOT_SAMPLED, TrainingRow
 
 Packing = Literal["packed", "padded"]
@@ -43,7 +44,8 @@ class MicroBatch:
     ``targets`` (M,) int64. ``sampler_logprobs``, ``advantages``, ``temperatures`` (M,) float32. ``learnt`` (M,) bool:
     True, but for the one target of an empty micro-batch. ``versions`` (M,) int64: the step of the version that sampled
     the target. ``single_versions`` (M,) int64: ``single_version`` of the target's row. ``rows`` (M,) int64: number of
-    the target's row. ``tokens``: number of tokens without padding.
+    the target's row. ``tokens``: number of tokens without padding. ``routed``: the recorded experts of rows that have
+    any, with the flattened position of the row's first token.
     """
 
     input_ids: torch.Tensor
@@ -59,6 +61,7 @@ class MicroBatch:
     single_versions: torch.Tensor
     rows: torch.Tensor
     tokens: int
+    routed: tuple[tuple[int, RoutedExperts], ...] = ()
 
     def weights(self, by_row: torch.Tensor) -> torch.Tensor:
         """Weights of the targets, (M,), from weights by row number, (R,); 0 where not learnt."""
@@ -200,4 +203,7 @@ def _made(
         single_versions=of_rows([row.single_version for _, row in rows], np.int64),
         rows=of_rows([number for number, _ in rows], np.int64),
         tokens=sum(row.tokens for _, row in rows),
+        routed=tuple(
+            (start, row.routed) for start, (_, row) in zip(starts, rows, strict=True) if row.routed is not None
+        ),
     )

@@ -7,7 +7,8 @@ from only if the policy sampled it, the task's loss mask permits it, and another
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -15,7 +16,8 @@ import numpy.typing as npt
 
 from p2pcast.errors import IntegrityError, UsageError
 from p2pcast.rollouts.kv_policy import KV_OF_ONE_VERSION
-from p2pcast.rollouts.result import Result, fault
+from p2pcast.rollouts.result import Result, Span, fault
+from p2pcast.rollouts.routed_experts import ExpertShape, RoutedExperts, shape_fault
 from trainer_node.learning.objective.advantages import AdvantageKind, group_advantages
 from trainer_node.ledger.batch_cut import LEAST_SURVIVORS
 
@@ -42,7 +44,7 @@ class TrainingRow:
     learnt, else 0. ``versions`` (n,) int64: the step of the version that sampled the token, else NOT_SAMPLED.
     ``group``: the group's number in the batch. ``reward``: the ledger's, whatever ``overlong`` says. ``truncated``: the
     rollout ended at the limit of tokens. ``single_version``: the step of the one version that made the whole rollout
-    with a KV cache of its own, else MIXED.
+    with a KV cache of its own, else MIXED. ``routed``: the recorded experts of tokens, for router replay.
     """
 
     token_ids: npt.NDArray[np.int64]
@@ -55,6 +57,7 @@ class TrainingRow:
     reward: float
     truncated: bool
     single_version: int = MIXED
+    routed: RoutedExperts | None = None
 
     @property
     def tokens(self) -> int:
@@ -80,10 +83,13 @@ def rows_of(
     step: int,
     staleness: int,
     vocabulary: int,
+    experts: ExpertShape | None = None,
+    expert_layers: Sequence[int] = (),
 ) -> list[TrainingRow]:
     """The rows of a batch: groups in their order, and a group's rollouts in theirs. ``kind``, ``eps``: of
     ``group_advantages``. ``step``: t, the learner's, in optimiser steps. ``staleness``: S, in optimiser steps.
-    ``vocabulary``: number of token ids.
+    ``vocabulary``: number of token ids. ``experts``, ``expert_layers``: of a learner that replays routers. A row
+    whose recorded experts do not fit them has none: no worker can stop a run by them.
 
     Raises IntegrityError that names the job and the reason, for a batch that the ledger would not have cut.
     """
@@ -100,7 +106,8 @@ def rows_of(
         advantages = group_advantages(rewards, kind, eps)
         for one, cut, advantage in zip(samples.rollouts, cut_off, advantages, strict=True):
             learns = not (cut and overlong == "mask")
-            rows.append(_row(one.result, float(advantage), number, one.reward, learns=learns))
+            row = _row(one.result, float(advantage), number, one.reward, learns=learns)
+            rows.append(row if experts is None else replace(row, routed=_routed(one.result, experts, expert_layers)))
     return rows
 
 
@@ -136,6 +143,24 @@ def _reason(result: Result, group: Group, oldest_step: int, vocabulary: int) -> 
     if result.oldest_step < oldest_step:
         return f"sampled at step {result.oldest_step}, and results of steps before {oldest_step} are stale"
     return None
+
+
+def _routed(result: Result, experts: ExpertShape, expert_layers: Sequence[int]) -> RoutedExperts | None:
+    found = result.routed_experts
+    if found is None or shape_fault(found, experts, expert_layers) is not None:
+        return None
+    return found.since(_computed_alike(result.spans))
+
+
+def _computed_alike(spans: Sequence[Span]) -> int:
+    """The first token that the last version computed, in a rollout of several versions. That version has computed the
+    tokens before again, with experts that no answer returns; under ``keep`` it used what the others had computed.
+    """
+    last = spans[-1]
+    if last.kv not in KV_OF_ONE_VERSION:
+        return 0
+    # The last token that an older version sampled is computed only after the switch.
+    return max((span.end - 1 for span in spans if span.version != last.version), default=0)
 
 
 def _row(result: Result, advantage: float, group: int, reward: float, *, learns: bool) -> TrainingRow:
