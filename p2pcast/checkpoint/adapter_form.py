@@ -56,6 +56,15 @@ def adapters_of(names: Collection[str]) -> tuple[str, ...]:
     return tuple(sorted({adapter for adapter, _ in found}))
 
 
+def adapter_configs(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The configurations among a version's small files. Raises IntegrityError for one that is too large."""
+    found = {path: contents for path, contents in files.items() if split_name(path)[1] == CONFIG}
+    for path, contents in found.items():
+        if len(contents) > MOST_CONFIG_BYTES:
+            raise IntegrityError(f"{path}: {len(contents)} bytes are over the limit of {MOST_CONFIG_BYTES}")
+    return found
+
+
 def configs_of(adapters: Iterable[str], files: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
     """Each adapter's configuration, from a version's small files. Raises IntegrityError."""
     out: dict[str, dict[str, Any]] = {}

@@ -33,6 +33,7 @@ class Run:
         self.chain: list[Version] = []
         self.reports: list[dict[str, Any]] = []
         self.serve: list[Path] | None = None
+        self.small: dict[str, bytes] = {}
 
     def step(self, seed: int, share: float = 0.02, bits: int = 0) -> Version:
         """The next version: ``share`` of the words of most cells change, XORed with ``bits`` or drawn at random."""
@@ -90,6 +91,9 @@ class Run:
         found = [self.shadow.patch_path(v) for v in self.chain if base is not None and base < v <= to]
         return found or self.shadow.path
 
+    def small_files(self, version: Version) -> dict[str, bytes]:
+        return self.small
+
     def report(self, report: Any) -> None:
         self.reports.append(dict(report))
 
@@ -104,6 +108,9 @@ class Files:
         found = self.run.patches(base, to)
         paths = [found] if isinstance(found, Path) else found
         return Descriptors([os.open(p, os.O_RDONLY) for p in paths], isinstance(found, Path))
+
+    def adapter_configs(self, version: Version) -> dict[str, bytes]:
+        return self.run.small
 
 
 def state_of(folder: Path) -> tuple[Layout, np.ndarray]:
