@@ -15,7 +15,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+from p2pcast.errors import LocalError
+from rollout_node.worker.engine_versions import EngineVersions
+from rollout_node.worker.generate_sampler import GenerateSampler
 
 sys.path.append(str(Path(__file__).parents[2] / "rollout_node" / "vllm"))
 
@@ -39,7 +44,7 @@ async def servers(swarm: Any) -> AsyncIterator[list[Server]]:
 
 
 def larger_model(folder: Path) -> Path:
-    """17 million weights."""
+    """About 15 million weights."""
     script = f"""
 from pathlib import Path
 from netem.rollouts.small_model import SmallModel, write_small_model
@@ -60,7 +65,8 @@ def adapters_of(model: Path, folder: Path) -> dict[str, Path]:
 def lora_options(folders: dict[str, Path]) -> list[str]:
     modules = [f"{name}={folder}" for name, folder in folders.items()]
     sizes = ["--enable-lora", "--max-lora-rank", "8", "--max-loras", "3", "--max-cpu-loras", "4"]
-    return [*sizes, "--lora-modules", *modules]
+    worker = ["--enable-scale-out", "--logprobs-mode", "processed_logprobs"]
+    return [*sizes, *worker, "--lora-modules", *modules]
 
 
 class Broadcast:
@@ -158,6 +164,30 @@ async def test_adapter_versions_reach_a_server_under_requests(
     await broadcast_adapters(swarm, states, servers, model, SAMPLE)
     done = await asyncio.to_thread(p2pcast, "verify", "--live", "--state", swarm.folder / "a")
     assert done.returncode == 0, done.stderr
+    await check_worker(swarm, servers[0])
+
+
+async def check_worker(swarm: Any, server: Server) -> None:
+    """A worker's samples are those of the adapter that it names, and name the run's version."""
+    [peer] = swarm.peers.values()
+    host, port = peer.http.address
+    tokens, scored = [5, 6, 7, 8, 9], []
+    async with one_off_connections() as http:
+        versions = EngineVersions(http, f"http://{host}:{port}", server.url)
+        await versions.refresh()
+        for adapter in ("one", "two", None):
+            sampler = GenerateSampler(http, server.url, versions, adapter=adapter)
+            assert await sampler.check() == str(peer.committed)
+            scores, version = await sampler.score(tokens)
+            assert version == peer.committed
+            how: Any = {"seed": 1, "temperature": 1.0, "max_tokens": 8, "stop_token_ids": ()}
+            sample = await sampler.of_play(lambda count: None).sample(tokens, **how)
+            again, _ = await sampler.score([*tokens, *sample.token_ids])
+            assert np.abs(again[len(tokens) :] - sample.logprobs).max() < 0.2  # batches change rounding
+            scored.append(scores.tolist())
+        assert scored[0] != scored[1] != scored[2] != scored[0]
+        with pytest.raises(LocalError, match="serves no adapter three"):
+            await GenerateSampler(http, server.url, versions, adapter="three").check()
 
 
 @pytest.mark.prove
