@@ -119,6 +119,9 @@ class Versions:
         self.shadow.apply(path)
         return self.version
 
+    def adapter_configs(self, version: Version) -> dict[str, bytes]:
+        return {}
+
     def patches(self, base: Version | None, to: Version) -> Descriptors:
         """Files as a peer passes them to an engine: the patch from the version before, or the shadow."""
         path = self.shadow.path if base is None else self.shadow.patch_path(to)

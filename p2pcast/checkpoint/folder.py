@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ import numpy.typing as npt
 
 from p2pcast import limits
 from p2pcast.artifact.signed_records import path_fault
+from p2pcast.checkpoint.adapter_form import CONFIG, WEIGHTS, checked_name, state_name
 from p2pcast.checkpoint.safetensors_file import SafetensorsFile, as_words, header_for, parse_json
 from p2pcast.codec.layout import Cell, Layout, Tensor, cell_bytes
 from p2pcast.codec.scratch import ScratchBuffers
-from p2pcast.errors import IntegrityError, LocalError
+from p2pcast.errors import IntegrityError, LocalError, UsageError
 from p2pcast.ordered_map import ordered_map
 from p2pcast.store import disk
 from p2pcast.store.atomic_files import atomic_folder, explained
@@ -40,14 +42,18 @@ needs beside the weights.
 class Checkpoint:
     """The tensors of one folder. Thread-safe."""
 
-    def __init__(self, folder: Path, files: Sequence[SafetensorsFile]) -> None:
-        """Use ``Checkpoint.open``. Raises IntegrityError if two files hold the same tensor."""
+    def __init__(self, folder: Path, files: Sequence[SafetensorsFile], adapters: Sequence[str] = ()) -> None:
+        """Use ``Checkpoint.open``. ``adapters``: the adapter of each file, which precedes its tensors' names. Raises
+        IntegrityError if two files hold the same tensor.
+        """
         self.folder = folder
         self.files = tuple(files)
         where: dict[str, tuple[SafetensorsFile, int]] = {}
         tensors: list[Tensor] = []
-        for file in files:
-            for tensor, begin in file.header.tensors:
+        for file, adapter in zip(files, adapters or [""] * len(files), strict=True):
+            for found, begin in file.header.tensors:
+                tensor = replace(found, name=state_name(adapter, found.name))
+                tensor.check()
                 if tensor.name in where:
                     raise IntegrityError(
                         f"{folder}: tensor {tensor.name[:80]!r} is in {where[tensor.name][0].path.name} "
@@ -63,14 +69,18 @@ class Checkpoint:
 
     @classmethod
     def open(cls, folder: Path | str) -> Checkpoint:
-        """Open ``model.safetensors``, else the shards of its index, else the only ``.safetensors`` file.
+        """Open ``model.safetensors``, else the shards of its index, else the only ``.safetensors`` file, else LoRA
+        adapters in subfolders, ``ADAPTER/adapter_model.safetensors``.
 
         Raises LocalError, IntegrityError.
         """
         folder = Path(folder)
         with explained("read", folder):
             names = sorted(os.listdir(folder))
+            adapters = [n for n in names if _is_adapter(folder / n)]
         found = [n for n in names if n.endswith(".safetensors")]
+        if adapters and found in ([], [WEIGHTS]):
+            return cls._open_adapters(folder, adapters, found)
         if SINGLE in names:
             shards = [SINGLE]
         elif INDEX in names:
@@ -85,6 +95,19 @@ class Checkpoint:
         else:
             raise LocalError(f"{folder}: no {SINGLE} and no {INDEX}: not a Hugging Face safetensors folder")
         return cls(folder, [SafetensorsFile(folder / n) for n in shards])
+
+    @classmethod
+    def _open_adapters(cls, folder: Path, adapters: list[str], beside: list[str]) -> Checkpoint:
+        if beside:
+            raise LocalError(
+                f"{folder}: {beside[0]} lies beside adapters in subfolders ({', '.join(adapters)}): move it and its"
+                f" {CONFIG} to a subfolder with the adapter's name"
+            )
+        try:
+            named = [checked_name(name) for name in adapters]
+        except UsageError as error:
+            raise LocalError(f"{folder}: {error}") from None
+        return cls(folder, [SafetensorsFile(folder / name / WEIGHTS) for name in named], named)
 
     @classmethod
     def _open_sharded(cls, folder: Path) -> Checkpoint:
@@ -181,6 +204,11 @@ class Checkpoint:
         if info.st_size > limits.MAX_SMALL_FILE_BYTES:
             return f"larger than {limits.MAX_SMALL_FILE_BYTES} bytes"
         return None
+
+
+def _is_adapter(folder: Path) -> bool:
+    """Whether PEFT saved an adapter there. Links are not followed."""
+    return not folder.name.startswith(".") and not folder.is_symlink() and (folder / WEIGHTS).is_file()
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:

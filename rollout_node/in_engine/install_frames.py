@@ -6,6 +6,7 @@ Lengths are checked before any allocation. The worker sends requests, and the pe
     {"op": "layout"}                                    -> {"layout": bin}
     {"op": "patches", "from": "b.s" | nil, "to": "b.s"} -> {"dense": bool, "schedule": bin | nil} and descriptors: patch
                                                            files in order, or the shadow alone
+    {"op": "adapters", "version": "b.s"}                -> {"configs": {path: bin}}, each adapter_config.json
     {"op": "report", "engine", "rank", "phase", "version", "nonce", "error", …} -> {}
     any request                                         -> {"error": message, "kind": wire code} if it fails
 
@@ -95,6 +96,16 @@ class InstallClient:
             with found:
                 raise RemoteError(f"the peer sent {len(fds)} files for {to}")
         return found
+
+    def adapter_configs(self, version: Version) -> dict[str, bytes]:
+        """Path → contents of each ``adapter_config.json`` of the version."""
+        answer, _ = self._ask({"op": "adapters", "version": str(version)}, limits.MAX_LAYOUT_BYTES + limits.KIB)
+        configs = answer.get("configs")
+        if not isinstance(configs, dict) or not all(
+            isinstance(k, str) and isinstance(v, bytes) for k, v in configs.items()
+        ):
+            raise RemoteError("the peer's answer holds no configurations of adapters")
+        return configs
 
     def report(self, report: dict[str, Any]) -> None:
         self._ask({"op": "report", **report}, limits.KIB * 64)

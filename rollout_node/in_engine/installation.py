@@ -9,7 +9,7 @@ set. A cancelled prepare changes nothing, however late it ends. No engine is imp
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -22,10 +22,12 @@ from p2pcast.errors import IntegrityError, LocalError, P2PCastError
 from p2pcast.sparse.budget_schedule import BudgetSchedule
 from p2pcast.state.patch_file import PatchFile
 from p2pcast.version import Version
+from rollout_node.in_engine.adapter_weights import Followers
 from rollout_node.in_engine.dense_install import ReloadAll, install_dense
 from rollout_node.in_engine.install_frames import Descriptors
 from rollout_node.in_engine.install_proof import equal_elements, mapped_elements
 from rollout_node.in_engine.loader_recording import Storages, record
+from rollout_node.in_engine.loader_rehearsal import Verdict
 from rollout_node.in_engine.shadow_reader import ShadowReader
 from rollout_node.in_engine.staged_version import Staged, stage
 from rollout_node.in_engine.weight_audit import Entry, digests, rehearsals
@@ -37,22 +39,26 @@ class Source(Protocol):
 
     def patches(self, base: Version | None, to: Version) -> Descriptors: ...
 
+    def adapter_configs(self, version: Version) -> dict[str, bytes]: ...
+
 
 @dataclass(slots=True)
 class _Prepared:
     """A prepared version. ``shadow``: a dense install, read at commit; ``whole``: tensors for the model's loader;
-    ``mark``: the mark of a successful commit (``evidence``). ``schedule``: of sparse attention; ``before``: the one
-    that its commit replaces.
+    ``mark``: the mark of a successful commit (``evidence``). ``schedule``: of sparse attention; ``schedule_before``:
+    the one that its commit replaces. ``settings``: of the engine's copies; ``before``: those of the version before.
     """
 
     version: Version
     base: Version | None
     schedule: BudgetSchedule | None
-    before: BudgetSchedule | None = None
+    schedule_before: BudgetSchedule | None = None
     mark: int = 0
     shadow: ShadowReader | None = None
     staged: Staged = field(default_factory=Staged)
     whole: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+    settings: Any = None
+    before: Any = None
 
 
 class _ForeignWeightsError(IntegrityError):
@@ -66,7 +72,8 @@ def _text(version: Version | None) -> str | None:
 class Installation:
     """``derived``: parts of the model that compute from derived values instead of the loaded weights. If there are any,
     the model is always reloaded as a whole by ``reload_all``. ``follow``: called at each commit with the version's
-    schedule of sparse attention; None for an engine that has none, which ignores it.
+    schedule of sparse attention; None for an engine that has none, which ignores it. ``followers``: copies of the
+    weights that follow them.
     """
 
     def __init__(
@@ -76,8 +83,12 @@ class Installation:
         derived: list[str],
         reload_all: ReloadAll,
         follow: Callable[[BudgetSchedule | None], None] | None = None,
+        followers: Followers | None = None,
     ) -> None:
         self._model: Any = model
+        self._followers = followers
+        self._settings: Any = None
+        """Of the followers, for the version held."""
         self._reload_all = reload_all
         self._follow = follow
         self._schedule: BudgetSchedule | None = None
@@ -142,6 +153,8 @@ class Installation:
             self._committed = self._prepared = None
         try:
             found, details = self._stage(source, version, cancelled, whole)
+            if self._followers is not None:
+                found.settings = self._followers.settings(source, version)
         except IntegrityError as error:
             with self._lock:
                 if cancelled():
@@ -202,6 +215,7 @@ class Installation:
         if found.shadow is None and found.base != self.held:
             raise LocalError(f"{version} was prepared on {found.base}, but this rank holds {self.held}")
         self._prepared, self._committed = None, found
+        found.before = self._settings
         self.held, self.doubtful = None, True  # until the write is verified
         try:
             mark = self._write_all(found.shadow) if found.shadow else self._write_changed(found)
@@ -209,11 +223,13 @@ class Installation:
                 raise IntegrityError(
                     f"the values of {version} were not written: read back mark {mark:x}, expected {found.mark:x}"
                 )
+            if self._followers is not None:
+                self._followers.follow(found.settings)
         except BaseException:
             self.abort()
             raise
-        found.shadow = None
-        found.before = self._schedule
+        found.shadow, self._settings = None, found.settings
+        found.schedule_before = self._schedule
         self._use(found.schedule)
         self._hold(version)
         return mark
@@ -234,7 +250,7 @@ class Installation:
 
     def abort(self) -> bool:
         """Forget the prepared version, and undo a commit that is not finished. Returns False if it can't be undone;
-        ``held`` is then None.
+        ``held`` is then None, as it is after an error.
 
         A successful dense install can't be undone, and stays.
         """
@@ -248,9 +264,16 @@ class Installation:
         there = found.staged.restore(self.storages)
         if there and not found.whole and found.base is not None:
             if committed:
-                self._use(found.before)
+                self._use(found.schedule_before)
+            self._settings = found.before
+            if self._followers is not None:
+                self._followers.follow(found.before)
             self._hold(found.base)
         return self.held is not None
+
+    def differing_copies(self) -> list[int]:
+        """Numbers of the tensors whose copies differ from the weights."""
+        return [] if self._followers is None else self._followers.differing()
 
     def forget(self) -> None:
         """Treat the weights as no version: the next prepare is dense."""
@@ -276,11 +299,14 @@ class Installation:
     def _hold(self, version: Version) -> None:
         self.held, self.doubtful = version, False
 
-    def audit(self, source: Source, version: Version, cancelled: Callable[[], bool]) -> list[Entry]:
+    def audit(
+        self, source: Source, version: Version, cancelled: Callable[[], bool], differing: Collection[int] = ()
+    ) -> list[Entry]:
         """Entries about the live weights, which are ``version``. Needs the shadow for tensors that only the loader
-        installs.
+        installs. ``differing``: tensors whose copies differ.
         """
         entries = digests(self.layout, self.mapping, self.storages, cancelled)
+        entries += [(entry[0], Verdict.DIFFERS, (), (), entry[4]) for entry in entries if entry[0] in differing]
         if self.mapping.reload and not self.derived:
             with suppress(P2PCastError), source.patches(None, version) as files:
                 shadow = ShadowReader(files.fds[0], self.layout)

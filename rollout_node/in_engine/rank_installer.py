@@ -26,10 +26,12 @@ from typing import Any, Protocol
 
 import torch
 
+from p2pcast.checkpoint.adapter_form import adapters_of
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RemoteError, RetryableError
 from p2pcast.sparse.budget_schedule import BudgetSchedule
 from p2pcast.version import Version
+from rollout_node.in_engine.adapter_weights import AdapterWeights, Followers
 from rollout_node.in_engine.install_frames import InstallClient
 from rollout_node.in_engine.installation import Installation
 from rollout_node.in_engine.shadow_reader import ShadowReader
@@ -63,6 +65,9 @@ class RankModel(Protocol):
         """Parts that compute from derived values (``Installation``). Raises LocalError for a model that p2pcast cannot
         install into.
         """
+
+    def followers(self, layout: Layout, weights: AdapterWeights) -> Followers:
+        """The engine's copies of the adapters of ``layout``. Raises LocalError where they cannot be installed."""
 
     def reload_all(self, shadow: ShadowReader) -> None:
         """``dense_install.ReloadAll``."""
@@ -181,12 +186,8 @@ class RankInstaller:
 
     def _introduce(self, introduction: Introduction) -> dict[str, Any]:
         if self._installation is None:
-            derived = self._model.derived_parts()
             layout = Layout.from_document(self._client.layout_document())
-            with self._model.loading():
-                self._installation = Installation(
-                    self._model.model, layout, derived, self._model.reload_all, self._model.follow
-                )
+            self._installation = self._installation_of(layout)
             compile_digest_kernels(layout)
         found = self._installation
         found.require_layout(Layout.from_document(self._client.layout_document()))
@@ -209,6 +210,18 @@ class RankInstaller:
             "reload": len(found.mapping.reload),
             "reason": next(iter([*found.derived, *found.mapping.reload.values()]), None),
         }
+
+    def _installation_of(self, layout: Layout) -> Installation:
+        """Of the model, or of its adapters where the run has these alone."""
+        model = self._model
+        if adapters_of([tensor.name for tensor in layout.tensors]):
+            weights = AdapterWeights(layout)
+            with model.loading():
+                followers = model.followers(layout, weights)
+                return Installation(weights, layout, [], model.reload_all, model.follow, followers)
+        derived = model.derived_parts()
+        with model.loading():
+            return Installation(model.model, layout, derived, model.reload_all, model.follow)
 
     def _prepare(self, version: Version, command: Command) -> None:
         """Fetch and stage in a thread, which reports its end."""
@@ -235,11 +248,12 @@ class RankInstaller:
         """Compute digests of the live weights in a thread, which reports them."""
         found = self._ready()
         self._make_room()
+        differing = found.differing_copies()  # here, since the engine moves its copies between steps
 
         def audit(cancelled: Callable[[], bool]) -> dict[str, Any] | None:
             if found.held != version:
                 raise IntegrityError(f"this rank holds {found.held or 'no known version'}, not {version}")
-            entries = found.audit(self._client, version, cancelled)
+            entries = found.audit(self._client, version, cancelled, differing)
             return None if cancelled() else {"digests": entries}
 
         self._start(command, audit)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from p2pcast import limits
+from p2pcast.checkpoint.adapter_form import adapter_configs
 from p2pcast.daemon.background_tasks import spawn
 from p2pcast.errors import LocalError, P2PCastError, RemoteError
 from p2pcast.version import Version
@@ -249,10 +250,15 @@ class InstallSocket:
             for path in paths:
                 fds.append(_open(path))  # noqa: PERF401 - what was opened before a failure must still be closed
             return {"dense": isinstance(found, Path), "schedule": schedule}
+        if op == "adapters":
+            named = request.get("version")
+            if not isinstance(named, str):
+                raise RemoteError("a request for adapters names a version as text")
+            return {"configs": adapter_configs(self._provider.small_files(Version.parse(named)))}
         if op == "report":
             self.offer(request)
             return {}
-        raise RemoteError("the install socket knows the requests layout, patches and report")
+        raise RemoteError("the install socket knows the requests layout, patches, adapters and report")
 
 
 def _open(path: Path) -> int:

@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
+from p2pcast.codec.layout import Layout
 from p2pcast.errors import LocalError
+from rollout_node.in_engine.adapter_weights import AdapterWeights, Followers
 from rollout_node.in_engine.shadow_reader import ShadowReader
 
 _PLAIN_METHODS = frozenset({"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod", "UnquantizedFusedMoEMethod"})
@@ -48,6 +50,9 @@ class SglangRankModel:
             if (reason := _derivation(module)) is not None:
                 raise LocalError(f"{name}: {reason}; {_REFUSED}")
         return []
+
+    def followers(self, layout: Layout, weights: AdapterWeights) -> Followers:
+        raise LocalError("the run has LoRA adapters: p2pcast installs adapters into vLLM, and into no SGLang server")
 
     def reload_all(self, shadow: ShadowReader) -> None:
         raise LocalError(_REFUSED)

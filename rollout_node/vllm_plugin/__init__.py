@@ -45,9 +45,10 @@ def register() -> None:
         WeightTransferEngineFactory.register_engine(
             BACKEND, "rollout_node.vllm_plugin.transfer_engine", "P2PCastEngine"
         )
-    from rollout_node.vllm_plugin import engine_core
+    from rollout_node.vllm_plugin import engine_core, loaded_adapters
 
     engine_core.install()
+    loaded_adapters.keep_installed_adapters()
     if current_platform.is_cpu():
         from rollout_node.vllm_plugin.cpu_weights import keep_weights_in_place
 

@@ -17,11 +17,14 @@ import torch
 from vllm.config import set_current_vllm_config
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 
+from p2pcast.codec.layout import Layout
 from p2pcast.errors import LocalError
 from p2pcast.sparse.budget_schedule import BudgetSchedule
+from rollout_node.in_engine.adapter_weights import AdapterWeights
 from rollout_node.in_engine.rank_installer import Command, Introduction, RankInstaller
 from rollout_node.in_engine.shadow_reader import ShadowReader
 from rollout_node.vllm_plugin import SOCKET_VARIABLE, cpu_weights, derived_weights, sparse_attention
+from rollout_node.vllm_plugin.adapter_slots import AdapterSlots
 from rollout_node.vllm_plugin.dense_reload import reload_all
 from rollout_node.vllm_plugin.sparse_attention import budget_in_use
 
@@ -76,6 +79,9 @@ class VllmRankModel:
             )
         with self.loading():
             return derived_weights.derived_parts(self.model)
+
+    def followers(self, layout: Layout, weights: AdapterWeights) -> AdapterSlots:
+        return AdapterSlots(self.model, layout, weights, self.ranks)
 
     def reload_all(self, shadow: ShadowReader) -> None:
         reload_all(shadow, self.model, self._model_config)

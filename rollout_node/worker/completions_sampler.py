@@ -39,7 +39,9 @@ class Weights(Protocol):
 
 
 class CompletionsSampler:
-    """``on_tokens``: called with the number of tokens that have come, summed over the turns of a play."""
+    """``on_tokens``: called with the number of tokens that have come, summed over the turns of a play. ``adapter``: the
+    LoRA adapter that answers.
+    """
 
     def __init__(
         self,
@@ -47,14 +49,15 @@ class CompletionsSampler:
         engine: str,
         weights: Weights,
         on_tokens: Callable[[int], None] = lambda count: None,
+        adapter: str | None = None,
     ) -> None:
-        self._http, self._engine, self._weights = http, engine, weights
-        self._requests = EngineRequests(http, engine, ROUTE, SILENT_S)
+        self._http, self._engine, self._weights, self._adapter = http, engine, weights, adapter
+        self._requests = EngineRequests(http, engine, ROUTE, SILENT_S, adapter)
         self._on_tokens = on_tokens
 
     def of_play(self, on_tokens: Callable[[int], None]) -> CompletionsSampler:
         """The sampler of one play, which counts that play's tokens."""
-        return CompletionsSampler(self._http, self._engine, self._weights, on_tokens)
+        return CompletionsSampler(self._http, self._engine, self._weights, on_tokens, self._adapter)
 
     async def sample(
         self,

@@ -33,10 +33,20 @@ def line_bytes(tokens: int) -> int:
 
 
 class EngineRequests:
-    """``silent_s``: longest time without a byte of an answer."""
+    """``silent_s``: longest time without a byte of an answer. ``adapter``: the LoRA adapter that answers; None: the
+    model alone.
+    """
 
-    def __init__(self, http: aiohttp.ClientSession, engine: str, route: Route, silent_s: float = SILENT_S) -> None:
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        engine: str,
+        route: Route,
+        silent_s: float = SILENT_S,
+        adapter: str | None = None,
+    ) -> None:
         self._http, self._engine, self._route, self._silent_s = http, engine, route, silent_s
+        self._adapter = adapter
         self._url = engine.rstrip("/") + route.path
 
     async def whole(self, body: dict[str, Any], most_bytes: int = MAX_LINE_BYTES) -> Any:
@@ -58,11 +68,18 @@ class EngineRequests:
             raise RemoteError(f"{self._engine} sent a line that is not JSON") from None
 
     async def _lines(self, body: dict[str, Any], most_bytes: int) -> AsyncIterator[bytes]:
+        if self._adapter is not None:
+            body = body | {"model": self._adapter}
         limit = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=self._silent_s)
         try:
             async with self._http.post(self._url, json=body, timeout=limit, read_bufsize=most_bytes) as answer:
                 if answer.status != 200:
                     text = (await answer.content.read(2000)).decode(errors="replace")
+                    if answer.status == 404 and self._adapter is not None and "does not exist" in text:
+                        raise LocalError(
+                            f"{self._engine} serves no adapter {self._adapter}: start vLLM with --enable-lora "
+                            f"--lora-modules {self._adapter}=FOLDER"
+                        )
                     raise _refusal(self._engine, self._route, answer.status, text)
                 async for line in answer.content:
                     yield line

@@ -34,7 +34,9 @@ class Naming(Protocol):
 
 
 class LabelledSampler(ABC):
-    """``on_tokens``: called with the number of tokens that have come, summed over the turns of a play."""
+    """``on_tokens``: called with the number of tokens that have come, summed over the turns of a play. ``adapter``: the
+    LoRA adapter that answers.
+    """
 
     route: ClassVar[Route]
 
@@ -44,14 +46,15 @@ class LabelledSampler(ABC):
         engine: str,
         naming: Naming,
         on_tokens: Callable[[int], None] = lambda count: None,
+        adapter: str | None = None,
     ) -> None:
-        self._http, self._engine, self._naming = http, engine, naming
-        self._requests = EngineRequests(http, engine, self.route)
+        self._http, self._engine, self._naming, self._adapter = http, engine, naming, adapter
+        self._requests = EngineRequests(http, engine, self.route, adapter=adapter)
         self._on_tokens = on_tokens
 
     def of_play(self, on_tokens: Callable[[int], None]) -> Self:
         """The sampler of one play, which counts that play's tokens."""
-        return type(self)(self._http, self._engine, self._naming, on_tokens)
+        return type(self)(self._http, self._engine, self._naming, on_tokens, self._adapter)
 
     @abstractmethod
     async def sample(

@@ -53,7 +53,9 @@ class Addresses:
 
 
 class WorkerDaemon:
-    """``checks`` end with ``run``. ``certificate``: for a ledger over https."""
+    """``checks`` end with ``run``. ``certificate``: for a ledger over https. ``adapter``: the LoRA adapter that
+    plays.
+    """
 
     def __init__(
         self,
@@ -63,9 +65,10 @@ class WorkerDaemon:
         checks: TaskProcesses,
         certificate: NodeCertificate | None = None,
         sampler: SamplerKind = "generate",
+        adapter: str | None = None,
     ) -> None:
         self._addresses, self._config, self._task, self._checks = addresses, config, task, checks
-        self._certificate, self._sampler = certificate, sampler
+        self._certificate, self._sampler, self._adapter = certificate, sampler, adapter
         self._loop: PlayLoop | None = None
 
     async def run(self) -> None:
@@ -88,7 +91,7 @@ class WorkerDaemon:
         connector = aiohttp.TCPConnector(force_close=True, limit=0)
         async with aiohttp.ClientSession() as http, aiohttp.ClientSession(connector=connector) as engine_http:
             versions = EngineVersions(http, where.peer, where.engine)
-            sampler = SAMPLERS[self._sampler](engine_http, where.engine, versions)
+            sampler = SAMPLERS[self._sampler](engine_http, where.engine, versions, adapter=self._adapter)
             served = await _once_up(versions.refresh)
             label = await _once_up(sampler.check)
             logger.info("the engine serves version %s; its peer says %s", label, served.version)

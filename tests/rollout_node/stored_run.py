@@ -34,6 +34,7 @@ class Run:
         self.reports: list[dict[str, Any]] = []
         self.serve: list[Path] | None = None
         self.schedules: dict[Version, bytes] = {}
+        self.small: dict[str, bytes] = {}
 
     def step(self, seed: int, share: float = 0.02, bits: int = 0) -> Version:
         """The next version: ``share`` of the words of most cells change, XORed with ``bits`` or drawn at random."""
@@ -94,6 +95,9 @@ class Run:
     def schedule(self, version: Version) -> bytes | None:
         return self.schedules.get(version)
 
+    def small_files(self, version: Version) -> dict[str, bytes]:
+        return self.small
+
     def report(self, report: Any) -> None:
         self.reports.append(dict(report))
 
@@ -108,6 +112,9 @@ class Files:
         found = self.run.patches(base, to)
         paths = [found] if isinstance(found, Path) else found
         return Descriptors([os.open(p, os.O_RDONLY) for p in paths], isinstance(found, Path), self.run.schedule(to))
+
+    def adapter_configs(self, version: Version) -> dict[str, bytes]:
+        return self.run.small
 
 
 def state_of(folder: Path) -> tuple[Layout, np.ndarray]:

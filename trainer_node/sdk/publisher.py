@@ -47,6 +47,7 @@ from p2pcast.sparse.budget_schedule import BudgetSchedule
 from p2pcast.version import Version
 from p2pcast.wire import messages
 from p2pcast.wire.join_token import JoinToken
+from trainer_node.sdk.adapters import Adapters
 from trainer_node.sdk.hub_connection import HubConnection, Ranked, Received
 from trainer_node.sdk.process_group import ProcessGroup
 from trainer_node.sdk.publication_handle import Handle
@@ -78,6 +79,10 @@ class Publisher:
     machine; other links are encrypted. From another machine a trainer's token is needed (`p2pcast token create --role
     trainer`); a token for peers admits no publisher.
 
+    ``adapter``: publish LoRA adapters alone. A PEFT model, or a mapping from the name of each adapter to its
+    configuration, as in ``adapter_config.json``. ``publish`` then takes the matrices of these adapters from the tensors
+    and leaves the base model out; ``base`` is then a folder of the adapters.
+
     To publish from one rank of several, in a loop that gathers by itself, give ``group`` a group of that rank alone.
 
     Raises UsageError, LocalError and IntegrityError (the base), RefusedError (the token), RetryableError (the hub is
@@ -95,6 +100,7 @@ class Publisher:
         rename: Rename | None = None,
         previous: Literal["gpu", "pinned"] = "gpu",
         plaintext: bool = False,
+        adapter: Any = None,
     ) -> None:
         # Collective work first: a later error on one rank must not leave the others waiting in it.
         self._world = ProcessGroup.of(group)
@@ -113,6 +119,9 @@ class Publisher:
         self._rename = rename
         self._on_device = previous == "gpu"
         self._base = None if base is None else Checkpoint.open(Path(base))
+        self._adapters = None if adapter is None else Adapters(adapter)
+        self._files_due = self._adapters is not None
+        """Whether the hub may lack the adapters' configurations."""
         self._workers = max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         warm_up()
         self._calls = 0
@@ -133,6 +142,8 @@ class Publisher:
         self._closed = False
         self._uplink, ranked = self._connect()
         self._known = self._tables(ranked)
+        if self._adapters is not None and self._known:
+            self._adapters.continue_with(self._known[0].tensors)
         atexit.register(self._hang_up)
 
     def __enter__(self) -> Publisher:
@@ -224,6 +235,8 @@ class Publisher:
                 raise UsageError(f"step {step} is out of range")
             sent_files = _checked_files(files or {})
             live = named(named_tensors, self._rename)
+            if self._adapters is not None:
+                live = self._adapters.select(live)
             plan = self._prepare_streamed(live) if streamed else self._prepare(list(live))
         except BaseException as error:
             self._give_up(handle, error)
@@ -385,15 +398,21 @@ class Publisher:
         coded = begun.base is not None and begun.base == self._version
         marks, sent = send_parts(uplink, serial, plan, begun.codec if coded else None, self._marks, self._workers)
         if first:
-            base = {} if self._base is None or begun.base is not None else self._base.small_files()
-            for path, contents in {**base, **files}.items():
+            for path, contents in {**self._small_files(begun.base), **files}.items():
                 uplink.send(messages.File(serial=serial, path=path, contents=contents), len(contents))
         uplink.send(messages.Done(serial, sent))
         handle.durable = self._answer(handle, uplink, serial, lambda received: received.durable.get(serial))
+        self._files_due = False
         plan.rooms.keep()
         self._version, self._marks = handle.durable.version, marks
         # Later versions must have the tensors of the first: a forgotten tensor does not begin another model.
         self._known = self._known or [Known.of(f"version {self._version}", layout.tensors)]
+
+    def _small_files(self, base: Version | None) -> dict[str, bytes]:
+        """Small files that go with a version, whose delta leads from ``base``: the base's other files stay."""
+        configs = self._adapters.files if self._adapters is not None and self._files_due else {}
+        of_folder = self._base.small_files() if self._base is not None and base is None else {}
+        return of_folder | configs
 
     def _answer(
         self, handle: Handle, uplink: HubConnection, serial: int, find: Callable[[Received], Found | None]

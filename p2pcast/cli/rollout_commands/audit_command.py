@@ -8,7 +8,14 @@ import click
 
 from p2pcast.addresses import show_address
 from p2pcast.cli.options import PATH, Address, seconds
-from p2pcast.cli.rollout_commands.work_command import SamplerName, http_url, ledger_url, sampler_option
+from p2pcast.cli.rollout_commands.work_command import (
+    SamplerName,
+    adapter_option,
+    checked_adapter,
+    http_url,
+    ledger_url,
+    sampler_option,
+)
 from p2pcast.daemon import event_loop
 from p2pcast.errors import UsageError
 
@@ -28,6 +35,7 @@ from p2pcast.errors import UsageError
     help="HTTP address of the peer (`p2pcast join --http`) that installs weights into the engine.",
 )
 @sampler_option
+@adapter_option
 @click.option(
     "--bearer-file", type=PATH, help="File with the bearer of a ledger on this machine: http.token in its state folder."
 )
@@ -56,6 +64,7 @@ def audit(
     engine: str,
     peer: tuple[str, int],
     sampler: SamplerName,
+    adapter: str | None,
     bearer_file: Path | None,
     hub: str | None,
     token_file: Path | None,
@@ -82,6 +91,7 @@ def audit(
     from trainer_node.sdk.audit_client import AuditClient
     from trainer_node.sdk.ledger_connection import LedgerConnection
 
+    adapter = checked_adapter(adapter, sampler)
     if hub is None and bearer_file is None:
         raise UsageError(
             "give --bearer-file for a ledger on this machine, or --hub and --token-file for one over https"
@@ -94,7 +104,7 @@ def audit(
         connector = aiohttp.TCPConnector(force_close=True, limit=0)
         async with aiohttp.ClientSession() as http, aiohttp.ClientSession(connector=connector) as engine_http:
             versions = EngineVersions(http, f"http://{show_address(*peer)}", engine_url)
-            scorer = SAMPLERS[sampler](engine_http, engine_url, versions)
+            scorer = SAMPLERS[sampler](engine_http, engine_url, versions, adapter=adapter)
             auditor = Auditor(client, scorer, versions, tolerance=tolerance, interval_s=interval_s)
             await run_until_signal(lambda: auditor.run(count), None)
         found = ", ".join(f"{number} {what}" for what, number in sorted(auditor.found.items()))

@@ -32,6 +32,21 @@ sampler_option = click.option(
     ),
 )
 
+adapter_option = click.option(
+    "--adapter",
+    metavar="NAME",
+    help="LoRA adapter of the vLLM server that answers, as named by --lora-modules.  [default: the model alone]",
+)
+
+
+def checked_adapter(adapter: str | None, sampler: SamplerName) -> str | None:
+    """Raises UsageError."""
+    from p2pcast.checkpoint.adapter_form import checked_name
+
+    if adapter is not None and sampler == "sglang":
+        raise UsageError("--adapter is for vLLM: p2pcast installs adapters into no SGLang server")
+    return None if adapter is None else checked_name(adapter)
+
 
 @click.command()
 @click.argument("ledger", envvar="P2PCAST_WORK_LEDGER")
@@ -49,6 +64,7 @@ sampler_option = click.option(
 )
 @task_option
 @sampler_option
+@adapter_option
 @click.option("--slots", type=click.IntRange(1, MAX_SLOTS), default=8, help="Number of plays at the same time.")
 @click.option(
     "--price",
@@ -91,6 +107,7 @@ def work(
     peer: tuple[str, int],
     task: str,
     sampler: SamplerName,
+    adapter: str | None,
     slots: int,
     price: float,
     gpu: str,
@@ -124,6 +141,7 @@ def work(
     from rollout_node.worker.play_loop import WorkerConfig
     from rollout_node.worker.worker_daemon import Addresses, WorkerDaemon
 
+    adapter = checked_adapter(adapter, sampler)
     if name is not None and (fault := name_fault(name)) is not None:
         raise UsageError(fault)
     if hub is None and (token_file is not None or state is not None):
@@ -154,7 +172,7 @@ def work(
 
     async def run(certificate: NodeCertificate | None) -> None:
         processes = TaskProcesses(task, loaded.hash, processes=checks, check_s=check_s, memory_bytes=check_memory * MIB)
-        daemon = WorkerDaemon(addresses, config, loaded, processes, certificate, sampler)
+        daemon = WorkerDaemon(addresses, config, loaded, processes, certificate, sampler, adapter)
         await run_until_signal(daemon.run, daemon.drain)
 
     folder = state or state_home() / f"worker-{name or host}"

@@ -166,19 +166,19 @@ async def choice(http: aiohttp.ClientSession, url: str, prompt: str | Sequence[i
 
 
 async def load(
-    http: aiohttp.ClientSession, url: str, prompt: str, started: asyncio.Event, enough: asyncio.Event
+    http: aiohttp.ClientSession, url: str, prompt: str, started: asyncio.Event, enough: asyncio.Event, model: str = "m"
 ) -> int:
     """Stream one completion after the other until ``enough``. Returns their number."""
     done = 0
     while not enough.is_set():
-        assert await stream(http, url, prompt, started) == 200
+        assert await stream(http, url, prompt, started, model) == 200
         done += 1
     return done
 
 
-async def stream(http: aiohttp.ClientSession, url: str, prompt: str, started: asyncio.Event) -> int:
+async def stream(http: aiohttp.ClientSession, url: str, prompt: str, started: asyncio.Event, model: str = "m") -> int:
     """Tokens of a long completion. Fails unless it ends normally."""
-    body = {"model": "m", "prompt": prompt, "max_tokens": 200, "temperature": 1, "ignore_eos": True, "stream": True}
+    body = {"model": model, "prompt": prompt, "max_tokens": 200, "temperature": 1, "ignore_eos": True, "stream": True}
     body["stream_options"] = {"include_usage": True}
     tokens, last = 0, None
     async with http.post(url + "/v1/completions", json=body) as response:

@@ -1,0 +1,83 @@
+"""Names in a run whose state is one or several LoRA adapters of one base model.
+
+A tensor is named ``ADAPTER/NAME``, where NAME is the one in PEFT's file. Each adapter has a small file
+``ADAPTER/adapter_config.json``. A folder that PEFT saved for a single adapter has no prefix: that adapter's name is
+empty.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Final
+
+from p2pcast.errors import IntegrityError, UsageError
+from p2pcast.limits import MIB
+
+CONFIG: Final = "adapter_config.json"
+WEIGHTS: Final = "adapter_model.safetensors"
+MOST_CONFIG_BYTES: Final = MIB
+"""Bytes of one configuration that is read; PEFT writes about 1 KiB, and 100 bytes more for each pattern of ranks."""
+_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", re.ASCII)
+_TENSOR: Final = re.compile(r"(?:.+\.)?lora_(?:[AB]\.weight|embedding_[AB])", re.DOTALL)
+
+
+def checked_name(name: str) -> str:
+    """The name of an adapter. Raises UsageError."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{name[:80]!r} is no name of an adapter: use up to 64 letters, digits, '.', '_' and '-', the first not '.'"
+        )
+    return name
+
+
+def state_name(adapter: str, name: str) -> str:
+    """The tensor's name in the run, or the path of a small file."""
+    return f"{adapter}/{name}" if adapter else name
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """The adapter, and the tensor's name in PEFT's file."""
+    adapter, slash, rest = name.partition("/")
+    return (adapter, rest) if slash else ("", name)
+
+
+def is_adapter_tensor(name: str) -> bool:
+    """Whether a name of PEFT's file is one of LoRA's matrices."""
+    return _TENSOR.fullmatch(name) is not None
+
+
+def adapters_of(names: Collection[str]) -> tuple[str, ...]:
+    """The adapters that make up a state with these tensors, sorted; none if any tensor is no adapter's."""
+    found = [split_name(name) for name in names]
+    if not all(is_adapter_tensor(name) for _, name in found):
+        return ()
+    return tuple(sorted({adapter for adapter, _ in found}))
+
+
+def adapter_configs(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The configurations among a version's small files. Raises IntegrityError for one that is too large."""
+    found = {path: contents for path, contents in files.items() if split_name(path)[1] == CONFIG}
+    for path, contents in found.items():
+        if len(contents) > MOST_CONFIG_BYTES:
+            raise IntegrityError(f"{path}: {len(contents)} bytes are over the limit of {MOST_CONFIG_BYTES}")
+    return found
+
+
+def configs_of(adapters: Iterable[str], files: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
+    """Each adapter's configuration, from a version's small files. Raises IntegrityError."""
+    out: dict[str, dict[str, Any]] = {}
+    for adapter in adapters:
+        path = state_name(adapter, CONFIG)
+        contents = files.get(path)
+        if contents is None:
+            raise IntegrityError(f"the version has no {path}: publish the adapter with its configuration")
+        try:
+            config = json.loads(contents)
+        except (ValueError, RecursionError):
+            raise IntegrityError(f"{path} is not JSON; save the adapter again") from None
+        if not isinstance(config, dict):
+            raise IntegrityError(f"{path} is not a JSON object; save the adapter again")
+        out[adapter] = config
+    return out

@@ -1,0 +1,66 @@
+"""LoRA adapters of an engine: their matrices exactly as published, and the engine's copies that follow these.
+
+An engine casts, scales and packs an adapter's matrices when it loads them, and keeps them in several places. So a rank
+keeps the published matrices in host memory. They are staged, written, proved, audited and rolled back as a model's
+weights are, and the engine's copies follow them in the same commit. Cost: one adapter in host memory for each adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import torch
+
+from p2pcast.codec.layout import Layout
+from p2pcast.errors import IntegrityError
+from p2pcast.version import Version
+from rollout_node.in_engine.loader_recording import TORCH_DTYPES
+
+
+class AdapterConfigs(Protocol):
+    """The source of the adapters' configurations: the peer."""
+
+    def adapter_configs(self, version: Version) -> dict[str, bytes]:
+        """Path → contents of each ``adapter_config.json``."""
+
+
+class Followers(Protocol):
+    """Copies of the weights from which an engine computes. Each method but ``settings`` runs between two steps of the
+    engine.
+    """
+
+    def settings(self, source: AdapterConfigs, version: Version) -> Any:
+        """All that the copies of ``version`` depend on beside its tensors. Raises P2PCastError for a version that the
+        engine cannot take.
+        """
+
+    def follow(self, settings: Any) -> None:
+        """Bring all copies to the weights, and read them back. Raises IntegrityError if one differs."""
+
+    def differing(self) -> list[int]:
+        """Numbers of the tensors of which a copy differs from the weights."""
+
+
+class AdapterWeights(torch.nn.Module):  # type: ignore[misc]
+    """The published matrices, as a model with a loader; zero before the first version. Raises IntegrityError for a
+    tensor that torch has no dtype for.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__()
+        self.numbered: list[torch.Tensor] = []
+        """By the tensor's number in the layout."""
+        self._by_name: dict[str, torch.Tensor] = {}
+        for number, tensor in enumerate(layout.tensors):
+            dtype = TORCH_DTYPES.get(tensor.dtype)
+            if dtype is None or not dtype.is_floating_point:
+                raise IntegrityError(f"{tensor.name}: an adapter of dtype {tensor.dtype} cannot be installed")
+            matrix = torch.zeros(tensor.shape, dtype=dtype)
+            self.register_buffer(f"matrix_{number}", matrix)
+            self.numbered.append(matrix)
+            self._by_name[tensor.name] = matrix
+
+    def load_weights(self, tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]) -> None:
+        for name, tensor in tensors.items() if isinstance(tensors, Mapping) else tensors:
+            self._by_name[name].copy_(tensor)

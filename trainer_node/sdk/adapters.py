@@ -1,0 +1,128 @@
+"""The adapters that a Publisher publishes: of a training process's tensors, LoRA's matrices alone.
+
+Promise: a tensor is either one of a chosen adapter's matrices, under the name that PEFT gives it in a file, or it is
+left out. A configuration under which an adapter has trained tensors besides is refused, so none is left out silently.
+PEFT itself is not imported.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from p2pcast.checkpoint.adapter_form import (
+    CONFIG,
+    adapters_of,
+    checked_name,
+    is_adapter_tensor,
+    split_name,
+    state_name,
+)
+from p2pcast.errors import UsageError
+from trainer_node.sdk.tensors import Live
+
+_IN_A_MODEL = re.compile(r"(.+\.)?(lora_[AB]|lora_embedding_[AB])\.([^.]+)(\.weight)?")
+"""A matrix in PEFT's model: its name, with the adapter's after ``lora_A``."""
+
+
+class Adapters:
+    """``chosen``: a PEFT model, or each adapter's configuration by its name: a mapping as in ``adapter_config.json``,
+    or PEFT's configuration object. Raises UsageError.
+    """
+
+    def __init__(self, chosen: Any) -> None:
+        configs = getattr(chosen, "peft_config", chosen)
+        if not isinstance(configs, Mapping) or not configs:
+            raise UsageError(
+                f"adapter={type(chosen).__name__}: give a PEFT model, or a mapping from the name of each adapter to its"
+                " configuration"
+            )
+        self._configs = {checked_name(str(name)): _checked(str(name), config) for name, config in configs.items()}
+        self._prefixes = {name: name for name in self._configs}
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """Small files of the version."""
+        return {
+            state_name(self._prefixes[name], CONFIG): json.dumps(config, indent=2, sort_keys=True).encode()
+            for name, config in self._configs.items()
+        }
+
+    def continue_with(self, names: Iterable[str]) -> None:
+        """Leave prefixes out if the run's tensors have none, as a folder of a single adapter, and one is chosen."""
+        if adapters_of(list(names)) == ("",) and len(self._prefixes) == 1:
+            self._prefixes = dict.fromkeys(self._prefixes, "")
+
+    def select(self, live: Iterable[Live]) -> Iterator[Live]:
+        """The chosen adapters' matrices. Raises UsageError for an adapter without any."""
+        missing = set(self._configs)
+        for one in live:
+            adapter, name = self._place(one.name)
+            if adapter in self._configs:
+                missing.discard(adapter)
+                self._check_rank(adapter, name, one)
+                yield Live(state_name(self._prefixes[adapter], name), one.tensor)
+        if missing:
+            raise UsageError(
+                f"no tensor belongs to adapter {', '.join(sorted(missing))}: its matrices are named "
+                "….lora_A.ADAPTER.weight in a PEFT model, or ADAPTER/….lora_A.weight"
+            )
+
+    def _place(self, name: str) -> tuple[str, str]:
+        """The adapter, and the name in its file; no adapter for a tensor of the base model."""
+        adapter, rest = split_name(name)
+        if is_adapter_tensor(rest):
+            return adapter or (next(iter(self._configs)) if len(self._configs) == 1 else ""), rest
+        found = _IN_A_MODEL.fullmatch(name)
+        if found is None:
+            return "", name
+        before, kind, adapter, weight = found.groups()
+        return adapter, f"{before or ''}{kind}{weight or ''}"
+
+    def _check_rank(self, adapter: str, name: str, one: Live) -> None:
+        config = self._configs[adapter]
+        if not name.endswith("lora_A.weight") or config.get("rank_pattern"):
+            return
+        if one.shape[:1] != (config["r"],):
+            raise UsageError(
+                f"{one.name}: {list(one.shape)} here, but the configuration of adapter {adapter} says r={config['r']}"
+            )
+
+
+def _checked(name: str, config: Any) -> dict[str, Any]:
+    """The configuration as JSON has it. Raises UsageError."""
+    table = config.to_dict() if hasattr(config, "to_dict") else config
+    where = f"adapter {name}"
+    if not isinstance(table, Mapping):
+        raise UsageError(f"{where}: {type(config).__name__} is no configuration; give a mapping as in {CONFIG}")
+    try:
+        found: dict[str, Any] = json.loads(json.dumps(dict(table), default=_plain))
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{where}: its configuration cannot be written as JSON: {error}") from None
+    rank, alpha = found.get("r"), found.get("lora_alpha")
+    if type(rank) is not int or rank < 1 or not isinstance(alpha, int | float) or isinstance(alpha, bool):
+        raise UsageError(f"{where}: its configuration needs r, a positive integer, and lora_alpha, a number")
+    besides = {
+        "use_dora": "DoRA's magnitudes",
+        "lora_bias": "biases",
+        "modules_to_save": "whole modules",
+        "trainable_token_indices": "rows of the embedding",
+    }
+    kinds = [kind for key, kind in besides.items() if found.get(key)]
+    if found.get("bias", "none") != "none":
+        kinds.append("biases of the base model")
+    if kinds:
+        raise UsageError(
+            f"{where}: its configuration trains {', '.join(kinds)} besides LoRA's matrices, which an adapter's run does"
+            " not carry: publish the whole model instead"
+        )
+    return {"peft_type": "LORA", **found}
+
+
+def _plain(value: Any) -> Any:
+    """PEFT keeps module names in sets, and kinds in enumerations."""
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    return str(getattr(value, "value", value))
