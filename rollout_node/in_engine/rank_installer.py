@@ -52,6 +52,11 @@ class RankModel(Protocol):
     def loading(self) -> AbstractContextManager[Any]:
         """The model's loader and parameters are used inside."""
 
+    def loading_form(self) -> AbstractContextManager[None]:
+        """The parameters are as the loader takes them inside, in their own storage. The engine computes nothing
+        meanwhile.
+        """
+
     def derived_parts(self) -> list[str]:
         """Parts that compute from derived values (``Installation``). Raises LocalError for a model that p2pcast cannot
         install into.
@@ -177,7 +182,9 @@ class RankInstaller:
             derived = self._model.derived_parts()
             layout = Layout.from_document(self._client.layout_document())
             with self._model.loading():
-                self._installation = Installation(self._model.model, layout, derived, self._model.reload_all)
+                self._installation = Installation(
+                    self._model.model, layout, derived, self._model.reload_all, self._model.loading_form
+                )
             compile_digest_kernels(layout)
         found = self._installation
         found.require_layout(Layout.from_document(self._client.layout_document()))

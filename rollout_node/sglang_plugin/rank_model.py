@@ -31,6 +31,9 @@ class SglangRankModel:
         self.rank = int(parallel.pp_rank * parallel.tp_size + parallel.tp_rank)
         self.ranks = int(parallel.tp_size * parallel.pp_size)
 
+    def loading_form(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def loading(self) -> AbstractContextManager[Any]:
         return nullcontext()
 

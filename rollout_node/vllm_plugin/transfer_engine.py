@@ -19,7 +19,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 from p2pcast.errors import LocalError
 from rollout_node.in_engine.rank_installer import Command, Introduction, RankInstaller
 from rollout_node.in_engine.shadow_reader import ShadowReader
-from rollout_node.vllm_plugin import SOCKET_VARIABLE, cpu_weights, derived_weights
+from rollout_node.vllm_plugin import SOCKET_VARIABLE, cpu_weights, derived_weights, quantised_layers
 from rollout_node.vllm_plugin.dense_reload import reload_all
 
 log = logging.getLogger("vllm.p2pcast")
@@ -61,12 +61,15 @@ class VllmRankModel:
         context: AbstractContextManager[Any] = set_current_vllm_config(self._vllm_config)
         return context
 
+    def loading_form(self) -> AbstractContextManager[None]:
+        return quantised_layers.loading_form(self.model)
+
     def derived_parts(self) -> list[str]:
         if self.device.type == "cpu" and (packed := cpu_weights.packed_layers(self.model)):
             raise LocalError(
                 f"{len(packed)} layers, first {packed[0]}, compute from packed copies of their weights; "
                 f"set {SOCKET_VARIABLE} before the server starts "
-                "(int8 weights are packed by vLLM's CPU build in any case)"
+                "(int8 weights whose activations have fixed scales are packed in any case)"
             )
         with self.loading():
             return derived_weights.derived_parts(self.model)
