@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from p2pcast.errors import RefusedError, UsageError
+from p2pcast.quantised.live_tensors import quantised
 from tests.daemons.conftest import Swarm
 from tests.p2pcast.quantised.vllm_quantisers import QUANTISERS, bits
 from trainer_node.sdk.publisher import Publisher
@@ -122,3 +123,55 @@ async def test_tensors_of_ranks_are_refused(swarm: Swarm) -> None:
     host, port = swarm.address
     with pytest.raises(RefusedError, match="this hub quantises checkpoint folders"):
         await asyncio.to_thread(Publisher, f"{host}:{port}", token_file=swarm.folder / "token", plaintext=True)
+
+
+def differing(folder: Path, expected: dict[str, torch.Tensor]) -> list[str]:
+    found = load_file(folder / "model.safetensors")
+    assert found.keys() == expected.keys()
+    return [name for name in found if not np.array_equal(bits(found[name]), bits(expected[name]))]
+
+
+@pytest.mark.parametrize("kind", QUANTISERS)
+async def test_engines_of_each_kind_take_the_same_run(swarm: Swarm, kind: str) -> None:
+    """One peer quantises, another does not; the quantised folder is the one that a training loop would make."""
+    await swarm.hub_up()
+    await swarm.peer_up("plain")
+    quantising = await swarm.peer_up("quantised", quantise=kind)
+    state = first()
+    for number in range(4):
+        state = stepped(state, number)
+        save(swarm.checkpoints / f"step_{number}", state)
+        await swarm.until(
+            lambda number=number: all(str(p.committed) == f"0.{number}" for p in swarm.peers.values()), f"0.{number}"
+        )
+        assert differing(swarm.out("plain") / f"step_{number}", state) == []
+        assert differing(swarm.out("quantised") / f"step_{number}", dict(quantised(state.items(), kind))) == []
+        if number == 1:
+            await swarm.down(quantising)
+            quantising = await swarm.peer_up("quantised", quantise=kind)
+    assert "quantization_config" not in (swarm.out("plain") / "latest" / "config.json").read_text()
+    assert "quantization_config" in (swarm.out("quantised") / "latest" / "config.json").read_text()
+    code, answer = await swarm.post(quantising, "/verify", {})
+    assert (code, json.loads(answer)["engines"][0]["wrong"]) == (200, [])
+    # A trainer that has gone back: another branch, whose delta starts at an older version.
+    save_again = stepped(first(), 99)
+    save(swarm.checkpoints / "step_9", save_again)
+    await swarm.until(lambda: all(str(p.committed) == "0.9" for p in swarm.peers.values()), "0.9")
+    assert differing(swarm.out("quantised") / "step_9", dict(quantised(save_again.items(), kind))) == []
+
+
+async def test_an_engine_skips_a_version_that_has_no_codes(swarm: Swarm) -> None:
+    await swarm.hub_up()
+    peer = await swarm.peer_up("a", quantise="int8-channel")
+    state = first()
+    save(swarm.checkpoints / "step_0", state)
+    await swarm.until(lambda: str(peer.committed) == "0.0", "0.0")
+    bad = stepped(state, 1)
+    bad["model.layers.0.mlp.down_proj.weight"][3, 5] = float("nan")
+    save(swarm.checkpoints / "step_1", bad)
+    await swarm.until(lambda: "down_proj.weight': row 3" in (peer.runners[0].error or ""), "the refusal is shown")
+    assert str(peer.committed) == "0.0"
+    state = stepped(state, 2)
+    save(swarm.checkpoints / "step_2", state)
+    await swarm.until(lambda: str(peer.committed) == "0.2", "0.2")
+    assert differing(swarm.out("a") / "step_2", dict(quantised(state.items(), "int8-channel"))) == []
