@@ -72,7 +72,7 @@ COMMANDS = {
     ),
     "plan": ("netem.bench.commands.plan_command:plan", "Time of the hub's planning decisions for ten thousand peers."),
     "quantised": (
-        "netem.bench.commands.quantised_command:quantised",
+        "netem.bench.codec_comparison.quantised_command:quantised",
         "Bytes of a version in each quantised form, and the divergence of quantised engines from the learner.",
     ),
     "publish": (

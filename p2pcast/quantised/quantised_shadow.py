@@ -1,7 +1,7 @@
 """A quantised copy of a shadow, in memory beside it, which follows it from version to version.
 
-Promise: after ``follow`` the copy is the quantised state of the shadow's version, bit for bit as if made from nothing,
-and a patch in its folder leads there from the version before. Only bands of rows with a changed weight are quantised
+Promise: after ``follow`` the copy is the quantised state of the shadow's version, bit for bit as if made from nothing.
+A patch in its folder leads there from the version before. Only bands of rows with a changed weight are quantised
 again. Synchronous; the caller keeps the shadow still meanwhile. After an error the copy stays at its version, or
 ``follow`` makes it anew.
 """

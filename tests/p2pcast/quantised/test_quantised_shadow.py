@@ -121,7 +121,7 @@ def test_patches_beyond_the_limit_are_dropped(plain: Shadow, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_copy_stays_where_it_was_when_a_version_is_refused(plain: Shadow, tmp_path: Path, kind: str) -> None:
+def test_copy_stays_when_a_version_is_refused(plain: Shadow, tmp_path: Path, kind: str) -> None:
     copy = QuantisedShadow(plain, tmp_path / "copy", KINDS[kind])
     copy.follow(None)
     before = copy.shadow.digests
