@@ -28,6 +28,8 @@ class PeerConfig:
     shadow: Path
     name: str
     base: Path | None = None
+    quantise: str | None = None
+    """Kind of quantised state that the engines take (``p2pcast.quantised.quantisation_kinds``); None: as published."""
     region: str = ""
     listen: tuple[str, int] = ("", 0)
     advertise: tuple[tuple[str, int], ...] = ()

@@ -37,6 +37,7 @@ from rollout_node.stage.engine_handover import EngineHandover
 from rollout_node.stage.first_shadow import FirstShadow
 from rollout_node.stage.identity_check import IdentityCheck
 from rollout_node.stage.part_fetcher import PartFetcher
+from rollout_node.stage.quantised_reader import QuantisedReader
 from rollout_node.stage.refused_versions import RefusedVersions
 from rollout_node.stage.saved_shadow import SavedShadow
 from rollout_node.stage.shadow_check import ShadowCheck
@@ -134,6 +135,10 @@ def build_engines(startup: Startup, relay: RelayParts) -> EngineParts:
     changed: Observers[[]] = Observers()
     wrong_weights: Observers[[]] = Observers()
     shadow, requests = ShadowReader(startup.shadow_state, relay.node), CommitRequests()
+    if config.quantise is not None:
+        shadow = quantised = QuantisedReader(startup.shadow_state, relay.node, config.shadow, config.quantise)
+        wrong_weights.add(quantised.distrust)
+        startup.ends.callback(quantised.close)
     policy = CommitPermission(orders, startup.catalog, startup.saved, config.driver, requests)
     member = None
     if role == "member":

@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator
 from p2pcast.addresses import ANYWHERE, show_address
 from p2pcast.daemon.background_tasks import Tasks, report_bug
 from p2pcast.daemon.events import Events
+from p2pcast.quantised.folder_opening import opening
 from p2pcast.store.atomic_files import atomic_write
 from p2pcast.store.state_format import state_lock
 from p2pcast.telemetry.log_context import note_daemon
@@ -84,7 +85,7 @@ class Hub:
             group.create_task(exported, name="telemetry", ends=True)
             group.create_task(control.plan_distributor.prober.run(), name="reachability")
             # Before any other version, but after peers may join: a restarted hub first learns the peers' versions.
-            await publishing.lifecycle.publish_base(self.config.base)
+            await publishing.lifecycle.publish_base(self.config.base, opening(self.config.quantise))
             group.create_task(publishing.rank_intake.run(), name="ranks")
             group.create_task(publishing.anchors_and_squashes.run(), name="anchors and squashes")
             if publishing.mirror_uploader is not None:
@@ -92,7 +93,12 @@ class Hub:
             if self.config.checkpoints is not None:
                 form = self.config.folder_form
                 folders = CheckpointSource(
-                    publishing.lifecycle, publishing.pipeline, state.history, state.staging, form
+                    publishing.lifecycle,
+                    publishing.pipeline,
+                    state.history,
+                    state.staging,
+                    form,
+                    opening(self.config.quantise),
                 )
                 group.create_task(folders.run(self.config.checkpoints), name="checkpoints")
 

@@ -28,6 +28,8 @@ class HubConfig:
     folder_form: FolderForm = STEP_FOLDERS
     """Names and markers of the folders in ``checkpoints``."""
     base: Path | None = None
+    quantise: str | None = None
+    """Kind of quantised state that folders are published as (``p2pcast.quantised.quantisation_kinds``)."""
     listen: tuple[str, int] = ("", DEFAULT_PORT)
     advertise: tuple[str, int] | None = None
     http: tuple[str, int] = ("127.0.0.1", DEFAULT_HTTP_PORT)

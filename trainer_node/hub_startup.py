@@ -169,12 +169,15 @@ async def open_state(config: HubConfig, events: Events, tasks: Tasks) -> StatePa
     claim(folder, config.shadow)
     await asyncio.to_thread(sweep)
     key = RunKey.load_or_create(folder / "run.key")
-    state_file = StateFile(folder / "hub.json", {"node": "", "incarnation": 0, "target": None, LEADS: {}})
+    state_file = StateFile(
+        folder / "hub.json", {"node": "", "incarnation": 0, "target": None, "quantise": None, LEADS: {}}
+    )
+    _require_same_form(state_file, config.quantise)
     history = PublishHistory(
         folder / PUBLISHED, lambda: set() if checkpoints is None else steps_there(checkpoints, names)
     )
     history.move_from(state_file)
-    state_file.update(incarnation=state_file["incarnation"] + 1)
+    state_file.update(incarnation=state_file["incarnation"] + 1, quantise=config.quantise)
     ident, sessions, staging = node_id(state_file), Sessions(), Staging()
     admission = Admission(
         folder,
@@ -203,6 +206,15 @@ async def open_state(config: HubConfig, events: Events, tasks: Tasks) -> StatePa
     return StateParts(
         config, events, tasks, staging, key, state_file, history, ident, sessions, admission, store, numbers, recovery
     )
+
+
+def _require_same_form(state_file: StateFile, quantise: str | None) -> None:
+    """Raises UsageError where the run's versions have another form: one version never names two sets of weights."""
+    if not state_file["incarnation"] or state_file["quantise"] == quantise:
+        return
+    was = state_file["quantise"]
+    form, again = ("as trained", "leave out --quantise") if was is None else (f"as {was}", f"give --quantise {was}")
+    raise UsageError(f"this run publishes its weights {form}: {again}, or begin another run with another --state")
 
 
 def _report_unlike(events: Events, numbers: VersionNumbers, peer: str, version: Version) -> None:
@@ -303,6 +315,7 @@ def build_publishing(state: StateParts, fleet: FleetParts) -> Publishing:
     rank_intake = RankIntake(
         lifecycle, pipeline, node.layouts, store.manifest, staging,
         engines=lambda: live_rows(membership.peers.values()), changed=live_changed, wait_s=config.rank_timeout_s,
+        quantise=config.quantise,
     )  # fmt: skip
     return Publishing(
         node, downstream, announcer, sealer, sealed_artifacts, codec_choice, hub_shadow, pipeline, commits,

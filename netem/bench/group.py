@@ -75,6 +75,10 @@ COMMANDS = {
         "Results per second of a ledger, and times of its requests with a thousand workers.",
     ),
     "plan": ("netem.bench.commands.plan_command:plan", "Time of the hub's planning decisions for ten thousand peers."),
+    "quantised": (
+        "netem.bench.codec_comparison.quantised_command:quantised",
+        "Bytes of a version in each quantised form, and the divergence of quantised engines from the learner.",
+    ),
     "publish": (
         "netem.bench.commands.publish_command:publish",
         "Time that publishing live tensors adds to a training step, beside a memcpy.",

@@ -44,6 +44,7 @@ COMMANDS = {
     "token": ("p2pcast.cli.tokens_and_evictions:token", "Create, list and revoke join tokens."),
     "evict": ("p2pcast.cli.tokens_and_evictions:evict", "Exclude a peer from the run for good."),
     "delta": ("p2pcast.cli.delta:delta", "Make, apply and squash delta files, offline."),
+    "quantise": ("p2pcast.quantised.quantise_command:quantise", "Write the folder that a quantised engine loads."),
     "inspect": ("p2pcast.cli.inspect:inspect", "Show the contents of a delta, a checkpoint or a state folder."),
     "check": ("p2pcast.cli.state_folder:check", "Verify every byte of a state folder and of its shadow."),
     "backup": (

@@ -23,6 +23,7 @@ from p2pcast.cli.options import (
 )
 from p2pcast.daemon import event_loop
 from p2pcast.errors import UsageError
+from p2pcast.quantised.quantisation_kinds import KINDS
 from p2pcast.rollouts.kv_policy import KV_POLICIES, KvPolicy
 from p2pcast.store.retention import AT_A_PEER
 from p2pcast.trust.node_names import default_name, name_fault
@@ -55,6 +56,14 @@ if TYPE_CHECKING:
     "--base",
     type=PATH,
     help="Local Hugging Face folder with the run's version 0, so that the first join downloads only deltas.",
+)
+@click.option(
+    "--quantise",
+    type=click.Choice(list(KINDS)),
+    help=(
+        "Kind of quantised state that this peer's engines take, computed here from each version: a copy in memory "
+        "beside the shadow.  [default: as published]"
+    ),
 )
 @click.option("--state", type=PATH, help="Folder for this peer's keys and artifacts on disk.")
 @click.option("--shadow", type=PATH, help="Folder in tmpfs for the current weights in memory (the size of the model).")
@@ -188,6 +197,7 @@ def join(
     token_file: Path | None,
     targets: tuple[str, ...],
     base: Path | None,
+    quantise: str | None,
     state: Path | None,
     shadow: Path | None,
     listen: tuple[str, int],
@@ -248,6 +258,8 @@ def join(
         check(target)
     check_span(targets, engine, role)
     check_wait(commit_safe_point, kv, driver)
+    if quantise is not None and engine is not None:
+        raise UsageError("--quantise is for engines on one host: leave out --engine, or publish with seed --quantise")
     host = socket.gethostname()
     if name is not None and (fault := name_fault(name)) is not None:
         raise UsageError(fault)
@@ -265,6 +277,7 @@ def join(
         shadow=shadow or default_shadow(folder),
         name=named,
         base=base,
+        quantise=quantise,
         region=region,
         listen=listen,
         advertise=advertise,

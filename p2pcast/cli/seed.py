@@ -12,6 +12,7 @@ from p2pcast.cli.options import PATH, Address, Rate, congestion, plaintext, rete
 from p2pcast.daemon import event_loop
 from p2pcast.errors import UsageError
 from p2pcast.limits import MAX_KEPT
+from p2pcast.quantised.quantisation_kinds import KINDS
 from p2pcast.store.retention import ANCHOR_EVERY, Counts
 
 
@@ -21,6 +22,14 @@ from p2pcast.store.retention import ANCHOR_EVERY, Counts
     "--base",
     type=PATH,
     help="Hugging Face folder of version 0; a peer that has the same folder downloads only deltas.",
+)
+@click.option(
+    "--quantise",
+    type=click.Choice(list(KINDS)),
+    help=(
+        "Kind of quantised state that CHECKPOINTS and --base are published as, with its scales; for engines that load "
+        "this form.  [default: as trained]"
+    ),
 )
 @step_folders("in CHECKPOINTS")
 @click.option(
@@ -171,6 +180,7 @@ from p2pcast.store.retention import ANCHOR_EVERY, Counts
 def seed(
     checkpoints: Path | None,
     base: Path | None,
+    quantise: str | None,
     step_names: StepNames,
     step_marker: MarkerStyle,
     listen: tuple[str, int],
@@ -236,6 +246,7 @@ def seed(
         state=folder,
         shadow=shadow or default_shadow(folder),
         base=base,
+        quantise=quantise,
         listen=listen,
         advertise=advertise,
         http=http,

@@ -15,15 +15,18 @@ from p2pcast.codec.layout import Layout
 
 @dataclass(frozen=True, slots=True)
 class VersionDigests:
-    """A state's layout and the digest of each of its cells (u64)."""
+    """A state's layout and the digest of each of its cells (u64). ``signed``: of a quantised state, the digest of the
+    version that it was computed from.
+    """
 
     layout: Layout
     cells: npt.NDArray[Any]
+    signed: int | None = None
 
     @property
     def state(self) -> int:
-        """Digest of the whole state."""
-        return int(self.cells.sum(dtype=np.uint64))
+        """Digest of the version, which the hub has signed."""
+        return self.signed if self.signed is not None else int(self.cells.sum(dtype=np.uint64))
 
     def tensors(self) -> dict[int, int]:
         """Each tensor's digest, by number: digests of parts add up."""

@@ -44,8 +44,8 @@ class WeightProvider:
         """By path. A version without a manifest in the store is the base folder's: its files lie there."""
         files = self._store.small_files(version)
         if not files and self._base is not None and self._store.manifest(version) is None:
-            return self._base.small_files()
-        return files
+            files = self._base.small_files()
+        return self._shadow.files(files)
 
     def schedule(self, version: Version) -> bytes | None:
         """The file of the budgets of sparse attention that belong to ``version``, unread; None: dense."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -73,7 +73,7 @@ class Installation:
     """``derived``: parts of the model that compute from derived values instead of the loaded weights. If there are any,
     the model is always reloaded as a whole by ``reload_all``. ``follow``: called at each commit with the version's
     schedule of sparse attention; None for an engine that has none, which ignores it. ``followers``: copies of the
-    weights that follow them.
+    weights that follow them. ``loading_form``: the model's loader is used inside.
     """
 
     def __init__(
@@ -84,6 +84,7 @@ class Installation:
         reload_all: ReloadAll,
         follow: Callable[[BudgetSchedule | None], None] | None = None,
         followers: Followers | None = None,
+        loading_form: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._model: Any = model
         self._followers = followers
@@ -92,6 +93,7 @@ class Installation:
         self._reload_all = reload_all
         self._follow = follow
         self._schedule: BudgetSchedule | None = None
+        self._loading_form = loading_form
         self.layout = layout
         self.derived = derived
         self.held: Version | None = None
@@ -112,7 +114,8 @@ class Installation:
         if self.derived:
             self.mapping = Mapping({}, dict.fromkeys(range(len(self.layout.tensors)), self.derived[0]))
             return
-        self.mapping, self.storages, unreached = record(self._model, self.layout)
+        with self._loading_form():
+            self.mapping, self.storages, unreached = record(self._model, self.layout)
         if unreached:
             raise IntegrityError(
                 f"no tensor of the run's layout reaches {len(unreached)} of the engine's parameters, "
@@ -238,13 +241,14 @@ class Installation:
         if self.derived:
             self._reload_all(shadow)
         else:
-            install_dense(shadow, self.layout, self.mapping, self.storages, self._model)
+            with self._loading_form():
+                install_dense(shadow, self.layout, self.mapping, self.storages, self._model)
         return equal_elements(shadow, self.mapping, self.storages)
 
     def _write_changed(self, found: _Prepared) -> int:
         mark = found.staged.apply(self.storages)
         if found.whole:
-            with torch.inference_mode():
+            with torch.inference_mode(), self._loading_form():
                 self._model.load_weights(found.whole)
         return mark
 

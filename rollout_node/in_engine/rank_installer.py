@@ -61,6 +61,11 @@ class RankModel(Protocol):
     def loading(self) -> AbstractContextManager[Any]:
         """The model's loader and parameters are used inside."""
 
+    def loading_form(self) -> AbstractContextManager[None]:
+        """The parameters are as the loader takes them inside, in their own storage. The engine computes nothing
+        meanwhile.
+        """
+
     def derived_parts(self) -> list[str]:
         """Parts that compute from derived values (``Installation``). Raises LocalError for a model that p2pcast cannot
         install into.
@@ -221,7 +226,9 @@ class RankInstaller:
                 return Installation(weights, layout, [], model.reload_all, model.follow, followers)
         derived = model.derived_parts()
         with model.loading():
-            return Installation(model.model, layout, derived, model.reload_all, model.follow)
+            return Installation(
+                model.model, layout, derived, model.reload_all, model.follow, loading_form=model.loading_form
+            )
 
     def _prepare(self, version: Version, command: Command) -> None:
         """Fetch and stage in a thread, which reports its end."""

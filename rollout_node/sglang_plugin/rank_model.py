@@ -35,6 +35,9 @@ class SglangRankModel:
 
     follow: None = None
 
+    def loading_form(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def loading(self) -> AbstractContextManager[Any]:
         return nullcontext()
 

@@ -156,6 +156,10 @@ class ShadowReader:
         """Raises RetryableError."""
         return self._existing().layout.document
 
+    def files(self, small: dict[str, bytes]) -> dict[str, bytes]:
+        """Small files of a version, as engines take them."""
+        return small
+
     def is_dense(self, base: Version | None, to: Version) -> bool:
         """Whether an engine at ``base`` takes the whole state to get to ``to``. Raises RetryableError."""
         return isinstance(self.patches(base, to), Path)

@@ -1,6 +1,7 @@
 """Keeps weights editable in place on vLLM's CPU build.
 
-That build packs a copy of each linear's weight after loading and empties the original, and packs experts in place.
+That build packs a copy of each linear's weight after loading and empties the original, of int8 codes too, and packs
+experts in place.
 Edits would then have no effect, or change the wrong values. Promise: after ``keep_weights_in_place``, layers loaded
 later keep their weights as loaded and compute from these; ``packed_layers`` reports any layer that doesn't. Results
 differ from the packed kernels' by rounding only.
@@ -14,10 +15,12 @@ import torch
 from torch.nn.functional import gelu, linear, silu
 
 _KEPT = "p2pcast_keeps_experts"
+_CODES = "p2pcast_keeps_codes"
 
 
 def keep_weights_in_place() -> None:
     """Make linears, embeddings and experts compute from their parameters. Call before the model is loaded."""
+    from vllm.model_executor.kernels.linear.scaled_mm.cpu import CPUInt8ScaledMMLinearKernel
     from vllm.model_executor.layers import utils
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 
@@ -34,6 +37,25 @@ def keep_weights_in_place() -> None:
     utils.dispatch_cpu_unquantized_gemm = keep
     CPUUnquantizedExperts.process_weights_after_loading = _keep_experts
     CPUUnquantizedExperts.apply = _apply_experts
+    arrange, compute = (
+        CPUInt8ScaledMMLinearKernel.process_weights_after_loading,
+        CPUInt8ScaledMMLinearKernel.apply_weights,
+    )
+
+    def arrange_codes(self: Any, layer: torch.nn.Module) -> None:
+        config = self.config
+        if config.is_channelwise and config.input_symmetric and not config.is_static_input_scheme:
+            setattr(layer, _CODES, True)
+        else:
+            arrange(self, layer)
+
+    def apply_codes(
+        self: Any, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return _apply_int8(layer, x, bias) if keeps_codes(layer) else compute(self, layer, x, bias)
+
+    CPUInt8ScaledMMLinearKernel.process_weights_after_loading = arrange_codes
+    CPUInt8ScaledMMLinearKernel.apply_weights = apply_codes
 
 
 def _keep_experts(self: Any, layer: torch.nn.Module) -> None:
@@ -43,6 +65,22 @@ def _keep_experts(self: Any, layer: torch.nn.Module) -> None:
 def keeps_experts(module: torch.nn.Module) -> bool:
     """Whether these experts compute from the weights as loaded."""
     return getattr(module, _KEPT, False)
+
+
+def keeps_codes(module: Any) -> bool:
+    """Whether this linear computes from its int8 codes and scales as loaded."""
+    return getattr(module, _CODES, False)
+
+
+def _apply_int8(layer: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """As vLLM's kernel: activations become int8, with a scale for each token. ``weight``: rows × columns."""
+    from vllm import _custom_ops as ops
+
+    codes, scales, _ = ops.scaled_int8_quant(x.reshape(-1, x.shape[-1]).contiguous())
+    found = torch._int_mm(codes, layer.weight.t()).float() * scales * layer.weight_scale.t()
+    if bias is not None:
+        found += bias
+    return found.to(x.dtype).view(*x.shape[:-1], -1)
 
 
 def packed_layers(model: torch.nn.Module) -> list[str]:

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 
 from rollout_node.vllm_plugin.cpu_weights import keeps_experts
+from rollout_node.vllm_plugin.quantised_layers import kept_as_loaded, plain_cache
 
 _PLAIN_METHODS = frozenset({"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"})
 _PLAIN_ATTENTION = frozenset({"Attention", "MMEncoderAttention"})
 """Attention classes whose processing after loading only concerns scales; subclasses included."""
+_CACHES = "KVCacheMethod"
 _PLAIN_EXPERTS = frozenset({"TRITON", "BATCHED_TRITON"})
 """Backends for unquantised experts that keep the checkpoint's arrangement."""
 
@@ -38,7 +40,8 @@ def _derivation(module: Any) -> str | None:
         return None if backend in _PLAIN_EXPERTS or keeps_experts(module) else f"experts arranged for {backend}"
     if hasattr(module, "_cpu_unpacked_conv_weight"):
         return "a convolution packed for the CPU"
-    if method is not None and kind not in _PLAIN_METHODS:
+    cache = kind.endswith(_CACHES) and plain_cache(module)
+    if method is not None and kind not in _PLAIN_METHODS and not cache and not kept_as_loaded(module):
         return f"weights processed by {kind}"
     if callable(getattr(module, "process_weights_after_loading", None)):
         if not any(kin.__name__ in _PLAIN_ATTENTION for kin in type(module).__mro__):

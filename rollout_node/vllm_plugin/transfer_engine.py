@@ -23,7 +23,7 @@ from p2pcast.sparse.budget_schedule import BudgetSchedule
 from rollout_node.in_engine.adapter_weights import AdapterWeights
 from rollout_node.in_engine.rank_installer import Command, Introduction, RankInstaller
 from rollout_node.in_engine.shadow_reader import ShadowReader
-from rollout_node.vllm_plugin import SOCKET_VARIABLE, cpu_weights, derived_weights, sparse_attention
+from rollout_node.vllm_plugin import SOCKET_VARIABLE, cpu_weights, derived_weights, quantised_layers, sparse_attention
 from rollout_node.vllm_plugin.adapter_slots import AdapterSlots
 from rollout_node.vllm_plugin.dense_reload import reload_all
 from rollout_node.vllm_plugin.sparse_attention import budget_in_use
@@ -70,12 +70,15 @@ class VllmRankModel:
         context: AbstractContextManager[Any] = set_current_vllm_config(self._vllm_config)
         return context
 
+    def loading_form(self) -> AbstractContextManager[None]:
+        return quantised_layers.loading_form(self.model)
+
     def derived_parts(self) -> list[str]:
         if self.device.type == "cpu" and (packed := cpu_weights.packed_layers(self.model)):
             raise LocalError(
                 f"{len(packed)} layers, first {packed[0]}, compute from packed copies of their weights; "
                 f"set {SOCKET_VARIABLE} before the server starts "
-                "(int8 weights are packed by vLLM's CPU build in any case)"
+                "(int8 weights whose activations have fixed scales are packed in any case)"
             )
         with self.loading():
             return derived_weights.derived_parts(self.model)

@@ -30,8 +30,8 @@ class GenerateSampler(LabelledSampler):
     routed_bytes = 0
     """Bytes of the experts of one token; 0 for an engine that returns none."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, adapter: str | None = None) -> None:
+        super().__init__(*arguments, adapter=adapter)
         self._known = KnownTokens()
 
     def of_play(self, on_tokens: Callable[[int], None]) -> Self:

@@ -46,6 +46,7 @@ class LabelledSampler(ABC):
         engine: str,
         naming: Naming,
         on_tokens: Callable[[int], None] = lambda count: None,
+        *,
         adapter: str | None = None,
     ) -> None:
         self._http, self._engine, self._naming, self._adapter = http, engine, naming, adapter
@@ -54,7 +55,7 @@ class LabelledSampler(ABC):
 
     def of_play(self, on_tokens: Callable[[int], None]) -> Self:
         """The sampler of one play, which counts that play's tokens."""
-        return type(self)(self._http, self._engine, self._naming, on_tokens, self._adapter)
+        return type(self)(self._http, self._engine, self._naming, on_tokens, adapter=self._adapter)
 
     @abstractmethod
     async def sample(

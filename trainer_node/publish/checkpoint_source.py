@@ -18,6 +18,7 @@ from pathlib import Path
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.checkpoint.folder_form import FolderForm, Marker
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError
+from p2pcast.quantised.folder_opening import Opening
 from p2pcast.state.staging import Staging
 from trainer_node.publish.checkpoint_watcher import Damaged, Found, fingerprint_of, watch
 from trainer_node.publish.pipeline import Pipeline
@@ -30,6 +31,8 @@ logger = logging.getLogger("p2pcast.hub")
 
 
 class CheckpointSource:
+    """``open_`` opens a complete folder."""
+
     def __init__(
         self,
         versions: VersionLifecycle,
@@ -37,16 +40,20 @@ class CheckpointSource:
         history: PublishHistory,
         staging: Staging,
         form: FolderForm,
+        open_: Opening = Checkpoint.open,
     ) -> None:
         self._versions = versions
         self._publishing = publishing
         self._history = history
         self._staging = staging
         self._form = form
+        self._open = open_
 
     async def run(self, checkpoints: Path) -> None:
         """Until cancelled. Raises LocalError when the hub's own disk fails."""
-        async with contextlib.aclosing(watch(checkpoints, self._form, known=self._is_published)) as events:
+        async with contextlib.aclosing(
+            watch(checkpoints, self._form, open_=self._open, known=self._is_published)
+        ) as events:
             async for event in events:
                 if isinstance(event, Damaged):
                     self._versions.skip(event.path.name, event.reason)
@@ -72,7 +79,7 @@ class CheckpointSource:
             elif isinstance(error, LocalError) and self._versions.failed:
                 raise
             else:
-                self._versions.skip(name, await self._staging.run(_reason, found.path, error))
+                self._versions.skip(name, await self._staging.run(_reason, found.path, self._open, error))
 
     async def _publish(self, found: Found[Checkpoint], files: Files) -> None:
         step, checkpoint, name = found.step, found.checkpoint, found.path.name
@@ -114,12 +121,12 @@ def _read_files(found: Found[Checkpoint], marker: Marker) -> Files | None:
     return files if fingerprint_of(found.step, found.path, marker) == found.fingerprint else None
 
 
-def _reason(path: Path, error: P2PCastError) -> str:
+def _reason(path: Path, open_: Opening, error: P2PCastError) -> str:
     """Why a folder could not be published: the present fault of the folder, if there is one. The words are those that
     the watcher will use for it, so that one fault is reported once.
     """
     try:
-        Checkpoint.open(path)
+        open_(path)
     except P2PCastError as fault:
         return str(fault)
     return str(error)

@@ -18,6 +18,7 @@ from p2pcast.artifact.signed_records import ANCHOR
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.daemon.events import Events
 from p2pcast.errors import P2PCastError
+from p2pcast.quantised.folder_opening import Opening
 from p2pcast.relay.holding import Holding
 from p2pcast.state.staging import Staging
 from p2pcast.version import Version
@@ -81,12 +82,12 @@ class VersionLifecycle:
         """The hub's own disk has failed: nothing more can be published."""
         return self._sealer.failed
 
-    async def publish_base(self, base: Path | None) -> None:
+    async def publish_base(self, base: Path | None, open_: Opening = Checkpoint.open) -> None:
         """Publish the state in this folder as the first version, unless there is a version already."""
         if base is None or self._publishing.shadow is not None:
             return
         await self._recovered.wait()
-        checkpoint = await self._staging.run(Checkpoint.open, base)
+        checkpoint = await self._staging.run(open_, base)
         source = FolderSource(checkpoint, await self._staging.run(checkpoint.small_files), self._staging)
         done = await self._publishing.publish(self._publishing.version_for(0), checkpoint.layout(), source)
         self.published = done

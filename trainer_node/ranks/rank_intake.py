@@ -56,12 +56,15 @@ class RankIntake:
         engines: Callable[[], list[messages.LiveEngine]],
         changed: asyncio.Event,
         wait_s: float,
+        quantise: str | None = None,
     ) -> None:
         """``layouts``: the layouts that the hub knows, by id. ``manifest``: of a stored version. ``engines``: rows of
         LIVE; ``changed`` is set when they may have changed. ``wait_s``: longest time for which one rank may keep the
-        others of its group waiting, in seconds.
+        others of its group waiting, in seconds. ``quantise``: the kind as which the hub publishes folders; ranks are
+        then refused.
         """
         self._versions = versions
+        self._quantise = quantise
         self._publishing = publishing
         self._layouts = layouts
         self._manifest = manifest
@@ -106,7 +109,12 @@ class RankIntake:
             session.link.close(RetryableError("the hub is shutting down"))
 
     def accept(self, link: Link, hello: messages.Hello) -> None:
-        """A new connection of a rank. Raises RemoteError."""
+        """A new connection of a rank. Raises RemoteError, RefusedError."""
+        if self._quantise is not None:
+            raise RefusedError(
+                f"this hub quantises checkpoint folders (--quantise {self._quantise}) and takes no tensors from ranks: "
+                "save folders, or start a hub without --quantise and publish p2pcast.quantised.live_tensors"
+            )
         if hello.stripes != 1:
             raise RemoteError("a rank has one connection")
         session = RankSession(link, self)

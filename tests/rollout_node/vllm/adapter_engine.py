@@ -72,7 +72,7 @@ class Installed:
         self.manager = manager_of(llm)
         weights = AdapterWeights(self.run.layout)
         self.slots = AdapterSlots(self.manager.model, self.run.layout, weights, 1)
-        self.installation = Installation(weights, self.run.layout, [], lambda shadow: None, self.slots)
+        self.installation = Installation(weights, self.run.layout, [], lambda shadow: None, followers=self.slots)
 
     def install(self) -> Any:
         how: Any = self.installation.prepare(self.run.files, self.run.version, lambda: False)

@@ -8,7 +8,9 @@ value is visible.
 
 from __future__ import annotations
 
+import copy
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from p2pcast.checkpoint.folder import write_folder
+from p2pcast.quantised.folder_opening import opening
 
 _SMALL = {
     "hidden_size": 128,
@@ -72,8 +77,12 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {**_NO_HEAD_DIM, **_GPT2, "tie_word_embeddings": True}),
     # the loader splits q, k and v, which are interleaved by head, and joins them in another order
     "falcon": ("falcon", {**_NO_HEAD_DIM, **_FALCON}),
-    # int8 weights with one scale per row, which the engine packs for its kernels
+    # int8 weights with one scale per row
     "int8": ("qwen3", _SMALL),
+    # the same weights beside activations with zero points, for which the engine packs the weights
+    "int8_packed": ("qwen3", _SMALL),
+    # fp8 weights with one scale per row, which the engine transposes
+    "fp8": ("qwen2", _NO_HEAD_DIM),
 }
 _INT8 = {
     "quant_method": "compressed-tensors",
@@ -95,7 +104,7 @@ _INT8 = {
 }
 
 
-def _to_int8(folder: Path) -> None:
+def _to_int8(folder: Path, *, symmetric: bool) -> None:
     """Quantise the linears of a saved model, as compressed-tensors stores them."""
     tensors = load_file(folder / "model.safetensors")
     for name in [n for n in tensors if n.endswith("_proj.weight")]:
@@ -104,7 +113,17 @@ def _to_int8(folder: Path) -> None:
         tensors[name] = (tensors[name].float() / scale).round().to(torch.int8)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": _INT8}))
+    how = copy.deepcopy(_INT8)
+    how["config_groups"]["group_0"]["input_activations"]["symmetric"] = symmetric
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": how}))
+
+
+def _to_fp8(folder: Path) -> None:
+    """Quantise a saved model as a hub does."""
+    plain = folder.rename(folder.with_name(f"{folder.name}-plain"))
+    source = opening("fp8-channel")(plain)
+    write_folder(folder, source.layout(), source.words, source.small_files())
+    shutil.rmtree(plain)
 
 
 def _model(folder: Path, kind: str, dtype: torch.dtype) -> None:
@@ -115,8 +134,10 @@ def _model(folder: Path, kind: str, dtype: torch.dtype) -> None:
         for parameter in model.parameters():
             parameter.copy_((1 if parameter.ndim == 1 else 0) + 0.3 * torch.randn_like(parameter))
     model.to(dtype).save_pretrained(folder)
-    if kind == "int8":
-        _to_int8(folder)
+    if kind.startswith("int8"):
+        _to_int8(folder, symmetric=kind == "int8")
+    if kind == "fp8":
+        _to_fp8(folder)
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(500)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(folder)

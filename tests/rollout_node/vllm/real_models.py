@@ -32,6 +32,8 @@ from vllm.model_executor.model_loader import get_model
 PROMPTS = [[5, 6, 7], [100, 200, 300, 400], [9]]
 BITS = {"BF16": 0x0180, "F32": 0x01800000}
 """The lowest bits of the exponents, so that a version's changes are visible in the model's answers."""
+SIGN = 0x80
+"""Of codes in fp8, which no change of it turns into NaN."""
 
 
 def engine(case: str) -> LLM:
@@ -95,7 +97,7 @@ def noticed(model: torch.nn.Module, audit: Any) -> bool:
     for p in [parameters[i] for i in rng.choice(len(parameters), 4, replace=False)]:
         words = p.data.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[p.element_size()])
         at = tuple(
-            int(rng.integers(0, n * 7 // 8)) for n in p.shape
+            int(rng.integers(0, max(1, n * 7 // 8))) for n in p.shape
         )  # a vocabulary's end is padding, which the audit does not cover
         words[at] ^= 1
         wrong, _ = audit()
@@ -135,7 +137,7 @@ def install(llm: LLM, folder: Path, work: Path) -> dict[str, Any]:
     from rollout_node.in_engine.installation import Installation
     from rollout_node.in_engine.shadow_reader import ShadowReader
     from rollout_node.in_engine.weight_audit import compare
-    from rollout_node.vllm_plugin import cpu_weights
+    from rollout_node.vllm_plugin import cpu_weights, quantised_layers
     from rollout_node.vllm_plugin.dense_reload import reload_all
     from rollout_node.vllm_plugin.derived_weights import derived_parts
 
@@ -147,18 +149,20 @@ def install(llm: LLM, folder: Path, work: Path) -> dict[str, Any]:
     overwrite_all(model)
     with set_current_vllm_config(config):
         reload_model = partial(reload_all, model=model, model_config=config.model_config)
-        installation = Installation(model, layout, derived_parts(model), reload_model)
+        form = partial(quantised_layers.loading_form, model)
+        installation = Installation(model, layout, derived_parts(model), reload_model, loading_form=form)
 
     def audit() -> tuple[list[str], list[str]]:
         return compare(layout, installation.audit(run.files, run.version, lambda: False), run.digests)
 
     dtypes = {t.dtype for t in layout.tensors}
+    flipped = SIGN if "F8_E4M3" in dtypes else BITS[min(dtypes)] if len(dtypes) == 1 else 0
     seen: dict[str, Any] = {"packed": [], "derived": installation.derived[:1]}
     seen |= {"reload": len(installation.mapping.reload), "tensors": len(layout.tensors)}
     seen |= {"installs": [], "equal": [], "audits": [], "said": []}
     for seed in (None, 1, 2):
         if seed is not None:
-            run.step(seed, share=0.05, bits=BITS[min(dtypes)] if len(dtypes) == 1 else 0)
+            run.step(seed, share=0.05, bits=flipped)
         how: Any = installation.prepare(run.files, run.version, lambda: False)
         with set_current_vllm_config(config):
             installation.commit(run.version)

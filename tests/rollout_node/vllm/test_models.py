@@ -34,11 +34,13 @@ CASES = {
     "gpt2=bfloat16": PLAIN,
     "falcon=bfloat16": RELOADED,
     "tied=bfloat16:fp8_per_channel": DERIVED,
+    "int8=bfloat16": PLAIN,
+    "fp8=bfloat16": PLAIN,
 }
 AMX = "amx_tile" in Path("/proc/cpuinfo").read_text()
-if not AMX:  # with AMX, vLLM packs these two in other ways
-    CASES |= {"mla=bfloat16": DERIVED, "int8=bfloat16": REFUSED}
-SAMPLE = {"moe=bfloat16", "tied=bfloat16:fp8_per_channel", "int8=bfloat16"}
+if not AMX:  # with AMX, vLLM packs these in other ways
+    CASES |= {"mla=bfloat16": DERIVED, "int8_packed=bfloat16": REFUSED}
+SAMPLE = {"moe=bfloat16", "tied=bfloat16:fp8_per_channel", "int8=bfloat16", "fp8=bfloat16", "int8_packed=bfloat16"}
 """A case for each kind that test_vllm_server.py does not have; the others are whole proofs."""
 
 
@@ -47,7 +49,20 @@ def cases(*, refused: bool) -> list[Any]:
     return [case if case in SAMPLE else pytest.param(case, marks=pytest.mark.prove) for case in chosen]
 
 
-ZOO = ["moe", "shared_expert", "mla", "qwen3:float32", "tied", "qwen2", "gpt2", "falcon", "int8", "moe_one_kv_head"]
+ZOO = [
+    "moe",
+    "shared_expert",
+    "mla",
+    "qwen3:float32",
+    "tied",
+    "qwen2",
+    "gpt2",
+    "falcon",
+    "int8",
+    "int8_packed",
+    "fp8",
+    "moe_one_kv_head",
+]
 
 
 def script(name: str, *arguments: str) -> str:

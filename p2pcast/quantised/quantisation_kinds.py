@@ -1,0 +1,126 @@
+"""The kinds of quantised state, and the form of each in a checkpoint.
+
+Promise: a kind decides names, dtypes and shapes of the quantised tensors, and the ``quantization_config`` by which an
+engine loads them. Which tensors are quantised depends on the layout alone. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+from p2pcast.codec.layout import Tensor
+from p2pcast.errors import IntegrityError, UsageError
+
+BLOCK: Final = 128
+"""Rows, and columns, of a block with one scale (fp8-block)."""
+FLOATS: Final = frozenset({"BF16", "F16", "F32"})
+"""Dtypes of weights that can be quantised."""
+_LINEAR: Final = re.compile(r"(?:\A|\.)\w*proj\w*\.weight\Z")
+"""Weights of linears inside a model's layers. Embeddings, heads, routers and norms have other names."""
+_TOWERS: Final = frozenset({"visual", "vision_tower", "vision_model", "audio_tower", "multi_modal_projector"})
+"""Modules beside the language model; their weights stay as they are."""
+
+
+class Role(Enum):
+    """The part of a quantised weight that a tensor holds. COPY: a tensor that is not quantised."""
+
+    COPY = "copy"
+    CODES = "codes"
+    SCALES = "scales"
+    SHAPE = "shape"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """``rows``, ``columns``: of the weights that share a scale; 0: all columns. ``packed``: four codes a word."""
+
+    name: str
+    codes: str
+    scales: str
+    rows: int
+    columns: int
+    packed: bool = False
+
+    def scale_shape(self, rows: int, columns: int) -> tuple[int, int]:
+        return -(-rows // self.rows), -(-columns // self.columns) if self.columns else 1
+
+    def parts(self, weight: Tensor) -> list[tuple[Tensor, Role]]:
+        """The tensors that stand for ``weight``. Raises IntegrityError for a shape that this kind cannot hold."""
+        rows, columns = weight.shape
+        stem = weight.name.removesuffix("weight")
+        scales = (Tensor(stem + self.scales, self._scale_dtype(weight), self.scale_shape(rows, columns)), Role.SCALES)
+        if not self.packed:
+            return [(Tensor(stem + "weight", self.codes, (rows, columns)), Role.CODES), scales]
+        if columns % 4:
+            raise IntegrityError(
+                f"tensor {weight.name!r}: {columns} columns; {self.name} packs four weights of a row into a word"
+            )
+        return [
+            (Tensor(stem + "weight_packed", self.codes, (rows, columns // 4)), Role.CODES),
+            scales,
+            (Tensor(stem + "weight_shape", "I64", (2,)), Role.SHAPE),
+        ]
+
+    def _scale_dtype(self, weight: Tensor) -> str:
+        return weight.dtype if self.packed else "F32"
+
+    def engine_config(self, ignored: Iterable[str]) -> dict[str, Any]:
+        """``quantization_config`` of the folder's config.json. ``ignored``: modules with weights as trained."""
+        left = sorted({*ignored, "lm_head"})
+        if self.name == "fp8-block":
+            return {
+                "quant_method": "fp8",
+                "activation_scheme": "dynamic",
+                "weight_block_size": [self.rows, self.columns],
+                "modules_to_not_convert": left,
+            }
+        of = "float" if self.codes == "F8_E4M3" else "int"
+        group: dict[str, Any] = {"targets": ["Linear"], "weights": _numbers(of, "channel", dynamic=False)}
+        if not self.packed:
+            group["input_activations"] = _numbers(of, "token", dynamic=True)
+        return {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized" if self.packed else f"{of}-quantized",
+            "ignore": left,
+            "config_groups": {"group_0": group},
+        }
+
+
+def _numbers(of: str, strategy: str, *, dynamic: bool) -> dict[str, Any]:
+    return {"num_bits": 8, "type": of, "symmetric": True, "strategy": strategy, "dynamic": dynamic}
+
+
+KINDS: Final = {
+    kind.name: kind
+    for kind in (
+        Kind("fp8-channel", "F8_E4M3", "weight_scale", 1, 0),
+        Kind("fp8-block", "F8_E4M3", "weight_scale_inv", BLOCK, BLOCK),
+        Kind("int8-channel", "I8", "weight_scale", 1, 0),
+        Kind("int8-weight-only", "I32", "weight_scale", 1, 0, packed=True),
+    )
+}
+"""``int8-weight-only``: codes and scales of int8-channel, packed for engines that keep activations as they are."""
+
+
+def kind_named(name: str) -> Kind:
+    """Raises UsageError."""
+    if name not in KINDS:
+        raise UsageError(f"{name[:40]!r} is no kind of quantisation: choose one of {', '.join(KINDS)}")
+    return KINDS[name]
+
+
+def is_quantised(tensor: Tensor) -> bool:
+    """Whether a tensor's values become codes. Raises IntegrityError for experts in one tensor, which no kind holds."""
+    names = tensor.name.split(".")
+    if not _TOWERS.isdisjoint(names) or tensor.dtype not in FLOATS:
+        return False
+    if len(tensor.shape) == 3 and "experts" in names and "bias" not in names[-1]:
+        raise IntegrityError(
+            f"tensor {tensor.name!r}: experts in one tensor of 3 dimensions cannot be quantised; "
+            "save a tensor for each expert, or leave this run unquantised"
+        )
+    return len(tensor.shape) == 2 and min(tensor.shape) > 0 and _LINEAR.search(tensor.name) is not None

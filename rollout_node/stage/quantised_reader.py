@@ -1,0 +1,110 @@
+"""The installers' view of a shadow through a quantiser: the engines of a peer take the quantised state of each version.
+
+Promise: while an installer holds the shadow still, its quantised copy is at the same version. A version that cannot be
+quantised reaches no engine, and the error names the tensor. Nothing more is received for it: the copy is computed from
+the version that the hub has signed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from p2pcast.errors import RetryableError
+from p2pcast.quantised.quantisation_kinds import kind_named
+from p2pcast.relay.holding import ArtifactHolder
+from p2pcast.version import Version
+from rollout_node.engine.version_digests import VersionDigests
+from rollout_node.stage.shadow_state import ShadowReader, ShadowState
+
+FOLDER = "quantised"
+"""Of the copy, below the folder of the shadow."""
+
+
+class QuantisedReader(ShadowReader):
+    """``ShadowReader`` of the quantised copy. ``kind``: ``p2pcast.quantised.quantisation_kinds``."""
+
+    def __init__(self, state: ShadowState, node: ArtifactHolder, folder: Path, kind: str) -> None:
+        super().__init__(state, node)
+        self._folder, self._kind = folder / FOLDER, kind_named(kind)
+        self._copy: Any = None
+        """``QuantisedShadow``, whose module needs torch."""
+        self._following = asyncio.Lock()
+        self._doubtful = False
+
+    def held_still(self) -> contextlib.AbstractAsyncContextManager[tuple[Version, Path] | None]:
+        """As ``ShadowReader.held_still``. Raises IntegrityError where the version cannot be quantised."""
+        return self._held_still()
+
+    @contextlib.asynccontextmanager
+    async def _held_still(self) -> AsyncIterator[tuple[Version, Path] | None]:
+        async with super().held_still() as held:
+            if held is None:
+                yield None
+                return
+            async with self._following:
+                if self._doubtful or self._copy is None or self._copy.version != held[0]:
+                    # Asked here: the table of holdings changes in this thread alone.
+                    at = None if self._copy is None or self._doubtful else self._copy.version
+                    changes = None if at is None else super().patches(at, held[0])
+                    await _to_its_end(lambda: self._follow(None if isinstance(changes, Path) else changes))
+            yield held[0], self._copy.shadow.path
+
+    def distrust(self) -> None:
+        """An engine got wrong weights: the copy is made anew."""
+        self._doubtful = True
+
+    def digests(self) -> VersionDigests:
+        shadow, plain = self._quantised().shadow, self._existing()
+        return VersionDigests(shadow.layout, shadow.digests, signed=plain.state_digest)
+
+    def layout_document(self) -> bytes:
+        document: bytes = self._quantised().form.layout.document
+        return document
+
+    def patches(self, base: Version | None, to: Version) -> list[Path] | Path:
+        copy = self._quantised()
+        if self.staged != to or copy.version != to:
+            raise RetryableError(f"version {to} is not staged here")
+        found: list[Path] | Path = copy.patches(base, to)
+        return found
+
+    def files(self, small: dict[str, bytes]) -> dict[str, bytes]:
+        """The small files of a quantised folder."""
+        found: dict[str, bytes] = self._quantised().form.files(small)
+        return found
+
+    def close(self) -> None:
+        if self._copy is not None:
+            self._copy.close()
+            self._copy = None
+
+    def _quantised(self) -> Any:
+        if self._copy is None:
+            raise RetryableError(f"this peer has quantised no version as {self._kind.name} yet")
+        return self._copy
+
+    def _follow(self, changes: list[Path] | None) -> None:
+        """Blocks, for a pass over the changed rows; at first and after a doubt, over the whole state."""
+        from p2pcast.quantised.quantised_shadow import QuantisedShadow
+
+        plain = self._existing()
+        if self._copy is None or self._copy.plain is not plain or self._doubtful:
+            # Another shadow may have another layout, and a copy in doubt shows that its memory failed.
+            self.close()
+            self._copy, changes = QuantisedShadow(plain, self._folder, self._kind), None
+        self._copy.follow(changes)
+        self._doubtful = False
+
+
+async def _to_its_end(work: Callable[[], None]) -> None:
+    """In a thread, to its end even when the caller is cancelled: the shadow must not move under it."""
+    done = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        await asyncio.shield(done)
+    except asyncio.CancelledError:
+        await asyncio.wait([done])
+        raise
