@@ -157,6 +157,7 @@ async def check_restart(swarm: Any, server: Server) -> None:
         assert (await choice(http, server.url, PROMPTS[0], model="one"))["token_ids"] == before["token_ids"]
 
 
+@pytest.mark.prove  # tests/rollout_node/vllm/test_adapter_slots.py is the sample
 async def test_adapter_versions_reach_a_server_under_requests(
     swarm: Any, states: Any, servers: list[Server], p2pcast: Any
 ) -> None:

@@ -51,7 +51,7 @@ def test_we_write_and_read_these_maps(record: RolloutRecord) -> None:
 
 
 def test_earlier_results_are_written_and_read_as_ever() -> None:
-    """They lack the fields that came later."""
+    """Earlier results lack later fields."""
     known, earlier = golden()["earlier result"], replace(RESULT, schedules=None, routed_experts=None)
     assert earlier.to_map().hex(" ") == known.hex(" ")
     assert Result.from_map(known) == earlier
