@@ -1,0 +1,96 @@
+"""The guard of sparse attention: budgets grow before sparse rollouts harm the learner. Pure.
+
+Source: Sparrow, section 3.1: keep the 5th percentile of the acceptance rate at 0.86 or more in each bin of positions.
+A bin below the target gets twice its pages, and all pages once it is below the floor. Budgets never shrink here: that
+takes a new calibration. Only tokens that a bin's present value sampled count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from p2pcast.errors import UsageError
+from p2pcast.sparse.acceptance_rate import AcceptanceBins
+from p2pcast.sparse.budget_schedule import DENSE, MOST_BINS, BudgetSchedule
+
+TARGET: Final = 0.86
+FLOOR: Final = 0.5
+
+
+class BudgetChange(NamedTuple):
+    """``number``: of the bin. ``percentile``: the 5th, of ``tokens`` tokens. ``before``, ``after``: its pages; DENSE:
+    all.
+    """
+
+    number: int
+    percentile: float
+    tokens: int
+    before: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class GuardOptions:
+    """``target``: least 5th percentile of a bin. ``floor``: below it the bin is dense at once. Raises UsageError."""
+
+    target: float = TARGET
+    floor: float = FLOOR
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.floor <= self.target < 1:
+            raise UsageError(f"a guard has 0 <= floor <= target < 1, not {self.floor} and {self.target}")
+
+
+class BudgetGuard:
+    """Of one run. The one writer of ``schedule``."""
+
+    def __init__(self, schedule: BudgetSchedule, options: GuardOptions | None = None) -> None:
+        self.schedule = schedule
+        self._options = options or GuardOptions()
+        self._bins = AcceptanceBins(schedule.bin_tokens)
+
+    def observe(self, made_by: BudgetSchedule, positions: np.ndarray, alphas: np.ndarray) -> int:
+        """Tokens of one rollout: ``made_by`` sampled them; the rest as of ``AcceptanceBins.add``. Returns how many
+        count. Raises UsageError.
+        """
+        if (made_by.bin_tokens, made_by.page_tokens) != (self.schedule.bin_tokens, self.schedule.page_tokens):
+            return 0
+        alike = np.array([_value(made_by, n) == _value(self.schedule, n) for n in range(MOST_BINS)])
+        counted = alike[np.minimum(positions // self.schedule.bin_tokens, MOST_BINS - 1)]
+        self._bins.add(positions[counted], alphas[counted])
+        return int(np.count_nonzero(counted))
+
+    def percentiles(self) -> dict[int, float]:
+        """Of the bins with enough tokens."""
+        found = {number: self._bins.percentile(number) for number in self._bins.bins}
+        return {number: percentile for number, percentile in found.items() if percentile is not None}
+
+    def decide(self) -> Sequence[BudgetChange]:
+        """Changes of ``schedule``, which is already the new one. Tokens of the old values are forgotten."""
+        changes = []
+        for number, percentile in self.percentiles().items():
+            before = _value(self.schedule, number)
+            if percentile >= self._options.target or before == DENSE or number >= MOST_BINS:
+                continue
+            after = DENSE if percentile < self._options.floor else min(DENSE, 2 * before)
+            changes.append(BudgetChange(number, percentile, self._bins.tokens(number), before, after))
+        for change in changes:
+            self.schedule = _with_value(self.schedule, change.number, change.after)
+            self._bins.forget(change.number)
+        return changes
+
+
+def _value(schedule: BudgetSchedule, number: int) -> int:
+    """Of a bin that may lie beyond the last one."""
+    return schedule.values[min(number, len(schedule.values) - 1)]
+
+
+def _with_value(schedule: BudgetSchedule, number: int, value: int) -> BudgetSchedule:
+    """Bins beyond the last one get a value of their own first; those behind ``number`` keep theirs."""
+    last = schedule.values[-1]
+    values = schedule.values + (last,) * (number + 2 - len(schedule.values))
+    return BudgetSchedule(values[:MOST_BINS], schedule.page_tokens, schedule.bin_tokens).with_value(number, value)
