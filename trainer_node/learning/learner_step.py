@@ -131,6 +131,7 @@ class LearnerStep:
                 old_logprobs=None if one.old is None else one.old.to(device),
                 reference_logprobs=reference,
                 same_version=(batch.single_versions == step).to(device),
+                sparse=batch.sparse.to(device),
                 entropies=scores.entropies,
             )
             # FSDP averages gradients over ranks, and the denominator counts the tokens of all ranks.

@@ -145,8 +145,9 @@ def slow_token(o, lp, s, a, old, ref):
 
 logprob = st.floats(-8, -0.01)
 token = st.tuples(
-    logprob, logprob, st.floats(-3, 3), logprob, logprob, st.floats(0, 1) | st.just(0.0), st.booleans(), st.floats(0, 5)
-)
+    logprob, logprob, st.floats(-3, 3), logprob, logprob, st.floats(0, 1) | st.just(0.0), st.booleans(),
+    st.floats(0, 5), st.booleans(),
+)  # fmt: skip
 some_options = st.builds(
     LossOptions,
     kind=st.sampled_from(["clip", "tis"]),
@@ -160,7 +161,7 @@ some_options = st.builds(
 
 @given(some_options, st.lists(token, min_size=1, max_size=20))
 def test_loss_and_statistics_match_a_slow_loop(options, tokens):
-    lp, s, a, old, ref, w, same, entropies = (list(column) for column in zip(*tokens, strict=True))
+    lp, s, a, old, ref, w, same, entropies, sparse = (list(column) for column in zip(*tokens, strict=True))
     loss, statistics = policy_loss(
         options,
         vector(*lp),
@@ -170,6 +171,7 @@ def test_loss_and_statistics_match_a_slow_loop(options, tokens):
         old_logprobs=vector(*old),
         reference_logprobs=vector(*ref),
         same_version=torch.tensor(same),
+        sparse=torch.tensor(sparse),
         entropies=vector(*entropies),
     )
     expected_loss, expected = 0.0, dict.fromkeys((f.name for f in dataclasses.fields(TokenStatistics)), 0.0)
@@ -193,6 +195,9 @@ def test_loss_and_statistics_match_a_slow_loop(options, tokens):
         expected["reference_k3"] += k3
         expected["entropy_tokens"] += 1
         expected["entropy"] += entropies[i]
+        expected["sparse_tokens"] += sparse[i]
+        expected["sparse_weight"] += weight * sparse[i]
+        expected["sparse_k3"] += (math.exp(d) - d - 1) * sparse[i]
         expected["ratio_max"] = max(expected["ratio_max"], importance)
     assert loss.item() == pytest.approx(expected_loss, rel=1e-9, abs=1e-9)
     assert dataclasses.asdict(statistics) == pytest.approx(expected, rel=1e-9, abs=1e-9)
@@ -278,6 +283,7 @@ def test_values_at_masked_places_change_no_bit(kind, poison):
             old_logprobs=old,
             reference_logprobs=reference,
             same_version=torch.ones(32, dtype=torch.bool),
+            sparse=torch.ones(32, dtype=torch.bool),
             entropies=entropies,
         )
         loss.backward()
@@ -393,6 +399,7 @@ def test_statistics_of_parts_add_up():
             torch.ones(30, dtype=F64)[part],
             reference_logprobs=lp[part] + 0.1,
             same_version=same[part],
+            sparse=~same[part],
             entropies=-sampler[part],
         )[1]
 
@@ -419,12 +426,19 @@ def test_document_by_hand():
         same_version_k3=0.1,
         entropy_tokens=4,
         entropy=3,
+        sparse_tokens=1,
+        sparse_weight=0.25,
+        sparse_k3=0.5,
         ratio_max=5,
     )
     assert counts.document() == {
         "kl_sampler": 0.2,
         "kl_sampler_k1": 0.1,
         "kl_same_version": 0.05,
+        "sparse_share": 0.25,
+        "kl_sparse": 0.5,
+        "weight_sparse": 0.25,
+        "weight_dense": 1.25,
         "kl_reference": None,
         "entropy": 0.75,
         "ratio_mean": 1.5,

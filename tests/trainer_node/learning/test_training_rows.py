@@ -11,6 +11,7 @@ from p2pcast.errors import IntegrityError, UsageError
 from p2pcast.rollouts.result import Span
 from p2pcast.version import Version
 from tests.trainer_node.learning.example_rows import HASH, VOCABULARY, batch, group, result
+from trainer_node.learning.objective.micro_batches import deal, micro_batches
 from trainer_node.learning.objective.training_rows import MIXED, rows_of
 
 
@@ -161,3 +162,14 @@ def test_a_group_of_one_result_is_refused():
 def test_unknown_overlong_treatment_is_refused():
     with pytest.raises(UsageError, match="overlong"):
         rows(batch([(result(), 1.0), (result(), 0.0)]), overlong="drop")
+
+
+def test_tokens_of_sparse_attention_are_marked():
+    """A version with a schedule sampled them; tokens of the environment are not marked."""
+    spans = (Span(Version(0, 3), 3, 5, HASH, "drain"), Span(Version(0, 4), 6, 8, HASH, "drain"))
+    sparse = result(spans=spans, schedules=[(Version(0, 4), HASH)])
+    row, other = rows(batch([(sparse, 1.0), (result(), 0.0)]))
+    assert row.sparse.tolist() == [False] * 6 + [True] * 2
+    assert other.sparse is None
+    (part,) = micro_batches(deal([row, other], 1), 0, 100, "packed")
+    assert part.sparse.tolist() == [False, False, True, True] + [False] * 4

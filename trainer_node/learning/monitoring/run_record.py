@@ -65,6 +65,10 @@ class StepEvent:
     over_cap_share: Number = None
     clip_share: Number = None
     effective_sample_share: Number = None
+    sparse_share: Number = None
+    kl_sparse: Number = None
+    weight_sparse: Number = None
+    weight_dense: Number = None
     replayed_share: Number = None
     replay_refused: Count = None
     kl_replayed: Number = None

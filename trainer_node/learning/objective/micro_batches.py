@@ -43,9 +43,10 @@ class MicroBatch:
     packed. ``logit_positions`` (M,) int64: of B * T flattened positions, the one whose logits predict the target.
     ``targets`` (M,) int64. ``sampler_logprobs``, ``advantages``, ``temperatures`` (M,) float32. ``learnt`` (M,) bool:
     True, but for the one target of an empty micro-batch. ``versions`` (M,) int64: the step of the version that sampled
-    the target. ``single_versions`` (M,) int64: ``single_version`` of the target's row. ``rows`` (M,) int64: number of
-    the target's row. ``tokens``: number of tokens without padding. ``routed``: the recorded experts of rows that have
-    any, with the flattened position of the row's first token.
+    the target. ``sparse`` (M,) bool: whether sparse attention sampled it. ``single_versions`` (M,) int64:
+    ``single_version`` of the target's row. ``rows`` (M,) int64: number of the target's row. ``tokens``: number of
+    tokens without padding. ``routed``: the recorded experts of rows that have any, with the flattened position of the
+    row's first token.
     """
 
     input_ids: torch.Tensor
@@ -58,6 +59,7 @@ class MicroBatch:
     learnt: torch.Tensor
     temperatures: torch.Tensor
     versions: torch.Tensor
+    sparse: torch.Tensor
     single_versions: torch.Tensor
     rows: torch.Tensor
     tokens: int
@@ -200,6 +202,7 @@ def _made(
         learnt=of_tokens(lambda row: row.learnt),
         temperatures=of_rows([row.temperature for _, row in rows], np.float32),
         versions=of_tokens(lambda row: row.versions),
+        sparse=of_tokens(lambda row: np.zeros(row.tokens, bool) if row.sparse is None else row.sparse),
         single_versions=of_rows([row.single_version for _, row in rows], np.int64),
         rows=of_rows([number for number, _ in rows], np.int64),
         tokens=sum(row.tokens for _, row in rows),

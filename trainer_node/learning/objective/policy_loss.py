@@ -88,14 +88,16 @@ def policy_loss(
     old_logprobs: torch.Tensor | None = None,
     reference_logprobs: torch.Tensor | None = None,
     same_version: torch.Tensor | None = None,
+    sparse: torch.Tensor | None = None,
     entropies: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, TokenStatistics]:
     """The loss of a micro-batch, a scalar with a gradient to ``logprobs`` alone, and the statistics of its tokens.
 
     All tensors are (M,). ``logprobs``: of the learner, from ``token_scores``. ``weights``: from ``token_weights``, 0
     where not learnt. ``old_logprobs``: needed by ``tis``. ``reference_logprobs``: needed by a ``kl_weight`` above 0.
-    ``same_version`` bool: tokens of rollouts that the learner's present version alone has made. ``entropies``: of the
-    learner, from ``token_scores``, for the statistics.
+    ``same_version`` bool: tokens of rollouts that the learner's present version alone has made. ``sparse`` bool: tokens
+    that sparse attention sampled, for the statistics. ``entropies``: of the learner, from ``token_scores``, for the
+    statistics.
 
     Raises UsageError for tensors of unlike shapes, or a tensor that is needed and missing.
     """
@@ -103,7 +105,7 @@ def policy_loss(
         raise UsageError("the loss tis needs log-probabilities of the weights at the start of the step")
     if options.kl_weight > 0 and reference_logprobs is None:
         raise UsageError("a loss with kl_weight needs log-probabilities of a reference model")
-    given = (sampler_logprobs, advantages, weights, old_logprobs, reference_logprobs, same_version, entropies)
+    given = (sampler_logprobs, advantages, weights, old_logprobs, reference_logprobs, same_version, sparse, entropies)
     if wrong := [tuple(t.shape) for t in given if t is not None and t.shape != logprobs.shape]:
         raise UsageError(f"{logprobs.numel()} log-probabilities and a tensor of shape {wrong[0]}")
     learnt = weights != 0
@@ -138,7 +140,16 @@ def policy_loss(
     loss = -(weight * factor * objective).sum()
     with torch.no_grad():
         statistics = _statistics(
-            learnt, log_importance, importance, capped, cap, clipped < unclipped, same_version, reference_k3, entropies
+            learnt,
+            log_importance,
+            importance,
+            capped,
+            cap,
+            clipped < unclipped,
+            same_version,
+            sparse,
+            reference_k3,
+            entropies,
         )
     return loss, statistics
 
@@ -160,6 +171,7 @@ def _statistics(
     cap: float,
     clipped: torch.Tensor,
     same_version: torch.Tensor | None,
+    sparse: torch.Tensor | None,
     reference_k3: torch.Tensor | None,
     entropies: torch.Tensor | None,
 ) -> TokenStatistics:
@@ -168,6 +180,7 @@ def _statistics(
         return TokenStatistics()
     none = torch.zeros_like(learnt)
     same = none if same_version is None else same_version & learnt
+    of_sparse = none if sparse is None else sparse & learnt
     with_reference = none if reference_k3 is None else learnt
     with_entropy = none if entropies is None else learnt
     k3 = _k3(log_importance.double())
@@ -191,6 +204,9 @@ def _statistics(
         "reference_k3": total(one if reference_k3 is None else reference_k3, with_reference),
         "entropy_tokens": total(one, with_entropy),
         "entropy": total(one if entropies is None else entropies, with_entropy),
+        "sparse_tokens": total(one, of_sparse),
+        "sparse_weight": total(capped, of_sparse),
+        "sparse_k3": total(k3, of_sparse),
         "ratio_max": torch.where(learnt, importance.double(), 0.0).max(),
     }
     return TokenStatistics(**dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True)))

@@ -20,7 +20,8 @@ class TokenStatistics:
     estimators. ``same_version_tokens``, ``same_version_k3``: tokens of rollouts that the learner's own version made
     alone, and their k3, which numerics cause. ``reference_tokens``, ``reference_k3``: tokens that a reference model has
     scored, and the sum of the estimator k3 of KL(learner || reference). ``entropy_tokens``, ``entropy``: tokens whose
-    entropy is known, and the sum of the learner's entropies at their positions.
+    entropy is known, and the sum of the learner's entropies at their positions. ``sparse_tokens``, ``sparse_weight``,
+    ``sparse_k3``: tokens that sparse attention sampled, and their part of ``weight`` and ``k3``.
     """
 
     tokens: float = 0.0
@@ -37,6 +38,9 @@ class TokenStatistics:
     reference_k3: float = 0.0
     entropy_tokens: float = 0.0
     entropy: float = 0.0
+    sparse_tokens: float = 0.0
+    sparse_weight: float = 0.0
+    sparse_k3: float = 0.0
     ratio_max: float = 0.0
 
     def sums(self) -> torch.Tensor:
@@ -54,13 +58,18 @@ class TokenStatistics:
 
     def document(self) -> dict[str, float | None]:
         """Keys of the event ``step`` in a run's metrics: means over learnt tokens, KL and entropy in nats a token,
-        shares of 1; None where no token counts. ``effective_sample_share``: (sum w)^2 / sum w^2, Kish's effective
-        sample size, as a share of the tokens.
+        shares of 1; None where no token counts. ``weight_sparse``, ``weight_dense``: mean ratio after the cap, of
+        tokens that sparse and dense attention sampled. ``effective_sample_share``: (sum w)^2 / sum w^2, Kish's
+        effective sample size, as a share of the tokens.
         """
         return {
             "kl_sampler": _over(self.k3, self.tokens),
             "kl_sampler_k1": _over(self.k1, self.tokens),
             "kl_same_version": _over(self.same_version_k3, self.same_version_tokens),
+            "sparse_share": _over(self.sparse_tokens, self.tokens),
+            "kl_sparse": _over(self.sparse_k3, self.sparse_tokens),
+            "weight_sparse": _over(self.sparse_weight, self.sparse_tokens),
+            "weight_dense": _over(self.weight - self.sparse_weight, self.tokens - self.sparse_tokens),
             "kl_reference": _over(self.reference_k3, self.reference_tokens),
             "entropy": _over(self.entropy, self.entropy_tokens),
             "ratio_mean": _over(self.ratio, self.tokens),

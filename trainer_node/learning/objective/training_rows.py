@@ -45,6 +45,7 @@ class TrainingRow:
     ``group``: the group's number in the batch. ``reward``: the ledger's, whatever ``overlong`` says. ``truncated``: the
     rollout ended at the limit of tokens. ``single_version``: the step of the one version that made the whole rollout
     with a KV cache of its own, else MIXED. ``routed``: the recorded experts of tokens, for router replay.
+    ``sparse`` (n,) bool: tokens that sparse attention sampled; None: no token.
     """
 
     token_ids: npt.NDArray[np.int64]
@@ -58,6 +59,7 @@ class TrainingRow:
     truncated: bool
     single_version: int = MIXED
     routed: RoutedExperts | None = None
+    sparse: npt.NDArray[np.bool_] | None = None
 
     @property
     def tokens(self) -> int:
@@ -170,8 +172,10 @@ def _row(result: Result, advantage: float, group: int, reward: float, *, learns:
     # No position precedes the first token, so no logits predict it.
     learnt[0] = False
     versions = np.full(len(sampled), NOT_SAMPLED, np.int64)
+    sparse = np.zeros(len(sampled), bool)
     for span in result.spans:
         versions[span.start : span.end] = span.version.step
+        sparse[span.start : span.end] = span.version in result.sparse_versions
     versions[~sampled] = NOT_SAMPLED
     made_by = {span.version for span in result.spans}
     # Under ``keep`` an engine's cached prefixes outlive the version that computed them.
@@ -187,4 +191,5 @@ def _row(result: Result, advantage: float, group: int, reward: float, *, learns:
         reward=reward,
         truncated=result.stop == "length",
         single_version=result.oldest_step if alone else MIXED,
+        sparse=sparse & sampled if result.sparse_versions else None,
     )
