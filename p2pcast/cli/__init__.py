@@ -60,6 +60,10 @@ COMMANDS = {
     "bench": ("netem.bench.group:bench", "Measure this installation."),
     "simulate": ("p2pcast.cli.simulate:simulate", "Simulate broadcasts to a fleet of thousands, with churn."),
     "fleet": ("p2pcast.cli.rollout_commands.fleet_command:fleet", "Plan, start and stop the rollout workers of a run."),
+    "sparse": (
+        "p2pcast.cli.rollout_commands.sparse_command:sparse",
+        "Calibrate the budgets of sparse attention for a model.",
+    ),
     "lab": ("p2pcast.cli.lab:lab", "Run experiments on emulated WANs."),
     "demo": ("p2pcast.cli.demo:demo", "Train, broadcast and serve a small model on this machine, and verify it."),
 }

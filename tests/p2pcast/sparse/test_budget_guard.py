@@ -45,7 +45,7 @@ def test_few_tokens_decide_nothing() -> None:
     assert len(guard.decide()) == 1
 
 
-def test_tokens_of_an_earlier_budget_count_where_it_is_the_present_one() -> None:
+def test_tokens_of_an_earlier_schedule_count_in_bins_with_equal_budgets() -> None:
     guard = BudgetGuard(FIRST)
     told(guard, FIRST, 0, 0.7)
     guard.decide()

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from real_server import ENVIRONMENT
 
+from p2pcast.sparse.budget_schedule import BudgetSchedule
+
 pytestmark = pytest.mark.vllm
 
 VOCABULARY, LAYERS, PAGE = 500, 6, 32
@@ -89,3 +91,25 @@ def test_full_budget_equals_the_dense_backend_bit_for_bit(model: Path, count: in
     assert ours["rounds"] == theirs["rounds"]
     assert ours["metrics"]["vllm:num_preemptions"] > 0
     assert ours["metrics"]["vllm:prefix_cache_hits"] > 0
+
+
+@pytest.mark.prove  # tests/p2pcast/sparse/test_calibration.py is the sample
+def test_calibration_finds_the_budget_that_is_nearly_dense(model: Path, tmp_path: Path) -> None:
+    """Of whole distributions, since all tokens are candidates."""
+    rng = random.Random(11)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"token_ids": text(rng, 200)}) + "\n" for _ in range(8)))
+    schedule = tmp_path / "sparse_attention.json"
+    command = [sys.executable, "-m", "p2pcast.cli", "sparse", "calibrate", str(model), "--prompts", str(prompts)]
+    command += ["--schedule", str(schedule), "--tokens", "240", "--bin-tokens", "300", "--candidates", str(VOCABULARY)]
+    command += ["--budget", "1", "--budget", "1000", "--block-size", str(PAGE), "--target", "0.97", "--json"]
+    command += ["--plot", str(tmp_path / "plot.png")]
+    done = subprocess.run(command, env={**os.environ, **ENVIRONMENT}, text=True, capture_output=True, timeout=1800)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout)
+    rates = {(row["pages"], row["number"]): row["percentile"] for row in found["rows"]}
+    # 11 and more pages of 32, of which the small budget keeps 4.
+    assert rates[1, 1] < 0.97 < rates[1000, 1]
+    assert found["means"]["1"] < found["means"]["1000"]
+    assert BudgetSchedule.from_bytes(schedule.read_bytes()).values[1] == 1000
+    assert (tmp_path / "plot.png").stat().st_size > 1000

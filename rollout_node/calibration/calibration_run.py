@@ -1,0 +1,93 @@
+"""Run as a script: rollouts of one vLLM engine with each budget, and their acceptance rates under dense attention.
+
+Each rollout is sampled with a constant budget, and its tokens are scored again as a prompt, which is dense. Both sides
+give their most probable tokens; tokens that one side lacks count 0 (Sparrow, section 3.1), so that rates are never too
+high. Standard input: JSON of ``CalibrationOrder``. Standard output, its last line: JSON, a list of rollouts, each
+``{"pages", "positions", "alphas"}``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from p2pcast.sparse.acceptance_rate import acceptance_bounds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationOrder:
+    """``prompts``: token ids. ``budgets``: schedules by number of pages. ``tokens``: most of each answer.
+    ``candidates``: most probable tokens that are compared at each position.
+    """
+
+    model: str
+    prompts: Sequence[Sequence[int]]
+    budgets: Mapping[int, Mapping[str, Any]]
+    tokens: int
+    candidates: int
+    block_size: int
+    longest: int
+    at_once: int
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def main() -> None:
+    os.environ["P2PCAST_SPARSE_ATTENTION"] = "1"
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    asked = json.load(sys.stdin)
+    from vllm import LLM, SamplingParams
+    from vllm.platforms import current_platform
+
+    from p2pcast.sparse.budget_schedule import BudgetSchedule
+    from rollout_node.vllm_plugin.sparse_attention import budget_in_use
+
+    count = asked["candidates"]
+    engine = LLM(
+        asked["model"],
+        block_size=asked["block_size"],
+        max_model_len=asked["longest"],
+        max_num_seqs=asked["at_once"],
+        max_logprobs=count,
+        logprobs_mode="processed_logprobs",
+        enable_prefix_caching=False,
+        # Compiling for a CPU takes longer than it saves.
+        enforce_eager=current_platform.is_cpu(),
+    )
+    # vLLM scores prompts at temperature 1.
+    sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    found = []
+    for pages, document in asked["budgets"].items():
+        budget_in_use.use(BudgetSchedule.read(document))
+        prompts: Any = [{"prompt_token_ids": prompt} for prompt in asked["prompts"]]
+        how = SamplingParams(**sampling, max_tokens=asked["tokens"], logprobs=count)
+        answers = [one.outputs[0] for one in engine.generate(prompts, how, use_tqdm=False)]
+        whole: Any = [
+            {"prompt_token_ids": [*prompt, *answer.token_ids]}
+            for prompt, answer in zip(asked["prompts"], answers, strict=True)
+        ]
+        budget_in_use.use(None)
+        # One token more, since vLLM samples at least one.
+        score = SamplingParams(**sampling, max_tokens=1, prompt_logprobs=count)
+        scored = engine.generate(whole, score, use_tqdm=False)
+        for prompt, answer, judged in zip(asked["prompts"], answers, scored, strict=True):
+            dense = judged.prompt_logprobs[len(prompt) :]
+            # The prompt's own pass, which is dense, gave the first token.
+            pairs = list(zip(dense, answer.logprobs, strict=True))[1:]
+            alphas = [acceptance_bounds(_values(p), _values(q)).least for p, q in pairs]
+            positions = list(range(len(prompt) + 1, len(prompt) + 1 + len(alphas)))
+            found.append({"pages": int(pages), "positions": positions, "alphas": alphas})
+    print("\n" + json.dumps(found))
+
+
+def _values(entries: Mapping[int, Any]) -> dict[int, float]:
+    return {token: entry.logprob for token, entry in entries.items()}
+
+
+if __name__ == "__main__":
+    main()
