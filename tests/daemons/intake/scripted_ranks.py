@@ -190,13 +190,17 @@ class Trainer:
     ) -> dict[str, Any]:
         begun = await self.begin(step, state, **{k: v for k, v in options.items() if k != "stated"})
         self.say(self.script(begun, state, files=files, stated=options.get("stated", 0.0)))
-        return await self.durable(step, state, files)
+        return await self.durable(step, state, files, whole=begun["base"] is None)
 
-    async def durable(self, step: int, state: Any, files: dict[str, bytes] | None = None) -> dict[str, Any]:
+    async def durable(
+        self, step: int, state: Any, files: dict[str, bytes] | None = None, *, whole: bool = False
+    ) -> dict[str, Any]:
+        """``whole``: the version has no base, so that files, if any came, are all that it has."""
         told = [await rank.hear(T.DURABLE, lambda body: body["serial"] == self.serial) for rank in self.ranks]
         assert told == told[:1] * len(told)
         self.previous = (told[0]["version"], state)
-        kept = self.swarm.steps.get(max(self.swarm.steps, default=0), (None, {}))[1] if files is None else files
+        before = {} if whole and files else self.swarm.steps.get(max(self.swarm.steps, default=0), (None, {}))[1]
+        kept = {**before, **(files or {})}
         self.swarm.steps[step] = (state, kept)
         return told[0]
 

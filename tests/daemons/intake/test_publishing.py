@@ -79,7 +79,7 @@ async def test_small_files_stay_until_others_come(swarm, states, trainers):
     await swarm.peer_up("a")
     trainer = await trainers(2)
     state = states.first()
-    await trainer.publish(1, state, files=FILES | {"gone.json": b"[]"})
+    await trainer.publish(1, state, files=FILES | {"stays.json": b"[]"})
     for step, files in ((2, None), (3, {"config.json": b"{}"}), (4, None)):
         state = states.trained(state, step)
         await trainer.publish(step, state, files=files)
