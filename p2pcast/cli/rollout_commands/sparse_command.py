@@ -14,8 +14,8 @@ from p2pcast.errors import LocalError, UsageError
 from p2pcast.inspection.png_figure import require_matplotlib
 from p2pcast.sparse import budget_schedule
 from p2pcast.sparse.acceptance_rate import BIN_TOKENS
+from p2pcast.sparse.budget_calibration import LADDER
 from p2pcast.sparse.budget_guard import TARGET
-from p2pcast.sparse.calibration import LADDER
 from p2pcast.store.atomic_files import atomic_write
 
 
@@ -90,8 +90,8 @@ def calibrate(
 
     An engine on this machine samples answers with each budget; dense attention scores them. MODEL is a folder.
     """
-    from rollout_node.calibration.calibration_plot import plot_percentiles
-    from rollout_node.calibration.engine_calibration import calibrated
+    from rollout_node.sparse_calibration.calibration_plot import plot_percentiles
+    from rollout_node.sparse_calibration.engine_calibration import calibrated
 
     if plot is not None:
         require_matplotlib()

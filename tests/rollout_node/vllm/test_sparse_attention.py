@@ -61,7 +61,9 @@ def test_tokens_attend_to_the_pages_of_the_reference(model: Path) -> None:
     rng = random.Random(5)
     requests = [[text(rng, length), 24] for length in (700, 300, 60)]
     # 128 tokens: 4 pages of 32.
-    (found,) = answers(model, [{"schedule": [5], "requests": requests}])["rounds"]
+    rounds = [{"schedule": schedule, "requests": requests} for schedule in ([5], None, [1000])]
+    found, dense_round, full = answers(model, rounds)["rounds"]
+    assert full == dense_round != found
     sparse, dense = Reference(model, PAGE, 4), Reference(model, PAGE, None)
     for number, ((prompt, _), (tokens, logprobs)) in enumerate(zip(requests, found, strict=True)):
         assert logprobs == pytest.approx(sparse.logprobs(prompt, tokens), abs=1e-3)
@@ -82,7 +84,8 @@ def mixed(rng: random.Random, count: int) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("count", [30, pytest.param(1000, marks=pytest.mark.prove)])
+@pytest.mark.prove
+@pytest.mark.parametrize("count", [30, 1000])
 def test_full_budget_equals_the_dense_backend_bit_for_bit(model: Path, count: int) -> None:
     """With prefix caching, chunks of prompts, and preemption for lack of pages."""
     rounds = [{"schedule": schedule, "requests": mixed(random.Random(7), count)} for schedule in (None, [1000])]
@@ -93,7 +96,7 @@ def test_full_budget_equals_the_dense_backend_bit_for_bit(model: Path, count: in
     assert ours["metrics"]["vllm:prefix_cache_hits"] > 0
 
 
-@pytest.mark.prove  # tests/p2pcast/sparse/test_calibration.py is the sample
+@pytest.mark.prove  # tests/p2pcast/sparse/test_budget_calibration.py is the sample
 def test_calibration_finds_the_budget_that_is_nearly_dense(model: Path, tmp_path: Path) -> None:
     """Of whole distributions, since all tokens are candidates."""
     rng = random.Random(11)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from p2pcast.inspection import png_figure
-from p2pcast.sparse.calibration import Calibration
+from p2pcast.sparse.budget_calibration import Calibration
 
 
 def plot_percentiles(found: Calibration, target: float, file: Path) -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from p2pcast.errors import UsageError
 from p2pcast.sparse.acceptance_rate import LEAST_TOKENS
+from p2pcast.sparse.budget_calibration import LADDER, Calibration
 from p2pcast.sparse.budget_schedule import DENSE
-from p2pcast.sparse.calibration import LADDER, Calibration
 
 
 def measured(rates: dict[tuple[int, int], float], count: int = LEAST_TOKENS) -> Calibration:

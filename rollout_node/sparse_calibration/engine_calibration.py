@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 
 from p2pcast.errors import LocalError, UsageError
-from p2pcast.sparse.calibration import Calibration
-from rollout_node.calibration.calibration_run import CalibrationOrder
+from p2pcast.sparse.budget_calibration import Calibration
+from rollout_node.sparse_calibration.calibration_run import CalibrationOrder
 
 LAST_CHARACTERS: Final = 2000
 """Of the engine's messages, in an error."""
@@ -44,7 +44,7 @@ def calibrated(
         longest=max(map(len, ids)) + tokens + 1,
         at_once=at_once,
     )
-    command = [sys.executable, "-m", "rollout_node.calibration.calibration_run"]
+    command = [sys.executable, "-m", "rollout_node.sparse_calibration.calibration_run"]
     done = subprocess.run(
         command,
         input=order.to_json(),
