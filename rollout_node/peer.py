@@ -149,7 +149,7 @@ class Peer:
             socket_path=engine.socket.path,
             leases=lambda: leases.rows,
             identities=partial(_identities, startup.catalog, relay.store),
-            schedule_name=engine.provider.schedule_name,
+            schedule_names=engine.provider.schedule_names,
             http_address=lambda: self.http.address,
         )
         self.reporter = _reporter(startup, relay, sync, self.view)

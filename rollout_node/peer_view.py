@@ -73,7 +73,7 @@ class PeerView:
     socket_path: Path
     leases: Callable[[], list[Document]]
     identities: Callable[[], Mapping[Version, bytes]]
-    schedule_name: Callable[[Version], bytes | None]
+    schedule_names: Callable[[], Mapping[Version, bytes]]
     http_address: Callable[[], tuple[str, int]]
 
     def report(self, transfer: tuple[int, int] | None, changes: Changes) -> messages.Report:
@@ -210,11 +210,7 @@ class PeerView:
             "stretches": {runner.installer.name: runner.stretch for runner in self.engines.runners},
             "manifests": {str(version): identity.hex() for version, identity in identities},
             "sparse": [runner.installer.name for runner in self.engines.runners if runner.follows],
-            "schedules": {
-                str(version): name.hex()
-                for version, _ in identities
-                if (name := self.schedule_name(version)) is not None
-            },
+            "schedules": {str(version): name.hex() for version, name in sorted(self.schedule_names().items())},
         }
 
     def _links(self) -> list[Document]:

@@ -1,16 +1,14 @@
 """Decoding speed of one vLLM engine with sparse and with dense attention, by length of the text, in the same process.
 
-The engine runs in a child process: vLLM's CPU build starts none where numba was loaded. Prompts stay in the prefix
-cache, so that only decoding is timed; rounds of both kinds take turns.
+Prompts stay in the prefix cache, so that only decoding is timed; rounds of both kinds take turns. Run as a script: the
+process of the engine.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,10 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from p2pcast.errors import LocalError
 from p2pcast.sparse.budget_schedule import BudgetSchedule
+from rollout_node.sparse_calibration.engine_process import run_engine
 
-CHILD_S: Final = 3600.0
 VOCABULARY: Final = 500
 RESERVE: Final = 64
 """Tokens of the engine's length beyond the longest text."""
@@ -51,24 +48,8 @@ def bench_sparse(options: SpeedOptions) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="p2pcast-bench-") as folder:
         model = options.model or _random_model(Path(folder) / "model", options)
         asked = asdict(options) | {"model": str(model), "schedule": options.schedule.document()}
-        environment = os.environ | {
-            "P2PCAST_SPARSE_ATTENTION": "1",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_LOGGING_LEVEL": "WARNING",
-        }
-        environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
-        environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-        done = subprocess.run(
-            [sys.executable, "-m", "netem.bench.sparse_speed", json.dumps(asked)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=CHILD_S,
-        )
-    if done.returncode:
-        raise LocalError(f"the engine ended with {done.returncode}: {done.stderr[-2000:]}")
-    return {"schedule": options.schedule.document(), "rows": json.loads(done.stdout.strip().splitlines()[-1])}
+        rows = run_engine("netem.bench.sparse_speed", asked)
+    return {"schedule": options.schedule.document(), "rows": rows}
 
 
 def _random_model(folder: Path, options: SpeedOptions) -> Path:
@@ -119,4 +100,4 @@ def _child(asked: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    print("\n" + json.dumps(_child(json.loads(sys.argv[1]))))
+    print("\n" + json.dumps(_child(json.load(sys.stdin))))

@@ -7,6 +7,7 @@ the first page and the last two. Positions beyond the last bin keep its value.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -26,6 +27,12 @@ DENSE: Final = MOST_PAGES
 FILE: Final = "sparse_attention.json"
 """Path of the schedule among a version's small files. Engines follow it from the version's commit on."""
 MAX_FILE_BYTES: Final = 16 * KIB
+
+
+def check_schedule(files: Mapping[str, bytes]) -> None:
+    """Of a version's small files. Raises UsageError for a malformed schedule, which no engine would take."""
+    if (contents := files.get(FILE)) is not None:
+        BudgetSchedule.from_bytes(contents)
 
 
 @dataclass(frozen=True, slots=True)

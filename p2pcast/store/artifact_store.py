@@ -32,7 +32,7 @@ from p2pcast.artifact.piece_size import piece_bytes
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.artifact.signed_records import ANCHOR, DELTA, FileEntry, Manifest, Open, run_id
 from p2pcast.codec.layout import Cell, Layout
-from p2pcast.errors import P2PCastError
+from p2pcast.errors import P2PCastError, RetryableError
 from p2pcast.store import anchor_folder, artifact_journal, disk, partial_artifact
 from p2pcast.store.anchor_log import AnchorLog
 from p2pcast.store.artifact_journal import ArtifactJournal
@@ -179,6 +179,24 @@ class Store:
             if (contents := self._files.read(file, version)) is not None:
                 out[file.path] = contents
         return out
+
+    def small_file(self, version: Version, path: str) -> bytes | None:
+        """As ``small_files``, of one file; None if the version has none there. Raises RetryableError for a missing
+        one.
+        """
+        manifest = self.manifest(version)
+        file = next((f for f in manifest.files if f.path == path), None) if manifest is not None else None
+        if file is None:
+            return None
+        if (contents := self._files.read(file, version)) is None:
+            raise RetryableError(f"the small file {path!r} of {version} is not here yet")
+        return contents
+
+    def hashes_of(self, path: str) -> dict[Version, bytes]:
+        """BLAKE3 of the small file at ``path``, of each version in the store that has one."""
+        manifests = [stored.manifest for stored in self.artifacts.values()]
+        manifests += [] if self._noted is None else [self._noted]
+        return {m.version: file.hash for m in manifests for file in m.files if file.path == path}
 
     def keep_files(self, contents: dict[str, bytes]) -> None:
         """Store small files by hash, for ``small_files``."""

@@ -39,6 +39,8 @@ class WeightProvider:
         self._base = base
         self._shadow = shadow
         self._before_dense = before_dense
+        self._schedules_of_base: dict[Version, bytes] = {}
+        """As ``schedule_names``, for a version without a manifest."""
 
     def small_files(self, version: Version) -> Mapping[str, bytes]:
         """By path. A version without a manifest in the store is the base folder's: its files lie there."""
@@ -48,17 +50,19 @@ class WeightProvider:
         return self._shadow.files(files)
 
     def schedule(self, version: Version) -> bytes | None:
-        """The file of the budgets of sparse attention that belong to ``version``, unread; None: dense."""
-        contents = self.small_files(version).get(budget_schedule.FILE)
+        """The file of the budgets of sparse attention that belong to ``version``, unread; None: dense. Raises
+        RetryableError while the file is not here.
+        """
+        if self._store.manifest(version) is not None:
+            contents = self._store.small_file(version, budget_schedule.FILE)
+        else:
+            contents = self.small_files(version).get(budget_schedule.FILE)
+            self._schedules_of_base = {} if contents is None else {version: blake3(contents).digest()}
         return contents if contents is None or len(contents) <= budget_schedule.MAX_FILE_BYTES else b""
 
-    def schedule_name(self, version: Version) -> bytes | None:
-        """BLAKE3 of ``schedule``'s file, as the version's manifest states it: results name the schedule so."""
-        manifest = self._store.manifest(version)
-        if manifest is None:
-            contents = self.schedule(version)
-            return None if contents is None else blake3(contents).digest()
-        return next((file.hash for file in manifest.files if file.path == budget_schedule.FILE), None)
+    def schedule_names(self) -> Mapping[Version, bytes]:
+        """BLAKE3 of ``schedule``'s file, by version: results name the schedule so."""
+        return {**self._schedules_of_base, **self._store.hashes_of(budget_schedule.FILE)}
 
     def layout_document(self) -> bytes:
         return self._shadow.layout_document()

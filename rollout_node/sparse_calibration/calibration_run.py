@@ -9,10 +9,9 @@ high. Standard input: JSON of ``CalibrationOrder``. Standard output, its last li
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from p2pcast.sparse.acceptance_rate import acceptance_bounds
@@ -33,13 +32,8 @@ class CalibrationOrder:
     longest: int
     at_once: int
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
 
 def main() -> None:
-    os.environ["P2PCAST_SPARSE_ATTENTION"] = "1"
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     asked = json.load(sys.stdin)
     from vllm import LLM, SamplingParams
     from vllm.platforms import current_platform

@@ -1,23 +1,17 @@
-"""Calibration of a model by an engine in a child process: vLLM's CPU build starts none where numba was loaded."""
+"""Calibration of a model by an engine on this machine."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
-from p2pcast.errors import LocalError, UsageError
+from p2pcast.errors import UsageError
 from p2pcast.sparse.budget_calibration import Calibration
 from rollout_node.sparse_calibration.calibration_run import CalibrationOrder
-
-LAST_CHARACTERS: Final = 2000
-"""Of the engine's messages, in an error."""
+from rollout_node.sparse_calibration.engine_process import run_engine
 
 
 def calibrated(
@@ -44,17 +38,7 @@ def calibrated(
         longest=max(map(len, ids)) + tokens + 1,
         at_once=at_once,
     )
-    command = [sys.executable, "-m", "rollout_node.sparse_calibration.calibration_run"]
-    done = subprocess.run(
-        command,
-        input=order.to_json(),
-        capture_output=True,
-        text=True,
-        env=os.environ | {"VLLM_LOGGING_LEVEL": "WARNING"},
-    )
-    if done.returncode:
-        raise LocalError(f"the engine ended with {done.returncode}: {done.stderr[-LAST_CHARACTERS:]}")
-    for rollout in json.loads(done.stdout.strip().splitlines()[-1]):
+    for rollout in run_engine("rollout_node.sparse_calibration.calibration_run", asdict(order)):
         found.add(rollout["pages"], np.array(rollout["positions"], np.int64), np.array(rollout["alphas"]))
     return found
 

@@ -71,7 +71,7 @@ class Parts:
             missing_versions=SimpleNamespace(withheld=2),
             mirror_source=None, engines=self.engines, lead=None, member=None,
             socket_path=folder / "install.sock", leases=list, identities=lambda: self.identities,
-            schedule_name=lambda version: None,
+            schedule_names=dict,
             http_address=lambda: ("127.0.0.1", 80),
         )  # fmt: skip
 

@@ -19,6 +19,7 @@ from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.checkpoint.folder_form import FolderForm, Marker
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError
 from p2pcast.quantised.folder_opening import Opening
+from p2pcast.sparse.budget_schedule import check_schedule
 from p2pcast.state.staging import Staging
 from trainer_node.publish.checkpoint_watcher import Damaged, Found, fingerprint_of, watch
 from trainer_node.publish.pipeline import Pipeline
@@ -115,9 +116,10 @@ class CheckpointSource:
 
 def _read_files(found: Found[Checkpoint], marker: Marker) -> Files | None:
     """The small files; None when the folder has changed since it was opened. The weights are read from the open files,
-    so they belong to the same content. Blocks. Raises LocalError.
+    so they belong to the same content. Blocks. Raises LocalError, and UsageError for a malformed schedule.
     """
     files = found.checkpoint.small_files()
+    check_schedule(files)
     return files if fingerprint_of(found.step, found.path, marker) == found.fingerprint else None
 
 

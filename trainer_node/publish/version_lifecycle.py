@@ -20,6 +20,7 @@ from p2pcast.daemon.events import Events
 from p2pcast.errors import P2PCastError
 from p2pcast.quantised.folder_opening import Opening
 from p2pcast.relay.holding import Holding
+from p2pcast.sparse.budget_schedule import check_schedule
 from p2pcast.state.staging import Staging
 from p2pcast.version import Version
 from topology.version_sizes import Sizes
@@ -88,7 +89,9 @@ class VersionLifecycle:
             return
         await self._recovered.wait()
         checkpoint = await self._staging.run(open_, base)
-        source = FolderSource(checkpoint, await self._staging.run(checkpoint.small_files), self._staging)
+        files = await self._staging.run(checkpoint.small_files)
+        check_schedule(files)
+        source = FolderSource(checkpoint, files, self._staging)
         done = await self._publishing.publish(self._publishing.version_for(0), checkpoint.layout(), source)
         self.published = done
         self._sizes.state(done.dense_bytes)

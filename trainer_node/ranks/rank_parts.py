@@ -18,7 +18,8 @@ from p2pcast import limits
 from p2pcast.artifact.signed_records import RAW, path_fault, payload_fits
 from p2pcast.codec.join_parts import Part, within
 from p2pcast.codec.layout import Cell, Layout
-from p2pcast.errors import RemoteError
+from p2pcast.errors import RemoteError, UsageError
+from p2pcast.sparse.budget_schedule import check_schedule
 from p2pcast.wire import messages
 
 
@@ -249,6 +250,10 @@ class RankParts:
             raise RemoteError(f"{where} {path!r}: rank 0 sends them")
         if fault := path_fault(path):
             raise RemoteError(f"{where} {fault}")
+        try:
+            check_schedule({path: contents})
+        except UsageError as error:
+            raise RemoteError(f"{where} {path!r}: {error}") from None
         files = self.files = self.files or {}
         above = {"/".join(path.split("/")[:n]) for n in range(1, path.count("/") + 1)}
         if path in files or above & files.keys() or any(known.startswith(f"{path}/") for known in files):

@@ -42,8 +42,7 @@ from p2pcast.errors import P2PCastError, RetryableError, UsageError
 from p2pcast.limits import MAX_SMALL_FILE_BYTES, MAX_STEP
 from p2pcast.offline import state_digest
 from p2pcast.ordered_map import cores, ordered_map
-from p2pcast.sparse import budget_schedule
-from p2pcast.sparse.budget_schedule import BudgetSchedule
+from p2pcast.sparse.budget_schedule import check_schedule
 from p2pcast.version import Version
 from p2pcast.wire import messages
 from p2pcast.wire.join_token import JoinToken
@@ -456,8 +455,7 @@ def _checked_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
             raise UsageError(f"files: {fault}")
         if len(contents) > MAX_SMALL_FILE_BYTES:
             raise UsageError(f"files: {path!r} has {len(contents)} bytes; at most {MAX_SMALL_FILE_BYTES} are allowed")
-        if path == budget_schedule.FILE:
-            BudgetSchedule.from_bytes(contents)
+    check_schedule(files)
     return dict(files)
 
 

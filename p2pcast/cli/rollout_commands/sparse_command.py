@@ -108,7 +108,9 @@ def calibrate(
         plot_percentiles(found, target, plot)
     rows = [row._asdict() for row in found.rows()]
     means = {str(pages): found.mean(pages) for pages in found.budgets}
-    document: dict[str, Any] = {"target": target, "schedule": made.document(), "rows": rows, "means": means}
+    tails = {str(pages): tail and tail._asdict() for pages in found.budgets for tail in [found.tail(pages)]}
+    document: dict[str, Any] = {"target": target, "schedule": made.document(), "rows": rows}
+    document |= {"means": means, "tails": tails}
     if written(document, output, as_json=as_json):
         return
     numbers = sorted({row.number for row in found.rows()})

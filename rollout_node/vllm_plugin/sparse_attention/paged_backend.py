@@ -15,6 +15,7 @@ The plan of a step is made once for all layers; each layer chooses its own pages
 from __future__ import annotations
 
 import dataclasses
+from abc import abstractmethod
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -78,9 +79,9 @@ class SparseBuilder:
         changes = self.shorter(metadata, seq_lens, int(plan.seq_lens.max()))
         return _Step(rows, first, pages, kept, int(plan.pages.max()), int(plan.kept.max()), changes)
 
+    @abstractmethod
     def shorter(self, metadata: Any, seq_lens: torch.Tensor, longest: int) -> dict[str, Any]:
         """The metadata's fields for shorter sequences, besides the block table."""
-        raise NotImplementedError
 
 
 class SparseImplementation:

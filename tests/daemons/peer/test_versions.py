@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import aiohttp
+from blake3 import blake3
+
+from p2pcast.sparse.budget_schedule import FILE, BudgetSchedule
 
 
 async def versions_of(daemon):
@@ -29,6 +32,25 @@ async def test_versions_name_the_engines_weights_by_their_manifests(swarm, state
     sealed = {str(s.version): s.manifest.identity.hex() for s in swarm.hub.state.store.artifacts.values()}
     assert found["manifests"] == sealed
     assert len(set(sealed.values())) == 2
+
+
+async def test_schedules_of_sparse_attention_are_named_by_their_files(swarm, states):
+    """A folder with a malformed one is skipped, with the reason; the others are published."""
+    state = states.first()
+    schedule = BudgetSchedule((29, 61)).to_bytes()
+    swarm.publish(1, state)
+    await swarm.hub_up()
+    peer = await swarm.peer_up("a")
+    await swarm.live("0.1", peer)
+    swarm.publish(2, states.trained(state, 2), {FILE: b'{"values": []}'})
+    await swarm.until(lambda: "step_2" in swarm.hub.publishing.lifecycle.skipped, "the hub skips it")
+    assert "a schedule has values" in swarm.hub.publishing.lifecycle.skipped["step_2"]
+    swarm.publish(3, states.trained(state, 3), {FILE: schedule})
+    await swarm.live("0.3", peer)
+    found = await versions_of(peer)
+    assert found["schedules"] == {"0.3": blake3(schedule).hexdigest()}
+    assert found["sparse"] == []
+    assert set(found["manifests"]) == {"0.1", "0.3"}
 
 
 async def test_the_hub_names_the_version_of_each_engine(swarm, states):

@@ -3,19 +3,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 from recorder import Recorder
 
 from p2pcast.errors import RetryableError
+from p2pcast.sparse.budget_schedule import FILE, MAX_FILE_BYTES
 from p2pcast.version import Version
 from rollout_node.engine.weight_provider import WeightProvider
 
 ONE, TWO = Version(0, 1), Version(0, 2)
 
 
-def provider(*, stored=None, manifest=None, base=None, **options):
+def provider(*, stored=None, manifest=None, base=None, small_file=None, hashes_of=None, **options):
     store, shadow = Recorder(), Recorder()
     shadow.files = lambda files: files
     store.answers = {"small_files": stored or {}, "manifest": manifest}
+    store.answers |= {"small_file": small_file, "hashes_of": hashes_of or {}}
     return WeightProvider(store, base, shadow, **options), shadow
 
 
@@ -37,6 +40,20 @@ def test_a_version_that_began_from_the_base_has_the_base_folders_files():
 def test_a_version_without_small_files_gets_none_of_the_base():
     assert provider(manifest="a manifest", base=base())[0].small_files(ONE) == {}
     assert provider()[0].small_files(ONE) == {}
+
+
+def test_schedules_are_those_of_the_manifest_or_of_the_base():
+    made, _ = provider(manifest="a manifest", base=base(), small_file=b"{}", hashes_of={ONE: b"h"})
+    assert made.schedule(ONE) == b"{}"
+    assert made.schedule_names() == {ONE: b"h"}
+    folder = base()
+    folder.answers["small_files"] = {FILE: b"{ }"}
+    made, _ = provider(base=folder, hashes_of={TWO: b"h"})
+    assert made.schedule_names() == {TWO: b"h"}
+    assert made.schedule(ONE) == b"{ }"
+    assert made.schedule_names() == {ONE: blake3(b"{ }").digest(), TWO: b"h"}
+    made, _ = provider(manifest="a manifest", small_file=bytes(MAX_FILE_BYTES + 1))
+    assert made.schedule(ONE) == b""
 
 
 def test_layout_and_patches_come_from_the_shadow():

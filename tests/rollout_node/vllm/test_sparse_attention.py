@@ -96,6 +96,25 @@ def test_full_budget_equals_the_dense_backend_bit_for_bit(model: Path, count: in
     assert ours["metrics"]["vllm:prefix_cache_hits"] > 0
 
 
+@pytest.mark.prove
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
+            "speculative decoding",
+        ),
+        (
+            {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}},
+            "a KV connector",
+        ),
+    ],
+)
+def test_servers_whose_cache_others_write_are_refused(model: Path, options: dict[str, Any], named: str) -> None:
+    with pytest.raises(AssertionError, match=f"sparse attention does not work with {named}"):
+        answers(model, [], **options)
+
+
 @pytest.mark.prove  # tests/p2pcast/sparse/test_budget_calibration.py is the sample
 def test_calibration_finds_the_budget_that_is_nearly_dense(model: Path, tmp_path: Path) -> None:
     """Of whole distributions, since all tokens are candidates."""
@@ -113,6 +132,7 @@ def test_calibration_finds_the_budget_that_is_nearly_dense(model: Path, tmp_path
     rates = {(row["pages"], row["number"]): row["percentile"] for row in found["rows"]}
     # 11 and more pages of 32, of which the small budget keeps 4.
     assert rates[1, 1] < 0.97 < rates[1000, 1]
+    assert 0 < found["tails"]["1"]["ks"] < 1
     assert found["means"]["1"] < found["means"]["1000"]
     assert BudgetSchedule.from_bytes(schedule.read_bytes()).values[1] == 1000
     assert (tmp_path / "plot.png").stat().st_size > 1000

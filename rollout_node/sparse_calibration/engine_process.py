@@ -1,0 +1,31 @@
+"""A script with a vLLM engine of its own, in a child process: vLLM's CPU build starts none where numba was loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any, Final
+
+from p2pcast.errors import LocalError
+
+SETTINGS: Final = {
+    "P2PCAST_SPARSE_ATTENTION": "1",
+    # The script reaches the attention layers in its own process.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}
+LAST_CHARACTERS: Final = 2000
+"""Of the engine's messages, in an error."""
+
+
+def run_engine(module: str, order: Any) -> Any:
+    """Run ``module``, which reads ``order`` as JSON from its standard input and ends its output with a line of JSON.
+    Returns that line's document. Raises LocalError when the engine fails.
+    """
+    command = [sys.executable, "-m", module]
+    done = subprocess.run(command, input=json.dumps(order), env=os.environ | SETTINGS, capture_output=True, text=True)
+    if done.returncode:
+        raise LocalError(f"the engine ended with {done.returncode}: {done.stderr[-LAST_CHARACTERS:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
