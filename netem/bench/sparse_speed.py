@@ -6,10 +6,8 @@ process of the engine.
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -18,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from p2pcast.sparse.budget_schedule import BudgetSchedule
-from rollout_node.sparse_calibration.engine_process import run_engine
+from rollout_node.sparse_calibration.engine_process import answer, run_engine
 
 VOCABULARY: Final = 500
 RESERVE: Final = 64
@@ -100,4 +98,4 @@ def _child(asked: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    print("\n" + json.dumps(_child(json.load(sys.stdin))))
+    answer(_child)

@@ -2,19 +2,17 @@
 
 Each rollout is sampled with a constant budget, and its tokens are scored again as a prompt, which is dense. Both sides
 give their most probable tokens; tokens that one side lacks count 0 (Sparrow, section 3.1), so that rates are never too
-high. Standard input: JSON of ``CalibrationOrder``. Standard output, its last line: JSON, a list of rollouts, each
-``{"pages", "positions", "alphas"}``.
+high.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from p2pcast.sparse.acceptance_rate import acceptance_bounds
+from rollout_node.sparse_calibration.engine_process import answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +31,8 @@ class CalibrationOrder:
     at_once: int
 
 
-def main() -> None:
-    asked = json.load(sys.stdin)
+def rollouts(asked: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """``asked``: the document of a CalibrationOrder. Each rollout is ``{"pages", "positions", "alphas"}``."""
     from vllm import LLM, SamplingParams
     from vllm.platforms import current_platform
 
@@ -69,14 +67,14 @@ def main() -> None:
         # One token more, since vLLM samples at least one.
         score = SamplingParams(**sampling, max_tokens=1, prompt_logprobs=count)
         scored = engine.generate(whole, score, use_tqdm=False)
-        for prompt, answer, judged in zip(asked["prompts"], answers, scored, strict=True):
+        for prompt, sampled, judged in zip(asked["prompts"], answers, scored, strict=True):
             dense = judged.prompt_logprobs[len(prompt) :]
             # The prompt's own pass, which is dense, gave the first token.
-            pairs = list(zip(dense, answer.logprobs, strict=True))[1:]
+            pairs = list(zip(dense, sampled.logprobs, strict=True))[1:]
             alphas = [acceptance_bounds(_values(p), _values(q)).least for p, q in pairs]
             positions = list(range(len(prompt) + 1, len(prompt) + 1 + len(alphas)))
             found.append({"pages": int(pages), "positions": positions, "alphas": alphas})
-    print("\n" + json.dumps(found))
+    return found
 
 
 def _values(entries: Mapping[int, Any]) -> dict[int, float]:
@@ -84,4 +82,4 @@ def _values(entries: Mapping[int, Any]) -> dict[int, float]:
 
 
 if __name__ == "__main__":
-    main()
+    answer(rollouts)

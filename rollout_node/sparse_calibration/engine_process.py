@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any, Final
 
 from p2pcast.errors import LocalError
@@ -21,11 +22,16 @@ LAST_CHARACTERS: Final = 2000
 
 
 def run_engine(module: str, order: Any) -> Any:
-    """Run ``module``, which reads ``order`` as JSON from its standard input and ends its output with a line of JSON.
-    Returns that line's document. Raises LocalError when the engine fails.
+    """Run ``module``, a script that calls ``answer``. Returns its answer to ``order``; both are documents in JSON.
+    Raises LocalError when the engine fails.
     """
     command = [sys.executable, "-m", module]
     done = subprocess.run(command, input=json.dumps(order), env=os.environ | SETTINGS, capture_output=True, text=True)
     if done.returncode:
         raise LocalError(f"the engine ended with {done.returncode}: {done.stderr[-LAST_CHARACTERS:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def answer(work: Callable[[Any], Any]) -> None:
+    """In the script: the order comes by standard input, the answer is the last line of standard output."""
+    print("\n" + json.dumps(work(json.load(sys.stdin))))

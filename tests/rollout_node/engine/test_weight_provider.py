@@ -42,7 +42,7 @@ def test_a_version_without_small_files_gets_none_of_the_base():
     assert provider()[0].small_files(ONE) == {}
 
 
-def test_schedules_are_those_of_the_manifest_or_of_the_base():
+def test_a_schedule_comes_from_the_manifest_or_the_base():
     made, _ = provider(manifest="a manifest", base=base(), small_file=b"{}", hashes_of={ONE: b"h"})
     assert made.schedule(ONE) == b"{}"
     assert made.schedule_names() == {ONE: b"h"}
