@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import torch
+
 from p2pcast.backoff import Backoff
 from p2pcast.errors import UsageError
 from p2pcast.private_random import uniform
@@ -57,6 +59,13 @@ class Ledger(Protocol):
     def poll(self, step: int) -> RolloutBatch | Finished | Wait: ...
     def applied(self, batch: RolloutBatch, step: int) -> None: ...
     def ack(self, step: int, batches: Sequence[bytes], checkpoint: bytes) -> None: ...
+
+
+class Kept(Protocol):
+    """A part of a learner whose state checkpoints hold beside the weights."""
+
+    def state(self) -> dict[str, torch.Tensor]: ...
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None: ...
 
 
 class Log(Protocol):
@@ -95,6 +104,11 @@ class Learner:
     published: Callable[[Version, int], None] = lambda version, step: None
     probe: Callable[[int, int], None] = lambda step, branch: None
     """Called on all ranks with the step whose words are being published, and the branch, before the words change."""
+    judge: Callable[[Sequence[TrainingRow]], tuple[dict[str, Any], list[dict[str, Any]]]] = lambda rows: ({}, [])
+    """Called on all ranks with the rows of a step, before it: figures for the event ``step``, and the values of events
+    ``budget``.
+    """
+    kept: Sequence[Kept] = ()
     exports: Exports | None = None
     about: Mapping[str, object] = field(default_factory=dict)
     """Facts of the event ``start``."""
@@ -124,13 +138,14 @@ class Learner:
             batch, rows, wait_s = taken
             began_s = time.monotonic()
             self.doing("training")
+            judged = self._judged(rows)
             report = self.step_of.train(rows, self.step, self.publications.wait_snapshot)
             _at("trained")
             self.step += 1
             self._applied(batch)
             train_s = time.monotonic() - began_s
             self._publish_if_due()
-            self._record_step(batch, rows, report, wait_s, train_s)
+            self._record_step(batch, rows, report, judged, wait_s, train_s)
             if self.step % self.cadence.checkpoint_every == 0:
                 self._checkpoint()
             self._export_if_due()
@@ -141,7 +156,10 @@ class Learner:
     def _restore(self) -> None:
         stored = self._stored = checkpoints.newest(self.folder)
         if stored is not None:
-            self.weights.restore(checkpoints.read(stored, self.weights.expected, self.ranks))
+            state = checkpoints.read(stored, self.weights.expected, self.ranks)
+            self.weights.restore(state)
+            for part in self.kept:
+                part.restore(state)
             self.step = stored.position.step
             logger.info("continuing from %s, step %d", stored.folder, self.step)
 
@@ -203,6 +221,12 @@ class Learner:
             self._since.append(batch.id.hex())
         _at("applied")
 
+    def _judged(self, rows: Sequence[TrainingRow]) -> dict[str, Any]:
+        figures, changes = self.judge(rows)
+        for change in changes:
+            self._log("budget", step=self.step, **change)
+        return figures
+
     # -- versions
 
     def _publish_if_due(self) -> None:
@@ -254,7 +278,10 @@ class Learner:
 
     def _write(self) -> StoredCheckpoint:
         position = self.ranks.share(Position(self.epoch, self.branch, self.step, tuple(self._since)))
-        stored = checkpoints.write(self.folder, position, self.weights.state(), self.config, self.ranks)
+        state = self.weights.state()
+        for part in self.kept:
+            state |= part.state()
+        stored = checkpoints.write(self.folder, position, state, self.config, self.ranks)
         self._stored = stored
         _at("written")
         return stored
@@ -319,6 +346,7 @@ class Learner:
         batch: RolloutBatch | None,
         rows: Sequence[TrainingRow],
         report: StepReport,
+        judged: Mapping[str, Any],
         wait_s: float,
         train_s: float,
     ) -> None:
@@ -341,6 +369,7 @@ class Learner:
             bubble=round(bubble, 5),
             lr=self.weights.rate(self.step - 1),
             **step_record(batch, rows, report),
+            **judged,
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, get_args, get_type_hints
 
 from p2pcast.errors import UsageError
 from p2pcast.rollouts.probe_set import MAX_SEQUENCES
+from p2pcast.sparse.budget_guard import FLOOR, TARGET, GuardOptions
 from trainer_node.learning.objective.policy_loss import LossOptions
 from trainer_node.learning.trained_weights import Masters, OptimizerOptions
 
@@ -177,6 +178,28 @@ class WatchTable:
 
 
 @dataclass(frozen=True, slots=True)
+class SparseTable:
+    schedule: Path | None = setting(
+        None, "File of the schedule of sparse attention that engines follow: sparse_attention.json. Default: dense."
+    )
+    target: float = setting(
+        TARGET,
+        "Least 5th percentile of the acceptance rate in a bin of positions, below which the guard doubles the bin's"
+        " pages; 0: no guard.",
+        0.0,
+        0.999,
+    )
+    floor: float = setting(FLOOR, "5th percentile below which the guard makes a bin dense at once.", 0.0, 0.999)
+    staleness: int = setting(
+        1, "Learner steps that a version may lie behind for the guard to count its tokens.", 0, 1000
+    )
+
+    def guard(self) -> GuardOptions | None:
+        """Raises UsageError."""
+        return GuardOptions(self.target, min(self.floor, self.target)) if self.target else None
+
+
+@dataclass(frozen=True, slots=True)
 class LearnerConfig:
     """One field a table. Raises UsageError by ``checked``."""
 
@@ -193,6 +216,7 @@ class LearnerConfig:
     sft: SftTable = field(default_factory=SftTable)
     evaluation: EvaluationTable = field(default_factory=EvaluationTable)
     probe: ProbeTable = field(default_factory=ProbeTable)
+    sparse: SparseTable = field(default_factory=SparseTable)
     watch: WatchTable = field(default_factory=WatchTable)
 
     def checked(self) -> LearnerConfig:

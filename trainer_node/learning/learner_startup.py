@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -14,13 +14,16 @@ from typing import Any, Final
 import torch
 from rich.console import Console
 
-from p2pcast.errors import LocalError
+from p2pcast.errors import LocalError, UsageError
+from p2pcast.sparse.budget_schedule import BudgetSchedule
 from p2pcast.store.atomic_files import explained
 from p2pcast.tasks.task import Task
 from p2pcast.tasks.task_loader import load_task
 from trainer_node.learning import warm_start as warm_starts
 from trainer_node.learning.evaluation import Evaluation
 from trainer_node.learning.exports import Exports
+from trainer_node.learning.guarding.acceptance_scores import acceptance_rates
+from trainer_node.learning.guarding.schedule_guard import ScheduleGuard, change_event
 from trainer_node.learning.learner import LIVE_END_S, Cadence, Learner, publish_every
 from trainer_node.learning.learner_config import LearnerConfig
 from trainer_node.learning.learner_model import LearnerModel
@@ -94,12 +97,14 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
             plaintext=config.hub.plaintext,
         )
     )
+    guard = _guard(config)
     publications = Publications(
         publisher,
         model.working_copy,
         publish_every(config.train.publish_every, facts.staleness),
         live_share=config.watch.live_share,
         live_limit_s=config.watch.live_limit,
+        files=guard.files,
     )
     log, doing = _watched(config, folder, stack) if ranks.first else (_NoLog(), _not_shown)
     learner = Learner(
@@ -114,6 +119,8 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
         rows=lambda batch, step: _rows(config, batch, step, facts.staleness, model),
         log=log,
         doing=doing,
+        judge=lambda rows: _judged(config, model, ranks, guard, rows),
+        kept=[guard],
         exports=_exports(config, model, ranks),
         about={"model": str(config.model.path), "parameters": model.elements, "ranks": ranks.count},
     )
@@ -154,6 +161,30 @@ def model_of(config: LearnerConfig, ranks: TrainerRanks) -> LearnerModel:
     if config.train.packing == "packed":
         require_separate_rows(model)
     return model
+
+
+def _guard(config: LearnerConfig) -> ScheduleGuard:
+    """Raises UsageError for a file that holds no schedule, LocalError."""
+    file = config.sparse.schedule
+    if file is None:
+        return ScheduleGuard(None, None)
+    with explained("read", file):
+        contents = file.read_bytes()
+    try:
+        return ScheduleGuard(BudgetSchedule.from_bytes(contents), config.sparse.guard())
+    except UsageError as error:
+        raise UsageError(f"[sparse] schedule = {str(file)!r}: {error}") from None
+
+
+def _judged(
+    config: LearnerConfig, model: LearnerModel, ranks: TrainerRanks, guard: ScheduleGuard, rows: Sequence[TrainingRow]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Figures of a step, and values of the events ``budget``."""
+    if not guard.wants_tokens:
+        return {}, []
+    found = acceptance_rates(model, ranks, rows, config.train.micro_batch_tokens, config.train.packing)
+    changes = [change_event(change) for change in guard.observe(found)]
+    return guard.figures(), changes
 
 
 def _exports(config: LearnerConfig, model: LearnerModel, ranks: TrainerRanks) -> Exports | None:
@@ -231,6 +262,9 @@ def _rows(
         step=step,
         staleness=staleness,
         vocabulary=model.vocabulary,
+        judged_staleness=config.sparse.staleness
+        if config.sparse.schedule is not None and config.sparse.target
+        else None,
         experts=None if model.replay is None else model.replay.shape,
         expert_layers=() if model.replay is None else model.replay.expert_layers,
     )
