@@ -18,7 +18,7 @@ from p2pcast.wire.constraints import AtMost, Blob, Integer
 
 COUNT: Final = 20
 """Tokens of a position (Sparrow, section 3.1), and vLLM's default limit."""
-MAX_COUNT: Final = 256
+MAX_TOP_K: Final = 256
 MAX_TOP_BYTES: Final = 6 * limits.MIB
 """Most bytes of ids and of values together: 52 000 positions with 20 tokens."""
 SUM_EXCESS: Final = 0.01
@@ -27,12 +27,12 @@ _ID, _VALUE = np.dtype("<u4"), np.dtype("<f2")
 
 
 class TopLogprobs(NamedTuple):
-    """``count``: tokens of a position. ``spans``: positions [start, end) that have them. ``ids``: of these positions in
-    their order, positions × count little-endian uint32. ``values``: their log-probabilities in float16, known to
+    """``top_k``: tokens of a position. ``spans``: positions [start, end) that have them. ``ids``: of these positions in
+    their order, positions × top_k little-endian uint32. ``values``: their log-probabilities in float16, known to
     2 ** -11 of their size.
     """
 
-    count: Annotated[int, Integer(1, MAX_COUNT)]
+    top_k: Annotated[int, Integer(1, MAX_TOP_K)]
     spans: Annotated[Sequence[tuple[Count, Count]], AtMost(MAX_SPANS)]
     ids: Annotated[bytes, Blob(MAX_TOP_BYTES)]
     values: Annotated[bytes, Blob(MAX_TOP_BYTES)]
@@ -47,9 +47,9 @@ class TopLogprobs(NamedTuple):
         return len(self.ids) + len(self.values)
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and float32 values, positions × count. Raises ValueError for bytes of another length."""
+        """Ids and float32 values, positions × top_k. Raises ValueError for bytes of another length."""
         ids, values = np.frombuffer(self.ids, _ID), np.frombuffer(self.values, _VALUE)
-        shape = (len(self.positions), self.count)
+        shape = (len(self.positions), self.top_k)
         return ids.reshape(shape), values.reshape(shape).astype(np.float32)
 
 
@@ -60,9 +60,9 @@ def top_fault(top: TopLogprobs, mask: np.ndarray, vocabulary: int) -> str | None
         if not at <= start < end <= len(mask) or not mask[start:end].all():
             return f"top log-probabilities of tokens {start} to {end}, which are not all sampled, or out of order"
         at = end
-    cells = len(top.positions) * top.count
+    cells = len(top.positions) * top.top_k
     if (len(top.ids), len(top.values)) != (cells * _ID.itemsize, cells * _VALUE.itemsize):
-        return f"{top.nbytes} bytes for {len(top.positions)} positions with {top.count} log-probabilities each"
+        return f"{top.nbytes} bytes for {len(top.positions)} positions with {top.top_k} log-probabilities each"
     ids, values = top.arrays()
     if ids.size and int(ids.max()) >= vocabulary:
         return f"a top log-probability of a token outside the vocabulary of {vocabulary}"
@@ -82,7 +82,7 @@ class TopTokens:
         self._values: list[np.ndarray] = []
 
     def add(self, start: int, ids: np.ndarray, values: np.ndarray) -> None:
-        """Of the sampled tokens from ``start`` on: tokens × count. Rows of another count are left out."""
+        """Of the sampled tokens from ``start`` on: tokens × top_k. Rows of another top_k are left out."""
         if not len(ids) or (self._ids and ids.shape[1] != self._ids[0].shape[1]):
             return
         order = np.argsort(ids, axis=-1)

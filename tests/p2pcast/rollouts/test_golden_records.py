@@ -33,7 +33,9 @@ RESULT = Result(
     loss_mask=np.array([0, 0, 0, 1, 0, 0, 1, 1], "u1"), tags=(("forfeit", "no"),),
     schedules=((Version(1, 12), bytes(range(32))),),
     routed_experts=RoutedExperts(2, 2, 1, ((0, 3), (4, 7)), bytes([0, 1, 3, 7, 2, 5, 0, 6] * 3)),
-    top_logprobs=TopLogprobs(2, ((3, 5),), np.array([1, 70_000, 2, 3], "<u4").tobytes(), np.array([-0.5, -1.0, -2.0, -0.25], "<f2").tobytes()),
+    top_logprobs=TopLogprobs(
+        2, ((3, 5),), np.array([1, 70_000, 2, 3], "<u4").tobytes(), np.array([-0.5, -1, -2, -0.25], "<f2").tobytes()
+    ),
 )  # fmt: skip
 
 

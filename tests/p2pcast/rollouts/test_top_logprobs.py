@@ -101,7 +101,7 @@ def test_a_log_probability_below_half_precision_stays_finite() -> None:
         (lambda top: top._replace(spans=((2, 9),)), "not all sampled"),
         (lambda top: top._replace(ids=top.ids[:-4]), "bytes for 4 positions"),
         (lambda top: top._replace(values=top.values + bytes(2)), "bytes for 4 positions"),
-        (lambda top: top._replace(count=2), "bytes for 4 positions"),
+        (lambda top: top._replace(top_k=2), "bytes for 4 positions"),
         (lambda top: top._replace(ids=bytes(len(top.ids))), "repeated"),
         (lambda top: top._replace(ids=np.tile(np.arange(47, 51, dtype="<u4"), 4).tobytes()), "vocabulary"),
         (lambda top: top._replace(values=bytes(len(top.values))), "no distribution"),
