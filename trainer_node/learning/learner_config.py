@@ -185,7 +185,7 @@ class SparseTable:
     target: float = setting(
         TARGET,
         "Least 5th percentile of the acceptance rate in a bin of positions, below which the guard doubles the bin's"
-        " pages; 0: no guard.",
+        " pages; 0: the percentile is logged alone.",
         0.0,
         0.999,
     )
@@ -194,9 +194,8 @@ class SparseTable:
         1, "Learner steps that a version may lie behind for the guard to count its tokens.", 0, 1000
     )
 
-    def guard(self) -> GuardOptions | None:
-        """Raises UsageError."""
-        return GuardOptions(self.target, min(self.floor, self.target)) if self.target else None
+    def guard(self) -> GuardOptions:
+        return GuardOptions(self.target, min(self.floor, self.target))
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,7 +167,7 @@ def _guard(config: LearnerConfig) -> ScheduleGuard:
     """Raises UsageError for a file that holds no schedule, LocalError."""
     file = config.sparse.schedule
     if file is None:
-        return ScheduleGuard(None, None)
+        return ScheduleGuard(None, config.sparse.guard())
     with explained("read", file):
         contents = file.read_bytes()
     try:
@@ -180,8 +180,6 @@ def _judged(
     config: LearnerConfig, model: LearnerModel, ranks: TrainerRanks, guard: ScheduleGuard, rows: Sequence[TrainingRow]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Figures of a step, and values of the events ``budget``."""
-    if not guard.wants_tokens:
-        return {}, []
     found = acceptance_rates(model, ranks, rows, config.train.micro_batch_tokens, config.train.packing)
     changes = [change_event(change) for change in guard.observe(found)]
     return guard.figures(), changes
@@ -262,9 +260,7 @@ def _rows(
         step=step,
         staleness=staleness,
         vocabulary=model.vocabulary,
-        judged_staleness=config.sparse.staleness
-        if config.sparse.schedule is not None and config.sparse.target
-        else None,
+        judged_staleness=None if config.sparse.schedule is None else config.sparse.staleness,
         experts=None if model.replay is None else model.replay.shape,
         expert_layers=() if model.replay is None else model.replay.expert_layers,
     )

@@ -57,16 +57,16 @@ def test_tokens_of_an_earlier_schedule_of_the_run_count_in_other_bins() -> None:
     assert (change.number, present(guard).values) == (1, (8, 16, 8))
 
 
-def test_without_a_guard_the_schedule_stays() -> None:
-    guard = ScheduleGuard(FIRST, None)
-    assert not guard.wants_tokens
+def test_without_a_target_rates_are_measured_and_the_schedule_stays() -> None:
+    guard = ScheduleGuard(FIRST, GuardOptions(0.0, 0.0))
     assert list(guard.observe([rates(FIRST, 0.1)])) == []
-    assert (present(guard), guard.figures()) == (FIRST, {})
+    assert present(guard) == FIRST
+    assert guard.figures()["acceptance"] == pytest.approx(0.1, abs=2e-3)
 
 
 def test_a_dense_run_has_no_file_and_no_state() -> None:
-    guard = ScheduleGuard(None, None)
-    assert (guard.files(), guard.state(), guard.wants_tokens) == ({}, {}, False)
+    guard = ScheduleGuard(None, GuardOptions())
+    assert (guard.files(), guard.state(), guard.figures(), list(guard.observe([]))) == ({}, {}, {}, [])
     guard.restore({})
     assert guard.files() == {}
 
@@ -94,10 +94,10 @@ def test_another_file_in_the_configuration_begins_anew() -> None:
 
 
 def test_a_run_without_its_schedule_becomes_dense() -> None:
-    again = ScheduleGuard(None, None)
+    again = ScheduleGuard(None, GuardOptions())
     again.restore(grown().state())
     assert present(again).values == (DENSE,)
-    once_more = ScheduleGuard(None, None)
+    once_more = ScheduleGuard(None, GuardOptions())
     once_more.restore(again.state())
     assert present(once_more).values == (DENSE,)
 

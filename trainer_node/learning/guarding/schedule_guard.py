@@ -26,9 +26,11 @@ STATE: Final = "guard.schedules"
 
 
 class ScheduleGuard:
-    """``configured``: the schedule of the run's configuration; None: dense. ``options``: None for no guard."""
+    """``configured``: the schedule of the run's configuration; None: dense. With a target of 0 the guard measures, and
+    changes nothing.
+    """
 
-    def __init__(self, configured: BudgetSchedule | None, options: GuardOptions | None) -> None:
+    def __init__(self, configured: BudgetSchedule | None, options: GuardOptions) -> None:
         self._configured, self._options = configured, options
         self._known: dict[bytes, BudgetSchedule] = {}
         self._present: BudgetSchedule | None = None
@@ -40,13 +42,8 @@ class ScheduleGuard:
     def _use(self, schedule: BudgetSchedule) -> None:
         self._present = schedule
         self._known[blake3.blake3(schedule.to_bytes()).digest()] = schedule
-        if self._guard is None and self._options is not None and self._configured is not None:
+        if self._guard is None:
             self._guard = BudgetGuard(schedule, self._options)
-
-    @property
-    def wants_tokens(self) -> bool:
-        """Whether acceptance rates have any use."""
-        return self._guard is not None
 
     def files(self) -> dict[str, bytes]:
         """Small files of the next version."""
