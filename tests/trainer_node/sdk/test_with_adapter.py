@@ -107,7 +107,7 @@ def test_a_folder_with_an_adapter_beside_the_model_holds_both(tmp_path: Path) ->
     assert found.small_files().keys() == {"phi/adapter_config.json"}
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     save_file(load_file(tmp_path / "b" / "model.safetensors") | PHI, tmp_path / "b" / "model.safetensors")
-    with pytest.raises(IntegrityError, match="is in model.safetensors and in adapter_model.safetensors"):
+    with pytest.raises(IntegrityError, match=r"is in model\.safetensors and in adapter_model\.safetensors"):
         Checkpoint.open(tmp_path / "b")
     (tmp_path / "a" / "phi").rename(tmp_path / "a" / "p i")
     with pytest.raises(LocalError, match="is no name of an adapter"):
