@@ -237,8 +237,8 @@ class RankInstaller:
         beside = adapters_beside(names)
         if beside and derived:
             raise LocalError(
-                f"the run has LoRA adapters beside its model, and this engine loads the model as a whole ({derived[0]}):"
-                " p2pcast installs adapters beside models that it edits in place"
+                "the run has LoRA adapters beside its model, and p2pcast installs these beside models that it edits in"
+                f" place; it loads this one as a whole ({derived[0]})"
             )
         with model.loading():
             whole, found = self._with_adapters(layout, beside) if beside else (model.model, None)

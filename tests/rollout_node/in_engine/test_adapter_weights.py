@@ -19,7 +19,8 @@ from rollout_node.in_engine.weight_audit import compare
 
 A, B = "phi/layer.lora_A.weight", "phi/layer.lora_B.weight"
 LAYOUT = Layout([Tensor("layer.weight", "BF16", (6, 6)), Tensor(A, "F32", (2, 6)), Tensor(B, "F32", (6, 2))])
-PHI = {n for n, tensor in enumerate(LAYOUT.tensors) if tensor.name in (A, B)}
+MODEL = next(n for n, tensor in enumerate(LAYOUT.tensors) if tensor.name == "layer.weight")
+PHI = {0, 1, 2} - {MODEL}
 
 
 class Toy(torch.nn.Module):
@@ -127,14 +128,13 @@ def test_a_first_install_that_fails_for_the_adapter_names_no_version(engine: Eng
 def test_an_audit_names_a_flipped_bit_of_either(engine: Engine) -> None:
     engine.install()
     for number, tensor in (
-        (0, engine.toy.layer.data),
+        (MODEL, engine.toy.layer.data),
         *engine.weights.numbered.items(),
         *engine.copies.held.items(),
     ):
         words = tensor.view(torch.uint8)
         words[0, 0] ^= 1
-        name = "layer.weight" if number == 0 else LAYOUT.tensors[number].name
-        assert engine.audit() == ([name], [])
+        assert engine.audit() == ([LAYOUT.tensors[number].name], [])
         words[0, 0] ^= 1
     assert engine.audit() == ([], [])
 
