@@ -31,6 +31,8 @@ from p2pcast.step_hook import StepHook
 from p2pcast.version import Version
 from trainer_node.learning import checkpoints
 from trainer_node.learning.checkpoints import Position, StoredCheckpoint
+from trainer_node.learning.distillation.run_state import RunState
+from trainer_node.learning.distillation.sparse_distillation import DistillReport, SparseDistillation
 from trainer_node.learning.exports import Exports
 from trainer_node.learning.learner_step import LearnerStep, StepReport
 from trainer_node.learning.objective.training_rows import TrainingRow
@@ -96,6 +98,8 @@ class Learner:
     probe: Callable[[int, int], None] = lambda step, branch: None
     """Called on all ranks with the step whose words are being published, and the branch, before the words change."""
     exports: Exports | None = None
+    distillation: SparseDistillation | None = None
+    """Trains the adapter of rollouts after each step of the policy."""
     about: Mapping[str, object] = field(default_factory=dict)
     """Facts of the event ``start``."""
     stopping: bool = False
@@ -125,23 +129,29 @@ class Learner:
             began_s = time.monotonic()
             self.doing("training")
             report = self.step_of.train(rows, self.step, self.publications.wait_snapshot)
+            distilled = self._distilled(rows)
             _at("trained")
             self.step += 1
             self._applied(batch)
             train_s = time.monotonic() - began_s
             self._publish_if_due()
-            self._record_step(batch, rows, report, wait_s, train_s)
+            self._record_step(batch, rows, report, distilled, wait_s, train_s)
             if self.step % self.cadence.checkpoint_every == 0:
                 self._checkpoint()
             self._export_if_due()
         self._end()
+
+    @property
+    def _state(self) -> RunState:
+        phi = None if self.distillation is None else self.distillation.adapter.weights
+        return RunState(self.weights, phi)
 
     # -- beginning
 
     def _restore(self) -> None:
         stored = self._stored = checkpoints.newest(self.folder)
         if stored is not None:
-            self.weights.restore(checkpoints.read(stored, self.weights.expected, self.ranks))
+            self._state.restore(checkpoints.read(stored, self._state.expected, self.ranks))
             self.step = stored.position.step
             logger.info("continuing from %s, step %d", stored.folder, self.step)
 
@@ -187,6 +197,12 @@ class Learner:
             time.sleep(found.wait_s)
             self._observe()
         return found
+
+    def _distilled(self, rows: Sequence[TrainingRow]) -> DistillReport | None:
+        if self.distillation is None:
+            return None
+        self.doing("distilling")
+        return self.distillation.train(rows, self.step, self.publications.wait_snapshot)
 
     def _must_publish(self) -> bool:
         """Only new weights, or another attempt to publish them, can end the wait."""
@@ -254,7 +270,7 @@ class Learner:
 
     def _write(self) -> StoredCheckpoint:
         position = self.ranks.share(Position(self.epoch, self.branch, self.step, tuple(self._since)))
-        stored = checkpoints.write(self.folder, position, self.weights.state(), self.config, self.ranks)
+        stored = checkpoints.write(self.folder, position, self._state.state(), self.config, self.ranks)
         self._stored = stored
         _at("written")
         return stored
@@ -319,6 +335,7 @@ class Learner:
         batch: RolloutBatch | None,
         rows: Sequence[TrainingRow],
         report: StepReport,
+        distilled: DistillReport | None,
         wait_s: float,
         train_s: float,
     ) -> None:
@@ -341,6 +358,7 @@ class Learner:
             bubble=round(bubble, 5),
             lr=self.weights.rate(self.step - 1),
             **step_record(batch, rows, report),
+            **({} if distilled is None else distilled.document()),
         )
 
 

@@ -14,11 +14,15 @@ from typing import Any, Final
 import torch
 from rich.console import Console
 
-from p2pcast.errors import LocalError
+from p2pcast.errors import LocalError, UsageError
+from p2pcast.sparse.budget_schedule import FILE, BudgetSchedule
 from p2pcast.store.atomic_files import explained
 from p2pcast.tasks.task import Task
 from p2pcast.tasks.task_loader import load_task
 from trainer_node.learning import warm_start as warm_starts
+from trainer_node.learning.distillation.decoding_plan import ScheduleOf
+from trainer_node.learning.distillation.rollout_adapter import RolloutAdapter
+from trainer_node.learning.distillation.sparse_distillation import DistillOptions, SparseDistillation
 from trainer_node.learning.evaluation import Evaluation
 from trainer_node.learning.exports import Exports
 from trainer_node.learning.learner import LIVE_END_S, Cadence, Learner, publish_every
@@ -94,9 +98,10 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
             plaintext=config.hub.plaintext,
         )
     )
+    distillation = None if not config.distill.rank else _distillation(config, model, schedule_of_folder(model.folder))
     publications = Publications(
         publisher,
-        model.working_copy,
+        model.working_copy if distillation is None else lambda: published_words(model, distillation),
         publish_every(config.train.publish_every, facts.staleness),
         live_share=config.watch.live_share,
         live_limit_s=config.watch.live_limit,
@@ -115,6 +120,7 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
         log=log,
         doing=doing,
         exports=_exports(config, model, ranks),
+        distillation=distillation,
         about={"model": str(config.model.path), "parameters": model.elements, "ranks": ranks.count},
     )
     if client is not None and task is not None and config.evaluation.every:
@@ -154,6 +160,36 @@ def model_of(config: LearnerConfig, ranks: TrainerRanks) -> LearnerModel:
     if config.train.packing == "packed":
         require_separate_rows(model)
     return model
+
+
+def _distillation(config: LearnerConfig, model: LearnerModel, schedule_of: ScheduleOf) -> SparseDistillation:
+    table = config.distill
+    adapter = RolloutAdapter(model, rank=table.rank, alpha=table.alpha, options=table.options(), seed=config.train.seed)
+    options = DistillOptions(
+        config.loss.options(),
+        config.train.micro_batch_tokens,
+        config.train.packing,
+        kl_weight=table.kl_weight,
+        ppo_weight=table.ppo_weight,
+        page_tokens=table.page_tokens,
+    )
+    return SparseDistillation(model, adapter, options, schedule_of)
+
+
+def schedule_of_folder(folder: Path) -> ScheduleOf:
+    """Of all versions: the schedule that the model's folder gives to the first one. Raises UsageError without one."""
+    path = folder / FILE
+    if not path.is_file():
+        raise UsageError(f"[distill] rank above 0 needs a schedule of sparse attention: {path}")
+    with explained("read", path):
+        schedule = BudgetSchedule.from_bytes(path.read_bytes())
+    return lambda version: schedule
+
+
+def published_words(model: LearnerModel, distillation: SparseDistillation) -> Iterator[tuple[str, torch.Tensor]]:
+    """Of the policy, and of the adapter under its name."""
+    yield from model.working_copy()
+    yield from distillation.adapter.published()
 
 
 def _exports(config: LearnerConfig, model: LearnerModel, ranks: TrainerRanks) -> Exports | None:

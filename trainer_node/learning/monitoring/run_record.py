@@ -69,6 +69,8 @@ class StepEvent:
     kl_sparse: Number = None
     weight_sparse: Number = None
     weight_dense: Number = None
+    kl_distill: Number = None
+    acceptance_distill: Number = None
     replayed_share: Number = None
     replay_refused: Count = None
     kl_replayed: Number = None
