@@ -1,8 +1,8 @@
-"""Names in a run whose state is one or several LoRA adapters of one base model.
+"""Names in a run whose state is one or several LoRA adapters of one base model, or the model with adapters beside it.
 
-A tensor is named ``ADAPTER/NAME``, where NAME is the one in PEFT's file. Each adapter has a small file
+A matrix is named ``ADAPTER/NAME``, where NAME is the one in PEFT's file. Each adapter has a small file
 ``ADAPTER/adapter_config.json``. A folder that PEFT saved for a single adapter has no prefix: that adapter's name is
-empty.
+empty. Beside a model each adapter has a name, and the model's tensors have their usual names.
 """
 
 from __future__ import annotations
@@ -48,12 +48,22 @@ def is_adapter_tensor(name: str) -> bool:
     return _TENSOR.fullmatch(name) is not None
 
 
+def adapter_of(name: str) -> str | None:
+    """The adapter of a matrix in a run's state, perhaps empty; None for any other tensor."""
+    adapter, rest = split_name(name)
+    return adapter if is_adapter_tensor(rest) else None
+
+
 def adapters_of(names: Collection[str]) -> tuple[str, ...]:
     """The adapters that make up a state with these tensors, sorted; none if any tensor is no adapter's."""
-    found = [split_name(name) for name in names]
-    if not all(is_adapter_tensor(name) for _, name in found):
-        return ()
-    return tuple(sorted({adapter for adapter, _ in found}))
+    found = {adapter_of(name) for name in names}
+    return () if None in found else tuple(sorted(name for name in found if name is not None))
+
+
+def adapters_beside(names: Collection[str]) -> tuple[str, ...]:
+    """The named adapters beside a model, for a state that holds both, sorted."""
+    found = {adapter_of(name) for name in names}
+    return tuple(sorted(name for name in found if name)) if None in found else ()
 
 
 def adapter_configs(files: Mapping[str, bytes]) -> dict[str, bytes]:

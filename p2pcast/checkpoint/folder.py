@@ -69,8 +69,8 @@ class Checkpoint:
 
     @classmethod
     def open(cls, folder: Path | str) -> Checkpoint:
-        """Open ``model.safetensors``, else the shards of its index, else the only ``.safetensors`` file, else LoRA
-        adapters in subfolders, ``ADAPTER/adapter_model.safetensors``.
+        """Open ``model.safetensors``, else the shards of its index, else the only ``.safetensors`` file. LoRA adapters
+        in subfolders, ``ADAPTER/adapter_model.safetensors``, belong to the state, with such a model or without.
 
         Raises LocalError, IntegrityError.
         """
@@ -79,8 +79,22 @@ class Checkpoint:
             names = sorted(os.listdir(folder))
             adapters = [n for n in names if _is_adapter(folder / n)]
         found = [n for n in names if n.endswith(".safetensors")]
-        if adapters and found in ([], [WEIGHTS]):
-            return cls._open_adapters(folder, adapters, found)
+        if adapters and found == [WEIGHTS]:
+            raise LocalError(
+                f"{folder}: {WEIGHTS} lies beside adapters in subfolders ({', '.join(adapters)}): move it and its"
+                f" {CONFIG} to a subfolder with the adapter's name"
+            )
+        model = [] if adapters and not found else cls._open_model(folder, names, found)
+        try:
+            named = [checked_name(name) for name in adapters]
+        except UsageError as error:
+            raise LocalError(f"{folder}: {error}") from None
+        beside = [SafetensorsFile(folder / name / WEIGHTS) for name in named]
+        return cls(folder, [*model, *beside], [""] * len(model) + named)
+
+    @classmethod
+    def _open_model(cls, folder: Path, names: list[str], found: list[str]) -> list[SafetensorsFile]:
+        """The files of the model. ``found``: those of the ``names`` that end as safetensors files do."""
         if SINGLE in names:
             shards = [SINGLE]
         elif INDEX in names:
@@ -94,23 +108,10 @@ class Checkpoint:
             )
         else:
             raise LocalError(f"{folder}: no {SINGLE} and no {INDEX}: not a Hugging Face safetensors folder")
-        return cls(folder, [SafetensorsFile(folder / n) for n in shards])
+        return [SafetensorsFile(folder / n) for n in shards]
 
     @classmethod
-    def _open_adapters(cls, folder: Path, adapters: list[str], beside: list[str]) -> Checkpoint:
-        if beside:
-            raise LocalError(
-                f"{folder}: {beside[0]} lies beside adapters in subfolders ({', '.join(adapters)}): move it and its"
-                f" {CONFIG} to a subfolder with the adapter's name"
-            )
-        try:
-            named = [checked_name(name) for name in adapters]
-        except UsageError as error:
-            raise LocalError(f"{folder}: {error}") from None
-        return cls(folder, [SafetensorsFile(folder / name / WEIGHTS) for name in named], named)
-
-    @classmethod
-    def _open_sharded(cls, folder: Path) -> Checkpoint:
+    def _open_sharded(cls, folder: Path) -> list[SafetensorsFile]:
         where = str(folder / INDEX)
         with explained("read", where), (folder / INDEX).open("rb") as file:
             text = file.read(limits.MAX_SAFETENSORS_HEADER_BYTES + 1)
@@ -124,8 +125,8 @@ class Checkpoint:
         for name in shards:
             if "/" in name or "\\" in name or "\0" in name or name.startswith(".") or not name.endswith(".safetensors"):
                 raise IntegrityError(f"{where}: {name[:80]!r} is not a .safetensors file of this folder")
-        checkpoint = cls(folder, [SafetensorsFile(folder / n) for n in shards])
-        held = {t.name: f.path.name for f in checkpoint.files for t, _ in f.header.tensors}
+        files = cls(folder, [SafetensorsFile(folder / n) for n in shards]).files
+        held = {t.name: f.path.name for f in files for t, _ in f.header.tensors}
         if held != table:
             wrong = sorted(n for n in held.keys() | table.keys() if held.get(n) != table.get(n))
             name = wrong[0]
@@ -133,7 +134,7 @@ class Checkpoint:
                 f"{where}: {len(wrong)} tensors are not in the stated file; first {name[:80]!r}: "
                 f"the index says {table.get(name)}, found in {held.get(name)}"
             )
-        return checkpoint
+        return list(files)
 
     def layout(self, *, cell_words: int = limits.CELL_WORDS, cuts: Mapping[int, Sequence[int]] | None = None) -> Layout:
         """The layout of the tensors, cut into cells of at most ``cell_words`` words."""

@@ -130,12 +130,13 @@ def _engines(peers: list[Found]) -> Table:
     out = Table("engine", "at", "ready", "staged", "version", "pause", "recomputed", "trouble")
     for peer in peers:
         for engine in peer.rows("engines"):
+            lacks = engine.part("detail").text("lacks")
             cells = [
                 engine.text("name"),
                 peer.text("name"),
                 "yes" if engine.text("ready") == "True" else "no",
                 engine.text("staged", "-"),
-                engine.text("committed", "-"),
+                engine.text("committed", "-") + (f" without {lacks}" if lacks else ""),
                 f"{1e3 * engine.number('pause_s'):.1f} ms" if engine.has("pause_s") else "-",
                 f"{engine.text('recomputed_tokens')} tokens" if engine.has("recomputed_tokens") else "-",
                 engine.text("error")[:80],

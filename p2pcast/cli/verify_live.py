@@ -96,5 +96,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
         verdict = f"{len(row['wrong'])} tensors differ" if row["wrong"] else "verified"
         if row["unknown"]:
             verdict += f", except {len(row['unknown'])} unreadable tensors, the first {row['unknown'][0]}"
+        if lacks := row.get("lacks"):  # a peer of an earlier release does not say
+            verdict += f"; the engine takes no adapters, and lacks {', '.join(lacks)}"
         out.add_row(row["name"], row["peer"], row["version"], row["state"], verdict)
     return out

@@ -98,7 +98,14 @@ class HttpCommands:
         except TimeoutError:
             raise RetryableError(f"the engines did not say within {VERIFY_S:g} s which weights they hold") from None
         engines = [
-            {"name": n, "version": str(a.version), "state": f"{state:016x}", "wrong": a.wrong, "unknown": a.unknown}
+            {
+                "name": n,
+                "version": str(a.version),
+                "state": f"{state:016x}",
+                "wrong": a.wrong,
+                "unknown": a.unknown,
+                "lacks": list(a.lacks),
+            }
             for n, (a, state) in audits
         ]
         return {"ok": not any(a.wrong for _, (a, _) in audits), "engines": engines}

@@ -7,11 +7,13 @@ weights are, and the engine's copies follow them in the same commit. Cost: one a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
 
+from p2pcast.checkpoint.adapter_form import adapter_of
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError
 from p2pcast.version import Version
@@ -42,25 +44,56 @@ class Followers(Protocol):
         """Numbers of the tensors of which a copy differs from the weights."""
 
 
+Tensors = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
+
+
 class AdapterWeights(torch.nn.Module):  # type: ignore[misc]
-    """The published matrices, as a model with a loader; zero before the first version. Raises IntegrityError for a
-    tensor that torch has no dtype for.
+    """The published matrices of ``adapters``, as a model with a loader; zero before the first version. Raises
+    IntegrityError for a tensor that torch has no dtype for.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, adapters: Collection[str]) -> None:
         super().__init__()
-        self.numbered: list[torch.Tensor] = []
-        """By the tensor's number in the layout."""
+        self.adapters = tuple(adapters)
+        self.names: dict[int, str] = {}
+        """The matrices' names by their numbers in the layout."""
+        self.numbered: dict[int, torch.Tensor] = {}
         self._by_name: dict[str, torch.Tensor] = {}
         for number, tensor in enumerate(layout.tensors):
+            if adapter_of(tensor.name) not in self.adapters:
+                continue
             dtype = TORCH_DTYPES.get(tensor.dtype)
             if dtype is None or not dtype.is_floating_point:
                 raise IntegrityError(f"{tensor.name}: an adapter of dtype {tensor.dtype} cannot be installed")
             matrix = torch.zeros(tensor.shape, dtype=dtype)
             self.register_buffer(f"matrix_{number}", matrix)
-            self.numbered.append(matrix)
-            self._by_name[tensor.name] = matrix
+            self.names[number] = tensor.name
+            self.numbered[number] = self._by_name[tensor.name] = matrix
 
-    def load_weights(self, tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]) -> None:
+    def load_weights(self, tensors: Tensors) -> None:
         for name, tensor in tensors.items() if isinstance(tensors, Mapping) else tensors:
             self._by_name[name].copy_(tensor)
+
+
+class ModelBesideAdapters(torch.nn.Module):  # type: ignore[misc]
+    """An engine's model and ``adapters`` of the run beside it: one loader for both, so one commit writes both.
+    ``weights`` None: the engine takes no adapters, and their tensors are left out.
+    """
+
+    def __init__(self, model: torch.nn.Module, adapters: Collection[str], weights: AdapterWeights | None) -> None:
+        super().__init__()
+        self.model, self.weights = model, weights
+        self._adapters = frozenset(adapters)
+
+    def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """The model's own loader receives the model's tensors, as they come, and is not called without any."""
+        others = self._load_adapters(tensors)
+        if (first := next(others, None)) is not None:
+            self.model.load_weights(chain([first], others))
+
+    def _load_adapters(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in tensors:
+            if adapter_of(name) not in self._adapters:
+                yield name, tensor
+            elif self.weights is not None:
+                self.weights.load_weights([(name, tensor)])

@@ -26,12 +26,12 @@ from typing import Any, Protocol
 
 import torch
 
-from p2pcast.checkpoint.adapter_form import adapters_of
+from p2pcast.checkpoint.adapter_form import adapters_beside, adapters_of
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RemoteError, RetryableError
 from p2pcast.sparse.budget_schedule import BudgetSchedule
 from p2pcast.version import Version
-from rollout_node.in_engine.adapter_weights import AdapterWeights, Followers
+from rollout_node.in_engine.adapter_weights import AdapterWeights, Followers, ModelBesideAdapters
 from rollout_node.in_engine.install_frames import InstallClient
 from rollout_node.in_engine.installation import Installation
 from rollout_node.in_engine.shadow_reader import ShadowReader
@@ -53,6 +53,10 @@ class RankModel(Protocol):
     """Ranks of the whole engine, over all kinds of parallelism."""
 
     @property
+    def takes_adapters(self) -> bool:
+        """Whether requests may name LoRA adapters."""
+
+    @property
     def follow(self) -> Callable[[BudgetSchedule | None], None] | None:
         """Attend by this schedule from the next step on; None as the schedule: densely. None: attention is always
         dense.
@@ -71,8 +75,8 @@ class RankModel(Protocol):
         install into.
         """
 
-    def followers(self, layout: Layout, weights: AdapterWeights) -> Followers:
-        """The engine's copies of the adapters of ``layout``. Raises LocalError where they cannot be installed."""
+    def followers(self, weights: AdapterWeights) -> Followers:
+        """The engine's copies of the adapters. Raises LocalError where they cannot be installed."""
 
     def reload_all(self, shadow: ShadowReader) -> None:
         """``dense_install.ReloadAll``."""
@@ -135,6 +139,8 @@ class RankInstaller:
         self._engine = self._run = ""
         self._client = InstallClient(socket)
         self._installation: Installation | None = None
+        self._lacks: tuple[str, ...] = ()
+        """Adapters of the run that this engine does not take."""
         self._jobs: list[_Job] = []
         self._open = self._pausing = False
         self._commit_reports: list[dict[str, Any]] | None = None
@@ -210,6 +216,7 @@ class RankInstaller:
             "core": introduction.core,
             "doubtful": found.doubtful,
             "follows": self._model.follow is not None,
+            "lacks": list(self._lacks),
             "prepared": str(found.prepared) if found.prepared else None,
             "blocks": sum(len(b) for b in found.mapping.blocks.values()),
             "reload": len(found.mapping.reload),
@@ -217,18 +224,39 @@ class RankInstaller:
         }
 
     def _installation_of(self, layout: Layout) -> Installation:
-        """Of the model, or of its adapters where the run has these alone."""
-        model = self._model
-        if adapters_of([tensor.name for tensor in layout.tensors]):
-            weights = AdapterWeights(layout)
+        """Of the model, of the run's adapters, or of both where the run has both. An engine that takes no adapters has
+        the model alone.
+        """
+        model, names = self._model, [tensor.name for tensor in layout.tensors]
+        if alone := adapters_of(names):
+            weights = AdapterWeights(layout, alone)
             with model.loading():
-                followers = model.followers(layout, weights)
+                followers = model.followers(weights)
                 return Installation(weights, layout, [], model.reload_all, model.follow, followers)
         derived = model.derived_parts()
-        with model.loading():
-            return Installation(
-                model.model, layout, derived, model.reload_all, model.follow, loading_form=model.loading_form
+        beside = adapters_beside(names)
+        if beside and derived:
+            raise LocalError(
+                "the run has LoRA adapters beside its model, and p2pcast installs these beside models that it edits in"
+                f" place; it loads this one as a whole ({derived[0]})"
             )
+        with model.loading():
+            whole, found = self._with_adapters(layout, beside) if beside else (model.model, None)
+            return Installation(
+                whole, layout, derived, model.reload_all, model.follow, found, loading_form=model.loading_form
+            )
+
+    def _with_adapters(self, layout: Layout, adapters: tuple[str, ...]) -> tuple[ModelBesideAdapters, Followers | None]:
+        if not self._model.takes_adapters:
+            self._lacks = adapters
+            self._log.warning(
+                "p2pcast: this server takes no LoRA adapters, and the run has %s: it gets the model alone",
+                ", ".join(adapters),
+            )
+            return ModelBesideAdapters(self._model.model, adapters, None), None
+        weights = AdapterWeights(layout, adapters)
+        followers = self._model.followers(weights)
+        return ModelBesideAdapters(self._model.model, adapters, weights), followers
 
     def _prepare(self, version: Version, command: Command) -> None:
         """Fetch and stage in a thread, which reports its end."""

@@ -30,8 +30,10 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
+from p2pcast.checkpoint.adapter_form import adapter_of
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import LocalError, P2PCastError, RetryableError
 from p2pcast.rollouts.kv_policy import KvPolicy
@@ -163,6 +165,8 @@ class EngineInstaller:
                 report = state.installed or await self._switch.switch(version, deadline_s)
                 state.commit(version)
                 self._point.written()
+                if state.lacks:
+                    report = replace(report, detail={**report.detail, "lacks": ", ".join(state.lacks)})
                 return report
 
     async def audit(self, layout: Layout, digests: Mapping[int, int]) -> Audit:
@@ -185,7 +189,8 @@ class EngineInstaller:
             if wrong:
                 log.error("%s: %d tensors aren't those of %s, %s first", self.name, len(wrong), version, wrong[0])
                 await self._pause.distrust()
-            return Audit(version, wrong, unknown)
+            lacks = self._state.lacks
+            return Audit(version, wrong, [name for name in unknown if adapter_of(name) not in lacks], lacks)
 
     async def _meet(self) -> list[Report]:
         """Ask the server for its number of workers, and the workers for their versions. A restart discards earlier
@@ -196,7 +201,8 @@ class EngineInstaller:
         await self._ranks.recount()
         reports = await self._ranks.init()
         follows = all(r.get("follows") is True for r in reports)
-        self._state.meet({r["rank"]: r["incarnation"] for r in reports}, follows=follows)
+        lacks = {str(name) for r in reports for name in r.get("lacks", ())}
+        self._state.meet({r["rank"]: r["incarnation"] for r in reports}, follows=follows, lacks=lacks)
         return reports
 
     async def _begin(self, reports: list[Report]) -> None:

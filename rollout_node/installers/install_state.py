@@ -12,7 +12,7 @@ The methods here write the fields. Exceptions, each with one writer: ``pausing``
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from p2pcast.version import Version
@@ -29,6 +29,7 @@ class InstallState:
     - ``uncertain``: some rank's report is not reliable. Only a dense install restores a known version.
     - ``pausing``: if the engine is paused, this peer paused it.
     - ``follows``: its attention follows the schedule of budgets that belongs to its version.
+    - ``lacks``: adapters of the run that it does not take.
     - ``stretch``: name of the time since the last write to the weights (``safe_point.SwitchPoint``).
 
     The staged version:
@@ -45,6 +46,7 @@ class InstallState:
     uncertain: bool = False
     pausing: bool = False
     follows: bool = False
+    lacks: tuple[str, ...] = ()
     stretch: str | None = None
     staged: Version | None = None
     installed: CommitReport | None = None
@@ -54,9 +56,9 @@ class InstallState:
 
     # -- the engine
 
-    def meet(self, incarnations: Mapping[int, str], *, follows: bool = False) -> None:
+    def meet(self, incarnations: Mapping[int, str], *, follows: bool = False, lacks: Collection[str] = ()) -> None:
         """The ranks named their processes. A restart discards earlier findings about the engine."""
-        self.follows = follows
+        self.follows, self.lacks = follows, tuple(sorted(lacks))
         if incarnations != self._incarnations:
             self._incarnations = incarnations
             self.uncertain = self.pausing = False

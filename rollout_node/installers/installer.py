@@ -36,12 +36,13 @@ class CommitReport:
 @dataclass(frozen=True, slots=True)
 class Audit:
     """A target's own weights, digested where they lie. ``wrong``: names of the tensors that aren't those of
-    ``version``; ``unknown``: of those that can't be told from here.
+    ``version``; ``unknown``: of those that can't be told from here. ``lacks``: adapters that the target does not take.
     """
 
     version: Version
     wrong: list[str]
     unknown: list[str]
+    lacks: tuple[str, ...] = ()
 
 
 class Installer(Protocol):

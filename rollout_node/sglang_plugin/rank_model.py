@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from p2pcast.codec.layout import Layout
 from p2pcast.errors import LocalError
 from rollout_node.in_engine.adapter_weights import AdapterWeights, Followers
 from rollout_node.in_engine.shadow_reader import ShadowReader
@@ -34,6 +33,7 @@ class SglangRankModel:
         self.ranks = int(parallel.tp_size * parallel.pp_size)
 
     follow: None = None
+    takes_adapters = False
 
     def loading_form(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -54,7 +54,7 @@ class SglangRankModel:
                 raise LocalError(f"{name}: {reason}; {_REFUSED}")
         return []
 
-    def followers(self, layout: Layout, weights: AdapterWeights) -> Followers:
+    def followers(self, weights: AdapterWeights) -> Followers:
         raise LocalError("the run has LoRA adapters: p2pcast installs adapters into vLLM, and into no SGLang server")
 
     def reload_all(self, shadow: ShadowReader) -> None:

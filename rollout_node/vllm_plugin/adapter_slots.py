@@ -20,8 +20,7 @@ from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.utils import parse_fine_tuned_lora_name
 from vllm.utils.torch_utils import PIN_MEMORY
 
-from p2pcast.checkpoint.adapter_form import adapters_of, configs_of, split_name
-from p2pcast.codec.layout import Layout
+from p2pcast.checkpoint.adapter_form import configs_of, split_name
 from p2pcast.errors import IntegrityError, LocalError
 from p2pcast.version import Version
 from rollout_node.in_engine.adapter_weights import AdapterConfigs, AdapterWeights
@@ -78,7 +77,7 @@ class AdapterSlots:
     installed.
     """
 
-    def __init__(self, model: Any, layout: Layout, weights: AdapterWeights, ranks: int) -> None:
+    def __init__(self, model: Any, weights: AdapterWeights, ranks: int) -> None:
         manager = getattr(model, "lora_manager", None)
         if manager is None:
             raise LocalError(f"the run has LoRA adapters, and this server takes none: {_START}")
@@ -92,7 +91,7 @@ class AdapterSlots:
         self._manager, self._notes = manager, loaded_adapters(manager)
         self._dtype: torch.dtype = manager.lora_config.lora_dtype
         self._weights = weights
-        self._names = {name: self._name_here(name) for name in adapters_of([t.name for t in layout.tensors])}
+        self._names = {name: self._name_here(name) for name in weights.adapters}
         if len(self._names) > manager.capacity:
             raise LocalError(
                 f"the run has {len(self._names)} adapters, and the server keeps {manager.capacity}: start it with"
@@ -100,14 +99,14 @@ class AdapterSlots:
             )
         self._loras: dict[str, dict[str, Any]] = {name: {} for name in self._names}
         """Each adapter's matrices by vLLM's name of the layer."""
-        self._copies = [self._copy(number, tensor.name) for number, tensor in enumerate(layout.tensors)]
+        self._copies = [self._copy(number, name) for number, name in weights.names.items()]
         self._require_pairs()
-        self._scales = [1.0] * len(self._copies)
+        self._scales = dict.fromkeys(weights.names, 1.0)
 
     # -- Followers
 
-    def settings(self, source: AdapterConfigs, version: Version) -> list[float]:
-        """The factor of each tensor."""
+    def settings(self, source: AdapterConfigs, version: Version) -> dict[int, float]:
+        """The factor of each matrix, by the tensor's number."""
         helpers: dict[str, PEFTHelper] = {}
         for name, config in configs_of(self._names, source.adapter_configs(version)).items():
             try:
@@ -115,9 +114,9 @@ class AdapterSlots:
                 helpers[name].validate_legal(self._manager.lora_config)
             except (ValueError, TypeError, ArithmeticError) as error:
                 raise LocalError(f"vLLM cannot serve adapter {self._names[name]} of {version}: {error}") from None
-        return [self._scale(copy, helpers[copy.adapter]) for copy in self._copies]
+        return {copy.number: self._scale(copy, helpers[copy.adapter]) for copy in self._copies}
 
-    def follow(self, settings: list[float]) -> None:
+    def follow(self, settings: dict[int, float]) -> None:
         self._scales = settings
         with torch.inference_mode():
             for copy in self._copies:

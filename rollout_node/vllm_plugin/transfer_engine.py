@@ -17,7 +17,6 @@ import torch
 from vllm.config import set_current_vllm_config
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 
-from p2pcast.codec.layout import Layout
 from p2pcast.errors import LocalError
 from p2pcast.sparse.budget_schedule import BudgetSchedule
 from rollout_node.in_engine.adapter_weights import AdapterWeights
@@ -26,6 +25,7 @@ from rollout_node.in_engine.shadow_reader import ShadowReader
 from rollout_node.vllm_plugin import SOCKET_VARIABLE, cpu_weights, derived_weights, quantised_layers, sparse_attention
 from rollout_node.vllm_plugin.adapter_slots import AdapterSlots
 from rollout_node.vllm_plugin.dense_reload import reload_all
+from rollout_node.vllm_plugin.lora_layers import without_lora_layers
 from rollout_node.vllm_plugin.sparse_attention import budget_in_use
 
 log = logging.getLogger("vllm.p2pcast")
@@ -58,13 +58,18 @@ class VllmRankModel:
 
     def __init__(self, vllm_config: Any, model_config: Any, device: torch.device, model: torch.nn.Module) -> None:
         self._vllm_config, self._model_config = vllm_config, model_config
-        self.device, self.model = device, model
+        self.device, self._served = device, model
+        self.model = without_lora_layers(model)
         parallel = vllm_config.parallel_config
         self.rank = parallel.data_parallel_index * parallel.world_size + parallel.rank
         self.ranks = parallel.world_size * parallel.data_parallel_size
         self.follow: Callable[[BudgetSchedule | None], None] | None = (
             budget_in_use.use if sparse_attention.has_layers(model) else None
         )
+
+    @property
+    def takes_adapters(self) -> bool:
+        return getattr(self._served, "lora_manager", None) is not None
 
     def loading(self) -> AbstractContextManager[Any]:
         context: AbstractContextManager[Any] = set_current_vllm_config(self._vllm_config)
@@ -81,10 +86,15 @@ class VllmRankModel:
                 "(int8 weights whose activations have fixed scales are packed in any case)"
             )
         with self.loading():
-            return derived_weights.derived_parts(self.model)
+            found = derived_weights.derived_parts(self.model)
+        if found and self.takes_adapters:
+            raise LocalError(
+                f"{found[0]}, so p2pcast loads this model as a whole, and it does so without --enable-lora alone"
+            )
+        return found
 
-    def followers(self, layout: Layout, weights: AdapterWeights) -> AdapterSlots:
-        return AdapterSlots(self.model, layout, weights, self.ranks)
+    def followers(self, weights: AdapterWeights) -> AdapterSlots:
+        return AdapterSlots(self._served, weights, self.ranks)
 
     def reload_all(self, shadow: ShadowReader) -> None:
         reload_all(shadow, self.model, self._model_config)

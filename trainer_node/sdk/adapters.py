@@ -1,7 +1,8 @@
-"""The adapters that a Publisher publishes: of a training process's tensors, LoRA's matrices alone.
+"""The adapters that a Publisher publishes: of a training process's tensors, LoRA's matrices, alone or with the model.
 
-Promise: a tensor is either one of a chosen adapter's matrices, under the name that PEFT gives it in a file, or it is
-left out. A configuration under which an adapter has trained tensors besides is refused, so none is left out silently.
+Promise: a matrix of a chosen adapter gets the name that PEFT gives it in a file. Matrices of other adapters are left
+out. So are the model's tensors, unless the adapters are ``beside`` it: then they get their names in the model's own
+folder. A configuration under which an adapter has trained tensors besides is refused, so none is left out silently.
 PEFT itself is not imported.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from p2pcast.checkpoint.adapter_form import (
@@ -25,22 +26,31 @@ from trainer_node.sdk.tensors import Live
 
 _IN_A_MODEL = re.compile(r"(.+\.)?(lora_[AB]|lora_embedding_[AB])\.([^.]+)(\.weight)?")
 """A matrix in PEFT's model: its name, with the adapter's after ``lora_A``."""
+_PEFT_MODEL = "base_model.model."
+"""First part of each name in PEFT's model."""
+_SIDE = re.compile(r"(?<=lora_)([AB])(?=\.weight$)|(?<=lora_embedding_)([AB])$")
 
 
 class Adapters:
     """``chosen``: a PEFT model, or each adapter's configuration by its name: a mapping as in ``adapter_config.json``,
-    or PEFT's configuration object. Raises UsageError.
+    or PEFT's configuration object. ``beside``: the model is published with them. Raises UsageError.
     """
 
-    def __init__(self, chosen: Any) -> None:
+    def __init__(self, chosen: Any, *, beside: bool = False) -> None:
         configs = getattr(chosen, "peft_config", chosen)
         if not isinstance(configs, Mapping) or not configs:
             raise UsageError(
-                f"adapter={type(chosen).__name__}: give a PEFT model, or a mapping from the name of each adapter to its"
-                " configuration"
+                f"{'with_adapter' if beside else 'adapter'}={type(chosen).__name__}: give a PEFT model, or a mapping"
+                " from the name of each adapter to its configuration"
             )
+        self._beside = beside
         self._configs = {checked_name(str(name)): _checked(str(name), config) for name, config in configs.items()}
         self._prefixes = {name: name for name in self._configs}
+
+    @property
+    def beside(self) -> frozenset[str]:
+        """Names of the adapters beside a model; none if the adapters are published alone."""
+        return frozenset(self._configs) if self._beside else frozenset()
 
     @property
     def files(self) -> dict[str, bytes]:
@@ -56,36 +66,57 @@ class Adapters:
             self._prefixes = dict.fromkeys(self._prefixes, "")
 
     def select(self, live: Iterable[Live]) -> Iterator[Live]:
-        """The chosen adapters' matrices. Raises UsageError for an adapter without any."""
-        missing = set(self._configs)
+        """The chosen adapters' matrices, and the model's tensors if the adapters are beside it. Raises UsageError for
+        an adapter without matrices, for a matrix without its pair, and for a rank other than the configuration's.
+        """
+        found: dict[str, set[str]] = {adapter: set() for adapter in self._configs}
         for one in live:
             adapter, name = self._place(one.name)
             if adapter in self._configs:
-                missing.discard(adapter)
+                found[adapter].add(name)
                 self._check_rank(adapter, name, one)
                 yield Live(state_name(self._prefixes[adapter], name), one.tensor)
-        if missing:
+            elif self._beside and adapter is None:
+                yield Live(self._model_name(name), one.tensor)
+            # An iterator may need the memory for the next tensor.
+            del one
+        self._check_complete(found)
+
+    def _check_complete(self, found: Mapping[str, Collection[str]]) -> None:
+        if missing := sorted(adapter for adapter, names in found.items() if not names):
             raise UsageError(
-                f"no tensor belongs to adapter {', '.join(sorted(missing))}: its matrices are named "
+                f"no tensor belongs to adapter {', '.join(missing)}: its matrices are named "
                 "….lora_A.ADAPTER.weight in a PEFT model, or ADAPTER/….lora_A.weight"
             )
+        for adapter, names in found.items():
+            for name in sorted(names):
+                other = _SIDE.sub(lambda side: "B" if side[0] == "A" else "A", name)
+                if other not in names:
+                    raise UsageError(f"adapter {adapter} has {name} without its other matrix, {other}")
 
-    def _place(self, name: str) -> tuple[str, str]:
-        """The adapter, and the name in its file; no adapter for a tensor of the base model."""
+    def _model_name(self, name: str) -> str:
+        """The name of a model's tensor in its own folder."""
+        if (adapter := split_name(name)[0]) in self._configs:
+            raise UsageError(f"{name} begins with the name of adapter {adapter} and is no matrix of it: rename one")
+        return name.removeprefix(_PEFT_MODEL).replace(".base_layer.", ".")
+
+    def _place(self, name: str) -> tuple[str | None, str]:
+        """The adapter, and the name in its file; None for a tensor of the model."""
         adapter, rest = split_name(name)
         if is_adapter_tensor(rest):
             return adapter or (next(iter(self._configs)) if len(self._configs) == 1 else ""), rest
         found = _IN_A_MODEL.fullmatch(name)
         if found is None:
-            return "", name
+            return None, name
         before, kind, adapter, weight = found.groups()
         return adapter, f"{before or ''}{kind}{weight or ''}"
 
     def _check_rank(self, adapter: str, name: str, one: Live) -> None:
         config = self._configs[adapter]
-        if not name.endswith("lora_A.weight") or config.get("rank_pattern"):
+        if config.get("rank_pattern") or not name.endswith(".weight"):
             return
-        if one.shape[:1] != (config["r"],):
+        rank = one.shape[:1] if name.endswith("lora_A.weight") else one.shape[1:]
+        if len(one.shape) != 2 or rank != (config["r"],):
             raise UsageError(
                 f"{one.name}: {list(one.shape)} here, but the configuration of adapter {adapter} says r={config['r']}"
             )

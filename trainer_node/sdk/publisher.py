@@ -82,6 +82,10 @@ class Publisher:
     configuration, as in ``adapter_config.json``. ``publish`` then takes the matrices of these adapters from the tensors
     and leaves the base model out; ``base`` is then a folder of the adapters.
 
+    ``with_adapter``: publish the model with LoRA adapters beside it, in one version; as ``adapter`` otherwise.
+    ``publish`` takes both from the tensors, under the names of a PEFT model, or of the model and
+    ``ADAPTER/….lora_A.weight``. ``base`` is a folder of the model, which may have the adapters in subfolders.
+
     To publish from one rank of several, in a loop that gathers by itself, give ``group`` a group of that rank alone.
 
     Raises UsageError, LocalError and IntegrityError (the base), RefusedError (the token), RetryableError (the hub is
@@ -100,6 +104,7 @@ class Publisher:
         previous: Literal["gpu", "pinned"] = "gpu",
         plaintext: bool = False,
         adapter: Any = None,
+        with_adapter: Any = None,
     ) -> None:
         # Collective work first: a later error on one rank must not leave the others waiting in it.
         self._world = ProcessGroup.of(group)
@@ -110,6 +115,7 @@ class Publisher:
             raise UsageError(
                 f"dtype={dtype}: floating tensors stay floating; give torch.bfloat16 or another floating dtype"
             )
+        self._adapters = _adapters(adapter, with_adapter)
         self._address = hub_address(hub)
         token = join_token(token_file)
         _check_links(token, self._address[0], plaintext)
@@ -118,7 +124,6 @@ class Publisher:
         self._rename = rename
         self._on_device = previous == "gpu"
         self._base = None if base is None else Checkpoint.open(Path(base))
-        self._adapters = None if adapter is None else Adapters(adapter)
         self._files_due = self._adapters is not None
         """Whether the hub may lack the adapters' configurations."""
         self._workers = max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
@@ -267,7 +272,7 @@ class Publisher:
         """The plan for the tensors of the tables, with the snapshot taken as the tensors come."""
         first = next(live, None)
         cuda = None if first is None else _device([first])
-        if not self._known:
+        if not self._known or self._known[0].besides:
             return self._prepare([] if first is None else [on_host(one) for one in chain([first], live)], cuda)
         plan = self._plan_for(cuda, [(tensor, None) for tensor in self._known[0].tensors.values()])
         plan.rooms.begin([], cuda)
@@ -314,15 +319,18 @@ class Publisher:
         )
 
     def _tables(self, ranked: Ranked) -> list[Known]:
-        """The tables that live tensors have to match; the first decides dtypes."""
+        """The tables that live tensors have to match; the first decides dtypes. A base without the adapters beside it
+        comes last.
+        """
         self._hub_layout = None
         out: list[Known] = []
         if self._base is not None:
-            out.append(Known.of(f"the base {self._base.folder}", self._base.layout().tensors))
+            beside = () if self._adapters is None else self._adapters.beside
+            out.append(Known.of(f"the base {self._base.folder}", self._base.layout().tensors, beside))
         if ranked.document is not None:
             self._hub_layout = Layout.from_document(ranked.document, ranked.layout)
             out.append(Known.of(f"the hub's newest version {ranked.head}", self._hub_layout.tensors))
-        return out
+        return sorted(out, key=lambda table: bool(table.besides))
 
     # -- connection
 
@@ -405,7 +413,8 @@ class Publisher:
         plan.rooms.keep()
         self._version, self._marks = handle.durable.version, marks
         # Later versions must have the tensors of the first: a forgotten tensor does not begin another model.
-        self._known = self._known or [Known.of(f"version {self._version}", layout.tensors)]
+        if not self._known or self._known[0].besides:
+            self._known = [Known.of(f"version {self._version}", layout.tensors), *self._known]
 
     def _small_files(self, base: Version | None) -> dict[str, bytes]:
         """Small files that go with a version, whose delta leads from ``base``: the base's other files stay."""
@@ -447,6 +456,15 @@ class Publisher:
             )
         )
         self._version = ranked.head
+
+
+def _adapters(alone: Any, beside: Any) -> Adapters | None:
+    """Raises UsageError."""
+    if alone is not None and beside is not None:
+        raise UsageError("adapter= publishes adapters alone, with_adapter= a model with adapters beside it: give one")
+    if beside is not None:
+        return Adapters(beside, beside=True)
+    return None if alone is None else Adapters(alone)
 
 
 def _checked_files(files: Mapping[str, bytes]) -> dict[str, bytes]:

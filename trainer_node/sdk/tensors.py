@@ -10,13 +10,15 @@ that is missing from the base is dropped only if it equals one of the base (a ti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
+from p2pcast.checkpoint.adapter_form import adapter_of
 from p2pcast.codec.layout import Tensor
 from p2pcast.errors import UsageError
 
@@ -69,14 +71,23 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A table of tensors that the live ones have to match; ``where`` names it in messages."""
+    """A table of tensors that the live ones have to match; ``where`` names it in messages. ``besides``: adapters whose
+    matrices may come besides, since the table lacks them.
+    """
 
     where: str
     tensors: Mapping[str, Tensor]
+    besides: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, where: str, tensors: Iterable[Tensor]) -> Known:
-        return cls(where, {t.name: t for t in tensors})
+    def of(cls, where: str, tensors: Iterable[Tensor], beside: Collection[str] = ()) -> Known:
+        """``beside``: adapters of the state; the table may lack all matrices of one."""
+        table = {t.name: t for t in tensors}
+        return cls(where, table, frozenset(beside) - {adapter_of(name) for name in table})
+
+    def leaves_open(self, name: str) -> bool:
+        """Whether the table says nothing of this tensor."""
+        return adapter_of(name) in self.besides
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -113,12 +124,12 @@ def named(tensors: NamedTensors, rename: Rename | None = None) -> Iterator[Live]
 
 def fit(live: Sequence[Live], known: Sequence[Known], dtype: torch.dtype) -> list[tuple[Live, Tensor]]:
     """The tensors that make the state, each with its published dtype. ``known``: the tables to match, the first of
-    which decides dtypes; without a table, floating tensors become ``dtype`` and others keep theirs. Raises UsageError
-    with every difference.
+    which decides dtypes; in no table, floating tensors become ``dtype`` and others keep theirs. Raises UsageError with
+    every difference.
     """
     kept, faults = _without_aliases(live, known)
     check(kept, faults, known)
-    table = known[0].tensors if known else {}
+    table = ChainMap(*(dict(other.tensors) for other in known))
     out: list[tuple[Live, Tensor]] = []
     for one in kept:
         as_known = table.get(one.name)
@@ -166,7 +177,7 @@ def _without_aliases(live: Sequence[Live], known: Sequence[Known]) -> tuple[list
         elif one.name in kept:
             if not same(one.tensor, kept[one.name].tensor):
                 faults.append(f"{one.name}: comes twice, with different values")
-        elif known and one.name not in expected:
+        elif known and one.name not in expected and not any(other.leaves_open(one.name) for other in known):
             extra.append(one)
         elif not known and (place := _place(one.tensor)) is not None and place in seen:
             pass  # tied to an earlier one
@@ -182,7 +193,7 @@ def _without_aliases(live: Sequence[Live], known: Sequence[Known]) -> tuple[list
 
 def _differences(kept: Sequence[Live], known: Known) -> list[str]:
     """One line for every difference between the two tables."""
-    mine = {one.name: one for one in kept}
+    mine = {one.name: one for one in kept if not known.leaves_open(one.name)}
     lines = [f"missing: {name}" for name in known.tensors if name not in mine]
     lines += [f"unexpected: {name}" for name in mine if name not in known.tensors]
     for name, one in mine.items():

@@ -70,8 +70,8 @@ class Installed:
         self.run = Run(work / "run", *state_of(folder))
         self.run.small = files
         self.manager = manager_of(llm)
-        weights = AdapterWeights(self.run.layout)
-        self.slots = AdapterSlots(self.manager.model, self.run.layout, weights, 1)
+        weights = AdapterWeights(self.run.layout, sorted(adapters))
+        self.slots = AdapterSlots(self.manager.model, weights, 1)
         self.installation = Installation(weights, self.run.layout, [], lambda shadow: None, followers=self.slots)
 
     def install(self) -> Any:

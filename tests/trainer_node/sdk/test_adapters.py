@@ -127,8 +127,9 @@ def test_a_folder_of_several_adapters_names_each(tmp_path: Path) -> None:
 def test_tensors_of_other_adapters_and_of_the_base_are_left_out() -> None:
     tensors = dict(PeftLike().named_parameters())
     assert selected(Adapters({"second": CONFIG}), tensors) == [f"second/{LAYER}.lora_{part}.weight" for part in "AB"]
-    plain = {f"{LAYER}.lora_A.weight": torch.ones(4, 64), "model.norm.weight": torch.ones(4)}
-    assert selected(Adapters({"only": CONFIG}), plain) == [f"only/{LAYER}.lora_A.weight"]
+    pair = {f"{LAYER}.lora_A.weight": torch.ones(4, 64), f"{LAYER}.lora_B.weight": torch.ones(64, 4)}
+    plain = pair | {"model.norm.weight": torch.ones(4)}
+    assert selected(Adapters({"only": CONFIG}), plain) == [f"only/{name}" for name in pair]
 
 
 @pytest.mark.parametrize(
@@ -154,3 +155,5 @@ def test_missing_adapters_and_wrong_ranks_are_named() -> None:
         selected(Adapters({"other": CONFIG}), dict(PeftLike().named_parameters()))
     with pytest.raises(UsageError, match="says r=8"):
         selected(Adapters({"first": CONFIG | {"r": 8}}), dict(PeftLike().named_parameters()))
+    with pytest.raises(UsageError, match="without its other matrix"):
+        selected(Adapters({"first": CONFIG}), {f"{LAYER}.lora_B.first.weight": torch.ones(64, 4)})
