@@ -21,7 +21,7 @@ from p2pcast.tasks.task import Task
 from p2pcast.tasks.task_loader import load_task
 from trainer_node.learning import warm_start as warm_starts
 from trainer_node.learning.distillation.decoding_plan import ScheduleOf
-from trainer_node.learning.distillation.rollout_adapter import RolloutAdapter
+from trainer_node.learning.distillation.rollout_adapter import NAME, RolloutAdapter
 from trainer_node.learning.distillation.sparse_distillation import DistillOptions, SparseDistillation
 from trainer_node.learning.evaluation import Evaluation
 from trainer_node.learning.exports import Exports
@@ -89,6 +89,7 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
         config.train.minibatches,
         config.train.seed,
     )
+    distillation = None if not config.distill.rank else _distillation(config, model, schedule_of_folder(model.folder))
     publisher = stack.enter_context(
         Publisher(
             config.hub.address,
@@ -96,9 +97,9 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
             base=model.folder,
             previous=config.hub.previous,
             plaintext=config.hub.plaintext,
+            **_with_adapter(distillation, str(config.model.path)),
         )
     )
-    distillation = None if not config.distill.rank else _distillation(config, model, schedule_of_folder(model.folder))
     publications = Publications(
         publisher,
         model.working_copy if distillation is None else lambda: published_words(model, distillation),
@@ -174,6 +175,14 @@ def _distillation(config: LearnerConfig, model: LearnerModel, schedule_of: Sched
         page_tokens=table.page_tokens,
     )
     return SparseDistillation(model, adapter, options, schedule_of)
+
+
+def _with_adapter(distillation: SparseDistillation | None, base: str) -> dict[str, Any]:
+    """Arguments of the Publisher."""
+    if distillation is None:
+        return {}
+    adapter = distillation.adapter
+    return {"with_adapter": {NAME: adapter.configuration(base)}, "dtype": adapter.dtype}
 
 
 def schedule_of_folder(folder: Path) -> ScheduleOf:

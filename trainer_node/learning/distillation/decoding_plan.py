@@ -1,8 +1,8 @@
 """Which positions of a micro-batch an engine decoded with fewer pages than there were, and how many it kept. Pure.
 
-A position is decoded if its own token was sampled and the next one too: the first token of an answer comes from its
-prompt's pass, which is dense, and the last token of a turn is read with the next prompt. Source of the selection:
-Sparrow, section 3.2, as engines compute it (``rollout_node.vllm_plugin.sparse_attention``).
+A position is decoded if its own token was sampled, and the next one too. The first token of an answer comes from its
+prompt's pass, which is dense; the last token of a turn is read with the next prompt. Source: Sparrow, section 3.2, as
+engines compute (``rollout_node.vllm_plugin.sparse_attention``).
 
 Promise: positions within their budget, prompts, padding and tokens of versions without a schedule are not in a plan.
 """

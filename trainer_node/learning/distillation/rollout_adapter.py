@@ -53,8 +53,9 @@ class RolloutAdapter:
         self.weights = TrainedWeights(self.parameters, published, options)
 
     @property
-    def elements(self) -> int:
-        return sum(p.numel() for p in self.parameters.values())
+    def dtype(self) -> torch.dtype:
+        """Of the published words."""
+        return next(iter(self._published.values()))
 
     @contextmanager
     def applied(self) -> Iterator[None]:

@@ -1,8 +1,8 @@
 """Sparse attention in the forward pass of a transformers model, as engines decode with it.
 
 Each decoded position of a plan attends to the pages that its own query chooses, layer by layer. A page's score is the
-product of the mean query and the sum of the page's keys; query heads that share a key head are averaged, and the
-products of the key heads are added (Sparrow, section 3.2). The choice has no gradient.
+product of the mean query and the sum of the page's keys. Query heads that share a key head are averaged; the products
+of the key heads are added (Sparrow, section 3.2). The choice has no gradient.
 
 Promises:
 

@@ -56,7 +56,7 @@ def policy_after(folder: Path, *, distils: bool, masters: Any = "fp32") -> dict[
     return {name: value.clone() for name, value in weights.state().items()}
 
 
-def test_updates_of_the_policy_are_bit_for_bit_those_without_an_adapter(folder: Path) -> None:
+def test_an_adapter_changes_no_bit_of_the_policy_s_updates(folder: Path) -> None:
     plain, beside = (policy_after(folder, distils=distils) for distils in (False, True))
     assert plain.keys() == beside.keys()
     assert all(torch.equal(plain[name], beside[name]) for name in plain)
@@ -95,7 +95,7 @@ def test_an_adapter_adds_the_product_of_its_matrices(folder: Path) -> None:
     assert torch.allclose(beside, merged, atol=1e-4)
 
 
-def test_gradients_are_those_of_the_loss_as_written(folder: Path) -> None:
+def test_gradients_equal_the_loss_as_written(folder: Path) -> None:
     """One micro-batch or several; by the formula of the module's text."""
     model = LearnerModel(folder, ALONE)
     found = distillation(model, kl_weight=0.3, ppo_weight=0.7)
@@ -152,7 +152,7 @@ def test_published_words_are_peft_s_file(folder: Path) -> None:
     )
 
 
-def test_an_adapter_of_bfloat16_publishes_the_words_it_computes_with(tmp_path: Path) -> None:
+def test_an_adapter_of_bfloat16_computes_with_its_published_words(tmp_path: Path) -> None:
     folder = deep_folder(tmp_path / "model")
     LearnerModel(folder, ALONE).module.to(torch.bfloat16).save_pretrained(tmp_path / "bf16")
     model = LearnerModel(tmp_path / "bf16", ALONE, compute="float32")

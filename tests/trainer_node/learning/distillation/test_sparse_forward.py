@@ -52,7 +52,7 @@ def reference(model: LearnerModel, row: TrainingRow, kept: int | None = 4, page:
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
-def test_logprobs_are_those_of_a_reference_that_decodes_token_by_token(model: LearnerModel, packing: Packing) -> None:
+def test_logprobs_equal_a_reference_that_decodes_token_by_token(model: LearnerModel, packing: Packing) -> None:
     rows = [sparse_row(1, 30, 41), sparse_row(2, 3, 60), sparse_row(3, 20, 5), sparse_row(4, 5, 4)]
     batch = together(rows, packing)
     expected = torch.tensor([value for row in rows for value in reference(model, row)])
