@@ -33,6 +33,8 @@ from p2pcast.step_hook import StepHook
 from p2pcast.version import Version
 from trainer_node.learning import checkpoints
 from trainer_node.learning.checkpoints import Position, StoredCheckpoint
+from trainer_node.learning.distillation.run_state import RunState
+from trainer_node.learning.distillation.sparse_distillation import SparseDistillation
 from trainer_node.learning.exports import Exports
 from trainer_node.learning.learner_step import LearnerStep, StepReport
 from trainer_node.learning.objective.training_rows import TrainingRow
@@ -110,6 +112,8 @@ class Learner:
     """
     kept: Sequence[Kept] = ()
     exports: Exports | None = None
+    distillation: SparseDistillation | None = None
+    """Trains the adapter of rollouts after each step of the policy."""
     about: Mapping[str, object] = field(default_factory=dict)
     """Facts of the event ``start``."""
     stopping: bool = False
@@ -140,24 +144,30 @@ class Learner:
             self.doing("training")
             judged = self._judged(rows)
             report = self.step_of.train(rows, self.step, self.publications.wait_snapshot)
+            distilled = self._distilled(rows)
             _at("trained")
             self.step += 1
             self._applied(batch)
             train_s = time.monotonic() - began_s
             self._publish_if_due()
-            self._record_step(batch, rows, report, judged, wait_s, train_s)
+            self._record_step(batch, rows, report, judged | distilled, wait_s, train_s)
             if self.step % self.cadence.checkpoint_every == 0:
                 self._checkpoint()
             self._export_if_due()
         self._end()
+
+    @property
+    def _state(self) -> RunState:
+        phi = None if self.distillation is None else self.distillation.adapter.weights
+        return RunState(self.weights, phi)
 
     # -- beginning
 
     def _restore(self) -> None:
         stored = self._stored = checkpoints.newest(self.folder)
         if stored is not None:
-            state = checkpoints.read(stored, self.weights.expected, self.ranks)
-            self.weights.restore(state)
+            state = checkpoints.read(stored, self._state.expected, self.ranks)
+            self._state.restore(state)
             for part in self.kept:
                 part.restore(state)
             self.step = stored.position.step
@@ -205,6 +215,12 @@ class Learner:
             time.sleep(found.wait_s)
             self._observe()
         return found
+
+    def _distilled(self, rows: Sequence[TrainingRow]) -> dict[str, Any]:
+        if self.distillation is None:
+            return {}
+        self.doing("distilling")
+        return self.distillation.train(rows, self.step, self.publications.wait_snapshot).document()
 
     def _must_publish(self) -> bool:
         """Only new weights, or another attempt to publish them, can end the wait."""
@@ -278,7 +294,7 @@ class Learner:
 
     def _write(self) -> StoredCheckpoint:
         position = self.ranks.share(Position(self.epoch, self.branch, self.step, tuple(self._since)))
-        state = self.weights.state()
+        state = self._state.state()
         for part in self.kept:
             state |= part.state()
         stored = checkpoints.write(self.folder, position, state, self.config, self.ranks)
@@ -346,7 +362,7 @@ class Learner:
         batch: RolloutBatch | None,
         rows: Sequence[TrainingRow],
         report: StepReport,
-        judged: Mapping[str, Any],
+        figures: Mapping[str, Any],
         wait_s: float,
         train_s: float,
     ) -> None:
@@ -369,7 +385,7 @@ class Learner:
             bubble=round(bubble, 5),
             lr=self.weights.rate(self.step - 1),
             **step_record(batch, rows, report),
-            **judged,
+            **figures,
         )
 
 

@@ -121,6 +121,27 @@ class OptimizerTable:
 
 
 @dataclass(frozen=True, slots=True)
+class DistillTable:
+    rank: int = setting(
+        0, "Rank of a LoRA adapter for rollouts alone, which makes sparse attention nearer to dense; 0: none.", 0, 4096
+    )
+    alpha: float = setting(16.0, "Scale of the adapter: its product is multiplied by alpha / rank.", 0.0, 65536.0)
+    kl_weight: float = setting(
+        0.001, "Weight of the divergence from the policy's dense log-probabilities in the adapter's loss.", 0.0
+    )
+    ppo_weight: float = setting(1.0, "Weight of the policy's objective in it; 0: distillation alone.", 0.0)
+    lr: float = setting(1e-4, "Learning rate of the adapter's AdamW.", 0.0, 1.0)
+    warmup_steps: int = setting(0, "Learner steps over which this rate rises.", 0)
+    grad_clip: float = setting(1.0, "Largest norm of the adapter's gradient.", 0.0, 1e9)
+    page_tokens: int = setting(
+        16, "Tokens of a page of the engines' caches: their --block-size, at least 32 on vLLM's CPU build.", 1, 65536
+    )
+
+    def options(self) -> OptimizerOptions:
+        return OptimizerOptions(self.lr, self.warmup_steps, grad_clip=self.grad_clip)
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointTable:
     folder: Path = setting(Path("learner"), "Folder for checkpoints, metrics and plots of the run.")
     every: int = setting(20, "Learner steps between two checkpoints.", 1)
@@ -209,6 +230,7 @@ class LearnerConfig:
     advantage: AdvantageTable = field(default_factory=AdvantageTable)
     loss: LossTable = field(default_factory=LossTable)
     optimizer: OptimizerTable = field(default_factory=OptimizerTable)
+    distill: DistillTable = field(default_factory=DistillTable)
     checkpoint: CheckpointTable = field(default_factory=CheckpointTable)
     export: ExportTable = field(default_factory=ExportTable)
     task: TaskTable = field(default_factory=TaskTable)
@@ -225,6 +247,8 @@ class LearnerConfig:
         for table, wanted in (("sft", self.sft.steps), ("evaluation", self.evaluation.every)):
             if wanted and not self.task.name:
                 raise UsageError(f"[{table}] needs [task] name: the ledger's --task")
+        if self.distill.rank and self.sparse.schedule is None:
+            raise UsageError("[distill] rank above 0 needs [sparse] schedule: the adapter is for sparse attention")
         if self.loss.kind == "clip" and self.train.minibatches > 1 and self.loss.ratio_cap < 1 + self.loss.clip_high:
             raise UsageError("[loss] ratio-cap lies below 1 + clip-high, so no ratio would ever be clipped")
         return self

@@ -7,7 +7,7 @@ that are published. One rank and several compute the same, up to the order of su
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,24 +92,37 @@ class LearnerModel:
         """For a reference model."""
         self.module.requires_grad_(False)
 
+    @property
+    def device(self) -> torch.device:
+        return self._ranks.device
+
+    @property
+    def sharded(self) -> bool:
+        return self._ranks.mesh is not None
+
     def logprobs(self, batch: MicroBatch) -> torch.Tensor:
         """Log-probabilities of the micro-batch's targets, (M,), at each row's temperature."""
         return self.scores(batch).logprobs
 
-    def scores(self, batch: MicroBatch, *, replay: bool = True) -> TokenScores:
+    def scores(
+        self, batch: MicroBatch, *, replay: bool = True, to_attention: Mapping[str, object] | None = None
+    ) -> TokenScores:
         """Scores of the micro-batch's targets, (M,), at each row's temperature. The head computes only the positions
         that predict a target, chunk by chunk. ``replay``: with the recorded experts, by a model that replays routers.
+        ``to_attention``: keywords for the model's attention function.
         """
         self._route(batch if replay else None)
         if self._head is not None:
             with self._head.scoring(batch, self._ranks.device) as asked:
-                answer = self._answer(batch, 0)
+                answer = self._answer(batch, 0, to_attention)
             if asked.logprobs is answer.logits and asked.entropies is not None:
                 return TokenScores(answer.logits, asked.entropies)
             logger.info("%s changes the logits of its head: they are computed whole", self.folder)
             self._head = None
         device = self._ranks.device
-        return scores_of_logits(self._logits(batch), batch.targets.to(device), batch.temperatures.to(device))
+        return scores_of_logits(
+            self._logits(batch, to_attention), batch.targets.to(device), batch.temperatures.to(device)
+        )
 
     def candidate_logprobs(self, batch: MicroBatch, candidates: torch.Tensor) -> torch.Tensor:
         """Log-probabilities of ``candidates`` (M, K), token ids at each of the micro-batch's targets, at each row's
@@ -120,23 +133,25 @@ class LearnerModel:
         with torch.no_grad():
             if self._head is not None:
                 with self._head.scoring(batch, device, found) as asked:
-                    answer = self._answer(batch, 0)
+                    answer = self._answer(batch, 0, None)
                 if asked.logprobs is answer.logits:
                     return answer.logits
-            return candidate_logprobs(self._logits(batch), None, None, found, batch.temperatures.to(device))
+            return candidate_logprobs(self._logits(batch, None), None, None, found, batch.temperatures.to(device))
 
     def _route(self, batch: MicroBatch | None) -> None:
         """As the micro-batch has recorded, in a model that replays routers."""
         if self.replay is not None:
             self.replay.follow(batch, self._ranks.device)
 
-    def _logits(self, batch: MicroBatch) -> torch.Tensor:
+    def _logits(self, batch: MicroBatch, to_attention: Mapping[str, object] | None) -> torch.Tensor:
         """Of the targets, (M, V)."""
         positions, packed = batch.logit_positions.to(self._ranks.device), batch.attention_mask is None
-        answer = self._answer(batch, positions if packed else 0)
+        answer = self._answer(batch, positions if packed else 0, to_attention)
         return answer.logits[0] if packed else answer.logits.flatten(0, 1)[positions]
 
-    def _answer(self, batch: MicroBatch, logits_to_keep: int | torch.Tensor) -> Any:
+    def _answer(
+        self, batch: MicroBatch, logits_to_keep: int | torch.Tensor, to_attention: Mapping[str, object] | None
+    ) -> Any:
         device = self._ranks.device
         return self.module(
             input_ids=batch.input_ids.to(device),
@@ -144,6 +159,7 @@ class LearnerModel:
             position_ids=batch.position_ids.to(device),
             use_cache=False,
             logits_to_keep=logits_to_keep,
+            **(to_attention or {}),
         )
 
 

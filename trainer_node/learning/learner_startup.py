@@ -20,6 +20,9 @@ from p2pcast.store.atomic_files import explained
 from p2pcast.tasks.task import Task
 from p2pcast.tasks.task_loader import load_task
 from trainer_node.learning import warm_start as warm_starts
+from trainer_node.learning.distillation.decoding_plan import ScheduleOf
+from trainer_node.learning.distillation.rollout_adapter import NAME, RolloutAdapter
+from trainer_node.learning.distillation.sparse_distillation import DistillOptions, SparseDistillation
 from trainer_node.learning.evaluation import Evaluation
 from trainer_node.learning.exports import Exports
 from trainer_node.learning.guarding.acceptance_scores import acceptance_rates
@@ -88,6 +91,8 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
         config.train.minibatches,
         config.train.seed,
     )
+    guard = _guard(config)
+    distillation = None if not config.distill.rank else _distillation(config, model, guard.schedule_of)
     publisher = stack.enter_context(
         Publisher(
             config.hub.address,
@@ -95,12 +100,12 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
             base=model.folder,
             previous=config.hub.previous,
             plaintext=config.hub.plaintext,
+            **_with_adapter(distillation, str(config.model.path)),
         )
     )
-    guard = _guard(config)
     publications = Publications(
         publisher,
-        model.working_copy,
+        model.working_copy if distillation is None else lambda: published_words(model, distillation),
         publish_every(config.train.publish_every, facts.staleness),
         live_share=config.watch.live_share,
         live_limit_s=config.watch.live_limit,
@@ -122,6 +127,7 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
         judge=lambda rows: _judged(config, model, ranks, guard, rows),
         kept=[guard],
         exports=_exports(config, model, ranks),
+        distillation=distillation,
         about={"model": str(config.model.path), "parameters": model.elements, "ranks": ranks.count},
     )
     if client is not None and task is not None and config.evaluation.every:
@@ -183,6 +189,34 @@ def _judged(
     found = acceptance_rates(model, ranks, rows, config.train.micro_batch_tokens, config.train.packing)
     changes = [change_event(change) for change in guard.observe(found)]
     return guard.figures(), changes
+
+
+def _distillation(config: LearnerConfig, model: LearnerModel, schedule_of: ScheduleOf) -> SparseDistillation:
+    table = config.distill
+    adapter = RolloutAdapter(model, rank=table.rank, alpha=table.alpha, options=table.options(), seed=config.train.seed)
+    options = DistillOptions(
+        config.loss.options(),
+        config.train.micro_batch_tokens,
+        config.train.packing,
+        kl_weight=table.kl_weight,
+        ppo_weight=table.ppo_weight,
+        page_tokens=table.page_tokens,
+    )
+    return SparseDistillation(model, adapter, options, schedule_of)
+
+
+def _with_adapter(distillation: SparseDistillation | None, base: str) -> dict[str, Any]:
+    """Arguments of the Publisher."""
+    if distillation is None:
+        return {}
+    adapter = distillation.adapter
+    return {"with_adapter": {NAME: adapter.configuration(base)}, "dtype": adapter.dtype}
+
+
+def published_words(model: LearnerModel, distillation: SparseDistillation) -> Iterator[tuple[str, torch.Tensor]]:
+    """Of the policy, and of the adapter under its name."""
+    yield from model.working_copy()
+    yield from distillation.adapter.published()
 
 
 def _exports(config: LearnerConfig, model: LearnerModel, ranks: TrainerRanks) -> Exports | None:

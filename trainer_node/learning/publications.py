@@ -55,7 +55,7 @@ class Publication:
 
 class Publications:
     """All ranks call alike. ``weights``: names and tensors of the working copy. ``every``: κ. ``files``: small files of
-    the next version, by path.
+    a step's version, by path.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Publications:
         *,
         live_share: float,
         live_limit_s: float,
-        files: Callable[[], Mapping[str, bytes]] = dict,
+        files: Callable[[int], Mapping[str, bytes]] = lambda step: {},
     ) -> None:
         self._publisher, self._weights, self._every, self._files = publisher, weights, every, files
         self._live_share, self._live_limit_s = live_share, live_limit_s
@@ -149,7 +149,7 @@ class Publications:
         if self._handle is not None:
             self._handle.wait_over()
         self._stored = self.stored
-        handle = self._handle = publish(step, list(self._weights()), files=self._files())
+        handle = self._handle = publish(step, list(self._weights()), files=self._files(step))
         self._step = step
         watcher = threading.Thread(target=self._watch, args=(handle, began_s), name=f"p2pcast live {step}", daemon=True)
         self._watchers = [thread for thread in self._watchers if thread.is_alive()] + [watcher]

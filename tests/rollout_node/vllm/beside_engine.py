@@ -109,7 +109,7 @@ def rolled_back(llm: LLM, there: Installed, request: LoRARequest) -> list[bool]:
         try:
             there.installation.commit(there.run.version)
             found.append(False)
-        except Exception:
+        except Exception:  # noqa: BLE001 - the errors of both faults
             found.append(there.installation.held == held)
         slots.follow = follow
         found.append(observed() == before)

@@ -1,5 +1,6 @@
-"""Versions of a model with an adapter beside it in a real vLLM engine: requests of the base get the model alone, bit for
-bit; requests of the adapter get what transformers computes from both.
+"""Versions of a model with an adapter beside it in a real vLLM engine.
+
+Requests of the base get the model alone, bit for bit. Requests of the adapter get what transformers computes from both.
 """
 
 from __future__ import annotations

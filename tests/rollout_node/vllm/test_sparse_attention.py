@@ -34,8 +34,9 @@ write_small_model(Path({str(folder)!r}), SmallModel({VOCABULARY}, layers={LAYERS
     return folder
 
 
-def answers(model: Path, rounds: list[Any], *, sparse: bool = True, **options: Any) -> Any:
+def answers(model: Path, rounds: list[Any], *, sparse: bool = True, adapter: Path | None = None, **options: Any) -> Any:
     asked = {"model": str(model), "sparse": sparse, "options": OPTIONS | options, "rounds": rounds}
+    asked["adapter"] = None if adapter is None else str(adapter)
     script = Path(__file__).with_name("sparse_engine.py")
     environment = {**os.environ, **ENVIRONMENT}
     done = subprocess.run(

@@ -32,35 +32,38 @@ class ScheduleGuard:
 
     def __init__(self, configured: BudgetSchedule | None, options: GuardOptions) -> None:
         self._configured, self._options = configured, options
-        self._known: dict[bytes, BudgetSchedule] = {}
-        self._present: BudgetSchedule | None = None
-        self._guard: BudgetGuard | None = None
-        self._means: list[np.ndarray] = []
-        if configured is not None:
-            self._use(configured)
+        self._next = configured
+        """Of the next version."""
+        self._published: list[tuple[int, BudgetSchedule]] = []
+        """First step of each schedule that versions carried, ascending."""
+        self._guard = None if configured is None else BudgetGuard(configured, options)
+        self._counted: list[np.ndarray] = []
 
-    def _use(self, schedule: BudgetSchedule) -> None:
-        self._present = schedule
-        self._known[blake3.blake3(schedule.to_bytes()).digest()] = schedule
-        if self._guard is None:
-            self._guard = BudgetGuard(schedule, self._options)
+    def files(self, step: int) -> dict[str, bytes]:
+        """Small files of the version of ``step``, which is about to be published. A repeated step counts anew."""
+        if self._next is None:
+            return {}
+        self._published = [one for one in self._published if one[0] < step]
+        if not self._published or self._published[-1][1] != self._next:
+            self._published.append((step, self._next))
+        return {FILE: self._next.to_bytes()}
 
-    def files(self) -> dict[str, bytes]:
-        """Small files of the next version."""
-        return {} if self._present is None else {FILE: self._present.to_bytes()}
+    def schedule_of(self, step: int) -> BudgetSchedule | None:
+        """Of the version of a step; None: dense."""
+        return next((schedule for first, schedule in reversed(self._published) if first <= step), None)
 
     def observe(self, found: Sequence[Rates]) -> Sequence[BudgetChange]:
         """Rates of one batch. Returns the changes of the schedule, which the next version carries."""
-        self._means = []
+        self._counted = []
         if self._guard is None:
             return ()
+        known = {_name(schedule): schedule for _, schedule in self._published}
         for one in found:
-            made_by = self._known.get(one.schedule)
+            made_by = known.get(one.schedule)
             if made_by is not None and self._guard.observe(made_by, one.positions, one.alphas):
-                self._means.append(one.alphas)
+                self._counted.append(one.alphas)
         changes = self._guard.decide()
-        if changes:
-            self._use(self._guard.schedule)
+        self._next = self._guard.schedule
         return changes
 
     def figures(self) -> dict[str, Any]:
@@ -69,21 +72,23 @@ class ScheduleGuard:
         """
         if self._guard is None:
             return {}
-        rates = np.concatenate(self._means) if self._means else np.empty(0)
-        percentiles = self._guard.percentiles()
+        rates = np.concatenate(self._counted) if self._counted else np.empty(0)
         return {
             "judged_tokens": len(rates),
             "acceptance_mean": float(rates.mean()) if len(rates) else None,
-            "acceptance": min(percentiles.values(), default=None),
+            "acceptance": min(self._guard.percentiles().values(), default=None),
         }
 
     # -- checkpoints
 
     def state(self) -> dict[str, torch.Tensor]:
-        if self._present is None:
+        if self._next is None:
             return {}
-        schedules = [one.document() for one in self._known.values() if one != self._present]
-        document = {"configured": _name(self._configured), "schedules": [*schedules, self._present.document()]}
+        document = {
+            "configured": None if self._configured is None else self._configured.document(),
+            "published": [[step, schedule.document()] for step, schedule in self._published],
+            "next": self._next.document(),
+        }
         return {STATE: torch.frombuffer(bytearray(json.dumps(document).encode()), dtype=torch.uint8)}
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -91,22 +96,22 @@ class ScheduleGuard:
         if STATE not in state:
             return
         try:
-            document = json.loads(bytes(state[STATE].numpy().tobytes()))
-            schedules = [BudgetSchedule.read(one) for one in document["schedules"]]
-            configured, present = document["configured"], schedules[-1]
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+            document = json.loads(state[STATE].numpy().tobytes())
+            stored = document["configured"]
+            configured = None if stored is None else BudgetSchedule.read(stored)
+            published = [(int(step), BudgetSchedule.read(one)) for step, one in document["published"]]
+            following = BudgetSchedule.read(document["next"])
+        except (ValueError, KeyError, TypeError, UsageError) as error:
             raise UsageError(f"the checkpoint's schedules of sparse attention are malformed: {error}") from None
-        for one in schedules:
-            self._known[blake3.blake3(one.to_bytes()).digest()] = one
+        self._published = published
         if self._configured is None:
-            self._present = BudgetSchedule((DENSE,), present.page_tokens, present.bin_tokens)
-        elif configured == _name(self._configured):
-            self._guard = None
-            self._use(present)
+            self._next = BudgetSchedule((DENSE,), following.page_tokens, following.bin_tokens)
+        elif configured == self._configured:
+            self._next, self._guard = following, BudgetGuard(following, self._options)
 
 
-def _name(schedule: BudgetSchedule | None) -> str | None:
-    return None if schedule is None else blake3.blake3(schedule.to_bytes()).hexdigest()
+def _name(schedule: BudgetSchedule) -> bytes:
+    return blake3.blake3(schedule.to_bytes()).digest()
 
 
 def change_event(change: BudgetChange) -> dict[str, Any]:

@@ -72,6 +72,8 @@ class StepEvent:
     judged_tokens: Count = None
     acceptance_mean: Number = None
     acceptance: Number = None
+    kl_distill: Number = None
+    acceptance_distill: Number = None
     replayed_share: Number = None
     replay_refused: Count = None
     kl_replayed: Number = None

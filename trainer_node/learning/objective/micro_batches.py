@@ -17,6 +17,7 @@ flat entry. Each rank has equally many micro-batches. Equal rows give equal micr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -46,7 +47,8 @@ class MicroBatch:
     the target. ``sparse`` (M,) bool: whether sparse attention sampled it. ``single_versions`` (M,) int64:
     ``single_version`` of the target's row. ``rows`` (M,) int64: number of the target's row. ``tokens``: number of
     tokens without padding. ``routed``: the recorded experts of rows that have any, with the flattened position of the
-    row's first token.
+    row's first token. ``sparse_versions`` (B, T) int64: at positions that an engine decoded by sparse attention, the
+    step of the version that did; NOT_SAMPLED elsewhere.
     """
 
     input_ids: torch.Tensor
@@ -63,6 +65,7 @@ class MicroBatch:
     single_versions: torch.Tensor
     rows: torch.Tensor
     tokens: int
+    sparse_versions: torch.Tensor
     routed: tuple[tuple[int, RoutedExperts], ...] = ()
 
     def weights(self, by_row: torch.Tensor) -> torch.Tensor:
@@ -206,7 +209,18 @@ def _made(
         single_versions=of_rows([row.single_version for _, row in rows], np.int64),
         rows=of_rows([number for number, _ in rows], np.int64),
         tokens=sum(row.tokens for _, row in rows),
+        sparse_versions=torch.from_numpy(_sparse_versions(rows, starts, input_ids.shape)),
         routed=tuple(
             (start, row.routed) for start, (_, row) in zip(starts, rows, strict=True) if row.routed is not None
         ),
     )
+
+
+def _sparse_versions(rows: Sequence[NumberedRow], starts: Sequence[int], shape: tuple[int, ...]) -> np.ndarray:
+    found = np.full(math.prod(shape), NOT_SAMPLED, np.int64)
+    for start, (_, row) in zip(starts, rows, strict=True):
+        if row.sparse is not None:
+            sampled = row.versions != NOT_SAMPLED
+            decoded = sampled[:-1] & row.sparse[1:] & sampled[1:]
+            found[start : start + row.tokens - 1] = np.where(decoded, row.versions[1:], NOT_SAMPLED)
+    return found.reshape(shape)

@@ -1,0 +1,126 @@
+"""A learner that trains the adapter of rollouts: its log, versions and checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from p2pcast.errors import UsageError
+from p2pcast.sparse.budget_schedule import FILE, BudgetSchedule
+from tests.trainer_node.learning.learner_stage import (
+    EVERY,
+    STEPS,
+    KilledError,
+    MemoryHub,
+    MemoryLedger,
+    NoLive,
+    batches,
+    death_at,
+    learner,
+    small_folder,
+)
+from trainer_node.learning import checkpoints
+from trainer_node.learning.distillation.rollout_adapter import RolloutAdapter
+from trainer_node.learning.distillation.sparse_distillation import DistillOptions, SparseDistillation
+from trainer_node.learning.learner import HOOK, Learner
+from trainer_node.learning.learner_config import DistillTable, LearnerConfig, ModelTable, SparseTable
+from trainer_node.learning.learner_startup import published_words
+from trainer_node.learning.objective.policy_loss import LossOptions
+from trainer_node.learning.objective.training_rows import NOT_SAMPLED
+from trainer_node.learning.trained_weights import OptimizerOptions
+from trainer_node.sdk.batch_client import RolloutBatch
+
+SCHEDULE = BudgetSchedule((1,), 1, 1000)
+"""Four tokens."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_folder(tmp_path_factory.mktemp("model"), layers=3)
+
+
+@pytest.fixture(scope="module")
+def played(folder: Path) -> list[RolloutBatch]:
+    return batches(folder)
+
+
+def distilling(place: Path, folder: Path, ledger: MemoryLedger, hub: MemoryHub, rank: int = 4) -> Learner:
+    run = learner(place, folder, ledger, hub)
+    model, rows = run.step_of._model, run.rows
+    adapter = RolloutAdapter(model, rank=rank, alpha=16, options=OptimizerOptions(lr=1e-2))
+    options = DistillOptions(LossOptions(), 512, kl_weight=1.0, page_tokens=1)
+    run.distillation = found = SparseDistillation(model, adapter, options, lambda version: SCHEDULE)
+    run.publications = NoLive(hub, lambda: published_words(model, found), 1, live_share=0.9, live_limit_s=1.0)
+    run.rows = lambda batch, step: [replace(row, sparse=row.versions != NOT_SAMPLED) for row in rows(batch, step)]
+    return run
+
+
+def last(hub: MemoryHub) -> dict[str, torch.Tensor]:
+    return hub.versions[max(hub.versions)]
+
+
+def alike(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], *, phi: bool) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one if name.startswith("phi/") == phi)
+
+
+def test_versions_carry_both_and_the_policy_is_that_of_a_run_without_an_adapter(
+    tmp_path: Path, folder: Path, played: list[RolloutBatch]
+) -> None:
+    plain, hub = MemoryHub(), MemoryHub()
+    learner(tmp_path / "plain", folder, MemoryLedger(played), plain).run()
+    run = distilling(tmp_path / "both", folder, MemoryLedger(played), hub)
+    run.run()
+    assert alike(last(plain), last(hub), phi=False)
+    assert sum(name.startswith("phi/") for name in last(hub)) == 2 * 7 * 3
+    first = hub.versions[min(hub.versions)]
+    assert not alike(first, last(hub), phi=True)
+    steps = [line for line in run.log.lines if line["event"] == "step"]  # type: ignore[attr-defined]
+    assert len(steps) == STEPS
+    for step in steps:
+        assert step["kl_distill"] > 0
+        assert 0 < step["acceptance_distill"] <= 1
+        assert step["distill_shortened"] > 0
+
+
+@pytest.mark.parametrize("number", [13, pytest.param(24, marks=pytest.mark.prove)])
+def test_a_killed_run_continues_exactly_with_its_adapter(
+    tmp_path: Path, folder: Path, played: list[RolloutBatch], number: int
+) -> None:
+    whole, hub, ledger = MemoryHub(), MemoryHub(), MemoryLedger(played)
+    distilling(tmp_path / "whole", folder, MemoryLedger(played), whole).run()
+    with pytest.raises(KilledError), HOOK.by(death_at(number)):
+        distilling(tmp_path / "killed", folder, ledger, hub).run()
+    distilling(tmp_path / "killed", folder, ledger, hub).run()
+    assert alike(last(whole), last(hub), phi=False)
+    assert alike(last(whole), last(hub), phi=True)
+
+
+def test_checkpoints_of_other_runs_are_continued(
+    tmp_path: Path, folder: Path, played: list[RolloutBatch], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without an adapter, then with one, with one of another rank, and without one again."""
+    ledger, hub = MemoryLedger(played[:EVERY]), MemoryHub()
+    learner(tmp_path, folder, ledger, hub).run()
+    for rank in (4, 2):
+        run = distilling(tmp_path, folder, ledger, hub, rank)
+        run.run()
+        assert run.step == EVERY
+        assert "phi begins anew" in caplog.text
+        assert all(not tensor.any() for name, tensor in last(hub).items() if name.endswith("lora_B.weight"))
+        caplog.clear()
+        run._checkpoint()
+        assert any(name.startswith("phi/") for name in run._state.state())
+    with caplog.at_level("WARNING"):
+        learner(tmp_path, folder, ledger, hub).run()
+    assert "the adapter is left out" in caplog.text
+    assert checkpoints.newest(tmp_path) is not None
+
+
+def test_an_adapter_without_a_schedule_is_refused(tmp_path: Path) -> None:
+    config = LearnerConfig(model=ModelTable(tmp_path), distill=DistillTable(rank=4))
+    with pytest.raises(UsageError, match=r"needs \[sparse\] schedule"):
+        config.checked()
+    replace(config, sparse=SparseTable(tmp_path / FILE)).checked()

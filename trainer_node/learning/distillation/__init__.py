@@ -1,0 +1,1 @@
+"""DistillSparse: an adapter for rollouts alone, which makes sparse attention's distribution nearer to the policy's."""

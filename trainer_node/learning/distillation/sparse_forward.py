@@ -1,0 +1,104 @@
+"""Sparse attention in the forward pass of a transformers model, as engines decode with it.
+
+Each decoded position of a plan attends to the pages that its own query chooses, layer by layer. A page's score is the
+product of the mean query and the sum of the page's keys. Query heads that share a key head are averaged; the products
+of the key heads are added (Sparrow, section 3.2). The choice has no gradient.
+
+Promises:
+
+- Layers 0 and 1, layers with a sliding window, and positions outside of the plan attend as the model does.
+- A model whose layers do not ask for a plan is an error: its log-probabilities would be dense without a word.
+- Outside of ``sparse_attention`` the model computes bit for bit as before.
+
+Memory: a mask of positions x positions in each layer, one byte for each pair. 8192 positions take 64 MiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Final
+
+import torch
+
+from p2pcast.errors import UsageError
+from trainer_node.learning.distillation.decoding_plan import DecodingPlan, kept_pages
+
+DENSE_LAYERS: Final = 2
+"""Layers at the start that are always dense (Sparrow, section 3.2)."""
+NAME: Final = "p2pcast_sparse"
+"""Of the attention function, among those of transformers."""
+PLAN: Final = "p2pcast_plan"
+"""Keyword under which a forward pass hands its plan to the attention function."""
+
+
+@contextmanager
+def sparse_attention(module: Any) -> Iterator[None]:
+    """Forward passes inside need a plan under the keyword PLAN; backward passes that compute activations again belong
+    inside too. Raises UsageError for a model whose attention cannot be replaced.
+    """
+    if not getattr(module, "_supports_attention_backend", False):
+        raise UsageError(
+            f"[distill] does not fit a model of the type {module.config.model_type}: transformers cannot replace its"
+            " attention. Set rank = 0"
+        )
+    _register()
+    before = module.config._attn_implementation
+    module.set_attn_implementation(NAME)
+    try:
+        yield
+    finally:
+        module.set_attn_implementation(before)
+
+
+@cache
+def _register() -> None:
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    AttentionInterface.register(NAME, _attend)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def _attend(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **how: Any
+) -> tuple[torch.Tensor, None]:
+    """``query`` (B, query heads, T, size); ``key``, ``value`` (B, key heads, T, size); ``mask`` bool, broadcast to
+    (B, 1, T, T); None: causal.
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    plan: DecodingPlan | None = how.pop(PLAN, None)
+    if plan is None:
+        raise UsageError(
+            f"[distill] does not fit the model: its layers of the class {type(module).__name__} hand no keywords to"
+            " attention. Set rank = 0"
+        )
+    if plan.places.numel() and module.layer_idx >= DENSE_LAYERS and how.get("sliding_window") is None:
+        mask = _shorter(plan, _chosen(plan, query, key), mask, query.shape[0], query.shape[2])
+    found: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **how)
+    return found
+
+
+def _chosen(plan: DecodingPlan, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """(S, P) bool."""
+    heads, size, query, key = key.shape[1], key.shape[3], query.detach(), key.detach()
+    keys = key.transpose(1, 2).reshape(-1, heads, size).float()
+    sums = keys.new_zeros((int(plan.page_of[-1]) + 1, heads, size)).index_add_(0, plan.page_of, keys)
+    queries = query.transpose(1, 2).reshape(-1, heads, query.shape[1] // heads, size)[plan.places]
+    scores = torch.einsum("shd,phd->sp", queries.float().mean(dim=2), sums)
+    return kept_pages(plan, scores)
+
+
+def _shorter(
+    plan: DecodingPlan, chosen: torch.Tensor, mask: torch.Tensor | None, sequences: int, length: int
+) -> torch.Tensor:
+    """The mask without the pages that were not chosen, (B, 1, T, T)."""
+    device = chosen.device
+    if mask is None:
+        mask = torch.ones((length, length), dtype=torch.bool, device=device).tril()
+    whole = mask.expand(sequences, 1, length, length).reshape(sequences * length, length).clone()
+    pages = plan.page_of.view(sequences, length)[plan.places // length]
+    whole[plan.places] &= chosen.gather(1, pages)
+    return whole.view(sequences, 1, length, length)
