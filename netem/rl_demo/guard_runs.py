@@ -9,7 +9,6 @@ Source of the comparison: Sparrow, figures 1 and 2.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,7 +32,7 @@ ENGINE_S, RUN_S = 900.0, 7200.0
 """Time limits in seconds."""
 LOW: Final = 0.75
 """5th percentile below which a run's budget counts as too small."""
-KEPT: Final = ("loss.kind='tis'", "sft.steps=0", "probe.prompts=0", "export.every=0", "optimizer.warmup-steps=0")
+KEPT: Final = ("loss.kind=tis", "sft.steps=0", "probe.prompts=0", "export.every=0", "optimizer.warmup-steps=0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +95,7 @@ async def _run(options: GuardRunOptions, target: float, work: Workspace, process
         ledger = await watch.daemon(LEDGER, parts.ledger(hub), ready=False)
         parts.configure(ledger)
         await watch.until_answers("vLLM", engine, ENGINE_S, parts.engine_url + "/health")
-        sparse = [f"sparse.schedule={json.dumps(str(schedule))}", f"sparse.target={target}"]
+        sparse = [f"sparse.schedule={schedule}", f"sparse.target={target}"]
         learner = parts.learner(*KEPT, *sparse)
         await watch.until_answers(FIRST_PEER, peer, ENGINE_S, peer_url + "/readyz")
         worker = parts.worker("w1", ledger, peer_url, "--guard-share", "1")
