@@ -23,7 +23,7 @@ from netem.demo.workspace import Workspace
 from netem.rl_demo.rl_participants import ENGINE, HUB, LEDGER, LOGPROBS, RlOptions, RlParticipants
 from p2pcast.inspection import png_figure
 from p2pcast.sparse.acceptance_rate import LEAST_TOKENS
-from p2pcast.sparse.budget_guard import TARGET
+from p2pcast.sparse.budget_guard import FLOOR, TARGET
 from p2pcast.sparse.budget_schedule import BudgetSchedule
 from trainer_node.learning.monitoring.run_log import read_run
 from trainer_node.learning.monitoring.run_record import RunRecord
@@ -38,7 +38,7 @@ KEPT: Final = ("loss.kind=tis", "sft.steps=0", "probe.prompts=0", "export.every=
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardRunOptions:
     """``model``: folder of a model that has learnt ``task``. ``longest``: tokens of prompt and answer. ``pages``: of
-    the first budget, in every bin. ``slots``: plays at the same time.
+    the first budget, in every bin. ``floor``: of the guard. ``slots``: plays at the same time.
     """
 
     folder: Path
@@ -52,6 +52,7 @@ class GuardRunOptions:
     groups: int = 4
     group_size: int = 8
     lr: float = 1e-5
+    floor: float = FLOOR
     slots: int = 16
     seed: int = 0
 
@@ -95,7 +96,7 @@ async def _run(options: GuardRunOptions, target: float, work: Workspace, process
         ledger = await watch.daemon(LEDGER, parts.ledger(hub), ready=False)
         parts.configure(ledger)
         await watch.until_answers("vLLM", engine, ENGINE_S, parts.engine_url + "/health")
-        sparse = [f"sparse.schedule={schedule}", f"sparse.target={target}"]
+        sparse = [f"sparse.schedule={schedule}", f"sparse.target={target}", f"sparse.floor={options.floor}"]
         learner = parts.learner(*KEPT, *sparse)
         await watch.until_answers(FIRST_PEER, peer, ENGINE_S, peer_url + "/readyz")
         worker = parts.worker("w1", ledger, peer_url, "--guard-share", "1")

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from p2pcast.cli.options import PATH, console, documented, written
 from p2pcast.errors import EXIT_FAILED
+from p2pcast.sparse.budget_guard import FLOOR
 
 
 @click.command()
@@ -29,6 +30,12 @@ from p2pcast.errors import EXIT_FAILED
 @click.option("--groups", type=click.IntRange(1), default=4, help="Prompts of a batch.")
 @click.option("--group-size", type=click.IntRange(2), default=8, help="Rollouts of a prompt.")
 @click.option("--lr", type=click.FloatRange(0, min_open=True), default=1e-5, help="Learning rate.")
+@click.option(
+    "--floor",
+    type=click.FloatRange(0, 0.86),
+    default=FLOOR,
+    help="5th percentile below which the guard makes a bin dense at once, in place of twice the pages.",
+)
 @click.option("--dir", "folder", type=PATH, default="bench-out/guard", help="Work folder; replaces an earlier one.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="PNG of rewards and percentiles by step.")
 @documented
@@ -43,6 +50,7 @@ def guard(
     groups: int,
     group_size: int,
     lr: float,
+    floor: float,
     folder: Path,
     plot: Path | None,
     as_json: bool,
@@ -60,7 +68,7 @@ def guard(
         require_matplotlib()
     options = GuardRunOptions(
         folder=folder, model=model, task=task, longest=longest, pages=pages, bin_tokens=bin_tokens,
-        block_size=block_size, steps=steps, groups=groups, group_size=group_size, lr=lr,
+        block_size=block_size, steps=steps, groups=groups, group_size=group_size, lr=lr, floor=floor,
     )  # fmt: skip
     document = guard_runs(options, plot)
     if not written(document, output, as_json=as_json):
