@@ -123,12 +123,6 @@ class Installation:
                 "check that the engine serves the trained model"
             )
 
-    def require_layout(self, layout: Layout) -> None:
-        """Raise IntegrityError if the run's layout isn't the mapped one."""
-        if layout != self.layout:
-            lines = self.layout.difference(layout) or ["its cells are cut differently"]
-            raise IntegrityError(f"the run's layout differs from this engine's ({lines[0]}); restart the engine")
-
     def check_storages(self) -> None:
         """If parameters were rebound, record the mapping again and forget the version, since the new storages' values
         are unknown.

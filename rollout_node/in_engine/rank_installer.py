@@ -147,7 +147,7 @@ class RankInstaller:
         """Reports collected for ``commit_here`` instead of being sent."""
 
     def introduce(self, introduction: Introduction) -> None:
-        """Record the mapping, unless it is known, and report the version that this rank holds."""
+        """Record the mapping, unless the layout's is known, and report the version that this rank holds."""
         self._engine = introduction.engine
         self._run_and_report(Command("init", None, introduction.nonce), lambda: self._introduce(introduction))
 
@@ -196,12 +196,7 @@ class RankInstaller:
     # -- phases
 
     def _introduce(self, introduction: Introduction) -> dict[str, Any]:
-        if self._installation is None:
-            layout = Layout.from_document(self._client.layout_document())
-            self._installation = self._installation_of(layout)
-            compile_digest_kernels(layout)
-        found = self._installation
-        found.require_layout(Layout.from_document(self._client.layout_document()))
+        found = self._installation_for(Layout.from_document(self._client.layout_document()))
         if introduction.run != self._run:
             self.stop()
             self._run = introduction.run
@@ -223,11 +218,26 @@ class RankInstaller:
             "reason": next(iter([*found.derived, *found.mapping.reload.values()]), None),
         }
 
+    def _installation_for(self, layout: Layout) -> Installation:
+        """The present one, or a new one if the run has another layout now: an adapter beside the model, for example.
+        Then the weights are of none of its versions.
+        """
+        was = self._installation
+        if was is not None and was.layout == layout:
+            return was
+        self.stop()
+        found = self._installation_of(layout)
+        found.doubtful = was is not None and was.doubtful
+        compile_digest_kernels(layout)
+        self._installation = found
+        return found
+
     def _installation_of(self, layout: Layout) -> Installation:
         """Of the model, of the run's adapters, or of both where the run has both. An engine that takes no adapters has
         the model alone.
         """
         model, names = self._model, [tensor.name for tensor in layout.tensors]
+        self._lacks = ()
         if alone := adapters_of(names):
             weights = AdapterWeights(layout, alone)
             with model.loading():

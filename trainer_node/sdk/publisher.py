@@ -319,17 +319,17 @@ class Publisher:
         )
 
     def _tables(self, ranked: Ranked) -> list[Known]:
-        """The tables that live tensors have to match; the first decides dtypes. A base without the adapters beside it
-        comes last.
+        """The tables that live tensors have to match; the first decides dtypes. Those without the adapters beside the
+        model come last: a base, and a hub's newest version before the adapters' first.
         """
         self._hub_layout = None
+        beside = () if self._adapters is None else self._adapters.beside
         out: list[Known] = []
         if self._base is not None:
-            beside = () if self._adapters is None else self._adapters.beside
             out.append(Known.of(f"the base {self._base.folder}", self._base.layout().tensors, beside))
         if ranked.document is not None:
             self._hub_layout = Layout.from_document(ranked.document, ranked.layout)
-            out.append(Known.of(f"the hub's newest version {ranked.head}", self._hub_layout.tensors))
+            out.append(Known.of(f"the hub's newest version {ranked.head}", self._hub_layout.tensors, beside))
         return sorted(out, key=lambda table: bool(table.besides))
 
     # -- connection

@@ -1,5 +1,5 @@
 """A run of two LoRA adapters, from the trainer's folders to a live vLLM server under requests of both adapters and of
-the base model.
+the base model. Then a run of a model with one adapter beside it.
 
 The whole proof prints what 50 versions of the adapters cost beside 50 versions of the model's whole state:
 ``pytest -s -m prove tests/daemons/engines/test_adapters.py``.
@@ -189,6 +189,71 @@ async def check_worker(swarm: Any, server: Server) -> None:
         assert scored[0] != scored[1] != scored[2] != scored[0]
         with pytest.raises(LocalError, match="serves no adapter three"):
             await GenerateSampler(http, server.url, versions, adapter="three").check()
+
+
+@pytest.mark.prove
+async def test_versions_of_a_model_and_its_adapter_reach_a_server_under_requests(
+    swarm: Any, states: Any, servers: list[Server], p2pcast: Any
+) -> None:
+    """The run's first version is the model alone. At the end the server is started without LoRA: it gets the model
+    alone, and says what it lacks.
+    """
+    model = await asyncio.to_thread(make_model, swarm.folder / "model")
+    peft = swarm.folder / "peft"
+    first = save(peft / "first", matrices(model, seed=1, targets=["q_proj"]), config(alpha=3))
+    adapter = save(peft / "phi", matrices(model, seed=2, rank=8, spread=0.05), config(rank=8, alpha=12))
+    (swarm.folder / "a").mkdir(0o700)
+    lora = lora_options({"phi": first})
+    server = Server(model, swarm.folder / "a", *lora, environment={"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"})
+    servers.append(server)
+    theta, of_model = states.read(model), {p.name: p.read_bytes() for p in model.iterdir() if p.suffix == ".json"}
+    swarm.publish(0, theta, of_model)
+    await swarm.hub_up()
+    peer = await swarm.peer_up("a", targets=(f"vllm:{server.url}",))
+    await asyncio.to_thread(server.wait)
+    found = Broadcast(swarm, peer, server, ("phi", "m"))
+    await found.live("0.0")
+    beside, files = state(swarm.folder / "state", {"phi": adapter})
+    now, files = theta | states.read(beside), files | of_model
+    swarm.publish(1, now, files)
+    await found.live("0.1")
+    now = await found.run(2, SAMPLE, now, files, SHARES["whole state"], states)
+    assert [str(version) for version in peer.runners[0].versions] == [f"0.{step}" for step in range(SAMPLE + 2)]
+    done = await asyncio.to_thread(p2pcast, "verify", "--live", "--state", swarm.folder / "a")
+    assert done.returncode == 0, done.stderr
+    assert "verified" in done.stdout
+    assert "lacks" not in done.stdout
+
+    # vLLM's own loader, given the last version's matrices under another name, is the truth.
+    last = states.write(swarm.folder / "last", {n: t for n, t in now.items() if n.startswith("phi/")})
+    saved = await asyncio.to_thread(saved_state, last / "model.safetensors", files, swarm.folder / "saved")
+    async with one_off_connections() as http:
+        body = {"lora_name": "truth", "lora_path": str(saved["phi"])}
+        async with http.post(f"{server.url}/v1/load_lora_adapter", json=body) as response:
+            assert response.status == 200, await response.text()
+
+        async def asked(name: str) -> list[Any]:
+            return [await choice(http, server.url, prompt, model=name, logprobs=1) for prompt in PROMPTS]
+
+        answers = [
+            [(one["token_ids"], one["logprobs"]["token_logprobs"]) for one in await asked(name)]
+            for name in ("phi", "truth", "m")
+        ]
+        assert answers[0] == answers[1] != answers[2]
+
+        await asyncio.to_thread(server.restart, "--enable-scale-out", "--logprobs-mode", "processed_logprobs")
+        await swarm.until(lambda: not peer.runners[0].ready, "it is missed")
+        await asyncio.to_thread(server.wait)
+        await swarm.until(lambda: peer.runners[0].ready, "it is filled again")
+        alone = [(one["token_ids"], one["logprobs"]["token_logprobs"]) for one in await asked("m")]
+        assert alone == answers[2], "the adapter never changes the base's answers"
+    swarm.publish(SAMPLE + 2, states.trained(now, SAMPLE + 2, SHARES["whole state"]), files)
+    await found.live(f"0.{SAMPLE + 2}")
+    done = await asyncio.to_thread(p2pcast, "verify", "--live", "--state", swarm.folder / "a")
+    assert done.returncode == 0, done.stderr
+    assert "lacks" in done.stdout
+    assert peer.runners[0].status()["detail"]["lacks"] == "phi"
+    print(found.figures("model and adapter", sum(len(contents) for _, _, contents in now.values())))
 
 
 @pytest.mark.prove

@@ -24,7 +24,7 @@ PHI = {0, 1, 2} - {MODEL}
 
 
 class Toy(torch.nn.Module):
-    """Its loader transposes, so that the recorded places are no copy of the file. It fails at foreign names."""
+    """A model whose loader transposes, and fails at foreign names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ def test_each_commit_writes_model_and_adapter(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("fault", ["adapter", "model"])
-def test_a_commit_that_fails_for_one_leaves_both_as_they_were(engine: Engine, fault: str) -> None:
+def test_a_commit_that_fails_for_one_leaves_both_unchanged(engine: Engine, fault: str) -> None:
     engine.install()
     held, before = engine.installation.held, engine.bits()
     engine.run.step(1, share=0.5, bits=0x11)

@@ -1,6 +1,7 @@
-"""Run as a script: ``beside_engine.py MODEL WORK`` installs versions of a model with an adapter beside it into a real
-vLLM engine in this process, and saves their folders; ``beside_engine.py FOLDER`` asks a fresh engine with that model
-alone. Prints the observations as JSON.
+"""Run as a script, which prints observations as JSON.
+
+``beside_engine.py MODEL WORK`` installs versions of a model with an adapter beside it into a real vLLM engine in this
+process, and saves their folders. ``beside_engine.py FOLDER`` asks a fresh engine with that model alone.
 """
 
 from __future__ import annotations
@@ -81,6 +82,8 @@ class Installed:
 
 def rolled_back(llm: LLM, there: Installed, request: LoRARequest) -> list[bool]:
     """After a commit that failed for the adapter, or for the model, both have their old bits."""
+    from p2pcast.errors import IntegrityError
+
     found: list[bool] = []
     manager, slots = manager_of(llm), there.installation._followers
     held = there.installation.held
@@ -109,7 +112,7 @@ def rolled_back(llm: LLM, there: Installed, request: LoRARequest) -> list[bool]:
         try:
             there.installation.commit(there.run.version)
             found.append(False)
-        except Exception:  # noqa: BLE001 - the errors of both faults
+        except (IntegrityError, RuntimeError):
             found.append(there.installation.held == held)
         slots.follow = follow
         found.append(observed() == before)

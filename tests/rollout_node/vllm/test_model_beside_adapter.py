@@ -1,6 +1,7 @@
 """Versions of a model with an adapter beside it in a real vLLM engine.
 
-Requests of the base get the model alone, bit for bit. Requests of the adapter get what transformers computes from both.
+Requests of the base get the model alone, bit for bit. Requests of the adapter get the tokens that transformers computes
+from both.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def test_installs_are_whole_then_deltas_and_audits_find_every_tensor(seen: dict[
     assert seen["reload"] == 0
 
 
-def test_a_failed_commit_leaves_model_and_adapter_as_they_were(seen: dict[str, Any]) -> None:
+def test_a_failed_commit_leaves_model_and_adapter_unchanged(seen: dict[str, Any]) -> None:
     assert seen["rollback"] == [True] * 6
 
 
