@@ -67,6 +67,9 @@ COMMANDS = {
     "guard": (
         "netem.bench.commands.guard_command:guard",
         "Training with too small a budget of sparse attention, without its guard and with it.",
+    "lookback": (
+        "netem.bench.commands.engine_commands:lookback",
+        "Acceptance of sparse attention by budget and length, of a small model that looks far back.",
     ),
     "page": ("netem.bench.commands.hub_commands:page", "Cost of the run's page at the hub and in a browser."),
     "start": ("netem.bench.commands.hub_commands:start", "Time of a hub's start, end, and restart after kill -9."),

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from p2pcast.errors import UsageError
 
@@ -25,7 +25,8 @@ UNKNOWN: Final = "w0"
 class SmallModel:
     """Form of a model; half as many heads for keys and values as for queries. ``head``: dimensions of a head. ``mlp``:
     width of the MLP as a multiple of ``hidden``. ``positions``: longest text in tokens. ``spread``: standard deviation
-    of the first weights; a narrow model learns slowly from the usual 0.02 of wide models.
+    of the first weights; a narrow model learns slowly from the usual 0.02 of wide models. ``rope_theta``: base of the
+    rotations by position; with a large one more dimensions compare tokens alike at all distances.
 
     Raises UsageError for sizes that do not fit together.
     """
@@ -41,6 +42,7 @@ class SmallModel:
     pad_token_id: int | None = 0
     bos_token_id: int | None = 1
     eos_token_id: int | None = 2
+    rope_theta: float = ROPE_THETA
 
     def __post_init__(self) -> None:
         if self.hidden < 1 or self.hidden % (2 * self.head):
@@ -65,7 +67,7 @@ class SmallModel:
             num_key_value_heads=heads // 2,
             head_dim=self.head,
             max_position_embeddings=self.positions,
-            rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
+            rope_parameters={"rope_type": "default", "rope_theta": self.rope_theta},
             tie_word_embeddings=self.tied,
             pad_token_id=self.pad_token_id,
             bos_token_id=self.bos_token_id,
@@ -95,8 +97,13 @@ def write_small_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = form.made(dtype)
+    return write_model(folder, model, dtype=dtype)
+
+
+def write_model(folder: Path, model: PreTrainedModel, *, dtype: Literal["float32", "bfloat16"]) -> Path:
+    """Write ``model`` with a tokenizer as above. The model itself then has ``dtype``. Returns ``folder``."""
     model.to(getattr(torch, dtype)).save_pretrained(folder)
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(form.vocabulary)}, unk_token=UNKNOWN))
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(model.config.vocab_size)}, unk_token=UNKNOWN))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token=UNKNOWN).save_pretrained(folder)
     return folder

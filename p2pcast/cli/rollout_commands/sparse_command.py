@@ -14,8 +14,9 @@ from p2pcast.errors import LocalError, UsageError
 from p2pcast.inspection.png_figure import require_matplotlib
 from p2pcast.sparse import budget_schedule
 from p2pcast.sparse.acceptance_rate import BIN_TOKENS
-from p2pcast.sparse.budget_calibration import LADDER
+from p2pcast.sparse.budget_calibration import LADDER, Calibration
 from p2pcast.sparse.budget_guard import TARGET
+from p2pcast.sparse.budget_schedule import BudgetSchedule
 from p2pcast.store.atomic_files import atomic_write
 
 
@@ -106,17 +107,24 @@ def calibrate(
         raise LocalError(f"{schedule}: {error.strerror or error}") from None
     if plot is not None:
         plot_percentiles(found, target, plot)
+    document = calibration_document(found, made, target)
+    if written(document, output, as_json=as_json):
+        return
+    console().print(percentile_table(found, made, f"target {target}; schedule in {schedule}"))
+
+
+def calibration_document(found: Calibration, made: BudgetSchedule, target: float) -> dict[str, Any]:
     rows = [row._asdict() for row in found.rows()]
     means = {str(pages): found.mean(pages) for pages in found.budgets}
     tails = {str(pages): tail and tail._asdict() for pages in found.budgets for tail in [found.tail(pages)]}
-    document: dict[str, Any] = {"target": target, "schedule": made.document(), "rows": rows}
-    document |= {"means": means, "tails": tails}
-    if written(document, output, as_json=as_json):
-        return
+    return {"target": target, "schedule": made.document(), "rows": rows, "means": means, "tails": tails}
+
+
+def percentile_table(found: Calibration, made: BudgetSchedule, title: str) -> Table:
     numbers = sorted({row.number for row in found.rows()})
-    table = Table(title=f"5th percentile of the acceptance rate; target {target}; schedule in {schedule}")
-    for title in ("pages", "mean", *(f"from {number * bin_tokens}" for number in numbers)):
-        table.add_column(title, justify="right")
+    table = Table(title=f"5th percentile of the acceptance rate; {title}")
+    for heading in ("pages", "mean", *(f"from {number * found.bin_tokens}" for number in numbers)):
+        table.add_column(heading, justify="right")
     by_place = {(row.pages, row.number): row for row in found.rows()}
     for pages in found.budgets:
         cells = [by_place.get((pages, number)) for number in numbers]
@@ -128,7 +136,7 @@ def calibrate(
         )
     chosen = ["all" if value == budget_schedule.DENSE else str(value) for value in made.values]
     table.add_row("chosen", "", *(chosen[min(number, len(chosen) - 1)] for number in numbers))
-    console().print(table)
+    return table
 
 
 def _read(path: Path) -> list[str | list[int]]:

@@ -137,3 +137,41 @@ def test_calibration_finds_the_budget_that_is_nearly_dense(model: Path, tmp_path
     assert found["means"]["1"] < found["means"]["1000"]
     assert BudgetSchedule.from_bytes(schedule.read_bytes()).values[1] == 1000
     assert (tmp_path / "plot.png").stat().st_size > 1000
+
+
+@pytest.fixture(scope="module")
+def lookback(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """The trained model that looks far back, and what the bench found."""
+    folder = tmp_path_factory.mktemp("lookback") / "model"
+    command = [sys.executable, "-m", "p2pcast.cli", "bench", "lookback", "--folder", str(folder), "--length", "2048"]
+    command += ["--samples", "24", "--budget", "1", "--budget", "93", "--block-size", str(PAGE), "--json"]
+    done = subprocess.run(command, env={**os.environ, **ENVIRONMENT}, text=True, capture_output=True, timeout=5400)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder, json.loads(done.stdout)
+
+
+@pytest.mark.prove
+def test_a_small_budget_loses_what_far_pages_say(lookback: tuple[Path, Any]) -> None:
+    """Answers begin at position 2048, in a bin of 512."""
+    _, found = lookback
+    rates = {row["pages"]: row["percentile"] for row in found["rows"] if row["number"] == 4}
+    assert rates[1] < 0.75
+    assert rates[93] > 0.86
+
+
+@pytest.mark.prove
+def test_layers_behind_the_dense_ones_drop_pages_of_a_trained_model(lookback: tuple[Path, Any]) -> None:
+    """The reference drops pages in layers 2 and later alone."""
+    from sparse_reference import Reference
+
+    from p2pcast.tasks.trial_tasks.recall import Recall
+
+    folder, _ = lookback
+    task = Recall(1000, 10)
+    prompt = task.drawn(next(task.jobs(5)).prompt).prompt.tolist()
+    ((tokens, logprobs),) = answers(folder, [{"schedule": [5], "requests": [[prompt, 16]]}])["rounds"][0]
+    sparse, dense = Reference(folder, PAGE, 4), Reference(folder, PAGE, None)
+    assert logprobs == pytest.approx(sparse.logprobs(prompt, tokens), abs=1e-3)
+    assert max(abs(a - b) for a, b in zip(logprobs, dense.logprobs(prompt, tokens), strict=True)) > 0.05
+    # 32 pages, of which 4 are kept, in 4 layers.
+    assert sparse.dropped > 16 * 4 * 20
