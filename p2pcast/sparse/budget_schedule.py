@@ -20,6 +20,8 @@ from p2pcast.sparse.acceptance_rate import BIN_TOKENS
 RESERVED: Final = 3
 """Pages that are always kept: the first one, and the last two."""
 PAGE_TOKENS: Final = 16
+DENSE_LAYERS: Final = 2
+"""Layers at the start whose attention is always dense (Sparrow, section 3.2)."""
 MOST_BINS: Final = 512
 MOST_PAGES: Final = 1 << 20
 DENSE: Final = MOST_PAGES

@@ -26,7 +26,7 @@ class Sampling:
     prompt: int
     answer: int
     kv_width: int
-    queries_per_key: int
+    queries_per_key: float
     intensity: float
 
     def __post_init__(self) -> None:
@@ -67,7 +67,17 @@ def mean_budget(schedule: BudgetSchedule, prompt: int, answer: int) -> float:
     return total / answer
 
 
-def speed_up(one: Sampling, schedule: BudgetSchedule, *, printed: bool = False) -> float:
-    """Dense cost by sparse cost; below 1 where scoring costs more than it saves."""
+def sparse_rollout_cost(
+    one: Sampling, schedule: BudgetSchedule, *, dense_share: float = 0.0, printed: bool = False
+) -> float:
+    """C_sparse at the schedule's mean budget. ``dense_share``: of the layers, those whose attention stays dense;
+    Sparrow's formulas have none.
+    """
     budget = mean_budget(schedule, one.prompt, one.answer)
-    return dense_cost(one) / sparse_cost(one, budget, schedule.page_tokens, printed=printed)
+    sparse = sparse_cost(one, budget, schedule.page_tokens, printed=printed)
+    return dense_share * dense_cost(one) + (1 - dense_share) * sparse
+
+
+def speed_up(one: Sampling, schedule: BudgetSchedule, *, dense_share: float = 0.0, printed: bool = False) -> float:
+    """Dense cost by sparse cost; below 1 where scoring costs more than it saves."""
+    return dense_cost(one) / sparse_rollout_cost(one, schedule, dense_share=dense_share, printed=printed)

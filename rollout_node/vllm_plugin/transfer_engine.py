@@ -22,7 +22,14 @@ from p2pcast.sparse.budget_schedule import BudgetSchedule
 from rollout_node.in_engine.adapter_weights import AdapterWeights
 from rollout_node.in_engine.rank_installer import Command, Introduction, RankInstaller
 from rollout_node.in_engine.shadow_reader import ShadowReader
-from rollout_node.vllm_plugin import SOCKET_VARIABLE, cpu_weights, derived_weights, quantised_layers, sparse_attention
+from rollout_node.vllm_plugin import (
+    SOCKET_VARIABLE,
+    cpu_weights,
+    derived_weights,
+    quantised_layers,
+    seeded_chunks,
+    sparse_attention,
+)
 from rollout_node.vllm_plugin.adapter_slots import AdapterSlots
 from rollout_node.vllm_plugin.dense_reload import reload_all
 from rollout_node.vllm_plugin.lora_layers import without_lora_layers
@@ -107,6 +114,10 @@ class P2PCastEngine(WeightTransferEngine[P2PCastInitInfo, P2PCastUpdateInfo]):  
 
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module) -> None:
         super().__init__(config, vllm_config, device, model)
+        if device.type == "cpu":
+            from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+            seeded_chunks.keep_generators(CPUModelRunner)
         rank_model = VllmRankModel(vllm_config, self.model_config, device, model)
         self._installer = RankInstaller(rank_model, Path(os.environ.get(SOCKET_VARIABLE, "")), log)
 

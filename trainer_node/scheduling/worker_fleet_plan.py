@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from p2pcast.errors import UsageError
 from trainer_node.scheduling.overlap import (
@@ -41,6 +41,10 @@ class Offer:
                 f"offer {self.kind}: the price must be at least 0, the rate above 0 and the count at least 1, not "
                 f"{self.usd_per_h:g}, {self.rollouts_per_s:g} and {self.count}"
             )
+
+    def faster(self, times: float) -> Offer:
+        """Workers of the same price that make ``times`` as many rollouts."""
+        return replace(self, rollouts_per_s=times * self.rollouts_per_s)
 
     def candidates(self) -> list[Candidate]:
         return [Candidate(f"{self.kind}-{n}", self.usd_per_h, self.rollouts_per_s) for n in range(self.count)]

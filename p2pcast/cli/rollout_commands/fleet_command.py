@@ -12,9 +12,11 @@ from p2pcast.cli.options import PATH, console, documented, seconds, written
 from p2pcast.cli.rollout_commands.fleet_run import run
 from p2pcast.cli.rollout_commands.fleet_status import status
 from p2pcast.cli.rollout_commands.offer_type import OfferType
+from p2pcast.cli.rollout_commands.sparse_options import predicts_sparse
 from p2pcast.errors import EXIT_FAILED, LocalError
 
 if TYPE_CHECKING:
+    from p2pcast.sparse.rollout_prediction import RolloutPrediction
     from trainer_node.scheduling.worker_fleet_plan import FleetPlan, Offer, Prospect
 
 DPI = 120
@@ -61,6 +63,7 @@ fleet.add_command(run)
 @click.option("--learner-price", type=click.FloatRange(min=0), default=0.0, help="Price of the learner in USD an hour.")
 @click.option("--margin", type=click.FloatRange(min=1), default=1.1, help="Capacity asked for ÷ the least capacity.")
 @click.option("--plot", type=PATH, help="PNG file for the bubble and the cost by number of workers.")
+@predicts_sparse
 @documented
 def plan(
     t_train_s: float | None,
@@ -73,6 +76,7 @@ def plan(
     learner_price: float,
     margin: float,
     plot: Path | None,
+    prediction: RolloutPrediction | None,
     as_json: bool,
     output: Path | None,
 ) -> None:
@@ -91,7 +95,12 @@ def plan(
     every = max(1, staleness - 1) if publish_every is None else publish_every
     pace = Pace(t_train_s, t_bcast_s, rollouts, every, trained_share)
     made = planned(pace, staleness, offers, learner_usd_per_h=learner_price, margin=margin)
-    document = _document(made, offers, pace.steps, staleness)
+    sparse: dict[str, Any] = {}
+    if prediction is not None:
+        sparse = {"sparse": _sparse(prediction, made)}
+        offers = tuple(offer.faster(prediction.speed_up) for offer in offers)
+        made = planned(pace, staleness, offers, learner_usd_per_h=learner_price, margin=margin)
+    document = _document(made, offers, pace.steps, staleness) | sparse
     if plot is not None:
         _draw(made, plot)
     if not written(document, output, as_json=as_json):
@@ -111,6 +120,18 @@ def _document(made: FleetPlan, offers: tuple[Offer, ...], every: int, staleness:
         "fleet": {offer.kind: sum(one.name.rpartition("-")[0] == offer.kind for one in chosen) for offer in offers},
         "prospect": _prospect(made.prospect),
         "growth": [_prospect(each) for each in made.growth],
+    }
+
+
+def _sparse(prediction: RolloutPrediction, dense: FleetPlan) -> dict[str, Any]:
+    """``dense``: the plan with the rates of dense attention."""
+    return {
+        "speed_up": prediction.speed_up,
+        "dense_workers": None if dense.chosen is None else len(dense.chosen),
+        "by_length": [
+            {"answer_tokens": row.answer, "attended_tokens": row.attended, "speed_up": row.speed_up}
+            for row in prediction.by_length
+        ],
     }
 
 
@@ -136,6 +157,8 @@ def _show(made: FleetPlan, offers: tuple[Offer, ...], document: dict[str, Any]) 
             f"{offer.rollouts_per_s:g}", f"{offer.usd_per_h / offer.rollouts_per_s / 3.6:.3g}",
         )  # fmt: skip
     console().print(table)
+    if "sparse" in document:
+        _show_sparse(document["sparse"], made)
     one = made.prospect
     click.echo(
         f"capacity: {made.least_per_s:.4g} rollouts/s at least, {made.target_per_s:.4g} with the margin; "
@@ -149,6 +172,21 @@ def _show(made: FleetPlan, offers: tuple[Offer, ...], document: dict[str, Any]) 
     click.echo(f"worst staleness by ECHO-2's rule: {one.staleness} steps, published every {document['publish_every']}")
     if made.chosen is None:
         click.echo(f"all {one.workers} workers on offer are too few: {one.rollouts_per_s / made.target_per_s:.0%}")
+
+
+def _show_sparse(sparse: dict[str, Any], made: FleetPlan) -> None:
+    from rich.table import Table
+
+    table = Table("answer tokens", "attended tokens, mean", "predicted speed-up")
+    for row in sparse["by_length"]:
+        table.add_row(f"{row['answer_tokens']}", f"{row['attended_tokens']:.0f}", f"{row['speed_up']:.2f}")
+    console().print(table)
+    few = f"all {len(made.growth)} on offer are too few"
+    dense = few if sparse["dense_workers"] is None else sparse["dense_workers"]
+    click.echo(
+        f"sparse attention: rollouts are {sparse['speed_up']:.3g} times as fast by Sparrow's cost model, which has no "
+        f"overheads; {made.prospect.workers} workers with it, {dense} without it"
+    )
 
 
 def _draw(made: FleetPlan, path: Path) -> None:

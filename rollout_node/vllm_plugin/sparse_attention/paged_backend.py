@@ -23,12 +23,11 @@ import torch
 from vllm.model_executor.models.utils import extract_layer_index
 
 from p2pcast.errors import LocalError
+from p2pcast.sparse.budget_schedule import DENSE_LAYERS
 from rollout_node.vllm_plugin.sparse_attention import budget_in_use
 from rollout_node.vllm_plugin.sparse_attention.page_choice import KeySums, choose_pages
 from rollout_node.vllm_plugin.sparse_attention.step_plan import StepPlan, plan_step
 
-DENSE_LAYERS: Final = 2
-"""Layers at the start that are always dense (Sparrow, section 3.2)."""
 _STEP: Final = "p2pcast_step"
 
 

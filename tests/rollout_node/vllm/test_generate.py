@@ -45,7 +45,9 @@ VOCABULARY = 500
 ALONE = TrainerRanks(0, 1, torch.device("cpu"))
 TEMPERATURE = 0.7
 ATTEMPTS = 8
-FLAGS = ["--enable-scale-out", "--logprobs-mode", "processed_logprobs"]
+CHUNK = 128
+"""Tokens of a step: longer prompts are computed in chunks."""
+FLAGS = ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--max-num-batched-tokens", str(CHUNK)]
 
 
 class Labels:
@@ -333,6 +335,23 @@ async def test_equal_seeds_give_equal_plays(server: Server, run: Any, installer:
         first, second, other = [(await TASK.play(sampler, job(seed, 30))).token_ids.tolist() for seed in (1, 1, 2)]
     assert first == second
     assert first != other
+
+
+async def test_the_chunks_of_a_long_prompt_do_not_change_a_seeded_sample(
+    server: Server, run: Any, installer: EngineInstaller
+) -> None:
+    """The second time the prompt is in the prefix cache, and is computed in a single step."""
+    await installer.stage(run.version, run.shadow.path)
+    await installer.commit(run.version)
+    drawn = random.Random(6)
+    prompt = [drawn.randrange(3, VOCABULARY) for _ in range(CHUNK + 64)]
+    async with one_off_connections() as http:
+        sampler = GenerateSampler(http, server.url, Labels())
+        first, second, other = [
+            await sampler.sample(prompt, seed=seed, temperature=1.0, max_tokens=30, stop_token_ids=())
+            for seed in (3, 3, 4)
+        ]
+    assert list(first.token_ids) == list(second.token_ids) != list(other.token_ids)
 
 
 async def test_a_stop_token_ends_the_sample_at_the_engine(server: Server, run: Any, installer: EngineInstaller) -> None:
