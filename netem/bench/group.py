@@ -64,6 +64,10 @@ COMMANDS = {
         "netem.bench.commands.engine_commands:sparse",
         "Decoding speed with sparse and with dense attention, by length of the text.",
     ),
+    "distill": (
+        "netem.bench.commands.distill_command:distill",
+        "Acceptance rates of sparse attention before and after the training of an adapter for rollouts.",
+    ),
     "page": ("netem.bench.commands.hub_commands:page", "Cost of the run's page at the hub and in a browser."),
     "start": ("netem.bench.commands.hub_commands:start", "Time of a hub's start, end, and restart after kill -9."),
     "stripes": (
