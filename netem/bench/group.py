@@ -67,6 +67,9 @@ COMMANDS = {
     "distill": (
         "netem.bench.commands.distill_command:distill",
         "Acceptance rates of sparse attention before and after the training of an adapter for rollouts.",
+    "guard": (
+        "netem.bench.commands.guard_command:guard",
+        "Training with too small a budget of sparse attention, without its guard and with it.",
     ),
     "page": ("netem.bench.commands.hub_commands:page", "Cost of the run's page at the hub and in a browser."),
     "start": ("netem.bench.commands.hub_commands:start", "Time of a hub's start, end, and restart after kill -9."),

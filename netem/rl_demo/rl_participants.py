@@ -92,11 +92,11 @@ class RlOptions:
 
 
 class RlParticipants(Programs):
-    """Starts each participant. The constructor chooses the addresses."""
+    """Starts each participant. The constructor chooses the addresses. ``task``: of ledger, workers and learner."""
 
-    def __init__(self, options: RlOptions, work: Workspace, processes: Processes) -> None:
+    def __init__(self, options: RlOptions, work: Workspace, processes: Processes, task: str = TASK) -> None:
         super().__init__(work, processes)
-        self._options = options
+        self._options, self._task = options, task
         self.base = work.root / "base"
         self.config = work.root / "run.toml"
         self.run = work.root / "run"
@@ -129,7 +129,7 @@ class RlParticipants(Programs):
 
     def ledger(self, hub_url: str) -> Child:
         options = self._options
-        command: list[str | Path] = [*P2PCAST, "ledger", "--task", TASK, "--http", "127.0.0.1:0"]
+        command: list[str | Path] = [*P2PCAST, "ledger", "--task", self._task, "--http", "127.0.0.1:0"]
         command += ["--state", self._work.state(LEDGER), "--hub-http", hub_url.removeprefix("http://")]
         command += ["--hub-bearer-file", self._work.state(HUB) / "http.token"]
         command += ["--last-step", str(options.last_step), "--staleness", str(options.staleness)]
@@ -137,8 +137,8 @@ class RlParticipants(Programs):
         command += ["--seed", str(options.prompts_seed)]
         return self._processes.start(LEDGER, command, environment=FEW_THREADS)
 
-    def worker(self, name: str, ledger_url: str, peer_url: str) -> Child:
-        command: list[str | Path] = [*P2PCAST, "work", ledger_url.removeprefix("http://"), "--task", TASK]
+    def worker(self, name: str, ledger_url: str, peer_url: str, *words: str) -> Child:
+        command: list[str | Path] = [*P2PCAST, "work", ledger_url.removeprefix("http://"), "--task", self._task, *words]
         command += ["--bearer-file", self._work.state(LEDGER) / "worker.token", "--slots", str(SLOTS)]
         command += ["--engine", self.engine_url, "--peer", peer_url.removeprefix("http://"), "--name", name]
         return self._processes.start(name, command, environment=FEW_THREADS)
@@ -148,7 +148,7 @@ class RlParticipants(Programs):
         options, quoted = self._options, json.dumps
         text = CONFIG.format(
             file=self.config.name, base=quoted(str(self.base)), hub=quoted(f"127.0.0.1:{self._hub_port}"),
-            token=quoted(str(self.token)), ledger=quoted(ledger_url), task=quoted(TASK), sft=options.sft,
+            token=quoted(str(self.token)), ledger=quoted(ledger_url), task=quoted(self._task), sft=options.sft,
             bearer=quoted(str(self._work.state(LEDGER) / "http.token")), seed=options.seed,
             lr=options.lr, warmup=options.lr_warmup_steps,
             folder=quoted(str(self.run)), exported=quoted(str(self.exported)),

@@ -29,6 +29,7 @@ from p2pcast.rollouts.rollout_fields import (
     TokenIds,
 )
 from p2pcast.rollouts.routed_experts import RoutedExperts, routed_fault
+from p2pcast.rollouts.top_logprobs import TopLogprobs, top_fault
 from p2pcast.version import Version
 from p2pcast.wire.constraints import AtMost, OneOf, Text
 
@@ -57,7 +58,7 @@ class Result(RolloutRecord):
     that are learnt from; the mask, if None. ``tags``: of the task, for reports. ``reward``: for reports alone; the
     ledger computes its own. ``schedules``: of the spans' versions, those that sampled with sparse attention, and the
     BLAKE3 of the schedule's file; None: dense attention. ``routed_experts``: of a mixture of experts, where the engine
-    returns them.
+    returns them. ``top_logprobs``: of a share of the rollouts that sparse attention sampled.
     """
 
     job: Id
@@ -75,6 +76,7 @@ class Result(RolloutRecord):
     tags: Annotated[Sequence[tuple[Annotated[str, Text(64)], Annotated[str, Text(256)]]], AtMost(64)] | None = None
     schedules: Annotated[Sequence[tuple[Version, Hash]], AtMost(MAX_SPANS)] | None = None
     routed_experts: RoutedExperts | None = None
+    top_logprobs: TopLogprobs | None = None
 
     @property
     def sampled(self) -> int:
@@ -123,6 +125,8 @@ def fault(result: Result, vocabulary: int) -> str | None:
     if len(result.sparse_versions) < len(result.schedules or ()):
         return "two schedules of one version"
     if result.routed_experts is not None and (detail := routed_fault(result.routed_experts, count)) is not None:
+        return detail
+    if result.top_logprobs is not None and (detail := top_fault(result.top_logprobs, sampled, vocabulary)) is not None:
         return detail
     return _span_fault(result, sampled)
 

@@ -64,10 +64,12 @@ def _probabilities(logprobs: Mapping[int, float], name: str) -> dict[int, float]
 
 
 class AcceptanceBins:
-    """Histograms of acceptance rates by bin of positions. The one writer is ``add``."""
+    """Histograms of acceptance rates by bin of positions. The one writer is ``add``. ``recent``: tokens of a bin beyond
+    which earlier ones lose weight; None: all count alike.
+    """
 
-    def __init__(self, bin_tokens: int = BIN_TOKENS) -> None:
-        self.bin_tokens = bin_tokens
+    def __init__(self, bin_tokens: int = BIN_TOKENS, recent: int | None = None) -> None:
+        self.bin_tokens, self._recent = bin_tokens, recent
         self._counts: dict[int, np.ndarray] = {}
 
     def add(self, positions: np.ndarray, alphas: np.ndarray) -> None:
@@ -81,8 +83,10 @@ class AcceptanceBins:
         cells = np.minimum((alphas * CELLS).astype(np.int64), CELLS - 1)
         bins = positions.astype(np.int64) // self.bin_tokens
         for number in np.unique(bins).tolist():
-            counts = self._counts.setdefault(number, np.zeros(CELLS, np.int64))
+            counts = self._counts.setdefault(number, np.zeros(CELLS))
             counts += np.bincount(cells[bins == number], minlength=CELLS)
+            if self._recent is not None and (total := counts.sum()) > self._recent:
+                counts *= self._recent / total
 
     @property
     def bins(self) -> list[int]:
@@ -91,7 +95,7 @@ class AcceptanceBins:
 
     def tokens(self, number: int) -> int:
         counts = self._counts.get(number)
-        return 0 if counts is None else int(counts.sum())
+        return 0 if counts is None else round(counts.sum())
 
     def percentile(self, number: int, percent: float = PERCENTILE) -> float | None:
         """The alpha that ``percent`` % of the bin's tokens do not exceed, rounded down to a cell; None for a bin with

@@ -14,11 +14,13 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from p2pcast.errors import UsageError
-from p2pcast.sparse.acceptance_rate import AcceptanceBins
+from p2pcast.sparse.acceptance_rate import LEAST_TOKENS, AcceptanceBins
 from p2pcast.sparse.budget_schedule import DENSE, MOST_BINS, BudgetSchedule
 
 TARGET: Final = 0.86
 FLOOR: Final = 0.5
+RECENT: Final = 10 * LEAST_TOKENS
+"""Tokens of a bin that count in full: what a model was like long ago says little."""
 
 
 class BudgetChange(NamedTuple):
@@ -51,7 +53,7 @@ class BudgetGuard:
     def __init__(self, schedule: BudgetSchedule, options: GuardOptions | None = None) -> None:
         self.schedule = schedule
         self._options = options or GuardOptions()
-        self._bins = AcceptanceBins(schedule.bin_tokens)
+        self._bins = AcceptanceBins(schedule.bin_tokens, RECENT)
 
     def observe(self, made_by: BudgetSchedule, positions: np.ndarray, alphas: np.ndarray) -> int:
         """Tokens of one rollout: ``made_by`` sampled them; the rest as of ``AcceptanceBins.add``. Returns how many

@@ -17,6 +17,7 @@ from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result, Span, routed_room
 from p2pcast.rollouts.rollout_fields import MAX_TOKENS
 from p2pcast.rollouts.routed_experts import RoutedTokens
+from p2pcast.rollouts.top_logprobs import TopTokens
 from p2pcast.tasks.task import ForgedPlayError, Sample, Sampler, Trajectory, turn_seed
 from p2pcast.version import Version
 
@@ -34,6 +35,7 @@ class Play:
         self._spans: list[Span] = []
         self._turns: list[int] = []
         self._routed = RoutedTokens()
+        self._top = TopTokens()
 
     async def turn(self, sampler: Sampler, job: Job, most: int, stop_token_ids: Sequence[int]) -> Sample:
         """Have the policy sample its next turn, of at most ``most`` tokens and of what the job leaves. Raises what the
@@ -62,6 +64,8 @@ class Play:
         self.sampled += count
         if sample.experts is not None:
             self._routed.add(*sample.experts)
+        if sample.top is not None:
+            self._top.add(at, *sample.top)
 
     def add_environment(self, token_ids: Sequence[int]) -> None:
         """The task's next tokens."""
@@ -70,6 +74,8 @@ class Play:
         self._logprobs += [0.0] * len(token_ids)
 
     def end(self, stop: Literal["end", "length", "task"], tags: Iterable[tuple[str, str]] = ()) -> Trajectory:
+        top = self._top.packed()
+        room = routed_room(len(self.token_ids)) - (0 if top is None else top.nbytes)
         return Trajectory(
             token_ids=np.array(self.token_ids, "<u4"),
             mask=np.array(self._mask, "u1"),
@@ -78,7 +84,8 @@ class Play:
             turns=np.array(self._turns, "<u4"),
             stop=stop,
             tags=tuple(tags),
-            routed_experts=self._routed.packed(routed_room(len(self.token_ids))),
+            routed_experts=self._routed.packed(room),
+            top_logprobs=top,
         )
 
 
@@ -160,4 +167,5 @@ def result_of(
         tags=played.tags or None,
         schedules=sparse or None,
         routed_experts=played.routed_experts,
+        top_logprobs=played.top_logprobs,
     )

@@ -22,6 +22,7 @@ from p2pcast.errors import RemoteError, UsageError
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Span
 from p2pcast.rollouts.routed_experts import RoutedExperts
+from p2pcast.rollouts.top_logprobs import TopLogprobs
 
 SEED_BITS = 63
 """Bits of a sampler's seed: engines take signed integers of 64 bits."""
@@ -53,11 +54,18 @@ class SampledExperts(NamedTuple):
     ids: np.ndarray
 
 
+class SampledTop(NamedTuple):
+    """The most probable tokens at each sampled one: tokens × count, uint32 and float32."""
+
+    ids: np.ndarray
+    logprobs: np.ndarray
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One turn of the policy. ``logprobs``: of each token under the sampling distribution. ``spans``: start and end
     count from the first sampled token. ``stop``: ``end`` after a stop token, ``length`` at the limit. ``experts``: of a
-    mixture of experts, where the engine returns them.
+    mixture of experts, where the engine returns them. ``top``: where the sampler asked for them.
     """
 
     token_ids: Sequence[int]
@@ -65,6 +73,7 @@ class Sample:
     spans: Sequence[Span]
     stop: Literal["end", "length"]
     experts: SampledExperts | None = None
+    top: SampledTop | None = None
 
 
 class Sampler(Protocol):
@@ -94,6 +103,7 @@ class Trajectory:
     stop: Literal["end", "length", "task"]
     tags: tuple[tuple[str, str], ...] = ()
     routed_experts: RoutedExperts | None = None
+    top_logprobs: TopLogprobs | None = None
 
 
 class Task(Protocol):

@@ -61,6 +61,11 @@ class EngineVersions:
         """Salt of the prefix cache for a request that begins now: only the policy ``salt`` has one."""
         return str(self.served.version) if self.kv == "salt" and self.served is not None else None
 
+    @property
+    def sparse(self) -> bool:
+        """Whether a request that begins now is sampled with sparse attention."""
+        return self.served is not None and self.schedule(self.served.version) is not None
+
     def schedule(self, version: Version) -> bytes | None:
         """Name of the schedule by which the engine attended while it served ``version``; None: densely."""
         return self._schedules.get(version) if self._sparse else None

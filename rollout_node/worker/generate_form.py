@@ -12,8 +12,17 @@ from typing import Any, Final
 import numpy as np
 
 from p2pcast.errors import RemoteError
+from p2pcast.tasks.task import SampledTop
 from rollout_node.worker.routed_answer import routed_ids
-from rollout_node.worker.sampled_answer import MALFORMED, LabelledSpan, Route, SampledAnswer, ids, logprob
+from rollout_node.worker.sampled_answer import (
+    LOWEST_LOGPROB,
+    MALFORMED,
+    LabelledSpan,
+    Route,
+    SampledAnswer,
+    ids,
+    logprob,
+)
 
 VLLM: Final = "vLLM 0.32 or newer is needed"
 PROCESSED: Final = "start it with --logprobs-mode processed_logprobs"
@@ -70,20 +79,46 @@ def request(
 
 
 class Answer(SampledAnswer):
-    """``experts``: of the tokens that the engine computed, if it returns them; tokens × layers × experts a token."""
+    """``experts``: of the tokens that the engine computed, if it returns them; tokens × layers × experts a token.
+    ``top_count``: most probable tokens of each position that are kept.
+    """
 
     route = ROUTE
     experts: np.ndarray | None = None
+
+    def __init__(self, stop_token_ids: Sequence[int], max_tokens: int, top_count: int = 0) -> None:
+        super().__init__(stop_token_ids, max_tokens)
+        self._top_count = top_count
+        self._top: list[list[tuple[int, float]]] = []
+
+    def top(self) -> SampledTop | None:
+        """None unless each token has all of them."""
+        if not self._top_count or len(self._top) != len(self.token_ids):
+            return None
+        if any(len(one) < self._top_count for one in self._top):
+            return None
+        pairs = np.array(self._top, np.float64)
+        return SampledTop(pairs[..., 0].astype(np.uint32), pairs[..., 1].astype(np.float32))
 
     def _read(self, part: Any) -> None:
         for choice in part["choices"]:
             token_ids = self._tokens(choice)
             self._take(token_ids, self._content(choice) if token_ids else None)
+            if self._top_count and token_ids:
+                self._top += [self._likeliest(entry) for entry in choice["logprobs"]["content"]]
             if (spans := choice.get("weight_versions")) is not None:
                 self._labels = [LabelledSpan(str(s["version"]), int(s["start"]), int(s["end"])) for s in spans]
             if (experts := choice.get("routed_experts")) is not None:
                 self.experts = routed_ids(experts)
             self._finish = choice.get("finish_reason") or self._finish
+
+    def _likeliest(self, entry: dict[str, Any]) -> list[tuple[int, float]]:
+        """The engine adds the sampled token where it is none of the likeliest."""
+        values = [float(one["logprob"]) for one in entry["top_logprobs"]]
+        # An engine may write any low number for a token that cannot be sampled.
+        values = [min(value, 0.0) if value > LOWEST_LOGPROB else LOWEST_LOGPROB for value in values]
+        found = dict(zip(ids([one["token_id"] for one in entry["top_logprobs"]]), values, strict=True))
+        return sorted(found.items(), key=lambda pair: -pair[1])[: self._top_count]
 
     def _tokens(self, choice: dict[str, Any]) -> list[int]:
         return ids(choice["token_ids"])

@@ -1,7 +1,10 @@
 """Samples of a vLLM engine, through ``/inference/v1/generate``.
 
-Promise: samples carry the experts of their tokens if the engine returns them. The engine's own option
-``--enable-return-routed-experts`` decides, and the first probe shows it. Without the option a request is as before.
+Promises:
+
+- Samples carry the experts of their tokens if the engine returns them. The engine's own option
+  ``--enable-return-routed-experts`` decides, and the first probe shows it. Without the option a request is as before.
+- A share of the plays of an engine with sparse attention carries the most probable tokens of each position.
 """
 
 from __future__ import annotations
@@ -9,10 +12,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy as np
 
+from p2pcast.limits import MIB
+from p2pcast.private_random import fraction
+from p2pcast.rollouts.top_logprobs import COUNT
 from p2pcast.tasks.task import Sample, SampledExperts
 from p2pcast.version import Version
 from rollout_node.worker import generate_form, recomputation
@@ -24,19 +30,30 @@ from rollout_node.worker.sampled_answer import CANDIDATES
 
 logger = logging.getLogger("p2pcast.worker")
 
+TOP_BYTES: Final = 128
+"""Most bytes of one of a position's most probable tokens, in an answer's line."""
+MAX_TOP_LINE_BYTES: Final = 16 * MIB
+"""An engine joins tokens in one line while its client is slow: about 6000 of them fit."""
+
 
 class GenerateSampler(LabelledSampler):
     route = generate_form.ROUTE
     routed_bytes = 0
     """Bytes of the experts of one token; 0 for an engine that returns none."""
+    top_share = 0.0
+    """Of the plays of sparse attention, those whose most probable tokens are asked for."""
+    top_count = COUNT
+    """Most probable tokens of a position; at most the vocabulary."""
 
     def __init__(self, *arguments: Any, adapter: str | None = None) -> None:
         super().__init__(*arguments, adapter=adapter)
         self._known = KnownTokens()
+        self._asks_top = False
 
     def of_play(self, on_tokens: Callable[[int], None]) -> Self:
         found = super().of_play(on_tokens)
-        found.routed_bytes = self.routed_bytes
+        found.routed_bytes, found.top_count = self.routed_bytes, self.top_count
+        found._asks_top = fraction() < self.top_share
         return found
 
     async def sample(
@@ -49,6 +66,7 @@ class GenerateSampler(LabelledSampler):
         stop_token_ids: Sequence[int],
     ) -> Sample:
         routed_from = self._known.first_unknown(prompt_ids)
+        top_count = self.top_count if self._asks_top and self._naming.sparse else 0
         body = generate_form.request(
             prompt_ids,
             seed=seed,
@@ -56,13 +74,15 @@ class GenerateSampler(LabelledSampler):
             max_tokens=max_tokens,
             stop_token_ids=stop_token_ids,
             cache_salt=self._naming.salt,
+            logprobs=top_count,
             routed_from=routed_from,
         )
-        answer = Answer(stop_token_ids, max_tokens)
+        answer = Answer(stop_token_ids, max_tokens, top_count)
         routed_tokens = len(prompt_ids) + max_tokens - routed_from
         most_bytes = MAX_LINE_BYTES + routed_line_bytes(routed_tokens, self.routed_bytes)
+        most_bytes += min(MAX_TOP_LINE_BYTES, TOP_BYTES * top_count * max_tokens)
         await answer.read(self._requests.streamed(body, most_bytes), self._on_tokens)
-        sample = await self._sample(answer)
+        sample = replace(await self._sample(answer), top=answer.top())
         if answer.experts is None:
             return sample
         expected = len(prompt_ids) + len(sample.token_ids) - 1 - routed_from

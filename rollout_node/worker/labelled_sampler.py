@@ -32,6 +32,10 @@ class Naming(Protocol):
     def salt(self) -> str | None:
         """Salt of the prefix cache for a request that begins now."""
 
+    @property
+    def sparse(self) -> bool:
+        """Whether a request that begins now is sampled with sparse attention."""
+
 
 class LabelledSampler(ABC):
     """``on_tokens``: called with the number of tokens that have come, summed over the turns of a play. ``adapter``: the

@@ -391,6 +391,7 @@ def _one_request(results: list[Result]) -> list[Result]:
     for count, result in enumerate(results[:MOST_AT_ONCE]):
         size += result.token_ids.nbytes + result.mask.nbytes + result.logprobs.nbytes
         size += 0 if result.routed_experts is None else len(result.routed_experts.ids)
+        size += 0 if result.top_logprobs is None else result.top_logprobs.nbytes
         if count and size > REQUEST_BYTES:
             return results[:count]
     return results[:MOST_AT_ONCE]

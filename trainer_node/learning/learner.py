@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import torch
+
 from p2pcast.backoff import Backoff
 from p2pcast.errors import UsageError
 from p2pcast.private_random import uniform
@@ -32,7 +34,7 @@ from p2pcast.version import Version
 from trainer_node.learning import checkpoints
 from trainer_node.learning.checkpoints import Position, StoredCheckpoint
 from trainer_node.learning.distillation.run_state import RunState
-from trainer_node.learning.distillation.sparse_distillation import DistillReport, SparseDistillation
+from trainer_node.learning.distillation.sparse_distillation import SparseDistillation
 from trainer_node.learning.exports import Exports
 from trainer_node.learning.learner_step import LearnerStep, StepReport
 from trainer_node.learning.objective.training_rows import TrainingRow
@@ -59,6 +61,13 @@ class Ledger(Protocol):
     def poll(self, step: int) -> RolloutBatch | Finished | Wait: ...
     def applied(self, batch: RolloutBatch, step: int) -> None: ...
     def ack(self, step: int, batches: Sequence[bytes], checkpoint: bytes) -> None: ...
+
+
+class Kept(Protocol):
+    """A part of a learner whose state checkpoints hold beside the weights."""
+
+    def state(self) -> dict[str, torch.Tensor]: ...
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None: ...
 
 
 class Log(Protocol):
@@ -97,6 +106,11 @@ class Learner:
     published: Callable[[Version, int], None] = lambda version, step: None
     probe: Callable[[int, int], None] = lambda step, branch: None
     """Called on all ranks with the step whose words are being published, and the branch, before the words change."""
+    judge: Callable[[Sequence[TrainingRow]], tuple[dict[str, Any], list[dict[str, Any]]]] = lambda rows: ({}, [])
+    """Called on all ranks with the rows of a step, before it: figures for the event ``step``, and the values of events
+    ``budget``.
+    """
+    kept: Sequence[Kept] = ()
     exports: Exports | None = None
     distillation: SparseDistillation | None = None
     """Trains the adapter of rollouts after each step of the policy."""
@@ -128,6 +142,7 @@ class Learner:
             batch, rows, wait_s = taken
             began_s = time.monotonic()
             self.doing("training")
+            judged = self._judged(rows)
             report = self.step_of.train(rows, self.step, self.publications.wait_snapshot)
             distilled = self._distilled(rows)
             _at("trained")
@@ -135,7 +150,7 @@ class Learner:
             self._applied(batch)
             train_s = time.monotonic() - began_s
             self._publish_if_due()
-            self._record_step(batch, rows, report, distilled, wait_s, train_s)
+            self._record_step(batch, rows, report, judged | distilled, wait_s, train_s)
             if self.step % self.cadence.checkpoint_every == 0:
                 self._checkpoint()
             self._export_if_due()
@@ -151,7 +166,10 @@ class Learner:
     def _restore(self) -> None:
         stored = self._stored = checkpoints.newest(self.folder)
         if stored is not None:
-            self._state.restore(checkpoints.read(stored, self._state.expected, self.ranks))
+            state = checkpoints.read(stored, self._state.expected, self.ranks)
+            self._state.restore(state)
+            for part in self.kept:
+                part.restore(state)
             self.step = stored.position.step
             logger.info("continuing from %s, step %d", stored.folder, self.step)
 
@@ -198,11 +216,11 @@ class Learner:
             self._observe()
         return found
 
-    def _distilled(self, rows: Sequence[TrainingRow]) -> DistillReport | None:
+    def _distilled(self, rows: Sequence[TrainingRow]) -> dict[str, Any]:
         if self.distillation is None:
-            return None
+            return {}
         self.doing("distilling")
-        return self.distillation.train(rows, self.step, self.publications.wait_snapshot)
+        return self.distillation.train(rows, self.step, self.publications.wait_snapshot).document()
 
     def _must_publish(self) -> bool:
         """Only new weights, or another attempt to publish them, can end the wait."""
@@ -218,6 +236,12 @@ class Learner:
             self.ledger.applied(batch, self.step)
             self._since.append(batch.id.hex())
         _at("applied")
+
+    def _judged(self, rows: Sequence[TrainingRow]) -> dict[str, Any]:
+        figures, changes = self.judge(rows)
+        for change in changes:
+            self._log("budget", step=self.step, **change)
+        return figures
 
     # -- versions
 
@@ -270,7 +294,10 @@ class Learner:
 
     def _write(self) -> StoredCheckpoint:
         position = self.ranks.share(Position(self.epoch, self.branch, self.step, tuple(self._since)))
-        stored = checkpoints.write(self.folder, position, self._state.state(), self.config, self.ranks)
+        state = self._state.state()
+        for part in self.kept:
+            state |= part.state()
+        stored = checkpoints.write(self.folder, position, state, self.config, self.ranks)
         self._stored = stored
         _at("written")
         return stored
@@ -335,7 +362,7 @@ class Learner:
         batch: RolloutBatch | None,
         rows: Sequence[TrainingRow],
         report: StepReport,
-        distilled: DistillReport | None,
+        figures: Mapping[str, Any],
         wait_s: float,
         train_s: float,
     ) -> None:
@@ -358,7 +385,7 @@ class Learner:
             bubble=round(bubble, 5),
             lr=self.weights.rate(self.step - 1),
             **step_record(batch, rows, report),
-            **({} if distilled is None else distilled.document()),
+            **figures,
         )
 
 

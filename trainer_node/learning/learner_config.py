@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, get_args, get_type_hints
 
 from p2pcast.errors import UsageError
 from p2pcast.rollouts.probe_set import MAX_SEQUENCES
+from p2pcast.sparse.budget_guard import FLOOR, TARGET, GuardOptions
 from trainer_node.learning.objective.policy_loss import LossOptions
 from trainer_node.learning.trained_weights import Masters, OptimizerOptions
 
@@ -198,6 +199,27 @@ class WatchTable:
 
 
 @dataclass(frozen=True, slots=True)
+class SparseTable:
+    schedule: Path | None = setting(
+        None, "File of the schedule of sparse attention that engines follow: sparse_attention.json. Default: dense."
+    )
+    target: float = setting(
+        TARGET,
+        "Least 5th percentile of the acceptance rate in a bin of positions, below which the guard doubles the bin's"
+        " pages; 0: the percentile is logged alone.",
+        0.0,
+        0.999,
+    )
+    floor: float = setting(FLOOR, "5th percentile below which the guard makes a bin dense at once.", 0.0, 0.999)
+    staleness: int = setting(
+        1, "Learner steps that a version may lie behind for the guard to count its tokens.", 0, 1000
+    )
+
+    def guard(self) -> GuardOptions:
+        return GuardOptions(self.target, min(self.floor, self.target))
+
+
+@dataclass(frozen=True, slots=True)
 class LearnerConfig:
     """One field a table. Raises UsageError by ``checked``."""
 
@@ -215,6 +237,7 @@ class LearnerConfig:
     sft: SftTable = field(default_factory=SftTable)
     evaluation: EvaluationTable = field(default_factory=EvaluationTable)
     probe: ProbeTable = field(default_factory=ProbeTable)
+    sparse: SparseTable = field(default_factory=SparseTable)
     watch: WatchTable = field(default_factory=WatchTable)
 
     def checked(self) -> LearnerConfig:
@@ -224,6 +247,8 @@ class LearnerConfig:
         for table, wanted in (("sft", self.sft.steps), ("evaluation", self.evaluation.every)):
             if wanted and not self.task.name:
                 raise UsageError(f"[{table}] needs [task] name: the ledger's --task")
+        if self.distill.rank and self.sparse.schedule is None:
+            raise UsageError("[distill] rank above 0 needs [sparse] schedule: the adapter is for sparse attention")
         if self.loss.kind == "clip" and self.train.minibatches > 1 and self.loss.ratio_cap < 1 + self.loss.clip_high:
             raise UsageError("[loss] ratio-cap lies below 1 + clip-high, so no ratio would ever be clipped")
         return self

@@ -18,7 +18,12 @@ import torch
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.errors import UsageError
 from trainer_node.learning.objective.micro_batches import MicroBatch
-from trainer_node.learning.objective.token_scores import TokenScores, scores_of_hidden, scores_of_logits
+from trainer_node.learning.objective.token_scores import (
+    TokenScores,
+    candidate_logprobs,
+    scores_of_hidden,
+    scores_of_logits,
+)
 from trainer_node.learning.router_replay import RouterReplay
 from trainer_node.learning.sharded_loading import loading, sharded
 from trainer_node.learning.stored_tensors import blocks, check, dtypes
@@ -106,8 +111,7 @@ class LearnerModel:
         that predict a target, chunk by chunk. ``replay``: with the recorded experts, by a model that replays routers.
         ``to_attention``: keywords for the model's attention function.
         """
-        if self.replay is not None:
-            self.replay.follow(batch if replay else None, self._ranks.device)
+        self._route(batch if replay else None)
         if self._head is not None:
             with self._head.scoring(batch, self._ranks.device) as asked:
                 answer = self._answer(batch, 0, to_attention)
@@ -116,10 +120,34 @@ class LearnerModel:
             logger.info("%s changes the logits of its head: they are computed whole", self.folder)
             self._head = None
         device = self._ranks.device
-        positions, packed = batch.logit_positions.to(device), batch.attention_mask is None
+        return scores_of_logits(
+            self._logits(batch, to_attention), batch.targets.to(device), batch.temperatures.to(device)
+        )
+
+    def candidate_logprobs(self, batch: MicroBatch, candidates: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities of ``candidates`` (M, K), token ids at each of the micro-batch's targets, at each row's
+        temperature; without a gradient.
+        """
+        self._route(batch)
+        device, found = self._ranks.device, candidates.to(self._ranks.device)
+        with torch.no_grad():
+            if self._head is not None:
+                with self._head.scoring(batch, device, found) as asked:
+                    answer = self._answer(batch, 0, None)
+                if asked.logprobs is answer.logits:
+                    return answer.logits
+            return candidate_logprobs(self._logits(batch, None), None, None, found, batch.temperatures.to(device))
+
+    def _route(self, batch: MicroBatch | None) -> None:
+        """As the micro-batch has recorded, in a model that replays routers."""
+        if self.replay is not None:
+            self.replay.follow(batch, self._ranks.device)
+
+    def _logits(self, batch: MicroBatch, to_attention: Mapping[str, object] | None) -> torch.Tensor:
+        """Of the targets, (M, V)."""
+        positions, packed = batch.logit_positions.to(self._ranks.device), batch.attention_mask is None
         answer = self._answer(batch, positions if packed else 0, to_attention)
-        logits = answer.logits[0] if packed else answer.logits.flatten(0, 1)[positions]
-        return scores_of_logits(logits, batch.targets.to(device), batch.temperatures.to(device))
+        return answer.logits[0] if packed else answer.logits.flatten(0, 1)[positions]
 
     def _answer(
         self, batch: MicroBatch, logits_to_keep: int | torch.Tensor, to_attention: Mapping[str, object] | None
@@ -137,11 +165,14 @@ class LearnerModel:
 
 @dataclass(slots=True)
 class _Asked:
-    """Targets that the head scores in the present pass, and the head's answer."""
+    """Targets that the head scores in the present pass, and the head's answer. ``candidates``: token ids that are
+    scored in place of the targets.
+    """
 
     positions: torch.Tensor
     targets: torch.Tensor
     temperatures: torch.Tensor
+    candidates: torch.Tensor | None = None
     logprobs: torch.Tensor | None = None
     entropies: torch.Tensor | None = None
 
@@ -163,8 +194,11 @@ class _ScoringHead:
         return cls(linear) if type(linear) is torch.nn.Linear else None
 
     @contextmanager
-    def scoring(self, batch: MicroBatch, device: torch.device) -> Iterator[_Asked]:
-        self._asked = _Asked(batch.logit_positions.to(device), batch.targets.to(device), batch.temperatures.to(device))
+    def scoring(
+        self, batch: MicroBatch, device: torch.device, candidates: torch.Tensor | None = None
+    ) -> Iterator[_Asked]:
+        positions, targets = batch.logit_positions.to(device), batch.targets.to(device)
+        self._asked = _Asked(positions, targets, batch.temperatures.to(device), candidates)
         try:
             yield self._asked
         finally:
@@ -175,7 +209,11 @@ class _ScoringHead:
         if asked is None:
             return self._whole(hidden)
         rows = hidden.flatten(0, -2)[asked.positions]
-        found = scores_of_hidden(rows, self._linear.weight, self._linear.bias, asked.targets, asked.temperatures)
+        weight, bias = self._linear.weight, self._linear.bias
+        if asked.candidates is not None:
+            asked.logprobs = candidate_logprobs(rows, weight, bias, asked.candidates, asked.temperatures)
+            return asked.logprobs
+        found = scores_of_hidden(rows, weight, bias, asked.targets, asked.temperatures)
         asked.logprobs, asked.entropies = found
         return found.logprobs
 

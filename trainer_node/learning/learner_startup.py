@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 
 from p2pcast.errors import LocalError, UsageError
-from p2pcast.sparse.budget_schedule import FILE, BudgetSchedule
+from p2pcast.sparse.budget_schedule import BudgetSchedule
 from p2pcast.store.atomic_files import explained
 from p2pcast.tasks.task import Task
 from p2pcast.tasks.task_loader import load_task
@@ -25,6 +25,8 @@ from trainer_node.learning.distillation.rollout_adapter import NAME, RolloutAdap
 from trainer_node.learning.distillation.sparse_distillation import DistillOptions, SparseDistillation
 from trainer_node.learning.evaluation import Evaluation
 from trainer_node.learning.exports import Exports
+from trainer_node.learning.guarding.acceptance_scores import acceptance_rates
+from trainer_node.learning.guarding.schedule_guard import ScheduleGuard, change_event
 from trainer_node.learning.learner import LIVE_END_S, Cadence, Learner, publish_every
 from trainer_node.learning.learner_config import LearnerConfig
 from trainer_node.learning.learner_model import LearnerModel
@@ -89,7 +91,8 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
         config.train.minibatches,
         config.train.seed,
     )
-    distillation = None if not config.distill.rank else _distillation(config, model, schedule_of_folder(model.folder))
+    guard = _guard(config)
+    distillation = None if not config.distill.rank else _distillation(config, model, guard.schedule_of)
     publisher = stack.enter_context(
         Publisher(
             config.hub.address,
@@ -106,6 +109,7 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
         publish_every(config.train.publish_every, facts.staleness),
         live_share=config.watch.live_share,
         live_limit_s=config.watch.live_limit,
+        files=guard.files,
     )
     log, doing = _watched(config, folder, stack) if ranks.first else (_NoLog(), _not_shown)
     learner = Learner(
@@ -120,6 +124,8 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
         rows=lambda batch, step: _rows(config, batch, step, facts.staleness, model),
         log=log,
         doing=doing,
+        judge=lambda rows: _judged(config, model, ranks, guard, rows),
+        kept=[guard],
         exports=_exports(config, model, ranks),
         distillation=distillation,
         about={"model": str(config.model.path), "parameters": model.elements, "ranks": ranks.count},
@@ -163,6 +169,28 @@ def model_of(config: LearnerConfig, ranks: TrainerRanks) -> LearnerModel:
     return model
 
 
+def _guard(config: LearnerConfig) -> ScheduleGuard:
+    """Raises UsageError for a file that holds no schedule, LocalError."""
+    file = config.sparse.schedule
+    if file is None:
+        return ScheduleGuard(None, config.sparse.guard())
+    with explained("read", file):
+        contents = file.read_bytes()
+    try:
+        return ScheduleGuard(BudgetSchedule.from_bytes(contents), config.sparse.guard())
+    except UsageError as error:
+        raise UsageError(f"[sparse] schedule = {str(file)!r}: {error}") from None
+
+
+def _judged(
+    config: LearnerConfig, model: LearnerModel, ranks: TrainerRanks, guard: ScheduleGuard, rows: Sequence[TrainingRow]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Figures of a step, and values of the events ``budget``."""
+    found = acceptance_rates(model, ranks, rows, config.train.micro_batch_tokens, config.train.packing)
+    changes = [change_event(change) for change in guard.observe(found)]
+    return guard.figures(), changes
+
+
 def _distillation(config: LearnerConfig, model: LearnerModel, schedule_of: ScheduleOf) -> SparseDistillation:
     table = config.distill
     adapter = RolloutAdapter(model, rank=table.rank, alpha=table.alpha, options=table.options(), seed=config.train.seed)
@@ -183,16 +211,6 @@ def _with_adapter(distillation: SparseDistillation | None, base: str) -> dict[st
         return {}
     adapter = distillation.adapter
     return {"with_adapter": {NAME: adapter.configuration(base)}, "dtype": adapter.dtype}
-
-
-def schedule_of_folder(folder: Path) -> ScheduleOf:
-    """Of all versions: the schedule that the model's folder gives to the first one. Raises UsageError without one."""
-    path = folder / FILE
-    if not path.is_file():
-        raise UsageError(f"[distill] rank above 0 needs a schedule of sparse attention: {path}")
-    with explained("read", path):
-        schedule = BudgetSchedule.from_bytes(path.read_bytes())
-    return lambda version: schedule
 
 
 def published_words(model: LearnerModel, distillation: SparseDistillation) -> Iterator[tuple[str, torch.Tensor]]:
@@ -276,6 +294,7 @@ def _rows(
         step=step,
         staleness=staleness,
         vocabulary=model.vocabulary,
+        judged_staleness=None if config.sparse.schedule is None else config.sparse.staleness,
         experts=None if model.replay is None else model.replay.shape,
         expert_layers=() if model.replay is None else model.replay.expert_layers,
     )

@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -33,8 +33,8 @@ Weights = Callable[[], Iterator[tuple[str, torch.Tensor]]]
 class Publishing(Protocol):
     """``trainer_node.Publisher``."""
 
-    def publish(self, step: int, named_tensors: Any) -> Handle: ...
-    def resume(self, step: int, named_tensors: Any) -> Handle: ...
+    def publish(self, step: int, named_tensors: Any, *, files: Mapping[str, bytes]) -> Handle: ...
+    def resume(self, step: int, named_tensors: Any, *, files: Mapping[str, bytes]) -> Handle: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,21 @@ class Publication:
 
 
 class Publications:
-    """All ranks call alike. ``weights``: names and tensors of the working copy. ``every``: κ."""
+    """All ranks call alike. ``weights``: names and tensors of the working copy. ``every``: κ. ``files``: small files of
+    a step's version, by path.
+    """
 
     def __init__(
-        self, publisher: Publishing, weights: Weights, every: int, *, live_share: float, live_limit_s: float
+        self,
+        publisher: Publishing,
+        weights: Weights,
+        every: int,
+        *,
+        live_share: float,
+        live_limit_s: float,
+        files: Callable[[int], Mapping[str, bytes]] = lambda step: {},
     ) -> None:
-        self._publisher, self._weights, self._every = publisher, weights, every
+        self._publisher, self._weights, self._every, self._files = publisher, weights, every, files
         self._live_share, self._live_limit_s = live_share, live_limit_s
         self._handle: Handle | None = None
         self._step: int | None = None
@@ -134,13 +143,13 @@ class Publications:
         for thread in self._watchers:
             thread.join(max(0.0, until_s - time.monotonic()))
 
-    def _begin(self, step: int, publish: Callable[[int, Any], Handle]) -> None:
+    def _begin(self, step: int, publish: Callable[..., Handle]) -> None:
         began_s = time.monotonic()
         # The next version begins once this one is over.
         if self._handle is not None:
             self._handle.wait_over()
         self._stored = self.stored
-        handle = self._handle = publish(step, list(self._weights()))
+        handle = self._handle = publish(step, list(self._weights()), files=self._files(step))
         self._step = step
         watcher = threading.Thread(target=self._watch, args=(handle, began_s), name=f"p2pcast live {step}", daemon=True)
         self._watchers = [thread for thread in self._watchers if thread.is_alive()] + [watcher]

@@ -76,6 +76,16 @@ def checked_adapter(adapter: str | None, sampler: SamplerName) -> str | None:
 @click.option(
     "--gpu", default="", show_default=False, help="Class of the accelerator; leases of one class share their time."
 )
+@click.option(
+    "--guard-share",
+    type=click.FloatRange(0.0, 1.0),
+    default=0.05,
+    metavar="SHARE",
+    help=(
+        "Share of the rollouts of sparse attention whose 20 most probable tokens at each position go to the learner, "
+        "for its guard; with --sampler generate."
+    ),
+)
 @click.option("--name", help="Unique name of this worker at the ledger.  [default: the host's name]")
 @click.option(
     "--bearer-file",
@@ -111,6 +121,7 @@ def work(
     slots: int,
     price: float,
     gpu: str,
+    guard_share: float,
     name: str | None,
     bearer_file: Path | None,
     hub: tuple[str, int] | None,
@@ -172,7 +183,7 @@ def work(
 
     async def run(certificate: NodeCertificate | None) -> None:
         processes = TaskProcesses(task, loaded.hash, processes=checks, check_s=check_s, memory_bytes=check_memory * MIB)
-        daemon = WorkerDaemon(addresses, config, loaded, processes, certificate, sampler, adapter)
+        daemon = WorkerDaemon(addresses, config, loaded, processes, certificate, sampler, adapter, guard_share)
         await run_until_signal(daemon.run, daemon.drain)
 
     folder = state or state_home() / f"worker-{name or host}"

@@ -15,6 +15,7 @@ from p2pcast.rollouts.job import Group, Job, job_of
 from p2pcast.rollouts.record_form import RolloutRecord
 from p2pcast.rollouts.result import Result, Span
 from p2pcast.rollouts.routed_experts import RoutedExperts
+from p2pcast.rollouts.top_logprobs import TopLogprobs
 from p2pcast.version import Version
 
 FILE = Path(__file__).parents[2] / "golden" / "rollouts.hex"
@@ -32,6 +33,9 @@ RESULT = Result(
     loss_mask=np.array([0, 0, 0, 1, 0, 0, 1, 1], "u1"), tags=(("forfeit", "no"),),
     schedules=((Version(1, 12), bytes(range(32))),),
     routed_experts=RoutedExperts(2, 2, 1, ((0, 3), (4, 7)), bytes([0, 1, 3, 7, 2, 5, 0, 6] * 3)),
+    top_logprobs=TopLogprobs(
+        2, ((3, 5),), np.array([1, 70_000, 2, 3], "<u4").tobytes(), np.array([-0.5, -1, -2, -0.25], "<f2").tobytes()
+    ),
 )  # fmt: skip
 
 
@@ -52,7 +56,7 @@ def test_we_write_and_read_these_maps(record: RolloutRecord) -> None:
 
 def test_earlier_results_are_written_and_read_as_ever() -> None:
     """Earlier results lack later fields."""
-    known, earlier = golden()["earlier result"], replace(RESULT, schedules=None, routed_experts=None)
+    known, earlier = golden()["earlier result"], replace(RESULT, schedules=None, routed_experts=None, top_logprobs=None)
     assert earlier.to_map().hex(" ") == known.hex(" ")
     assert Result.from_map(known) == earlier
 

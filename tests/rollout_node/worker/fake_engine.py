@@ -215,7 +215,8 @@ class FakeEngine:
             said = self._said(context, weights, sampling["temperature"])
             self._made += 1
             context.append(token)
-            yield token, said[token], sorted(enumerate(said), key=lambda pair: -pair[1])[:4], version
+            most = max(4, sampling["logprobs"])
+            yield token, said[token], sorted(enumerate(said), key=lambda pair: -pair[1])[:most], version
             if token in sampling["stop_token_ids"]:
                 return
 

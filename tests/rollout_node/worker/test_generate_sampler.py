@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import aiohttp
+import numpy as np
 import pytest
 from fake_engine import FakeEngine, digest_of, logprobs, routed
 from scripted_sampler import jobs_of
@@ -205,3 +206,40 @@ async def test_scores_ask_for_no_experts(engine: FakeEngine, sampler: GenerateSa
     engine.experts = (1000, 48)
     scores, _ = await sampler.score(list(range(1, 15)) * 20)
     assert len(scores) == 280
+
+
+async def test_a_share_of_sparse_plays_has_the_most_probable_tokens(
+    engine: FakeEngine, http: aiohttp.ClientSession
+) -> None:
+    engine.schedules = {"0.1": "ab" * 32}
+    versions = EngineVersions(http, engine.url, engine.url)
+    await versions.refresh()
+    sampler = GenerateSampler(http, engine.url, versions)
+    assert (await sampled(sampler.of_play(lambda count: None))).top is None
+    sampler.top_share, sampler.top_count = 1.0, 6
+    found = await sampled(sampler.of_play(lambda count: None))
+    assert found.top is not None
+    for at, (ids, values) in enumerate(zip(*found.top, strict=True)):
+        row = np.array(logprobs([1, 2, 3, *found.token_ids[:at]], "0.1", 1.0))
+        assert ids.tolist() == np.argsort(-row, kind="stable")[:6].tolist()
+        assert np.allclose(values, row[ids])
+
+
+async def test_a_dense_engine_is_not_asked_for_the_most_probable_tokens(
+    engine: FakeEngine, sampler: GenerateSampler
+) -> None:
+    sampler.top_share = 1.0
+    assert (await sampled(sampler.of_play(lambda count: None))).top is None
+    assert engine.asked[-1]["sampling_params"]["logprobs"] == 0
+
+
+async def test_a_sample_whose_engine_sends_too_few_goes_without_them(
+    engine: FakeEngine, http: aiohttp.ClientSession
+) -> None:
+    engine.schedules = {"0.1": "ab" * 32}
+    versions = EngineVersions(http, engine.url, engine.url)
+    await versions.refresh()
+    sampler = GenerateSampler(http, engine.url, versions)
+    sampler.top_share, sampler.top_count = 1.0, 10_000
+    found = await sampled(sampler.of_play(lambda count: None))
+    assert (found.top, len(found.token_ids)) == (None, 24)

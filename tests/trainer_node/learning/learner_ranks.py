@@ -123,10 +123,10 @@ class Kept:
         self._folder, self._ranks, self._hub = folder / "versions", ranks, hub
         self._folder.mkdir(exist_ok=True)
 
-    def publish(self, step: int, named_tensors: Any) -> Any:
+    def publish(self, step: int, named_tensors: Any, *, files: Any) -> Any:
         return self._kept(self._hub.publish, step, named_tensors)
 
-    def resume(self, step: int, named_tensors: Any) -> Any:
+    def resume(self, step: int, named_tensors: Any, *, files: Any) -> Any:
         return self._kept(self._hub.resume, step, named_tensors)
 
     def _kept(self, publish: Callable[[int, Any], Any], step: int, named_tensors: Any) -> Any:

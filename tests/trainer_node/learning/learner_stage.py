@@ -102,7 +102,7 @@ class MemoryHub:
     versions: dict[Version, dict[str, torch.Tensor]] = field(default_factory=dict)
     fails: int = 0
 
-    def publish(self, step: int, named_tensors: Any) -> Handle:
+    def publish(self, step: int, named_tensors: Any, *, files: Any) -> Handle:
         from p2pcast.errors import RetryableError
 
         handle = Handle(step)
@@ -119,9 +119,9 @@ class MemoryHub:
         handle.finish()
         return handle
 
-    def resume(self, step: int, named_tensors: Any) -> Handle:
+    def resume(self, step: int, named_tensors: Any, *, files: Any) -> Handle:
         self.branch += 1
-        return self.publish(step, named_tensors)
+        return self.publish(step, named_tensors, files=files)
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

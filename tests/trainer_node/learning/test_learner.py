@@ -141,11 +141,11 @@ class LateHub(MemoryHub):
     late_step: int = 3
     late: Handle | None = None
 
-    def publish(self, step: int, named_tensors: Any) -> Handle:
+    def publish(self, step: int, named_tensors: Any, *, files: Any) -> Handle:
         if step != self.late_step or self.late is not None:
-            return super().publish(step, named_tensors)
+            return super().publish(step, named_tensors, files=files)
         self.branch += 1
-        stored = super().publish(step, named_tensors)
+        stored = super().publish(step, named_tensors, files=files)
         self.late = Handle(step)
         self.late.taken()
         self.late.version = stored.version
@@ -255,9 +255,9 @@ def test_kappa_is_at_most_one_above_the_staleness_bound() -> None:
 class ReplacedHub(MemoryHub):
     """From step 3 on, another learner's branch is the newest."""
 
-    def publish(self, step: int, named_tensors: Any) -> Handle:
+    def publish(self, step: int, named_tensors: Any, *, files: Any) -> Handle:
         if step < 3:
-            return super().publish(step, named_tensors)
+            return super().publish(step, named_tensors, files=files)
         handle = Handle(step)
         handle.taken()
         handle.finish(RefusedError("branch 2 was opened after this trainer's branch 1"))

@@ -167,10 +167,10 @@ class WatchedPublisher:
         self._publisher, self._life = publisher, life
         self._last: Handle | None = None
 
-    def publish(self, step: int, named_tensors: Any) -> Handle:
+    def publish(self, step: int, named_tensors: Any, *, files: Any) -> Handle:
         return self._begun(Publisher.publish, step, named_tensors)
 
-    def resume(self, step: int, named_tensors: Any) -> Handle:
+    def resume(self, step: int, named_tensors: Any, *, files: Any) -> Handle:
         return self._begun(Publisher.resume, step, named_tensors)
 
     def _begun(self, method: Callable[[Publisher, int, Any], Handle], step: int, named_tensors: Any) -> Handle:

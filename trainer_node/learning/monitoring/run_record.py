@@ -69,6 +69,9 @@ class StepEvent:
     kl_sparse: Number = None
     weight_sparse: Number = None
     weight_dense: Number = None
+    judged_tokens: Count = None
+    acceptance_mean: Number = None
+    acceptance: Number = None
     kl_distill: Number = None
     acceptance_distill: Number = None
     replayed_share: Number = None
@@ -146,6 +149,21 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
+class BudgetEvent:
+    """The guard of sparse attention gave bin ``bin`` of positions other pages. ``percentile``: the 5th, of ``tokens``
+    acceptance rates. ``before``, ``after``: pages; None: all.
+    """
+
+    step: int
+    bin: int
+    time: Number = None
+    percentile: Number = None
+    tokens: Count = None
+    before: Count = None
+    after: Count = None
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointEvent:
     step: int
     time: Number = None
@@ -162,13 +180,14 @@ class EndEvent:
     reason: str = ""
 
 
-Event = StartEvent | StepEvent | Publication | Evaluation | Probe | CheckpointEvent | EndEvent
+Event = StartEvent | StepEvent | Publication | Evaluation | Probe | BudgetEvent | CheckpointEvent | EndEvent
 _KINDS: Final[dict[str, tuple[type[Event], str]]] = {
     "start": (StartEvent, "starts"),
     "step": (StepEvent, "steps"),
     "publish": (Publication, "publications"),
     "evaluation": (Evaluation, "evaluations"),
     "probe": (Probe, "probes"),
+    "budget": (BudgetEvent, "budgets"),
     "checkpoint": (CheckpointEvent, "checkpoints"),
     "end": (EndEvent, "end"),
 }
@@ -184,6 +203,7 @@ class RunRecord:
     publications: list[Publication] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     probes: list[Probe] = field(default_factory=list)
+    budgets: list[BudgetEvent] = field(default_factory=list)
     checkpoints: list[CheckpointEvent] = field(default_factory=list)
     end: EndEvent | None = None
     """None while the run goes on, and after a crash."""
@@ -220,7 +240,7 @@ class RunRecord:
     def _supersede(self, step: int) -> None:
         """The learner goes on from ``step``: later events belong to a lineage that ended."""
         self.end = None
-        for name in ("steps", "publications", "evaluations", "probes", "checkpoints"):
+        for name in ("steps", "publications", "evaluations", "probes", "budgets", "checkpoints"):
             events: list[Event] = getattr(self, name)
             self.superseded += [event for event in events if event.step > step]
             setattr(self, name, [event for event in events if event.step <= step])

@@ -11,7 +11,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.logging import RichHandler
 
-from trainer_node.learning.monitoring.run_record import Event, Probe, RunRecord, StartEvent
+from trainer_node.learning.monitoring.run_record import BudgetEvent, Event, Probe, RunRecord, StartEvent
 from trainer_node.learning.monitoring.run_table import ROWS, event_line, run_picture, summary_lines
 
 REFRESH_S = 0.25
@@ -48,8 +48,9 @@ class RunScreen:
                 handler.console = console
 
     def show(self, event: Event) -> None:
-        """On a terminal, starts and alarms stay above the table; everything else is in it."""
-        if self._live is None or isinstance(event, StartEvent) or (isinstance(event, Probe) and event.alarm):
+        """On a terminal, starts, alarms and new budgets stay above the table; everything else is in it."""
+        alarm = isinstance(event, Probe) and event.alarm
+        if self._live is None or alarm or isinstance(event, StartEvent | BudgetEvent):
             self.say(event_line(event))
         self.refresh()
 

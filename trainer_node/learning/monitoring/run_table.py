@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainer_node.learning.monitoring.run_record import (
+    BudgetEvent,
     CheckpointEvent,
     EndEvent,
     Evaluation,
@@ -104,6 +105,8 @@ def summary_lines(record: RunRecord, doing: str = "") -> list[str]:
     lines += [f"{'ALARM' if probe.alarm else 'probe':12}{_probe(probe)}" for probe in shown[:MOST_ENGINES]]
     if len(shown) > MOST_ENGINES:
         lines.append(f"{'':12}and {len(shown) - MOST_ENGINES} engines more")
+    if record.budgets:
+        lines.append(f"budget      {_budget(record.budgets[-1])}")
     if record.checkpoints:
         lines.append(f"checkpoint  {_checkpoint(record.checkpoints[-1])}")
     if record.resumes:
@@ -127,6 +130,8 @@ def event_line(event: Event) -> str:
             if event.replayed_share is not None:
                 routing = f"KL {scientific(event.kl_replayed)}, by own routing {scientific(event.kl_own_routing)}"
                 said += [f"experts of {percent(event.replayed_share)} of tokens replayed ({routing})"]
+            if event.acceptance is not None:
+                said += [f"5th percentile of acceptance {fixed(event.acceptance)}"]
             said += [f"ratio {fixed(event.ratio_mean)} (at most {fixed(event.ratio_max, 2)})"]
             said += [f"entropy {fixed(event.entropy)}"]
             said += [f"bubble {percent(event.bubble)}", f"{short(event.tokens_per_s)} tokens/s"]
@@ -138,6 +143,8 @@ def event_line(event: Event) -> str:
             return f"evaluation: {_evaluation(event)}"
         case Probe():
             return f"{'probe ALARM' if event.alarm else 'probe'}: {_probe(event)}"
+        case BudgetEvent():
+            return f"budget: {_budget(event)}"
         case CheckpointEvent():
             return f"checkpoint: {_checkpoint(event)}"
         case StartEvent():
@@ -182,6 +189,14 @@ def _probe(event: Probe) -> str:
     if event.kl is not None and event.floor:
         line += f", {event.kl / event.floor:.3g} x the floor"
     return f"{line}, {event.engine}"
+
+
+def _budget(event: BudgetEvent) -> str:
+    before, after = (f"{'all' if pages is None else pages} pages" for pages in (event.before, event.after))
+    return (
+        f"bin {event.bin} has {after} in place of {before} from step {event.step} on: 5th percentile of the acceptance"
+        f" rate {fixed(event.percentile)} of {event.tokens} tokens"
+    )
 
 
 def _checkpoint(event: CheckpointEvent) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from p2pcast.errors import LocalError
 from p2pcast.store.atomic_files import explained
 from trainer_node.learning.monitoring.run_record import (
+    BudgetEvent,
     CheckpointEvent,
     EndEvent,
     Evaluation,
@@ -47,6 +48,9 @@ def scalars(event: Event) -> dict[str, float]:
         case Probe():
             found = {"kl": event.kl, "floor": event.floor, "alarm": float(event.alarm)}
             return {f"probe_{name}/{event.engine}": value for name, value in found.items() if value is not None}
+        case BudgetEvent():
+            found = {"percentile": event.percentile, "pages": None if event.after is None else float(event.after)}
+            return {f"budget_{name}/bin {event.bin}": value for name, value in found.items() if value is not None}
         case CheckpointEvent():
             return _numbers("checkpoint", event)
         case StartEvent() | EndEvent():

@@ -50,6 +50,27 @@ def scores_of_logits(
     return _scores(logits, None, None, targets, temperatures, chunk_logits)
 
 
+def candidate_logprobs(
+    rows: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    candidates: torch.Tensor,
+    temperatures: torch.Tensor,
+    *,
+    chunk_logits: int = CHUNK_LOGITS,
+) -> torch.Tensor:
+    """Log-probabilities of ``candidates`` (M, K), token ids at each position, without a gradient. ``rows``: hidden
+    states (M, H), or without ``weight`` logits (M, V); the rest as of ``scores_of_hidden``.
+    """
+    chunk = max(1, chunk_logits // (rows.shape[-1] if weight is None else weight.shape[0]))
+    found = torch.empty(candidates.shape, dtype=_exact(rows.dtype), device=rows.device)
+    given = temperatures.expand(candidates.shape[0])
+    with torch.no_grad():
+        for part in _parts(len(candidates), chunk):
+            found[part] = _log_softmax(_logits(rows[part], weight, bias), given[part]).gather(-1, candidates[part])
+    return found
+
+
 def _scores(
     rows: torch.Tensor,
     weight: torch.Tensor | None,

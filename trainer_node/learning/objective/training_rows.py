@@ -19,6 +19,7 @@ from p2pcast.rollouts.kv_policy import KV_OF_ONE_VERSION
 from p2pcast.rollouts.result import Result, Span, fault
 from p2pcast.rollouts.routed_experts import ExpertShape, RoutedExperts, shape_fault
 from trainer_node.learning.objective.advantages import AdvantageKind, group_advantages
+from trainer_node.learning.objective.judged_tokens import JudgedTokens, judged_tokens
 from trainer_node.ledger.batch_cut import LEAST_SURVIVORS
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ class TrainingRow:
     ``group``: the group's number in the batch. ``reward``: the ledger's, whatever ``overlong`` says. ``truncated``: the
     rollout ended at the limit of tokens. ``single_version``: the step of the one version that made the whole rollout
     with a KV cache of its own, else MIXED. ``routed``: the recorded experts of tokens, for router replay.
-    ``sparse`` (n,) bool: tokens that sparse attention sampled; None: no token.
+    ``sparse`` (n,) bool: tokens that sparse attention sampled; None: no token. ``judged``: for the guard of sparse
+    attention.
     """
 
     token_ids: npt.NDArray[np.int64]
@@ -60,6 +62,7 @@ class TrainingRow:
     single_version: int = MIXED
     routed: RoutedExperts | None = None
     sparse: npt.NDArray[np.bool_] | None = None
+    judged: Sequence[JudgedTokens] = ()
 
     @property
     def tokens(self) -> int:
@@ -87,11 +90,13 @@ def rows_of(
     vocabulary: int,
     experts: ExpertShape | None = None,
     expert_layers: Sequence[int] = (),
+    judged_staleness: int | None = None,
 ) -> list[TrainingRow]:
     """The rows of a batch: groups in their order, and a group's rollouts in theirs. ``kind``, ``eps``: of
     ``group_advantages``. ``step``: t, the learner's, in optimiser steps. ``staleness``: S, in optimiser steps.
     ``vocabulary``: number of token ids. ``experts``, ``expert_layers``: of a learner that replays routers. A row
-    whose recorded experts do not fit them has none: no worker can stop a run by them.
+    whose recorded experts do not fit them has none: no worker can stop a run by them. ``judged_staleness``: steps that
+    a version may lie behind for its tokens to be judged by the guard; None: no token is.
 
     Raises IntegrityError that names the job and the reason, for a batch that the ledger would not have cut.
     """
@@ -109,7 +114,11 @@ def rows_of(
         for one, cut, advantage in zip(samples.rollouts, cut_off, advantages, strict=True):
             learns = not (cut and overlong == "mask")
             row = _row(one.result, float(advantage), number, one.reward, learns=learns)
-            rows.append(row if experts is None else replace(row, routed=_routed(one.result, experts, expert_layers)))
+            if experts is not None:
+                row = replace(row, routed=_routed(one.result, experts, expert_layers))
+            if judged_staleness is not None:
+                row = replace(row, judged=judged_tokens(one.result, step - judged_staleness))
+            rows.append(row)
     return rows
 
 

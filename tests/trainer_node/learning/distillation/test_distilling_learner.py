@@ -11,7 +11,6 @@ import torch
 from p2pcast.errors import UsageError
 from p2pcast.sparse.budget_schedule import FILE, BudgetSchedule
 from tests.trainer_node.learning.learner_stage import (
-    ALONE,
     EVERY,
     STEPS,
     KilledError,
@@ -27,7 +26,8 @@ from trainer_node.learning import checkpoints
 from trainer_node.learning.distillation.rollout_adapter import RolloutAdapter
 from trainer_node.learning.distillation.sparse_distillation import DistillOptions, SparseDistillation
 from trainer_node.learning.learner import HOOK, Learner
-from trainer_node.learning.learner_startup import published_words, schedule_of_folder
+from trainer_node.learning.learner_config import DistillTable, LearnerConfig, ModelTable, SparseTable
+from trainer_node.learning.learner_startup import published_words
 from trainer_node.learning.objective.policy_loss import LossOptions
 from trainer_node.learning.objective.training_rows import NOT_SAMPLED
 from trainer_node.learning.trained_weights import OptimizerOptions
@@ -119,9 +119,8 @@ def test_checkpoints_of_other_runs_are_continued(
     assert checkpoints.newest(tmp_path) is not None
 
 
-def test_the_model_s_folder_gives_the_schedule_of_all_versions(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="needs a schedule of sparse attention"):
-        schedule_of_folder(tmp_path)
-    (tmp_path / FILE).write_bytes(SCHEDULE.to_bytes())
-    assert schedule_of_folder(tmp_path)(7) == SCHEDULE
-    assert ALONE.count == 1
+def test_an_adapter_without_a_schedule_is_refused(tmp_path: Path) -> None:
+    config = LearnerConfig(model=ModelTable(tmp_path), distill=DistillTable(rank=4))
+    with pytest.raises(UsageError, match=r"needs \[sparse\] schedule"):
+        config.checked()
+    replace(config, sparse=SparseTable(tmp_path / FILE)).checked()

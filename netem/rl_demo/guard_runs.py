@@ -1,0 +1,173 @@
+"""Two runs of one model whose engine attends to far too few pages: without the guard of sparse attention, and with it.
+
+Both are runs as users start them: hub, ledger, learner, peer, worker, and a vLLM server with sparse attention. They
+differ in ``[sparse] target`` alone: with 0 the learner measures the acceptance rate, and leaves the budget as it is.
+
+Source of the comparison: Sparrow, figures 1 and 2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+
+from netem.demo.commands import FIRST_PEER
+from netem.demo.processes import Child, Processes, describe_exit
+from netem.demo.wait import HTTP_S, Watch, unwrapped
+from netem.demo.workspace import Workspace
+from netem.rl_demo.rl_participants import ENGINE, HUB, LEDGER, LOGPROBS, RlOptions, RlParticipants
+from p2pcast.inspection import png_figure
+from p2pcast.sparse.acceptance_rate import LEAST_TOKENS
+from p2pcast.sparse.budget_guard import TARGET
+from p2pcast.sparse.budget_schedule import BudgetSchedule
+from trainer_node.learning.monitoring.run_log import read_run
+from trainer_node.learning.monitoring.run_record import RunRecord
+
+ENGINE_S, RUN_S = 900.0, 7200.0
+"""Time limits in seconds."""
+LOW: Final = 0.75
+"""5th percentile below which a run's budget counts as too small."""
+KEPT: Final = ("loss.kind='tis'", "sft.steps=0", "probe.prompts=0", "export.every=0", "optimizer.warmup-steps=0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardRunOptions:
+    """``model``: folder of a model that has learnt ``task``. ``longest``: tokens of prompt and answer. ``pages``: of
+    the first budget, in every bin. ``slots``: plays at the same time.
+    """
+
+    folder: Path
+    model: Path
+    task: str
+    longest: int
+    pages: int = 1
+    bin_tokens: int = 512
+    block_size: int = 32
+    steps: int = 24
+    groups: int = 4
+    group_size: int = 8
+    lr: float = 1e-5
+    slots: int = 16
+    seed: int = 0
+
+    @property
+    def schedule(self) -> BudgetSchedule:
+        return BudgetSchedule((self.pages,), bin_tokens=self.bin_tokens)
+
+    @property
+    def run(self) -> RlOptions:
+        return RlOptions(
+            self.folder, steps=self.steps, quiet_steps=0, groups=self.groups, group_size=self.group_size, staleness=1,
+            peers=1, workers=1, sft=0, lr=self.lr, seed=self.seed,
+        )  # fmt: skip
+
+
+class SparseParticipants(RlParticipants):
+    """The participants of one run, whose engine has sparse attention."""
+
+    def __init__(self, options: GuardRunOptions, work: Workspace, processes: Processes) -> None:
+        super().__init__(options.run, work, processes, options.task)
+        self._run_options, self.base = options, options.model
+
+    def engine(self) -> Child:
+        options = self._run_options
+        words = ["--enable-scale-out", "--logprobs-mode", LOGPROBS, "--generation-config", "vllm"]
+        words += ["--max-model-len", str(options.longest), "--block-size", str(options.block_size)]
+        words += ["--max-num-seqs", str(options.slots), "--max-num-batched-tokens", str(max(4096, options.longest))]
+        return self._start_engine(self.base, words, {"P2PCAST_SPARSE_ATTENTION": "1"})
+
+
+async def _run(options: GuardRunOptions, target: float, work: Workspace, processes: Processes) -> RunRecord:
+    """The record of a run that has ended. Raises DemoError."""
+    parts, schedule = SparseParticipants(options, work, processes), work.root / "sparse_attention.json"
+    schedule.write_bytes(options.schedule.to_bytes())
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HTTP_S)) as http:
+        watch = Watch(processes, work.state, http, lambda: None)
+        engine = parts.engine()
+        hub = await watch.daemon(HUB, parts.hub())
+        peer = parts.peer(FIRST_PEER)
+        peer_url = await watch.daemon(FIRST_PEER, peer, ready=False)
+        ledger = await watch.daemon(LEDGER, parts.ledger(hub), ready=False)
+        parts.configure(ledger)
+        await watch.until_answers("vLLM", engine, ENGINE_S, parts.engine_url + "/health")
+        sparse = [f"sparse.schedule={json.dumps(str(schedule))}", f"sparse.target={target}"]
+        learner = parts.learner(*KEPT, *sparse)
+        await watch.until_answers(FIRST_PEER, peer, ENGINE_S, peer_url + "/readyz")
+        worker = parts.worker("w1", ledger, peer_url, "--guard-share", "1")
+        learner.expected = worker.expected = True
+        await watch.until("end of the run", learner, RUN_S, lambda: not learner.alive)
+        if learner.process.returncode:
+            raise learner.failure(f"the learner ended with {describe_exit(learner.process.returncode)}")
+        for name in (FIRST_PEER, LEDGER, HUB, ENGINE):
+            await asyncio.to_thread(processes.stop, name)
+    return read_run(parts.run)
+
+
+def _figures(record: RunRecord, target: float) -> dict[str, Any]:
+    """``results``: rollouts until the 5th percentile of every measured bin was at the target; None: never."""
+    results = rollouts = 0
+    back: int | None = None
+    for step in record.steps:
+        rollouts += step.rollouts or 0
+        at_target = step.acceptance is not None and step.acceptance >= target
+        back = (rollouts if back is None else back) if at_target else None
+        results = rollouts
+    return {
+        "rewards": [step.reward for step in record.steps],
+        "percentiles": [step.acceptance for step in record.steps],
+        "means": [step.acceptance_mean for step in record.steps],
+        "kl_sparse": [step.kl_sparse for step in record.steps],
+        "weight_sparse": [step.weight_sparse for step in record.steps],
+        "budgets": [asdict(event) for event in record.budgets],
+        "results_until_target": back,
+        "results": results,
+    }
+
+
+def guard_runs(options: GuardRunOptions, picture: Path | None = None) -> dict[str, Any]:
+    """Both runs, one after the other. Raises P2PCastError."""
+    found = {}
+    for name, target in (("without", 0.0), ("with", TARGET)):
+        with Workspace(options.folder / name) as work, Processes(work.logs) as processes:
+            record = asyncio.run(unwrapped(_run(options, target, work, processes)))
+            found[name] = _figures(record, TARGET)
+    measured = [one for one in found["without"]["percentiles"] if one is not None]
+    stays_low = bool(measured) and max(measured) < LOW
+    back = found["with"]["results_until_target"] is not None
+    document = {
+        "verdict": "PASS" if stays_low and back else "FAIL",
+        "target": TARGET,
+        "tokens_of_a_percentile": LEAST_TOKENS,
+        "schedule": options.schedule.document(),
+        "runs": found,
+    }
+    if picture is not None:
+        plot_runs(document, picture)
+    return document
+
+
+def plot_runs(document: dict[str, Any], file: Path) -> None:
+    """Rewards and 5th percentiles of both runs by step. Raises LocalError."""
+    figure, ((reward, percentile),) = png_figure.blank(1, 2, width=12, height=4.5)
+    for name, run in document["runs"].items():
+        _line(reward, run["rewards"], f"{name} the guard")
+        _line(percentile, run["percentiles"], f"{name} the guard")
+    percentile.axhline(document["target"], color="black", linestyle=":")
+    reward.set_ylabel("mean reward")
+    percentile.set_ylabel("5th percentile of the acceptance rate, lowest bin")
+    for axis in (reward, percentile):
+        axis.set_xlabel("step")
+        axis.legend()
+    png_figure.save(figure, file)
+
+
+def _line(axis: Any, values: Sequence[float | None], label: str) -> None:
+    known = [(step, value) for step, value in enumerate(values, 1) if value is not None]
+    if known:
+        axis.plot(*zip(*known, strict=True), marker="o", label=label)

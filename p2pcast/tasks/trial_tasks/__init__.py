@@ -1,0 +1,1 @@
+"""Tasks made for trials and measurements, with vocabularies of their own."""

@@ -1,0 +1,75 @@
+"""Acceptance rates of tokens that sparse attention sampled, by the learner's own dense forward pass.
+
+Source: Sparrow, section 3.1. The sampler tells its most probable tokens alone, and missing ones count 0, so rates are
+never too high. They hold for the learner's present weights: what its steps changed since the rollout lowers them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from trainer_node.learning.learner_model import LearnerModel
+from trainer_node.learning.objective.judged_tokens import JudgedTokens
+from trainer_node.learning.objective.micro_batches import MicroBatch, Packing, deal, micro_batches
+from trainer_node.learning.objective.training_rows import TrainingRow
+from trainer_node.learning.trainer_ranks import TrainerRanks
+
+
+class Rates(NamedTuple):
+    """Of tokens of one row. ``schedule``: as of JudgedTokens. ``positions``, ``alphas``: as for
+    ``AcceptanceBins.add``.
+    """
+
+    schedule: bytes
+    positions: np.ndarray
+    alphas: np.ndarray
+
+
+def acceptance_rates(
+    model: LearnerModel, ranks: TrainerRanks, rows: Sequence[TrainingRow], most_tokens: int, packing: Packing
+) -> list[Rates]:
+    """Of the rows' judged tokens, on all ranks. ``rows``: of all ranks. Costs a forward pass of the rows that have
+    judged tokens. All ranks call alike.
+    """
+    found = [(row, judged) for row in rows for judged in row.judged]
+    if not found:
+        return []
+    chosen = [_only(row, judged.places) for row, judged in found]
+    mine = micro_batches(deal(chosen, ranks.count), ranks.rank, most_tokens, packing)
+    rates: list[Rates] = []
+    for batch in mine:
+        numbers = _numbers(batch)
+        ids = [found[number][1].ids for number in numbers] or [np.zeros((1, 1), np.int64)]
+        width = max(one.shape[1] for one in ids)
+        padded = np.concatenate([np.pad(one, ((0, 0), (0, width - one.shape[1]))) for one in ids])
+        dense = model.candidate_logprobs(batch, torch.from_numpy(padded)).cpu().numpy()
+        at = 0
+        for number in numbers:
+            judged = found[number][1]
+            end = at + len(judged.places)
+            rates.append(Rates(judged.schedule, judged.places, _alphas(dense[at:end], judged)))
+            at = end
+    return [one for part in ranks.gathered(rates) for one in part]
+
+
+def _only(row: TrainingRow, places: np.ndarray) -> TrainingRow:
+    """The row with these places as its targets."""
+    targets = np.zeros(row.tokens, bool)
+    targets[places] = True
+    return replace(row, learnt=targets)
+
+
+def _numbers(batch: MicroBatch) -> list[int]:
+    """Numbers of the rows in the order of their targets; none for an empty micro-batch."""
+    return list(dict.fromkeys(batch.rows[batch.learnt].tolist()))
+
+
+def _alphas(dense: np.ndarray, judged: JudgedTokens) -> np.ndarray:
+    width = judged.ids.shape[1]
+    both = np.minimum(np.exp(dense[:, :width]), np.exp(judged.logprobs))
+    return np.asarray(both.sum(-1, dtype=np.float64)).clip(0.0, 1.0)
