@@ -67,6 +67,7 @@ COMMANDS = {
     "distill": (
         "netem.bench.commands.distill_command:distill",
         "Acceptance rates of sparse attention before and after the training of an adapter for rollouts.",
+    ),
     "guard": (
         "netem.bench.commands.guard_command:guard",
         "Training with too small a budget of sparse attention, without its guard and with it.",
