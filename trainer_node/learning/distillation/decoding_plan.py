@@ -27,14 +27,13 @@ ScheduleOf = Callable[[int], BudgetSchedule | None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodingPlan:
-    """Of B sequences of T positions, for all layers. ``page_tokens``: of the engine's pages.
+    """Of B sequences with T keys and the queries of all of them, or of the last ones, for all layers.
 
-    ``places`` (S,) int64: of B * T flattened positions, those with fewer pages. ``page_of`` (B * T,) int64: number of
-    each position's page in the micro-batch. ``first`` (S,) int64: the first page of a place's row. ``pages``, ``kept``
-    (S,) int64: pages that hold earlier tokens and the place itself, and those it attends to.
+    ``places`` (S,) int64: of the flattened queries, those with fewer pages. ``page_of`` (B * T,) int64: number of each
+    key's page among the pages of all sequences. ``first`` (S,) int64: the first page of a place's row. ``pages``,
+    ``kept`` (S,) int64: pages that hold earlier tokens and the place itself, and those it attends to.
     """
 
-    page_tokens: int
     places: torch.Tensor
     page_of: torch.Tensor
     first: torch.Tensor
@@ -61,7 +60,21 @@ def decoding_plan(batch: MicroBatch, schedule_of: ScheduleOf, page_tokens: int, 
     page_of = np.cumsum(positions % page_tokens == 0) - 1
     first = page_of[places] - positions[places] // page_tokens
     found = (places, page_of, first, pages[places], kept[places])
-    return DecodingPlan(page_tokens, *(torch.from_numpy(one.astype(np.int64)).to(device) for one in found))
+    return DecodingPlan(*(torch.from_numpy(one.astype(np.int64)).to(device) for one in found))
+
+
+def token_plan(
+    sequences: int, tokens: int, schedule: BudgetSchedule | None, page_tokens: int, device: torch.device
+) -> DecodingPlan:
+    """Of the last token of each of ``sequences`` equally long texts of ``tokens`` tokens, whose other keys are cached.
+    ``schedule`` None: dense.
+    """
+    pages = -(-tokens // page_tokens)
+    kept = pages if schedule is None else int(schedule.kept_pages(np.array(tokens - 1), page_tokens))
+    rows = torch.arange(sequences if kept < pages else 0, device=device)
+    in_text = torch.arange(tokens, device=device) // page_tokens
+    page_of = (torch.arange(sequences, device=device)[:, None] * pages + in_text).flatten()
+    return DecodingPlan(rows, page_of, rows * pages, torch.full_like(rows, pages), torch.full_like(rows, kept))
 
 
 def kept_pages(plan: DecodingPlan, scores: torch.Tensor) -> torch.Tensor:

@@ -64,8 +64,8 @@ def _register() -> None:
 def _attend(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **how: Any
 ) -> tuple[torch.Tensor, None]:
-    """``query`` (B, query heads, T, size); ``key``, ``value`` (B, key heads, T, size); ``mask`` bool, broadcast to
-    (B, 1, T, T); None: causal.
+    """``query`` (B, query heads, Q, size); ``key``, ``value`` (B, key heads, T, size), of which the last Q are the
+    queries; ``mask`` bool, broadcast to (B, 1, Q, T); None: causal.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -76,7 +76,7 @@ def _attend(
             " attention. Set rank = 0"
         )
     if plan.places.numel() and module.layer_idx >= DENSE_LAYERS and how.get("sliding_window") is None:
-        mask = _shorter(plan, _chosen(plan, query, key), mask, query.shape[0], query.shape[2])
+        mask = _shorter(plan, _chosen(plan, query, key), mask, query.shape[0], query.shape[2], key.shape[2])
     found: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **how)
     return found
 
@@ -92,13 +92,12 @@ def _chosen(plan: DecodingPlan, query: torch.Tensor, key: torch.Tensor) -> torch
 
 
 def _shorter(
-    plan: DecodingPlan, chosen: torch.Tensor, mask: torch.Tensor | None, sequences: int, length: int
+    plan: DecodingPlan, chosen: torch.Tensor, mask: torch.Tensor | None, sequences: int, queries: int, keys: int
 ) -> torch.Tensor:
-    """The mask without the pages that were not chosen, (B, 1, T, T)."""
-    device = chosen.device
+    """The mask without the pages that were not chosen, (B, 1, Q, T)."""
     if mask is None:
-        mask = torch.ones((length, length), dtype=torch.bool, device=device).tril()
-    whole = mask.expand(sequences, 1, length, length).reshape(sequences * length, length).clone()
-    pages = plan.page_of.view(sequences, length)[plan.places // length]
+        mask = torch.ones((queries, keys), dtype=torch.bool, device=chosen.device).tril(keys - queries)
+    whole = mask.expand(sequences, 1, queries, keys).reshape(sequences * queries, keys).clone()
+    pages = plan.page_of.view(sequences, keys)[plan.places // queries]
     whole[plan.places] &= chosen.gather(1, pages)
-    return whole.view(sequences, 1, length, length)
+    return whole.view(sequences, 1, queries, keys)

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 
+from netem.rollouts.sparse_sampler import sparse_answers
 from p2pcast.errors import UsageError
 from p2pcast.sparse.budget_schedule import DENSE, BudgetSchedule
 from tests.rollout_node.vllm.sparse_reference import Reference
 from tests.trainer_node.learning.distillation.sparse_rows import (
     ALONE,
     PAGE,
+    SCHEDULE,
     VERSION,
     VOCABULARY,
     deep_folder,
@@ -142,3 +144,15 @@ def test_a_pass_without_a_plan_is_refused(model: LearnerModel) -> None:
         model.logprobs(together([sparse_row(1, 3, 4)]))
     assert model.vocabulary == VOCABULARY
     assert model.module.config._attn_implementation == "sdpa"
+
+
+def test_cached_keys_give_the_log_probabilities_of_whole_texts(model: LearnerModel) -> None:
+    rows = [sparse_row(seed, 30, 1) for seed in (1, 2)]
+    prompts = [row.token_ids[:30].tolist() for row in rows]
+    said, logprobs = sparse_answers(model.module, prompts, 30, SCHEDULE, PAGE, torch.Generator().manual_seed(1))
+    whole = [
+        sparse_row(seed, 30, 30, token_ids=np.array([*prompt, *answer.tolist()]))
+        for seed, (prompt, answer) in enumerate(zip(prompts, said, strict=True))
+    ]
+    expected = scored(model, together(whole))
+    assert torch.allclose(logprobs.gather(2, said[..., None]).flatten(), expected, atol=2e-5)
