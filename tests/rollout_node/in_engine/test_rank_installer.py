@@ -139,7 +139,7 @@ async def test_a_run_may_gain_an_adapter(peer: Any, tmp_path: Path, takes_adapte
     assert held == ({t.name: state(run, t.name) for t in PHI} if takes_adapters else {})
 
 
-async def test_a_model_that_is_loaded_as_a_whole_takes_no_adapter_beside_it(peer: Any, tmp_path: Path) -> None:
+async def test_no_adapter_goes_beside_a_model_loaded_as_a_whole(peer: Any, tmp_path: Path) -> None:
     path, provider = peer
     provider.run = run = stored(tmp_path / "both", MODEL + PHI)
     rank = ToyRank(takes_adapters=True, derived=True)

@@ -369,7 +369,7 @@ async def test_an_audit_compares_the_live_weights(host: Host) -> None:
         await installer.audit(LAYOUT, {})
 
 
-async def test_an_engine_without_adapters_says_what_it_lacks(host: Host) -> None:
+async def test_an_engine_without_adapters_names_the_missing_adapter(host: Host) -> None:
     """The adapter's tensors are not among the unreadable ones: the engine does not claim to hold them."""
     for rank in host.engine.ranks:
         rank.answers["init"] = {"lacks": ["phi"]}
