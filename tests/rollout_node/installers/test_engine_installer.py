@@ -10,6 +10,7 @@ import pytest
 from installer_host import ONE, SHADOW, TWO, Host
 from played_vllm import LAYOUT, Engine, digest_of
 
+from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RetryableError
 from rollout_node.installers.installer import Audit
 
@@ -366,6 +367,20 @@ async def test_an_audit_compares_the_live_weights(host: Host) -> None:
     assert (installer.committed, installer.ready, host.engine.paused) == (None, False, True)
     with pytest.raises(LocalError, match="nothing to audit"):
         await installer.audit(LAYOUT, {})
+
+
+async def test_an_engine_without_adapters_names_the_missing_adapter(host: Host) -> None:
+    """The adapter's tensors are not among the unreadable ones: the engine does not claim to hold them."""
+    for rank in host.engine.ranks:
+        rank.answers["init"] = {"lacks": ["phi"]}
+    installer = await host.installed()
+    await installer.stage(TWO, SHADOW)
+    assert (await installer.commit(TWO)).detail["lacks"] == "phi"
+    both = Layout([*LAYOUT.tensors, *(Tensor(f"{a}/x.lora_A.weight", "U8", (4,)) for a in ("phi", "psi"))])
+    audit = await installer.audit(both, {})
+    assert "psi/x.lora_A.weight" in audit.unknown
+    assert "phi/x.lora_A.weight" not in audit.unknown
+    assert audit.lacks == ("phi",)
 
 
 async def test_an_audit_of_an_engine_that_lost_its_version_is_refused(host: Host) -> None:
