@@ -71,6 +71,7 @@ COMMANDS = {
     "guard": (
         "netem.bench.commands.guard_command:guard",
         "Training with too small a budget of sparse attention, without its guard and with it.",
+    ),
     "lookback": (
         "netem.bench.commands.engine_commands:lookback",
         "Acceptance of sparse attention by budget and length, of a small model that looks far back.",
