@@ -87,8 +87,8 @@ class Recall(HashedTask, HoldsOut):
 
     @property
     def settings(self) -> Settings:
-        mine = {"tokens": self.tokens, "asked": self.asked, "spacing": self.spacing, "statements": self.statements}
-        return mine | self.held_out_settings
+        own = {"tokens": self.tokens, "asked": self.asked, "spacing": self.spacing, "statements": self.statements}
+        return {**own, **self.held_out_settings}
 
     def prompts(self, *seed: int | str) -> Iterator[Prompt]:
         for number in count():

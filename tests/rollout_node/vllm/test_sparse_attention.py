@@ -150,7 +150,7 @@ def lookback(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 
 @pytest.mark.prove
-def test_a_small_budget_loses_what_far_pages_say(lookback: tuple[Path, Any]) -> None:
+def test_a_small_budget_lowers_the_acceptance_rate_of_far_look_backs(lookback: tuple[Path, Any]) -> None:
     """Answers begin at position 2048, in a bin of 512."""
     _, found = lookback
     rates = {row["pages"]: row["percentile"] for row in found["rows"] if row["number"] == 4}
@@ -159,7 +159,7 @@ def test_a_small_budget_loses_what_far_pages_say(lookback: tuple[Path, Any]) -> 
 
 
 @pytest.mark.prove
-def test_layers_behind_the_dense_ones_drop_pages_of_a_trained_model(lookback: tuple[Path, Any]) -> None:
+def test_pages_of_a_trained_model_are_dropped_in_later_layers(lookback: tuple[Path, Any]) -> None:
     """The reference drops pages in layers 2 and later alone."""
     from sparse_reference import Reference
 
