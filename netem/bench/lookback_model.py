@@ -95,7 +95,7 @@ def train_lookback(stages: Sequence[Stage] = STAGES, *, seed: int = 1, model: Qw
             for group in optimizer.param_groups:
                 group["lr"] = rate
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             if step % LOG_EVERY == LOG_EVERY - 1 or step == stage.steps - 1:

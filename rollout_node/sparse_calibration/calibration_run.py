@@ -51,8 +51,8 @@ def rollouts(asked: Mapping[str, Any]) -> list[dict[str, Any]]:
         # Compiling for a CPU takes longer than it saves.
         enforce_eager=current_platform.is_cpu(),
     )
-    # vLLM scores prompts at temperature 1.
-    sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    # vLLM scores prompts at temperature 1. The text of each candidate would take longer than its score.
+    sampling: Any = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "detokenize": False}
     found = []
     for pages, document in asked["budgets"].items():
         budget_in_use.use(BudgetSchedule.read(document))

@@ -206,7 +206,7 @@ def sparse(
     "budgets",
     type=click.IntRange(1),
     multiple=True,
-    default=(1, 5, 13, 29, 61, 93),
+    default=(1, 5, 13, 29, 61, 93, 125),
     help="Pages of 16 tokens of a budget, besides the reserved three; may be repeated.",
 )
 @click.option(
