@@ -64,8 +64,8 @@ def _register() -> None:
 def _attend(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **how: Any
 ) -> tuple[torch.Tensor, None]:
-    """``query`` (B, query heads, Q, size); ``key``, ``value`` (B, key heads, T, size), of which the last Q are the
-    queries; ``mask`` bool, broadcast to (B, 1, Q, T); None: causal.
+    """``query`` (B, query heads, Q, size). ``key``, ``value`` (B, key heads, T, size); the last Q are the queries' own.
+    ``mask`` bool, broadcast to (B, 1, Q, T); None: causal.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

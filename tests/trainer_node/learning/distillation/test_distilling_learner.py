@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import torch
 from p2pcast.errors import UsageError
 from p2pcast.sparse.budget_schedule import FILE, BudgetSchedule
 from tests.trainer_node.learning.learner_stage import (
+    ALONE,
     EVERY,
     STEPS,
     KilledError,
@@ -23,15 +26,19 @@ from tests.trainer_node.learning.learner_stage import (
     small_folder,
 )
 from trainer_node.learning import checkpoints
-from trainer_node.learning.distillation.rollout_adapter import RolloutAdapter
+from trainer_node.learning.distillation.rollout_adapter import NAME, RolloutAdapter
 from trainer_node.learning.distillation.sparse_distillation import DistillOptions, SparseDistillation
 from trainer_node.learning.learner import HOOK, Learner
 from trainer_node.learning.learner_config import DistillTable, LearnerConfig, ModelTable, SparseTable
+from trainer_node.learning.learner_model import LearnerModel
 from trainer_node.learning.learner_startup import published_words
 from trainer_node.learning.objective.policy_loss import LossOptions
 from trainer_node.learning.objective.training_rows import NOT_SAMPLED
 from trainer_node.learning.trained_weights import OptimizerOptions
+from trainer_node.sdk.adapters import Adapters
 from trainer_node.sdk.batch_client import RolloutBatch
+from trainer_node.sdk.publisher import Publisher
+from trainer_node.sdk.tensors import Live
 
 SCHEDULE = BudgetSchedule((1,), 1, 1000)
 """Four tokens."""
@@ -47,12 +54,16 @@ def played(folder: Path) -> list[RolloutBatch]:
     return batches(folder)
 
 
+def phi_of(model: LearnerModel, rank: int = 4) -> SparseDistillation:
+    adapter = RolloutAdapter(model, rank=rank, alpha=16, options=OptimizerOptions(lr=1e-2))
+    options = DistillOptions(LossOptions(), 512, kl_weight=1.0, page_tokens=1)
+    return SparseDistillation(model, adapter, options, lambda version: SCHEDULE)
+
+
 def distilling(place: Path, folder: Path, ledger: MemoryLedger, hub: MemoryHub, rank: int = 4) -> Learner:
     run = learner(place, folder, ledger, hub)
     model, rows = run.step_of._model, run.rows
-    adapter = RolloutAdapter(model, rank=rank, alpha=16, options=OptimizerOptions(lr=1e-2))
-    options = DistillOptions(LossOptions(), 512, kl_weight=1.0, page_tokens=1)
-    run.distillation = found = SparseDistillation(model, adapter, options, lambda version: SCHEDULE)
+    run.distillation = found = phi_of(model, rank)
     run.publications = NoLive(hub, lambda: published_words(model, found), 1, live_share=0.9, live_limit_s=1.0)
     run.rows = lambda batch, step: [replace(row, sparse=row.versions != NOT_SAMPLED) for row in rows(batch, step)]
     return run
@@ -124,3 +135,33 @@ def test_an_adapter_without_a_schedule_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"needs \[sparse\] schedule"):
         config.checked()
     replace(config, sparse=SparseTable(tmp_path / FILE)).checked()
+
+
+@pytest.mark.prove  # the names are tested below
+def test_a_real_hub_takes_versions_of_policy_and_adapter(run: Any, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    run.hub_up(tmp_path / "checkpoints")
+    run.peer_up("peer")
+    distillation = phi_of(LearnerModel(folder, ALONE))
+    model, adapter = distillation._model, distillation.adapter
+    chosen = {NAME: adapter.configuration("base")}
+    options: Any = {"token_file": run.token, "base": folder, "with_adapter": chosen, "dtype": adapter.dtype}
+    with Publisher(run.address, **options) as publisher:
+        publisher.publish(1, list(published_words(model, distillation))).wait_live(1.0)
+        with torch.no_grad():
+            for parameter in adapter.parameters.values():
+                parameter += 0.5
+        publisher.publish(2, list(published_words(model, distillation))).wait_live(1.0)
+    found = run.installed(2)
+    expected = dict(published_words(model, distillation))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+    assert json.loads((run.out() / "step_2" / NAME / "adapter_config.json").read_text())["r"] == 4
+
+
+def test_the_publisher_knows_all_matrices_by_their_names(folder: Path) -> None:
+    distillation = phi_of(LearnerModel(folder, ALONE))
+    words = dict(published_words(distillation._model, distillation))
+    adapters = Adapters({NAME: distillation.adapter.configuration("base")}, beside=True)
+    found = adapters.select(Live(name, tensor) for name, tensor in words.items())
+    assert sorted(one.name for one in found) == sorted(words)
