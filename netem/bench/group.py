@@ -65,11 +65,11 @@ COMMANDS = {
         "Decoding speed with sparse and with dense attention, by length of the text.",
     ),
     "distill": (
-        "netem.bench.commands.distill_command:distill",
+        "netem.bench.sparse_trials.distill_command:distill",
         "Acceptance rates of sparse attention before and after the training of an adapter for rollouts.",
     ),
     "guard": (
-        "netem.bench.commands.guard_command:guard",
+        "netem.bench.sparse_trials.guard_command:guard",
         "Training with too small a budget of sparse attention, without its guard and with it.",
     ),
     "lookback": (

@@ -1,4 +1,4 @@
-"""Acceptance rates of tokens that sparse attention sampled, by the learner's own dense forward pass.
+"""Acceptance rates of sparse attention: each sampled token is judged by the learner's dense forward pass.
 
 Source: Sparrow, section 3.1. The sampler tells its most probable tokens alone, and missing ones count 0, so rates are
 never too high. They hold for the learner's present weights: what its steps changed since the rollout lowers them too.
