@@ -114,6 +114,13 @@ def test_hostile_values_are_refused(change: Any, said: str) -> None:
     assert said in (fault(found, VOCABULARY) or "")
 
 
+def test_ids_and_values_together_are_bounded() -> None:
+    count = MAX_TOP_BYTES // (6 * 20) + 1
+    ids, values = np.tile(np.arange(20, dtype="<u4"), (count, 1)), np.full((count, 20), -5, "<f2")
+    top = TopLogprobs(20, ((2, count + 2),), ids.tobytes(), values.tobytes())
+    assert "are allowed" in (fault(result(top, count + 2), count + 2) or "")
+
+
 @pytest.mark.parametrize("spans", [[[0]], [[0, -1]], "x", [[0, 1, 2]]])
 def test_a_malformed_field_is_no_record(spans: Any) -> None:
     broken = result(packed((2, drawn(4)))._replace(spans=spans)).to_bytes()
