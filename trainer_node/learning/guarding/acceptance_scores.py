@@ -52,7 +52,10 @@ def acceptance_rates(
         for number in numbers:
             judged = found[number][1]
             end = at + len(judged.places)
-            rates.append(Rates(judged.schedule, judged.places, _alphas(dense[at:end], judged)))
+            alphas = _alphas(dense[at:end], judged)
+            # A forward pass that overflows says nothing of the sampler, and must not end the run.
+            known = np.isfinite(alphas)
+            rates.append(Rates(judged.schedule, judged.places[known], alphas[known]))
             at = end
     return [one for part in ranks.gathered(rates) for one in part]
 
