@@ -20,7 +20,7 @@ from p2pcast.sparse.budget_schedule import DENSE, MOST_BINS, BudgetSchedule
 TARGET: Final = 0.86
 FLOOR: Final = 0.5
 RECENT: Final = 10 * LEAST_TOKENS
-"""Tokens of a bin that count in full: what a model was like long ago says little."""
+"""Tokens of a bin that count in full: tokens of the model of long ago say little."""
 
 
 class BudgetChange(NamedTuple):

@@ -65,7 +65,7 @@ def test_a_record_keeps_tokens_in_order_and_values_to_half_precision() -> None:
     assert np.allclose(values, np.take_along_axis(top.logprobs, order, -1), rtol=2**-11)
 
 
-def test_a_record_without_them_has_the_bytes_of_earlier_releases() -> None:
+def test_a_record_without_top_tokens_has_the_bytes_of_earlier_releases() -> None:
     assert b"top_logprobs" not in result(None).to_map()
 
 
@@ -81,7 +81,7 @@ def test_turns_of_a_play_keep_their_places() -> None:
     assert found.positions.tolist() == [2, 3, 7, 8]
 
 
-def test_a_play_that_has_too_many_goes_without_them() -> None:
+def test_a_play_with_too_many_top_tokens_goes_without() -> None:
     collected = TopTokens()
     rows = MAX_TOP_BYTES // (6 * 20) + 1
     collected.add(0, np.tile(np.arange(20, dtype=np.uint32), (rows, 1)), np.full((rows, 20), -5, np.float32))

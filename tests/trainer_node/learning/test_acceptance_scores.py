@@ -121,7 +121,7 @@ def test_spans_of_one_schedule_are_judged_together() -> None:
     assert found.places.tolist() == [4, 7]
 
 
-def test_rows_have_judged_tokens_if_the_guard_wants_them() -> None:
+def test_rows_have_judged_tokens_if_the_guard_asks() -> None:
     made = result(top_logprobs=top((3, 5)), schedules=[(Version(0, 3), b"a" * 32)])
     options = {"kind": "dr_grpo", "eps": 0.0, "overlong": "keep", "step": 5, "staleness": 3, "vocabulary": VOCABULARY}
     of = batch([(made, 1.0), (result(), 0.0)])

@@ -38,7 +38,7 @@ def started() -> ScheduleGuard:
     return guard
 
 
-def test_versions_carry_the_schedule_and_each_change_of_it() -> None:
+def test_versions_carry_the_schedule_and_its_changes() -> None:
     guard = started()
     (change,) = guard.observe([rates(FIRST, 0.7, 200), rates(FIRST, 0.8, 200)])
     assert change_event(change)["after"] == 8

@@ -1,7 +1,7 @@
 """Acceptance rates of tokens that sparse attention sampled, by the learner's own dense forward pass.
 
 Source: Sparrow, section 3.1. The sampler tells its most probable tokens alone, and missing ones count 0, so rates are
-never too high. They hold for the learner's present weights: what its steps changed since the rollout lowers them too.
+never too high. Rates hold for the learner's present weights: its steps since the rollout lower them too.
 """
 
 from __future__ import annotations
