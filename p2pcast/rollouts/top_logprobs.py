@@ -60,6 +60,8 @@ def top_fault(top: TopLogprobs, mask: np.ndarray, vocabulary: int) -> str | None
         if not at <= start < end <= len(mask) or not mask[start:end].all():
             return f"top log-probabilities of tokens {start} to {end}, which are not all sampled, or out of order"
         at = end
+    if top.nbytes > MAX_TOP_BYTES:
+        return f"{top.nbytes} bytes of top log-probabilities, and {MAX_TOP_BYTES} are allowed"
     cells = len(top.positions) * top.top_k
     if (len(top.ids), len(top.values)) != (cells * _ID.itemsize, cells * _VALUE.itemsize):
         return f"{top.nbytes} bytes for {len(top.positions)} positions with {top.top_k} log-probabilities each"

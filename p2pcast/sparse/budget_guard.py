@@ -20,7 +20,7 @@ from p2pcast.sparse.budget_schedule import DENSE, MOST_BINS, BudgetSchedule
 TARGET: Final = 0.86
 FLOOR: Final = 0.5
 RECENT: Final = 10 * LEAST_TOKENS
-"""Tokens of a bin that count in full. Earlier ones were judged by an older model."""
+"""Tokens of a bin that count in full: tokens of the model of long ago say little."""
 
 
 class BudgetChange(NamedTuple):
@@ -62,7 +62,9 @@ class BudgetGuard:
         if (made_by.bin_tokens, made_by.page_tokens) != (self.schedule.bin_tokens, self.schedule.page_tokens):
             return 0
         alike = np.array([_value(made_by, n) == _value(self.schedule, n) for n in range(MOST_BINS)])
-        counted = alike[np.minimum(positions // self.schedule.bin_tokens, MOST_BINS - 1)]
+        # The last bin that a schedule can have holds all later positions.
+        positions = np.minimum(positions, MOST_BINS * self.schedule.bin_tokens - 1)
+        counted = alike[positions // self.schedule.bin_tokens]
         self._bins.add(positions[counted], alphas[counted])
         return int(np.count_nonzero(counted))
 
@@ -76,7 +78,7 @@ class BudgetGuard:
         changes = []
         for number, percentile in self.percentiles().items():
             before = _value(self.schedule, number)
-            if percentile >= self._options.target or before == DENSE or number >= MOST_BINS:
+            if percentile >= self._options.target or before == DENSE:
                 continue
             after = DENSE if percentile < self._options.floor else min(DENSE, 2 * before)
             changes.append(BudgetChange(number, percentile, self._bins.tokens(number), before, after))

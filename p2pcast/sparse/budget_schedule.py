@@ -23,6 +23,7 @@ PAGE_TOKENS: Final = 16
 DENSE_LAYERS: Final = 2
 """Layers at the start whose attention is always dense (Sparrow, section 3.2)."""
 MOST_BINS: Final = 512
+MOST_BIN_TOKENS: Final = 1 << 20
 MOST_PAGES: Final = 1 << 20
 DENSE: Final = MOST_PAGES
 """The value of a bin that keeps all pages."""
@@ -52,8 +53,10 @@ class BudgetSchedule:
             raise UsageError(f"a schedule has 1 to {MOST_BINS} bins, not {len(self.values)}")
         if wrong := [value for value in self.values if not 1 <= value <= MOST_PAGES]:
             raise UsageError(f"a bin keeps 1 to {MOST_PAGES} pages, not {wrong[0]}")
-        if not (1 <= self.page_tokens <= self.bin_tokens):
-            raise UsageError(f"pages of {self.page_tokens} tokens do not fit bins of {self.bin_tokens}")
+        if not (1 <= self.page_tokens <= self.bin_tokens <= MOST_BIN_TOKENS):
+            raise UsageError(
+                f"pages of {self.page_tokens} tokens do not fit bins of {self.bin_tokens}, at most {MOST_BIN_TOKENS}"
+            )
 
     @classmethod
     def read(cls, document: Any) -> BudgetSchedule:

@@ -24,6 +24,7 @@ from p2pcast.errors import P2PCastError, RefusedError, RemoteError, RetryableErr
 from p2pcast.private_random import uniform
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result, fault
+from p2pcast.rollouts.top_logprobs import top_fault
 from p2pcast.tasks.play import result_of
 from p2pcast.tasks.task import FAILED_CHECK_TAG, Sampler, Task, Trajectory
 from p2pcast.tasks.task_process import CheckFailedError, ChecksDownError, TaskProcesses
@@ -302,6 +303,9 @@ class PlayLoop:
         result = result_of(job, lease.lease, played, reward, self._weights.schedule)
         if (loss_mask := getattr(self._task, "loss_mask", None)) is not None:
             result = replace(result, loss_mask=loss_mask(job, played.token_ids, played.mask))
+        if result.top_logprobs is not None and top_fault(result.top_logprobs, result.mask, self._task.vocabulary):
+            # An engine may pad its vocabulary. The rollout counts without them.
+            result = replace(result, top_logprobs=None)
         if (wrong := fault(result, self._task.vocabulary)) is not None:
             raise RemoteError(f"the play is no valid result: {wrong}")
         return result

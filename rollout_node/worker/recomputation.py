@@ -29,6 +29,8 @@ def obstacle(result: Result) -> str | None:
     """Why the log-probabilities of a result cannot be computed again; None if they can."""
     if result.temperature != 1.0:
         return f"sampled at temperature {result.temperature:g}: an engine scores prompts at temperature 1"
+    if result.sparse_versions:
+        return "sampled with sparse attention: an engine scores prompts densely"
     if len({span.version for span in result.spans}) != 1:
         return "sampled by several versions"
     if any(span.kv not in KV_OF_ONE_VERSION for span in result.spans):

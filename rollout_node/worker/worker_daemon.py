@@ -102,7 +102,9 @@ class WorkerDaemon:
             logger.info("the engine serves version %s; its peer says %s", label, served.version)
             tls = None if self._certificate is None else partial(self._certificate.client, "ledger")
             ledger = LedgerClient(http, where.ledger, where.bearer, tls)
-            probes = ProbeLoop(ledger, sampler, versions, self._task.vocabulary)
+            # A learner scores its model alone, without the adapter that plays.
+            model_alone = SAMPLERS[self._sampler](engine_http, where.engine, versions)
+            probes = ProbeLoop(ledger, model_alone, versions, self._task.vocabulary)
             note_daemon(role="worker", name=self._config.name, **({"run": versions.run} if versions.run else {}))
             export = span_export.opened("worker", self._config.name)
 

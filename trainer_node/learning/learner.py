@@ -240,7 +240,8 @@ class Learner:
     def _judged(self, rows: Sequence[TrainingRow]) -> dict[str, Any]:
         figures, changes = self.judge(rows)
         for change in changes:
-            self._log("budget", step=self.step, **change)
+            # Of the step that follows: a run that continues from this one decides again.
+            self._log("budget", step=self.step + 1, **change)
         return figures
 
     # -- versions

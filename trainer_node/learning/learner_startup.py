@@ -92,6 +92,9 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
         config.train.seed,
     )
     guard = _guard(config)
+    every = publish_every(config.train.publish_every, facts.staleness)
+    if ranks.first and (advice := guard_advice(config, every)) is not None:
+        logger.warning(advice)
     distillation = None if not config.distill.rank else _distillation(config, model, guard.schedule_of)
     publisher = stack.enter_context(
         Publisher(
@@ -106,7 +109,7 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
     publications = Publications(
         publisher,
         model.working_copy if distillation is None else lambda: published_words(model, distillation),
-        publish_every(config.train.publish_every, facts.staleness),
+        every,
         live_share=config.watch.live_share,
         live_limit_s=config.watch.live_limit,
         files=guard.files,
@@ -180,6 +183,16 @@ def _guard(config: LearnerConfig) -> ScheduleGuard:
         return ScheduleGuard(BudgetSchedule.from_bytes(contents), config.sparse.guard())
     except UsageError as error:
         raise UsageError(f"[sparse] schedule = {str(file)!r}: {error}") from None
+
+
+def guard_advice(config: LearnerConfig, every: int) -> str | None:
+    """For a guard that would count few tokens; None for others. ``every``: learner steps between two versions."""
+    if config.sparse.schedule is None or config.sparse.staleness >= every:
+        return None
+    return (
+        f"[sparse] staleness = {config.sparse.staleness}, and two versions are {every} steps apart: the guard of sparse"
+        f" attention leaves out most rollouts. Set it to {every}, or publish more often"
+    )
 
 
 def _judged(

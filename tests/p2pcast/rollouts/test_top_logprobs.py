@@ -65,7 +65,7 @@ def test_a_record_keeps_tokens_in_order_and_values_to_half_precision() -> None:
     assert np.allclose(values, np.take_along_axis(top.logprobs, order, -1), rtol=2**-11)
 
 
-def test_a_record_without_top_logprobs_has_the_bytes_of_earlier_releases() -> None:
+def test_a_record_without_top_tokens_has_the_bytes_of_earlier_releases() -> None:
     assert b"top_logprobs" not in result(None).to_map()
 
 
@@ -81,7 +81,7 @@ def test_turns_of_a_play_keep_their_places() -> None:
     assert found.positions.tolist() == [2, 3, 7, 8]
 
 
-def test_a_play_with_too_many_top_logprobs_goes_without_any() -> None:
+def test_a_play_with_too_many_top_tokens_goes_without() -> None:
     collected = TopTokens()
     rows = MAX_TOP_BYTES // (6 * 20) + 1
     collected.add(0, np.tile(np.arange(20, dtype=np.uint32), (rows, 1)), np.full((rows, 20), -5, np.float32))
@@ -112,6 +112,13 @@ def test_a_log_probability_below_half_precision_stays_finite() -> None:
 def test_hostile_values_are_refused(change: Any, said: str) -> None:
     found = Result.from_bytes(result(change(packed((2, drawn(4))))).to_bytes())
     assert said in (fault(found, VOCABULARY) or "")
+
+
+def test_ids_and_values_together_are_bounded() -> None:
+    count = MAX_TOP_BYTES // (6 * 20) + 1
+    ids, values = np.tile(np.arange(20, dtype="<u4"), (count, 1)), np.full((count, 20), -5, "<f2")
+    top = TopLogprobs(20, ((2, count + 2),), ids.tobytes(), values.tobytes())
+    assert "are allowed" in (fault(result(top, count + 2), count + 2) or "")
 
 
 @pytest.mark.parametrize("spans", [[[0]], [[0, -1]], "x", [[0, 1, 2]]])

@@ -60,8 +60,15 @@ def test_later_bins_change_alone() -> None:
     told(guard, FIRST, 4, 0.7)
     guard.decide()
     assert guard.schedule.values == (29, 61, 61, 61, 122, 61)
-    told(guard, guard.schedule, MOST_BINS + 7, 0.1)
-    assert guard.decide() == []
+
+
+def test_positions_beyond_all_bins_are_of_the_last_one() -> None:
+    guard = BudgetGuard(FIRST)
+    assert told(guard, FIRST, MOST_BINS + 7, 0.7) == LEAST_TOKENS
+    assert [(change.number, change.after) for change in guard.decide()] == [(MOST_BINS - 1, 122)]
+    assert guard.schedule.values[-2:] == (61, 122)
+    assert len(guard.schedule.values) == MOST_BINS
+    assert told(guard, FIRST, MOST_BINS + 7, 0.7) == 0
 
 
 def test_a_budget_of_one_page_recovers_in_a_few_decisions() -> None:

@@ -56,6 +56,7 @@ def test_kept_pages_exist(position: int, values: list[int], page: int) -> None:
         {"values": [1] * 513, "page_tokens": 16, "bin_tokens": 2000},
         {"values": [1], "page_tokens": 0, "bin_tokens": 2000},
         {"values": [1], "page_tokens": 16, "bin_tokens": 8},
+        {"values": [DENSE], "page_tokens": 1 << 62, "bin_tokens": 1 << 62},
     ],
 )
 def test_documents_of_another_form_are_refused(document: Any) -> None:

@@ -40,6 +40,9 @@ class MemoryLedger:
         self.engines: list[dict[str, Any]] = []
         self.fails: Callable[[str], int | None] = lambda path: None
         """Path of a request → the status with which it fails before it acts; -1: it acts, and the answer is lost."""
+        self.probe_sequences: list[list[int]] = []
+        """The learner's probe set; empty: no learner probes."""
+        self.probed: list[dict[str, Any]] = []
         self.session = 0
         self._number = 0
         self.run: bytes | None = None
@@ -62,6 +65,8 @@ class MemoryLedger:
         app.router.add_post("/v1/heartbeat", self._heartbeat)
         app.router.add_post("/v1/return", self._return)
         app.router.add_post("/v1/results", self._results)
+        app.router.add_post("/v1/probes/take", self._take_probe)
+        app.router.add_post("/v1/probes/report", self._report_probe)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=tls)
@@ -111,6 +116,16 @@ class MemoryLedger:
         return web.json_response(
             {"worker": "ab" * 16, "heartbeat_s": self.heartbeat_s, "session": f"{self.session:032x}"}
         )
+
+    async def _take_probe(self, request: web.Request) -> web.Response:
+        if not self.probe_sequences:
+            return web.json_response({"error": "no learner probes"}, status=404)
+        found = {} if self.probed else {"sequences": self.probe_sequences}
+        return web.Response(body=msgpack.packb(found), content_type="application/x-msgpack")
+
+    async def _report_probe(self, request: web.Request) -> web.Response:
+        self.probed.append(await request.json())
+        return web.json_response({"wanted": True})
 
     async def _lease(self, request: web.Request) -> web.Response:
         body = await request.json()

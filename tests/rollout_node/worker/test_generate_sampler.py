@@ -233,9 +233,7 @@ async def test_a_dense_engine_is_not_asked_for_the_most_probable_tokens(
     assert engine.asked[-1]["sampling_params"]["logprobs"] == 0
 
 
-async def test_a_sample_with_too_few_top_logprobs_goes_without_any(
-    engine: FakeEngine, http: aiohttp.ClientSession
-) -> None:
+async def test_a_sample_with_too_few_top_tokens_goes_without(engine: FakeEngine, http: aiohttp.ClientSession) -> None:
     engine.schedules = {"0.1": "ab" * 32}
     versions = EngineVersions(http, engine.url, engine.url)
     await versions.refresh()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ def test_gaps_are_of_sampled_tokens_alone() -> None:
         (result(NEWEST, temperature=0.5), "temperature 0.5"),
         (result(OLDER, NEWEST), "several versions"),
         (result(NEWEST, kv="keep"), "cache"),
+        (replace(result(NEWEST), schedules=[(NEWEST, bytes(32))]), "sparse attention"),
     ],
 )
 def test_obstacles(of: Result, reason: str | None) -> None:

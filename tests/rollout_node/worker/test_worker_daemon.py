@@ -58,10 +58,15 @@ class Worker:
     def __init__(self, ledger: MemoryLedger, engine: FakeEngine) -> None:
         self.ledger, self.engine, self.checks = ledger, engine, Checks()
 
-    def daemon(self, certificate: NodeCertificate | None = None, sampler: SamplerKind = "generate") -> WorkerDaemon:
+    def daemon(
+        self,
+        certificate: NodeCertificate | None = None,
+        sampler: SamplerKind = "generate",
+        adapter: str | None = None,
+    ) -> WorkerDaemon:
         bearer = BEARER if certificate is None else None
         where = Addresses(ledger=self.ledger.url, engine=self.engine.url, peer=self.engine.url, bearer=bearer)
-        return WorkerDaemon(where, WorkerConfig(name="w", slots=4), TASK, self.checks, certificate, sampler)
+        return WorkerDaemon(where, WorkerConfig(name="w", slots=4), TASK, self.checks, certificate, sampler, adapter)
 
     async def run(self, **parts: Any) -> None:
         async with asyncio.timeout(END_S):
@@ -105,6 +110,18 @@ async def test_a_run_is_played_to_its_end(worker: Worker, sampler: SamplerKind, 
     assert worker.ledger.settled.keys() == {job.job for job in jobs}
     assert worker.checks.closed == 1
     assert left() == set()
+
+
+async def test_probes_are_of_the_model_alone_where_an_adapter_plays(worker: Worker) -> None:
+    """A learner scores its model without the adapter of rollouts."""
+    worker.ledger.probe_sequences = [[1, 2, 3]]
+    worker.ledger.add(own_jobs(1))
+    async with running(worker.daemon(adapter="phi")):
+        await worker.ledger.until(lambda: bool(worker.ledger.probed and worker.ledger.settled))
+    scored = [body for body in worker.engine.asked if body["sampling_params"]["prompt_logprobs"] is not None]
+    assert [body["token_ids"] for body in scored] == [[1, 2, 3]]
+    assert [body.get("model") for body in scored] == [None]
+    assert {body.get("model") for body in worker.engine.asked if body not in scored} == {"phi"}
 
 
 async def test_a_worker_waits_for_its_engine_and_says_so_once(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:

@@ -85,6 +85,18 @@ def test_a_model_that_changes_its_logits_is_scored_by_these(tmp_path: Path) -> N
     assert np.allclose(found.alphas, np.minimum(p, np.exp(judged.logprobs)).sum(-1), atol=1e-4)
 
 
+def test_tokens_whose_forward_pass_overflows_are_left_out(tmp_path: Path) -> None:
+    module = tiny_model()
+    one, other = judged_row(1, 9, [2, 8]), judged_row(2, 9, [3, 8])
+    odd = next(token for token in one.token_ids.tolist() if token not in other.token_ids)
+    with torch.no_grad():
+        module.get_input_embeddings().weight[odd] = torch.nan
+    module.save_pretrained(tmp_path)
+    found = acceptance_rates(LearnerModel(tmp_path, ALONE), ALONE, [one, other], 9, "padded")
+    assert [3, 8] in [rates.positions.tolist() for rates in found]
+    assert all(len(rates.positions) == len(rates.alphas) and np.isfinite(rates.alphas).all() for rates in found)
+
+
 def test_rows_without_judged_tokens_cost_no_pass(tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path)
     model = LearnerModel(tmp_path, ALONE)
@@ -109,7 +121,7 @@ def test_spans_of_one_schedule_are_judged_together() -> None:
     assert found.places.tolist() == [4, 7]
 
 
-def test_rows_have_judged_tokens_of_versions_within_the_staleness() -> None:
+def test_rows_have_judged_tokens_if_the_guard_asks() -> None:
     made = result(top_logprobs=top((3, 5)), schedules=[(Version(0, 3), b"a" * 32)])
     options = {"kind": "dr_grpo", "eps": 0.0, "overlong": "keep", "step": 5, "staleness": 3, "vocabulary": VOCABULARY}
     of = batch([(made, 1.0), (result(), 0.0)])

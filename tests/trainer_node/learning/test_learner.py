@@ -72,6 +72,18 @@ def test_run_publishes_and_acknowledges_every_step(
     assert events[-1] == "end"
 
 
+def test_new_budgets_belong_to_the_step_that_follows(
+    tmp_path: Path, model_folder: Path, played: list[RolloutBatch]
+) -> None:
+    """A run that continues from the step before decides again, and its record leaves the earlier decision out."""
+    run = learner(tmp_path, model_folder, MemoryLedger(played), MemoryHub())
+    run.judge = lambda rows: ({}, [{"bin": 0}])
+    run.run()
+    lines = run.log.lines  # type: ignore[attr-defined]
+    steps = {event: [line["step"] for line in lines if line["event"] == event] for event in ("budget", "step")}
+    assert steps["budget"] == steps["step"] == list(range(1, STEPS + 1))
+
+
 @pytest.mark.parametrize(
     "number", [pytest.param(n, marks=[] if n % 5 == 0 else pytest.mark.prove) for n in range(BOUNDARIES)]
 )

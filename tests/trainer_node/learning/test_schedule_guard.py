@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import blake3
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ from p2pcast.sparse.budget_guard import BudgetChange, GuardOptions
 from p2pcast.sparse.budget_schedule import DENSE, FILE, BudgetSchedule
 from trainer_node.learning.guarding.acceptance_scores import Rates
 from trainer_node.learning.guarding.schedule_guard import STATE, ScheduleGuard, change_event
+from trainer_node.learning.learner_config import LearnerConfig, SparseTable
+from trainer_node.learning.learner_startup import guard_advice
 
 FIRST = BudgetSchedule((4, 8))
 
@@ -34,7 +38,7 @@ def started() -> ScheduleGuard:
     return guard
 
 
-def test_versions_carry_the_present_schedule_and_later_the_changed_one() -> None:
+def test_versions_carry_the_schedule_and_its_changes() -> None:
     guard = started()
     (change,) = guard.observe([rates(FIRST, 0.7, 200), rates(FIRST, 0.8, 200)])
     assert change_event(change)["after"] == 8
@@ -130,3 +134,10 @@ def test_a_malformed_state_is_refused(text: bytes) -> None:
     state = {STATE: torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)}
     with pytest.raises(UsageError, match="malformed"):
         ScheduleGuard(FIRST, GuardOptions()).restore(state)
+
+
+def test_a_guard_that_would_count_few_tokens_is_told_of(tmp_path: Path) -> None:
+    config = LearnerConfig(sparse=SparseTable(schedule=tmp_path / "sparse_attention.json", staleness=2))
+    assert [guard_advice(config, every) for every in (1, 2)] == [None, None]
+    assert "Set it to 3" in str(guard_advice(config, 3))
+    assert guard_advice(LearnerConfig(), 3) is None

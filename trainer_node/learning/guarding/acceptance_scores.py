@@ -1,7 +1,7 @@
-"""Acceptance rates of sparse attention: each sampled token is judged by the learner's dense forward pass.
+"""Acceptance rates of sparse attention, by the dense forward pass of a learner.
 
 Source: Sparrow, section 3.1. The sampler tells its most probable tokens alone, and missing ones count 0, so rates are
-never too high. They hold for the learner's present weights: what its steps changed since the rollout lowers them too.
+never too high. Rates hold for the learner's present weights: its steps since the rollout lower them too.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ def acceptance_rates(
         for number in numbers:
             judged = found[number][1]
             end = at + len(judged.places)
-            rates.append(Rates(judged.schedule, judged.places, _alphas(dense[at:end], judged)))
+            alphas = _alphas(dense[at:end], judged)
+            # A forward pass that overflows says nothing of the sampler, and must not end the run.
+            known = np.isfinite(alphas)
+            rates.append(Rates(judged.schedule, judged.places[known], alphas[known]))
             at = end
     return [one for part in ranks.gathered(rates) for one in part]
 
