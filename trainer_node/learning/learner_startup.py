@@ -199,7 +199,7 @@ def _judged(
     config: LearnerConfig, model: LearnerModel, ranks: TrainerRanks, guard: ScheduleGuard, rows: Sequence[TrainingRow]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Figures of a step, and values of the events ``budget``."""
-    found = acceptance_rates(model, ranks, rows, config.train.micro_batch_tokens, config.train.packing)
+    found = acceptance_rates(model, ranks, rows, config.train.micro_batch_tokens, config.train.packing, guard.knows)
     changes = [change_event(change) for change in guard.observe(found)]
     return guard.figures(), changes
 

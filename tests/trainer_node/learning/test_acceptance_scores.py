@@ -26,6 +26,10 @@ COUNT = 5
 SCHEDULE = bytes(range(32))
 
 
+def known(name: bytes) -> bool:
+    return name == SCHEDULE
+
+
 def top(*spans: tuple[int, int]) -> TopLogprobs:
     """Of five equally probable tokens at each position."""
     collected = TopTokens()
@@ -51,7 +55,7 @@ def test_rates_are_sums_of_the_lesser_probabilities(tmp_path: Path, packing: Pac
     module = tiny_model()
     module.save_pretrained(tmp_path)
     rows = [judged_row(1, 9, [2, 3, 8]), row(2, 7), judged_row(3, 12, [1, 11]), judged_row(4, 5, [4], count=3)]
-    found = acceptance_rates(LearnerModel(tmp_path, ALONE), ALONE, rows, most_tokens, packing)
+    found = acceptance_rates(LearnerModel(tmp_path, ALONE), ALONE, rows, most_tokens, packing, known)
     by_places = {tuple(one.positions.tolist()): one for one in found}
     assert len(by_places) == len(found) == 3
     for one in (one for one in rows if one.judged):
@@ -77,7 +81,7 @@ def test_a_model_that_changes_its_logits_is_scored_by_these(tmp_path: Path) -> N
     )  # fmt: skip
     module.save_pretrained(tmp_path)
     one = judged_row(1, 9, [2, 8])
-    (found,) = acceptance_rates(LearnerModel(tmp_path, ALONE), ALONE, [one], 64, "padded")
+    (found,) = acceptance_rates(LearnerModel(tmp_path, ALONE), ALONE, [one], 64, "padded", known)
     (judged,) = one.judged
     with torch.no_grad():
         logits = module(input_ids=torch.from_numpy(one.token_ids)[None]).logits[0, judged.places - 1]
@@ -92,7 +96,7 @@ def test_tokens_whose_forward_pass_overflows_are_left_out(tmp_path: Path) -> Non
     with torch.no_grad():
         module.get_input_embeddings().weight[odd] = torch.nan
     module.save_pretrained(tmp_path)
-    found = acceptance_rates(LearnerModel(tmp_path, ALONE), ALONE, [one, other], 9, "padded")
+    found = acceptance_rates(LearnerModel(tmp_path, ALONE), ALONE, [one, other], 9, "padded", known)
     assert [3, 8] in [rates.positions.tolist() for rates in found]
     assert all(len(rates.positions) == len(rates.alphas) and np.isfinite(rates.alphas).all() for rates in found)
 
@@ -101,7 +105,8 @@ def test_rows_without_judged_tokens_cost_no_pass(tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path)
     model = LearnerModel(tmp_path, ALONE)
     model.module.forward = None
-    assert acceptance_rates(model, ALONE, [row(1, 9)], 64, "packed") == []
+    assert acceptance_rates(model, ALONE, [row(1, 9)], 64, "packed", known) == []
+    assert acceptance_rates(model, ALONE, [judged_row(1, 9, [2])], 64, "packed", lambda name: False) == []
 
 
 def test_first_tokens_of_turns_and_dense_or_older_versions_are_not_judged() -> None:

@@ -56,7 +56,9 @@ def test_a_dense_bin_has_no_number_of_pages_in_its_event() -> None:
 
 def test_rates_of_unknown_schedules_do_not_count() -> None:
     guard = started()
-    assert list(guard.observe([rates(BudgetSchedule((4, 9)), 0.1)])) == []
+    other = rates(BudgetSchedule((4, 9)), 0.1)
+    assert [guard.knows(one.schedule) for one in (other, rates(FIRST, 0.1))] == [False, True]
+    assert list(guard.observe([other])) == []
     assert guard.figures()["judged_tokens"] == 0
     assert present(guard) == FIRST
 

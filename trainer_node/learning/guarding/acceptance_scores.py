@@ -6,7 +6,7 @@ never too high. Rates hold for the learner's present weights: its steps since th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -31,12 +31,17 @@ class Rates(NamedTuple):
 
 
 def acceptance_rates(
-    model: LearnerModel, ranks: TrainerRanks, rows: Sequence[TrainingRow], most_tokens: int, packing: Packing
+    model: LearnerModel,
+    ranks: TrainerRanks,
+    rows: Sequence[TrainingRow],
+    most_tokens: int,
+    packing: Packing,
+    knows: Callable[[bytes], bool],
 ) -> list[Rates]:
-    """Of the rows' judged tokens, on all ranks. ``rows``: of all ranks. Costs a forward pass of the rows that have
-    judged tokens. All ranks call alike.
+    """Of the rows' judged tokens, on all ranks. ``rows``: of all ranks. ``knows``: whether tokens of a schedule count.
+    Costs a forward pass of the rows that have any. All ranks call alike.
     """
-    found = [(row, judged) for row in rows for judged in row.judged]
+    found = [(row, judged) for row in rows for judged in row.judged if knows(judged.schedule)]
     if not found:
         return []
     chosen = [_only(row, judged.places) for row, judged in found]

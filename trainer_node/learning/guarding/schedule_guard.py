@@ -52,6 +52,10 @@ class ScheduleGuard:
         """Of the version of a step; None: dense."""
         return next((schedule for first, schedule in reversed(self._published) if first <= step), None)
 
+    def knows(self, name: bytes) -> bool:
+        """Whether a version of this run carried the schedule with this BLAKE3."""
+        return self._guard is not None and any(_name(schedule) == name for _, schedule in self._published)
+
     def observe(self, found: Sequence[Rates]) -> Sequence[BudgetChange]:
         """Rates of one batch. Returns the changes of the schedule, which the next version carries."""
         self._counted = []
