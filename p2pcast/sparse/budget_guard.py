@@ -1,8 +1,9 @@
 """The guard of sparse attention: budgets grow before sparse rollouts harm the learner. Pure.
 
 Source: Sparrow, section 3.1: keep the 5th percentile of the acceptance rate at 0.86 or more in each bin of positions.
-A bin below the target gets twice its pages, and all pages once it is below the floor. Budgets never shrink here: that
-takes a new calibration. Only tokens that a bin's present value sampled count.
+A bin below the target gets twice its pages, and all pages once it is below the floor. A bin that keeps all of its
+pages has no more to get, whatever its rates. Budgets never shrink here: that takes a new calibration. Only tokens that a
+bin's present value sampled count.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 
 from p2pcast.errors import UsageError
 from p2pcast.sparse.acceptance_rate import LEAST_TOKENS, AcceptanceBins
-from p2pcast.sparse.budget_schedule import DENSE, MOST_BINS, BudgetSchedule
+from p2pcast.sparse.budget_schedule import DENSE, MOST_BINS, RESERVED, BudgetSchedule
 
 TARGET: Final = 0.86
 FLOOR: Final = 0.5
@@ -78,7 +79,7 @@ class BudgetGuard:
         changes = []
         for number, percentile in self.percentiles().items():
             before = _value(self.schedule, number)
-            if percentile >= self._options.target or before == DENSE:
+            if percentile >= self._options.target or _is_dense(self.schedule, number):
                 continue
             after = DENSE if percentile < self._options.floor else min(DENSE, 2 * before)
             changes.append(BudgetChange(number, percentile, self._bins.tokens(number), before, after))
@@ -91,6 +92,13 @@ class BudgetGuard:
 def _value(schedule: BudgetSchedule, number: int) -> int:
     """Of a bin that may lie beyond the last one."""
     return schedule.values[min(number, len(schedule.values) - 1)]
+
+
+def _is_dense(schedule: BudgetSchedule, number: int) -> bool:
+    """Whether a bin's value keeps all pages of its positions, so that more would change nothing."""
+    value = _value(schedule, number)
+    within = schedule.page_tokens * (value + RESERVED) >= schedule.bin_tokens * (number + 1)
+    return value == DENSE or (within and number < MOST_BINS - 1)
 
 
 def _with_value(schedule: BudgetSchedule, number: int, value: int) -> BudgetSchedule:

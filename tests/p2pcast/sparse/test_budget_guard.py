@@ -37,6 +37,16 @@ def test_a_bin_below_the_floor_is_dense_at_once() -> None:
     assert guard.decide() == []
 
 
+def test_a_bin_with_all_of_its_pages_gets_no_more() -> None:
+    """122 pages and the reserved three are the 2000 positions of bin 0, and not those of bin 1."""
+    schedule = BudgetSchedule((122,))
+    guard = BudgetGuard(schedule)
+    told(guard, schedule, 0, 0.8)
+    told(guard, schedule, 1, 0.8)
+    assert [change.number for change in guard.decide()] == [1]
+    assert guard.percentiles()[0] < TARGET
+
+
 def test_few_tokens_decide_nothing() -> None:
     guard = BudgetGuard(FIRST)
     told(guard, FIRST, 0, 0.1, LEAST_TOKENS - 1)

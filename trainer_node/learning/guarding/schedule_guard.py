@@ -38,6 +38,7 @@ class ScheduleGuard:
         """First step of each schedule that versions carried, ascending."""
         self._guard = None if configured is None else BudgetGuard(configured, options)
         self._counted: list[np.ndarray] = []
+        self._lowest: float | None = None
 
     def files(self, step: int) -> dict[str, bytes]:
         """Small files of the version of ``step``, which is about to be published. A repeated step counts anew."""
@@ -66,6 +67,8 @@ class ScheduleGuard:
             made_by = known.get(one.schedule)
             if made_by is not None and self._guard.observe(made_by, one.positions, one.alphas):
                 self._counted.append(one.alphas)
+        # A change forgets the tokens that led to it.
+        self._lowest = min(self._guard.percentiles().values(), default=None)
         changes = self._guard.decide()
         self._next = self._guard.schedule
         return changes
@@ -80,7 +83,7 @@ class ScheduleGuard:
         return {
             "judged_tokens": len(rates),
             "acceptance_mean": float(rates.mean()) if len(rates) else None,
-            "acceptance": min(self._guard.percentiles().values(), default=None),
+            "acceptance": self._lowest,
         }
 
     # -- checkpoints
