@@ -60,6 +60,8 @@ STAGES: Final = (
     Stage(24, 1, 2048, 64, rate=0.25),
     Stage(10, 1, 2048, None, rate=0.25),
     Stage(3, 1, 4096, None, rate=0.1),
+    Stage(45, 4, 512, None, rate=0.5),
+    Stage(24, 1, 2048, None, rate=0.25),
 )
 MATRIX_RATE: Final = 0.02
 OTHER_RATE: Final = 3e-3
