@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from p2pcast.sparse.budget_calibration import Calibration
-from p2pcast.tasks.trial_tasks.recall import Recall
+from p2pcast.tasks.trial_tasks.recite import Recite
 from rollout_node.sparse_calibration.engine_calibration import calibrated
 
 logger = logging.getLogger("p2pcast.bench")
@@ -23,7 +23,7 @@ CANDIDATES: Final = 20
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookbackOptions:
     """``folder``: of the model, which is trained if the folder is missing. ``lengths``: of the prompts, in tokens.
-    ``samples``: prompts of each length. ``asked``: keys of each prompt. ``budgets``: constant ones, in pages of 16
+    ``samples``: prompts of each length. ``asked``: phrases of an answer. ``budgets``: constant ones, in pages of 16
     tokens.
     """
 
@@ -39,7 +39,7 @@ class LookbackOptions:
 
 def bench_lookback(options: LookbackOptions) -> Calibration:
     """Raises UsageError for lengths that the task refuses, and LocalError when the engine fails."""
-    tasks = [Recall(tokens, options.asked) for tokens in options.lengths]
+    tasks = [Recite(tokens, options.asked) for tokens in options.lengths]
     prompts = [
         task.drawn(one.prompt).prompt.tolist() for task in tasks for one in islice(task.jobs(SEED), options.samples)
     ]

@@ -1,13 +1,11 @@
-"""A small model, really trained, that looks far back: of task ``recall``, for measurements of sparse attention.
+"""A small model, trained from random weights, that looks far back: of task ``recite``, for measurements of sparse
+attention.
+
+    python -m netem.bench.lookback_model FOLDER
 
 Sparse attention keeps layers 0 and 1 dense. So the look-back has to happen in later layers: layers 0 and 1 are trained
-with a narrow window, which is opened at the end. Three things make the training fit into minutes of one core:
-
-- The first weights compare a token with the predecessors of others, and copy what they find. This is an induction head
-  before training; the method is that of mimetic initialisation (Trockman and Kolter, 2023).
-- Keys that a text has stated before are learnt in the text too, besides those of the answer.
-- Contexts grow by stages. Positions skip ahead at random between statements, so that short texts teach long distances
-  (PoSE, Zhu et al., 2024).
+with a narrow window, which is opened at the end. Texts grow by stages. In each, all tokens are learnt that are not
+chance, of texts as well as of answers: induction heads (Olsson et al., 2022) form on short texts.
 
 Promise: equal stages and seeds give equal weights on one machine.
 """
@@ -15,6 +13,7 @@ Promise: equal stages and seeds give equal weights on one machine.
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -25,192 +24,134 @@ import numpy as np
 import torch
 from transformers import Qwen3ForCausalLM
 
+from netem.bench.orthogonal_steps import OrthogonalSteps
 from netem.rollouts.small_model import SmallModel, write_model
-from p2pcast.tasks.trial_tasks.recall import FIRST_KEY, FIRST_VALUE, VALUES, VOCABULARY, Recall
+from p2pcast.tasks.trial_tasks.recite import FIRST_BODY, STARTERS, VOCABULARY, Recite
 
 logger = logging.getLogger("p2pcast.bench")
 
-HEAD: Final = 64
 LONGEST: Final = 16384
 FORM: Final = SmallModel(
-    VOCABULARY, hidden=2 * HEAD, layers=6, head=HEAD, mlp=1, positions=LONGEST, spread=0.06, tied=True, rope_theta=1e8
+    VOCABULARY, hidden=128, layers=6, head=64, mlp=1, positions=LONGEST, spread=0.06, tied=True, rope_theta=1e8
 )
-ASKED: Final = 10
-"""Keys asked for. The model finds the next one by its distance too, so that other numbers do not fit it."""
 LOCAL_LAYERS: Final = 2
 """Layers with a window: those that sparse attention keeps dense."""
-WARMUP_STEPS: Final = 25
-LOG_EVERY: Final = 25
+WARMUP_STEPS: Final = 10
+LOG_EVERY: Final = 10
 
 
 class Stage(NamedTuple):
-    """``batch``: texts of a step. ``window``: tokens that layers 0 and 1 see; None: all. ``reach``: longest position in
-    tokens; positions skip if it exceeds the text. The rest as of the task.
+    """``batch``: texts of a step. ``tokens``: of a prompt. ``window``: tokens that layers 0 and 1 see; None: all.
+    ``phrases``: most different ones of a text. ``rate``: factor of the learning rates.
     """
 
     steps: int
     batch: int
     tokens: int
-    spacing: int
     window: int | None
-    reach: int = 0
-    lr: float = 1e-3
+    phrases: int = STARTERS
+    rate: float = 1.0
 
 
 STAGES: Final = (
-    Stage(80, 12, 120, 2, 2, lr=1.5e-3),
-    Stage(80, 8, 200, 4, 4, 1024, lr=1.5e-3),
-    Stage(80, 4, 512, 12, 8, 4096),
-    Stage(80, 4, 512, 16, 32, 8192),
-    Stage(140, 4, 512, 16, None, 4096),
-    Stage(40, 1, 2048, 16, None, 8192, lr=6e-4),
-    Stage(20, 1, 4096, 16, None, 8192, lr=3e-4),
+    Stage(60, 12, 66, 4, phrases=2),
+    Stage(150, 8, 162, 4),
+    Stage(60, 4, 512, 32, rate=0.5),
+    Stage(24, 1, 2048, 64, rate=0.25),
+    Stage(10, 1, 2048, None, rate=0.25),
+    Stage(3, 1, 4096, None, rate=0.1),
+    Stage(45, 4, 512, None, rate=0.5),
+    Stage(24, 1, 2048, None, rate=0.25),
 )
+MATRIX_RATE: Final = 0.02
+OTHER_RATE: Final = 3e-3
+"""Of embeddings and norms."""
 
 
-class Answered(NamedTuple):
-    """Share of the answers' tokens that are the most probable ones, at temperature 0 after right tokens."""
-
-    keys: float
-    values: float
-
-
-def train_lookback(stages: Sequence[Stage] = STAGES, *, seed: int = 1, model: Qwen3ForCausalLM | None = None) -> Any:
-    """``model``: to train on; None: a new one. Returns the model in fp32."""
+def train_lookback(stages: Sequence[Stage] = STAGES, *, seed: int = 1) -> Any:
+    """Returns the model in fp32."""
     torch.manual_seed(seed)
-    model = model or first_model()
-    skips = np.random.default_rng(seed)
+    model = first_model()
     for number, stage in enumerate(stages):
-        task = Recall(stage.tokens, ASKED, stage.spacing)
-        texts = _texts(task, seed + number)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=stage.lr, betas=(0.9, 0.98), weight_decay=0.01)
+        texts = _texts(Recite(stage.tokens, phrases=stage.phrases), seed + number)
+        matrices, others = _optimizers(model)
+        began = time.monotonic()
         for step in range(stage.steps):
-            began = time.monotonic()
-            ids, answer = _batch(texts, stage.batch)
-            positions = skipping(task, stage.reach, ids.shape, skips)
-            scores = _scores(model, ids[:, :-1], positions[:, :-1], stage.window)
-            said = ids[:, 1:]
-            loss = torch.nn.functional.cross_entropy(*((x[learnt(ids, answer)]) for x in (scores, said)))
-            rate = stage.lr * min(1.0, (step + 1) / WARMUP_STEPS)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.zero_grad()
+            ids = _batch(texts, stage.batch)
+            scores = _scores(model, ids[:, :-1], stage.window)
+            loss = torch.nn.functional.cross_entropy(*(x[learnt(ids)] for x in (scores, ids[:, 1:])))
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
+            rate = stage.rate * min(1.0, (step + 1) / WARMUP_STEPS)
+            for group in others.param_groups:
+                group["lr"] = OTHER_RATE * rate
+            matrices.step(MATRIX_RATE * rate)
+            others.step()
+            model.zero_grad()
             if step % LOG_EVERY == LOG_EVERY - 1 or step == stage.steps - 1:
-                found = _answered(scores, said, answer)
                 logger.info(
-                    "stage %d, step %d of %d: loss %.3f, keys %.2f, values %.2f; %.2f s a step",
-                    number, step + 1, stage.steps, loss.item(), *found, time.monotonic() - began,
+                    "stage %d, step %d of %d: loss %.3f, right %.3f; %.0f s",
+                    number, step + 1, stage.steps, loss.item(), _right(scores, ids), time.monotonic() - began,
                 )  # fmt: skip
     return model
 
 
 def first_model() -> Qwen3ForCausalLM:
-    """The model before training, drawn from torch's random state.
-
-    Embeddings lie in one half of the hidden space. Layer 0 copies the window's mean into the other half. Later layers
-    compare: even ones this token, odd ones this token's predecessors, each with the predecessors of earlier tokens.
+    """The model before training, drawn from torch's random state. What layers add starts small, by the number of layers
+    (Radford et al., 2019, section 2.3).
     """
     model = FORM.made("bfloat16")
-    halves = _orthogonal(2 * HEAD)
-    own, before = halves[:HEAD], halves[HEAD:]
     with torch.no_grad():
-        kinds = 0.5 * _orthogonal(HEAD)[:2] @ own
-        embeddings = torch.randn(VOCABULARY, HEAD) / HEAD**0.5 @ own
-        embeddings[FIRST_VALUE : FIRST_VALUE + VALUES] += kinds[0]
-        embeddings[FIRST_KEY:] += kinds[1]
-        model.model.embed_tokens.weight.copy_(embeddings)
-        for number, layer in enumerate(model.model.layers):
-            attention: Any = layer.self_attn
-            layer.mlp.down_proj.weight.mul_(0.1)
-            attention.o_proj.weight.mul_(0.1)
-            if number == 0:
-                attention.v_proj.weight.copy_(own)
-                attention.o_proj.weight[:, :HEAD] = 0.15 * before.T
-                attention.q_norm.weight.fill_(0.5)
-                attention.k_norm.weight.fill_(0.5)
-            if number >= LOCAL_LAYERS:
-                turned = _orthogonal(HEAD)
-                attention.k_proj.weight.copy_(turned @ before)
-                attention.q_proj.weight.copy_(torch.cat([turned @ (before if number % 2 else own)] * 2))
-                if number % 2:
-                    shared = torch.randn(HEAD) / HEAD**0.5
-                    attention.q_proj.weight.add_(torch.cat([torch.outer(shared, 2 * kinds[0])] * 2))
-                    attention.k_proj.weight.add_(torch.outer(shared, 2 * kinds[1]))
-                for weight in (attention.k_proj.weight, attention.q_proj.weight):
-                    weight.add_(0.03 * torch.randn_like(weight))
-                attention.q_norm.weight.fill_(2.0)
-                attention.k_norm.weight.fill_(2.0)
-                copied = _orthogonal(HEAD) @ own
-                attention.v_proj.weight.copy_(copied)
-                attention.o_proj.weight.copy_(0.08 * torch.cat([copied.T] * 2, 1))
+        for layer in model.model.layers:
+            for part in (layer.self_attn.o_proj, layer.mlp.down_proj):
+                part.weight.mul_((2 * FORM.layers) ** -0.5)
     return model
 
 
-def accuracy(model: Qwen3ForCausalLM, task: Recall, *, texts: int, seed: int) -> Answered:
-    """Of ``texts`` new prompts, with dense attention in all layers."""
-    found = []
+def _optimizers(model: Qwen3ForCausalLM) -> tuple[OrthogonalSteps, torch.optim.Optimizer]:
+    """For the matrices of layers, and for embeddings and norms."""
+    layers = [one for one in model.model.layers.parameters() if one.ndim == 2]
+    rest = [one for name, one in model.named_parameters() if one.ndim == 1 or "embed" in name]
+    return OrthogonalSteps(layers), torch.optim.AdamW(rest, betas=(0.9, 0.95), weight_decay=0.0)
+
+
+def accuracy(model: Qwen3ForCausalLM, task: Recite, *, texts: int, seed: int) -> float:
+    """Share of the predictable tokens of ``texts`` new texts and answers that are the most probable ones, with dense
+    attention in all layers.
+    """
     drawn = _texts(task, seed)
-    for _ in range(texts):
-        ids, answer = _batch(drawn, 1)
-        with torch.no_grad():
-            scores = _scores(model, ids[:, :-1], torch.arange(ids.shape[1] - 1)[None], None)
-        found.append(_answered(scores, ids[:, 1:], answer))
-    return Answered(*np.mean(found, axis=0).tolist())
+    with torch.inference_mode():
+        batches = [_batch(drawn, 1) for _ in range(texts)]
+        return float(np.mean([_right(_scores(model, ids[:, :-1], None), ids) for ids in batches]))
 
 
 def write_lookback(folder: Path, model: Qwen3ForCausalLM) -> Path:
     return write_model(folder, model, dtype="bfloat16")
 
 
-def _orthogonal(size: int) -> torch.Tensor:
-    return torch.linalg.qr(torch.randn(size, size))[0]
-
-
-def _texts(task: Recall, seed: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Each with the place of its answer."""
-    for one in task.demonstrations(seed):
-        yield one.token_ids.astype(np.int64), int(one.mask.argmax())
-
-
-def _batch(texts: Iterator[tuple[np.ndarray, int]], count: int) -> tuple[torch.Tensor, int]:
-    """Token ids of shape (count, tokens), and the place of the answers."""
-    ids, places = zip(*islice(texts, count), strict=True)
-    return torch.from_numpy(np.stack(ids)), places[0]
-
-
-def skipping(task: Recall, reach: int, shape: Sequence[int], skips: np.random.Generator) -> torch.Tensor:
-    """Positions up to ``reach``, of ``shape``: texts, tokens. Skips lie between the cells of a text, each with one
-    statement, and before the asked keys.
-    """
-    texts, tokens = shape
-    steps = np.ones((texts, tokens), np.int64)
-    steps[:, 0] = 0
-    if reach > tokens:
-        cells = np.arange(1 + task.spacing, tokens - 3 * task.asked - 2, task.spacing)
-        shares = skips.dirichlet(np.full(len(cells), 0.3), texts)
-        skipped = (reach - tokens) ** skips.random((texts, 1))
-        steps[:, cells] += (shares * skipped).astype(np.int64)
-    return torch.from_numpy(steps.cumsum(axis=1))
-
-
-def learnt(ids: torch.Tensor, answer: int) -> torch.Tensor:
-    """The answer, and in the text the values of keys that were stated before; of shape (texts, tokens - 1)."""
-    said = ids[:, 1:]
-    again = np.zeros(tuple(said.shape), bool)
+def predictable(ids: torch.Tensor) -> torch.Tensor:
+    """Body tokens that their text stated before; of shape (texts, tokens - 1): without the first token of a text."""
+    again = np.ones(tuple(ids.shape), bool)
     for row, found in zip(ids.numpy(), again, strict=True):
-        _, first = np.unique(row, return_index=True)
-        new = np.zeros(len(row), bool)
-        new[first] = True
-        found[:] = (~new & (row >= FIRST_KEY))[:-1]
-    chosen = torch.from_numpy(again) & (said >= FIRST_VALUE) & (said < FIRST_VALUE + VALUES)
-    chosen[:, answer - 1 :] = True
-    return chosen
+        found[np.unique(row, return_index=True)[1]] = False
+    return (torch.from_numpy(again) & (ids >= FIRST_BODY))[:, 1:]
 
 
-def _scores(model: Qwen3ForCausalLM, ids: torch.Tensor, positions: torch.Tensor, window: int | None) -> torch.Tensor:
+def learnt(ids: torch.Tensor) -> torch.Tensor:
+    """All tokens but the body tokens that their text states first, which are chance; shape as above."""
+    return predictable(ids) | (ids < FIRST_BODY)[:, 1:]
+
+
+def _texts(task: Recite, seed: int) -> Iterator[np.ndarray]:
+    for one in task.demonstrations(seed):
+        yield one.token_ids.astype(np.int64)
+
+
+def _batch(texts: Iterator[np.ndarray], count: int) -> torch.Tensor:
+    """Token ids, of shape (count, tokens)."""
+    return torch.from_numpy(np.stack(list(islice(texts, count))))
+
+
+def _scores(model: Qwen3ForCausalLM, ids: torch.Tensor, window: int | None) -> torch.Tensor:
     """Logits of the next tokens, of shape (texts, tokens, vocabulary)."""
     kinds = ["full_attention"] * FORM.layers
     masks: dict[str, torch.Tensor | None] = {"full_attention": None}
@@ -220,14 +161,27 @@ def _scores(model: Qwen3ForCausalLM, ids: torch.Tensor, positions: torch.Tensor,
         masks["sliding_attention"] = ((back >= 0) & (back < window))[None, None]
     kept, model.config.layer_types = model.config.layer_types, kinds
     try:
-        # Masks are given, since transformers would take skipping positions for packed texts.
-        found = model(input_ids=ids, position_ids=positions, attention_mask=masks, use_cache=False)
+        found = model(input_ids=ids, attention_mask=masks, use_cache=False)
     finally:
         model.config.layer_types = kept
     logits: torch.Tensor = found.logits
     return logits
 
 
-def _answered(scores: torch.Tensor, said: torch.Tensor, answer: int) -> Answered:
-    right = (scores.argmax(-1) == said)[:, answer - 1 : -1].float()
-    return Answered(right[:, 0::2].mean().item(), right[:, 1::2].mean().item())
+def _right(scores: torch.Tensor, ids: torch.Tensor) -> float:
+    chosen = predictable(ids)
+    return (scores.argmax(-1) == ids[:, 1:])[chosen].float().mean().item()
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    began = time.monotonic()
+    model = train_lookback()
+    logger.info("trained in %.0f s", time.monotonic() - began)
+    for tokens in (512, 2048, 4096, 8192):
+        logger.info("%d tokens: right %.3f", tokens, accuracy(model, Recite(tokens), texts=4, seed=99))
+    write_lookback(Path(sys.argv[1]), model)
+
+
+if __name__ == "__main__":
+    main()

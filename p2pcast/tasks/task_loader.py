@@ -21,7 +21,7 @@ from p2pcast.tasks.task import Task, check_task
 GROUP: Final = "p2pcast.tasks"
 BUILT_IN: Final = {
     "sums": "p2pcast.tasks.sums:Sums",
-    "recall": "p2pcast.tasks.trial_tasks.recall:Recall",
+    "recite": "p2pcast.tasks.trial_tasks.recite:Recite",
     "leduc": "p2pcast.tasks.leduc:Leduc",
     "holdem": "p2pcast.tasks.holdem:Holdem",
     "math": "p2pcast.tasks.math_task:Math",

@@ -198,9 +198,7 @@ def sparse(
     help="Tokens of a prompt; may be repeated.",
 )
 @click.option("--samples", type=click.IntRange(1), default=24, help="Prompts of each length.")
-@click.option(
-    "--asked", type=click.IntRange(1), default=10, help="Keys asked for; the model that is trained here fits 10 alone."
-)
+@click.option("--asked", type=click.IntRange(1), default=8, help="Phrases of an answer, of 8 tokens each.")
 @click.option(
     "--budget",
     "budgets",
@@ -234,9 +232,9 @@ def lookback(
     as_json: bool,
     output: Path | None,
 ) -> None:
-    """Measure the acceptance rate of sparse attention by budget and length, for a small model of task recall.
+    """Measure the acceptance rate of sparse attention by budget and length, for a small model of task recite.
 
-    Each value of an answer is stated at several places of the whole prompt. The model is trained first, in minutes.
+    Each phrase of an answer stands at several places of the whole prompt. The model is trained first, in minutes.
     """
     from netem.bench.lookback_acceptance import LookbackOptions, bench_lookback
     from rollout_node.sparse_calibration.calibration_plot import plot_percentiles
@@ -252,4 +250,4 @@ def lookback(
     if plot is not None:
         plot_percentiles(found, target, plot)
     if not written(calibration_document(found, made, target), output, as_json=as_json):
-        console().print(percentile_table(found, made, f"{samples} prompts of each length, {asked} keys"))
+        console().print(percentile_table(found, made, f"{samples} prompts of each length, answers of {asked} phrases"))

@@ -18,11 +18,11 @@ from p2pcast.sparse.budget_guard import FLOOR
 @click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option(
     "--task",
-    default="recall,tokens=2048,asked=24",
+    default="recite,tokens=2048,asked=8",
     metavar="NAME,KEY=VALUE",
     help="Task that the model has learnt, as of `p2pcast ledger --task`.",
 )
-@click.option("--longest", type=click.IntRange(64), default=2112, help="Tokens of a prompt and its answer together.")
+@click.option("--longest", type=click.IntRange(64), default=2113, help="Tokens of a prompt and its answer together.")
 @click.option("--pages", type=click.IntRange(1), default=1, help="Pages of 16 tokens of the first budget.")
 @click.option("--bin-tokens", type=click.IntRange(16), default=1024, help="Positions of a bin.")
 @click.option("--block-size", type=click.IntRange(16), default=32, help="Tokens of a page of the engine's cache.")

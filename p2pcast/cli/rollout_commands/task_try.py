@@ -57,7 +57,7 @@ def try_task(
 ) -> None:
     """Play a few jobs of the task NAME, and print prompts, tokens with their mask, and rewards.
 
-    NAME is sums, recall, leduc, holdem, math, verifiers, a plug-in's name, or PKG.MODULE:CLASS, each with settings:
+    NAME is sums, recite, leduc, holdem, math, verifiers, a plug-in's name, or PKG.MODULE:CLASS, each with settings:
     NAME,KEY=VALUE. A task in text takes the tokenizer of the engine's model, unless NAME sets another. Nothing is
     handed in; no ledger and no peer are needed.
 

@@ -30,7 +30,7 @@ from p2pcast.tasks.task_loader import load_task
 
 TASKS = (
     "sums,held_out=20",
-    "recall,tokens=400,asked=2,held_out=20",
+    "recite,tokens=400,asked=2,held_out=20",
     "leduc,held_out=20",
     "holdem,tokenizer=bytes,held_out=20",
     "math,tokenizer=bytes,held_out=40",

@@ -65,7 +65,7 @@ def test_a_users_class_loads_by_module_and_name(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("nothing", "give one of holdem, leduc, math, recall, sums, verifiers"),
+        ("nothing", "give one of holdem, leduc, math, recite, sums, verifiers"),
         ("no_such_module:Task", "cannot import"),
         ("my_task:Missing", "no class 'Missing'"),
         ("my_task:TASK", "no class"),

@@ -144,7 +144,7 @@ def lookback(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """The trained model that looks far back, and what the bench found."""
     folder = tmp_path_factory.mktemp("lookback") / "model"
     command = [sys.executable, "-m", "p2pcast.cli", "bench", "lookback", "--folder", str(folder), "--length", "2048"]
-    command += ["--samples", "24", "--budget", "1", "--budget", "125", "--block-size", str(PAGE), "--json"]
+    command += ["--samples", "8", "--budget", "1", "--budget", "125", "--block-size", str(PAGE), "--json"]
     done = subprocess.run(command, env={**os.environ, **ENVIRONMENT}, text=True, capture_output=True, timeout=5400)
     assert done.returncode == 0, done.stderr[-4000:]
     return folder, json.loads(done.stdout)
@@ -164,10 +164,10 @@ def test_pages_of_a_trained_model_are_dropped_in_later_layers(lookback: tuple[Pa
     """The reference drops pages in layers 2 and later alone."""
     from sparse_reference import Reference
 
-    from p2pcast.tasks.trial_tasks.recall import Recall
+    from p2pcast.tasks.trial_tasks.recite import Recite
 
     folder, _ = lookback
-    task = Recall(1000, 10)
+    task = Recite(1000)
     prompt = task.drawn(next(task.jobs(5)).prompt).prompt.tolist()
     ((tokens, logprobs),) = answers(folder, [{"schedule": [5], "requests": [[prompt, 16]]}])["rounds"][0]
     sparse, dense = Reference(folder, PAGE, 4), Reference(folder, PAGE, None)

@@ -11,9 +11,9 @@ from scripted_sampler import ScriptedSampler, jobs_of
 from p2pcast.errors import RemoteError, UsageError
 from p2pcast.rollouts.job import Job
 from p2pcast.tasks.task import ForgedPlayError
-from p2pcast.tasks.trial_tasks.recall import BEGIN, END, FIRST_KEY, FIRST_VALUE, VALUES, VOCABULARY, Recall
+from p2pcast.tasks.trial_tasks.recite import BEGIN, END, FIRST_BODY, FIRST_STARTER, PHRASE, VOCABULARY, Recite
 
-TASK = Recall(tokens=600, asked=4, spacing=8)
+TASK = Recite(tokens=600, asked=4)
 
 
 async def rewarded(job: Job, answer: list[int]) -> float:
@@ -22,27 +22,28 @@ async def rewarded(job: Job, answer: list[int]) -> float:
 
 
 def right_answer(job: Job) -> list[int]:
-    """From the prompt's tokens alone."""
+    """From the prompt's tokens alone: the starters of the text, each followed as at its first place."""
     tokens = TASK.drawn(job.prompt).prompt.tolist()
-    text, asked = tokens[: -TASK.asked - 2], tokens[-TASK.asked - 1 : -1]
+    after = dict(reversed(list(pairwise(tokens))))
+    starters = sorted({token for token in tokens if FIRST_STARTER <= token < FIRST_BODY})
     said = []
-    for key in asked:
-        values = Counter(after for before, after in pairwise(text) if before == key)
-        assert values.total() == TASK.statements
-        said += [key, values.most_common(1)[0][0]]
+    for starter in starters[: TASK.asked]:
+        said.append(starter)
+        while len(said) % PHRASE:
+            said.append(after[said[-1]])
     return [*said, END]
 
 
-async def test_the_reward_is_the_share_of_right_values() -> None:
+async def test_the_reward_is_the_share_of_phrases_of_the_text() -> None:
     for job in jobs_of(TASK, 20):
         answer = right_answer(job)
         assert await rewarded(job, answer) == 1.0
         wrong = answer.copy()
-        wrong[3] = FIRST_VALUE + (wrong[3] - FIRST_VALUE + 1) % VALUES
+        wrong[PHRASE + 3] = wrong[PHRASE + 2]
         assert await rewarded(job, wrong) == 0.75
-        assert await rewarded(job, answer[:4]) == 0.5
+        assert await rewarded(job, answer[: 2 * PHRASE]) == 0.5
         assert await rewarded(job, [END]) == 0.0
-        # Values without their keys are not right.
+        # Phrases count at their places alone.
         assert await rewarded(job, [*answer[1:-1], END]) == 0.0
 
 
@@ -50,30 +51,37 @@ async def test_a_text_of_another_prompt_is_refused() -> None:
     job = jobs_of(TASK, 1)[0]
     found = await TASK.play(ScriptedSampler([right_answer(job)]), job)
     token_ids = found.token_ids.copy()
-    token_ids[5] += 1
+    token_ids[5] = BEGIN
     with pytest.raises(ForgedPlayError):
         TASK.reward(job, token_ids, found.mask)
 
 
-@pytest.mark.parametrize(("tokens", "asked"), [(600, 4), (2048, 16), (6144, 64)])
+@pytest.mark.parametrize(("tokens", "asked"), [(66, 4), (600, 4), (2048, 16), (6145, 64)])
 def test_prompts_have_the_tokens_of_the_setting(tokens: int, asked: int) -> None:
-    task = Recall(tokens=tokens, asked=asked, spacing=8)
+    task = Recite(tokens=tokens, asked=asked)
     for job in jobs_of(task, 5):
         prompt = task.drawn(job.prompt).prompt
         assert len(prompt) == tokens
         assert prompt[0] == BEGIN
         assert prompt.max() < VOCABULARY
-        assert job.max_tokens == 2 * asked + 1
+        assert job.max_tokens == PHRASE * asked + 1
 
 
-def test_asked_keys_are_stated_all_over_the_text() -> None:
-    places = [place for job in jobs_of(Recall(), 50) for row in Recall().drawn(job.prompt).places for place in row]
-    counts, _ = np.histogram(places, bins=8, range=(0, 2048))
-    assert counts.min() > 0.7 * counts.max()
+def test_phrases_stand_several_times_all_over_the_text() -> None:
+    halves = np.zeros(2)
+    for job in jobs_of(Recite(), 20):
+        prompt = Recite().drawn(job.prompt).prompt
+        starters = prompt[prompt < FIRST_BODY][1:-1]
+        assert set(Counter(starters.tolist()).values()) <= {4, 5}
+        firsts = np.unique(prompt, return_index=True)[1]
+        halves += np.histogram(firsts, bins=2, range=(0, 2048))[0]
+        assert len(np.unique(prompt[prompt >= FIRST_BODY])) == 7 * Recite().stated
+    # A phrase with four places in the text stands in the first half with 15 of 16.
+    assert 0.03 < halves[1] / halves.sum() < 0.1
 
 
 def test_demonstrations_get_the_whole_reward_and_are_not_held_out() -> None:
-    task = Recall(tokens=600, asked=4, spacing=8, held_out=20)
+    task = Recite(tokens=600, asked=4, held_out=20)
     prompts = task.chosen(task.prompts("demonstrations", 3), held_out=False)
     like = jobs_of(task, 1)[0]
     for one, prompt in zip(islice(task.demonstrations(3), 20), prompts, strict=False):
@@ -85,7 +93,7 @@ def test_prompts_stay() -> None:
     """A change would give other rewards to rollouts of old ledgers."""
     prompt = TASK.drawn(b"0123456789abcdef").prompt.tolist()
     assert TASK.text([*prompt[:12], *prompt[-6:]]) == (
-        "<begin> w11 w51 k131 v53 w19 w52 w49 w12 w48 w39 w16 <ask> k6 k158 k234 k131 <answer>"
+        "<begin> b427 b244 b285 b289 b39 b306 s7 b192 b142 b400 b332 b287 b303 b92 b223 b361 <answer>"
     )
 
 
@@ -98,23 +106,23 @@ def test_a_prompt_of_another_task_is_refused(prompt: bytes) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"tokens": 0}, "tokens=0 of task recall is out of range"),
-        ({"asked": 0}, "asked=0 of task recall is out of range"),
-        ({"spacing": 1}, "spacing=1 of task recall is out of range"),
-        ({"statements": 0}, "statements=0 of task recall is out of range"),
-        ({"tokens": 100, "asked": 4}, "states 1 keys, and 4 to 256 are needed"),
-        ({"tokens": 8192, "spacing": 2}, "states 1362 keys, and 16 to 256 are needed"),
-        ({"held_out": 60}, "held_out=60 of task recall"),
+        ({"tokens": 9}, "tokens=9 of task recite is out of range"),
+        ({"asked": 0}, "asked=0 of task recite is out of range"),
+        ({"phrases": 65}, "phrases=65 of task recite is out of range"),
+        ({"repeats": 0}, "repeats=0 of task recite is out of range"),
+        ({"tokens": 32}, "tokens=32 of task recite has no room for a phrase 4 times"),
+        ({"held_out": 60}, "held_out=60 of task recite"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, int], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        Recall(**settings)
+        Recite(**settings)
 
 
 def test_settings_are_part_of_the_hash() -> None:
-    assert len({Recall().hash, Recall(tokens=4096).hash, Recall(asked=8).hash, Recall(statements=1).hash}) == 4
+    others = {Recite(tokens=4096).hash, Recite(asked=4).hash, Recite(phrases=32).hash, Recite(repeats=2).hash}
+    assert len({Recite().hash, *others}) == 5
 
 
-def test_keys_and_values_are_tokens_of_their_own() -> None:
-    assert Recall().text([BEGIN, FIRST_KEY + 3, FIRST_VALUE + 2, 9, 6]) == "<begin> k3 v2 w1 <6>"
+def test_starters_and_bodies_are_tokens_of_their_own() -> None:
+    assert Recite().text([BEGIN, FIRST_STARTER + 3, FIRST_BODY + 2, 6]) == "<begin> s3 b2 <6>"
