@@ -96,7 +96,7 @@ def train_lookback(stages: Sequence[Stage] = STAGES, *, seed: int = 1) -> Any:
 
 
 def first_model() -> Qwen3ForCausalLM:
-    """The model before training, drawn from torch's random state. What layers add starts small, by the number of layers
+    """The model before training, drawn from torch's random state. The outputs of layers starts small, by the number of layers
     (Radford et al., 2019, section 2.3).
     """
     model = FORM.made("bfloat16")
