@@ -96,7 +96,7 @@ def train_lookback(stages: Sequence[Stage] = STAGES, *, seed: int = 1) -> Any:
 
 
 def first_model() -> Qwen3ForCausalLM:
-    """The model before training, drawn from torch's random state. The outputs of layers starts small, by the number of layers
+    """The model before training, drawn from torch's random state. The outputs of layers start small, by their number
     (Radford et al., 2019, section 2.3).
     """
     model = FORM.made("bfloat16")
@@ -170,7 +170,7 @@ def _scores(model: Qwen3ForCausalLM, ids: torch.Tensor, window: int | None) -> t
 
 def _right(scores: torch.Tensor, ids: torch.Tensor) -> float:
     chosen = predictable(ids)
-    return (scores.argmax(-1) == ids[:, 1:])[chosen].float().mean().item()
+    return float((scores.argmax(-1) == ids[:, 1:])[chosen].float().mean())
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ class OrthogonalSteps:
             shapes.setdefault(one.shape, []).append(one)
         self._groups = [(group, torch.zeros(len(group), *shape)) for shape, group in shapes.items()]
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, rate: float) -> None:
         """``rate``: spectral norm of a step of a wide or square matrix, about."""
         for group, momentum in self._groups:
