@@ -137,7 +137,7 @@ async def test_verify_looks_at_the_engines_own_weights(swarm, states, p2pcast, n
     done = await verify(*here, "--engine", folder, "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    expected = {"peer": "a", "name": folder, "version": "0.1", "wrong": [], "unknown": [], "faults": []}
+    expected = {"peer": "a", "name": folder, "version": "0.1", "wrong": [], "unknown": [], "lacks": [], "faults": []}
     assert document == {"ok": True, "engines": [expected | {"state": (await swarm.status(hub))["digests"]["0.1"]}]}
     hub_url = "http://{}:{}".format(*hub.http.address)
     done = await verify("--hub", hub_url, "--json", *hubs)
