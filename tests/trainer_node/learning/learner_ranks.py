@@ -124,14 +124,14 @@ class Kept:
         self._folder.mkdir(exist_ok=True)
 
     def publish(self, step: int, named_tensors: Any, *, files: Any) -> Any:
-        return self._kept(self._hub.publish, step, named_tensors)
+        return self._kept(self._hub.publish, step, named_tensors, files)
 
     def resume(self, step: int, named_tensors: Any, *, files: Any) -> Any:
-        return self._kept(self._hub.resume, step, named_tensors)
+        return self._kept(self._hub.resume, step, named_tensors, files)
 
-    def _kept(self, publish: Callable[[int, Any], Any], step: int, named_tensors: Any) -> Any:
+    def _kept(self, publish: Callable[..., Any], step: int, named_tensors: Any, files: Any) -> Any:
         tensors = {name: stage.whole(tensor) for name, tensor in named_tensors}
-        handle = publish(step, named_tensors)
+        handle = publish(step, named_tensors, files=files)
         version = handle.wait_durable(600)
         if self._ranks.first:
             save_file(tensors, self._folder / f"{version}.safetensors")
