@@ -17,11 +17,12 @@ from typing import Any, Final
 import aiohttp
 
 from netem.demo.commands import FIRST_PEER
-from netem.demo.processes import Child, Processes, describe_exit
+from netem.demo.processes import Child, DemoError, Processes, describe_exit
 from netem.demo.wait import HTTP_S, Watch, unwrapped
 from netem.demo.workspace import Workspace
 from netem.rl_demo.rl_participants import ENGINE, HUB, LEDGER, LOGPROBS, RlOptions, RlParticipants
 from p2pcast.inspection import png_figure
+from p2pcast.rollouts.top_logprobs import COUNT
 from p2pcast.sparse.acceptance_rate import LEAST_TOKENS
 from p2pcast.sparse.budget_guard import FLOOR, TARGET
 from p2pcast.sparse.budget_schedule import BudgetSchedule
@@ -38,7 +39,8 @@ KEPT: Final = ("loss.kind=tis", "sft.steps=0", "probe.prompts=0", "export.every=
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardRunOptions:
     """``model``: folder of a model that has learnt ``task``. ``longest``: tokens of prompt and answer. ``pages``: of
-    the first budget, in every bin. ``floor``: of the guard. ``slots``: plays at the same time.
+    the first budget, in every bin. ``floor``: of the guard. ``guard_tokens``: most probable tokens of a position that
+    it compares. ``slots``: plays at the same time.
     """
 
     folder: Path
@@ -53,6 +55,7 @@ class GuardRunOptions:
     group_size: int = 8
     lr: float = 1e-5
     floor: float = FLOOR
+    guard_tokens: int = COUNT
     slots: int = 16
     seed: int = 0
 
@@ -79,12 +82,13 @@ class SparseParticipants(RlParticipants):
         options = self._run_options
         words = ["--enable-scale-out", "--logprobs-mode", LOGPROBS, "--generation-config", "vllm"]
         words += ["--max-model-len", str(options.longest), "--block-size", str(options.block_size)]
+        words += ["--max-logprobs", str(options.guard_tokens)]
         words += ["--max-num-seqs", str(options.slots), "--max-num-batched-tokens", str(max(4096, options.longest))]
         return self._start_engine(self.base, words, {"P2PCAST_SPARSE_ATTENTION": "1"})
 
 
-async def _run(options: GuardRunOptions, target: float, work: Workspace, processes: Processes) -> RunRecord:
-    """The record of a run that has ended. Raises DemoError."""
+async def _run(options: GuardRunOptions, target: float, work: Workspace, processes: Processes) -> str | None:
+    """One run, until it has ended. Returns why the learner gave up; None at the run's last step. Raises DemoError."""
     parts, schedule = SparseParticipants(options, work, processes), work.root / "sparse_attention.json"
     schedule.write_bytes(options.schedule.to_bytes())
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HTTP_S)) as http:
@@ -99,18 +103,22 @@ async def _run(options: GuardRunOptions, target: float, work: Workspace, process
         sparse = [f"sparse.schedule={schedule}", f"sparse.target={target}", f"sparse.floor={options.floor}"]
         learner = parts.learner(*KEPT, *sparse)
         await watch.until_answers(FIRST_PEER, peer, ENGINE_S, peer_url + "/readyz")
-        worker = parts.worker("w1", ledger, peer_url, "--guard-share", "1")
+        worker = parts.worker("w1", ledger, peer_url, "--guard-share", "1", "--guard-tokens", str(options.guard_tokens))
         learner.expected = worker.expected = True
         await watch.until("end of the run", learner, RUN_S, lambda: not learner.alive)
-        if learner.process.returncode:
-            raise learner.failure(f"the learner ended with {describe_exit(learner.process.returncode)}")
+        code = learner.process.returncode
+        gave_up = str(learner.failure(f"the learner ended with {describe_exit(code)}")) if code else None
+        if gave_up is not None and not parts.metrics.exists():
+            raise DemoError(gave_up)
         for name in (FIRST_PEER, LEDGER, HUB, ENGINE):
             await asyncio.to_thread(processes.stop, name)
-    return read_run(parts.run)
+    return gave_up
 
 
 def _figures(record: RunRecord, target: float) -> dict[str, Any]:
-    """``results``: rollouts until the 5th percentile of every measured bin was at the target; None: never."""
+    """``results_until_target``: rollouts until the 5th percentile of every measured bin was at the target, and stayed
+    there; None: never.
+    """
     results = rollouts = 0
     back: int | None = None
     for step in record.steps:
@@ -135,11 +143,11 @@ def guard_runs(options: GuardRunOptions, picture: Path | None = None) -> dict[st
     found = {}
     for name, target in (("without", 0.0), ("with", TARGET)):
         with Workspace(options.folder / name) as work, Processes(work.logs) as processes:
-            record = asyncio.run(unwrapped(_run(options, target, work, processes)))
-            found[name] = _figures(record, TARGET)
+            gave_up = asyncio.run(unwrapped(_run(options, target, work, processes)))
+            found[name] = _figures(read_run(work.root / "run"), TARGET) | {"gave_up": gave_up}
     measured = [one for one in found["without"]["percentiles"] if one is not None]
     stays_low = bool(measured) and max(measured) < LOW
-    back = found["with"]["results_until_target"] is not None
+    back = found["with"]["results_until_target"] is not None and found["with"]["gave_up"] is None
     document = {
         "verdict": "PASS" if stays_low and back else "FAIL",
         "target": TARGET,

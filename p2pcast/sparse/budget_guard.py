@@ -2,7 +2,8 @@
 
 Source: Sparrow, section 3.1: keep the 5th percentile of the acceptance rate at 0.86 or more in each bin of positions.
 A bin below the target gets twice its pages, and all pages once it is below the floor. A bin that keeps all of its
-pages has no more to get, whatever its rates. Budgets never shrink here: that XX
+pages has no more to get, whatever its rates. Budgets never shrink here: that takes a new calibration. Only tokens that
+the present value of a bin sampled count.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from p2pcast.errors import P2PCastError, RefusedError, RemoteError, RetryableErr
 from p2pcast.private_random import uniform
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result, fault
-from p2pcast.rollouts.top_logprobs import top_fault
+from p2pcast.rollouts.top_logprobs import COUNT, top_fault
 from p2pcast.tasks.play import result_of
 from p2pcast.tasks.task import FAILED_CHECK_TAG, Sampler, Task, Trajectory
 from p2pcast.tasks.task_process import CheckFailedError, ChecksDownError, TaskProcesses
@@ -79,7 +79,8 @@ class Probes(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
     """``price_usd_h``: of this machine. ``classes``: facts by which the ledger groups workers. ``drain_s``: time for
-    plays to end after SIGTERM.
+    plays to end after SIGTERM. ``guard_share``: of plays of sparse attention, those whose results carry the
+    ``guard_tokens`` most probable tokens of each position.
     """
 
     name: str
@@ -87,6 +88,8 @@ class WorkerConfig:
     price_usd_h: float = 0.0
     classes: dict[str, str] = field(default_factory=dict)
     drain_s: float = 30.0
+    guard_share: float = 0.0
+    guard_tokens: int = COUNT
 
 
 @dataclass(slots=True)

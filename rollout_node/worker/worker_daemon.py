@@ -16,7 +16,6 @@ from p2pcast.backoff import Backoff
 from p2pcast.errors import RetryableError
 from p2pcast.private_random import uniform
 from p2pcast.rollouts.result import Result
-from p2pcast.rollouts.top_logprobs import COUNT
 from p2pcast.tasks.task import Task
 from p2pcast.tasks.task_process import TaskProcesses
 from p2pcast.telemetry import span_export
@@ -55,7 +54,7 @@ class Addresses:
 
 class WorkerDaemon:
     """``checks`` end with ``run``. ``certificate``: for a ledger over https. ``adapter``: the LoRA adapter that
-    plays. ``guard_share``: of plays of sparse attention, those whose most probable tokens go into the results.
+    plays.
     """
 
     def __init__(
@@ -67,11 +66,9 @@ class WorkerDaemon:
         certificate: NodeCertificate | None = None,
         sampler: SamplerKind = "generate",
         adapter: str | None = None,
-        guard_share: float = 0.0,
     ) -> None:
         self._addresses, self._config, self._task, self._checks = addresses, config, task, checks
         self._certificate, self._sampler, self._adapter = certificate, sampler, adapter
-        self._guard_share = guard_share
         self._loop: PlayLoop | None = None
 
     async def run(self) -> None:
@@ -96,7 +93,8 @@ class WorkerDaemon:
             versions = EngineVersions(http, where.peer, where.engine)
             sampler = SAMPLERS[self._sampler](engine_http, where.engine, versions, adapter=self._adapter)
             if isinstance(sampler, GenerateSampler):
-                sampler.top_share, sampler.top_count = self._guard_share, min(COUNT, self._task.vocabulary)
+                sampler.top_share = self._config.guard_share
+                sampler.top_count = min(self._config.guard_tokens, self._task.vocabulary)
             served = await _once_up(versions.refresh)
             label = await _once_up(sampler.check)
             logger.info("the engine serves version %s; its peer says %s", label, served.version)

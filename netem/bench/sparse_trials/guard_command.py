@@ -11,6 +11,7 @@ from rich.table import Table
 
 from p2pcast.cli.options import PATH, console, documented, written
 from p2pcast.errors import EXIT_FAILED
+from p2pcast.rollouts.top_logprobs import COUNT, MAX_TOP_K
 from p2pcast.sparse.budget_guard import FLOOR
 
 
@@ -36,6 +37,12 @@ from p2pcast.sparse.budget_guard import FLOOR
     default=FLOOR,
     help="5th percentile below which the guard makes a bin dense at once, in place of twice the pages.",
 )
+@click.option(
+    "--guard-tokens",
+    type=click.IntRange(1, MAX_TOP_K),
+    default=COUNT,
+    help="Most probable tokens of a position that the guard compares.",
+)
 @click.option("--dir", "folder", type=PATH, default="bench-out/guard", help="Work folder; replaces an earlier one.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="PNG of rewards and percentiles by step.")
 @documented
@@ -51,6 +58,7 @@ def guard(
     group_size: int,
     lr: float,
     floor: float,
+    guard_tokens: int,
     folder: Path,
     plot: Path | None,
     as_json: bool,
@@ -69,6 +77,7 @@ def guard(
     options = GuardRunOptions(
         folder=folder, model=model, task=task, longest=longest, pages=pages, bin_tokens=bin_tokens,
         block_size=block_size, steps=steps, groups=groups, group_size=group_size, lr=lr, floor=floor,
+        guard_tokens=guard_tokens,
     )  # fmt: skip
     document = guard_runs(options, plot)
     if not written(document, output, as_json=as_json):
@@ -87,6 +96,9 @@ def _print(document: dict[str, Any]) -> None:
         cells = [run[key][step : step + 1] for run in (without, guarded) for key in ("rewards", "percentiles")]
         table.add_row(str(step + 1), *(_cell(*cell) for cell in cells))
     out.print(table)
+    for name, run in document["runs"].items():
+        if run["gave_up"] is not None:
+            click.echo(f"{name} the guard: {run['gave_up']}")
     for change in guarded["budgets"]:
         after = "all pages" if change["after"] is None else f"{change['after']} pages"
         out.print(f"step {change['step']}: bin {change['bin']} gets {after}, at {change['percentile']:.3f}")

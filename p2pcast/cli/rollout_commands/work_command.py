@@ -16,6 +16,7 @@ from p2pcast.cli.options import PATH, TOKEN_VARIABLE, Address, check_options, re
 from p2pcast.daemon import event_loop
 from p2pcast.errors import UsageError
 from p2pcast.limits import MAX_SLOTS, MIB
+from p2pcast.rollouts.top_logprobs import COUNT, MAX_TOP_K
 from p2pcast.trust.node_names import default_name, name_fault
 
 BEARER_VARIABLE = "P2PCAST_LEDGER_TOKEN"
@@ -82,9 +83,15 @@ def checked_adapter(adapter: str | None, sampler: SamplerName) -> str | None:
     default=0.05,
     metavar="SHARE",
     help=(
-        "Share of the rollouts of sparse attention whose 20 most probable tokens at each position go to the learner, "
-        "for its guard; with --sampler generate."
+        "Share of the rollouts of sparse attention whose most probable tokens at each position go to the learner, for "
+        "its guard; with --sampler generate."
     ),
+)
+@click.option(
+    "--guard-tokens",
+    type=click.IntRange(1, MAX_TOP_K),
+    default=COUNT,
+    help="Most probable tokens of a position for the guard; at most vLLM's --max-logprobs.",
 )
 @click.option("--name", help="Unique name of this worker at the ledger.  [default: the host's name]")
 @click.option(
@@ -122,6 +129,7 @@ def work(
     price: float,
     gpu: str,
     guard_share: float,
+    guard_tokens: int,
     name: str | None,
     bearer_file: Path | None,
     hub: tuple[str, int] | None,
@@ -177,13 +185,15 @@ def work(
         price_usd_h=price,
         classes={"gpu": gpu},
         drain_s=drain_s,
+        guard_share=guard_share,
+        guard_tokens=guard_tokens,
     )
     restrict_umask()
     raise_descriptor_limit()
 
     async def run(certificate: NodeCertificate | None) -> None:
         processes = TaskProcesses(task, loaded.hash, processes=checks, check_s=check_s, memory_bytes=check_memory * MIB)
-        daemon = WorkerDaemon(addresses, config, loaded, processes, certificate, sampler, adapter, guard_share)
+        daemon = WorkerDaemon(addresses, config, loaded, processes, certificate, sampler, adapter)
         await run_until_signal(daemon.run, daemon.drain)
 
     folder = state or state_home() / f"worker-{name or host}"
