@@ -17,7 +17,8 @@ logger = logging.getLogger("p2pcast.bench")
 
 SEED: Final = 900
 """Of the prompts: unlike those of the training."""
-CANDIDATES: Final = 20
+CANDIDATES: Final = 128
+"""More than the 64 starters of a text, which are about equally probable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

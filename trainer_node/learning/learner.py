@@ -1,6 +1,8 @@
 """The learner: takes batches of rollouts from the ledger, trains, publishes versions, and keeps checkpoints.
 
-    resume → ( take → train → applied → publish every κ steps → checkpoint every N steps → ack ) until the run ends
+    resume → ( take → judge → train → distil → applied → publish every κ steps → checkpoint every N steps → ack )
+
+until the run ends. Runs with sparse attention judge the sampled tokens, and may train an adapter for rollouts.
 
 Promises:
 

@@ -23,10 +23,9 @@ from typing import Any, Final
 import torch
 
 from p2pcast.errors import UsageError
+from p2pcast.sparse.budget_schedule import DENSE_LAYERS
 from trainer_node.learning.distillation.decoding_plan import DecodingPlan, kept_pages
 
-DENSE_LAYERS: Final = 2
-"""Layers at the start that are always dense (Sparrow, section 3.2)."""
 NAME: Final = "p2pcast_sparse"
 """Of the attention function, among those of transformers."""
 PLAN: Final = "p2pcast_plan"
