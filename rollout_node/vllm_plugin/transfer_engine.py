@@ -26,6 +26,7 @@ from rollout_node.vllm_plugin import (
     SOCKET_VARIABLE,
     cpu_weights,
     derived_weights,
+    prompt_scores,
     quantised_layers,
     seeded_chunks,
     sparse_attention,
@@ -118,6 +119,10 @@ class P2PCastEngine(WeightTransferEngine[P2PCastInitInfo, P2PCastUpdateInfo]):  
             from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
             seeded_chunks.keep_generators(CPUModelRunner)
+            if getattr(model, "lora_manager", None) is not None:
+                from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+
+                prompt_scores.keep_prompt_scores(PunicaWrapperCPU)
         rank_model = VllmRankModel(vllm_config, self.model_config, device, model)
         self._installer = RankInstaller(rank_model, Path(os.environ.get(SOCKET_VARIABLE, "")), log)
 
