@@ -18,20 +18,21 @@ logger = logging.getLogger("p2pcast.bench")
 SEED: Final = 900
 """Of the prompts: unlike those of the training."""
 CANDIDATES: Final = 128
-"""More than the 64 starters of a text, which are about equally probable."""
+"""Most probable tokens of a position: enough for nearly its whole distribution."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookbackOptions:
     """``folder``: of the model, which is trained if the folder is missing. ``lengths``: of the prompts, in tokens.
-    ``samples``: prompts of each length. ``asked``: phrases of an answer. ``budgets``: constant ones, in pages of 16
-    tokens.
+    ``samples``: prompts of each length. ``asked``: phrases of an answer. ``phrases``: different ones of a prompt.
+    ``budgets``: constant ones, in pages of 16 tokens.
     """
 
     folder: Path
     lengths: Sequence[int]
     samples: int
     asked: int
+    phrases: int
     budgets: Sequence[int]
     bin_tokens: int
     block_size: int
@@ -40,7 +41,7 @@ class LookbackOptions:
 
 def bench_lookback(options: LookbackOptions) -> Calibration:
     """Raises UsageError for lengths that the task refuses, and LocalError when the engine fails."""
-    tasks = [Recite(tokens, options.asked) for tokens in options.lengths]
+    tasks = [Recite(tokens, options.asked, options.phrases) for tokens in options.lengths]
     prompts = [
         task.drawn(one.prompt).prompt.tolist() for task in tasks for one in islice(task.jobs(SEED), options.samples)
     ]

@@ -199,6 +199,7 @@ def sparse(
 )
 @click.option("--samples", type=click.IntRange(1), default=24, help="Prompts of each length.")
 @click.option("--asked", type=click.IntRange(1), default=8, help="Phrases of an answer, of 8 tokens each.")
+@click.option("--phrases", type=click.IntRange(1, 64), default=16, help="Different phrases of a prompt.")
 @click.option(
     "--budget",
     "budgets",
@@ -223,6 +224,7 @@ def lookback(
     lengths: tuple[int, ...],
     samples: int,
     asked: int,
+    phrases: int,
     budgets: tuple[int, ...],
     target: float,
     bin_tokens: int,
@@ -242,8 +244,8 @@ def lookback(
     if plot is not None:
         require_matplotlib()
     options = LookbackOptions(
-        folder=folder, lengths=lengths, samples=samples, asked=asked, budgets=sorted(set(budgets)),
-        bin_tokens=bin_tokens, block_size=block_size, at_once=at_once,
+        folder=folder, lengths=lengths, samples=samples, asked=asked, phrases=phrases,
+        budgets=sorted(set(budgets)), bin_tokens=bin_tokens, block_size=block_size, at_once=at_once,
     )  # fmt: skip
     found = bench_lookback(options)
     made = found.schedule(target)

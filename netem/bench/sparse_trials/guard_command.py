@@ -11,7 +11,7 @@ from rich.table import Table
 
 from p2pcast.cli.options import PATH, console, documented, written
 from p2pcast.errors import EXIT_FAILED
-from p2pcast.rollouts.top_logprobs import MAX_TOP_K
+from p2pcast.rollouts.top_logprobs import COUNT, MAX_TOP_K
 from p2pcast.sparse.budget_guard import FLOOR
 
 
@@ -19,13 +19,13 @@ from p2pcast.sparse.budget_guard import FLOOR
 @click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option(
     "--task",
-    default="recite,tokens=2048,asked=8",
+    default="recite,tokens=1024,phrases=16",
     metavar="NAME,KEY=VALUE",
     help="Task that the model has learnt, as of `p2pcast ledger --task`.",
 )
-@click.option("--longest", type=click.IntRange(64), default=2113, help="Tokens of a prompt and its answer together.")
+@click.option("--longest", type=click.IntRange(64), default=1088, help="Tokens of a prompt and its answer together.")
 @click.option("--pages", type=click.IntRange(1), default=1, help="Pages of 16 tokens of the first budget.")
-@click.option("--bin-tokens", type=click.IntRange(16), default=1024, help="Positions of a bin.")
+@click.option("--bin-tokens", type=click.IntRange(16), default=512, help="Positions of a bin.")
 @click.option("--block-size", type=click.IntRange(16), default=32, help="Tokens of a page of the engine's cache.")
 @click.option("--steps", type=click.IntRange(4), default=24, help="Learner steps of each run.")
 @click.option("--groups", type=click.IntRange(1), default=4, help="Prompts of a batch.")
@@ -40,8 +40,8 @@ from p2pcast.sparse.budget_guard import FLOOR
 @click.option(
     "--guard-tokens",
     type=click.IntRange(1, MAX_TOP_K),
-    default=128,
-    help="Most probable tokens of a position that the guard compares; task recite has 64 equally probable ones.",
+    default=COUNT,
+    help="Most probable tokens of a position that the guard compares.",
 )
 @click.option("--dir", "folder", type=PATH, default="bench-out/guard", help="Work folder; replaces an earlier one.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="PNG of rewards and percentiles by step.")

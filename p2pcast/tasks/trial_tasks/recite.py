@@ -2,11 +2,12 @@
 sparse attention.
 
 A prompt is a text of phrases. A phrase has eight tokens: one of the starters, and body tokens, which stand in no other
-phrase of the text. Each phrase stands several times, in random places of the whole text. The text begins within a
-phrase. The answer continues it: the reward is the share of the answer's phrases that are phrases of the text.
+phrase of the text. Two phrases can follow a phrase, one in three cases of four and the other in the fourth. The text
+begins within a phrase. The answer continues it: the reward is the share of the answer's phrases that are phrases of the
+text.
 
-So the tokens of an answer differ in difficulty. The starter is the policy's choice; the others follow from several
-places, each of which suffices.
+So the tokens of an answer differ in difficulty. A body token follows from each place of its phrase in the text, a
+starter from the frequencies of what followed there.
 
 A job's prompt is a number, from which the tokens are drawn. This number is also the problem that is held out.
 """
@@ -29,8 +30,8 @@ from p2pcast.tasks.seeded_draws import draw_below
 from p2pcast.tasks.task import Demonstration, Prompt, Sampler, Trajectory
 from p2pcast.tasks.task_hash import HashedTask, Settings
 
-SPECIAL: Final = ("<pad>", "<begin>", "<end>", "<answer>")
-PAD, BEGIN, END, ANSWER = range(4)
+SPECIAL: Final = ("<pad>", "<begin>")
+PAD, BEGIN = range(2)
 PHRASE: Final = 8
 """Tokens of a phrase."""
 FIRST_STARTER, STARTERS = 8, 64
@@ -38,12 +39,14 @@ FIRST_BODY: Final = FIRST_STARTER + STARTERS
 BODIES: Final = STARTERS * (PHRASE - 1)
 VOCABULARY: Final = FIRST_BODY + BODIES
 MOST_TOKENS: Final = 1 << 17
+SELDOM: Final = 4
+"""Of so many phrases one has the follower that is less probable."""
 _PROMPT: Final = re.compile(rb"[0-9a-f]{16}")
 
 
 class Drawn(NamedTuple):
     """``prompt``: all of its tokens. ``phrases``: those of the text, of shape (phrases, tokens). ``answer``: a right
-    one, with the end.
+    one.
     """
 
     prompt: np.ndarray
@@ -53,19 +56,19 @@ class Drawn(NamedTuple):
 
 class Recite(HashedTask, HoldsOut):
     """``tokens``: of the prompt. ``asked``: phrases of an answer. ``phrases``: most different ones of a text.
-    ``repeats``: times that each phrase stands in the text at least. ``held_out``: share of the problems excluded from
+    ``repeats``: times that a phrase stands in the text, on average, at least. ``held_out``: share of the problems excluded from
     training, in percent.
     """
 
     name = "recite"
     vocabulary = VOCABULARY
-    stop_token_ids = (END,)
+    stop_token_ids = ()
 
     def __init__(
         self, tokens: int = 2048, asked: int = 8, phrases: int = STARTERS, repeats: int = 4, held_out: int = 0
     ) -> None:
         in_range = {
-            f"tokens={tokens}": 2 + PHRASE <= tokens <= MOST_TOKENS,
+            f"tokens={tokens}": 1 + PHRASE <= tokens <= MOST_TOKENS,
             f"asked={asked}": asked >= 1,
             f"phrases={phrases}": 1 <= phrases <= STARTERS,
             f"repeats={repeats}": repeats >= 1,
@@ -73,11 +76,11 @@ class Recite(HashedTask, HoldsOut):
         for setting, fits in in_range.items():
             if not fits:
                 raise UsageError(
-                    f"{setting} of task recite is out of range: prompts have {2 + PHRASE} to {MOST_TOKENS} tokens and"
+                    f"{setting} of task recite is out of range: prompts have {1 + PHRASE} to {MOST_TOKENS} tokens and"
                     f" at most {STARTERS} phrases"
                 )
         self.tokens, self.asked, self.phrases, self.repeats = tokens, asked, phrases, repeats
-        self._stands, self._cut = divmod(tokens - 2, PHRASE)
+        self._stands, self._cut = divmod(tokens - 1, PHRASE)
         self.stated = min(phrases, self._stands // repeats)
         """Number of different phrases of a text."""
         if not self.stated:
@@ -86,7 +89,7 @@ class Recite(HashedTask, HoldsOut):
 
     @property
     def answer_tokens(self) -> int:
-        return PHRASE * self.asked + 1
+        return PHRASE * self.asked
 
     @property
     def settings(self) -> Settings:
@@ -131,12 +134,20 @@ class Recite(HashedTask, HoldsOut):
         starters = FIRST_STARTER + numbers.order("starters", STARTERS)[: self.stated]
         bodies = FIRST_BODY + numbers.order("bodies", BODIES)[: self.stated * (PHRASE - 1)]
         phrases = np.concatenate([starters[:, None], bodies.reshape(self.stated, PHRASE - 1)], axis=1)
-        stands = numbers.order("text", self._stands) % self.stated
-        cut, *answer = numbers.below("answer", self.stated, 1 + self.asked)
-        text = [phrases[cut][PHRASE - self._cut :], phrases[stands].ravel()]
-        return Drawn(
-            np.concatenate([[BEGIN], *text, [ANSWER]]), phrases, np.concatenate([phrases[answer].ravel(), [END]])
-        )
+        walk = phrases[self._walk(numbers)]
+        text, answer = walk[: 1 + self._stands].ravel()[PHRASE - self._cut :], walk[1 + self._stands :].ravel()
+        return Drawn(np.concatenate([[BEGIN], text]), phrases, answer)
+
+    def _walk(self, numbers: _Numbers) -> list[int]:
+        """Numbers of the phrases, from the one in which the text begins to the last of the answer. A phrase's usual
+        follower has the next number; the others make another circle.
+        """
+        other = numbers.order("followers", self.stated)
+        follower = dict(zip(other.tolist(), np.roll(other, -1).tolist(), strict=True))
+        walk = numbers.below("first", self.stated, 1).tolist()
+        for draw in numbers.below("walk", SELDOM, self._stands + self.asked).tolist():
+            walk.append((walk[-1] + 1) % self.stated if draw else follower[walk[-1]])
+        return walk
 
 
 class _Numbers:
