@@ -16,6 +16,7 @@ ESTIMATES = "trainer_node/scheduling/shares.py"
 SPLITS = "tests/trainer_node/scheduling/test_shares.py::"
 ACCEPTANCE = "trainer_node/ledger/acceptance.py"
 EXPERTS = "tests/trainer_node/ledger/test_acceptance.py::"
+CLAIMS = "tests/trainer_node/ledger/test_claimed_schedules.py::"
 GROUNDS = "tests/trainer_node/ledger/test_acceptance.py::test_grounds_of_rejection"
 BUDGET = "trainer_node/ledger_server/body_budget.py"
 BUDGETS = "tests/trainer_node/ledger_server/test_body_budget.py::"
@@ -117,6 +118,27 @@ ROLLOUTS = [
         "if known is not None and known != span.manifest:",
         "if False:",
         GROUNDS,
+    ),
+    Mutation(
+        "claims sparse attention",
+        ACCEPTANCE,
+        "and standards.schedules.get(version) != name:",
+        "and False:",
+        CLAIMS + "test_a_worker_that_claims_the_schedule_of_no_version_gets_no_more_leases",
+    ),
+    Mutation(
+        "claims sparse attention",
+        ACCEPTANCE,
+        "and standards.schedules.get(version) != name:",
+        "and version not in standards.schedules:",
+        EXPERTS + "test_sparse_attention_is_claimed_by_the_versions_own_schedule_alone",
+    ),
+    Mutation(
+        "claims sparse attention",
+        ACCEPTANCE,
+        "and standards.schedules.get(version) != name:",
+        "and False:",
+        "tests/daemons/rollouts/test_audits.py::test_a_claimed_schedule_hides_no_result_from_audits",
     ),
     Mutation(
         "names weights that did not make its tokens",
