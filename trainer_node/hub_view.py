@@ -88,11 +88,12 @@ class HubView:
         }
 
     def weights(self) -> Document:
-        """The run's versions, what engines serve, and evicted nodes, for the ledger."""
+        """The run's versions with their schedules, what engines serve, and evicted nodes, for the ledger."""
         return {
             "run": self.admission.token.run.hex(),
             "head": self.versions.head,
             "manifests": self.versions.manifests(),
+            "schedules": self.versions.schedules(),
             "engines": self.fleet.serving(),
             "evicted": sorted(node.hex() for node in self.admission.evicted),
         }

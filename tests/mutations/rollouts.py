@@ -16,6 +16,9 @@ ESTIMATES = "trainer_node/scheduling/shares.py"
 SPLITS = "tests/trainer_node/scheduling/test_shares.py::"
 ACCEPTANCE = "trainer_node/ledger/acceptance.py"
 EXPERTS = "tests/trainer_node/ledger/test_acceptance.py::"
+CLAIMS = "tests/trainer_node/ledger/test_claimed_schedules.py::"
+TURNS = "trainer_node/learning/objective/judged_tokens.py"
+JUDGED = "tests/trainer_node/learning/test_judged_turns.py::"
 GROUNDS = "tests/trainer_node/ledger/test_acceptance.py::test_grounds_of_rejection"
 BUDGET = "trainer_node/ledger_server/body_budget.py"
 BUDGETS = "tests/trainer_node/ledger_server/test_body_budget.py::"
@@ -119,11 +122,46 @@ ROLLOUTS = [
         GROUNDS,
     ),
     Mutation(
+        "claims sparse attention",
+        ACCEPTANCE,
+        "and standards.schedules.get(version) != name:",
+        "and False:",
+        CLAIMS + "test_a_worker_that_claims_the_schedule_of_no_version_gets_no_more_leases",
+    ),
+    Mutation(
+        "claims sparse attention",
+        ACCEPTANCE,
+        "and standards.schedules.get(version) != name:",
+        "and version not in standards.schedules:",
+        EXPERTS + "test_sparse_attention_is_claimed_by_the_versions_own_schedule_alone",
+    ),
+    Mutation(
+        "claims sparse attention",
+        ACCEPTANCE,
+        "and standards.schedules.get(version) != name:",
+        "and False:",
+        "tests/daemons/rollouts/test_audits.py::test_a_claimed_schedule_hides_no_result_from_audits",
+    ),
+    Mutation(
         "names weights that did not make its tokens",
         ACCEPTANCE,
         "if unknown := sorted(v for v in versions if v not in standards.manifests):",
         "if unknown := []:",
         GROUNDS,
+    ),
+    Mutation(
+        "sends `top_logprobs` with each result",
+        TURNS,
+        "sorted(queue)[:MOST_JUDGED]:",
+        "sorted(queue):",
+        JUDGED + "test_judged_rollouts_of_a_batch_are_bounded",
+    ),
+    Mutation(
+        "sends `top_logprobs` with each result",
+        TURNS,
+        "turns[worker] += 1",
+        "pass",
+        JUDGED + "test_one_worker_takes_no_turn_of_another",
     ),
     Mutation(
         "sends log-probabilities that are not finite",

@@ -17,6 +17,7 @@ from p2pcast.artifact.run_key import RunKey
 from p2pcast.checkpoint import Checkpoint
 from p2pcast.daemon.events import Events
 from p2pcast.errors import P2PCastError
+from p2pcast.sparse import budget_schedule
 from p2pcast.state.staging import Staging
 from p2pcast.store.artifact_store import Store
 from p2pcast.version import Version
@@ -215,11 +216,15 @@ class Encoder:
     def _store_changed(self) -> None:
         self.store_changes += 1
 
-    async def publish(self, step: int, seed: int | None = None, **options: Any) -> Published:
-        """A checkpoint of this step, from a folder of its own."""
+    async def publish(
+        self, step: int, seed: int | None = None, *, schedule: bytes | None = None, **options: Any
+    ) -> Published:
+        """A checkpoint of this step, from a folder of its own. ``schedule``: its file of sparse attention."""
         path = self.folder / "checkpoints" / f"step_{step}"
         path.parent.mkdir(exist_ok=True)
         write_checkpoint(path, step if seed is None else seed, **options)
+        if schedule is not None:
+            (path / budget_schedule.FILE).write_bytes(schedule)
         checkpoint = Checkpoint.open(path)
         source = FolderSource(checkpoint, checkpoint.small_files(), self.staging)
         return await self.pipeline.publish(self.pipeline.version_for(step), checkpoint.layout(), source)

@@ -7,9 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from blake3 import blake3
 from parts import Background, Encoder
 
 from p2pcast.daemon.background_tasks import Tasks
+from p2pcast.sparse.budget_schedule import BudgetSchedule
 from p2pcast.version import Version
 from topology.hub_uplink import Uplink
 from trainer_node.hub_config import HubConfig
@@ -66,6 +68,15 @@ async def test_status_names_the_newest_version_and_all_artifacts(hub: SimpleName
     assert waits["published"](Version(0, 1), None) == (True, {"newest": "0.1"})
     assert waits["published"](Version(0, 2), None)[0] is False
     assert waits.keys() == {"live", "staged", "published"}
+
+
+async def test_ledger_hears_of_versions_with_their_schedules(hub: SimpleNamespace, background: Background) -> None:
+    schedule = BudgetSchedule((29,)).to_bytes()
+    await hub.encoder.publish(0)
+    await hub.encoder.publish(1, schedule=schedule)
+    found = hub.view.weights()
+    assert found["manifests"].keys() == {"0.0", "0.1"}
+    assert found["schedules"] == {"0.1": blake3(schedule).hexdigest()}
 
 
 async def test_metrics_cover_all_parts(hub: SimpleNamespace) -> None:

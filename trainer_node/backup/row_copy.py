@@ -69,8 +69,13 @@ def restore_rows(copied: Path, database: str) -> None:
 
 
 def copy_rows(source: Connection, target: Connection) -> None:
-    """All rows of all tables; ``target`` has the tables, without rows."""
+    """All rows of all tables; ``target`` has the tables, without rows. ``source`` may lack a table that was added to
+    this version of the tables, until a ledger opens it.
+    """
+    held = set(inspect(source).get_table_names())
     for table in metadata.sorted_tables:
+        if table.name not in held:
+            continue
         found = source.execute(select(table), execution_options={"yield_per": ROWS})
         for part in found.mappings().partitions():
             target.execute(insert(table), [dict(row) for row in part])

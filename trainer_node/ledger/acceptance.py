@@ -15,7 +15,7 @@ versions that the hub never published are forgiven (``trainer_node.ledger.result
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
@@ -59,8 +59,8 @@ class Rejection:
 @dataclass(frozen=True, slots=True)
 class Standards:
     """``staleness``: S, in learner steps. ``vocabulary``: number of token ids. ``manifests``: of each known version,
-    the hash of its signed manifest. ``experts``: of the run's model; None: only the form of routed experts is
-    checked.
+    the hash of its signed manifest. ``schedules``: of each known version that carries a schedule of sparse attention,
+    its name. ``experts``: of the run's model; None: only the form of routed experts is checked.
     """
 
     rule: Rule
@@ -69,6 +69,7 @@ class Standards:
     learner_step: int
     lineage: Lineage
     manifests: Mapping[Version, bytes]
+    schedules: Mapping[Version, bytes] = field(default_factory=dict)
     experts: ExpertShape | None = None
 
 
@@ -84,7 +85,8 @@ def rejection(
     """Why the result is rejected; None if it is accepted. ``settled``: the job has ended. ``in_time``: the lease was
     in force when the result came. ``served``: by the engine when the lease began; None where that is not known.
     """
-    if wrong := _forgery(result, job) or _manifest_fault(result, standards) or _step_back(result, served):
+    wrong = _forgery(result, job) or _manifest_fault(result, standards) or _step_back(result, served)
+    if wrong := wrong or _schedule_fault(result, standards):
         return wrong
     if detail := fault(result, standards.vocabulary):
         return Rejection(Reason.MALFORMED, detail)
@@ -134,6 +136,16 @@ def _manifest_fault(result: Result, standards: Standards) -> Rejection | None:
         known = standards.manifests.get(span.version)
         if known is not None and known != span.manifest:
             return Rejection(Reason.FORGED, f"version {span.version} has another manifest")
+    return None
+
+
+def _schedule_fault(result: Result, standards: Standards) -> Rejection | None:
+    """Audits leave out results of sparse attention, so no worker may claim a schedule that its version does not carry.
+    A false claim is forged: peers name schedules by the same signed manifests as the hub.
+    """
+    for version, name in result.schedules or ():
+        if version in standards.manifests and standards.schedules.get(version) != name:
+            return Rejection(Reason.FORGED, f"version {version} carries no schedule {name.hex()[:12]}")
     return None
 
 

@@ -291,9 +291,10 @@ class Ledger:
         """For each prompt the mean rewards of its newest groups that hooks chose, oldest first."""
         return self._transitions.call(lambda conn: prompting.histories(conn, self._policy.task_hash, prompts))
 
-    def publish(self, version: Version, manifest: bytes) -> None:
-        """A version of the weights, with the hash of its signed manifest. Raises RefusedError if the version is known
-        with another hash.
+    def publish(self, version: Version, manifest: bytes, schedule: bytes | None = None) -> None:
+        """A version of the weights, with the hash of its signed manifest. ``schedule``: BLAKE3 of the schedule of
+        sparse attention that the version carries; None: it carries none. A schedule may be stated later than its
+        version, as for versions of an older database. Raises RefusedError if the version is known with another hash.
         """
 
         def transition(conn: Connection, now: Present) -> None:
@@ -304,6 +305,12 @@ class Ledger:
                 conn.execute(insert(db.versions).values(**row))
             elif known != manifest:
                 raise RefusedError(f"version {version} is known with another manifest")
+            carried = now.schedules.get(version)
+            if carried not in (None, schedule):
+                raise RefusedError(f"version {version} is known with another schedule of sparse attention")
+            if carried is None and schedule is not None:
+                named = {"branch": version.branch, "step": version.step, "name": schedule}
+                conn.execute(insert(db.schedules).values(**named))
 
         self._transitions.changing_versions(transition)
 

@@ -120,13 +120,17 @@ def _forget_late(conn: Connection, now_s: float) -> None:
 
 
 def _forget_versions(conn: Connection, now: Present, oldest: int) -> None:
-    """Versions below the step ``oldest``, unless an evaluation pins one, and the branches that ended before it."""
+    """Versions below the step ``oldest`` with their schedules, unless an evaluation pins one, and the branches that
+    ended before it.
+    """
     live = db.groups.c.state.in_(("waiting", "open"))
     pinned = select(db.groups.c.pinned_step).where(live, db.groups.c.pinned_step.is_not(None))
     newest = select(func.max(db.versions.c.step)).where(db.versions.c.branch == now.branch).scalar_subquery()
     old = (db.versions.c.step < oldest) & db.versions.c.step.not_in(pinned)
     # Whether a learner may go on under its branch depends on the branch's newest version.
     conn.execute(delete(db.versions).where(old, or_(db.versions.c.branch != now.branch, db.versions.c.step < newest)))
+    kept = (db.versions.c.branch == db.schedules.c.branch) & (db.versions.c.step == db.schedules.c.step)
+    conn.execute(delete(db.schedules).where(~exists().where(kept)))
     conn.execute(delete(db.forks).where(db.forks.c.step < oldest))
 
 

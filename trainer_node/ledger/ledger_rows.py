@@ -99,15 +99,16 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """Of the learner, with all versions that are known. ``now_s``: seconds that the ledger has run. ``recorded_s``: the
-    part of them that a crash would not lose. ``happened``: counts of what the transition does, for events: a kind with
-    its words.
+    """Of the learner, with all versions that are known. ``schedules``: of the versions that carry one. ``now_s``:
+    seconds that the ledger has run. ``recorded_s``: the part of them that a crash would not lose. ``happened``: counts
+    of what the transition does, for events: a kind with its words.
     """
 
     epoch: int
     step: int
     lineage: Lineage
     manifests: Mapping[Version, bytes]
+    schedules: Mapping[Version, bytes]
     now_s: float
     recorded_s: float
     happened: Counter[tuple[str, ...]] = field(default_factory=Counter)
@@ -131,7 +132,7 @@ class PresentReader:
     """
 
     def __init__(self) -> None:
-        self._known: tuple[Mapping[int, Fork], Mapping[Version, bytes]] | None = None
+        self._known: tuple[Mapping[int, Fork], Mapping[Version, bytes], Mapping[Version, bytes]] | None = None
 
     def forget(self) -> None:
         self._known = None
@@ -141,9 +142,11 @@ class PresentReader:
         if self._known is None:
             forks = {r.branch: Fork(r.parent, r.step) for r in conn.execute(select(db.forks))}
             manifests = {Version(r.branch, r.step): bytes(r.manifest) for r in conn.execute(select(db.versions))}
-            self._known = forks, manifests
-        forks_known, manifests_known = self._known
-        return Present(row.epoch, row.step, Lineage(row.branch, forks_known), manifests_known, now_s, row.ran_s)
+            schedules = {Version(r.branch, r.step): bytes(r.name) for r in conn.execute(select(db.schedules))}
+            self._known = forks, manifests, schedules
+        forks_known, manifests_known, schedules_known = self._known
+        lineage = Lineage(row.branch, forks_known)
+        return Present(row.epoch, row.step, lineage, manifests_known, schedules_known, now_s, row.ran_s)
 
 
 def admissible(now: Present, policy: Policy, served: Version) -> bool:

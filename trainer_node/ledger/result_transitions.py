@@ -132,6 +132,7 @@ def standards_of(now: Present, policy: Policy) -> Standards:
         learner_step=now.step,
         lineage=now.lineage,
         manifests=now.manifests,
+        schedules=now.schedules,
         experts=policy.experts,
     )
 

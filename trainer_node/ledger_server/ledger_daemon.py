@@ -284,12 +284,12 @@ class LedgerDaemon:
     def _region_of(self, node: str) -> str | None:
         return None if self._follower is None else self._follower.region(node)
 
-    async def _learnt(self, version: Version, manifest: bytes) -> None:
+    async def _learnt(self, version: Version, manifest: bytes, schedule: bytes | None) -> None:
         assert self._follower is not None
         if self._memory["run"] is None:
             await asyncio.to_thread(self._memory.update, run=self._follower.run_id)
             self._note_run()
-        await self._call(self._ledger.publish, version, manifest)
+        await self._call(self._ledger.publish, version, manifest, schedule)
         self._events.emit("version_known", version=str(version))
         if self._follower.caught_up:
             self._times.known(version, time.monotonic())

@@ -388,7 +388,8 @@ class LedgerRoutes:
     async def _publish(self, request: web.Request) -> web.StreamResponse:
         form = await self._form(request)
         version, manifest = form.version("version"), form.hexadecimal("manifest", HASH_BYTES)
-        await self._call(self._ledger.publish, version, manifest)
+        schedule = form.hexadecimal("schedule", HASH_BYTES) if form.has("schedule") else None
+        await self._call(self._ledger.publish, version, manifest, schedule)
         self._events.emit("version_known", version=str(version))
         self._times.known(version, time.monotonic())
         self._queue.changed()

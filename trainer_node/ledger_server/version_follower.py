@@ -1,5 +1,5 @@
-"""The ledger's knowledge of the run: its versions, with the hashes of their manifests, the versions that engines serve,
-and the evicted nodes.
+"""The ledger's knowledge of the run: its versions, with the hashes of their manifests and of their schedules of sparse
+attention, the versions that engines serve, and the evicted nodes.
 
 Promises: a version is known here only as the hub lists it; another run's hub is refused. Knowledge of engines ends
 KNOWN_S after the hub's last answer.
@@ -27,11 +27,12 @@ KNOWN_S = 10.0
 MAX_ANSWER_BYTES = 4 * limits.MIB
 HASH_BYTES = 32
 
-Learnt = Callable[[Version, bytes], Awaitable[None]]
+Learnt = Callable[[Version, bytes, bytes | None], Awaitable[None]]
+"""With a version, the hash of its manifest, and that of its schedule; None: the version carries no schedule."""
 
 
 class VersionFollower:
-    """``hub``: base URL of the hub's HTTP server. ``learnt``: called once with each new version and its hash.
+    """``hub``: base URL of the hub's HTTP server. ``learnt``: called once with each new version and its hashes.
     ``moved``: called when an engine serves or stages another version. ``run``: hexadecimal id of the run, None until
     the first answer.
     """
@@ -88,10 +89,10 @@ class VersionFollower:
             engines = _engines(found["engines"])
             regions = {str(node): str(peer.get("region") or "") for node, peer in found["engines"].items()}
             evicted = frozenset(bytes.fromhex(node) for node in found["evicted"])
-            manifests = {Version.parse(text): bytes.fromhex(digest) for text, digest in found["manifests"].items()}
+            manifests, schedules = _hashes(found["manifests"]), _hashes(found["schedules"])
         except (KeyError, TypeError, ValueError, AttributeError, UsageError):
             raise RemoteError(f"the answer of {self._url} is malformed") from None
-        if any(len(digest) != HASH_BYTES for digest in manifests.values()):
+        if any(len(digest) != HASH_BYTES for digest in (*manifests.values(), *schedules.values())):
             raise RemoteError(f"the answer of {self._url} is malformed: a hash has another length")
         if self.run_id is None:
             self.run_id = run
@@ -102,7 +103,7 @@ class VersionFollower:
             )
         self.evicted = evicted
         for version in sorted(manifests.keys() - self._known):
-            await self._learnt(version, manifests[version])
+            await self._learnt(version, manifests[version], schedules.get(version))
         self._known, self.reached, self.caught_up = set(manifests), True, True
         before, self._engines, self._engines_s = self._engines, engines, asked_s
         self._regions = regions
@@ -133,6 +134,11 @@ def _engines(found: Any) -> dict[EngineId, KnownEngine]:
         for node, peer in found.items()
         for name, version in peer["engines"].items()
     }
+
+
+def _hashes(found: Any) -> dict[Version, bytes]:
+    """Raises what a document of another form raises."""
+    return {Version.parse(text): bytes.fromhex(digest) for text, digest in found.items()}
 
 
 def _version(text: Any) -> Version | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from prometheus_client.core import Metric
 
 from p2pcast.daemon.http_server import Document
+from p2pcast.sparse.budget_schedule import FILE
 from p2pcast.store.artifact_store import Store
 from p2pcast.version import Version
 from trainer_node import hub_metrics
@@ -54,6 +55,10 @@ class VersionView:
         """Version → hash of its signed manifest, for the stored versions."""
         known = {s.version: s.manifest.identity for s in self.store.artifacts.values()}
         return {str(version): identity.hex() for version in sorted(known) if (identity := self.store.identity(version))}
+
+    def schedules(self) -> Document:
+        """Version → BLAKE3 of its schedule of sparse attention, for the stored versions that carry one."""
+        return {str(version): name.hex() for version, name in sorted(self.store.hashes_of(FILE).items())}
 
     def _last(self) -> Document | None:
         done, last_s = self.lifecycle.published, self.progress.time_to_last_s

@@ -213,9 +213,13 @@ class BatchClient:
         """
         self._ledger.post("workers/stay", {"for_s": for_s})
 
-    def publish(self, version: Version, manifest: bytes) -> None:
-        """State a version and the hash of its signed manifest, where the ledger follows no hub."""
-        self._ledger.post("versions", {"version": str(version), "manifest": manifest.hex()})
+    def publish(self, version: Version, manifest: bytes, schedule: bytes | None = None) -> None:
+        """State a version and the hash of its signed manifest, where the ledger follows no hub. ``schedule``: BLAKE3 of
+        the file ``sparse_attention.json`` that the version carries; None: it carries none, and results that claim
+        one are rejected.
+        """
+        stated = {"version": str(version), "manifest": manifest.hex()}
+        self._ledger.post("versions", stated if schedule is None else stated | {"schedule": schedule.hex()})
 
 
 def _batch_of(answer: Any) -> RolloutBatch:

@@ -21,6 +21,9 @@ from trainer_node.ledger_server.ledger_daemon import LedgerDaemon
 from trainer_node.sdk.audit_client import AuditClient
 from trainer_node.sdk.ledger_connection import LedgerConnection
 
+SCHEDULE = b"s" * 32
+"""Name of a schedule of sparse attention."""
+
 
 def audits_of(daemon: LedgerDaemon, file: Path) -> AuditClient:
     url = f"http://127.0.0.1:{daemon.http.address[1]}"
@@ -61,6 +64,30 @@ async def test_results_of_other_weights_disagree(tmp_path: Path, up: Up, engine:
     assert rows["liar"]["disagreements"] == rows["liar"]["audits"] > 0
     assert auditor.found["disagrees"] == rows["liar"]["audits"]
     assert auditor.found["agrees"] == rows["honest"]["audits"]
+
+
+async def test_a_claimed_schedule_hides_no_result_from_audits(tmp_path: Path, up: Up, engine: FakeEngine) -> None:
+    """Only results of the version that carries the schedule may claim it, and go without an audit."""
+    engine.versions, engine.tokens_a_version = ["0.0", "0.1"], 60
+    engine.schedules = {"0.0": SCHEDULE.hex(), "0.1": SCHEDULE.hex()}
+    async with asyncio.timeout(END_S), up(config_of(tmp_path, batch_groups=8)) as daemon:
+        learner = client_of(daemon, tmp_path)
+        await asyncio.to_thread(learner.resume, 0, 0)
+        await asyncio.to_thread(learner.publish, Version(0, 0), bytes.fromhex(digest_of("0.0")), SCHEDULE)
+        await asyncio.to_thread(learner.publish, Version(0, 1), bytes.fromhex(digest_of("0.1")))
+        claiming = asyncio.create_task(work(daemon, tmp_path, engine, "claims"))
+        while True:
+            await daemon.view.renew()
+            (row,) = daemon.view.workers()["workers"] or [None]
+            if row is not None and row["blamed"]:
+                break
+            await asyncio.sleep(0.01)
+        claiming.cancel()
+        ledger, bodies = audits_of(daemon, tmp_path / "http.token"), []
+        for version in (Version(0, 0), Version(0, 1)):
+            while (audit := await asyncio.to_thread(ledger.take, version)) is not None:
+                bodies.append(audit.result)
+    assert {version for result in bodies for version in result.sparse_versions} == {Version(0, 0)}
 
 
 async def test_a_worker_reads_no_results_by_auditing(tmp_path: Path, up: Up) -> None:

@@ -241,6 +241,31 @@ def test_tables_of_another_release_are_refused(tmp_path: Path, game: Game, state
         game.store.connection.execute(update(db.meta).values(schema=db.SCHEMA))
 
 
+@pytest.mark.parametrize("new_database", ["postgresql"], indirect=True)
+def test_database_of_a_ledger_before_schedules_is_backed_up(
+    tmp_path: Path, game: Game, state: Path, database: str | None, new_database: Callable[[], str | None]
+) -> None:
+    session = game.join("a")
+    game.whole_step(session)
+    with game.store.connection.begin():
+        db.schedules.drop(game.store.connection)
+    copied(state, database, tmp_path / "backup")
+    restored(tmp_path / "backup", tmp_path / "restored", 1, target := new_database())
+    assert bodies_of(tmp_path / "restored", target) > 0
+
+
+@pytest.mark.parametrize("new_database", ["sqlite"], indirect=True)
+def test_copy_of_a_ledger_before_schedules_is_restored(
+    tmp_path: Path, game: Game, state: Path, cluster: Cluster
+) -> None:
+    game.whole_step(game.join("a"))
+    with game.store.connection.begin():
+        db.schedules.drop(game.store.connection)
+    copied(state, None, tmp_path / "backup")
+    restored(tmp_path / "backup", tmp_path / "restored", 1, target := cluster.database())
+    assert bodies_of(tmp_path / "restored", target) > 0
+
+
 @pytest.mark.parametrize("new_database", ["sqlite"], indirect=True)
 def test_ledger_moves_from_sqlite_to_postgresql(tmp_path: Path, game: Game, state: Path, cluster: Cluster) -> None:
     session = game.join("a")

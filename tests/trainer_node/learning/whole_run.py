@@ -66,9 +66,9 @@ class Fleet:
         self._loop.run_until_complete(self._http.close())
         self._loop.close()
 
-    async def _learnt(self, version: Version, manifest: bytes) -> None:
+    async def _learnt(self, version: Version, manifest: bytes, schedule: bytes | None) -> None:
         self.manifests[version] = manifest
-        self._ledger.ask(Ledger.publish, version, manifest)
+        self._ledger.ask(Ledger.publish, version, manifest, schedule)
 
     def stored(self) -> dict[Version, str]:
         """Digests of the states of the hub's versions."""

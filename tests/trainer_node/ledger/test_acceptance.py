@@ -18,6 +18,10 @@ TASK = bytes(range(32))
 MANIFESTS = {Version(branch, step): bytes([branch, step] * 16) for branch in (0, 1) for step in range(20)}
 """Branch 1 began at 0.6: 0.7 and later are dead."""
 LINEAGE = Lineage(0, {}).forked(1, 6)
+OWN, OTHER = b"s" * 32, b"o" * 32
+"""Names of schedules of sparse attention."""
+SCHEDULES = {Version(1, 9): OWN, Version(1, 10): OWN}
+"""Version 1.8 carries none."""
 
 
 NEWEST = Version(1, 8)
@@ -43,7 +47,7 @@ def result(*versions: Version, **changes):
 
 
 def standards(rule="bounded", learner_step=10, staleness=3, experts=None):
-    return Standards(rule, staleness, 100, learner_step, LINEAGE, MANIFESTS, experts)
+    return Standards(rule, staleness, 100, learner_step, LINEAGE, MANIFESTS, SCHEDULES, experts)
 
 
 def verdict(made, of=None, by=None, *, settled=False, in_time=True):
@@ -77,6 +81,40 @@ def test_fresh_results_of_live_versions_are_accepted_even_late():
 def test_grounds_of_rejection(made, reason):
     assert verdict(made) is reason
     assert verdict(made, settled=True) is (reason if reason.blames else Reason.DUPLICATE)
+
+
+def schedules(**names):
+    """``v9=OWN``: a claim that version 1.9 sampled by this schedule."""
+    return [(Version(1, int(text[1:])), name) for text, name in names.items()]
+
+
+@pytest.mark.parametrize(
+    ("claimed", "reason"),
+    [
+        (None, None),
+        (schedules(v9=OWN), None),
+        (schedules(v10=OWN), None),
+        (schedules(v9=OWN, v10=OWN), None),
+        (schedules(v8=OWN), Reason.FORGED),
+        (schedules(v10=OTHER), Reason.FORGED),
+        (schedules(v9=OWN, v10=OTHER), Reason.FORGED),
+        (schedules(v8=OWN, v9=OWN, v10=OWN), Reason.FORGED),
+    ],
+)
+def test_sparse_attention_is_claimed_by_the_versions_own_schedule_alone(claimed, reason):
+    """Engines without sparse attention claim none, and may serve some of a play's versions."""
+    made = result(Version(1, 8), Version(1, 9), Version(1, 10), schedules=claimed)
+    assert verdict(made) is reason
+    if reason is not None:
+        assert verdict(made, settled=True) is reason
+
+
+def test_claim_of_an_unknown_version_waits_for_knowledge_of_the_version():
+    assert verdict(result(Version(1, 30), schedules=schedules(v30=OWN))) is Reason.UNKNOWN
+
+
+def test_claim_of_a_version_without_tokens_is_no_way_around():
+    assert verdict(result(Version(1, 8), schedules=schedules(v9=OWN))) is Reason.MALFORMED
 
 
 def test_a_second_result_is_a_duplicate():

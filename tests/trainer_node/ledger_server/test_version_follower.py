@@ -17,7 +17,11 @@ from trainer_node.ledger_server.version_follower import VersionFollower
 from trainer_node.scheduling.served_versions import EngineId, KnownEngine
 
 RUN, HASH, NODE = "ab" * 16, "cd" * 32, "ef" * 16
-GOOD = {"run": RUN, "head": "0.1", "manifests": {"0.0": HASH, "0.1": HASH}, "engines": {}, "evicted": [NODE]}
+SCHEDULE = "5c" * 32
+GOOD = {
+    "run": RUN, "head": "0.1", "manifests": {"0.0": HASH, "0.1": HASH}, "schedules": {"0.1": SCHEDULE}, "engines": {},
+    "evicted": [NODE],
+}  # fmt: skip
 
 
 class Hub:
@@ -45,7 +49,7 @@ async def hub() -> AsyncIterator[Hub]:
 
 class Followed:
     def __init__(self, http: aiohttp.ClientSession, url: str, run: str | None) -> None:
-        self.learnt: list[tuple[Version, bytes]] = []
+        self.learnt: list[tuple[Version, bytes, bytes | None]] = []
         self.fresh: list[str] = []
         """Versions that were learnt after the follower had caught up."""
         self.fails, self.moved, self.now_s = 0, 0, 0.0
@@ -54,11 +58,11 @@ class Followed:
     def _move(self) -> None:
         self.moved += 1
 
-    async def _learn(self, version: Version, manifest: bytes) -> None:
+    async def _learn(self, version: Version, manifest: bytes, schedule: bytes | None) -> None:
         if self.fails:
             self.fails -= 1
             raise RetryableError("the database failed")
-        self.learnt.append((version, manifest))
+        self.learnt.append((version, manifest, schedule))
         if self.follower.caught_up:
             self.fresh.append(str(version))
 
@@ -76,7 +80,8 @@ async def test_each_version_is_learnt_once_and_in_order(hub: Hub, followed: Foll
     assert not followed.follower.reached
     for _ in range(2):
         await followed.follower.refresh()
-    assert [str(version) for version, _ in followed.learnt] == ["0.0", "0.1"]
+    assert [str(version) for version, *_ in followed.learnt] == ["0.0", "0.1"]
+    assert [schedule for *_, schedule in followed.learnt] == [None, bytes.fromhex(SCHEDULE)]
     assert followed.follower.evicted == {bytes.fromhex(NODE)}
     assert followed.follower.reached
 
@@ -103,6 +108,9 @@ async def test_versions_from_before_the_first_answer_are_no_news(hub: Hub, follo
         (json.dumps(GOOD | {"manifests": {"0.0": "cd"}}).encode(), 200, RemoteError),
         (json.dumps(GOOD | {"manifests": {"newest": HASH}}).encode(), 200, RemoteError),
         (json.dumps(GOOD | {"manifests": [HASH]}).encode(), 200, RemoteError),
+        (json.dumps({k: v for k, v in GOOD.items() if k != "schedules"}).encode(), 200, RemoteError),
+        (json.dumps(GOOD | {"schedules": {"0.1": "5c"}}).encode(), 200, RemoteError),
+        (json.dumps(GOOD | {"schedules": {"0.1": None}}).encode(), 200, RemoteError),
         (json.dumps(GOOD | {"engines": []}).encode(), 200, RemoteError),
         (json.dumps(GOOD | {"engines": {NODE: {"engines": {"e": "0.1"}}}}).encode(), 200, RemoteError),
         (json.dumps(GOOD | {"engines": {NODE: {"staged": None, "engines": {"e": 1}}}}).encode(), 200, RemoteError),

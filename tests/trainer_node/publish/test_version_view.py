@@ -6,8 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from blake3 import blake3
 from parts import Background, Encoder
 
+from p2pcast.sparse.budget_schedule import BudgetSchedule
 from p2pcast.version import Version
 from trainer_node.membership.broadcast_progress import BroadcastProgress
 from trainer_node.publish.version_view import VersionView
@@ -58,6 +60,17 @@ async def test_a_version_is_named_by_the_hash_of_its_manifest(view: VersionView,
     await published(view, encoder, 0)
     await published(view, encoder, 1)
     assert view.manifests() == {str(v): encoder.store.identity(v).hex() for v in (V(0, 0), V(0, 1))}
+
+
+async def test_each_version_has_the_schedule_of_its_files(view: VersionView, encoder: Encoder) -> None:
+    """An unchanged file is no part of a delta, and still belongs to the version."""
+    assert view.schedules() == {}
+    one, other = BudgetSchedule((29, 61)).to_bytes(), BudgetSchedule((40, 80)).to_bytes()
+    for step, schedule in enumerate((None, one, one, other, None)):
+        await encoder.publish(step, schedule=schedule)
+    names = {"0.1": blake3(one), "0.2": blake3(one), "0.3": blake3(other)}
+    assert view.schedules() == {version: name.hexdigest() for version, name in names.items()}
+    assert view.schedules().keys() < view.manifests().keys()
 
 
 @pytest.mark.parametrize(("asked", "there"), [(V(0, 0), True), (V(0, 1), True), (V(0, 2), False), (V(1, 0), False)])

@@ -19,7 +19,7 @@ from p2pcast.rollouts.kv_policy import KV_OF_ONE_VERSION
 from p2pcast.rollouts.result import Result, Span, fault
 from p2pcast.rollouts.routed_experts import ExpertShape, RoutedExperts, shape_fault
 from trainer_node.learning.objective.advantages import AdvantageKind, group_advantages
-from trainer_node.learning.objective.judged_tokens import JudgedTokens, judged_tokens
+from trainer_node.learning.objective.judged_tokens import JudgedTokens, in_turns, judged_tokens
 from trainer_node.ledger.batch_cut import LEAST_SURVIVORS
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def rows_of(
     ``group_advantages``. ``step``: t, the learner's, in optimiser steps. ``staleness``: S, in optimiser steps.
     ``vocabulary``: number of token ids. ``experts``, ``expert_layers``: of a learner that replays routers. A row
     whose recorded experts do not fit them has none: no worker can stop a run by them. ``judged_staleness``: steps that
-    a version may lie behind for its tokens to be judged by the guard; None: no token is.
+    a version may lie behind for its tokens to be judged by the guard, at most as ``in_turns`` says; None: no token is.
 
     Raises IntegrityError that names the job and the reason, for a batch that the ledger would not have cut.
     """
@@ -116,10 +116,16 @@ def rows_of(
             row = _row(one.result, float(advantage), number, one.reward, learns=learns)
             if experts is not None:
                 row = replace(row, routed=_routed(one.result, experts, expert_layers))
-            if judged_staleness is not None:
-                row = replace(row, judged=judged_tokens(one.result, step - judged_staleness))
             rows.append(row)
-    return rows
+    return rows if judged_staleness is None else _judged(batch, rows, step - judged_staleness)
+
+
+def _judged(batch: RolloutBatch, rows: Sequence[TrainingRow], since: int) -> list[TrainingRow]:
+    rollouts = [one for samples in batch.groups for one in samples.rollouts]
+    found = [judged_tokens(one.result, since) for one in rollouts]
+    # The ledger draws a batch's id when it cuts the batch.
+    chosen = in_turns(found, [one.worker for one in rollouts], batch.id)
+    return [replace(row, judged=judged) for row, judged in zip(rows, chosen, strict=True)]
 
 
 def _check(samples: RolloutGroup, oldest_step: int, vocabulary: int) -> None:

@@ -98,6 +98,17 @@ versions = Table(
     Column("known_s", Float, nullable=False),
 )
 
+schedules = Table(
+    "schedules",
+    metadata,
+    Column("branch", BigInteger, primary_key=True, autoincrement=False),
+    Column("step", BigInteger, primary_key=True, autoincrement=False),
+    Column("name", LargeBinary, nullable=False),
+)
+"""Of the versions that carry a schedule of sparse attention; ``name``: BLAKE3 of its file. A table of its own: a
+database of version 10 of the tables may lack it, and gets it when a ledger opens it.
+"""
+
 workers = Table(
     "workers",
     metadata,
