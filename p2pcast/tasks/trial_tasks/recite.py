@@ -56,8 +56,8 @@ class Drawn(NamedTuple):
 
 class Recite(HashedTask, HoldsOut):
     """``tokens``: of the prompt. ``asked``: phrases of an answer. ``phrases``: most different ones of a text.
-    ``repeats``: times that a phrase stands in the text, on average, at least. ``held_out``: share of the problems excluded from
-    training, in percent.
+    ``repeats``: times that a phrase stands in the text, on average, at least. ``held_out``: share of the problems
+    excluded from training, in percent.
     """
 
     name = "recite"
