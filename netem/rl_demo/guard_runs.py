@@ -29,8 +29,8 @@ from p2pcast.sparse.budget_schedule import BudgetSchedule
 from trainer_node.learning.monitoring.run_log import read_run
 from trainer_node.learning.monitoring.run_record import RunRecord
 
-ENGINE_S, RUN_S = 900.0, 7200.0
-"""Time limits in seconds."""
+ENGINE_S, RUN_S, WORKER_S = 900.0, 7200.0, 300.0
+"""Time limits in seconds: of vLLM's start, of the run, and of the worker's end after it."""
 LOW: Final = 0.75
 """5th percentile below which a run's budget counts as too small."""
 KEPT: Final = ("loss.kind=tis", "sft.steps=0", "probe.prompts=0", "export.every=0", "optimizer.warmup-steps=0")
@@ -40,7 +40,8 @@ KEPT: Final = ("loss.kind=tis", "sft.steps=0", "probe.prompts=0", "export.every=
 class GuardRunOptions:
     """``model``: folder of a model that has learnt ``task``. ``longest``: tokens of prompt and answer. ``pages``: of
     the first budget, in every bin. ``floor``: of the guard. ``guard_tokens``: most probable tokens of a position that
-    it compares. ``slots``: plays at the same time.
+    it compares. ``slots``: plays at the same time. ``engine_words``, ``worker_words``: further words of their command
+    lines. ``learner_settings``: TABLE.KEY=VALUE; they replace those of KEPT.
     """
 
     folder: Path
@@ -57,7 +58,11 @@ class GuardRunOptions:
     floor: float = FLOOR
     guard_tokens: int = COUNT
     slots: int = 16
+    staleness: int = 1
     seed: int = 0
+    engine_words: tuple[str, ...] = ()
+    worker_words: tuple[str, ...] = ()
+    learner_settings: tuple[str, ...] = ()
 
     @property
     def schedule(self) -> BudgetSchedule:
@@ -66,8 +71,8 @@ class GuardRunOptions:
     @property
     def run(self) -> RlOptions:
         return RlOptions(
-            self.folder, steps=self.steps, quiet_steps=0, groups=self.groups, group_size=self.group_size, staleness=1,
-            peers=1, workers=1, sft=0, lr=self.lr, seed=self.seed,
+            self.folder, steps=self.steps, quiet_steps=0, groups=self.groups, group_size=self.group_size,
+            staleness=self.staleness, peers=1, workers=1, sft=0, lr=self.lr, seed=self.seed,
         )  # fmt: skip
 
 
@@ -84,11 +89,14 @@ class SparseParticipants(RlParticipants):
         words += ["--max-model-len", str(options.longest), "--block-size", str(options.block_size)]
         words += ["--max-logprobs", str(options.guard_tokens)]
         words += ["--max-num-seqs", str(options.slots), "--max-num-batched-tokens", str(max(4096, options.longest))]
+        words += options.engine_words
         return self._start_engine(self.base, words, {"P2PCAST_SPARSE_ATTENTION": "1"})
 
 
-async def _run(options: GuardRunOptions, target: float, work: Workspace, processes: Processes) -> str | None:
-    """One run, until it has ended. Returns why the learner gave up; None at the run's last step. Raises DemoError."""
+async def sparse_run(options: GuardRunOptions, target: float, work: Workspace, processes: Processes) -> str | None:
+    """One run, until it has ended. Returns why the learner gave up; None at the run's last step: then the worker has
+    ended too, and the engine answers. Raises DemoError.
+    """
     parts, schedule = SparseParticipants(options, work, processes), work.root / "sparse_attention.json"
     schedule.write_bytes(options.schedule.to_bytes())
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HTTP_S)) as http:
@@ -101,15 +109,19 @@ async def _run(options: GuardRunOptions, target: float, work: Workspace, process
         parts.configure(ledger)
         await watch.until_answers("vLLM", engine, ENGINE_S, parts.engine_url + "/health")
         sparse = [f"sparse.schedule={schedule}", f"sparse.target={target}", f"sparse.floor={options.floor}"]
-        learner = parts.learner(*KEPT, *sparse)
+        learner = parts.learner(*KEPT, *sparse, *options.learner_settings)
         await watch.until_answers(FIRST_PEER, peer, ENGINE_S, peer_url + "/readyz")
-        worker = parts.worker("w1", ledger, peer_url, "--guard-share", "1", "--guard-tokens", str(options.guard_tokens))
+        guard = ("--guard-share", "1", "--guard-tokens", str(options.guard_tokens))
+        worker = parts.worker("w1", ledger, peer_url, *guard, *options.worker_words)
         learner.expected = worker.expected = True
         await watch.until("end of the run", learner, RUN_S, lambda: not learner.alive)
         code = learner.process.returncode
         gave_up = str(learner.failure(f"the learner ended with {describe_exit(code)}")) if code else None
         if gave_up is not None and not parts.metrics.exists():
             raise DemoError(gave_up)
+        if gave_up is None:
+            await watch.until("end of the worker", worker, WORKER_S, lambda: not worker.alive)
+            await watch.until_answers("vLLM", engine, HTTP_S, parts.engine_url + "/health")
         for name in (FIRST_PEER, LEDGER, HUB, ENGINE):
             await asyncio.to_thread(processes.stop, name)
     return gave_up
@@ -143,7 +155,7 @@ def guard_runs(options: GuardRunOptions, picture: Path | None = None) -> dict[st
     found = {}
     for name, target in (("without", 0.0), ("with", TARGET)):
         with Workspace(options.folder / name) as work, Processes(work.logs) as processes:
-            gave_up = asyncio.run(unwrapped(_run(options, target, work, processes)))
+            gave_up = asyncio.run(unwrapped(sparse_run(options, target, work, processes)))
             found[name] = _figures(read_run(work.root / "run"), TARGET) | {"gave_up": gave_up}
     measured = [one for one in found["without"]["percentiles"] if one is not None]
     stays_low = bool(measured) and max(measured) < LOW

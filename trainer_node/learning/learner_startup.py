@@ -106,6 +106,8 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
             **_with_adapter(distillation, str(config.model.path)),
         )
     )
+    if (missing := adapter_fault(config, publisher.beside)) is not None:
+        raise UsageError(missing)
     publications = Publications(
         publisher,
         model.working_copy if distillation is None else lambda: published_words(model, distillation),
@@ -224,6 +226,17 @@ def _with_adapter(distillation: SparseDistillation | None, base: str) -> dict[st
         return {}
     adapter = distillation.adapter
     return {"with_adapter": {NAME: adapter.configuration(base)}, "dtype": adapter.dtype}
+
+
+def adapter_fault(config: LearnerConfig, beside: Sequence[str]) -> str | None:
+    """For a run that would lose its adapter; None for others. ``beside``: adapters of the hub's newest version."""
+    if config.distill.rank or NAME not in beside:
+        return None
+    return (
+        f"[distill] rank is 0, and the hub's newest version has the adapter {NAME}: versions of a run keep all tensors."
+        f" Set the rank of before, with lr = 0 if {NAME} shall not change, or begin a new run, with a new state folder"
+        " of the hub"
+    )
 
 
 def published_words(model: LearnerModel, distillation: SparseDistillation) -> Iterator[tuple[str, torch.Tensor]]:

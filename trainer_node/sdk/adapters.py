@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from p2pcast.checkpoint.adapter_form import (
@@ -22,7 +22,7 @@ from p2pcast.checkpoint.adapter_form import (
     state_name,
 )
 from p2pcast.errors import UsageError
-from trainer_node.sdk.tensors import Live
+from trainer_node.sdk.tensors import Known, Live
 
 _IN_A_MODEL = re.compile(r"(.+\.)?(lora_[AB]|lora_embedding_[AB])\.([^.]+)(\.weight)?")
 """A matrix in PEFT's model: its name, with the adapter's after ``lora_A``."""
@@ -60,10 +60,26 @@ class Adapters:
             for name, config in self._configs.items()
         }
 
-    def continue_with(self, names: Iterable[str]) -> None:
-        """Leave prefixes out if the run's tensors have none, as a folder of a single adapter, and one is chosen."""
-        if adapters_of(list(names)) == ("",) and len(self._prefixes) == 1:
+    def continue_with(self, known: Sequence[Known]) -> None:
+        """``known``: the tables that the tensors have to match. Leave prefixes out if the first has none, as a folder
+        of a single adapter, and one is chosen. Raises UsageError for an adapter that has another rank in a table.
+        """
+        if known and adapters_of(list(known[0].tensors)) == ("",) and len(self._prefixes) == 1:
             self._prefixes = dict.fromkeys(self._prefixes, "")
+        for table in known:
+            self._check_ranks(table)
+
+    def _check_ranks(self, table: Known) -> None:
+        chosen = {self._prefixes[adapter]: (adapter, config) for adapter, config in self._configs.items()}
+        for name, tensor in table.tensors.items():
+            if name.endswith("lora_A.weight") and (found := chosen.get(split_name(name)[0])) is not None:
+                adapter, config = found
+                if not config.get("rank_pattern") and tensor.shape[0] != config["r"]:
+                    raise UsageError(
+                        f"adapter {adapter} has rank {config['r']} here and {tensor.shape[0]} in {table.where}, and"
+                        f" ranks stay the same in a run: set rank {tensor.shape[0]}, or begin a new run, with a new"
+                        " state folder of the hub"
+                    )
 
     def select(self, live: Iterable[Live]) -> Iterator[Live]:
         """The chosen adapters' matrices, and the model's tensors if the adapters are beside it. Raises UsageError for

@@ -34,6 +34,7 @@ from torch.distributed.tensor import DTensor
 
 from p2pcast.addresses import is_loopback
 from p2pcast.artifact.signed_records import path_fault
+from p2pcast.checkpoint.adapter_form import adapters_beside
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.cell import digest
 from p2pcast.codec.kernel_warmup import warm_up, warm_up_for
@@ -88,8 +89,8 @@ class Publisher:
 
     To publish from one rank of several, in a loop that gathers by itself, give ``group`` a group of that rank alone.
 
-    Raises UsageError, LocalError and IntegrityError (the base), RefusedError (the token), RetryableError (the hub is
-    out of reach, or not all ranks came).
+    Raises UsageError (also for an adapter of another rank than in the run), LocalError and IntegrityError (the base).
+    Raises RefusedError (the token), RetryableError (the hub is out of reach, or not all ranks came).
     """
 
     def __init__(
@@ -145,9 +146,13 @@ class Publisher:
         self._last: Handle | None = None
         self._closed = False
         self._uplink, ranked = self._connect()
-        self._known = self._tables(ranked)
-        if self._adapters is not None and self._known:
-            self._adapters.continue_with(self._known[0].tensors)
+        try:
+            self._known = self._tables(ranked)
+            if self._adapters is not None:
+                self._adapters.continue_with(self._known)
+        except BaseException:
+            self._hang_up()
+            raise
         atexit.register(self._hang_up)
 
     def __enter__(self) -> Publisher:
@@ -203,6 +208,11 @@ class Publisher:
         head = None if received.ranked is None else received.ranked.head
         stored = [durable.version for durable in received.durable.values()]
         return max((*stored, *([] if head is None else [head])), default=None)
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """Names of the adapters beside the model in the hub's newest version, when this publisher connected."""
+        return () if self._hub_layout is None else adapters_beside([one.name for one in self._hub_layout.tensors])
 
     def close(self) -> None:
         """Wait until the last version is stored or aborted, and end the connection."""

@@ -18,10 +18,10 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parent)]  # stored_run, peft_folders
 
 import torch
-from adapter_engine import engine, manager_of, says, slot_bits
+from adapter_engine import PROMPTS, engine, manager_of, says, slot_bits
 from peft_folders import config, matrices, save
 from safetensors.torch import load_file, save_file
-from vllm import LLM
+from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
 
 VERSIONS = 3
@@ -120,6 +120,18 @@ def rolled_back(llm: LLM, there: Installed, request: LoRARequest) -> list[bool]:
     return [*found, observed() != before, there.audit() == [0, 0]]
 
 
+def together(llm: LLM, request: LoRARequest) -> list[Any]:
+    """As ``says`` of the base, while each prompt is asked of the adapter in the same batch."""
+    how = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, detokenize=False, logprobs=0)
+    found = []
+    for prompt in PROMPTS:
+        texts: Any = [{"prompt_token_ids": prompt}] * 2
+        asked = llm.generate(texts, how, lora_request=[None, request], use_tqdm=False)
+        output = asked[0].outputs[0]
+        found.append([(t, row[t].logprob) for t, row in zip(output.token_ids, output.logprobs or [], strict=True)])
+    return found
+
+
 def noticed(llm: LLM, there: Installed) -> list[bool]:
     """One flipped bit: in the model, in the slot."""
     manager, found = manager_of(llm), []
@@ -133,21 +145,31 @@ def noticed(llm: LLM, there: Installed) -> list[bool]:
 
 
 def versions(model: Path, work: Path) -> dict[str, Any]:
-    from rollout_node.vllm_plugin import cpu_weights
+    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+
+    from rollout_node.vllm_plugin import base_rows, cpu_weights
     from rollout_node.vllm_plugin.loaded_adapters import keep_installed_adapters
 
     keep_installed_adapters()
+    base_rows.keep_base_rows(PunicaWrapperCPU)
     cpu_weights.keep_weights_in_place()
     first = save(work / "first", matrices(model, seed=1, targets=["q_proj"], dtype=torch.float32), config(alpha=3))
     adapter = save(
         work / "adapter", matrices(model, seed=2, rank=6, dtype=torch.float32, spread=0.05), config(rank=6, alpha=7)
     )
-    llm = engine(model, dtype="float32", enable_lora=True, max_lora_rank=8, max_loras=2)
+    llm = engine(model, dtype="float32", enable_lora=True, max_lora_rank=8, max_loras=1)
     request = LoRARequest("phi", 1, str(first))
     says(llm, request)
     there = Installed(llm, model, adapter, work)
     mapping = there.installation.mapping
-    seen: dict[str, Any] = {"installs": [], "audits": [], "base": [], "phi": [], "reload": len(mapping.reload)}
+    seen: dict[str, Any] = {
+        "installs": [],
+        "audits": [],
+        "base": [],
+        "phi": [],
+        "together": [],
+        "reload": len(mapping.reload),
+    }
     for number in range(VERSIONS):
         if number:
             there.run.step(number, share=0.3, bits=0x00400000)
@@ -155,6 +177,7 @@ def versions(model: Path, work: Path) -> dict[str, Any]:
         seen["audits"].append(there.audit())
         seen["base"].append(says(llm, None))
         seen["phi"].append(says(llm, request))
+        seen["together"].append(together(llm, request))
         there.save(f"v{number}")
     seen["rollback"] = rolled_back(llm, there, request)
     seen["noticed"] = noticed(llm, there)

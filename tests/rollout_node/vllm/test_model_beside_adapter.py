@@ -68,6 +68,14 @@ def test_the_base_answers_as_a_fresh_engine_with_the_model_alone(seen: dict[str,
     assert seen["base"][0] != seen["base"][1] != seen["base"][2] != seen["phi"][2]
 
 
+def test_the_base_answers_alike_in_one_batch_with_the_adapter(seen: dict[str, Any]) -> None:
+    """The server's only slot has the adapter. Batches of two sizes round differently."""
+    for beside, alone in zip(seen["together"], seen["base"], strict=True):
+        for row, other in zip(beside, alone, strict=True):
+            assert [token for token, _ in row] == [token for token, _ in other]
+            assert max(abs(one[1] - two[1]) for one, two in zip(row, other, strict=True)) < TOLERANCE
+
+
 def test_the_adapter_answers_as_transformers_with_the_same_matrices(seen: dict[str, Any], folder: Path) -> None:
     for number, rows in enumerate(seen["phi"]):
         there = folder / "work" / f"v{number}"

@@ -67,6 +67,7 @@ def test_a_loop_publishes_both_from_a_base_without_the_adapter(run: Any, states:
     run.peer_up("peer")
     options: Any = {"token_file": run.token, "base": base, "with_adapter": {"phi": CONFIG}, "dtype": torch.float32}
     with Publisher(run.address, **options) as publisher:
+        assert publisher.beside == ()
         publisher.publish(0, in_peft(model(1)).items()).wait_live(1.0)
         assert states.differing(run.installed(0), model(1) | PHI) == []
         later = {name: tensor + 1 for name, tensor in PHI.items()}
@@ -75,7 +76,10 @@ def test_a_loop_publishes_both_from_a_base_without_the_adapter(run: Any, states:
     folder = run.out() / "step_1"
     assert json.loads((folder / "phi" / "adapter_config.json").read_text())["r"] == 4
     assert (folder / "config.json").exists()
+    with pytest.raises(UsageError, match=r"rank 2 here and 4 in the hub's newest version 0\.1, .*: set rank 4"):
+        Publisher(run.address, **options | {"with_adapter": {"phi": CONFIG | {"r": 2}}})
     with Publisher(run.address, **options) as publisher:
+        assert publisher.beside == ("phi",)
         publisher.publish(2, iter((model(2) | PHI).items()), streamed=True).wait_live(1.0)
         assert states.differing(run.installed(2), model(2) | PHI) == []
         handle = publisher.resume(3, model(3) | PHI)

@@ -31,7 +31,7 @@ from trainer_node.learning.distillation.sparse_distillation import DistillOption
 from trainer_node.learning.learner import HOOK, Learner
 from trainer_node.learning.learner_config import DistillTable, LearnerConfig, ModelTable, SparseTable
 from trainer_node.learning.learner_model import LearnerModel
-from trainer_node.learning.learner_startup import published_words
+from trainer_node.learning.learner_startup import adapter_fault, published_words
 from trainer_node.learning.objective.policy_loss import LossOptions
 from trainer_node.learning.objective.training_rows import NOT_SAMPLED
 from trainer_node.learning.trained_weights import OptimizerOptions
@@ -137,6 +137,13 @@ def test_an_adapter_without_a_schedule_is_refused(tmp_path: Path) -> None:
     replace(config, sparse=SparseTable(tmp_path / FILE)).checked()
 
 
+def test_a_run_keeps_the_adapter_of_its_versions() -> None:
+    plain = LearnerConfig()
+    assert adapter_fault(plain, ()) is None
+    assert "lr = 0" in str(adapter_fault(plain, (NAME,)))
+    assert adapter_fault(replace(plain, distill=DistillTable(rank=4)), (NAME,)) is None
+
+
 @pytest.mark.prove  # the names are tested below
 def test_a_real_hub_takes_versions_of_policy_and_adapter(run: Any, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
@@ -157,6 +164,10 @@ def test_a_real_hub_takes_versions_of_policy_and_adapter(run: Any, folder: Path,
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in found)
     assert json.loads((run.out() / "step_2" / NAME / "adapter_config.json").read_text())["r"] == 4
+    with pytest.raises(UsageError, match="phi has rank 2 here and 4 in"):
+        Publisher(run.address, **options | {"with_adapter": {NAME: phi_of(model, 2).adapter.configuration("base")}})
+    with Publisher(run.address, token_file=run.token, base=folder) as publisher:
+        assert adapter_fault(LearnerConfig(), publisher.beside) is not None
 
 
 def test_the_publisher_knows_all_matrices_by_their_names(folder: Path) -> None:
