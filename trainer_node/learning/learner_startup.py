@@ -20,6 +20,7 @@ from p2pcast.store.atomic_files import explained
 from p2pcast.tasks.task import Task
 from p2pcast.tasks.task_loader import load_task
 from trainer_node.learning import warm_start as warm_starts
+from trainer_node.learning.distillation.adapter_state import AdapterState
 from trainer_node.learning.distillation.decoding_plan import ScheduleOf
 from trainer_node.learning.distillation.rollout_adapter import NAME, RolloutAdapter
 from trainer_node.learning.distillation.sparse_distillation import DistillOptions, SparseDistillation
@@ -128,7 +129,7 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
         log=log,
         doing=doing,
         judge=lambda rows: _judged(config, model, ranks, guard, rows),
-        kept=[guard],
+        kept=[guard, AdapterState(None if distillation is None else distillation.adapter.weights)],
         exports=_exports(config, model, ranks),
         distillation=distillation,
         about={"model": str(config.model.path), "parameters": model.elements, "ranks": ranks.count},
