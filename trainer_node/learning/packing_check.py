@@ -52,14 +52,9 @@ def packing_error(model: LearnerModel) -> tuple[float, float, float]:
     second = np.arange(len(ids)) > FIRST_TOKENS
     first_row, second_row = _row(ids[:FIRST_TOKENS], None), _row(ids[FIRST_TOKENS:], second[FIRST_TOKENS:])
     dtype = next(iter(model.parameters.values())).dtype
-    training = model.module.training
-    model.module.eval()  # dropout would differ from pass to pass
-    try:
-        packed = _logprobs(model, first_row, second_row)[-(SECOND_TOKENS - 1) :]
-        alone = _logprobs(model, second_row)
-        continued = _logprobs(model, _row(ids, second))
-    finally:
-        model.module.train(training)
+    packed = _logprobs(model, first_row, second_row)[-(SECOND_TOKENS - 1) :]
+    alone = _logprobs(model, second_row)
+    continued = _logprobs(model, _row(ids, second))
     rounding = max(LEAST_NATS, ROUNDINGS * torch.finfo(dtype).eps)
     return _rms(packed - alone), _rms(continued - alone), rounding
 

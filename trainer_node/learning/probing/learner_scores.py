@@ -18,17 +18,11 @@ def learner_scores(model: LearnerModel, probe_set: ProbeSet, most_tokens: int, p
     """float32, (scores,), in the set's order. ``most_tokens``: of one forward pass. All ranks call alike."""
     rows = [_row(tokens, number) for number, tokens in enumerate(probe_set.sequences)]
     found: list[list[float]] = [[] for _ in rows]
-    training = model.module.training
-    # Engines have no dropout.
-    model.module.eval()
-    try:
-        for batch in micro_batches([list(enumerate(rows))], 0, most_tokens, packing):
-            with torch.no_grad():
-                scores = model.logprobs(batch).float().cpu().tolist()
-            for row, score in zip(batch.rows.tolist(), scores, strict=True):
-                found[row].append(score)
-    finally:
-        model.module.train(training)
+    for batch in micro_batches([list(enumerate(rows))], 0, most_tokens, packing):
+        with torch.no_grad():
+            scores = model.logprobs(batch).float().cpu().tolist()
+        for row, score in zip(batch.rows.tolist(), scores, strict=True):
+            found[row].append(score)
     return np.concatenate([np.array(row, "<f4") for row in found])
 
 
