@@ -138,7 +138,7 @@ def test_checkpoints_of_other_runs_are_continued(
     assert "phi" not in names_in(tmp_path)
 
 
-def test_checkpoints_keep_the_names_of_earlier_ones(tmp_path: Path, folder: Path, played: list[RolloutBatch]) -> None:
+def test_tensors_in_checkpoints_keep_their_names(tmp_path: Path, folder: Path, played: list[RolloutBatch]) -> None:
     run = distilling(tmp_path, folder, MemoryLedger(played[:EVERY]), MemoryHub())
     guard = ScheduleGuard(SCHEDULE, GuardOptions())
     run.kept = [guard, *run.kept]
@@ -170,7 +170,7 @@ def state_in(place: Path) -> dict[str, torch.Tensor]:
 
 
 def names_in(place: Path) -> set[str]:
-    """What the names of the newest checkpoint's tensors begin with."""
+    """First words of the names of tensors in the newest checkpoint."""
     return {re.split("[./]", name)[0] for name in state_in(place)}
 
 
