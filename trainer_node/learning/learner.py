@@ -90,8 +90,8 @@ class Cadence:
 @dataclass(slots=True)
 class Learner:
     """All ranks run one. ``ledger``: on the first rank. ``rows``: a batch's rows at a step; raises IntegrityError for
-    a rollout that must not be trained on. ``observe``: called on the first rank after each step and publication, and
-    may delay publications by returning False from ``may_publish``. ``doing``: told of the present activity.
+    a rollout that must not be trained on. ``doing``: told of the present activity. ``may_publish``: False delays the
+    next publication. ``published``: told of a version that engines may serve, and of its step. Both on the first rank.
     """
 
     ledger: Ledger | None

@@ -14,7 +14,7 @@ import torch
 from p2pcast.errors import UsageError
 from trainer_node.learning.learner_model import LearnerModel
 from trainer_node.learning.objective.micro_batches import micro_batches
-from trainer_node.learning.objective.training_rows import NOT_SAMPLED, TrainingRow
+from trainer_node.learning.objective.training_rows import TrainingRow
 
 FIRST_TOKENS, SECOND_TOKENS = 13, 10
 """Lengths of both rows: a few milliseconds on a CPU, and together below the positions of any model."""
@@ -61,18 +61,7 @@ def packing_error(model: LearnerModel) -> tuple[float, float, float]:
 
 def _row(ids: np.ndarray[tuple[int, ...], np.dtype[np.int64]], learnt: np.ndarray | None) -> TrainingRow:
     """``learnt``: places of the targets; None: all but the first."""
-    count = len(ids)
-    return TrainingRow(
-        token_ids=ids,
-        learnt=np.arange(count) > 0 if learnt is None else learnt,
-        logprobs=np.zeros(count, np.float32),
-        advantages=np.zeros(count, np.float32),
-        temperature=1.0,
-        versions=np.full(count, NOT_SAMPLED, np.int64),
-        group=0,
-        reward=0.0,
-        truncated=False,
-    )
+    return TrainingRow.of_text(ids, np.arange(len(ids)) > 0 if learnt is None else learnt)
 
 
 def _logprobs(model: LearnerModel, *rows: TrainingRow) -> torch.Tensor:
