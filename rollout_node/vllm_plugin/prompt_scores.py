@@ -1,6 +1,6 @@
 """Keeps vLLM's CPU build alive when a prompt is scored in a server with LoRA adapters.
 
-With ``--enable-lora`` vLLM adds each request's adapter to the logits, by a list with one entry for each running request.
+With ``--enable-lora`` vLLM adds each request's adapter to the logits, by a list with one entry for each running one.
 The logits of a scored prompt have a row for each token. With several requests the engine then ends with an error of
 ``einsum``. Promise: after ``keep_prompt_scores``, the head alone scores prompts. That is exact, since p2pcast
 refuses adapters of the head. Where an adapter has values for the head, vLLM computes as before.

@@ -44,7 +44,7 @@ def test_a_prompt_is_scored_by_the_head_alone() -> None:
     assert not added(Kept(), 7, 0.0).any()
 
 
-def test_logits_of_requests_are_those_of_vllm() -> None:
+def test_logits_of_requests_equal_vllms() -> None:
     expected = added(Wrapper(), 3, 1.0)
     assert expected.any()
     assert torch.equal(added(Kept(), 3, 1.0), expected)
