@@ -328,6 +328,10 @@ class Manifest(_Record):
         """The version's hash, or None."""
         return self.body_hash if self.version_hash == OWN else self.version_hash
 
+    def file_hash(self, path: str) -> bytes | None:
+        """BLAKE3 of the version's small file at ``path``; None without one."""
+        return next((file.hash for file in self.files if file.path == path), None)
+
     def _values(self) -> dict[str, Any]:
         more: dict[str, Any] = {}
         if self.version_hash is not None or self.parts:

@@ -24,7 +24,9 @@ CELLS: Final = 1000
 
 
 def acceptance_rate(dense: np.ndarray, sparse: np.ndarray) -> np.ndarray:
-    """``dense``, ``sparse``: probabilities, shape (…, vocabulary). Returns shape (…). Raises UsageError."""
+    """``dense``, ``sparse``: probabilities, shape (…, vocabulary); of fewer tokens, the same on both sides, the rate is
+    a lower bound. Returns shape (…). Raises UsageError.
+    """
     if dense.shape != sparse.shape:
         raise UsageError(f"distributions of shapes {dense.shape} and {sparse.shape} cannot be compared")
     return np.asarray(np.minimum(dense, sparse).sum(axis=-1, dtype=np.float64)).clip(0.0, 1.0)

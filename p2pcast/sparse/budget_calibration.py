@@ -15,8 +15,6 @@ from p2pcast.errors import UsageError
 from p2pcast.sparse.acceptance_rate import BIN_TOKENS, AcceptanceBins, TailFit, fit_tail
 from p2pcast.sparse.budget_schedule import DENSE, PAGE_TOKENS, BudgetSchedule
 
-TARGETS: Final = (0.75, 0.80, 0.86, 0.92)
-"""Sparrow's."""
 LADDER: Final = (1, 5, 13, 29, 45, 61, 93, 125, 157, 189, 221, 253, 317, 381, 445, 509, 637, 893)
 """Pages of the budgets that are tried, besides the reserved ones: 64 to 14336 tokens, most of Sparrow's schedules."""
 

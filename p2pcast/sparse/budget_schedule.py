@@ -17,8 +17,10 @@ from p2pcast.errors import UsageError
 from p2pcast.limits import KIB
 from p2pcast.sparse.acceptance_rate import BIN_TOKENS
 
-RESERVED: Final = 3
-"""Pages that are always kept: the first one, and the last two."""
+LAST_PAGES: Final = 2
+"""Pages at the end that are always kept. Their keys may not all be there yet."""
+RESERVED: Final = 1 + LAST_PAGES
+"""Pages that are always kept: the first one, and the last ones."""
 PAGE_TOKENS: Final = 16
 DENSE_LAYERS: Final = 2
 """Layers at the start whose attention is always dense (Sparrow, section 3.2)."""

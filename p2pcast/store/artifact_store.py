@@ -196,7 +196,7 @@ class Store:
         """BLAKE3 of the small file at ``path``, of each version in the store that has one."""
         manifests = [stored.manifest for stored in self.artifacts.values()]
         manifests += [] if self._noted is None else [self._noted]
-        return {m.version: file.hash for m in manifests for file in m.files if file.path == path}
+        return {m.version: found for m in manifests if (found := m.file_hash(path)) is not None}
 
     def keep_files(self, contents: dict[str, bytes]) -> None:
         """Store small files by hash, for ``small_files``."""

@@ -350,6 +350,8 @@ class Ranked(Record):
     head: Version | None
     layout: Bytes32 | None
     state: Digest | None
+    schedule: Bytes32 | None = None
+    """BLAKE3 of the schedule of sparse attention that ``head`` carries."""
 
 
 @message(Type.BEGIN)

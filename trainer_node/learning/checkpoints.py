@@ -37,9 +37,7 @@ _READ_BYTES: Final = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """``step``: optimiser steps in the checkpoint. ``batches``: ids of all batches since the checkpoint before.
-    ``weights_digest``: of the weights alone, for reports.
-    """
+    """``step``: optimiser steps in the checkpoint. ``batches``: ids of all batches since the checkpoint before."""
 
     epoch: int
     branch: int

@@ -35,7 +35,6 @@ from p2pcast.step_hook import StepHook
 from p2pcast.version import Version
 from trainer_node.learning import checkpoints
 from trainer_node.learning.checkpoints import Position, StoredCheckpoint
-from trainer_node.learning.distillation.run_state import RunState
 from trainer_node.learning.distillation.sparse_distillation import SparseDistillation
 from trainer_node.learning.exports import Exports
 from trainer_node.learning.learner_step import LearnerStep, StepReport
@@ -66,7 +65,9 @@ class Ledger(Protocol):
 
 
 class Kept(Protocol):
-    """A part of a learner whose state checkpoints hold beside the weights."""
+    """A part of a learner whose state checkpoints hold beside the weights, under names that no other part uses.
+    ``restore``: from all tensors of a checkpoint, which may hold none of this part's.
+    """
 
     def state(self) -> dict[str, torch.Tensor]: ...
     def restore(self, state: Mapping[str, torch.Tensor]) -> None: ...
@@ -89,8 +90,8 @@ class Cadence:
 @dataclass(slots=True)
 class Learner:
     """All ranks run one. ``ledger``: on the first rank. ``rows``: a batch's rows at a step; raises IntegrityError for
-    a rollout that must not be trained on. ``observe``: called on the first rank after each step and publication, and
-    may delay publications by returning False from ``may_publish``. ``doing``: told of the present activity.
+    a rollout that must not be trained on. ``doing``: told of the present activity. ``may_publish``: False delays the
+    next publication. ``published``: told of a version that engines may serve, and of its step. Both on the first rank.
     """
 
     ledger: Ledger | None
@@ -158,19 +159,13 @@ class Learner:
             self._export_if_due()
         self._end()
 
-    @property
-    def _state(self) -> RunState:
-        phi = None if self.distillation is None else self.distillation.adapter.weights
-        return RunState(self.weights, phi)
-
     # -- beginning
 
     def _restore(self) -> None:
         stored = self._stored = checkpoints.newest(self.folder)
         if stored is not None:
-            state = checkpoints.read(stored, self._state.expected, self.ranks)
-            self._state.restore(state)
-            for part in self.kept:
+            state = checkpoints.read(stored, self.weights.expected, self.ranks)
+            for part in (self.weights, *self.kept):
                 part.restore(state)
             self.step = stored.position.step
             logger.info("continuing from %s, step %d", stored.folder, self.step)
@@ -297,7 +292,7 @@ class Learner:
 
     def _write(self) -> StoredCheckpoint:
         position = self.ranks.share(Position(self.epoch, self.branch, self.step, tuple(self._since)))
-        state = self._state.state()
+        state = self.weights.state()
         for part in self.kept:
             state |= part.state()
         stored = checkpoints.write(self.folder, position, state, self.config, self.ranks)

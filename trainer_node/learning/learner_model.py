@@ -1,7 +1,8 @@
 """The model that a learner trains: a Hugging Face causal LM, whole in one process or sharded over ranks (FSDP2).
 
 Promises: names, shapes and dtypes of what is published are those of the folder. Log-probabilities come from the words
-that are published. One rank and several compute the same, up to the order of sums.
+that are published, without dropout in every pass, as engines compute. One rank and several compute the same, up to the
+order of sums.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -61,8 +63,10 @@ class LearnerModel:
         self.module = (
             _loaded(folder, dtype).to(ranks.device) if ranks.mesh is None else sharded(checkpoint, dtype, ranks)
         )
+        # Dropout and other noise of training would make the policy another one than the sampler.
+        self.module.eval()
         if recompute:
-            self.module.gradient_checkpointing_enable()
+            _recompute(self.module)
         self.replay = RouterReplay(self.module) if router_replay else None
         self._head = _ScoringHead.of(self.module)
         self.parameters = dict(self.module.named_parameters())
@@ -235,4 +239,21 @@ def _loaded(folder: Path, dtype: torch.dtype) -> Any:
 
     with loading(folder):
         # Only a local folder: nothing is asked of a model hub.
-        return AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, local_files_only=True).train()
+        return AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, local_files_only=True)
+
+
+def _recompute(module: Any) -> None:
+    """Activations of each layer are computed again in the backward pass. The option of transformers does so in training
+    mode alone, and that mode has dropout. Raises UsageError.
+    """
+    from torch.utils.checkpoint import checkpoint
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [part for part in module.modules() if isinstance(part, GradientCheckpointingLayer)]
+    if not layers:
+        raise UsageError(
+            f"[model] recompute = true does not fit a model of the type {module.config.model_type}: transformers cannot"
+            " compute its layers again. Set recompute = false"
+        )
+    for layer in layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)

@@ -12,14 +12,16 @@ from types import FrameType
 from typing import Any, Final
 
 import torch
+from blake3 import blake3
 from rich.console import Console
 
 from p2pcast.errors import LocalError, UsageError
-from p2pcast.sparse.budget_schedule import BudgetSchedule
+from p2pcast.sparse.budget_schedule import FILE, BudgetSchedule
 from p2pcast.store.atomic_files import explained
 from p2pcast.tasks.task import Task
 from p2pcast.tasks.task_loader import load_task
 from trainer_node.learning import warm_start as warm_starts
+from trainer_node.learning.distillation.adapter_state import AdapterState
 from trainer_node.learning.distillation.decoding_plan import ScheduleOf
 from trainer_node.learning.distillation.rollout_adapter import NAME, RolloutAdapter
 from trainer_node.learning.distillation.sparse_distillation import DistillOptions, SparseDistillation
@@ -108,6 +110,8 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
     )
     if (missing := adapter_fault(config, publisher.beside)) is not None:
         raise UsageError(missing)
+    if (warning := dense_instead(guard, publisher.schedule, model.folder)) is not None and ranks.first:
+        logger.warning(warning)
     publications = Publications(
         publisher,
         model.working_copy if distillation is None else lambda: published_words(model, distillation),
@@ -130,7 +134,7 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
         log=log,
         doing=doing,
         judge=lambda rows: _judged(config, model, ranks, guard, rows),
-        kept=[guard],
+        kept=[guard, AdapterState(None if distillation is None else distillation.adapter.weights)],
         exports=_exports(config, model, ranks),
         distillation=distillation,
         about={"model": str(config.model.path), "parameters": model.elements, "ranks": ranks.count},
@@ -195,6 +199,24 @@ def guard_advice(config: LearnerConfig, every: int) -> str | None:
         f"[sparse] staleness = {config.sparse.staleness}, and two versions are {every} steps apart: the guard of sparse"
         f" attention leaves out most rollouts. Set it to {every}, or publish more often"
     )
+
+
+def dense_instead(guard: ScheduleGuard, schedule: bytes | None, folder: Path) -> str | None:
+    """Let the guard of a run without a schedule replace that of the hub's newest version, and that of the model's
+    ``folder``, which goes with a first version. ``schedule``: BLAKE3 of the hub's. Returns a warning if it did.
+    """
+    of_folder = folder / FILE
+    for where, name in (
+        ("the hub's newest version", schedule),
+        (str(of_folder), blake3(of_folder.read_bytes()).digest() if of_folder.is_file() else None),
+    ):
+        if guard.replace(name):
+            return (
+                f"{where} has a schedule of sparse attention, and [sparse] schedule is empty: versions of this run"
+                " carry a dense schedule, since engines would follow the other one without a guard. To use it, name its"
+                " file in [sparse] schedule; target = 0 keeps it as it is"
+            )
+    return None
 
 
 def _judged(

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import blake3
 import torch
 
 from trainer_node.learning.learner_model import LearnerModel
-from trainer_node.learning.objective.micro_batches import MicroBatch, deal, micro_batches
+from trainer_node.learning.objective.micro_batches import MicroBatch, Packing, deal, micro_batches
 from trainer_node.learning.objective.policy_loss import LossOptions, policy_loss, token_weights
 from trainer_node.learning.objective.token_statistics import TokenStatistics
 from trainer_node.learning.objective.training_rows import TrainingRow
@@ -29,7 +28,7 @@ class StepOptions:
 
     loss: LossOptions
     most_tokens: int
-    packing: Literal["packed", "padded"] = "packed"
+    packing: Packing = "packed"
     minibatches: int = 1
     seed: int = 0
 

@@ -14,7 +14,7 @@ import torch
 from p2pcast.errors import UsageError
 from trainer_node.learning.learner_model import LearnerModel
 from trainer_node.learning.objective.micro_batches import micro_batches
-from trainer_node.learning.objective.training_rows import NOT_SAMPLED, TrainingRow
+from trainer_node.learning.objective.training_rows import TrainingRow
 
 FIRST_TOKENS, SECOND_TOKENS = 13, 10
 """Lengths of both rows: a few milliseconds on a CPU, and together below the positions of any model."""
@@ -52,32 +52,16 @@ def packing_error(model: LearnerModel) -> tuple[float, float, float]:
     second = np.arange(len(ids)) > FIRST_TOKENS
     first_row, second_row = _row(ids[:FIRST_TOKENS], None), _row(ids[FIRST_TOKENS:], second[FIRST_TOKENS:])
     dtype = next(iter(model.parameters.values())).dtype
-    training = model.module.training
-    model.module.eval()  # dropout would differ from pass to pass
-    try:
-        packed = _logprobs(model, first_row, second_row)[-(SECOND_TOKENS - 1) :]
-        alone = _logprobs(model, second_row)
-        continued = _logprobs(model, _row(ids, second))
-    finally:
-        model.module.train(training)
+    packed = _logprobs(model, first_row, second_row)[-(SECOND_TOKENS - 1) :]
+    alone = _logprobs(model, second_row)
+    continued = _logprobs(model, _row(ids, second))
     rounding = max(LEAST_NATS, ROUNDINGS * torch.finfo(dtype).eps)
     return _rms(packed - alone), _rms(continued - alone), rounding
 
 
 def _row(ids: np.ndarray[tuple[int, ...], np.dtype[np.int64]], learnt: np.ndarray | None) -> TrainingRow:
     """``learnt``: places of the targets; None: all but the first."""
-    count = len(ids)
-    return TrainingRow(
-        token_ids=ids,
-        learnt=np.arange(count) > 0 if learnt is None else learnt,
-        logprobs=np.zeros(count, np.float32),
-        advantages=np.zeros(count, np.float32),
-        temperature=1.0,
-        versions=np.full(count, NOT_SAMPLED, np.int64),
-        group=0,
-        reward=0.0,
-        truncated=False,
-    )
+    return TrainingRow.of_text(ids, np.arange(len(ids)) > 0 if learnt is None else learnt)
 
 
 def _logprobs(model: LearnerModel, *rows: TrainingRow) -> torch.Tensor:

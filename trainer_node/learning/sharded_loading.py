@@ -22,8 +22,8 @@ from trainer_node.learning.trainer_ranks import TrainerRanks
 
 
 def sharded(checkpoint: Checkpoint, dtype: torch.dtype, ranks: TrainerRanks) -> Any:
-    """The model in training mode, with parameters of ``dtype``. All ranks call. Raises LocalError for a folder that
-    transformers cannot load, UsageError for a model that cannot be published, or that the ranks do not divide.
+    """The model with parameters of ``dtype``. All ranks call. Raises LocalError for a folder that transformers cannot
+    load, UsageError for a model that cannot be published, or that the ranks do not divide.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -32,7 +32,7 @@ def sharded(checkpoint: Checkpoint, dtype: torch.dtype, ranks: TrainerRanks) -> 
         # Only a local folder: nothing is asked of a model hub.
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
         with torch.device("meta"):
-            module = AutoModelForCausalLM.from_config(config, dtype=dtype).train()
+            module = AutoModelForCausalLM.from_config(config, dtype=dtype)
         held = [tensor.name for tensor in checkpoint.layout().tensors]
         fused = blocks(module, held)
         with _Stored(checkpoint) as stored:

@@ -132,7 +132,9 @@ class TrainedWeights:
         return out
 
     def expected(self, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> dict[str, torch.Tensor]:
-        """Tensors into which a checkpoint with these entries (shape, dtype) is read: sharded as the weights are."""
+        """Tensors into which a checkpoint with these entries (shape, dtype) is read: sharded as the weights are. Those
+        of other parts are whole, in the memory of the host.
+        """
         return {key: self._room(key, shape, dtype) for key, (shape, dtype) in shapes.items()}
 
     def _room(self, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -142,7 +144,9 @@ class TrainedWeights:
         return torch.empty(shape, dtype=dtype)
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Continue from ``state`` of another process. Raises UsageError for the state of another model."""
+        """Continue from ``state`` of another process; entries of other parts are left out. Raises UsageError for the
+        state of another model.
+        """
         weights = {_split(key)[1]: value for key, value in state.items() if key.startswith("weights.")}
         if weights.keys() != self._trained.keys():
             differ = sorted(weights.keys() ^ self._trained.keys())
@@ -153,7 +157,9 @@ class TrainedWeights:
         for key, value in state.items():
             if key.startswith("optimizer."):
                 kind, name = _split(key)
-                self._optimizer.state[self._trained[name]][kind] = value
+                trained = self._trained[name]
+                # AdamW keeps its count of steps on the host.
+                self._optimizer.state[trained][kind] = value.to(trained.device) if value.dim() else value
         self._publish_masters()
 
 

@@ -24,7 +24,7 @@ from p2pcast.tasks.task import Demonstration, Task, demonstrations_of
 from trainer_node.learning.learner_config import LearnerConfig
 from trainer_node.learning.learner_model import LearnerModel
 from trainer_node.learning.objective.micro_batches import MicroBatch, Packing, deal, micro_batches
-from trainer_node.learning.objective.training_rows import NOT_SAMPLED, TrainingRow
+from trainer_node.learning.objective.training_rows import TrainingRow
 from trainer_node.learning.trained_weights import Masters, OptimizerOptions, TrainedWeights
 from trainer_node.learning.trainer_ranks import TrainerRanks
 
@@ -134,17 +134,7 @@ def _row(one: Demonstration, number: int, vocabulary: int) -> TrainingRow:
         )
     # The first token of a row is predicted from no position.
     learnt[0] = False
-    return TrainingRow(
-        token_ids=token_ids,
-        learnt=learnt,
-        logprobs=np.zeros(len(learnt), np.float32),
-        advantages=np.zeros(len(learnt), np.float32),
-        temperature=1.0,
-        versions=np.full(len(learnt), NOT_SAMPLED, np.int64),
-        group=number,
-        reward=0.0,
-        truncated=False,
-    )
+    return TrainingRow.of_text(token_ids, learnt, number)
 
 
 def _gradient(

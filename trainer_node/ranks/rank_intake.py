@@ -19,6 +19,7 @@ from p2pcast.artifact.signed_records import Manifest
 from p2pcast.codec.layout import Layout
 from p2pcast.daemon.background_tasks import report_bug
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RefusedError, RemoteError, RetryableError
+from p2pcast.sparse import budget_schedule
 from p2pcast.state.staging import Staging
 from p2pcast.transport.link import Link
 from p2pcast.version import Version
@@ -201,11 +202,13 @@ class RankIntake:
     def _answer(self) -> None:
         head = self._publishing.head
         manifest = None if head is None else self._manifest(head)
-        layout = None if manifest is None else manifest.layout
+        ranked = messages.Ranked(head, None, None)
+        if manifest is not None:
+            ranked = messages.Ranked(head, manifest.layout, manifest.state, manifest.file_hash(budget_schedule.FILE))
         for session in self._ranks.values():
-            if layout is not None:
-                session.link.send(messages.Layout(layout, self._layouts[layout].document))
-            session.link.send(messages.Ranked(head, layout, None if manifest is None else manifest.state))
+            if ranked.layout is not None:
+                session.link.send(messages.Layout(ranked.layout, self._layouts[ranked.layout].document))
+            session.link.send(ranked)
         self.changed()
 
     def _layout(self, session: RankSession, body: messages.Layout) -> None:

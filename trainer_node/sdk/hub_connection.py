@@ -68,14 +68,15 @@ class Durable:
 
 @dataclass(slots=True)
 class Ranked:
-    """The hub's newest version when all ranks had joined: id and document of its layout, and the digest of its
-    state.
+    """The hub's newest version when all ranks had joined: id and document of its layout, digest of its state, and
+    BLAKE3 of its schedule of sparse attention.
     """
 
     head: Version | None
     layout: bytes | None
     document: bytes | None
     state: int | None
+    schedule: bytes | None
 
 
 @dataclass(slots=True)
@@ -98,7 +99,7 @@ class Received:
         elif isinstance(body, messages.Ranked):
             known = self._document is not None and self._document[0] == body.layout
             document = self._document[1] if known and self._document is not None else None
-            self.ranked = Ranked(body.head, body.layout, document, body.state)
+            self.ranked = Ranked(body.head, body.layout, document, body.state, body.schedule)
         elif isinstance(body, messages.Begun):
             self.begun = {body.serial: Begun(body.version, body.base, body.codec or "auto")}
             self.aborted = {serial: reason for serial, reason in self.aborted.items() if serial >= body.serial}

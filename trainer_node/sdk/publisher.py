@@ -146,6 +146,10 @@ class Publisher:
         self._last: Handle | None = None
         self._closed = False
         self._uplink, ranked = self._connect()
+        self.schedule = ranked.schedule
+        """BLAKE3 of the schedule of sparse attention that the hub's newest version carried at this publisher's start;
+        None without one.
+        """
         try:
             self._known = self._tables(ranked)
             if self._adapters is not None:

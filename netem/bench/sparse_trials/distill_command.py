@@ -10,9 +10,7 @@ from rich.table import Table
 
 from p2pcast.cli.options import PATH, console, documented, written
 from p2pcast.inspection.png_figure import blank, require_matplotlib, save
-
-PAGE: int = 16
-"""Tokens of a budget's page."""
+from p2pcast.sparse.budget_schedule import PAGE_TOKENS, RESERVED
 
 
 @click.command()
@@ -71,18 +69,22 @@ def distill(
         _draw(found["rows"], plot)
     if written(found, output, as_json=as_json):
         return
-    table = Table(title=f"acceptance rates before → after {steps} steps at {PAGE * (pages + 3)} tokens")
+    table = Table(title=f"acceptance rates before → after {steps} steps at {_budget_tokens(pages)} tokens")
     for title in ("budget, tokens", "measured tokens", "5th percentile", "mean", "KL, nats"):
         table.add_column(title, justify="right")
     for row in found["rows"]:
         pairs = [f"{row[f'{key}_before']:.3f} → {row[f'{key}_after']:.3f}" for key in ("percentile", "mean", "kl")]
-        table.add_row(str(PAGE * (row["pages"] + 3)), str(row["tokens"]), *pairs)
+        table.add_row(str(_budget_tokens(row["pages"])), str(row["tokens"]), *pairs)
     console().print(table)
+
+
+def _budget_tokens(pages: int) -> int:
+    return PAGE_TOKENS * (pages + RESERVED)
 
 
 def _draw(rows: list[dict[str, Any]], file: Path) -> None:
     figure, ((axes,),) = blank(1, 1, width=6.4, height=4)
-    budgets = [PAGE * (row["pages"] + 3) for row in rows]
+    budgets = [_budget_tokens(row["pages"]) for row in rows]
     for name, colour in (("before", "gray"), ("after", "tab:blue")):
         axes.plot(budgets, [row[f"percentile_{name}"] for row in rows], marker="o", color=colour, label=name)
     axes.set_xlabel("budget, tokens")

@@ -1,4 +1,4 @@
-"""Sparse attention over FlashAttention, on GPUs. Not run yet: ``make gpu`` does."""
+"""Sparse attention over FlashAttention, on GPUs. No machine with a GPU has run this module yet."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import torch
 
-LAST: int = 2
-"""Pages at the end that are always kept. Their keys may not all be there yet."""
+from p2pcast.sparse.budget_schedule import LAST_PAGES
 
 
 class KeySums:
@@ -55,7 +54,7 @@ def choose_pages(scores: torch.Tensor, pages: torch.Tensor, kept: torch.Tensor, 
     """
     numbers = torch.arange(scores.shape[1], device=scores.device)
     there = numbers < pages[:, None]
-    always = there & ((numbers == 0) | (numbers >= pages[:, None] - LAST))
+    always = there & ((numbers == 0) | (numbers >= pages[:, None] - LAST_PAGES))
     ranked = torch.nan_to_num(scores).masked_fill(always, torch.inf).masked_fill(~there, -torch.inf)
     best = ranked.topk(most, dim=1).indices
     beyond = torch.arange(most, device=scores.device) >= kept[:, None]

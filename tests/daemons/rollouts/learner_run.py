@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +71,14 @@ class FollowingEngine(FakeEngine):
 
 
 class LearnerRun:
-    """``steps``: the run's last. ``database``: the ledger's PostgreSQL. Each part listens where it first did after it
-    was killed.
+    """``steps``: the run's last. ``database``: the ledger's PostgreSQL. ``files``: further files of the model's folder.
+    Each part listens where it first did after it was killed.
     """
 
-    def __init__(self, folder: Path, steps: int, database: str | None = None) -> None:
-        self.folder, self._steps, self._database = folder, steps, database
+    def __init__(
+        self, folder: Path, steps: int, database: str | None = None, files: Mapping[str, bytes] | None = None
+    ) -> None:
+        self.folder, self._steps, self._database, self._files = folder, steps, database, files or {}
         self.engine = FollowingEngine()
         self._words: dict[str, list[str]] = {}
         self._running: dict[str, asyncio.subprocess.Process] = {}
@@ -85,6 +87,8 @@ class LearnerRun:
     async def begin(self) -> None:
         folder = self.folder
         model = write_small_model(folder / "model", SmallModel(VOCABULARY, 64, 1), seed=1, dtype="bfloat16")
+        for name, contents in self._files.items():
+            (model / name).write_bytes(contents)
         await self.engine.start()
         self._words["hub"] = ["seed", "--base", str(model), "--token-file", str(folder / "token")]
         self._words["hub"] += ["--shadow", str(folder / "shadow")]
@@ -229,8 +233,10 @@ class LearnerRun:
 
 
 @contextlib.asynccontextmanager
-async def started(folder: Path, steps: int, database: str | None = None) -> AsyncIterator[LearnerRun]:
-    run = LearnerRun(folder, steps, database)
+async def started(
+    folder: Path, steps: int, database: str | None = None, files: Mapping[str, bytes] | None = None
+) -> AsyncIterator[LearnerRun]:
+    run = LearnerRun(folder, steps, database, files)
     try:
         await run.begin()
         yield run

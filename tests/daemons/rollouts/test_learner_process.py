@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from learner_run import END_S, STALENESS, started
 
+from p2pcast.sparse.budget_schedule import FILE, BudgetSchedule
 from p2pcast.version import Version
 from tests.trainer_node.ledger.ledger_invariants import check_rows, dump
+from trainer_node.learning.guarding.schedule_guard import ALL_PAGES
 from trainer_node.learning.monitoring.run_record import RunRecord
 from trainer_node.ledger.database.ledger_store import Store
 
@@ -49,6 +51,16 @@ async def test_each_batch_is_trained_once_though_learner_ledger_and_hub_are_kill
     check_ledger(tmp_path / "ledger", record)
     assert newest == Version(record.starts[-1].branch or 0, steps)
     print(f"killed {dict(Counter(victims))}; {steps} steps, {len(record.superseded_steps)} more were lost")
+
+
+async def test_learner_without_a_schedule_replaces_that_of_the_hub(tmp_path: Path) -> None:
+    async with asyncio.timeout(END_S), started(tmp_path, 1, files={FILE: BudgetSchedule((29,)).to_bytes()}) as run:
+        await run.add_peer()
+        await run.until_installed(1)
+        await run.end()
+        assert "the hub's newest version has a schedule of sparse attention" in " ".join(run.said("learner").split())
+    installed = (tmp_path / "rollout" / "latest" / FILE).read_bytes()
+    assert BudgetSchedule.from_bytes(installed) == ALL_PAGES
 
 
 def check_record(record: RunRecord, steps: int, starts: int) -> None:

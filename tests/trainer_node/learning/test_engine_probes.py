@@ -309,4 +309,3 @@ def test_packed_and_single_rows_score_alike(folder: Path, probe_set: ProbeSet) -
     packed, single = (learner_scores(model, probe_set, most, kind) for most, kind in ((512, "packed"), (1, "padded")))  # type: ignore[arg-type]
     assert packed.shape == (probe_set.scores,)
     assert np.abs(packed - single).max() < 1e-4
-    assert model.module.training

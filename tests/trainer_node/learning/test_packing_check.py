@@ -28,7 +28,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
         head_dim=8,
         initializer_range=0.2,
     ),
-    # Learnt positions, and dropout in training.
+    # Learnt positions, and dropout in its configuration.
     "gpt2": GPT2Config(vocab_size=101, n_embd=32, n_layer=2, n_head=4, n_positions=64, initializer_range=0.2),
     "mamba": MambaConfig(vocab_size=101, hidden_size=32, num_hidden_layers=2, state_size=8, initializer_range=0.2),
 }
@@ -49,7 +49,6 @@ def config(tmp_path: Path, request: pytest.FixtureRequest) -> LearnerConfig:
 )
 def test_attention_that_separates_rows_is_packed(config: LearnerConfig) -> None:
     model = model_of(config, ALONE)
-    assert model.module.training
     error, leak, rounding = packing_error(model)
     assert error <= rounding < leak
 

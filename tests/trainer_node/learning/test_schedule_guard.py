@@ -14,16 +14,19 @@ from p2pcast.sparse.acceptance_rate import LEAST_TOKENS
 from p2pcast.sparse.budget_guard import BudgetChange, GuardOptions
 from p2pcast.sparse.budget_schedule import DENSE, FILE, BudgetSchedule
 from trainer_node.learning.guarding.acceptance_scores import Rates
-from trainer_node.learning.guarding.schedule_guard import STATE, ScheduleGuard, change_event
+from trainer_node.learning.guarding.schedule_guard import ALL_PAGES, STATE, ScheduleGuard, change_event
 from trainer_node.learning.learner_config import LearnerConfig, SparseTable
-from trainer_node.learning.learner_startup import guard_advice
+from trainer_node.learning.learner_startup import dense_instead, guard_advice
 
 FIRST = BudgetSchedule((4, 8))
 
 
+def name_of(schedule: BudgetSchedule) -> bytes:
+    return blake3.blake3(schedule.to_bytes()).digest()
+
+
 def rates(of: BudgetSchedule, alpha: float, count: int = LEAST_TOKENS, number: int = 0) -> Rates:
-    name = blake3.blake3(of.to_bytes()).digest()
-    return Rates(name, np.full(count, number * of.bin_tokens), np.full(count, alpha))
+    return Rates(name_of(of), np.full(count, number * of.bin_tokens), np.full(count, alpha))
 
 
 def present(guard: ScheduleGuard, step: int = 9) -> BudgetSchedule:
@@ -140,6 +143,30 @@ def test_a_malformed_state_is_refused(text: bytes) -> None:
     state = {STATE: torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)}
     with pytest.raises(UsageError, match="malformed"):
         ScheduleGuard(FIRST, GuardOptions()).restore(state)
+
+
+@pytest.mark.parametrize("place", ["hub", "folder"])
+def test_a_run_without_a_schedule_replaces_one_that_no_guard_would_watch(tmp_path: Path, place: str) -> None:
+    if place == "folder":
+        (tmp_path / FILE).write_bytes(FIRST.to_bytes())
+    guard = ScheduleGuard(None, GuardOptions())
+    warning = dense_instead(guard, name_of(FIRST) if place == "hub" else None, tmp_path)
+    assert ("newest version" if place == "hub" else str(tmp_path / FILE)) in str(warning)
+    assert present(guard) == ALL_PAGES
+    once_more = ScheduleGuard(None, GuardOptions())
+    once_more.restore(guard.state())
+    assert present(once_more) == ALL_PAGES
+
+
+def test_a_dense_or_guarded_run_replaces_no_schedule(tmp_path: Path) -> None:
+    for found in (None, name_of(ALL_PAGES)):
+        guard = ScheduleGuard(None, GuardOptions())
+        assert dense_instead(guard, found, tmp_path) is None
+        assert guard.files(0) == {}
+    (tmp_path / FILE).write_bytes(FIRST.to_bytes())
+    guard = started()
+    assert dense_instead(guard, name_of(BudgetSchedule((6,))), tmp_path) is None
+    assert present(guard) == FIRST
 
 
 def test_a_guard_that_would_count_few_tokens_is_told_of(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from blake3 import blake3
 
 from p2pcast.errors import RefusedError, RetryableError, UsageError
 from p2pcast.limits import MAX_SMALL_FILE_BYTES
@@ -154,6 +155,23 @@ def test_small_files_begin_with_a_version_and_stay(run, states, checkpoints, tmp
     first = {"config.json": b'{"b": 2}'}
     second, last = first | {FILE: schedules[0]}, first | {FILE: schedules[1], "a/b": b"c"}
     assert found == [first, second, second, last, last]
+
+
+@pytest.mark.parametrize("from_folder", [False, True])
+def test_a_publisher_knows_the_schedule_of_the_newest_version(run, states, checkpoints, tmp_path, from_folder):
+    schedule, other = (BudgetSchedule((pages,)).to_bytes() for pages in (29, 61))
+    live = weights()
+    base = states.folder(tmp_path / "base", live, **({FILE: schedule} if from_folder else {}))
+    run.hub_up(checkpoints, *(["--base", base] if from_folder else []))
+    with Publisher(run.address, token_file=run.token, base=base) as publisher:
+        assert publisher.schedule == (blake3(schedule).digest() if from_folder else None)
+        publisher.publish(1, live, files={FILE: schedule}).wait_durable()
+        publisher.publish(2, live).wait_durable()
+    with Publisher(run.address, token_file=run.token, base=base) as publisher:
+        assert publisher.schedule == blake3(schedule).digest()
+        publisher.publish(3, live, files={FILE: other}).wait_durable()
+    with Publisher(run.address, token_file=run.token, base=base) as publisher:
+        assert publisher.schedule == blake3(other).digest()
 
 
 def test_tensors_of_an_iterator_are_published_one_by_one(run, states, checkpoints):

@@ -15,11 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from p2pcast.sparse.budget_schedule import BudgetSchedule
+from p2pcast.sparse.budget_schedule import LAST_PAGES, BudgetSchedule
 from trainer_node.learning.objective.micro_batches import MicroBatch
-
-LAST: int = 2
-"""Pages at the end that are always kept."""
 
 ScheduleOf = Callable[[int], BudgetSchedule | None]
 """From a version's step to the schedule that its engines followed; None: they were dense."""
@@ -77,13 +74,13 @@ def token_plan(
     return DecodingPlan(rows, page_of, rows * pages, torch.full_like(rows, pages), torch.full_like(rows, kept))
 
 
-def kept_pages(plan: DecodingPlan, scores: torch.Tensor) -> torch.Tensor:
+def chosen_pages(plan: DecodingPlan, scores: torch.Tensor) -> torch.Tensor:
     """Which pages each place attends to, (S, P) bool: the first of its row, the last two, and those with the best
     scores. ``scores`` (S, P): of full pages.
     """
     numbers = torch.arange(scores.shape[1], device=scores.device) - plan.first[:, None]
     there = (numbers >= 0) & (numbers < plan.pages[:, None])
-    always = there & ((numbers == 0) | (numbers >= plan.pages[:, None] - LAST))
+    always = there & ((numbers == 0) | (numbers >= plan.pages[:, None] - LAST_PAGES))
     ranked = torch.nan_to_num(scores).masked_fill(always, torch.inf).masked_fill(~there, -torch.inf)
     best = ranked.topk(min(plan.most_kept, scores.shape[1]), dim=1).indices
     counted = torch.arange(best.shape[1], device=scores.device) < plan.kept[:, None]

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -28,7 +28,7 @@ from trainer_node.learning.distillation.decoding_plan import DecodingPlan, Sched
 from trainer_node.learning.distillation.rollout_adapter import RolloutAdapter
 from trainer_node.learning.distillation.sparse_forward import PLAN, sparse_attention
 from trainer_node.learning.learner_model import LearnerModel
-from trainer_node.learning.objective.micro_batches import MicroBatch, deal, micro_batches
+from trainer_node.learning.objective.micro_batches import MicroBatch, Packing, deal, micro_batches
 from trainer_node.learning.objective.policy_loss import LossOptions, policy_loss, token_weights
 from trainer_node.learning.objective.token_statistics import TokenStatistics
 from trainer_node.learning.objective.training_rows import TrainingRow
@@ -42,7 +42,7 @@ class DistillOptions:
 
     loss: LossOptions
     most_tokens: int
-    packing: Literal["packed", "padded"] = "packed"
+    packing: Packing = "packed"
     kl_weight: float = 0.001
     ppo_weight: float = 1.0
     page_tokens: int = 16

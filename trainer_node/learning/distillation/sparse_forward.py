@@ -24,7 +24,7 @@ import torch
 
 from p2pcast.errors import UsageError
 from p2pcast.sparse.budget_schedule import DENSE_LAYERS
-from trainer_node.learning.distillation.decoding_plan import DecodingPlan, kept_pages
+from trainer_node.learning.distillation.decoding_plan import DecodingPlan, chosen_pages
 
 NAME: Final = "p2pcast_sparse"
 """Of the attention function, among those of transformers."""
@@ -87,7 +87,7 @@ def _chosen(plan: DecodingPlan, query: torch.Tensor, key: torch.Tensor) -> torch
     sums = keys.new_zeros((int(plan.page_of[-1]) + 1, heads, size)).index_add_(0, plan.page_of, keys)
     queries = query.transpose(1, 2).reshape(-1, heads, query.shape[1] // heads, size)[plan.places]
     scores = torch.einsum("shd,phd->sp", queries.float().mean(dim=2), sums)
-    return kept_pages(plan, scores)
+    return chosen_pages(plan, scores)
 
 
 def _shorter(

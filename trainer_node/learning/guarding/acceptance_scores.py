@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from p2pcast.sparse.acceptance_rate import acceptance_rate
 from trainer_node.learning.learner_model import LearnerModel
-from trainer_node.learning.objective.judged_tokens import JudgedTokens
 from trainer_node.learning.objective.micro_batches import MicroBatch, Packing, deal, micro_batches
 from trainer_node.learning.objective.training_rows import TrainingRow
 from trainer_node.learning.trainer_ranks import TrainerRanks
@@ -57,7 +57,7 @@ def acceptance_rates(
         for number in numbers:
             judged = found[number][1]
             end = at + len(judged.places)
-            alphas = _alphas(dense[at:end], judged)
+            alphas = acceptance_rate(np.exp(dense[at:end, : judged.ids.shape[1]]), np.exp(judged.logprobs))
             # A forward pass that overflows says nothing of the sampler, and must not end the run.
             known = np.isfinite(alphas)
             rates.append(Rates(judged.schedule, judged.places[known], alphas[known]))
@@ -75,9 +75,3 @@ def _only(row: TrainingRow, places: np.ndarray) -> TrainingRow:
 def _numbers(batch: MicroBatch) -> list[int]:
     """Numbers of the rows in the order of their targets; none for an empty micro-batch."""
     return list(dict.fromkeys(batch.rows[batch.learnt].tolist()))
-
-
-def _alphas(dense: np.ndarray, judged: JudgedTokens) -> np.ndarray:
-    width = judged.ids.shape[1]
-    both = np.minimum(np.exp(dense[:, :width]), np.exp(judged.logprobs))
-    return np.asarray(both.sum(-1, dtype=np.float64)).clip(0.0, 1.0)

@@ -2,8 +2,8 @@
 
 Promises: each version that the learner publishes states its schedule, and a change by the guard goes with the next one.
 Only tokens of a schedule that this run published count. A run that continues from a checkpoint has the schedule of that
-step, unless its configuration names another file; tokens are counted anew. A run that no longer has a schedule
-publishes a dense one, since engines would keep the old one. All ranks hold the same guard.
+step, unless its configuration names another file; tokens are counted anew. A run without a schedule publishes a dense
+one where versions carried another, since engines would keep that one. All ranks hold the same guard.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from p2pcast.sparse.budget_guard import BudgetChange, BudgetGuard, GuardOptions
 from p2pcast.sparse.budget_schedule import DENSE, FILE, BudgetSchedule
 from trainer_node.learning.guarding.acceptance_scores import Rates
 
+ALL_PAGES: Final = BudgetSchedule((DENSE,))
+"""Of a run without a schedule, in place of an earlier one."""
 STATE: Final = "guard.schedules"
 """Key of a checkpoint's state: a JSON document, as bytes."""
 
@@ -48,6 +50,15 @@ class ScheduleGuard:
         if not self._published or self._published[-1][1] != self._next:
             self._published.append((step, self._next))
         return {FILE: self._next.to_bytes()}
+
+    def replace(self, name: bytes | None) -> bool:
+        """In a run without a schedule, replace the one with this BLAKE3, which versions carry otherwise, by a dense
+        one. Returns whether that is needed. None: they carry none.
+        """
+        if self._configured is not None or name in (None, _name(ALL_PAGES)):
+            return False
+        self._next = ALL_PAGES
+        return True
 
     def schedule_of(self, step: int) -> BudgetSchedule | None:
         """Of the version of a step; None: dense."""
@@ -112,7 +123,7 @@ class ScheduleGuard:
             raise UsageError(f"the checkpoint's schedules of sparse attention are malformed: {error}") from None
         self._published = published
         if self._configured is None:
-            self._next = BudgetSchedule((DENSE,), following.page_tokens, following.bin_tokens)
+            self._next = ALL_PAGES
         elif configured == self._configured:
             self._next, self._guard = following, BudgetGuard(following, self._options)
 

@@ -64,6 +64,12 @@ class TrainingRow:
     sparse: npt.NDArray[np.bool_] | None = None
     judged: Sequence[JudgedTokens] = ()
 
+    @classmethod
+    def of_text(cls, token_ids: npt.NDArray[np.int64], learnt: npt.NDArray[np.bool_], group: int = 0) -> TrainingRow:
+        """A text that no version sampled, at temperature 1. ``learnt``: its targets."""
+        zeros, versions = np.zeros(len(token_ids), np.float32), np.full(len(token_ids), NOT_SAMPLED, np.int64)
+        return cls(token_ids, learnt, zeros, zeros, 1.0, versions, group, 0.0, truncated=False)
+
     @property
     def tokens(self) -> int:
         """All tokens, those of the prompt and of the environment included."""

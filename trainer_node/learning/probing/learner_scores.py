@@ -11,39 +11,18 @@ import torch
 from p2pcast.rollouts.probe_set import ProbeSet
 from trainer_node.learning.learner_model import LearnerModel
 from trainer_node.learning.objective.micro_batches import Packing, micro_batches
-from trainer_node.learning.objective.training_rows import NOT_SAMPLED, TrainingRow
+from trainer_node.learning.objective.training_rows import TrainingRow
 
 
 def learner_scores(model: LearnerModel, probe_set: ProbeSet, most_tokens: int, packing: Packing) -> np.ndarray:
     """float32, (scores,), in the set's order. ``most_tokens``: of one forward pass. All ranks call alike."""
-    rows = [_row(tokens, number) for number, tokens in enumerate(probe_set.sequences)]
+    texts = [np.array(tokens, np.int64) for tokens in probe_set.sequences]
+    # The first token of a text is predicted from no position.
+    rows = [TrainingRow.of_text(tokens, np.arange(len(tokens)) > 0) for tokens in texts]
     found: list[list[float]] = [[] for _ in rows]
-    training = model.module.training
-    # Engines have no dropout.
-    model.module.eval()
-    try:
-        for batch in micro_batches([list(enumerate(rows))], 0, most_tokens, packing):
-            with torch.no_grad():
-                scores = model.logprobs(batch).float().cpu().tolist()
-            for row, score in zip(batch.rows.tolist(), scores, strict=True):
-                found[row].append(score)
-    finally:
-        model.module.train(training)
+    for batch in micro_batches([list(enumerate(rows))], 0, most_tokens, packing):
+        with torch.no_grad():
+            scores = model.logprobs(batch).float().cpu().tolist()
+        for row, score in zip(batch.rows.tolist(), scores, strict=True):
+            found[row].append(score)
     return np.concatenate([np.array(row, "<f4") for row in found])
-
-
-def _row(token_ids: tuple[int, ...], number: int) -> TrainingRow:
-    tokens = np.array(token_ids, np.int64)
-    zeros = np.zeros(len(tokens), np.float32)
-    # The first token of a row is predicted from no position.
-    return TrainingRow(
-        token_ids=tokens,
-        learnt=np.arange(len(tokens)) > 0,
-        logprobs=zeros,
-        advantages=zeros,
-        temperature=1.0,
-        versions=np.full(len(tokens), NOT_SAMPLED, np.int64),
-        group=number,
-        reward=0.0,
-        truncated=False,
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from p2pcast.errors import UsageError
+from p2pcast.sparse.budget_guard import GuardOptions
 from p2pcast.sparse.budget_schedule import FILE, BudgetSchedule
 from tests.trainer_node.learning.learner_stage import (
     ALONE,
@@ -26,8 +28,10 @@ from tests.trainer_node.learning.learner_stage import (
     small_folder,
 )
 from trainer_node.learning import checkpoints
+from trainer_node.learning.distillation.adapter_state import AdapterState
 from trainer_node.learning.distillation.rollout_adapter import NAME, RolloutAdapter
 from trainer_node.learning.distillation.sparse_distillation import DistillOptions, SparseDistillation
+from trainer_node.learning.guarding.schedule_guard import ScheduleGuard
 from trainer_node.learning.learner import HOOK, Learner
 from trainer_node.learning.learner_config import DistillTable, LearnerConfig, ModelTable, SparseTable
 from trainer_node.learning.learner_model import LearnerModel
@@ -64,6 +68,7 @@ def distilling(place: Path, folder: Path, ledger: MemoryLedger, hub: MemoryHub, 
     run = learner(place, folder, ledger, hub)
     model, rows = run.step_of._model, run.rows
     run.distillation = found = phi_of(model, rank)
+    run.kept = [AdapterState(found.adapter.weights)]
     run.publications = NoLive(hub, lambda: published_words(model, found), 1, live_share=0.9, live_limit_s=1.0)
     run.rows = lambda batch, step: [replace(row, sparse=row.versions != NOT_SAMPLED) for row in rows(batch, step)]
     return run
@@ -123,11 +128,50 @@ def test_checkpoints_of_other_runs_are_continued(
         assert all(not tensor.any() for name, tensor in last(hub).items() if name.endswith("lora_B.weight"))
         caplog.clear()
         run._checkpoint()
-        assert any(name.startswith("phi/") for name in run._state.state())
+        assert "phi" in names_in(tmp_path)
+    run = learner(tmp_path, folder, ledger, hub)
+    run.kept = [AdapterState(None)]
     with caplog.at_level("WARNING"):
-        learner(tmp_path, folder, ledger, hub).run()
+        run.run()
     assert "the adapter is left out" in caplog.text
-    assert checkpoints.newest(tmp_path) is not None
+    run._checkpoint()
+    assert "phi" not in names_in(tmp_path)
+
+
+def test_tensors_in_checkpoints_keep_their_names(tmp_path: Path, folder: Path, played: list[RolloutBatch]) -> None:
+    run = distilling(tmp_path, folder, MemoryLedger(played[:EVERY]), MemoryHub())
+    guard = ScheduleGuard(SCHEDULE, GuardOptions())
+    run.kept = [guard, *run.kept]
+    run.run()
+    state = state_in(tmp_path)
+    matrix = "model.layers.0.mlp.down_proj.lora_A.weight"
+    assert {
+        "weights.model.layers.0.mlp.down_proj.weight",
+        "optimizer.exp_avg.model.layers.0.mlp.down_proj.weight",
+        "optimizer.step.model.layers.0.mlp.down_proj.weight",
+        f"phi/weights.{matrix}",
+        f"phi/optimizer.exp_avg.{matrix}",
+        f"phi/optimizer.step.{matrix}",
+        "guard.schedules",
+    } <= state.keys()
+    assert names_in(tmp_path) == {"weights", "optimizer", "phi", "guard"}
+    assert state["guard.schedules"].equal(guard.state()["guard.schedules"])
+
+
+def state_in(place: Path) -> dict[str, torch.Tensor]:
+    """Of the newest checkpoint."""
+    stored = checkpoints.newest(place)
+    assert stored is not None
+
+    def rooms(entries: dict[str, Any]) -> dict[str, torch.Tensor]:
+        return {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in entries.items()}
+
+    return checkpoints.read(stored, rooms, ALONE)
+
+
+def names_in(place: Path) -> set[str]:
+    """First words of the names of tensors in the newest checkpoint."""
+    return {re.split("[./]", name)[0] for name in state_in(place)}
 
 
 def test_an_adapter_without_a_schedule_is_refused(tmp_path: Path) -> None:
