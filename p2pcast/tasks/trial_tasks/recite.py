@@ -144,7 +144,7 @@ class Recite(HashedTask, HoldsOut):
         """
         other = numbers.order("followers", self.stated)
         follower = dict(zip(other.tolist(), np.roll(other, -1).tolist(), strict=True))
-        walk = numbers.below("first", self.stated, 1).tolist()
+        walk: list[int] = numbers.below("first", self.stated, 1).tolist()
         for draw in numbers.below("walk", SELDOM, self._stands + self.asked).tolist():
             walk.append((walk[-1] + 1) % self.stated if draw else follower[walk[-1]])
         return walk
