@@ -12,6 +12,7 @@ import logging
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from netem.rollouts.sparse_sampler import Answers, sparse_answers
 from p2pcast.errors import UsageError
 from p2pcast.sparse.acceptance_rate import LEAST_TOKENS, PERCENTILE
 from p2pcast.sparse.budget_schedule import BudgetSchedule
+from p2pcast.tasks.trial_tasks.recite import Recite
 from trainer_node.learning.distillation.rollout_adapter import RolloutAdapter
 from trainer_node.learning.distillation.sparse_distillation import DistillOptions, DistillReport, SparseDistillation
 from trainer_node.learning.learner_model import LearnerModel
@@ -32,6 +34,8 @@ from trainer_node.learning.trainer_ranks import TrainerRanks
 
 logger = logging.getLogger("p2pcast.bench")
 
+SEED: Final = 4242
+"""Of prompts of task recite: unlike those of the model's training."""
 AT_ONCE: Final = 16
 """Prompts of one pass of the sampler."""
 LOG_EVERY: Final = 10
@@ -41,13 +45,13 @@ MOST_TOKENS: Final = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailOptions:
-    """``prompts``: JSON lines with ``token_ids``, all of one length; the last ``held_out`` of them are measured, and
-    the adapter is trained on the others. ``tokens``: of an answer. ``pages``: budget of the training, in pages of 16
+    """``prompts``: token ids, all of one length; the last ``held_out`` of them are measured, and the adapter is trained
+    on the others. ``tokens``: of an answer. ``pages``: budget of the training, in pages of 16
     tokens, and ``budgets``: those that are measured. ``steps``: updates of the adapter. ``batch``: answers of each.
     """
 
     model: Path
-    prompts: Path
+    prompts: Sequence[list[int]]
     held_out: int
     tokens: int
     pages: int
@@ -65,12 +69,11 @@ def bench_distill(options: TailOptions) -> dict[str, Any]:
     """``rows`` by budget: pages, tokens, and ``percentile``, ``mean`` and ``kl`` (sparse from dense, in nats) before
     and after; the log of ``steps``. Raises UsageError for prompts that do not fit.
     """
-    prompts = _prompts(options.prompts)
+    prompts = options.prompts
     if options.held_out * (options.tokens - 1) < LEAST_TOKENS or len(prompts) <= options.held_out:
         raise UsageError(f"a percentile needs {LEAST_TOKENS} tokens of held-out prompts, and others are trained on")
     trained, held = prompts[: -options.held_out], prompts[-options.held_out :]
     model = LearnerModel(options.model, TrainerRanks(0, 1, torch.device("cpu")), compute="float32")
-    model.module.eval()
     adapter = RolloutAdapter(
         model, rank=options.rank, alpha=options.alpha, options=OptimizerOptions(options.lr), seed=options.seed
     )
@@ -176,8 +179,8 @@ def _rows(prompts: Sequence[list[int]], answers: Answers) -> list[TrainingRow]:
     return rows
 
 
-def _prompts(file: Path) -> list[list[int]]:
-    """Raises UsageError."""
+def prompts_of_file(file: Path) -> list[list[int]]:
+    """Of JSON lines with ``token_ids``. Raises UsageError."""
     try:
         found = [json.loads(line)["token_ids"] for line in file.read_text().splitlines()]
     except (ValueError, KeyError, TypeError):
@@ -185,3 +188,9 @@ def _prompts(file: Path) -> list[list[int]]:
     if len({len(one) for one in found}) != 1 or not found[0]:
         raise UsageError(f"{file}: all prompts have one length")
     return found
+
+
+def prompts_of_recite(tokens: int, phrases: int, count: int) -> list[list[int]]:
+    """Raises UsageError for a length that the task refuses."""
+    task = Recite(tokens, phrases=phrases)
+    return [task.drawn(job.prompt).prompt.tolist() for job in islice(task.jobs(SEED), count)]

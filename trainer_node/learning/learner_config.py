@@ -129,6 +129,9 @@ class DistillTable:
     kl_weight: float = setting(
         0.001, "Weight of the divergence from the policy's dense log-probabilities in the adapter's loss.", 0.0
     )
+    candidates: int = setting(
+        64, "Most probable tokens of the dense policy that the divergence counts; all others count as one.", 1, 4096
+    )
     ppo_weight: float = setting(1.0, "Weight of the policy's objective in it; 0: distillation alone.", 0.0)
     lr: float = setting(1e-4, "Learning rate of the adapter's AdamW.", 0.0, 1.0)
     warmup_steps: int = setting(0, "Learner steps over which this rate rises.", 0)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import torch
 
@@ -21,8 +21,10 @@ from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.errors import UsageError
 from trainer_node.learning.objective.micro_batches import MicroBatch
 from trainer_node.learning.objective.token_scores import (
+    Candidates,
     TokenScores,
     candidate_logprobs,
+    most_probable,
     scores_of_hidden,
     scores_of_logits,
 )
@@ -35,6 +37,14 @@ from trainer_node.sdk.tensors import TORCH_DTYPES
 logger = logging.getLogger("p2pcast.learner")
 
 Compute = Literal["published", "float32"]
+T = TypeVar("T", bound=tuple[torch.Tensor, ...])
+T_co = TypeVar("T_co", bound=tuple[torch.Tensor, ...], covariant=True)
+
+
+class _Compute(Protocol[T_co]):
+    """Of hidden states (M, H) with the head's weight (V, H) and bias, or of logits (M, V) without a weight."""
+
+    def __call__(self, rows: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, /) -> T_co: ...
 
 
 class LearnerModel:
@@ -116,31 +126,59 @@ class LearnerModel:
         ``to_attention``: keywords for the model's attention function.
         """
         self._route(batch if replay else None)
-        if self._head is not None:
-            with self._head.scoring(batch, self._ranks.device) as asked:
-                answer = self._answer(batch, 0, to_attention)
-            if asked.logprobs is answer.logits and asked.entropies is not None:
-                return TokenScores(answer.logits, asked.entropies)
-            logger.info("%s changes the logits of its head: they are computed whole", self.folder)
-            self._head = None
-        device = self._ranks.device
-        return scores_of_logits(
-            self._logits(batch, to_attention), batch.targets.to(device), batch.temperatures.to(device)
-        )
+        targets, temperatures = self._on_device(batch.targets, batch.temperatures)
 
-    def candidate_logprobs(self, batch: MicroBatch, candidates: torch.Tensor) -> torch.Tensor:
+        def scored(rows: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> TokenScores:
+            if weight is None:
+                return scores_of_logits(rows, targets, temperatures)
+            return scores_of_hidden(rows, weight, bias, targets, temperatures)
+
+        return self._scored(batch, scored, to_attention)
+
+    def candidate_logprobs(
+        self, batch: MicroBatch, candidates: torch.Tensor, *, to_attention: Mapping[str, object] | None = None
+    ) -> torch.Tensor:
         """Log-probabilities of ``candidates`` (M, K), token ids at each of the micro-batch's targets, at each row's
-        temperature; without a gradient.
+        temperature, with a gradient.
         """
         self._route(batch)
-        device, found = self._ranks.device, candidates.to(self._ranks.device)
+        ids, temperatures = self._on_device(candidates, batch.temperatures)
+
+        def scored(rows: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> tuple[torch.Tensor]:
+            return (candidate_logprobs(rows, weight, bias, ids, temperatures),)
+
+        return self._scored(batch, scored, to_attention)[0]
+
+    def most_probable(self, batch: MicroBatch, count: int) -> Candidates:
+        """The micro-batch's targets, each followed by the ``count`` most probable tokens of its position, (M, 1 +
+        count), at each row's temperature; without a gradient.
+        """
+        self._route(batch)
+        targets, temperatures = self._on_device(batch.targets, batch.temperatures)
+
+        def found(
+            rows: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            ids, logprobs = most_probable(rows, weight, bias, targets, count, temperatures)
+            return logprobs, ids
+
         with torch.no_grad():
-            if self._head is not None:
-                with self._head.scoring(batch, device, found) as asked:
-                    answer = self._answer(batch, 0, None)
-                if asked.logprobs is answer.logits:
-                    return answer.logits
-            return candidate_logprobs(self._logits(batch, None), None, None, found, batch.temperatures.to(device))
+            logprobs, ids = self._scored(batch, found, None)
+        return Candidates(ids, logprobs)
+
+    def _on_device(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(tensor.to(self._ranks.device) for tensor in tensors)
+
+    def _scored(self, batch: MicroBatch, compute: _Compute[T], to_attention: Mapping[str, object] | None) -> T:
+        """What ``compute`` makes of the positions that predict a target: in the model's head, or of whole logits."""
+        if self._head is not None:
+            with self._head.computing(batch.logit_positions.to(self._ranks.device), compute) as asked:
+                answer = self._answer(batch, 0, to_attention)
+            if asked.found is not None and asked.found[0] is answer.logits:
+                return cast("T", asked.found)
+            logger.info("%s changes the logits of its head: they are computed whole", self.folder)
+            self._head = None
+        return compute(self._logits(batch, to_attention), None, None)
 
     def _route(self, batch: MicroBatch | None) -> None:
         """As the micro-batch has recorded, in a model that replays routers."""
@@ -169,21 +207,18 @@ class LearnerModel:
 
 @dataclass(slots=True)
 class _Asked:
-    """Targets that the head scores in the present pass, and the head's answer. ``candidates``: token ids that are
-    scored in place of the targets.
+    """``positions``: those whose hidden states the head gives to ``compute``. ``found``: the answer, whose first tensor
+    is the head's output.
     """
 
     positions: torch.Tensor
-    targets: torch.Tensor
-    temperatures: torch.Tensor
-    candidates: torch.Tensor | None = None
-    logprobs: torch.Tensor | None = None
-    entropies: torch.Tensor | None = None
+    compute: _Compute[Any]
+    found: tuple[torch.Tensor, ...] | None = None
 
 
 class _ScoringHead:
-    """Lets a model's linear head answer with the log-probabilities of targets in place of all logits. The head computes
-    inside of the model's own forward pass, where FSDP has gathered the head's weight.
+    """Lets a model's linear head answer with log-probabilities in place of all logits. The head computes inside of the
+    model's own forward pass, where FSDP has gathered the head's weight.
     """
 
     def __init__(self, linear: torch.nn.Linear) -> None:
@@ -198,11 +233,8 @@ class _ScoringHead:
         return cls(linear) if type(linear) is torch.nn.Linear else None
 
     @contextmanager
-    def scoring(
-        self, batch: MicroBatch, device: torch.device, candidates: torch.Tensor | None = None
-    ) -> Iterator[_Asked]:
-        positions, targets = batch.logit_positions.to(device), batch.targets.to(device)
-        self._asked = _Asked(positions, targets, batch.temperatures.to(device), candidates)
+    def computing(self, positions: torch.Tensor, compute: _Compute[Any]) -> Iterator[_Asked]:
+        self._asked = _Asked(positions, compute)
         try:
             yield self._asked
         finally:
@@ -213,13 +245,8 @@ class _ScoringHead:
         if asked is None:
             return self._whole(hidden)
         rows = hidden.flatten(0, -2)[asked.positions]
-        weight, bias = self._linear.weight, self._linear.bias
-        if asked.candidates is not None:
-            asked.logprobs = candidate_logprobs(rows, weight, bias, asked.candidates, asked.temperatures)
-            return asked.logprobs
-        found = scores_of_hidden(rows, weight, bias, asked.targets, asked.temperatures)
-        asked.logprobs, asked.entropies = found
-        return found.logprobs
+        asked.found = found = asked.compute(rows, self._linear.weight, self._linear.bias)
+        return found[0]
 
 
 def _dtype(folder: Path, stored: dict[str, torch.dtype]) -> torch.dtype:

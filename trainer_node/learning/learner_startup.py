@@ -236,6 +236,7 @@ def _distillation(config: LearnerConfig, model: LearnerModel, schedule_of: Sched
         config.train.micro_batch_tokens,
         config.train.packing,
         kl_weight=table.kl_weight,
+        candidates=table.candidates,
         ppo_weight=table.ppo_weight,
         page_tokens=table.page_tokens,
     )

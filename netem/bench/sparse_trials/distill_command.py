@@ -18,9 +18,10 @@ from p2pcast.sparse.budget_schedule import PAGE_TOKENS, RESERVED
 @click.option(
     "--prompts",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    required=True,
-    help="JSON lines with `token_ids`, all of one length.",
+    help="JSON lines with `token_ids`, all of one length. Default: prompts of task recite.",
 )
+@click.option("--length", type=click.IntRange(64), default=512, help="Tokens of a prompt of task recite.")
+@click.option("--phrases", type=click.IntRange(1, 64), default=8, help="Different phrases of such a prompt.")
 @click.option("--held-out", type=click.IntRange(1), default=48, help="Prompts at the file's end that are measured.")
 @click.option("--tokens", type=click.IntRange(2), default=32, help="Tokens of an answer.")
 @click.option("--pages", type=click.IntRange(1), default=5, help="Budget of the training, in pages besides the three.")
@@ -36,7 +37,9 @@ from p2pcast.sparse.budget_schedule import PAGE_TOKENS, RESERVED
 @documented
 def distill(
     model: Path,
-    prompts: Path,
+    prompts: Path | None,
+    length: int,
+    phrases: int,
     held_out: int,
     tokens: int,
     pages: int,
@@ -55,13 +58,14 @@ def distill(
     """Train the adapter of rollouts on answers of MODEL, and measure acceptance rates before and after, at equal
     budgets, on other prompts.
     """
-    from netem.bench.distilled_tail import TailOptions, bench_distill
+    from netem.bench.distilled_tail import TailOptions, bench_distill, prompts_of_file, prompts_of_recite
 
     if plot is not None:
         require_matplotlib()
+    drawn = prompts_of_recite(length, phrases, held_out + DRAWN) if prompts is None else prompts_of_file(prompts)
     found = bench_distill(
         TailOptions(
-            model=model, prompts=prompts, held_out=held_out, tokens=tokens, pages=pages, budgets=budgets,
+            model=model, prompts=drawn, held_out=held_out, tokens=tokens, pages=pages, budgets=budgets,
             page_tokens=block_size, steps=steps, batch=batch, rank=rank, alpha=alpha, lr=lr, seed=seed,
         )
     )  # fmt: skip

@@ -17,7 +17,13 @@ from tests.trainer_node.learning.tiny_model import tiny_model
 from trainer_node.learning.learner_model import LearnerModel
 from trainer_node.learning.objective import token_scores
 from trainer_node.learning.objective.micro_batches import MicroBatch, Packing, deal, micro_batches
-from trainer_node.learning.objective.token_scores import TokenScores, scores_of_hidden, scores_of_logits
+from trainer_node.learning.objective.token_scores import (
+    TokenScores,
+    candidate_logprobs,
+    most_probable,
+    scores_of_hidden,
+    scores_of_logits,
+)
 
 pytestmark = pytest.mark.device
 
@@ -107,6 +113,34 @@ def test_gradients_are_exact() -> None:
         return found.logprobs
 
     assert torch.autograd.gradcheck(logprobs, (given["hidden"], given["weight"], given["bias"]))
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 2, 5])
+def test_gradients_of_candidates_are_exact(chunk_rows: int) -> None:
+    """A candidate may be named twice."""
+    given = example(5, 3, 7)
+    candidates = torch.tensor([[0, 6, 2], [1, 1, 4], [3, 5, 0], [6, 2, 2], [4, 0, 1]])
+
+    def logprobs(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return candidate_logprobs(hidden, weight, bias, candidates, given["temperatures"], chunk_logits=7 * chunk_rows)
+
+    leaves = (given["hidden"], given["weight"], given["bias"])
+    assert torch.autograd.gradcheck(logprobs, leaves)
+    logits = torch.nn.functional.linear(*leaves) / given["temperatures"].unsqueeze(-1)
+    torch.testing.assert_close(logprobs(*leaves), logits.log_softmax(-1).gather(-1, candidates))
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 3, 16])
+def test_most_probable_tokens_follow_the_target(chunk_rows: int) -> None:
+    given = example(11, 6, 17)
+    args = given["hidden"], given["weight"], given["bias"]
+    log_p = (torch.nn.functional.linear(*args) / given["temperatures"].unsqueeze(-1)).log_softmax(-1)
+    for count in (1, 4, 17, 50):
+        found = most_probable(*args, given["targets"], count, given["temperatures"], chunk_logits=17 * chunk_rows)
+        assert torch.equal(found.ids[:, 0], given["targets"])
+        assert torch.equal(found.ids[:, 1:], log_p.topk(min(count, 17), -1).indices)
+        torch.testing.assert_close(found.logprobs, log_p.gather(-1, found.ids))
+    assert most_probable(args[0][:0], *args[1:], given["targets"][:0], 4, torch.tensor(1.0)).ids.shape[0] == 0
 
 
 def test_many_chunks_lose_no_gradient_to_bfloat16() -> None:

@@ -1,15 +1,17 @@
 """DistillSparse: one update of the rollout adapter after each update of the policy (Sparrow, section 4.5).
 
     theta   frozen, as the policy's update has left it
-    d       log-probabilities of theta with dense attention and without phi, without a gradient
-    q       log-probabilities of theta and phi with the attention that sampled the token; s: the sampler's
-    loss    -mean of w * (ppo_weight * g - kl_weight * k3)
-    w       min(q / s, tis_cap) as probabilities, without gradient: staleness, and numerics of the engine
+    p       distributions of theta with dense attention and without phi, without a gradient
+    q       distributions of theta and phi with the attention that sampled the token; s: the sampler's
+    loss    -mean of w * ppo_weight * g - kl_weight * KL(p || q)
+    w       min(q / s, tis_cap) of the sampled token, without gradient: staleness, and numerics of the engine
     g       the policy's clipped objective (``policy_loss``), for the ratio of q to itself before the update
-    k3      exp(d - q) - (d - q) - 1
+    KL      over the most probable tokens of p, and all others as one: a lower bound
 
-The value of k3 estimates KL(sparse || dense), since sparse attention sampled the tokens. Its gradient is another one:
-under the same tokens, weighted by w, it is that of KL(dense || sparse). ``kl`` of the report is the value.
+Sparrow estimates the divergence by the sampled tokens (k3), whose gradient has the same mean under the sampler, and
+weighs tokens by p / q: the sampler hardly ever draws those that sparse attention misses. Here both distributions are
+known, so their gradient has no such noise. ``kl`` of the report is the value of k3, which estimates
+KL(sparse || dense), since sparse attention sampled the tokens.
 
 Promises: theta, its gradients and its optimiser keep every bit. Equal rows and weights give equal phi. Nothing random
 outlives an update.
@@ -17,10 +19,11 @@ outlives an update.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -33,11 +36,15 @@ from trainer_node.learning.objective.policy_loss import LossOptions, policy_loss
 from trainer_node.learning.objective.token_statistics import TokenStatistics
 from trainer_node.learning.objective.training_rows import TrainingRow
 
+LEAST_REST: Final = 1e-5
+"""Least probability of all tokens that are no candidates: sums in float32 are not exact enough for smaller ones."""
+
 
 @dataclass(frozen=True, slots=True)
 class DistillOptions:
-    """``kl_weight``: lambda. ``ppo_weight``: of the policy's objective; 0: distillation alone. ``page_tokens``: of the
-    engines' pages. ``loss``: the policy's, for its bounds and the mean over tokens. ``most_tokens``: of a micro-batch.
+    """``kl_weight``: lambda. ``ppo_weight``: of the policy's objective; 0: distillation alone. ``candidates``: most
+    probable tokens of the divergence. ``page_tokens``: of the engines' pages. ``loss``: the policy's, for its bounds
+    and the mean over tokens. ``most_tokens``: of a micro-batch.
     """
 
     loss: LossOptions
@@ -45,6 +52,7 @@ class DistillOptions:
     packing: Packing = "packed"
     kl_weight: float = 0.001
     ppo_weight: float = 1.0
+    candidates: int = 64
     page_tokens: int = 16
 
 
@@ -83,7 +91,7 @@ class SparseDistillation:
     ) -> None:
         self._model, self.adapter, self._options = model, adapter, options
         self._schedule_of = schedule_of
-        self._loss = replace(options.loss, kind="tis", kl_weight=options.kl_weight)
+        self._loss = replace(options.loss, kind="tis", kl_weight=0.0)
 
     def train(self, rows: Sequence[TrainingRow], step: int, before_update: Callable[[], None]) -> DistillReport:
         """``step``: of the policy before its update; the learning rate is phi's at this step. ``before_update``:
@@ -94,23 +102,24 @@ class SparseDistillation:
         loss, accepted, shortened = 0.0, 0.0, 0
         statistics = TokenStatistics()
         for batch in parts:
-            with torch.no_grad():
-                dense = self._model.logprobs(batch)
+            dense = self._model.most_probable(batch, self._options.candidates)
             with self.rolling_out(batch) as plan:
-                sparse = self._model.scores(batch, to_attention={PLAN: plan}).logprobs
+                scores = self._model.candidate_logprobs(batch, dense.ids, to_attention={PLAN: plan})
+                sparse, weights = scores[:, 0], batch.weights(by_row).to(scores.device)
                 value, counted = policy_loss(
                     self._loss,
                     sparse,
-                    batch.sampler_logprobs.to(sparse.device),
-                    self._options.ppo_weight * batch.advantages.to(sparse.device),
-                    batch.weights(by_row).to(sparse.device),
+                    batch.sampler_logprobs.to(scores.device),
+                    self._options.ppo_weight * batch.advantages.to(scores.device),
+                    weights,
                     old_logprobs=sparse.detach(),
-                    reference_logprobs=dense,
+                    reference_logprobs=dense.logprobs[:, 0],
                 )
+                value = value + self._options.kl_weight * divergence(dense.logprobs[:, 1:], scores[:, 1:], weights)
                 value.backward()
             self.adapter.weights.collect_gradients()
             loss += float(value.detach())
-            accepted += _accepted(dense, sparse.detach(), batch.learnt.to(sparse.device))
+            accepted += _accepted(dense.logprobs[:, 0], sparse.detach(), batch.learnt.to(sparse.device))
             shortened += plan.places.numel()
             statistics = statistics.add(counted)
         before_update()
@@ -134,6 +143,19 @@ class SparseDistillation:
             finally:
                 for parameter in trained:
                     parameter.requires_grad_(True)
+
+
+def divergence(dense: torch.Tensor, sparse: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The sum of KL(dense || sparse), in nats, times ``weights`` (M,). ``dense``, ``sparse``: log-probabilities (M, K)
+    of different tokens; the tokens beside them count as one, the least probable rests as equal.
+    """
+    # A product with 0 would keep the infinities of a token that cannot be sampled, and their gradient.
+    possible = (dense > -math.inf) & (weights != 0).unsqueeze(-1)
+    p, q = torch.where(possible, dense, 0.0), torch.where(possible, sparse, 0.0)
+    among = torch.where(possible, p.exp() * (p - q), 0.0).sum(-1)
+    rest_p, rest_q = ((1 - torch.where(possible, one.exp(), 0.0).sum(-1)).clamp(min=LEAST_REST) for one in (p, q))
+    beside = rest_p * (rest_p.log() - rest_q.log())
+    return (torch.where(weights != 0, among + beside, 0.0) * weights).sum()
 
 
 def _accepted(dense: torch.Tensor, sparse: torch.Tensor, learnt: torch.Tensor) -> float:

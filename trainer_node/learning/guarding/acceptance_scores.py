@@ -52,7 +52,8 @@ def acceptance_rates(
         ids = [found[number][1].ids for number in numbers] or [np.zeros((1, 1), np.int64)]
         width = max(one.shape[1] for one in ids)
         padded = np.concatenate([np.pad(one, ((0, 0), (0, width - one.shape[1]))) for one in ids])
-        dense = model.candidate_logprobs(batch, torch.from_numpy(padded)).cpu().numpy()
+        with torch.no_grad():
+            dense = model.candidate_logprobs(batch, torch.from_numpy(padded)).cpu().numpy()
         at = 0
         for number in numbers:
             judged = found[number][1]

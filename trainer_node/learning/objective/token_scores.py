@@ -1,6 +1,7 @@
-"""Scores of targets: log-probability, and the entropy of the distribution from which a policy would sample the target.
+"""Scores of targets, or of several candidates: log-probability, and the entropy of the distribution from which a policy
+would sample.
 
-With x the logits of a position divided by its temperature, p = softmax(x): the score of target y is log p[y], and the
+With x the logits of a position divided by its temperature, p = softmax(x): the score of token y is log p[y], and the
 entropy is -sum(p * log p), in nats. Softmax in float32, whatever the dtype of the logits; float64 stays.
 
 Promise: positions are scored in chunks, so no tensor of positions x vocabulary exists beside the given ones, neither in
@@ -26,6 +27,13 @@ class TokenScores(NamedTuple):
 
     logprobs: torch.Tensor
     entropies: torch.Tensor
+
+
+class Candidates(NamedTuple):
+    """``ids`` (M, K) of tokens, and their ``logprobs`` (M, K), without a gradient."""
+
+    ids: torch.Tensor
+    logprobs: torch.Tensor
 
 
 def scores_of_hidden(
@@ -59,16 +67,42 @@ def candidate_logprobs(
     *,
     chunk_logits: int = CHUNK_LOGITS,
 ) -> torch.Tensor:
-    """Log-probabilities of ``candidates`` (M, K), token ids at each position, without a gradient. ``rows``: hidden
-    states (M, H), or without ``weight`` logits (M, V); the rest as of ``scores_of_hidden``.
+    """Log-probabilities of ``candidates`` (M, K), token ids at each position, with a gradient. ``rows``: hidden states
+    (M, H), or without ``weight`` logits (M, V); the rest as of ``scores_of_hidden``.
     """
-    chunk = max(1, chunk_logits // (rows.shape[-1] if weight is None else weight.shape[0]))
-    found = torch.empty(candidates.shape, dtype=_exact(rows.dtype), device=rows.device)
-    given = temperatures.expand(candidates.shape[0])
+    given = temperatures.detach().expand(candidates.shape[:1])
+    logprobs: torch.Tensor = _Scores.apply(rows, weight, bias, candidates, given, _chunk(rows, weight, chunk_logits))[0]
+    return logprobs
+
+
+def most_probable(
+    rows: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    count: int,
+    temperatures: torch.Tensor,
+    *,
+    chunk_logits: int = CHUNK_LOGITS,
+) -> Candidates:
+    """Each position's target, and after it the ``count`` most probable tokens, or all of a smaller vocabulary; the rest
+    as above.
+    """
+    given = temperatures.expand(targets.shape)
+    ids, logprobs = [targets.new_empty(0, 1)], [torch.empty(0, 1, dtype=_exact(rows.dtype), device=rows.device)]
     with torch.no_grad():
-        for part in _parts(len(candidates), chunk):
-            found[part] = _log_softmax(_logits(rows[part], weight, bias), given[part]).gather(-1, candidates[part])
-    return found
+        for part in _parts(len(targets), _chunk(rows, weight, chunk_logits)):
+            log_p = _log_softmax(_logits(rows[part], weight, bias), given[part])
+            most = log_p.topk(min(count, log_p.shape[-1]), -1).indices
+            ids.append(torch.cat([targets[part].unsqueeze(-1), most], -1))
+            logprobs.append(log_p.gather(-1, ids[-1]))
+    return Candidates(*(torch.cat(parts[1:] or parts) for parts in (ids, logprobs)))
+
+
+def _chunk(rows: torch.Tensor, weight: torch.Tensor | None, chunk_logits: int) -> int:
+    """Positions of a chunk."""
+    vocabulary: int = rows.shape[-1] if weight is None else weight.shape[0]
+    return max(1, chunk_logits // vocabulary)
 
 
 def _scores(
@@ -79,15 +113,15 @@ def _scores(
     temperatures: torch.Tensor,
     chunk_logits: int,
 ) -> TokenScores:
-    vocabulary = rows.shape[-1] if weight is None else weight.shape[0]
-    chunk = max(1, chunk_logits // vocabulary)
     given = temperatures.detach().expand(targets.shape)
-    logprobs, entropies = _Scores.apply(rows, weight, bias, targets, given, chunk)
-    return TokenScores(logprobs, entropies)
+    logprobs, entropies = _Scores.apply(
+        rows, weight, bias, targets.unsqueeze(-1), given, _chunk(rows, weight, chunk_logits)
+    )
+    return TokenScores(logprobs.squeeze(-1), entropies)
 
 
 class _Scores(torch.autograd.Function):  # type: ignore[misc]
-    """The backward pass computes the logits of each chunk again."""
+    """Of ``candidates`` (M, K). The backward pass computes the logits of each chunk again."""
 
     @staticmethod
     def forward(
@@ -95,17 +129,18 @@ class _Scores(torch.autograd.Function):  # type: ignore[misc]
         rows: torch.Tensor,
         weight: torch.Tensor | None,
         bias: torch.Tensor | None,
-        targets: torch.Tensor,
+        candidates: torch.Tensor,
         temperatures: torch.Tensor,
         chunk: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        ctx.save_for_backward(rows, weight, bias, targets, temperatures)
+        ctx.save_for_backward(rows, weight, bias, candidates, temperatures)
         ctx.chunk = chunk
         dtype = _exact(rows.dtype)
-        logprobs, entropies = (torch.empty(targets.shape, dtype=dtype, device=rows.device) for _ in range(2))
-        for part in _parts(len(targets), chunk):
+        logprobs = torch.empty(candidates.shape, dtype=dtype, device=rows.device)
+        entropies = torch.empty(candidates.shape[:1], dtype=dtype, device=rows.device)
+        for part in _parts(len(candidates), chunk):
             log_p = _log_softmax(_logits(rows[part], weight, bias), temperatures[part])
-            logprobs[part] = log_p.gather(-1, targets[part].unsqueeze(-1)).squeeze(-1)
+            logprobs[part] = log_p.gather(-1, candidates[part])
             # A token that cannot be sampled has the logarithm -inf, and adds nothing.
             entropies[part] = -log_p.exp().mul_(log_p.clamp_(min=torch.finfo(dtype).min)).sum(-1)
         ctx.mark_non_differentiable(entropies)
@@ -114,17 +149,17 @@ class _Scores(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        rows, weight, bias, targets, temperatures = ctx.saved_tensors
+        rows, weight, bias, candidates, temperatures = ctx.saved_tensors
         of_rows, of_weight, of_bias = ctx.needs_input_grad[:3]
         rows_gradient = torch.empty_like(rows) if of_rows else None
         # Chunks add up in float32: sums in bfloat16 would lose the smaller ones.
         weight_sum = torch.zeros_like(weight, dtype=_exact(weight.dtype)) if of_weight else None
         bias_sum = torch.zeros_like(bias, dtype=_exact(bias.dtype)) if of_bias else None
-        for part in _parts(len(targets), ctx.chunk):
+        for part in _parts(len(candidates), ctx.chunk):
             logits = _logits(rows[part], weight, bias)
-            # By x: gradient * (1 at the target - p).
-            of_logits = _log_softmax(logits, temperatures[part]).exp_().mul_(-gradient[part].unsqueeze(-1))
-            of_logits.scatter_add_(-1, targets[part].unsqueeze(-1), gradient[part].unsqueeze(-1))
+            # By x: the gradient of a candidate, times 1 at the candidate and less p everywhere.
+            of_logits = _log_softmax(logits, temperatures[part]).exp_().mul_(-gradient[part].sum(-1, keepdim=True))
+            of_logits.scatter_add_(-1, candidates[part], gradient[part])
             of_logits = of_logits.div_(temperatures[part].to(of_logits).unsqueeze(-1)).to(logits.dtype)
             if rows_gradient is not None:
                 rows_gradient[part] = of_logits if weight is None else of_logits @ weight

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from p2pcast.errors import UsageError
 from tests.trainer_node.learning.distillation.sparse_rows import ALONE, PAGE, deep_folder, schedule_of, sparse_row
 from trainer_node.learning.distillation.rollout_adapter import RolloutAdapter
-from trainer_node.learning.distillation.sparse_distillation import DistillOptions, SparseDistillation
+from trainer_node.learning.distillation.sparse_distillation import DistillOptions, SparseDistillation, divergence
 from trainer_node.learning.distillation.sparse_forward import PLAN
 from trainer_node.learning.learner_model import LearnerModel
 from trainer_node.learning.learner_step import LearnerStep, StepOptions
@@ -96,22 +97,25 @@ def test_an_adapter_adds_the_product_of_its_matrices(folder: Path) -> None:
 
 
 def test_gradients_equal_the_loss_as_written(folder: Path) -> None:
-    """One micro-batch or several; by the formula of the module's text."""
+    """One micro-batch or several; by the formula of the module's text, over the whole vocabulary."""
     model = LearnerModel(folder, ALONE)
-    found = distillation(model, kl_weight=0.3, ppo_weight=0.7)
+    found = distillation(model, kl_weight=0.3, ppo_weight=0.7, candidates=1 << 20)
     with torch.no_grad():
         for number, p in enumerate(found.adapter.parameters.values()):
             p.normal_(0, 0.05, generator=torch.Generator().manual_seed(number))
     batch = one_batch(ROWS)
     with torch.no_grad():
         d = model.logprobs(batch)
+        p = model._logits(batch, None).log_softmax(-1)
     with found.rolling_out(batch) as plan:
-        q = model.scores(batch, to_attention={PLAN: plan}).logprobs
-        w = (q - batch.sampler_logprobs).exp().clamp(max=LOSS.tis_cap).detach()
-        k3 = (d - q).exp() - (d - q) - 1
-        objective = w * (0.7 * (q - q.detach()).exp() * batch.advantages - 0.3 * k3)
-        expected = torch.autograd.grad(-objective.mean(), list(found.adapter.parameters.values()))
-    q, k3, objective = q.detach(), k3.detach(), objective.detach()
+        q = model._logits(batch, {PLAN: plan}).log_softmax(-1)
+        said = q.gather(-1, batch.targets[:, None])[:, 0]
+        w = (said - batch.sampler_logprobs).exp().clamp(max=LOSS.tis_cap).detach()
+        objective = w * 0.7 * (said - said.detach()).exp() * batch.advantages
+        loss = (0.3 * (p.exp() * (p - q)).sum(-1) - objective).mean()
+        expected = torch.autograd.grad(loss, list(found.adapter.parameters.values()))
+    said, loss = said.detach(), loss.detach()
+    k3 = (d - said).exp() - (d - said) - 1
     seen: list[torch.Tensor] = []
     weights = found.adapter.weights
     update = weights.update
@@ -124,9 +128,29 @@ def test_gradients_equal_the_loss_as_written(folder: Path) -> None:
     report = found.train(ROWS, 0, lambda: None)
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(expected, seen, strict=True))
     assert report.kl == pytest.approx(float(k3.mean()), rel=1e-4)
-    assert report.acceptance == pytest.approx(float((d - q).exp().clamp(max=1).mean()), rel=1e-4)
-    assert report.loss == pytest.approx(-float(objective.mean()), abs=1e-5)
+    assert report.acceptance == pytest.approx(float((d - said).exp().clamp(max=1).mean()), rel=1e-4)
+    assert report.loss == pytest.approx(float(loss), abs=1e-5)
     assert report.shortened > 50
+
+
+def test_tokens_beside_the_candidates_count_as_one() -> None:
+    p, q = torch.tensor([[0.6, 0.3], [0.5, 0.25]]), torch.tensor([[0.2, 0.2], [0.5, 0.4]])
+    expected = [
+        sum(a * math.log(a / b) for a, b in zip(*pair, strict=True))
+        for pair in (((0.6, 0.3, 0.1), (0.2, 0.2, 0.6)), ((0.5, 0.25, 0.25), (0.5, 0.4, 0.1)))
+    ]
+    assert float(divergence(p.log(), q.log(), torch.tensor([1.0, 0.5]))) == pytest.approx(expected[0] + expected[1] / 2)
+
+
+def test_tokens_that_cannot_be_sampled_or_are_not_learnt_add_nothing() -> None:
+    sparse = torch.tensor([[0.5, 0.5], [1.0, 0.0]]).log().requires_grad_()
+    dense = torch.tensor([[1.0, 0.0], [0.0, 1.0]]).log()
+    found = divergence(dense, sparse, torch.tensor([1.0, 0.0]))
+    found.backward()
+    assert float(found.detach()) == pytest.approx(math.log(2), abs=1e-3)
+    assert sparse.grad is not None
+    assert sparse.grad.isfinite().all()
+    assert sparse.grad[1].tolist() == [0.0, 0.0]
 
 
 def test_distillation_alone_brings_sparse_attention_nearer_to_dense(folder: Path) -> None:
