@@ -64,6 +64,9 @@ STAGES: Final = (
     Stage(30, 2, 2048, None, rate=0.2),
     Stage(16, 1, 4096, None, rate=0.2),
     Stage(8, 1, 8192, None, rate=0.1),
+    Stage(60, 2, 2048, None, rate=0.2),
+    Stage(60, 2, 2048, None, rate=0.05),
+    Stage(20, 2, 2048, None, rate=0.02),
 )
 MATRIX_RATE: Final = 0.02
 OTHER_RATE: Final = 3e-3

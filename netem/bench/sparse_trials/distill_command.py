@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 from rich.table import Table
@@ -11,6 +11,9 @@ from rich.table import Table
 from p2pcast.cli.options import PATH, console, documented, written
 from p2pcast.inspection.png_figure import blank, require_matplotlib, save
 from p2pcast.sparse.budget_schedule import PAGE_TOKENS, RESERVED
+
+DRAWN: Final = 4000
+"""Prompts of task recite to train on."""
 
 
 @click.command()

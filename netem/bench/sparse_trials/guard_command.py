@@ -11,7 +11,7 @@ from rich.table import Table
 
 from p2pcast.cli.options import PATH, console, documented, written
 from p2pcast.errors import EXIT_FAILED
-from p2pcast.rollouts.top_logprobs import COUNT, MAX_TOP_K
+from p2pcast.rollouts.top_logprobs import MAX_TOP_K
 from p2pcast.sparse.budget_guard import FLOOR
 
 
@@ -40,8 +40,8 @@ from p2pcast.sparse.budget_guard import FLOOR
 @click.option(
     "--guard-tokens",
     type=click.IntRange(1, MAX_TOP_K),
-    default=COUNT,
-    help="Most probable tokens of a position that the guard compares.",
+    default=64,
+    help="Most probable tokens of a position that the guard compares; a small model's tail is long.",
 )
 @click.option("--dir", "folder", type=PATH, default="bench-out/guard", help="Work folder; replaces an earlier one.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="PNG of rewards and percentiles by step.")
