@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
+from blake3 import blake3
 
 from p2pcast.errors import UsageError
 from p2pcast.limits import KIB
@@ -117,3 +118,12 @@ class BudgetSchedule:
     def with_value(self, number: int, value: int) -> BudgetSchedule:
         """With another value of one bin."""
         return replace(self, values=(*self.values[:number], value, *self.values[number + 1 :]))
+
+    def name(self) -> bytes:
+        """By which results name the schedule: BLAKE3 of the contents of FILE, as ``to_bytes`` writes them."""
+        return blake3(self.to_bytes()).digest()
+
+
+ALL_PAGES: Final = BudgetSchedule((DENSE,))
+"""Of dense attention. A learner's run publishes it in place of an earlier schedule, which engines would keep."""
+ALL_PAGES_NAME: Final = ALL_PAGES.name()

@@ -29,7 +29,7 @@ from trainer_node.learning.objective.token_scores import (
     scores_of_logits,
 )
 from trainer_node.learning.router_replay import RouterReplay
-from trainer_node.learning.sharded_loading import loading, sharded
+from trainer_node.learning.sharded_loading import attention_of, loading, sharded
 from trainer_node.learning.stored_tensors import blocks, check, dtypes
 from trainer_node.learning.trainer_ranks import TrainerRanks
 from trainer_node.sdk.tensors import TORCH_DTYPES
@@ -170,7 +170,7 @@ class LearnerModel:
         return tuple(tensor.to(self._ranks.device) for tensor in tensors)
 
     def _scored(self, batch: MicroBatch, compute: _Compute[T], to_attention: Mapping[str, object] | None) -> T:
-        """What ``compute`` makes of the positions that predict a target: in the model's head, or of whole logits."""
+        """The answer of ``compute`` at the positions that predict a target: in the model's head, or of whole logits."""
         if self._head is not None:
             with self._head.computing(batch.logit_positions.to(self._ranks.device), compute) as asked:
                 answer = self._answer(batch, 0, to_attention)
@@ -262,11 +262,14 @@ def _dtype(folder: Path, stored: dict[str, torch.dtype]) -> torch.dtype:
 
 def _loaded(folder: Path, dtype: torch.dtype) -> Any:
     """The whole model, on the CPU."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     with loading(folder):
         # Only a local folder: nothing is asked of a model hub.
-        return AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, local_files_only=True)
+        attention = attention_of(AutoConfig.from_pretrained(str(folder), local_files_only=True))
+        return AutoModelForCausalLM.from_pretrained(
+            str(folder), dtype=dtype, local_files_only=True, attn_implementation=attention
+        )
 
 
 def _recompute(module: Any) -> None:

@@ -32,7 +32,7 @@ def sharded(checkpoint: Checkpoint, dtype: torch.dtype, ranks: TrainerRanks) -> 
         # Only a local folder: nothing is asked of a model hub.
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
         with torch.device("meta"):
-            module = AutoModelForCausalLM.from_config(config, dtype=dtype)
+            module = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention_of(config))
         held = [tensor.name for tensor in checkpoint.layout().tensors]
         fused = blocks(module, held)
         with _Stored(checkpoint) as stored:
@@ -51,6 +51,13 @@ def loading(folder: Path) -> Iterator[None]:
         raise
     except Exception as error:  # noqa: BLE001 - transformers raises errors of many kinds
         raise LocalError(f"transformers cannot load {folder}: {type(error).__name__}: {str(error)[:300]}") from None
+
+
+def attention_of(config: Any) -> str | None:
+    """Name of the attention function in transformers; None: the default one. The default leaves out the bound of Gemma
+    2's attention scores, which engines apply.
+    """
+    return None if getattr(config.get_text_config(), "attn_logit_softcapping", None) is None else "eager"
 
 
 def _make_buffers(module: Any, stored: _Stored, device: torch.device) -> None:

@@ -53,8 +53,9 @@ class VersionView:
 
     def manifests(self) -> Document:
         """Version → hash of its signed manifest, for the stored versions."""
-        known = {s.version: s.manifest.identity for s in self.store.artifacts.values()}
-        return {str(version): identity.hex() for version in sorted(known) if (identity := self.store.identity(version))}
+        stored = self.store.artifacts.values()
+        known = {s.version: identity for s in stored if (identity := s.manifest.identity) is not None}
+        return {str(version): identity.hex() for version, identity in sorted(known.items())}
 
     def schedules(self) -> Document:
         """Version → BLAKE3 of its schedule of sparse attention, for the stored versions that carry one."""

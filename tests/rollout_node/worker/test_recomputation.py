@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from p2pcast.errors import P2PCastError, RemoteError
 from p2pcast.rollouts.result import Result, Span
+from p2pcast.sparse.budget_schedule import ALL_PAGES
 from p2pcast.version import Version
 from rollout_node.worker import recomputation
 
@@ -42,6 +43,9 @@ def test_gaps_are_of_sampled_tokens_alone() -> None:
         (result(OLDER, NEWEST), "several versions"),
         (result(NEWEST, kv="keep"), "cache"),
         (replace(result(NEWEST), schedules=[(NEWEST, bytes(32))]), "sparse attention"),
+        (replace(result(NEWEST), schedules=[(NEWEST, ALL_PAGES.name())]), None),
+        (replace(result(OLDER, NEWEST), schedules=[(OLDER, ALL_PAGES.name())]), "several versions"),
+        (replace(result(NEWEST), schedules=[(OLDER, ALL_PAGES.name()), (NEWEST, bytes(32))]), "sparse attention"),
     ],
 )
 def test_obstacles(of: Result, reason: str | None) -> None:

@@ -12,9 +12,9 @@ import torch
 from p2pcast.errors import UsageError
 from p2pcast.sparse.acceptance_rate import LEAST_TOKENS
 from p2pcast.sparse.budget_guard import BudgetChange, GuardOptions
-from p2pcast.sparse.budget_schedule import DENSE, FILE, BudgetSchedule
+from p2pcast.sparse.budget_schedule import ALL_PAGES, DENSE, FILE, BudgetSchedule
 from trainer_node.learning.guarding.acceptance_scores import Rates
-from trainer_node.learning.guarding.schedule_guard import ALL_PAGES, STATE, ScheduleGuard, change_event
+from trainer_node.learning.guarding.schedule_guard import STATE, ScheduleGuard, change_event
 from trainer_node.learning.learner_config import LearnerConfig, SparseTable
 from trainer_node.learning.learner_startup import dense_instead, guard_advice
 

@@ -56,6 +56,25 @@ async def test_every_artifact_in_the_store_is_shown_in_order(view: VersionView, 
     assert status["layout_id"] == encoder.shadow.shadow.layout.layout_id.hex()
 
 
+async def test_manifests_and_schedules_take_one_look_at_the_artifacts_each(view: VersionView, encoder: Encoder) -> None:
+    """Ledgers ask every half a second, and a hub may keep thousands of versions."""
+
+    class Counted(dict[Any, Any]):
+        looks = 0
+
+        def values(self) -> Any:
+            self.looks += 1
+            return super().values()
+
+    for step in (0, 1, 2):
+        await published(view, encoder, step)
+    counted = encoder.store.artifacts = Counted(encoder.store.artifacts)
+    assert list(view.manifests()) == ["0.0", "0.1", "0.2"]
+    assert counted.looks == 1
+    view.schedules()
+    assert counted.looks == 2
+
+
 async def test_a_version_is_named_by_the_hash_of_its_manifest(view: VersionView, encoder: Encoder) -> None:
     await published(view, encoder, 0)
     await published(view, encoder, 1)

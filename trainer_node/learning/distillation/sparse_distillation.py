@@ -8,9 +8,9 @@
     g       the policy's clipped objective (``policy_loss``), for the ratio of q to itself before the update
     KL      over the most probable tokens of p, and all others as one: a lower bound
 
-Sparrow estimates the divergence by the sampled tokens (k3), whose gradient has the same mean under the sampler, and
-weighs tokens by p / q: the sampler hardly ever draws those that sparse attention misses. Here both distributions are
-known, so their gradient has no such noise. ``kl`` of the report is the value of k3, which estimates
+Sparrow estimates the divergence by the sampled tokens (k3), whose gradient has the same mean under the sampler. It
+weighs tokens by p / q, and the sampler hardly ever draws those that sparse attention misses. Here both distributions
+are known, so their gradient has no such noise. ``kl`` of the report is the value of k3, which estimates
 KL(sparse || dense), since sparse attention sampled the tokens.
 
 Promises: theta, its gradients and its optimiser keep every bit. Equal rows and weights give equal phi. Nothing random

@@ -7,7 +7,8 @@ of the key heads are added (Sparrow, section 3.2). The choice has no gradient.
 Promises:
 
 - Layers 0 and 1, layers with a sliding window, and positions outside of the plan attend as the model does.
-- A model whose layers do not ask for a plan is an error: its log-probabilities would be dense without a word.
+- A model whose layers do not ask for a plan is an error: its log-probabilities would be dense without a word. So is a
+  model whose attention bounds its scores or has sinks, which would be left out.
 - Outside of ``sparse_attention`` the model computes bit for bit as before.
 
 Memory: a mask of positions x positions in each layer, one byte for each pair. 8192 positions take 64 MiB.
@@ -30,6 +31,8 @@ NAME: Final = "p2pcast_sparse"
 """Of the attention function, among those of transformers."""
 PLAN: Final = "p2pcast_plan"
 """Keyword under which a forward pass hands its plan to the attention function."""
+_LEFT_OUT: Final = ("softcap", "s_aux")
+"""Arguments of attention functions that sdpa ignores without an error: a bound of the scores, and attention sinks."""
 
 
 @contextmanager
@@ -73,6 +76,11 @@ def _attend(
         raise UsageError(
             f"[distill] does not fit the model: its layers of the class {type(module).__name__} hand no keywords to"
             " attention. Set rank = 0"
+        )
+    if missing := [name for name in _LEFT_OUT if how.get(name) is not None]:
+        raise UsageError(
+            f"[distill] does not fit the model: attention of the class {type(module).__name__} has the argument"
+            f" {missing[0]}, which p2pcast's sparse attention leaves out. Set rank = 0"
         )
     if plan.places.numel() and module.layer_idx >= DENSE_LAYERS and how.get("sliding_window") is None:
         mask = _shorter(plan, _chosen(plan, query, key), mask, query.shape[0], query.shape[2], key.shape[2])

@@ -12,17 +12,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import blake3
 import numpy as np
 import torch
 
 from p2pcast.errors import UsageError
 from p2pcast.sparse.budget_guard import BudgetChange, BudgetGuard, GuardOptions
-from p2pcast.sparse.budget_schedule import DENSE, FILE, BudgetSchedule
+from p2pcast.sparse.budget_schedule import ALL_PAGES, ALL_PAGES_NAME, DENSE, FILE, BudgetSchedule
 from trainer_node.learning.guarding.acceptance_scores import Rates
 
-ALL_PAGES: Final = BudgetSchedule((DENSE,))
-"""Of a run without a schedule, in place of an earlier one."""
 STATE: Final = "guard.schedules"
 """Key of a checkpoint's state: a JSON document, as bytes."""
 
@@ -55,7 +52,7 @@ class ScheduleGuard:
         """In a run without a schedule, replace the one with this BLAKE3, which versions carry otherwise, by a dense
         one. Returns whether that is needed. None: they carry none.
         """
-        if self._configured is not None or name in (None, _name(ALL_PAGES)):
+        if self._configured is not None or name in (None, ALL_PAGES_NAME):
             return False
         self._next = ALL_PAGES
         return True
@@ -66,14 +63,14 @@ class ScheduleGuard:
 
     def knows(self, name: bytes) -> bool:
         """Whether a version of this run carried the schedule with this BLAKE3."""
-        return self._guard is not None and any(_name(schedule) == name for _, schedule in self._published)
+        return self._guard is not None and any(schedule.name() == name for _, schedule in self._published)
 
     def observe(self, found: Sequence[Rates]) -> Sequence[BudgetChange]:
         """Rates of one batch. Returns the changes of the schedule, which the next version carries."""
         self._counted = []
         if self._guard is None:
             return ()
-        known = {_name(schedule): schedule for _, schedule in self._published}
+        known = {schedule.name(): schedule for _, schedule in self._published}
         for one in found:
             made_by = known.get(one.schedule)
             if made_by is not None and self._guard.observe(made_by, one.positions, one.alphas):
@@ -126,10 +123,6 @@ class ScheduleGuard:
             self._next = ALL_PAGES
         elif configured == self._configured:
             self._next, self._guard = following, BudgetGuard(following, self._options)
-
-
-def _name(schedule: BudgetSchedule) -> bytes:
-    return blake3.blake3(schedule.to_bytes()).digest()
 
 
 def change_event(change: BudgetChange) -> dict[str, Any]:
