@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ from p2pcast.artifact.piece_size import piece_bytes
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.artifact.signed_records import ANCHOR, DELTA, FileEntry, Manifest, Open, run_id
 from p2pcast.codec.layout import Cell, Layout
-from p2pcast.errors import P2PCastError, RetryableError
+from p2pcast.errors import LocalError, P2PCastError, RetryableError
 from p2pcast.store import anchor_folder, artifact_journal, disk, partial_artifact
 from p2pcast.store.anchor_log import AnchorLog
 from p2pcast.store.artifact_journal import ArtifactJournal
@@ -179,6 +179,19 @@ class Store:
             if (contents := self._files.read(file, version)) is not None:
                 out[file.path] = contents
         return out
+
+    def all_files(self, version: Version, *, but: Collection[str] = ()) -> dict[str, bytes]:
+        """As ``small_files``, without the paths ``but``. Raises LocalError where another file is missing: what is made
+        of this version would lose it.
+        """
+        if self.manifest(version) is None:
+            return {}
+        for file in self.missing_files(version):
+            if file.path not in but:
+                raise LocalError(
+                    f"{self.root} has lost the small file {file.path!r} of {version}: publish the next version with it"
+                )
+        return {path: contents for path, contents in self.small_files(version).items() if path not in but}
 
     def small_file(self, version: Version, path: str) -> bytes | None:
         """As ``small_files``, of one file; None if the version has none there. Raises RetryableError for a missing

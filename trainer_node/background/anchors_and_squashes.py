@@ -164,7 +164,7 @@ class AnchorsAndSquashes:
                     return frozen.words(cell)
 
                 self.busy = f"anchor of {frozen.version}"
-                files = store.small_files(frozen.version)
+                files = store.all_files(frozen.version)
                 return store.write_anchor(
                     self._key, secrets.token_bytes(16), frozen.version, shadow.layout, words, frozen.digests, files,
                     store.identity(frozen.version),

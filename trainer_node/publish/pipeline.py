@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Collection
 
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.artifact.signed_records import OWN
@@ -122,9 +123,11 @@ class Pipeline:
         """True when the shadow had corrupt cells and all are right again: a failed delta may be tried again."""
         return await self._hub_shadow.repair()
 
-    def base_files(self) -> Files:
-        """Small files of the newest version. Blocks. Raises LocalError."""
-        return {} if self.head is None else self._store.small_files(self.head)
+    def base_files(self, replaced: Collection[str] = ()) -> Files:
+        """Small files of the newest version. ``replaced``: paths of which the next version brings its own. Blocks.
+        Raises LocalError, also where another one is missing.
+        """
+        return {} if self.head is None else self._store.all_files(self.head, but=replaced)
 
     async def _publish_delta(
         self, version: Version, shadow: Shadow, source: VersionSource, choice: Choice

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Protocol
 
@@ -63,11 +63,12 @@ def merged_files(base: Files, more: Files) -> Files:
 
 
 class RankSource:
-    """Cells from ranks. ``base_files``: the small files of the newest version; blocks. Files that the ranks send
-    with a delta are added to these, or replace those of the same path; with a whole state they replace all.
+    """Cells from ranks. ``base_files``: the small files of the newest version, but those of the given paths; blocks.
+    Files that the ranks send with a delta are added to these, or replace those of the same path; with a whole state
+    they replace all.
     """
 
-    def __init__(self, incoming: Incoming, staging: Staging, base_files: Callable[[], Files]) -> None:
+    def __init__(self, incoming: Incoming, staging: Staging, base_files: Callable[[Collection[str]], Files]) -> None:
         self._incoming = incoming
         self._staging = staging
         self._base_files = base_files
@@ -76,7 +77,7 @@ class RankSource:
         await join_incoming(self._incoming, shadow, builder, choice, self._staging)
         if self._incoming.files is None:
             return None
-        return merged_files(await self._staging.run(self._base_files), self._incoming.files)
+        return merged_files(await self._staging.run(self._base_files, self._incoming.files), self._incoming.files)
 
     async def fill(self, folder: Path, layout: Layout, version: Version) -> tuple[Shadow, Files]:
         shadow = await self._staging.run(_empty_shadow, folder, layout)
@@ -90,7 +91,7 @@ class RankSource:
                 )
             if self._incoming.files is not None:
                 return shadow, self._incoming.files
-            return shadow, await self._staging.run(self._base_files)
+            return shadow, await self._staging.run(self._base_files, ())
         except BaseException:
             shadow.close()
             raise

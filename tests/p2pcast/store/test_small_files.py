@@ -6,7 +6,7 @@ import blake3
 import pytest
 from artifacts_at_hand import LAYOUT, again, assembled, made, put
 
-from p2pcast.errors import IntegrityError
+from p2pcast.errors import IntegrityError, LocalError
 from p2pcast.version import Version
 
 
@@ -27,3 +27,15 @@ def test_small_file_with_a_wrong_hash_is_not_stored(store):
         store.seal(out, assembly)
     out.close()
     assert again(store).artifacts == {}
+
+
+def test_a_lost_small_file_does_not_vanish_from_what_is_made_of_its_version(store):
+    """Somebody has removed a damaged file, as its error says. A file that is replaced may be missing."""
+    put(store, "delta", 1)
+    files = store.all_files(Version(0, 1))
+    assert files == store.small_files(Version(0, 1))
+    (store.root / "files" / blake3.blake3(files["conf.json"]).hexdigest()).unlink()
+    assert "conf.json" not in store.small_files(Version(0, 1))
+    with pytest.raises(LocalError, match=r"has lost the small file 'conf\.json' of 0\.1: publish the next"):
+        store.all_files(Version(0, 1))
+    assert store.all_files(Version(0, 1), but={"conf.json"}).keys() == files.keys() - {"conf.json"}
