@@ -40,7 +40,7 @@ class Hub:
         self.url = ""
 
     async def versions(self, _: web.Request) -> web.Response:
-        answer = {"run": self.run, "manifests": self.manifests, "engines": self.engines, "evicted": []}
+        answer = {"run": self.run, "manifests": self.manifests, "schedules": {}, "engines": self.engines, "evicted": []}
         return web.json_response(answer, status=self.status)
 
     async def start(self) -> str:
