@@ -181,8 +181,8 @@ class Store:
         return out
 
     def all_files(self, version: Version, *, but: Collection[str] = ()) -> dict[str, bytes]:
-        """As ``small_files``, without the paths ``but``. Raises LocalError where another file is missing: what is made
-        of this version would lose it.
+        """As ``small_files``, without the paths ``but``. Raises LocalError where another file is missing, so that no
+        later version loses it.
         """
         if self.manifest(version) is None:
             return {}

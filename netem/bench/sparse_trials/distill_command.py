@@ -96,6 +96,5 @@ def _draw(rows: list[dict[str, Any]], file: Path) -> None:
         axes.plot(budgets, [row[f"percentile_{name}"] for row in rows], marker="o", color=colour, label=name)
     axes.set_xlabel("budget, tokens")
     axes.set_ylabel("5th percentile of the acceptance rate")
-    axes.set_ylim(0, 1)
     axes.legend()
     save(figure, file)

@@ -29,8 +29,8 @@ def test_small_file_with_a_wrong_hash_is_not_stored(store):
     assert again(store).artifacts == {}
 
 
-def test_a_lost_small_file_does_not_vanish_from_what_is_made_of_its_version(store):
-    """Somebody has removed a damaged file, as its error says. A file that is replaced may be missing."""
+def test_lost_small_files_are_an_error_where_all_are_needed(store):
+    """An operator removed a damaged file, as its error says. Files that are replaced may be missing."""
     put(store, "delta", 1)
     files = store.all_files(Version(0, 1))
     assert files == store.small_files(Version(0, 1))
