@@ -73,7 +73,7 @@ COMMANDS = {
         "Training with too small a budget of sparse attention, without its guard and with it.",
     ),
     "lookback": (
-        "netem.bench.commands.engine_commands:lookback",
+        "netem.bench.sparse_trials.lookback_command:lookback",
         "Acceptance of sparse attention by budget and length, of a small model that looks far back.",
     ),
     "page": ("netem.bench.commands.hub_commands:page", "Cost of the run's page at the hub and in a browser."),

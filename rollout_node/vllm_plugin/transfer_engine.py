@@ -24,10 +24,9 @@ from rollout_node.in_engine.rank_installer import Command, Introduction, RankIns
 from rollout_node.in_engine.shadow_reader import ShadowReader
 from rollout_node.vllm_plugin import (
     SOCKET_VARIABLE,
-    base_rows,
+    cpu_lora,
     cpu_weights,
     derived_weights,
-    prompt_scores,
     quantised_layers,
     seeded_chunks,
     sparse_attention,
@@ -123,8 +122,7 @@ class P2PCastEngine(WeightTransferEngine[P2PCastInitInfo, P2PCastUpdateInfo]):  
             if getattr(model, "lora_manager", None) is not None:
                 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
-                prompt_scores.keep_prompt_scores(PunicaWrapperCPU)
-                base_rows.keep_base_rows(PunicaWrapperCPU)
+                cpu_lora.repair(PunicaWrapperCPU)
         rank_model = VllmRankModel(vllm_config, self.model_config, device, model)
         self._installer = RankInstaller(rank_model, Path(os.environ.get(SOCKET_VARIABLE, "")), log)
 

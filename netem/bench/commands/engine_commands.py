@@ -1,4 +1,4 @@
-"""``p2pcast bench live``, ``p2pcast bench sparse`` and ``p2pcast bench lookback``."""
+"""``p2pcast bench live`` and ``p2pcast bench sparse``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ import click
 from rich.table import Table
 
 from p2pcast.cli.options import PATH, console, documented, written
-from p2pcast.cli.rollout_commands.sparse_command import calibration_document, percentile_table
 from p2pcast.errors import EXIT_FAILED
-from p2pcast.inspection.png_figure import require_matplotlib
 from p2pcast.rollouts.kv_policy import KV_POLICIES
-from p2pcast.sparse.budget_guard import TARGET
 from p2pcast.sparse.budget_schedule import BudgetSchedule
 
 
@@ -183,73 +180,3 @@ def sparse(
     for row in result["rows"]:
         table.add_row(str(row["length"]), f"{row['dense']:.0f}", f"{row['sparse']:.0f}", f"{row['ratio']:.2f}")
     console().print(table)
-
-
-@click.command()
-@click.option(
-    "--folder", type=PATH, default="bench-out/lookback", help="Folder of the model; trained if the folder is missing."
-)
-@click.option(
-    "--length",
-    "lengths",
-    type=click.IntRange(1024),
-    multiple=True,
-    default=(2048, 4096),
-    help="Tokens of a prompt; may be repeated.",
-)
-@click.option("--samples", type=click.IntRange(1), default=24, help="Prompts of each length.")
-@click.option("--asked", type=click.IntRange(1), default=8, help="Phrases of an answer, of 8 tokens each.")
-@click.option("--phrases", type=click.IntRange(1, 64), default=16, help="Different phrases of a prompt.")
-@click.option(
-    "--budget",
-    "budgets",
-    type=click.IntRange(1),
-    multiple=True,
-    default=(1, 5, 13, 29, 61, 93, 125),
-    help="Pages of 16 tokens of a budget, besides the reserved three; may be repeated.",
-)
-@click.option(
-    "--target",
-    type=click.FloatRange(0, 1, max_open=True),
-    default=TARGET,
-    help="Least 5th percentile of the acceptance rate in each bin.",
-)
-@click.option("--bin-tokens", type=click.IntRange(16), default=512, help="Positions of a bin.")
-@click.option("--block-size", type=click.IntRange(16), default=32, help="Tokens of a page of the engine's cache.")
-@click.option("--at-once", type=click.IntRange(1), default=8, help="Answers that the engine samples at once.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="PNG of percentiles by position.")
-@documented
-def lookback(
-    folder: Path,
-    lengths: tuple[int, ...],
-    samples: int,
-    asked: int,
-    phrases: int,
-    budgets: tuple[int, ...],
-    target: float,
-    bin_tokens: int,
-    block_size: int,
-    at_once: int,
-    plot: Path | None,
-    as_json: bool,
-    output: Path | None,
-) -> None:
-    """Measure the acceptance rate of sparse attention by budget and length, for a small model of task recite.
-
-    Each phrase of an answer stands at several places of the whole prompt. The model is trained first, in minutes.
-    """
-    from netem.bench.lookback_acceptance import LookbackOptions, bench_lookback
-    from rollout_node.sparse_calibration.calibration_plot import plot_percentiles
-
-    if plot is not None:
-        require_matplotlib()
-    options = LookbackOptions(
-        folder=folder, lengths=lengths, samples=samples, asked=asked, phrases=phrases,
-        budgets=sorted(set(budgets)), bin_tokens=bin_tokens, block_size=block_size, at_once=at_once,
-    )  # fmt: skip
-    found = bench_lookback(options)
-    made = found.schedule(target)
-    if plot is not None:
-        plot_percentiles(found, target, plot)
-    if not written(calibration_document(found, made, target), output, as_json=as_json):
-        console().print(percentile_table(found, made, f"{samples} prompts of each length, answers of {asked} phrases"))

@@ -1,1 +1,1 @@
-"""Benches that train with sparse attention: its guard, and the adapter that makes it nearer to dense."""
+"""Benches of sparse attention on models that they train: budgets by length, the guard, and the adapter of rollouts."""

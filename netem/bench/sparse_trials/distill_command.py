@@ -61,7 +61,7 @@ def distill(
     """Train the adapter of rollouts on answers of MODEL, and measure acceptance rates before and after, at equal
     budgets, on other prompts.
     """
-    from netem.bench.distilled_tail import TailOptions, bench_distill, prompts_of_file, prompts_of_recite
+    from netem.bench.sparse_trials.distilled_tail import TailOptions, bench_distill, prompts_of_file, prompts_of_recite
 
     if plot is not None:
         require_matplotlib()

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from transformers import Qwen3ForCausalLM
 
-from netem.bench.orthogonal_steps import OrthogonalSteps
+from netem.bench.sparse_trials.orthogonal_steps import OrthogonalSteps
 from netem.rollouts.small_model import SmallModel
 
 logger = logging.getLogger("p2pcast.bench")
@@ -32,14 +32,13 @@ OTHER_RATE: Final = 3e-3
 
 class Stage(NamedTuple):
     """``batch``: texts of a step. ``tokens``: of a text or prompt. ``window``: tokens that layers 0 and 1 see; None:
-    all. ``phrases``: most different ones of a text of task ``recite``. ``rate``: factor of the learning rates.
+    all. ``rate``: factor of the learning rates.
     """
 
     steps: int
     batch: int
     tokens: int
     window: int | None
-    phrases: int = 64
     rate: float = 1.0
 
 

@@ -3,7 +3,7 @@
     theta   frozen, as the policy's update has left it
     p       distributions of theta with dense attention and without phi, without a gradient
     q       distributions of theta and phi with the attention that sampled the token; s: the sampler's
-    loss    -mean of w * ppo_weight * g - kl_weight * KL(p || q)
+    loss    mean of kl_weight * KL(p || q) - w * ppo_weight * g
     w       min(q / s, tis_cap) of the sampled token, without gradient: staleness, and numerics of the engine
     g       the policy's clipped objective (``policy_loss``), for the ratio of q to itself before the update
     KL      over the most probable tokens of p, and all others as one: a lower bound

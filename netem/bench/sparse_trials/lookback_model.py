@@ -1,7 +1,7 @@
 """A small model, trained from random weights, that looks far back: of task ``recite``, for measurements of sparse
 attention.
 
-    python -m netem.bench.lookback_model FOLDER
+    python -m netem.bench.sparse_trials.lookback_model FOLDER
 
 Texts grow by stages. In each, all tokens are learnt that are not chance, of texts as well as of answers: induction
 heads (Olsson et al., 2022) form on short texts.
@@ -35,7 +35,7 @@ FORM: Final = SmallModel(
     VOCABULARY, hidden=128, layers=6, head=64, mlp=1, positions=LONGEST, spread=0.06, tied=True, rope_theta=1e8
 )
 STAGES: Final = (
-    Stage(60, 12, 65, 4, phrases=2),
+    Stage(60, 12, 65, 4),
     Stage(180, 8, 161, 4),
     Stage(60, 4, 512, 32, rate=0.5),
     Stage(24, 1, 2048, 64, rate=0.25),
@@ -56,7 +56,7 @@ def train_lookback(stages: Sequence[Stage] = STAGES, *, seed: int = 1) -> Any:
     torch.manual_seed(seed)
     model = first_model(FORM)
     for number, stage in enumerate(stages):
-        drawn = _texts(Recite(stage.tokens, phrases=stage.phrases), seed + number)
+        drawn = _texts(Recite(stage.tokens), seed + number)
         train_stage(model, number, stage, partial(_batch, drawn, stage.batch), learnt)
     return model
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig
 
-from netem.bench.distilled_tail import prompts_of_file
+from netem.bench.sparse_trials.distilled_tail import prompts_of_file
 from netem.bench.sparse_trials.frequency_model import (
     BEGIN,
     FIRST,

@@ -47,7 +47,7 @@ def bench_lookback(options: LookbackOptions) -> Calibration:
     ]
     if not options.folder.exists():
         # Loads torch.
-        from netem.bench.lookback_model import train_lookback, write_lookback
+        from netem.bench.sparse_trials.lookback_model import train_lookback, write_lookback
 
         logger.info("training a model for %s", options.folder)
         write_lookback(options.folder, train_lookback())

@@ -1,4 +1,4 @@
-"""Batches of base and adapter in vLLM's own LoRA wrapper for CPUs."""
+"""Batches of base and adapter, and logits of scored prompts, in vLLM's own LoRA wrapper for CPUs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import pytest
 import torch
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
-from rollout_node.vllm_plugin.base_rows import keep_base_rows
+from rollout_node.vllm_plugin.cpu_lora import repair
 
 RANK, HIDDEN, ROWS, VOCABULARY = 4, 8, (6, 3), 16
+SLOTS = 2
 PHI = 5
 """vLLM's number of the adapter."""
 
@@ -27,7 +28,7 @@ class Kept(PunicaWrapperCPU):
     pass
 
 
-keep_base_rows(Kept)
+repair(Kept)
 
 
 def output(kind: type[PunicaWrapperCPU], tokens: list[int], *, slots: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,7 +67,51 @@ def test_tokens_of_the_adapter_equal_the_outputs_of_vllm() -> None:
     assert torch.equal(output(Kept, [0, PHI, PHI])[1][1:], output(PunicaWrapperCPU, [0, PHI, PHI])[1][1:])
 
 
+class Running(PunicaWrapperCPU):
+    """Three requests run: one of the base, and one of each adapter."""
+
+    sampler_indices = torch.tensor([-1, 0, 1])
+
+    def __init__(self) -> None:
+        return
+
+
+class KeptRunning(Running):
+    pass
+
+
+repair(KeptRunning)
+
+
+def added(wrapper: Running, rows: int, size: float) -> torch.Tensor:
+    torch.manual_seed(0)
+    logits, hidden = torch.zeros(rows, VOCABULARY), torch.randn(rows, HIDDEN)
+    a, b = size * torch.randn(SLOTS, 1, RANK, HIDDEN), torch.randn(SLOTS, 1, VOCABULARY, RANK)
+    wrapper.add_lora_logits(logits, hidden, a, b, 1.0)
+    return logits
+
+
+def test_vllm_fails_at_a_prompt_beside_other_requests() -> None:
+    with pytest.raises(RuntimeError, match="einsum"):
+        added(Running(), 7, 0.0)
+
+
+def test_a_prompt_is_scored_by_the_head_alone() -> None:
+    assert not added(KeptRunning(), 7, 0.0).any()
+
+
+def test_logits_of_requests_are_the_engines_own() -> None:
+    expected = added(Running(), 3, 1.0)
+    assert expected.any()
+    assert torch.equal(added(KeptRunning(), 3, 1.0), expected)
+
+
+def test_an_adapter_of_the_head_is_left_to_vllm() -> None:
+    with pytest.raises(RuntimeError, match="einsum"):
+        added(KeptRunning(), 7, 1.0)
+
+
 def test_a_second_call_changes_nothing() -> None:
-    before = Kept.add_lora_linear
-    keep_base_rows(Kept)
-    assert Kept.add_lora_linear is before
+    before = Kept.add_lora_linear, Kept.add_lora_logits
+    repair(Kept)
+    assert (Kept.add_lora_linear, Kept.add_lora_logits) == before
