@@ -2,8 +2,8 @@
 
 Promises, after ``repair``:
 
-- Answers of the base model keep every bit beside requests of an adapter. vLLM marks tokens of requests without an
-  adapter by the slot -1, and its CPU build takes the last slot for them, so that they got the adapter in that slot.
+- Answers of the base model keep every bit beside requests of an adapter. vLLM marks tokens of the base by the slot -1.
+  Its CPU build takes the last slot for them, and so the adapter in it.
 - A prompt that is scored beside other requests does not end the engine. vLLM adds adapters to logits by a list with one
   entry for each request, and the logits of a scored prompt have a row for each token. The head alone scores prompts.
   That is exact, since p2pcast refuses adapters of the head. Where an adapter has values for the head, vLLM computes as
