@@ -5,7 +5,8 @@
                           generation_config.json     the folder's, or the one that transformers derives from its model
 
 Promises: a folder appears under its name only when every byte of it is durable; learners of two epochs never write the
-same folder. Several ranks gather one tensor at a time.
+same folder. A step whose learner died between its checkpoint and its export is exported by the next learner. Several
+ranks gather one tensor at a time.
 """
 
 from __future__ import annotations
@@ -53,6 +54,11 @@ class Exports:
     def due(self, step: int, *, last: bool = False) -> bool:
         """Whether ``step`` has to be exported now. ``last``: the run has ended."""
         return step != self._newest and (last or step % self._every == 0)
+
+    def owed(self, step: int) -> bool:
+        """Whether ``step`` had to be exported by a learner that died before."""
+        held = self._ranks.share(any(self._folder.glob(f"*-{step:09d}")))
+        return step % self._every == 0 and not held
 
     def write(self, epoch: int, step: int) -> Export:
         """Raises LocalError on every rank if the folder cannot be written; then it has not appeared."""

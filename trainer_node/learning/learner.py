@@ -141,6 +141,8 @@ class Learner:
         self._announce(version)
         if self._stored is None:
             self._checkpoint()  # a warm start is made once
+        elif self.exports is not None and self.exports.owed(self.step):
+            self._export(self.exports)
         while (taken := self._next()) is not None:
             batch, rows, wait_s = taken
             began_s = time.monotonic()
@@ -301,10 +303,12 @@ class Learner:
         return stored
 
     def _export_if_due(self, *, last: bool = False) -> None:
-        if self.exports is None or not self.exports.due(self.step, last=last):
-            return
+        if self.exports is not None and self.exports.due(self.step, last=last):
+            self._export(self.exports)
+
+    def _export(self, exports: Exports) -> None:
         began_s = time.monotonic()
-        written = self.exports.write(self.epoch, self.step)
+        written = exports.write(self.epoch, self.step)
         _at("exported")
         seconds = round(time.monotonic() - began_s, 3)
         self._log("export", step=self.step, folder=str(written.folder), bytes=written.nbytes, seconds=seconds)

@@ -15,14 +15,17 @@ from p2pcast.tasks.task_loader import load_task
 from p2pcast.version import Version
 from tests.trainer_node.learning.learner_stage import (
     ALONE,
+    EVERY,
     STEPS,
     TASK,
+    KilledError,
     MemoryHub,
     MemoryLedger,
     batches,
     learner,
 )
 from trainer_node.learning.exports import GENERATION, Exports
+from trainer_node.learning.learner import HOOK
 from trainer_node.learning.learner_model import LearnerModel
 from trainer_node.sdk.batch_client import RolloutBatch
 
@@ -62,6 +65,29 @@ def test_transformers_loads_the_words_that_were_published(tmp_path: Path, played
         assert GenerationConfig.from_pretrained(folder).eos_token_id == loaded.config.eos_token_id
     logged = [line for line in run.log.lines if line["event"] == "export"]  # type: ignore[attr-defined]
     assert [(line["step"], line["folder"]) for line in logged[1:]] == [(4, str(folders[0])), (STEPS, str(folders[1]))]
+
+
+def test_an_export_is_made_up_for_after_a_death_before_it(tmp_path: Path, played: Played) -> None:
+    model_folder, given = played
+    hub, ledger = MemoryHub(), MemoryLedger(given)
+    written: list[str] = []
+
+    def dies(boundary: str) -> None:
+        written.extend([boundary] if boundary == "written" else [])
+        if len(written) == 2:  # the first checkpoint is of the start
+            raise KilledError(boundary)
+
+    with pytest.raises(KilledError), HOOK.by(dies):
+        learner(tmp_path, model_folder, ledger, hub, export_every=EVERY).run()
+    assert not (tmp_path / "exports").exists()
+    again = learner(tmp_path, model_folder, ledger, hub, export_every=EVERY)
+    again.run()
+    logged = [line["step"] for line in again.log.lines if line["event"] == "export"]  # type: ignore[attr-defined]
+    assert logged[0] == EVERY
+    assert logged.count(EVERY) == 1
+    third = learner(tmp_path, model_folder, ledger, hub, export_every=STEPS)
+    assert third.exports is not None
+    assert not third.exports.owed(STEPS)
 
 
 def test_words_computed_in_float32_are_exported_as_published(tmp_path: Path, played: Played) -> None:
