@@ -67,7 +67,7 @@ def test_transformers_loads_the_words_that_were_published(tmp_path: Path, played
     assert [(line["step"], line["folder"]) for line in logged[1:]] == [(4, str(folders[0])), (STEPS, str(folders[1]))]
 
 
-def test_an_export_is_made_up_for_after_a_death_before_it(tmp_path: Path, played: Played) -> None:
+def test_the_next_learner_makes_an_export_that_a_death_prevented(tmp_path: Path, played: Played) -> None:
     model_folder, given = played
     hub, ledger = MemoryHub(), MemoryLedger(given)
     written: list[str] = []
