@@ -81,6 +81,8 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
     if config.loss.kl_weight:
         reference = LearnerModel(model.folder, ranks, compute=config.model.compute)
         reference.freeze()
+    guard = _guard(config)
+    distillation = None if not config.distill.rank else _distillation(config, model, guard.schedule_of)
     task = load_task(config.task.name, Path.cwd()) if config.task.name else None
     checkpoints_folder = folder / "checkpoints"
     if config.sft.steps and not checkpoints_folder.is_dir():
@@ -93,11 +95,9 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
         config.train.minibatches,
         config.train.seed,
     )
-    guard = _guard(config)
     every = publish_every(config.train.publish_every, facts.staleness)
     if ranks.first and (advice := guard_advice(config, every)) is not None:
         logger.warning(advice)
-    distillation = None if not config.distill.rank else _distillation(config, model, guard.schedule_of)
     publisher = stack.enter_context(
         Publisher(
             config.hub.address,
@@ -240,7 +240,9 @@ def _distillation(config: LearnerConfig, model: LearnerModel, schedule_of: Sched
         ppo_weight=table.ppo_weight,
         page_tokens=table.page_tokens,
     )
-    return SparseDistillation(model, adapter, options, schedule_of)
+    found = SparseDistillation(model, adapter, options, schedule_of)
+    found.check()
+    return found
 
 
 def _with_adapter(distillation: SparseDistillation | None, base: str) -> dict[str, Any]:

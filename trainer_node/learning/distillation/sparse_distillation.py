@@ -93,6 +93,12 @@ class SparseDistillation:
         self._schedule_of = schedule_of
         self._loss = replace(options.loss, kind="tis", kl_weight=0.0)
 
+    def check(self) -> None:
+        """Compute two tokens as in a rollout. Raises UsageError for a model whose attention cannot be replaced."""
+        for batch in micro_batches([[]], 0, 1, self._options.packing):
+            with torch.no_grad(), self.rolling_out(batch) as plan:
+                self._model.scores(batch, to_attention={PLAN: plan})
+
     def train(self, rows: Sequence[TrainingRow], step: int, before_update: Callable[[], None]) -> DistillReport:
         """``step``: of the policy before its update; the learning rate is phi's at this step. ``before_update``:
         returns once phi may change.
