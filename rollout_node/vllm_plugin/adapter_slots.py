@@ -4,7 +4,10 @@ A slot is one adapter's place in a layer's stacked matrices, which all requests 
 ``follow`` writes into this storage in place: no address, name or id changes, so CUDA graphs and requests stay valid. It
 casts and scales as vLLM's own loader does, bit for bit. Each slot and cached matrix is read back.
 
-Refused, since no proof covers it: several ranks, fully sharded LoRA, and layers other than plain linears.
+Under tensor parallelism each rank has whole matrices in its cache and its own share of them in its slots, by vLLM's own
+rule (``sharded_matrices``).
+
+Refused, since no proof covers it: fully sharded LoRA, and layers other than plain linears.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from p2pcast.version import Version
 from rollout_node.in_engine.adapter_weights import AdapterConfigs, AdapterWeights
 from rollout_node.in_engine.loader_rehearsal import WORDS
 from rollout_node.vllm_plugin.loaded_adapters import loaded_adapters
+from rollout_node.vllm_plugin.sharded_matrices import share_of_rank, whole_size
 
 _PLAIN_LAYERS = frozenset(
     {
@@ -67,8 +71,13 @@ class _Copy:
         found: torch.Tensor = (self.layer.lora_a_stacked if self.is_a else self.layer.lora_b_stacked)[self.part]
         return found[slot, 0]
 
-    def in_slot(self, slot: int) -> torch.Tensor:
-        rows, columns = self.cached.shape
+    @property
+    def shared(self) -> torch.Tensor:
+        """This rank's share of the cached matrix, which a slot holds."""
+        return share_of_rank(self.layer, self.part, self.cached, is_a=self.is_a)
+
+    def in_slot(self, slot: int, share: torch.Tensor) -> torch.Tensor:
+        rows, columns = share.shape
         return self.stacked(slot)[:rows, :columns]
 
 
@@ -77,15 +86,10 @@ class AdapterSlots:
     installed.
     """
 
-    def __init__(self, model: Any, weights: AdapterWeights, ranks: int) -> None:
+    def __init__(self, model: Any, weights: AdapterWeights) -> None:
         manager = getattr(model, "lora_manager", None)
         if manager is None:
             raise LocalError(f"the run has LoRA adapters, and this server takes none: {_START}")
-        if ranks > 1:
-            raise LocalError(
-                f"the run has LoRA adapters, and this engine has {ranks} ranks: p2pcast installs adapters into engines"
-                " of one rank (--tensor-parallel-size 1, no data parallelism)"
-            )
         if manager.lora_config.fully_sharded_loras:
             raise LocalError("start the server without --fully-sharded-loras: p2pcast cannot install into its slots")
         self._manager, self._notes = manager, loaded_adapters(manager)
@@ -125,9 +129,11 @@ class AdapterSlots:
                     copy.cached.mul_(settings[copy.number])
             self._take_over()
             for copy, slot in self._in_use():
-                copy.in_slot(slot).copy_(copy.cached, non_blocking=True)
+                share = copy.shared
+                copy.in_slot(slot, share).copy_(share, non_blocking=True)
             for copy, slot in self._in_use():
-                if not _equal(copy.in_slot(slot), copy.cached):
+                share = copy.shared
+                if not _equal(copy.in_slot(slot, share), share):
                     raise IntegrityError(f"{copy.peft_name}: its values were not written to slot {slot}")
 
     def differing(self) -> list[int]:
@@ -140,9 +146,10 @@ class AdapterSlots:
                 if not _equal(copy.cached, expected):
                     found.add(copy.number)
             for copy, slot in self._in_use():
-                stacked, (rows, columns) = copy.stacked(slot), copy.cached.shape
+                stacked, share = copy.stacked(slot), copy.shared
+                rows, columns = share.shape
                 beside = bool(stacked[rows:].any()) or bool(stacked[:rows, columns:].any())
-                if beside or not _equal(copy.in_slot(slot), copy.cached):
+                if beside or not _equal(copy.in_slot(slot, share), share):
                     found.add(copy.number)
             found |= self._foreign()
         return sorted(found)
@@ -183,10 +190,11 @@ class AdapterSlots:
         if layer.n_slices != parts:
             raise LocalError(f"{name}: vLLM divides {layer_name} into {layer.n_slices} parts, the adapter into {parts}")
         shape = tuple(self._weights.numbered[number].shape)
-        room = tuple((layer.lora_a_stacked if is_a else layer.lora_b_stacked)[part].shape[2:])
-        rank, size, largest, wanted = (*shape, *room) if is_a else (*shape[::-1], *room[::-1])
-        if len(shape) != 2 or size != wanted:
+        wanted = whole_size(layer, part, is_a=is_a)
+        if len(shape) != 2 or shape[1 if is_a else 0] != wanted:
             raise LocalError(f"{name}: {list(shape)} does not fit the layer, which takes {wanted} values for each row")
+        stacked = (layer.lora_a_stacked if is_a else layer.lora_b_stacked)[part]
+        rank, largest = (shape[0], stacked.shape[2]) if is_a else (shape[1], stacked.shape[3])
         if rank > largest:
             raise LocalError(f"{name} has rank {rank}: start the server with --max-lora-rank {rank} or more")
         matrix = torch.zeros(shape, dtype=self._dtype, pin_memory=PIN_MEMORY)

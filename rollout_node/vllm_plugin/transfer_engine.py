@@ -102,7 +102,13 @@ class VllmRankModel:
         return found
 
     def followers(self, weights: AdapterWeights) -> AdapterSlots:
-        return AdapterSlots(self._served, weights, self.ranks)
+        parallel = self._vllm_config.parallel_config
+        if self.ranks != parallel.tensor_parallel_size:
+            raise LocalError(
+                f"the run has LoRA adapters, and this engine has {self.ranks} ranks, {parallel.tensor_parallel_size} of"
+                " them by tensor parallelism: p2pcast installs adapters into engines with tensor parallelism alone"
+            )
+        return AdapterSlots(self._served, weights)
 
     def reload_all(self, shadow: ShadowReader) -> None:
         reload_all(shadow, self.model, self._model_config)

@@ -25,12 +25,14 @@ from rollout_node.worker.generate_sampler import GenerateSampler
 sys.path.append(str(Path(__file__).parents[2] / "rollout_node" / "vllm"))
 
 from peft_folders import config, matrices, save, saved_state, state
-from real_server import PROMPTS, Server, choice, load, make_model, one_off_connections
+from real_server import PROMPTS, TWO_RANKS, Server, choice, load, make_model, one_off_connections
 
 pytestmark = pytest.mark.vllm
 
 VERSIONS, SAMPLE = 50, 6
 ADAPTERS = ("one", "two")
+WORKER = ("--enable-scale-out", "--logprobs-mode", "processed_logprobs")
+"""Options of a server that workers use."""
 SHARES = {"adapters": 0.3, "whole state": 0.01}
 """Parts of the values that a step changes. Adapters learn at higher rates, so more of their values change."""
 
@@ -62,11 +64,16 @@ def adapters_of(model: Path, folder: Path) -> dict[str, Path]:
     }
 
 
+def server_of(model: Path, folder: Path, adapters: dict[str, Path], ranks: int) -> Server:
+    environment = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", **(TWO_RANKS if ranks == 2 else {})}
+    options = [*lora_options(adapters), "--tensor-parallel-size", str(ranks)]
+    return Server(model, folder, *options, environment=environment)
+
+
 def lora_options(folders: dict[str, Path]) -> list[str]:
     modules = [f"{name}={folder}" for name, folder in folders.items()]
     sizes = ["--enable-lora", "--max-lora-rank", "8", "--max-loras", "3", "--max-cpu-loras", "4"]
-    worker = ["--enable-scale-out", "--logprobs-mode", "processed_logprobs"]
-    return [*sizes, *worker, "--lora-modules", *modules]
+    return [*sizes, *WORKER, "--lora-modules", *modules]
 
 
 class Broadcast:
@@ -109,11 +116,12 @@ class Broadcast:
         )
 
 
-async def broadcast_adapters(swarm: Any, states: Any, servers: list[Server], model: Path, versions: int) -> str:
+async def broadcast_adapters(
+    swarm: Any, states: Any, servers: list[Server], model: Path, versions: int, ranks: int = 1
+) -> str:
     folders = adapters_of(model, swarm.folder / "peft")
     (swarm.folder / "a").mkdir(0o700)
-    environment = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
-    server = Server(model, swarm.folder / "a", *lora_options(folders), environment=environment)
+    server = server_of(model, swarm.folder / "a", folders, ranks)
     servers.append(server)
     written, files = state(swarm.folder / "state", folders)
     now = states.read(written)
@@ -158,11 +166,12 @@ async def check_restart(swarm: Any, server: Server) -> None:
 
 
 @pytest.mark.prove  # tests/rollout_node/vllm/test_adapter_slots.py is the sample
+@pytest.mark.parametrize("ranks", [1, 2])
 async def test_adapter_versions_reach_a_server_under_requests(
-    swarm: Any, states: Any, servers: list[Server], p2pcast: Any
+    swarm: Any, states: Any, servers: list[Server], p2pcast: Any, ranks: int
 ) -> None:
     model = await asyncio.to_thread(make_model, swarm.folder / "model")
-    await broadcast_adapters(swarm, states, servers, model, SAMPLE)
+    await broadcast_adapters(swarm, states, servers, model, SAMPLE, ranks)
     done = await asyncio.to_thread(p2pcast, "verify", "--live", "--state", swarm.folder / "a")
     assert done.returncode == 0, done.stderr
     await check_worker(swarm, servers[0])
@@ -192,8 +201,9 @@ async def check_worker(swarm: Any, server: Server) -> None:
 
 
 @pytest.mark.prove
+@pytest.mark.parametrize("ranks", [1, 2])
 async def test_versions_of_a_model_and_its_adapter_reach_a_server_under_requests(
-    swarm: Any, states: Any, servers: list[Server], p2pcast: Any
+    swarm: Any, states: Any, servers: list[Server], p2pcast: Any, ranks: int
 ) -> None:
     """The run's first version is the model alone. At the end the server is started without LoRA: it gets the model
     alone, and says what it lacks.
@@ -203,8 +213,7 @@ async def test_versions_of_a_model_and_its_adapter_reach_a_server_under_requests
     first = save(peft / "first", matrices(model, seed=1, targets=["q_proj"]), config(alpha=3))
     adapter = save(peft / "phi", matrices(model, seed=2, rank=8, spread=0.05), config(rank=8, alpha=12))
     (swarm.folder / "a").mkdir(0o700)
-    lora = lora_options({"phi": first})
-    server = Server(model, swarm.folder / "a", *lora, environment={"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"})
+    server = server_of(model, swarm.folder / "a", {"phi": first}, ranks)
     servers.append(server)
     theta, of_model = states.read(model), {p.name: p.read_bytes() for p in model.iterdir() if p.suffix == ".json"}
     swarm.publish(0, theta, of_model)
@@ -241,7 +250,7 @@ async def test_versions_of_a_model_and_its_adapter_reach_a_server_under_requests
         ]
         assert answers[0] == answers[1] != answers[2]
 
-        await asyncio.to_thread(server.restart, "--enable-scale-out", "--logprobs-mode", "processed_logprobs")
+        await asyncio.to_thread(lambda: server.restart(*WORKER, "--tensor-parallel-size", str(ranks)))
         await swarm.until(lambda: not peer.runners[0].ready, "it is missed")
         await asyncio.to_thread(server.wait)
         await swarm.until(lambda: peer.runners[0].ready, "it is filled again")

@@ -71,7 +71,7 @@ class Installed:
         self.run.small = files
         self.manager = manager_of(llm)
         weights = AdapterWeights(self.run.layout, sorted(adapters))
-        self.slots = AdapterSlots(self.manager.model, weights, 1)
+        self.slots = AdapterSlots(self.manager.model, weights)
         self.installation = Installation(weights, self.run.layout, [], lambda shadow: None, followers=self.slots)
 
     def install(self) -> Any:

@@ -19,10 +19,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from peft_folders import config, matrices, save
 from real_server import PROMPTS, TOKENS, TWO_RANKS, Server, loaded, make_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.prove]  # tests/daemons/engines/test_hosts.py is the sample
@@ -72,7 +74,7 @@ class Fleet:
     def member_up(self) -> None:
         self.join("member", "--role", "member")
 
-    def server_up(self, model: Path) -> None:
+    def server_up(self, model: Path, *options: str) -> None:
         for name in ("lead", "faults"):
             (self.folder / name).mkdir(0o700)
         paths = [str(Path(__file__).with_name("faults")), os.environ.get("PYTHONPATH", "")]
@@ -81,8 +83,12 @@ class Fleet:
             "P2PCAST_TEST_FAULTS": str(self.folder / "faults"),
             "PYTHONPATH": ":".join(filter(None, paths)),
         }
-        environment |= {"P2PCAST_TEST_SOCK_1": str(self.folder / "member" / "install.sock")}
-        self.server = Server(model, self.folder / "lead", "--tensor-parallel-size", "2", environment=environment)
+        environment |= {
+            "P2PCAST_TEST_SOCK_1": str(self.folder / "member" / "install.sock"),
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        }
+        words = ["--tensor-parallel-size", "2", *options]
+        self.server = Server(model, self.folder / "lead", *words, environment=environment)
 
     def kill(self, name: str) -> None:
         """Kill the process without notice, as when a machine is lost."""
@@ -160,16 +166,28 @@ class Fleet:
         with urllib.request.urlopen(self.server.url + "/is_paused", timeout=900) as answer:
             return bool(json.load(answer)["is_paused"])
 
-    def answers(self) -> list[str]:
-        return [self._complete(prompt) for prompt in PROMPTS]
+    def answers(self, model: str = "m") -> list[str]:
+        how = {"model": model, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+        asked = [self.of_server("/v1/completions", {"prompt": prompt, **how}) for prompt in PROMPTS]
+        return [str(json.loads(answer)["choices"][0]["text"]) for answer in asked]
 
-    def _complete(self, prompt: str) -> str:
-        body = {"model": "m", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    def of_server(self, path: str, body: dict[str, Any]) -> bytes:
         request = urllib.request.Request(
-            self.server.url + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+            self.server.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
         with urllib.request.urlopen(request, timeout=900) as answer:
-            return str(json.load(answer)["choices"][0]["text"])
+            found: bytes = answer.read()
+            return found
+
+
+@contextmanager
+def fleet_of(folder: Path, folders: list[Path]) -> Iterator[Fleet]:
+    with tempfile.TemporaryDirectory(prefix="p2pcast-test-", dir="/dev/shm") as tmpfs:
+        found = Fleet(folder, Path(tmpfs), folders)
+        try:
+            yield found
+        finally:
+            found.end()
 
 
 @pytest.fixture(scope="module")
@@ -178,18 +196,14 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, read_versions: Any) -> Itera
     pytest.importorskip("vllm", reason="needs vLLM", exc_type=ImportError)
     folder = tmp_path_factory.mktemp("hosts")
     model = make_model(folder / "model")
-    with tempfile.TemporaryDirectory(prefix="p2pcast-test-", dir="/dev/shm") as tmpfs:
-        found = Fleet(folder, Path(tmpfs), read_versions(model, folder, advance, VERSIONS))
-        try:
-            found.server_up(model)
-            found.hub_up()
-            found.member_up()
-            found.server.wait()
-            _, found.reference = loaded(found.server, [model, found.folders[COMPARED]], PROMPTS)
-            found.lead_up()
-            yield found
-        finally:
-            found.end()
+    with fleet_of(folder, read_versions(model, folder, advance, VERSIONS)) as found:
+        found.server_up(model)
+        found.hub_up()
+        found.member_up()
+        found.server.wait()
+        _, found.reference = loaded(found.server, [model, found.folders[COMPARED]], PROMPTS)
+        found.lead_up()
+        yield found
 
 
 def test_engine_on_two_hosts_survives_the_loss_of_either(fleet: Fleet) -> None:
@@ -288,3 +302,25 @@ def test_second_lead_is_refused(fleet: Fleet) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 3
     assert "engine big has a lead already" in done.stderr
+
+
+def test_adapters_of_an_engine_on_two_hosts(tmp_path: Path) -> None:
+    """Each worker reads matrices and configuration from its own peer. vLLM's own loader is the truth."""
+    model = make_model(tmp_path / "model")
+    folders = [
+        save(tmp_path / f"saved_{n}", matrices(model, seed=n, spread=0.2), config(alpha=4 + n)) for n in range(3)
+    ]
+    modules = ["--lora-modules", f"policy={folders[0]}"]
+    with fleet_of(tmp_path, folders) as fleet:
+        fleet.server_up(model, "--enable-lora", "--max-lora-rank", "8", "--max-loras", "2", *modules)
+        fleet.hub_up()
+        fleet.member_up()
+        fleet.server.wait()
+        fleet.lead_up()
+        before = fleet.answers()
+        for step in range(len(folders)):
+            fleet.next_live()
+            fleet.of_server("/v1/load_lora_adapter", {"lora_name": f"truth-{step}", "lora_path": str(folders[step])})
+            found = fleet.answers("policy")
+            assert found == fleet.answers(f"truth-{step}") != before
+            before = found
