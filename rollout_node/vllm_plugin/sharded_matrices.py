@@ -1,6 +1,6 @@
 """An adapter's matrices under tensor parallelism: which part of them a rank computes with.
 
-A rank of a column-parallel layer has rows of B, a rank of a row-parallel layer has columns of A, and the other matrix is
+A rank of a column-parallel layer has rows of B, and one of a row-parallel layer columns of A. The other matrix is
 whole on each rank. Several ranks may have the same key and value heads. Promise: the shares are those that vLLM's own
 layers cut, by their own methods.
 """
