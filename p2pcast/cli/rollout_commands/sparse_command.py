@@ -134,8 +134,8 @@ def percentile_table(found: Calibration, made: BudgetSchedule, title: str) -> Ta
             "–" if mean is None else f"{mean:.3f}",
             *("–" if cell is None or cell.percentile is None else f"{cell.percentile:.3f}" for cell in cells),
         )
-    chosen = ["all" if value == budget_schedule.DENSE else str(value) for value in made.values]
-    table.add_row("chosen", "", *(chosen[min(number, len(chosen) - 1)] for number in numbers))
+    chosen = [made.value(number) for number in numbers]
+    table.add_row("chosen", "", *("all" if value == budget_schedule.DENSE else str(value) for value in chosen))
     return table
 
 
