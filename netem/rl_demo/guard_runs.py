@@ -22,7 +22,7 @@ from netem.demo.wait import HTTP_S, Watch, unwrapped
 from netem.demo.workspace import Workspace
 from netem.rl_demo.rl_participants import ENGINE, HUB, LEDGER, LOGPROBS, RlOptions, RlParticipants
 from p2pcast.inspection import png_figure
-from p2pcast.rollouts.top_logprobs import COUNT
+from p2pcast.rollouts.top_logprobs import TOP_K
 from p2pcast.sparse.acceptance_rate import LEAST_TOKENS
 from p2pcast.sparse.budget_guard import FLOOR, TARGET
 from p2pcast.sparse.budget_schedule import BudgetSchedule
@@ -56,7 +56,7 @@ class GuardRunOptions:
     group_size: int = 8
     lr: float = 1e-5
     floor: float = FLOOR
-    guard_tokens: int = COUNT
+    guard_tokens: int = TOP_K
     slots: int = 16
     staleness: int = 1
     seed: int = 0
