@@ -132,13 +132,12 @@ def _figures(record: RunRecord, target: float) -> dict[str, Any]:
     """``results_until_target``: rollouts until the 5th percentile of every measured bin was at the target, and stayed
     there; None: never.
     """
-    results = rollouts = 0
+    results = 0
     back: int | None = None
     for step in record.steps:
-        rollouts += step.rollouts or 0
+        results += step.rollouts or 0
         at_target = step.acceptance is not None and step.acceptance >= target
-        back = (rollouts if back is None else back) if at_target else None
-        results = rollouts
+        back = (results if back is None else back) if at_target else None
     return {
         "rewards": [step.reward for step in record.steps],
         "percentiles": [step.acceptance for step in record.steps],
