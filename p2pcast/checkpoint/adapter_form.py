@@ -17,6 +17,8 @@ from p2pcast.limits import MIB
 
 CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"
+PEFT_MODEL: Final = "base_model.model."
+"""First part of each name in PEFT's model and files."""
 MOST_CONFIG_BYTES: Final = MIB
 """Bytes of one configuration that is read; PEFT writes about 1 KiB, and 100 bytes more for each pattern of ranks."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", re.ASCII)

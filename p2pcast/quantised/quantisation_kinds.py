@@ -36,7 +36,9 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """``rows``, ``columns``: of the weights that share a scale; 0: all columns. ``packed``: four codes a word."""
+    """``codes``: dtype of their tensor. ``scales``: last part of their tensor's name. ``rows``, ``columns``: of the
+    weights that share a scale; 0: all columns. ``packed``: four codes a word.
+    """
 
     name: str
     codes: str

@@ -16,7 +16,7 @@ from p2pcast import limits
 from p2pcast.rollouts.rollout_fields import MAX_SPANS, Count
 from p2pcast.wire.constraints import AtMost, Blob, Integer
 
-COUNT: Final = 20
+TOP_K: Final = 20
 """Tokens of a position (Sparrow, section 3.1), and vLLM's default limit."""
 MAX_TOP_K: Final = 256
 MAX_TOP_BYTES: Final = 6 * limits.MIB

@@ -99,14 +99,14 @@ class AcceptanceBins:
         counts = self._counts.get(number)
         return 0 if counts is None else round(counts.sum())
 
-    def percentile(self, number: int, percent: float = PERCENTILE) -> float | None:
-        """The alpha that ``percent`` % of the bin's tokens do not exceed, rounded down to a cell; None for a bin with
+    def percentile(self, number: int) -> float | None:
+        """The alpha that PERCENTILE % of the bin's tokens do not exceed, rounded down to a cell; None for a bin with
         fewer than LEAST_TOKENS.
         """
         if self.tokens(number) < LEAST_TOKENS:
             return None
         below = np.cumsum(self._counts[number])
-        return float(np.searchsorted(below, percent / 100 * below[-1])) / CELLS
+        return float(np.searchsorted(below, PERCENTILE / 100 * below[-1])) / CELLS
 
     def forget(self, number: int) -> None:
         """The bin's budget has changed: earlier tokens say nothing about it."""

@@ -62,7 +62,7 @@ class BudgetGuard:
         """
         if (made_by.bin_tokens, made_by.page_tokens) != (self.schedule.bin_tokens, self.schedule.page_tokens):
             return 0
-        alike = np.array([_value(made_by, n) == _value(self.schedule, n) for n in range(MOST_BINS)])
+        alike = np.array([made_by.value(n) == self.schedule.value(n) for n in range(MOST_BINS)])
         # The last bin that a schedule can have holds all later positions.
         positions = np.minimum(positions, MOST_BINS * self.schedule.bin_tokens - 1)
         counted = alike[positions // self.schedule.bin_tokens]
@@ -78,31 +78,19 @@ class BudgetGuard:
         """Changes of ``schedule``, which is already the new one. Tokens of the old values are forgotten."""
         changes = []
         for number, percentile in self.percentiles().items():
-            before = _value(self.schedule, number)
+            before = self.schedule.value(number)
             if percentile >= self._options.target or _is_dense(self.schedule, number):
                 continue
             after = DENSE if percentile < self._options.floor else min(DENSE, 2 * before)
             changes.append(BudgetChange(number, percentile, self._bins.tokens(number), before, after))
         for change in changes:
-            self.schedule = _with_value(self.schedule, change.number, change.after)
+            self.schedule = self.schedule.with_value(change.number, change.after)
             self._bins.forget(change.number)
         return changes
 
 
-def _value(schedule: BudgetSchedule, number: int) -> int:
-    """Of a bin that may lie beyond the last one."""
-    return schedule.values[min(number, len(schedule.values) - 1)]
-
-
 def _is_dense(schedule: BudgetSchedule, number: int) -> bool:
     """Whether a bin's value keeps all pages of its positions, so that more would change nothing."""
-    value = _value(schedule, number)
+    value = schedule.value(number)
     within = schedule.page_tokens * (value + RESERVED) >= schedule.bin_tokens * (number + 1)
     return value == DENSE or (within and number < MOST_BINS - 1)
-
-
-def _with_value(schedule: BudgetSchedule, number: int, value: int) -> BudgetSchedule:
-    """Bins beyond the last one get a value of their own first; those behind ``number`` keep theirs."""
-    last = schedule.values[-1]
-    values = schedule.values + (last,) * (number + 2 - len(schedule.values))
-    return BudgetSchedule(values[:MOST_BINS], schedule.page_tokens, schedule.bin_tokens).with_value(number, value)

@@ -90,14 +90,14 @@ class BudgetSchedule:
     def document(self) -> dict[str, Any]:
         return {"values": list(self.values), "page_tokens": self.page_tokens, "bin_tokens": self.bin_tokens}
 
-    def bin_of(self, position: int) -> int:
-        """The bin whose value counts at this position."""
-        return min(position // self.bin_tokens, len(self.values) - 1)
+    def value(self, number: int) -> int:
+        """Of a bin; bins beyond the last one have its value."""
+        return self.values[min(number, len(self.values) - 1)]
 
     def pages(self, position: int) -> int:
         """Pages that a token at this position attends to, of those that hold earlier tokens and itself."""
         there = position // self.page_tokens + 1
-        return min(there, self.values[self.bin_of(position)] + RESERVED)
+        return min(there, self.value(position // self.bin_tokens) + RESERVED)
 
     def kept_pages(self, positions: np.ndarray, page_tokens: int) -> np.ndarray:
         """As ``pages``, for a cache with pages of another size: as many as hold the budget, and at least one that is
@@ -107,17 +107,16 @@ class BudgetSchedule:
         budgets = np.array([self.budget_tokens(number) for number in range(len(self.values))], np.int64)
         return np.asarray(np.maximum(-(-budgets[bins] // page_tokens), RESERVED + 1))
 
-    def is_exact(self, position: int) -> bool:
-        """Whether all pages are kept: attention is dense."""
-        return self.pages(position) == position // self.page_tokens + 1
-
     def budget_tokens(self, number: int) -> int:
         """Of a bin: 16 × (value + 3) for pages of 16 tokens."""
-        return self.page_tokens * (self.values[number] + RESERVED)
+        return self.page_tokens * (self.value(number) + RESERVED)
 
     def with_value(self, number: int, value: int) -> BudgetSchedule:
-        """With another value of one bin."""
-        return replace(self, values=(*self.values[:number], value, *self.values[number + 1 :]))
+        """With another value of one bin, and of no other: bins beyond the last one get values of their own first."""
+        bins = max(number + 1, min(number + 2, MOST_BINS), len(self.values))
+        values = [self.value(one) for one in range(bins)]
+        values[number] = value
+        return replace(self, values=tuple(values))
 
     def name(self) -> bytes:
         """By which results name the schedule: BLAKE3 of the contents of FILE, as ``to_bytes`` writes them."""

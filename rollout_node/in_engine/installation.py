@@ -71,9 +71,9 @@ def _text(version: Version | None) -> str | None:
 
 class Installation:
     """``derived``: parts of the model that compute from derived values instead of the loaded weights. If there are any,
-    the model is always reloaded as a whole by ``reload_all``. ``follow``: called at each commit with the version's
-    schedule of sparse attention; None for an engine that has none, which ignores it. ``followers``: copies of the
-    weights that follow them. ``loading_form``: the model's loader is used inside.
+    the model is always reloaded as a whole by ``reload_all``. ``use_schedule``: called at each commit with the
+    version's schedule of sparse attention; None for an engine that has none, which ignores it. ``followers``: copies of
+    the weights that follow them. ``loading_form``: the model's loader is used inside.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Installation:
         layout: Layout,
         derived: list[str],
         reload_all: ReloadAll,
-        follow: Callable[[BudgetSchedule | None], None] | None = None,
+        use_schedule: Callable[[BudgetSchedule | None], None] | None = None,
         followers: Followers | None = None,
         loading_form: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
@@ -91,7 +91,7 @@ class Installation:
         self._settings: Any = None
         """Of the followers, for the version held."""
         self._reload_all = reload_all
-        self._follow = follow
+        self._use_schedule = use_schedule
         self._schedule: BudgetSchedule | None = None
         self._loading_form = loading_form
         self.layout = layout
@@ -287,11 +287,11 @@ class Installation:
 
     def _read(self, schedule: bytes | None) -> BudgetSchedule | None:
         """Raises UsageError for a malformed schedule."""
-        return None if schedule is None or self._follow is None else BudgetSchedule.from_bytes(schedule)
+        return None if schedule is None or self._use_schedule is None else BudgetSchedule.from_bytes(schedule)
 
     def _use(self, schedule: BudgetSchedule | None) -> None:
-        if self._follow is not None:
-            self._follow(schedule)
+        if self._use_schedule is not None:
+            self._use_schedule(schedule)
         self._schedule = schedule
 
     def _hold(self, version: Version) -> None:

@@ -57,7 +57,7 @@ class RankModel(Protocol):
         """Whether requests may name LoRA adapters."""
 
     @property
-    def follow(self) -> Callable[[BudgetSchedule | None], None] | None:
+    def use_schedule(self) -> Callable[[BudgetSchedule | None], None] | None:
         """Attend by this schedule from the next step on; None as the schedule: densely. None: attention is always
         dense.
         """
@@ -210,7 +210,7 @@ class RankInstaller:
             "pausing": self._pausing,
             "core": introduction.core,
             "doubtful": found.doubtful,
-            "follows": self._model.follow is not None,
+            "follows": self._model.use_schedule is not None,
             "lacks": list(self._lacks),
             "prepared": str(found.prepared) if found.prepared else None,
             "blocks": sum(len(b) for b in found.mapping.blocks.values()),
@@ -242,7 +242,7 @@ class RankInstaller:
             weights = AdapterWeights(layout, alone)
             with model.loading():
                 followers = model.followers(weights)
-                return Installation(weights, layout, [], model.reload_all, model.follow, followers)
+                return Installation(weights, layout, [], model.reload_all, model.use_schedule, followers)
         derived = model.derived_parts()
         beside = adapters_beside(names)
         if beside and derived:
@@ -253,7 +253,7 @@ class RankInstaller:
         with model.loading():
             whole, found = self._with_adapters(layout, beside) if beside else (model.model, None)
             return Installation(
-                whole, layout, derived, model.reload_all, model.follow, found, loading_form=model.loading_form
+                whole, layout, derived, model.reload_all, model.use_schedule, found, loading_form=model.loading_form
             )
 
     def _with_adapters(self, layout: Layout, adapters: tuple[str, ...]) -> tuple[ModelBesideAdapters, Followers | None]:

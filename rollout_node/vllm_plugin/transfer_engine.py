@@ -71,7 +71,7 @@ class VllmRankModel:
         parallel = vllm_config.parallel_config
         self.rank = parallel.data_parallel_index * parallel.world_size + parallel.rank
         self.ranks = parallel.world_size * parallel.data_parallel_size
-        self.follow: Callable[[BudgetSchedule | None], None] | None = (
+        self.use_schedule: Callable[[BudgetSchedule | None], None] | None = (
             budget_in_use.use if sparse_attention.has_layers(model) else None
         )
 

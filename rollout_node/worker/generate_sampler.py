@@ -18,7 +18,7 @@ import numpy as np
 
 from p2pcast.limits import MIB
 from p2pcast.private_random import fraction
-from p2pcast.rollouts.top_logprobs import COUNT
+from p2pcast.rollouts.top_logprobs import TOP_K
 from p2pcast.tasks.task import Sample, SampledExperts
 from p2pcast.version import Version
 from rollout_node.worker import generate_form, recomputation
@@ -42,7 +42,7 @@ class GenerateSampler(LabelledSampler):
     """Bytes of the experts of one token; 0 for an engine that returns none."""
     top_share = 0.0
     """Of the plays of sparse attention, those whose most probable tokens are asked for."""
-    top_count = COUNT
+    top_count = TOP_K
     """Most probable tokens of a position; at most the vocabulary."""
 
     def __init__(self, *arguments: Any, adapter: str | None = None) -> None:

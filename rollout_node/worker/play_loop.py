@@ -24,7 +24,7 @@ from p2pcast.errors import P2PCastError, RefusedError, RemoteError, RetryableErr
 from p2pcast.private_random import uniform
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result, fault
-from p2pcast.rollouts.top_logprobs import COUNT, top_fault
+from p2pcast.rollouts.top_logprobs import TOP_K, top_fault
 from p2pcast.tasks.play import result_of
 from p2pcast.tasks.task import FAILED_CHECK_TAG, Sampler, Task, Trajectory
 from p2pcast.tasks.task_process import CheckFailedError, ChecksDownError, TaskProcesses
@@ -89,7 +89,7 @@ class WorkerConfig:
     classes: dict[str, str] = field(default_factory=dict)
     drain_s: float = 30.0
     guard_share: float = 0.0
-    guard_tokens: int = COUNT
+    guard_tokens: int = TOP_K
 
 
 @dataclass(slots=True)

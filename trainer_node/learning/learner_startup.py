@@ -210,7 +210,7 @@ def dense_instead(guard: ScheduleGuard, schedule: bytes | None, folder: Path) ->
         ("the hub's newest version", schedule),
         (str(of_folder), blake3(of_folder.read_bytes()).digest() if of_folder.is_file() else None),
     ):
-        if guard.replace(name):
+        if guard.replace_by_dense(name):
             return (
                 f"{where} has a schedule of sparse attention, and [sparse] schedule is empty: versions of this run"
                 " carry a dense schedule, since engines would follow the other one without a guard. To use it, name its"

@@ -15,6 +15,7 @@ from typing import Any
 
 from p2pcast.checkpoint.adapter_form import (
     CONFIG,
+    PEFT_MODEL,
     adapters_of,
     checked_name,
     is_adapter_tensor,
@@ -26,8 +27,6 @@ from trainer_node.sdk.tensors import Known, Live
 
 _IN_A_MODEL = re.compile(r"(.+\.)?(lora_[AB]|lora_embedding_[AB])\.([^.]+)(\.weight)?")
 """A matrix in PEFT's model: its name, with the adapter's after ``lora_A``."""
-_PEFT_MODEL = "base_model.model."
-"""First part of each name in PEFT's model."""
 _SIDE = re.compile(r"(?<=lora_)([AB])(?=\.weight$)|(?<=lora_embedding_)([AB])$")
 
 
@@ -114,7 +113,7 @@ class Adapters:
         """The name of a model's tensor in its own folder."""
         if (adapter := split_name(name)[0]) in self._configs:
             raise UsageError(f"{name} begins with the name of adapter {adapter} and is no matrix of it: rename one")
-        return name.removeprefix(_PEFT_MODEL).replace(".base_layer.", ".")
+        return name.removeprefix(PEFT_MODEL).replace(".base_layer.", ".")
 
     def _place(self, name: str) -> tuple[str | None, str]:
         """The adapter, and the name in its file; None for a tensor of the model."""

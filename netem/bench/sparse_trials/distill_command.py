@@ -10,7 +10,7 @@ from rich.table import Table
 
 from p2pcast.cli.options import PATH, console, documented, written
 from p2pcast.inspection.png_figure import blank, require_matplotlib, save
-from p2pcast.sparse.budget_schedule import PAGE_TOKENS, RESERVED
+from p2pcast.sparse.budget_schedule import BudgetSchedule
 
 DRAWN: Final = 4000
 """Prompts of task recite to train on."""
@@ -33,7 +33,9 @@ DRAWN: Final = 4000
 @click.option("--steps", type=click.IntRange(1), default=60, help="Updates of the adapter.")
 @click.option("--batch", type=click.IntRange(1), default=16, help="Answers of one update.")
 @click.option("--rank", type=click.IntRange(1), default=16, help="Rank of the adapter.")
-@click.option("--alpha", type=float, default=16.0, help="Scale of the adapter, times its rank.")
+@click.option(
+    "--alpha", type=float, default=16.0, help="Scale of the adapter: its product is multiplied by alpha / rank."
+)
 @click.option("--lr", type=float, default=3e-3, help="Learning rate of the adapter.")
 @click.option("--seed", type=int, default=0, help="Seed of answers and adapter.")
 @click.option("--plot", type=PATH, metavar="FILE.png", help="File for a plot of the percentiles by budget.")
@@ -61,11 +63,16 @@ def distill(
     """Train the adapter of rollouts on answers of MODEL, and measure acceptance rates before and after, at equal
     budgets, on other prompts.
     """
-    from netem.bench.sparse_trials.distilled_tail import TailOptions, bench_distill, prompts_of_file, prompts_of_recite
+    from netem.bench.sparse_trials.distilled_tail import (
+        TailOptions,
+        bench_distill,
+        prompts_of_recite,
+        token_ids_of_file,
+    )
 
     if plot is not None:
         require_matplotlib()
-    drawn = prompts_of_recite(length, phrases, held_out + DRAWN) if prompts is None else prompts_of_file(prompts)
+    drawn = prompts_of_recite(length, phrases, held_out + DRAWN) if prompts is None else token_ids_of_file(prompts)
     found = bench_distill(
         TailOptions(
             model=model, prompts=drawn, held_out=held_out, tokens=tokens, pages=pages, budgets=budgets,
@@ -86,7 +93,7 @@ def distill(
 
 
 def _budget_tokens(pages: int) -> int:
-    return PAGE_TOKENS * (pages + RESERVED)
+    return BudgetSchedule((pages,)).budget_tokens(0)
 
 
 def _draw(rows: list[dict[str, Any]], file: Path) -> None:

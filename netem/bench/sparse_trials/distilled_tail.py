@@ -7,7 +7,6 @@ gives it.
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from p2pcast.errors import UsageError
 from p2pcast.sparse.acceptance_rate import LEAST_TOKENS, PERCENTILE
 from p2pcast.sparse.budget_schedule import BudgetSchedule
 from p2pcast.tasks.trial_tasks.recite import Recite
+from rollout_node.sparse_calibration.prompt_file import prompts_of_file
 from trainer_node.learning.distillation.rollout_adapter import RolloutAdapter
 from trainer_node.learning.distillation.sparse_distillation import DistillOptions, DistillReport, SparseDistillation
 from trainer_node.learning.learner_model import LearnerModel
@@ -41,13 +41,16 @@ AT_ONCE: Final = 16
 LOG_EVERY: Final = 10
 MOST_TOKENS: Final = 4096
 """Of a micro-batch."""
+KEYS: Final = ("percentile", "mean", "kl")
+"""Of each row, before and after."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailOptions:
     """``prompts``: token ids, all of one length; the last ``held_out`` of them are measured, and the adapter is trained
-    on the others. ``tokens``: of an answer. ``pages``: budget of the training, in pages of 16
-    tokens, and ``budgets``: those that are measured. ``steps``: updates of the adapter. ``batch``: answers of each.
+    on the others. ``tokens``: of an answer. ``pages``: budget of the training, in pages of 16 tokens besides the
+    reserved ones; it is measured, and so are ``budgets``. ``page_tokens``: of the cache. ``steps``: updates of the
+    adapter. ``batch``: answers of each. ``rank``, ``alpha``, ``lr``: of the adapter.
     """
 
     model: Path
@@ -96,9 +99,6 @@ def bench_distill(options: TailOptions) -> dict[str, Any]:
         for pages in budgets
     ]
     return {"parameters": sum(p.numel() for p in adapter.parameters.values()), "rows": rows, "steps": steps}
-
-
-KEYS: Final = ("percentile", "mean", "kl")
 
 
 def _train(
@@ -179,14 +179,12 @@ def _rows(prompts: Sequence[list[int]], answers: Answers) -> list[TrainingRow]:
     return rows
 
 
-def prompts_of_file(file: Path) -> list[list[int]]:
+def token_ids_of_file(file: Path) -> list[list[int]]:
     """Of JSON lines with ``token_ids``. Raises UsageError."""
-    try:
-        found = [json.loads(line)["token_ids"] for line in file.read_text().splitlines()]
-    except (ValueError, KeyError, TypeError):
-        raise UsageError(f"{file}: each line is a JSON document with token_ids") from None
-    if len({len(one) for one in found}) != 1 or not found[0]:
-        raise UsageError(f"{file}: all prompts have one length")
+    prompts = prompts_of_file(file)
+    found = [one for one in prompts if not isinstance(one, str)]
+    if len(found) < len(prompts) or len({len(one) for one in found}) > 1:
+        raise UsageError(f"{file}: each line has token_ids, and all prompts have one length")
     return found
 
 

@@ -69,7 +69,7 @@ def guard(
     Exit code 1: the 5th percentile of the acceptance rate rose to 0.75 without the guard, or did not end at the target
     with it.
     """
-    from netem.rl_demo.guard_runs import GuardRunOptions, guard_runs
+    from netem.bench.sparse_trials.guard_runs import GuardRunOptions, guard_runs
     from p2pcast.inspection.png_figure import require_matplotlib
 
     if plot is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import click
 from rich.table import Table
 
 from p2pcast.cli.options import console, documented, written
-from p2pcast.errors import LocalError, UsageError
+from p2pcast.errors import LocalError
 from p2pcast.inspection.png_figure import require_matplotlib
 from p2pcast.sparse import budget_schedule
 from p2pcast.sparse.acceptance_rate import BIN_TOKENS
@@ -93,12 +92,13 @@ def calibrate(
     """
     from rollout_node.sparse_calibration.calibration_plot import plot_percentiles
     from rollout_node.sparse_calibration.engine_calibration import calibrated
+    from rollout_node.sparse_calibration.prompt_file import prompts_of_file
 
     if plot is not None:
         require_matplotlib()
     found = calibrated(
-        model, _read(prompts), sorted(set(budgets)), tokens=tokens, bin_tokens=bin_tokens, candidates=candidates,
-        block_size=block_size, at_once=at_once,
+        model, prompts_of_file(prompts), sorted(set(budgets)), tokens=tokens, bin_tokens=bin_tokens,
+        candidates=candidates, block_size=block_size, at_once=at_once,
     )  # fmt: skip
     made = found.schedule(target)
     try:
@@ -134,26 +134,6 @@ def percentile_table(found: Calibration, made: BudgetSchedule, title: str) -> Ta
             "–" if mean is None else f"{mean:.3f}",
             *("–" if cell is None or cell.percentile is None else f"{cell.percentile:.3f}" for cell in cells),
         )
-    chosen = ["all" if value == budget_schedule.DENSE else str(value) for value in made.values]
-    table.add_row("chosen", "", *(chosen[min(number, len(chosen) - 1)] for number in numbers))
+    chosen = [made.value(number) for number in numbers]
+    table.add_row("chosen", "", *("all" if value == budget_schedule.DENSE else str(value) for value in chosen))
     return table
-
-
-def _read(path: Path) -> list[str | list[int]]:
-    """Raises UsageError that names the line."""
-    found: list[str | list[int]] = []
-    for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
-        try:
-            body = json.loads(line)
-            one = body["token_ids"] if "token_ids" in body else body["text"]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise UsageError(f"{path}, line {number}: no JSON document with text or token_ids") from None
-        whole = isinstance(one, list) and one and all(type(token) is int and token >= 0 for token in one)
-        if not whole and not (isinstance(one, str) and one):
-            raise UsageError(
-                f"{path}, line {number}: text is a text, token_ids a list of whole numbers; neither is empty"
-            )
-        found.append(one)
-    if not found:
-        raise UsageError(f"{path} has no prompt")
-    return found

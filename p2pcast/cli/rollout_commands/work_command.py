@@ -16,7 +16,7 @@ from p2pcast.cli.options import PATH, TOKEN_VARIABLE, Address, check_options, re
 from p2pcast.daemon import event_loop
 from p2pcast.errors import UsageError
 from p2pcast.limits import MAX_SLOTS, MIB
-from p2pcast.rollouts.top_logprobs import COUNT, MAX_TOP_K
+from p2pcast.rollouts.top_logprobs import MAX_TOP_K, TOP_K
 from p2pcast.trust.node_names import default_name, name_fault
 
 BEARER_VARIABLE = "P2PCAST_LEDGER_TOKEN"
@@ -90,7 +90,7 @@ def checked_adapter(adapter: str | None, sampler: SamplerName) -> str | None:
 @click.option(
     "--guard-tokens",
     type=click.IntRange(1, MAX_TOP_K),
-    default=COUNT,
+    default=TOP_K,
     help="Most probable tokens of a position for the guard; at most vLLM's --max-logprobs.",
 )
 @click.option("--name", help="Unique name of this worker at the ledger.  [default: the host's name]")

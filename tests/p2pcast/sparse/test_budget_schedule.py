@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pcast.errors import UsageError
-from p2pcast.sparse.budget_schedule import DENSE, BudgetSchedule
+from p2pcast.sparse.budget_schedule import DENSE, MOST_BINS, BudgetSchedule
 
 SMALL = BudgetSchedule((29, 61, 93, 93, 125, 157, 189, 221, 221, 253))
 """Of Qwen3-1.7B for a 5th percentile of 0.86, as Sparrow's authors use it."""
@@ -22,23 +22,35 @@ def test_sparrows_schedule_keeps_its_budgets() -> None:
     assert SMALL.pages(1999) == 32
     assert SMALL.pages(2000) == 64
     assert SMALL.pages(10**6) == 256
-    assert [SMALL.is_exact(position) for position in (0, 511, 512, 1999, 2000)] == [True, True, False, False, False]
+    assert [SMALL.pages(position) for position in (0, 511, 512)] == [1, 32, 32]
 
 
-def test_a_dense_bin_is_exact_everywhere() -> None:
+def test_a_dense_bin_keeps_all_pages() -> None:
     schedule = SMALL.with_value(1, DENSE)
-    assert schedule.is_exact(3999)
-    assert not schedule.is_exact(4000)
+    assert schedule.pages(3999) == 250
+    assert schedule.pages(4000) == 96
     assert schedule.values[0] == 29
     assert schedule.values[2:] == SMALL.values[2:]
+
+
+def test_a_changed_bin_changes_no_other() -> None:
+    schedule = BudgetSchedule((29, 61))
+    changed = {number: schedule.with_value(number, 5) for number in (0, 1, 4, MOST_BINS - 1)}
+    assert changed[1].values == (29, 5, 61)
+    assert changed[4].values == (29, 61, 61, 61, 5, 61)
+    for number, found in changed.items():
+        others = set(range(MOST_BINS)) - {number}
+        assert found.value(number) == 5
+        assert all(found.value(other) == schedule.value(other) for other in others)
+    with pytest.raises(UsageError, match="bins"):
+        schedule.with_value(MOST_BINS, 5)
 
 
 @given(st.integers(0, 10**6), st.lists(st.integers(1, 1000), min_size=1, max_size=30), st.sampled_from([16, 32, 64]))
 def test_kept_pages_exist(position: int, values: list[int], page: int) -> None:
     schedule = BudgetSchedule(tuple(values), page)
     there = position // page + 1
-    assert 1 <= schedule.pages(position) <= there
-    assert schedule.is_exact(position) == (there <= values[schedule.bin_of(position)] + 3)
+    assert schedule.pages(position) == min(there, values[min(position // 2000, len(values) - 1)] + 3)
     assert BudgetSchedule.read(schedule.document()) == schedule
 
 

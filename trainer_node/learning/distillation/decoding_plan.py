@@ -60,20 +60,6 @@ def decoding_plan(batch: MicroBatch, schedule_of: ScheduleOf, page_tokens: int, 
     return DecodingPlan(*(torch.from_numpy(one.astype(np.int64)).to(device) for one in found))
 
 
-def token_plan(
-    sequences: int, tokens: int, schedule: BudgetSchedule | None, page_tokens: int, device: torch.device
-) -> DecodingPlan:
-    """Of the last token of each of ``sequences`` equally long texts of ``tokens`` tokens, whose other keys are cached.
-    ``schedule`` None: dense.
-    """
-    pages = -(-tokens // page_tokens)
-    kept = pages if schedule is None else int(schedule.kept_pages(np.array(tokens - 1), page_tokens))
-    rows = torch.arange(sequences if kept < pages else 0, device=device)
-    in_text = torch.arange(tokens, device=device) // page_tokens
-    page_of = (torch.arange(sequences, device=device)[:, None] * pages + in_text).flatten()
-    return DecodingPlan(rows, page_of, rows * pages, torch.full_like(rows, pages), torch.full_like(rows, kept))
-
-
 def chosen_pages(plan: DecodingPlan, scores: torch.Tensor) -> torch.Tensor:
     """Which pages each place attends to, (S, P) bool: the first of its row, the last two, and those with the best
     scores. ``scores`` (S, P): of full pages.

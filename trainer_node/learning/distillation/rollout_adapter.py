@@ -16,13 +16,13 @@ from typing import Any, Final
 
 import torch
 
+from p2pcast.checkpoint.adapter_form import PEFT_MODEL, state_name
 from p2pcast.errors import UsageError
 from trainer_node.learning.learner_model import LearnerModel
 from trainer_node.learning.trained_weights import OptimizerOptions, TrainedWeights
 
 NAME: Final = "phi"
 """Of the adapter, in versions and at engines."""
-_BEFORE: Final = "base_model.model."
 _A: Final = ".lora_A.weight"
 _B: Final = ".lora_B.weight"
 
@@ -77,7 +77,7 @@ class RolloutAdapter:
     def published(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The published words under the names of PEFT's file, behind the adapter's name."""
         for name, parameter in self.parameters.items():
-            yield f"{NAME}/{_BEFORE}{name}", parameter.detach().to(self._published[name])
+            yield state_name(NAME, PEFT_MODEL + name), parameter.detach().to(self._published[name])
 
     def configuration(self, base: str) -> Mapping[str, Any]:
         """As in PEFT's ``adapter_config.json``. ``base``: of the model."""

@@ -48,7 +48,7 @@ class ScheduleGuard:
             self._published.append((step, self._next))
         return {FILE: self._next.to_bytes()}
 
-    def replace(self, name: bytes | None) -> bool:
+    def replace_by_dense(self, name: bytes | None) -> bool:
         """In a run without a schedule, replace the one with this BLAKE3, which versions carry otherwise, by a dense
         one. Returns whether that is needed. None: they carry none.
         """

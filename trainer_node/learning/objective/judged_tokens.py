@@ -62,8 +62,8 @@ def in_turns(
     found: Sequence[Sequence[JudgedTokens]], workers: Sequence[str], seed: bytes
 ) -> Sequence[Sequence[JudgedTokens]]:
     """``found`` without those beyond MOST_JUDGED. Workers take turns in an order that the seed draws, each time with
-    one of their own that the seed draws too. ``found``: of each rollout of a batch. ``workers``: names,
-    of each rollout. ``seed``: no worker can know it before the batch is cut.
+    one of their own that the seed draws too. ``found``, ``workers``: of each rollout of a batch, and the workers'
+    names. ``seed``: no worker can know it before the batch is cut.
     """
     entries = [(number, one) for number, own in enumerate(found) for one in own]
     if len(entries) <= MOST_JUDGED:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig
 
-from netem.bench.sparse_trials.distilled_tail import prompts_of_file
+from netem.bench.sparse_trials.distilled_tail import token_ids_of_file
 from netem.bench.sparse_trials.frequency_model import (
     BEGIN,
     FIRST,
@@ -42,6 +42,6 @@ def test_equal_seeds_train_equal_models_with_prompts(tmp_path: Path) -> None:
     assert all(torch.equal(value, others[name]) for name, value in weights.items())
     folders = [write_frequencies(tmp_path / name, first, prompts=4) for name in ("one", "two")]
     assert AutoConfig.from_pretrained(folders[0]).num_hidden_layers == 6
-    one, two = (prompts_of_file(folder / "prompts.jsonl") for folder in folders)
+    one, two = (token_ids_of_file(folder / "prompts.jsonl") for folder in folders)
     assert one == two
     assert {len(prompt) for prompt in one} == {512}

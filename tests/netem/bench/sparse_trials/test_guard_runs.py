@@ -20,11 +20,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from netem.bench.sparse_trials.guard_runs import GuardRunOptions, sparse_run
 from netem.demo.commands import FIRST_PEER
 from netem.demo.processes import Processes
 from netem.demo.wait import unwrapped
 from netem.demo.workspace import Workspace
-from netem.rl_demo.guard_runs import GuardRunOptions, sparse_run
 from netem.rl_demo.rl_participants import ENGINE, HUB, LEDGER
 from netem.rl_demo.rl_verdict import RunLines, check_once, check_requests, check_staleness, exported_steps
 from netem.rollouts import graded_answers
@@ -44,7 +44,7 @@ from trainer_node.learning.trainer_ranks import TrainerRanks
 from trainer_node.ledger.database.body_segments import Place
 from trainer_node.ledger.database.ledger_store import Store
 
-sys.path.append(str(Path(__file__).parents[2] / "rollout_node" / "vllm"))
+sys.path.append(str(Path(__file__).parents[3] / "rollout_node" / "vllm"))
 
 from peft_folders import config, matrices, save
 

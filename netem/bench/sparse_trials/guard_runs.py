@@ -22,10 +22,11 @@ from netem.demo.wait import HTTP_S, Watch, unwrapped
 from netem.demo.workspace import Workspace
 from netem.rl_demo.rl_participants import ENGINE, HUB, LEDGER, LOGPROBS, RlOptions, RlParticipants
 from p2pcast.inspection import png_figure
-from p2pcast.rollouts.top_logprobs import COUNT
+from p2pcast.rollouts.top_logprobs import TOP_K
 from p2pcast.sparse.acceptance_rate import LEAST_TOKENS
 from p2pcast.sparse.budget_guard import FLOOR, TARGET
-from p2pcast.sparse.budget_schedule import BudgetSchedule
+from p2pcast.sparse.budget_schedule import FILE, BudgetSchedule
+from rollout_node.vllm_plugin import SPARSE_VARIABLE
 from trainer_node.learning.monitoring.run_log import read_run
 from trainer_node.learning.monitoring.run_record import RunRecord
 
@@ -56,7 +57,7 @@ class GuardRunOptions:
     group_size: int = 8
     lr: float = 1e-5
     floor: float = FLOOR
-    guard_tokens: int = COUNT
+    guard_tokens: int = TOP_K
     slots: int = 16
     staleness: int = 1
     seed: int = 0
@@ -90,14 +91,14 @@ class SparseParticipants(RlParticipants):
         words += ["--max-logprobs", str(options.guard_tokens)]
         words += ["--max-num-seqs", str(options.slots), "--max-num-batched-tokens", str(max(4096, options.longest))]
         words += options.engine_words
-        return self._start_engine(self.base, words, {"P2PCAST_SPARSE_ATTENTION": "1"})
+        return self._start_engine(self.base, words, {SPARSE_VARIABLE: "1"})
 
 
 async def sparse_run(options: GuardRunOptions, target: float, work: Workspace, processes: Processes) -> str | None:
     """One run, until it has ended. Returns why the learner gave up; None at the run's last step: then the worker has
     ended too, and the engine answers. Raises DemoError.
     """
-    parts, schedule = SparseParticipants(options, work, processes), work.root / "sparse_attention.json"
+    parts, schedule = SparseParticipants(options, work, processes), work.root / FILE
     schedule.write_bytes(options.schedule.to_bytes())
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HTTP_S)) as http:
         watch = Watch(processes, work.state, http, lambda: None)
@@ -131,13 +132,12 @@ def _figures(record: RunRecord, target: float) -> dict[str, Any]:
     """``results_until_target``: rollouts until the 5th percentile of every measured bin was at the target, and stayed
     there; None: never.
     """
-    results = rollouts = 0
+    results = 0
     back: int | None = None
     for step in record.steps:
-        rollouts += step.rollouts or 0
+        results += step.rollouts or 0
         at_target = step.acceptance is not None and step.acceptance >= target
-        back = (rollouts if back is None else back) if at_target else None
-        results = rollouts
+        back = (results if back is None else back) if at_target else None
     return {
         "rewards": [step.reward for step in record.steps],
         "percentiles": [step.acceptance for step in record.steps],
