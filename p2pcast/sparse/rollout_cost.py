@@ -1,8 +1,8 @@
 """The cost of sampling with dense and with sparse attention, in equivalent floating-point operations. Pure.
 
 Source: Sparrow's cost model. An equivalent operation is a computed one, or the memory traffic that takes as long:
-``intensity`` operations for each value that is read. The two terms for scoring the prompt's pages are divided by the
-page here; as printed, they lack that division.
+``intensity`` operations for each value that is read. As printed, the two terms for scoring the prompt's pages lack the
+division by the page; ``printed=True`` keeps them so.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from p2pcast.errors import UsageError
-from p2pcast.sparse.budget_schedule import BudgetSchedule
+from p2pcast.sparse.budget_schedule import PAGE_TOKENS, BudgetSchedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +43,11 @@ def dense_cost(one: Sampling) -> float:
     return computed + one.intensity * read
 
 
-def sparse_cost(one: Sampling, budget_tokens: float, page_tokens: int) -> float:
+def sparse_cost(one: Sampling, budget_tokens: float, page_tokens: int = PAGE_TOKENS, *, printed: bool = False) -> float:
     """C_sparse = C_noscore + C_score, at one budget in tokens for the whole answer."""
     out, n, d, r, i = one.answer, one.samples, one.kv_width, one.queries_per_key, one.intensity
     attended = 2 * n * one.parameters * out + 2 * r * n * d * budget_tokens * out + 2 * i * n * d * budget_tokens * out
-    prompt_pages = one.prompt / page_tokens
+    prompt_pages = one.prompt if printed else one.prompt / page_tokens
     scored = 2 * n * prompt_pages * d * out + r * n * d * out**2 / (2 * page_tokens)
     scored += 2 * i * prompt_pages * d * out + i * n * d * out**2 / (2 * page_tokens)
     return attended + scored
@@ -67,10 +67,17 @@ def mean_budget(schedule: BudgetSchedule, prompt: int, answer: int) -> float:
     return total / answer
 
 
-def sparse_rollout_cost(one: Sampling, schedule: BudgetSchedule, dense_share: float) -> float:
+def sparse_rollout_cost(
+    one: Sampling, schedule: BudgetSchedule, *, dense_share: float = 0.0, printed: bool = False
+) -> float:
     """C_sparse at the schedule's mean budget. ``dense_share``: of the layers, those whose attention stays dense;
     Sparrow's formulas have none.
     """
     budget = mean_budget(schedule, one.prompt, one.answer)
-    sparse = sparse_cost(one, budget, schedule.page_tokens)
+    sparse = sparse_cost(one, budget, schedule.page_tokens, printed=printed)
     return dense_share * dense_cost(one) + (1 - dense_share) * sparse
+
+
+def speed_up(one: Sampling, schedule: BudgetSchedule, *, dense_share: float = 0.0, printed: bool = False) -> float:
+    """Dense cost by sparse cost; below 1 where scoring costs more than it saves."""
+    return dense_cost(one) / sparse_rollout_cost(one, schedule, dense_share=dense_share, printed=printed)

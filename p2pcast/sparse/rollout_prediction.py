@@ -58,7 +58,7 @@ def predicted(
             queries_per_key=model.queries_per_key,
             intensity=intensity,
         )
-        dense, sparse = dense_cost(one), sparse_rollout_cost(one, schedule, dense_share)
+        dense, sparse = dense_cost(one), sparse_rollout_cost(one, schedule, dense_share=dense_share)
         dense_sum, sparse_sum = dense_sum + dense, sparse_sum + sparse
         rows.append(LengthPrediction(answer, mean_budget(schedule, prompt, answer), dense / sparse))
     return RolloutPrediction(tuple(rows), dense_sum / sparse_sum)

@@ -8,7 +8,7 @@ import pytest
 
 from p2pcast.errors import UsageError
 from p2pcast.sparse.budget_schedule import DENSE, BudgetSchedule
-from p2pcast.sparse.rollout_cost import Sampling, dense_cost, mean_budget, sparse_cost, sparse_rollout_cost
+from p2pcast.sparse.rollout_cost import Sampling, dense_cost, mean_budget, sparse_cost, speed_up
 
 QWEN = Sampling(
     parameters=1.7e9, samples=8, prompt=512, answer=32_000, kv_width=28 * 8 * 128, queries_per_key=2, intensity=250.0
@@ -27,11 +27,14 @@ def test_dense_cost_is_the_sum_over_tokens() -> None:
     assert dense_cost(one) == pytest.approx(total, rel=1e-12)
 
 
-def test_each_page_of_the_prompt_is_scored_once_a_token() -> None:
-    long, short = replace(QWEN, prompt=10_000), replace(QWEN, prompt=0)
-    scored = sparse_cost(long, 4096, 16) - sparse_cost(short, 4096, 16)
-    expected = (2 * long.samples + 2 * long.intensity) * long.kv_width * long.answer * long.prompt / 16
-    assert scored == pytest.approx(expected)
+def test_the_printed_form_scores_each_token_of_the_prompt() -> None:
+    long = replace(QWEN, prompt=10_000)
+    gap = sparse_cost(long, 4096, printed=True) - sparse_cost(long, 4096)
+    d, out = long.kv_width, long.answer
+    expected = (2 * long.samples + 2 * long.intensity) * d * out * long.prompt * (1 - 1 / 16)
+    assert gap == pytest.approx(expected)
+    short = replace(QWEN, prompt=0)
+    assert sparse_cost(short, 4096, printed=True) == sparse_cost(short, 4096)
 
 
 def test_the_mean_budget_is_the_sum_over_positions() -> None:
@@ -39,11 +42,6 @@ def test_the_mean_budget_is_the_sum_over_positions() -> None:
         for prompt, answer in ((0, 1), (7, 5000), (1999, 2)):
             pages = sum(schedule.pages(position) for position in range(prompt, prompt + answer))
             assert mean_budget(schedule, prompt, answer) == pytest.approx(pages * schedule.page_tokens / answer)
-
-
-def speed_up(one: Sampling, schedule: BudgetSchedule) -> float:
-    """Without dense layers."""
-    return dense_cost(one) / sparse_rollout_cost(one, schedule, 0.0)
 
 
 def test_speed_grows_with_length_and_falls_with_the_budget() -> None:
