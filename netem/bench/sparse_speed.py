@@ -1,7 +1,8 @@
 """Decoding speed of one vLLM engine with sparse and with dense attention, by length of the text, in the same process.
 
-Prompts stay in the prefix cache, so that only decoding is timed; rounds of both kinds take turns. Run as a script: the
-process of the engine.
+Prompts stay in the prefix cache, so that only decoding is timed; rounds of both kinds take turns. Before that, the
+engine's tokens are compared: with a budget that covers the text those of dense attention, otherwise the learner's. Run
+as a script: the process of the engine.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from p2pcast.sparse.budget_schedule import BudgetSchedule
+from p2pcast.sparse.budget_schedule import PAGE_TOKENS, BudgetSchedule
 from rollout_node.sparse_calibration.engine_process import answer, run_engine
 
 VOCABULARY: Final = 500
@@ -40,14 +41,23 @@ class SpeedOptions:
 
 
 def bench_sparse(options: SpeedOptions) -> dict[str, Any]:
-    """Rows by length: ``dense`` and ``sparse`` in tokens a second, the medians over rounds, and their ``ratio``. Raises
-    LocalError when the engine fails.
+    """``rows`` by length: ``dense`` and ``sparse`` in tokens a second, the medians over rounds, and their ``ratio``.
+    ``agreement``, at the least length: as of ``sparse_agreement``, and ``exact``, whether tokens and log-probabilities
+    with a budget that covers the text are those of dense attention. Raises LocalError when the engine fails.
     """
+    # Imported here: the engine's process imports this module, and must not load numba.
+    from netem.bench.sparse_agreement import Sampled, agreement
+
     with tempfile.TemporaryDirectory(prefix="p2pcast-bench-") as folder:
         model = options.model or _random_model(Path(folder) / "model", options)
         asked = asdict(options) | {"model": str(model), "schedule": options.schedule.document()}
-        rows = run_engine("netem.bench.sparse_speed", asked)
-    return {"schedule": options.schedule.document(), "rows": rows}
+        found = run_engine("netem.bench.sparse_speed", asked)
+        said = {kind: [Sampled(*one) for one in answers] for kind, answers in found["said"].items()}
+        agreed = agreement(
+            Path(asked["model"]), found["prompts"], said["dense"], said["sparse"], options.schedule, options.block_size
+        )
+    agreed["exact"] = said["full"] == said["dense"]
+    return {"schedule": options.schedule.document(), "agreement": agreed, "rows": found["rows"]}
 
 
 def _random_model(folder: Path, options: SpeedOptions) -> Path:
@@ -58,7 +68,7 @@ def _random_model(folder: Path, options: SpeedOptions) -> Path:
     return write_small_model(folder, form, seed=1, dtype="bfloat16")
 
 
-def _child(asked: dict[str, Any]) -> list[dict[str, Any]]:
+def _child(asked: dict[str, Any]) -> dict[str, Any]:
     """In the process of the engine."""
     from vllm import LLM, SamplingParams
 
@@ -74,11 +84,26 @@ def _child(asked: dict[str, Any]) -> list[dict[str, Any]]:
     )
     schedules = {"dense": None, "sparse": BudgetSchedule.read(asked["schedule"])}
     rng = random.Random(1)
-    rows = []
-    for length in asked["lengths"]:
-        prompts: Any = [
+
+    def texts(length: int) -> list[Any]:
+        return [
             {"prompt_token_ids": [rng.randrange(VOCABULARY) for _ in range(length)]} for _ in range(asked["samples"])
         ]
+
+    compared = texts(min(asked["lengths"]))
+    how = SamplingParams(temperature=0, max_tokens=asked["tokens"], ignore_eos=True, logprobs=0)
+
+    def said(schedule: BudgetSchedule | None) -> list[Any]:
+        budget_in_use.use(schedule)
+        engine.reset_prefix_cache()
+        answers = [one.outputs[0] for one in engine.generate(compared, how, use_tqdm=False)]
+        return [[list(one.token_ids), [next(iter(row.values())).logprob for row in one.logprobs]] for one in answers]
+
+    answers = {name: said(schedule) for name, schedule in schedules.items()}
+    answers["full"] = said(BudgetSchedule((longest // PAGE_TOKENS,)))
+    rows = []
+    for length in asked["lengths"]:
+        prompts: Any = texts(length)
 
         def decode(tokens: int, prompts: Any = prompts) -> float:
             began = time.perf_counter()
@@ -94,7 +119,7 @@ def _child(asked: dict[str, Any]) -> list[dict[str, Any]]:
                 took[name].append(decode(asked["tokens"] + 1) - decode(1))
         speeds = {name: asked["samples"] * asked["tokens"] / statistics.median(found) for name, found in took.items()}
         rows.append({"length": length} | speeds | {"ratio": speeds["sparse"] / speeds["dense"]})
-    return rows
+    return {"rows": rows, "said": answers, "prompts": [one["prompt_token_ids"] for one in compared]}
 
 
 if __name__ == "__main__":

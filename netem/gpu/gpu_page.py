@@ -49,7 +49,9 @@ def section(document: Result) -> str:
         "| step | what it shows | result |",
         "|---|---|---|",
     ]
-    lines += [f"| {name} | {STEPS[name].shows} | {outcome(name, row)} |" for name, row in document["steps"].items()]
+    for name, row in document["steps"].items():
+        cells = (name, STEPS[name].shows, outcome(name, row))
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -97,6 +99,22 @@ def engine(result: Result) -> str:
     return f"{result['verdict']}; {'; '.join(rows)}"
 
 
+def sparse(result: Result) -> str:
+    found = result["agreement"]
+    speeds = ", ".join(f"{row['ratio']:.2f} at {row['length']} tokens" for row in result["rows"])
+    return (
+        f"full budget: {'bit for bit dense' if found['exact'] else '**not dense**'}; mean gap to the learner in nats: "
+        f"dense {found['dense_gap']:.1e}, sparse {found['sparse_gap']:.1e}, effect of missing pages "
+        f"{found['effect']:.1e}; speed ÷ dense: {speeds}"
+    )
+
+
+def quantised(result: Result) -> str:
+    return "; ".join(
+        f"{row['engine']}: {row['error'] or format(row['kl'], '.1e') + ' nats a token'}" for row in result["engines"]
+    )
+
+
 FIGURES: dict[str, Callable[[Result], str]] = {
     "passes": passes,
     "install": install,
@@ -104,4 +122,6 @@ FIGURES: dict[str, Callable[[Result], str]] = {
     "publish-pinned": publish,
     "tests": tests,
     "engine": engine,
+    "sparse": sparse,
+    "quantised": quantised,
 }

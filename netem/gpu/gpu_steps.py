@@ -89,4 +89,18 @@ STEPS: dict[str, Step] = {
         keys=("rows", "verdict"),
         limit_s=1800.0,
     ),
+    "sparse": Step(
+        "sparse attention in vLLM: exact with a full budget, the learner's tokens with a small one, and speed",
+        (*DAEMONS, "vllm", "transformers"),
+        lambda sizes: bench("sparse", "--length", "1000", "--length", "16000"),
+        keys=("agreement", "rows"),
+        limit_s=1800.0,
+    ),
+    "quantised": Step(
+        "KL from sampler to learner for vLLM with each quantised form",
+        (*DAEMONS, "vllm", "transformers", "compressed_tensors"),
+        lambda sizes: bench("quantised", "--engines", "--versions", "1", "--lr", "1e-6"),
+        keys=("engines",),
+        limit_s=3600.0,
+    ),
 }

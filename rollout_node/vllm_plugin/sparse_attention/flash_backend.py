@@ -1,4 +1,4 @@
-"""Sparse attention over FlashAttention, on GPUs. No machine with a GPU has run this module yet."""
+"""Sparse attention over FlashAttention, on GPUs. No machine with a GPU has run this module yet: `make gpu` does."""
 
 from __future__ import annotations
 
