@@ -186,7 +186,7 @@ def sparse(
 def _told(found: dict[str, Any]) -> str:
     full = "equals dense attention bit for bit" if found["exact"] else "DIFFERS from dense attention"
     return (
-        f"A budget that covers the text {full}. {found['shortened']} of {found['tokens']} tokens attended to fewer pages."
-        f" Mean gap of a log-probability between engine and learner: dense {found['dense_gap']:.1e}, sparse"
+        f"A budget that covers the text {full}. {found['shortened']} of {found['tokens']} tokens attended to fewer"
+        f" pages. Mean gap of a log-probability between engine and learner: dense {found['dense_gap']:.1e}, sparse"
         f" {found['sparse_gap']:.1e} nats; effect of the missing pages: {found['effect']:.1e} nats."
     )
