@@ -217,6 +217,9 @@ def test_rows_have_experts_that_fit_the_model_if_replay_is_on(tmp_path: Path) ->
         ([(3, 3, 5, "keep"), (4, 6, 8, "keep")], ((0, 7),)),
         ([(3, 3, 5, "recompute"), (3, 6, 8, "recompute")], ((0, 7),)),
         ([(3, 3, 5, "recompute"), (4, 6, 7, "recompute"), (5, 7, 8, "recompute")], ((6, 7),)),
+        # 0.4 has computed the prompt again, and 0.5 used what 0.4 had computed.
+        ([(3, 3, 5, "recompute"), (4, 6, 7, "recompute"), (5, 7, 8, "keep")], ((4, 7),)),
+        ([(3, 3, 5, "recompute"), (4, 6, 7, "keep"), (5, 7, 8, "keep")], ((0, 7),)),
     ],
 )
 def test_experts_before_a_switch_are_replayed_if_their_keys_were_kept(
