@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,19 @@ def test_gradients_of_gates_equal_finite_differences(tmp_path: Path) -> None:
             values.append(model.logprobs(batch).sum())
             weight[2, 5] -= sign * 1e-2
     assert float(weight.grad[2, 5]) == pytest.approx(float(values[0] - values[1]) / 2e-2, rel=2e-2)
+
+
+@pytest.mark.parametrize("scale", [1.0, 40.0, 300.0, 1e4])
+def test_experts_without_probability_leave_gradients_finite(tmp_path: Path, scale: float) -> None:
+    """A worker may state the experts that the learner's router would choose last."""
+    model = learner(tmp_path / "m", partial(qwen2_moe, norm_topk_prob=True))
+    with torch.no_grad():
+        for layer in model.module.model.layers:
+            layer.mlp.gate.weight *= scale
+    found = model.logprobs(one_batch([row(1, 40, routed=drawn(40, 3))]))
+    found.sum().backward()
+    assert found.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in model.parameters.values() if p.grad is not None)
 
 
 def test_a_model_whose_routers_are_unknown_is_refused(tmp_path: Path) -> None:
