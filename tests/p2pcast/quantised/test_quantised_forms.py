@@ -90,6 +90,26 @@ def test_a_quantised_configuration_is_refused(folder: Path) -> None:
         opening("fp8-channel")(folder).small_files()
 
 
+def test_a_null_configuration_counts_as_none(folder: Path) -> None:
+    (folder / "config.json").write_text('{"quantization_config": null}')
+    files = opening("fp8-channel")(folder).small_files()
+    assert json.loads(files["config.json"])["quantization_config"]["quant_method"] == "compressed-tensors"
+
+
+def test_several_adapters_beside_a_model_stay_as_they_are(folder: Path) -> None:
+    matrices = {f"base_model.model.model.layers.0.mlp.up_proj.lora_{side}.weight": torch.ones(4, 4) for side in "AB"}
+    for number, name in enumerate(("phi", "psi")):
+        (folder / name).mkdir()
+        found = {n: m * number for n, m in matrices.items()}
+        save_file(found, folder / name / "adapter_model.safetensors")
+    source = opening("fp8-channel")(folder)
+    beside = {f"{name}/{matrix}" for name in ("phi", "psi") for matrix in matrices}
+    assert beside <= {tensor.name for tensor in source.layout().tensors}
+    for cell in source.layout().cells:
+        if (name := source.layout().tensors[cell.tensor].name) in beside:
+            assert (source.words(cell).view("<f4") == (name.startswith("psi/"))).all()
+
+
 def test_unknown_kinds_are_refused() -> None:
     with pytest.raises(UsageError, match="choose one of fp8-channel"):
         opening("fp4")
