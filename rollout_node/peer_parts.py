@@ -168,7 +168,7 @@ def build_engines(startup: Startup, relay: RelayParts) -> EngineParts:
     changed.add(engines.on_changed)
     orders.target_observers.add(engines.on_target)
     if config.quantise is not None:
-        # What the copy has from corrupt cells matches the copy's own digests, so no audit has found it.
+        # A copy made from corrupt cells matches its own digests, so audits do not find wrong values.
         corrupt.add(engines.distrust)
     return EngineParts(
         engines=engines,

@@ -95,7 +95,9 @@ def configs_of(adapters: Iterable[str], files: Mapping[str, bytes]) -> dict[str,
         try:
             config = json.loads(contents, parse_constant=_finite, parse_float=_finite)
         except (ValueError, RecursionError):
-            raise IntegrityError(f"{path} is not JSON, or has a number that is not finite; save the adapter again") from None
+            raise IntegrityError(
+                f"{path} is not JSON, or has a number that is not finite; save the adapter again"
+            ) from None
         if not isinstance(config, dict):
             raise IntegrityError(f"{path} is not a JSON object; save the adapter again")
         out[adapter] = config

@@ -26,7 +26,7 @@ Routing = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tenso
 
 LEAST_SUM: Final = 2.0**-64
 """Least divisor of gates. No router chooses experts whose probabilities have a smaller sum, but a worker may state any
-experts: their sum may be 0, and below the square root of float32's least number the gradient overflows.
+experts. A sum of 0 gives NaN, and a very small one an infinite gradient.
 """
 
 
