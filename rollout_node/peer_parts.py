@@ -122,6 +122,8 @@ class EngineParts:
     member: MultiHostMember | None
     wrong_weights: Observers[[]]
     """Called when an engine got wrong weights from the shadow."""
+    corrupt: Observers[[]]
+    """Called when the shadow had corrupt cells."""
 
     def may_leave(self, version: Version | None) -> bool:
         """Whether the shadow may go on from ``version``, as far as an engine of several hosts goes."""
@@ -134,10 +136,12 @@ def build_engines(startup: Startup, relay: RelayParts) -> EngineParts:
     name, role = config.engine or ("", "")
     changed: Observers[[]] = Observers()
     wrong_weights: Observers[[]] = Observers()
+    corrupt: Observers[[]] = Observers()
     shadow, requests = ShadowReader(startup.shadow_state, relay.node), CommitRequests()
     if config.quantise is not None:
         shadow = quantised = QuantisedReader(startup.shadow_state, relay.node, config.shadow, config.quantise)
         wrong_weights.add(quantised.distrust)
+        corrupt.add(quantised.distrust)
         startup.ends.callback(quantised.close)
     policy = CommitPermission(orders, startup.catalog, startup.saved, config.driver, requests)
     member = None
@@ -163,6 +167,9 @@ def build_engines(startup: Startup, relay: RelayParts) -> EngineParts:
     engines = Engines(runners, lead, member, orders, startup.timeline, report_soon)
     changed.add(engines.on_changed)
     orders.target_observers.add(engines.on_target)
+    if config.quantise is not None:
+        # A copy made from corrupt cells matches its own digests, so audits do not find wrong values.
+        corrupt.add(engines.distrust)
     return EngineParts(
         engines=engines,
         shadow=shadow,
@@ -173,6 +180,7 @@ def build_engines(startup: Startup, relay: RelayParts) -> EngineParts:
         lead=lead,
         member=member,
         wrong_weights=wrong_weights,
+        corrupt=corrupt,
     )
 
 
@@ -232,7 +240,7 @@ def _build_stage(
     repair = ShadowRepair(planner, base, parts, removal, timeline, staging.run)
     files = SmallFileRepair(store, planner, parts, removal, staging.run)
     writer = ShadowWriter(startup.shadow_state, engine.may_leave)
-    check = ShadowCheck(writer, staging, repair, planner.replan)
+    check = ShadowCheck(writer, staging, repair, planner.replan, engine.corrupt.notify)
     identities = IdentityCheck(writer, store, removal, planner.replan, left)
     first = FirstShadow(
         SavedShadow(folder, store, staging, check, None if base is None else base.layout),

@@ -8,6 +8,7 @@ empty. Beside a model each adapter has a name, and the model's tensors have thei
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
@@ -77,6 +78,14 @@ def adapter_configs(files: Mapping[str, bytes]) -> dict[str, bytes]:
     return found
 
 
+def _finite(text: str) -> float:
+    """An infinite or undefined lora_alpha would make a matrix so."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
 def configs_of(adapters: Iterable[str], files: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
     """Each adapter's configuration, from a version's small files. Raises IntegrityError."""
     out: dict[str, dict[str, Any]] = {}
@@ -86,9 +95,11 @@ def configs_of(adapters: Iterable[str], files: Mapping[str, bytes]) -> dict[str,
         if contents is None:
             raise IntegrityError(f"the version has no {path}: publish the adapter with its configuration")
         try:
-            config = json.loads(contents)
+            config = json.loads(contents, parse_constant=_finite, parse_float=_finite)
         except (ValueError, RecursionError):
-            raise IntegrityError(f"{path} is not JSON; save the adapter again") from None
+            raise IntegrityError(
+                f"{path} is not JSON, or has a number that is not finite; save the adapter again"
+            ) from None
         if not isinstance(config, dict):
             raise IntegrityError(f"{path} is not a JSON object; save the adapter again")
         out[adapter] = config

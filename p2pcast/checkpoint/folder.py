@@ -47,7 +47,7 @@ class Checkpoint:
         IntegrityError if two files hold the same tensor.
         """
         self.folder = folder
-        self.files = tuple(files)
+        self.files, self.adapters = tuple(files), tuple(adapters)
         where: dict[str, tuple[SafetensorsFile, int]] = {}
         tensors: list[Tensor] = []
         for file, adapter in zip(files, adapters or [""] * len(files), strict=True):

@@ -8,11 +8,13 @@ Promise: the tensors are those of the quantised folder of the same weights, bit 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Final
 
 import torch
 from torch.distributed.tensor import DTensor
 
+from p2pcast.checkpoint.wrapped_names import without_adapter_layers, without_wrappers
 from p2pcast.codec.layout import Tensor
 from p2pcast.errors import UsageError
 from p2pcast.quantised.quantisation_kinds import Role, is_quantised, kind_named
@@ -25,8 +27,9 @@ _CODES: Final = {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8, "I32": torch.
 def quantised(
     named_tensors: Iterable[tuple[str, torch.Tensor]], kind: str, dtype: torch.dtype = torch.bfloat16
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors that stand for ``named_tensors``, whole tensors on this rank. ``dtype``: of the weights as trained,
-    to which floating tensors are cast first; scales depend on it.
+    """The tensors that stand for ``named_tensors``, whole tensors on this rank. Names may have the parts that wrappers
+    and PEFT add, and keep them. ``dtype``: of the weights as trained, to which floating tensors are cast first; scales
+    depend on it.
 
     Raises UsageError (unknown kind or dtype, a tensor in shards) and IntegrityError (NaN or infinity).
     """
@@ -39,7 +42,8 @@ def quantised(
         live = tensor.detach()
         cast = live.to(dtype) if live.is_floating_point() else live
         form = Tensor(name, _NAMES.get(cast.dtype, "I64"), tuple(cast.shape))
-        if not is_quantised(form):
+        # A wrapper right around a linear stands between the names by which its weight is known.
+        if not is_quantised(replace(form, name=without_adapter_layers(without_wrappers(name)))):
             yield name, cast
             continue
         codes, scales = (torch.from_numpy(found) for found in quantise(chosen, cast.cpu(), name))

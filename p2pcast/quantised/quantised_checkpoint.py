@@ -31,7 +31,7 @@ class QuantisedCheckpoint(Checkpoint):
 
     def __init__(self, plain: Checkpoint, kind: Kind) -> None:
         """Raises IntegrityError where nothing can be quantised."""
-        super().__init__(plain.folder, plain.files)
+        super().__init__(plain.folder, plain.files, plain.adapters)
         self._plain = plain
         try:
             self._form = QuantisedLayout(plain.layout(), kind)

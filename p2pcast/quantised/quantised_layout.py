@@ -64,7 +64,7 @@ class QuantisedLayout:
     def files(self, small: dict[str, bytes]) -> dict[str, bytes]:
         """Small files of the quantised folder. Raises IntegrityError for weights that are quantised already."""
         config = _parsed(small.get(CONFIG, b"{}"))
-        if "quantization_config" in config:
+        if config.get("quantization_config") is not None:
             raise IntegrityError(f"{CONFIG} has a quantization_config: only weights as trained can be quantised")
         config["quantization_config"] = self.kind.engine_config(self.ignored)
         return {**small, CONFIG: (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()}

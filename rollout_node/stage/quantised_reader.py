@@ -46,15 +46,12 @@ class QuantisedReader(ShadowReader):
                 yield None
                 return
             async with self._following:
-                if self._doubtful or self._copy is None or self._copy.version != held[0]:
-                    # Asked here: the table of holdings changes in this thread alone.
-                    at = None if self._copy is None or self._doubtful else self._copy.version
-                    changes = None if at is None else super().patches(at, held[0])
-                    await _to_its_end(lambda: self._follow(None if isinstance(changes, Path) else changes))
+                if not self._is_sound() or self._copy.version != held[0]:
+                    await self._move_to(held[0])
             yield held[0], self._copy.shadow.path
 
     def distrust(self) -> None:
-        """An engine got wrong weights: the copy is made anew."""
+        """An engine got wrong weights, or the shadow had corrupt cells: the copy is made anew."""
         self._doubtful = True
 
     def digests(self) -> VersionDigests:
@@ -87,17 +84,34 @@ class QuantisedReader(ShadowReader):
             raise RetryableError(f"this peer has quantised no version as {self._kind.name} yet")
         return self._copy
 
-    def _follow(self, changes: list[Path] | None) -> None:
-        """Blocks, for a pass over the changed rows; at first and after a doubt, over the whole state."""
+    def _is_sound(self) -> bool:
+        """Whether the copy is one of the present shadow. Another shadow may hold another state under the same version,
+        and another layout.
+        """
+        return self._copy is not None and not self._doubtful and self._copy.plain is self._existing()
+
+    async def _move_to(self, version: Version) -> None:
+        """Blocks a thread for a pass over the changed rows; at first and after a doubt, over the whole state."""
+        sound = self._is_sound()
+        # Asked here: the table of holdings changes in this thread alone.
+        at = self._copy.version if sound else None
+        changes = None if at is None else super().patches(at, version)
+        # Before the work: a doubt that comes meanwhile is about its result.
+        self._doubtful = False
+        try:
+            await _to_its_end(lambda: self._follow(None if isinstance(changes, Path) else changes, anew=not sound))
+        except BaseException:
+            self._doubtful |= not sound
+            raise
+
+    def _follow(self, changes: list[Path] | None, *, anew: bool) -> None:
         from p2pcast.quantised.quantised_shadow import QuantisedShadow
 
-        plain = self._existing()
-        if self._copy is None or self._copy.plain is not plain or self._doubtful:
-            # Another shadow may have another layout, and a copy in doubt shows that its memory failed.
+        if anew:
+            # A copy in doubt shows that its memory failed.
             self.close()
-            self._copy, changes = QuantisedShadow(plain, self._folder, self._kind), None
+            self._copy = QuantisedShadow(self._existing(), self._folder, self._kind)
         self._copy.follow(changes)
-        self._doubtful = False
 
 
 async def _to_its_end(work: Callable[[], None]) -> None:

@@ -20,11 +20,19 @@ REREAD_S = 30.0
 
 
 class ShadowCheck:
-    """``replan`` wakes the updater, which calls ``reread_if_suspected``."""
+    """``replan`` wakes the updater, which calls ``reread_if_suspected``. ``on_corrupt`` is called once corrupt cells
+    that readers may have seen are repaired or given up.
+    """
 
     def __init__(
-        self, writer: ShadowWriter, staging: Staging, repair: ShadowRepair, replan: Callable[[], None]
+        self,
+        writer: ShadowWriter,
+        staging: Staging,
+        repair: ShadowRepair,
+        replan: Callable[[], None],
+        on_corrupt: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_corrupt = on_corrupt
         self._writer = writer
         self._staging = staging
         self._repair = repair
@@ -47,9 +55,14 @@ class ShadowCheck:
     async def reread(self, shadow: Shadow) -> bool:
         """Whether any cell was corrupt. The shadow is right afterwards, or there is none any more."""
         corrupt = await self._corrupt(shadow)
-        if corrupt and not await self._repair.repair_cells(shadow, corrupt, self._writer.moving):
-            await self._writer.drop()
-        return bool(corrupt)
+        if not corrupt:
+            return False
+        try:
+            if not await self._repair.repair_cells(shadow, corrupt, self._writer.moving):
+                await self._writer.drop()
+        finally:
+            self._on_corrupt()
+        return True
 
     async def repaired(self, shadow: Shadow) -> bool:
         """Whether all cells of a shadow without readers are right, or are so after a repair."""

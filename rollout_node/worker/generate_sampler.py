@@ -4,6 +4,7 @@ Promises:
 
 - Samples carry the experts of their tokens if the engine returns them. The engine's own option
   ``--enable-return-routed-experts`` decides, and the first probe shows it. Without the option a request is as before.
+  After an answer that cannot be read the engine is probed again: it may have been restarted.
 - A share of the plays of an engine with sparse attention carries the most probable tokens of each position.
 """
 
@@ -11,11 +12,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, Self
 
 import numpy as np
 
+from p2pcast.errors import P2PCastError, RemoteError
 from p2pcast.limits import MIB
 from p2pcast.private_random import fraction
 from p2pcast.rollouts.top_logprobs import TOP_K
@@ -26,7 +29,7 @@ from rollout_node.worker.engine_requests import MAX_LINE_BYTES, PROBE_TOKEN
 from rollout_node.worker.generate_form import Answer
 from rollout_node.worker.labelled_sampler import LabelledSampler
 from rollout_node.worker.routed_answer import KnownTokens, routed_line_bytes
-from rollout_node.worker.sampled_answer import CANDIDATES
+from rollout_node.worker.sampled_answer import CANDIDATES, HOT
 
 logger = logging.getLogger("p2pcast.worker")
 
@@ -49,11 +52,14 @@ class GenerateSampler(LabelledSampler):
         super().__init__(*arguments, adapter=adapter)
         self._known = KnownTokens()
         self._asks_top = False
+        self._of_engine = self
+        """The sampler that has made this one for a play."""
 
     def of_play(self, on_tokens: Callable[[int], None]) -> Self:
         found = super().of_play(on_tokens)
         found.routed_bytes, found.top_count = self.routed_bytes, self.top_count
         found._asks_top = fraction() < self.top_share
+        found._of_engine = self._of_engine
         return found
 
     async def sample(
@@ -81,7 +87,11 @@ class GenerateSampler(LabelledSampler):
         routed_tokens = len(prompt_ids) + max_tokens - routed_from
         most_bytes = MAX_LINE_BYTES + routed_line_bytes(routed_tokens, self.routed_bytes)
         most_bytes += min(MAX_TOP_LINE_BYTES, TOP_BYTES * top_count * max_tokens)
-        await answer.read(self._requests.streamed(body, most_bytes), self._on_tokens)
+        try:
+            await answer.read(self._requests.streamed(body, most_bytes), self._on_tokens)
+        except RemoteError:
+            await self._of_engine.learn_form()
+            raise
         sample = replace(await self._sample(answer), top=answer.top())
         if answer.experts is None:
             return sample
@@ -101,6 +111,13 @@ class GenerateSampler(LabelledSampler):
         answer = Answer((), 1)
         answer.add(found)
         return recomputation.prompt_logprobs(found, token_ids), await self._version(answer)
+
+    async def learn_form(self) -> None:
+        """Look again whether the engine returns experts, for later plays: a restarted engine may have the option now,
+        and its lines are longer than the limit without.
+        """
+        with suppress(P2PCastError):
+            await self._probe(HOT)
 
     async def _probe(self, temperature: float) -> tuple[dict[int, float], str]:
         body = generate_form.request(

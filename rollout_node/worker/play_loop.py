@@ -24,6 +24,7 @@ from p2pcast.errors import P2PCastError, RefusedError, RemoteError, RetryableErr
 from p2pcast.private_random import uniform
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result, fault
+from p2pcast.rollouts.routed_experts import routed_fault
 from p2pcast.rollouts.top_logprobs import TOP_K, top_fault
 from p2pcast.tasks.play import result_of
 from p2pcast.tasks.task import FAILED_CHECK_TAG, Sampler, Task, Trajectory
@@ -52,7 +53,7 @@ LATE_S: Final = 60.0
 FLUSH_S: Final = 10.0
 """Time in seconds for the last results and returns to reach the ledger, once no play is left."""
 REQUEST_BYTES: Final = 16 * limits.MIB
-"""Results of one request end above this size: the ledger takes 64 MiB, and one result is at most 4 MiB."""
+"""Results of one request end above this size: the ledger takes 64 MiB, and one result is at most 16 MiB."""
 MAX_TAG: Final = 200
 """Most characters of a failure in a result's tags."""
 SOON_S, LATER_S = 0.1, 30.0
@@ -309,6 +310,9 @@ class PlayLoop:
         if result.top_logprobs is not None and top_fault(result.top_logprobs, result.mask, self._task.vocabulary):
             # An engine may pad its vocabulary. The rollout counts without them.
             result = replace(result, top_logprobs=None)
+        if (routed := result.routed_experts) is not None and (wrong := routed_fault(routed, len(result.token_ids))):
+            logger.warning("the result of job %s goes without experts: the engine sent %s", job.job.hex(), wrong)
+            result = replace(result, routed_experts=None)
         if (wrong := fault(result, self._task.vocabulary)) is not None:
             raise RemoteError(f"the play is no valid result: {wrong}")
         return result

@@ -23,6 +23,7 @@ from rollout_node.control.run_key_source import RunKey
 from rollout_node.engine.multi_host_installer import MultiHostInstaller
 from rollout_node.engine.runner import Runner
 from rollout_node.peer_parts import build_engines, build_relay, build_sync
+from rollout_node.stage.quantised_reader import QuantisedReader
 from tests.nothing_left import NothingLeft, StepError, failing
 from tests.p2pcast.store.artifacts_at_hand import put
 
@@ -165,6 +166,16 @@ async def test_wrong_weights_at_an_engine_wake_the_updater(tmp_path):
         await asyncio.sleep(0)
         engine.wrong_weights.notify()
         await woken
+
+
+@pytest.mark.parametrize("kind", [None, "fp8-channel"])
+async def test_corrupt_cells_put_a_quantising_peers_copy_and_engines_in_doubt(tmp_path, monkeypatch, kind):
+    doubted = []
+    monkeypatch.setattr(QuantisedReader, "distrust", lambda reader: doubted.append(reader))
+    monkeypatch.setattr(Runner, "distrust", lambda runner: doubted.append(runner))
+    async with built(options(tmp_path, quantise=kind)) as (_, _, engine, sync):
+        sync.stage.check._on_corrupt()
+        assert doubted == ([] if kind is None else [engine.shadow, *engine.engines.runners])
 
 
 async def test_an_opened_artifact_is_news_of_the_newest_version(tmp_path):

@@ -24,6 +24,11 @@ from trainer_node.learning.objective.micro_batches import MicroBatch
 Routing = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 """From hidden states (N, H) to logits (N, experts), gates (N, top_k) and chosen experts (N, top_k)."""
 
+LEAST_SUM: Final = 2.0**-64
+"""Least divisor of gates. No router chooses experts whose probabilities have a smaller sum, but a worker may state any
+experts. A sum of 0 gives NaN, and a very small one an infinite gradient.
+"""
+
 
 class Gates(Protocol):
     def __call__(self, router: Any, logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
@@ -38,10 +43,12 @@ class Family(NamedTuple):
 
 
 def softmax_gates(router: Any, logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """Softmax over all experts in float32; divided by the sum of the chosen ones if the model does so."""
+    """Softmax over all experts in float32; divided by the sum of the chosen ones if the model does so. Finite, with
+    finite gradients, for any chosen experts.
+    """
     gates = torch.softmax(logits, dim=-1, dtype=torch.float).gather(-1, chosen)
     if router.norm_topk_prob:
-        gates = gates / gates.sum(-1, keepdim=True)
+        gates = gates / gates.sum(-1, keepdim=True).clamp_min(LEAST_SUM)
     return gates.to(logits.dtype)
 
 

@@ -144,7 +144,7 @@ def _checked(name: str, config: Any) -> dict[str, Any]:
     if not isinstance(table, Mapping):
         raise UsageError(f"{where}: {type(config).__name__} is no configuration; give a mapping as in {CONFIG}")
     try:
-        found: dict[str, Any] = json.loads(json.dumps(dict(table), default=_plain))
+        found: dict[str, Any] = json.loads(json.dumps(dict(table), default=_plain, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise UsageError(f"{where}: its configuration cannot be written as JSON: {error}") from None
     rank, alpha = found.get("r"), found.get("lora_alpha")

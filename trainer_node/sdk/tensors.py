@@ -19,11 +19,9 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from p2pcast.checkpoint.adapter_form import adapter_of
+from p2pcast.checkpoint.wrapped_names import without_wrappers
 from p2pcast.codec.layout import Tensor
 from p2pcast.errors import UsageError
-
-WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-"""Parts of a name that DDP, ``torch.compile``, FSDP and activation checkpointing add."""
 
 DTYPES: dict[torch.dtype, str] = {
     torch.bfloat16: "BF16",
@@ -99,8 +97,7 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def checkpoint_name(name: str, rename: Rename | None = None) -> str:
     """``name`` without wrappers' parts, then renamed: by a mapping (missing names stay) or a function."""
-    kept = [part for part in name.split(".") if part not in WRAPPERS]
-    plain = ".".join(kept)
+    plain = without_wrappers(name)
     if rename is None:
         return plain
     if isinstance(rename, Mapping):

@@ -90,6 +90,26 @@ def test_a_quantised_configuration_is_refused(folder: Path) -> None:
         opening("fp8-channel")(folder).small_files()
 
 
+def test_a_null_configuration_counts_as_none(folder: Path) -> None:
+    (folder / "config.json").write_text('{"quantization_config": null}')
+    files = opening("fp8-channel")(folder).small_files()
+    assert json.loads(files["config.json"])["quantization_config"]["quant_method"] == "compressed-tensors"
+
+
+def test_matrices_of_several_adapters_are_not_quantised(folder: Path) -> None:
+    matrices = {f"base_model.model.model.layers.0.mlp.up_proj.lora_{side}.weight": torch.ones(4, 4) for side in "AB"}
+    for number, name in enumerate(("phi", "psi")):
+        (folder / name).mkdir()
+        found = {n: m * number for n, m in matrices.items()}
+        save_file(found, folder / name / "adapter_model.safetensors")
+    source = opening("fp8-channel")(folder)
+    beside = {f"{name}/{matrix}" for name in ("phi", "psi") for matrix in matrices}
+    assert beside <= {tensor.name for tensor in source.layout().tensors}
+    for cell in source.layout().cells:
+        if (name := source.layout().tensors[cell.tensor].name) in beside:
+            assert (source.words(cell).view("<f4") == (name.startswith("psi/"))).all()
+
+
 def test_unknown_kinds_are_refused() -> None:
     with pytest.raises(UsageError, match="choose one of fp8-channel"):
         opening("fp4")
@@ -121,6 +141,16 @@ def test_command_and_hub_and_training_loop_make_the_same_tensors(
     ignored = json.loads((out / "config.json").read_text())["quantization_config"]
     kept = ignored.get("ignore") or ignored["modules_to_not_convert"]
     assert kept == ["lm_head", "model.embed_tokens", "model.layers.0.mlp.gate"]
+
+
+@pytest.mark.parametrize(
+    "wrapped", ["q_proj._orig_mod", "q_proj._checkpoint_wrapped_module", "_orig_mod.q_proj", "q_proj.base_layer"]
+)
+def test_wrapped_linears_of_a_training_loop_are_quantised(wrapped: str) -> None:
+    made = [tensor.shape for _, tensor in quantised([(f"model.{wrapped}.weight", torch.ones(4, 8))], "fp8-channel")]
+    assert made == [(4, 8), (4, 1)]
+    kept = dict(quantised([("model.q_proj.lora_A.phi.weight", torch.ones(4, 8))], "fp8-channel"))
+    assert list(kept) == ["model.q_proj.lora_A.phi.weight"]
 
 
 def test_masters_are_cast_before_quantisation() -> None:

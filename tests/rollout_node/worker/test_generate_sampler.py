@@ -202,6 +202,16 @@ async def test_experts_longer_than_a_plain_line_are_read(engine: FakeEngine, sam
     assert found.ids.shape == (60, 1000, 48)
 
 
+async def test_an_engine_restarted_with_the_option_costs_one_sample(
+    engine: FakeEngine, sampler: GenerateSampler
+) -> None:
+    await sampler.check()
+    engine.experts = (1000, 48)
+    with pytest.raises(RemoteError, match="sent a line of more than"):
+        await sampled(sampler.of_play(lambda count: None), count=58)
+    assert (await sampled(sampler.of_play(lambda count: None), count=58)).experts is not None
+
+
 async def test_scores_ask_for_no_experts(engine: FakeEngine, sampler: GenerateSampler) -> None:
     engine.experts = (1000, 48)
     scores, _ = await sampler.score(list(range(1, 15)) * 20)

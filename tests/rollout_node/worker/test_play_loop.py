@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import aiohttp
+import fake_engine
 import numpy as np
 import pytest
 from fake_engine import NODE, FakeEngine
@@ -179,6 +180,25 @@ async def test_a_result_that_the_ledger_would_blame_is_not_handed_in(ledger: Mem
         await ledger.until(lambda: bool(ledger.returned))
         assert loop.verdicts["failed"] >= 1
     assert not ledger.bodies
+
+
+async def test_experts_that_no_model_chooses_are_left_out_of_a_result(
+    ledger: MemoryLedger, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine may lack the experts of a prompt's first tokens, and send zeros."""
+    whole = fake_engine.routed
+
+    def routed(places: Sequence[int], layers: int, top_k: int) -> np.ndarray:
+        return whole(places, layers, top_k) * (np.array(places) > 1)[:, None, None].astype("u1")
+
+    monkeypatch.setattr(fake_engine, "routed", routed)
+    engine.experts = (3, 2)
+    ledger.add(own_jobs(TASK, 3))
+    ledger.finish_when_empty = True
+    async with worker(ledger, engine) as (loop, running):
+        await running
+        assert loop.verdicts == {"accepted": 3}
+    assert all(result.routed_experts is None for result in ledger.settled.values())
 
 
 class Unchecked(Sums):

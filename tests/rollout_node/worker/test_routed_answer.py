@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 from typing import Any
 
 import numpy as np
@@ -21,18 +22,21 @@ def npy(array: np.ndarray, **options: Any) -> str:
 
 
 @pytest.mark.parametrize("dtype", ["u1", "<u2"])
-def test_ids_equal_the_saved_array(dtype: str) -> None:
-    ids = np.arange(24).reshape(4, 3, 2).astype(dtype)
+@pytest.mark.parametrize("shape", [(4, 3, 2), (24, 1, 1), (1, 1, 24), (0, 3, 2)])
+def test_ids_equal_the_saved_array(dtype: str, shape: tuple[int, int, int]) -> None:
+    ids = np.arange(math.prod(shape)).reshape(shape).astype(dtype)
     text = npy(ids)
+    assert routed_ids(text).shape == shape
     assert (routed_ids(text) == ids).all()
-    assert len(text) <= routed_line_bytes(4, ids[0].nbytes)
+    assert len(text) <= routed_line_bytes(shape[0], math.prod(shape[1:]) * ids.itemsize)
     assert routed_line_bytes(4, 0) == 0
 
 
 def lying(shape: str) -> str:
     """A header that claims another shape."""
     content = base64.b64decode(npy(np.zeros((4, 3, 2), "u1")))
-    return base64.b64encode(content.replace(b"(4, 3, 2)", shape.encode())).decode()
+    header, ids = content[10:-24].replace(b"(4, 3, 2)", shape.encode()), content[-24:]
+    return base64.b64encode(content[:8] + len(header).to_bytes(2, "little") + header + ids).decode()
 
 
 @pytest.mark.parametrize(
@@ -48,6 +52,12 @@ def lying(shape: str) -> str:
         npy(np.array([[[{}]]], object), allow_pickle=True),
         lying("(5, 3, 2)"),
         lying("(4, 3, 9)"),
+        lying("(-1, 3, 2)"),
+        # numpy's reader ends with TokenError, SyntaxError, MemoryError and a warning here.
+        lying("(((((((((" * 40),
+        base64.b64encode(base64.b64decode(lying("(4, 3, 2)")).replace(b"|u1", b",u1")).decode(),
+        lying("-" * 9000 + "1"),
+        lying("(4L, 3L, 2L)"),
     ],
 )
 def test_an_array_of_another_form_is_an_error_of_ours(text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,19 @@ def test_gradients_of_gates_equal_finite_differences(tmp_path: Path) -> None:
     assert float(weight.grad[2, 5]) == pytest.approx(float(values[0] - values[1]) / 2e-2, rel=2e-2)
 
 
+@pytest.mark.parametrize("scale", [1.0, 40.0, 300.0, 1e4])
+def test_experts_without_probability_leave_gradients_finite(tmp_path: Path, scale: float) -> None:
+    """A worker may state the experts that the learner's router would choose last."""
+    model = learner(tmp_path / "m", partial(qwen2_moe, norm_topk_prob=True))
+    with torch.no_grad():
+        for layer in model.module.model.layers:
+            layer.mlp.gate.weight *= scale
+    found = model.logprobs(one_batch([row(1, 40, routed=drawn(40, 3))]))
+    found.sum().backward()
+    assert found.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in model.parameters.values() if p.grad is not None)
+
+
 def test_a_model_whose_routers_are_unknown_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not fit a model of the type mixtral: routers are known of qwen2_moe"):
         learner(tmp_path / "m", mixtral)
@@ -217,6 +231,9 @@ def test_rows_have_experts_that_fit_the_model_if_replay_is_on(tmp_path: Path) ->
         ([(3, 3, 5, "keep"), (4, 6, 8, "keep")], ((0, 7),)),
         ([(3, 3, 5, "recompute"), (3, 6, 8, "recompute")], ((0, 7),)),
         ([(3, 3, 5, "recompute"), (4, 6, 7, "recompute"), (5, 7, 8, "recompute")], ((6, 7),)),
+        # 0.4 has computed the prompt again, and 0.5 used what 0.4 had computed.
+        ([(3, 3, 5, "recompute"), (4, 6, 7, "recompute"), (5, 7, 8, "keep")], ((4, 7),)),
+        ([(3, 3, 5, "recompute"), (4, 6, 7, "keep"), (5, 7, 8, "keep")], ((0, 7),)),
     ],
 )
 def test_experts_before_a_switch_are_replayed_if_their_keys_were_kept(

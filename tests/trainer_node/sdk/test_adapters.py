@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,8 @@ def test_tensors_of_other_adapters_and_of_the_base_are_left_out() -> None:
         ({"a/b": CONFIG}, "is no name of an adapter"),
         ({"a": 5}, "is no configuration"),
         ({"a": {"r": 4}}, "lora_alpha, a number"),
+        ({"a": CONFIG | {"lora_alpha": math.nan}}, "cannot be written as JSON"),
+        ({"a": CONFIG | {"lora_alpha": math.inf}}, "cannot be written as JSON"),
         ({"a": CONFIG | {"use_dora": True}}, "DoRA's magnitudes"),
         ({"a": CONFIG | {"bias": "all"}}, "biases of the base model"),
         ({"a": CONFIG | {"modules_to_save": ["lm_head"]}}, "whole modules"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -176,14 +177,14 @@ def _routed(result: Result, experts: ExpertShape, expert_layers: Sequence[int]) 
 
 
 def _computed_alike(spans: Sequence[Span]) -> int:
-    """The first token that the last version computed, in a rollout of several versions. That version has computed the
-    tokens before again, with experts that no answer returns; under ``keep`` it used what the others had computed.
+    """The first token whose experts the last version still used. At a switch the new version computes the tokens before
+    again, with experts that no answer returns; under ``keep`` it uses what the version before had computed.
     """
-    last = spans[-1]
-    if last.kv not in KV_OF_ONE_VERSION:
-        return 0
-    # The last token that an older version sampled is computed only after the switch.
-    return max((span.end - 1 for span in spans if span.version != last.version), default=0)
+    for before, span in reversed(list(pairwise(spans))):
+        if span.version != before.version and span.kv in KV_OF_ONE_VERSION:
+            # The last token that an older version sampled is computed only after the switch.
+            return before.end - 1
+    return 0
 
 
 def _row(result: Result, advantage: float, group: int, reward: float, *, learns: bool) -> TrainingRow:
