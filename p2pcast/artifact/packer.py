@@ -89,6 +89,9 @@ class Packer:
             raise UsageError(f"small file {fault}")
         if self.manifest is not None or any(f.path == path for f in self._files):
             raise UsageError(f"small file {path!r}: added twice, or after seal()")
+        for other in (f.path for f in self._files):
+            if other.startswith(f"{path}/") or path.startswith(f"{other}/"):
+                raise UsageError(f"small files {path!r} and {other!r}: one of them would be a folder")
         total = size + sum(f.size for f in self._files)
         if size > limits.MAX_SMALL_FILE_BYTES or total > limits.MAX_FILES_BYTES or len(self._files) >= limits.MAX_FILES:
             raise UsageError(f"small file {path!r}: too large, or over the limit of files")

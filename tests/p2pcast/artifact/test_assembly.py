@@ -305,8 +305,11 @@ def test_packer_and_receiver_refuse_the_same_records() -> None:
             packer.add_cell(cell, codec, payload, 0, after)
     digest = blake3.blake3(b"x").digest()
     packer.add_file("f", b"x", 1, digest)
+    packer.add_file("folder/f", b"x", 1, digest)
     for path, contents, size, hash_ in [
         ("f", b"x", 1, digest),
+        ("f/g", b"x", 1, digest),
+        ("folder", b"x", 1, digest),
         ("../f", b"x", 1, digest),
         ("g", b"x", 2, digest),
         ("g", b"y", 1, digest),
