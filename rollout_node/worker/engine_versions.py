@@ -55,6 +55,9 @@ class EngineVersions:
         self._stretch: Stretch | None = None
         self._schedules: dict[Version, bytes] = {}
         self._sparse = False
+        """Of the newest answer that named the engine's version."""
+        self._followed: dict[Version, bool] = {}
+        """Whether the engine followed the schedule of a version, as last seen while it served that version."""
 
     @property
     def salt(self) -> str | None:
@@ -68,7 +71,7 @@ class EngineVersions:
 
     def schedule(self, version: Version) -> bytes | None:
         """Name of the schedule by which the engine attended while it served ``version``; None: densely."""
-        return self._schedules.get(version) if self._sparse else None
+        return self._schedules.get(version) if self._followed.get(version, self._sparse) else None
 
     async def refresh(self) -> Served:
         """The version that the engine serves now. Raises RetryableError while no version is installed."""
@@ -86,8 +89,11 @@ class EngineVersions:
         if found["kv"] not in SPAN_KVS or any(len(digest) != HASH_BYTES for digest in manifests.values()):
             raise ValueError
         self.kv = found["kv"]
-        # Only logs and traces name the run.
-        self.run = found["run"] if isinstance(found.get("run"), str) else None
+        run = found["run"] if isinstance(found.get("run"), str) else None
+        if run != self.run:
+            # Versions of another run have other weights under the same names.
+            self._manifests, self._schedules, self._followed, self._sparse = {}, {}, {}, False
+        self.run = run
         self._manifests = dict(sorted((self._manifests | manifests).items())[-REMEMBERED:])
         # Peers of earlier releases name no schedules.
         schedules = {Version.parse(text): bytes.fromhex(name) for text, name in found.get("schedules", {}).items()}
@@ -98,7 +104,6 @@ class EngineVersions:
         name = next((name for kind in SERVERS if (name := f"{kind}:{self._engine}") in engines), self._engine)
         if name not in engines and len(engines) == 1:  # an engine with a name of its own
             (name,) = engines
-        self._sparse = name in found.get("sparse", ())
         text = engines.get(name)
         version = None if text is None else Version.parse(text)
         self._stretch = None
@@ -106,6 +111,9 @@ class EngineVersions:
             self.served = None
             return
         manifest = self._manifests[version]
+        # A peer that has not reached its engine yet, as after a restart, does not know how the engine attends.
+        self._sparse = name in found.get("sparse", ())
+        self._followed = dict(sorted((self._followed | {version: self._sparse}).items())[-REMEMBERED:])
         staged = None if staged is None else Version.parse(staged)
         self.served = Served(version, manifest, staged, bytes.fromhex(found["node"]).hex(), name)
         stretch = found.get("stretches", {}).get(name)
