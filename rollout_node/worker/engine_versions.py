@@ -9,6 +9,7 @@ import aiohttp
 from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError, UsageError
 from p2pcast.rollouts.kv_policy import SPAN_KVS, SpanKv
 from p2pcast.rollouts.result import Span
+from p2pcast.sparse.budget_schedule import ALL_PAGES_NAME
 from p2pcast.version import Version
 
 HASH_BYTES: Final = 32
@@ -67,7 +68,7 @@ class EngineVersions:
     @property
     def sparse(self) -> bool:
         """Whether a request that begins now is sampled with sparse attention."""
-        return self.served is not None and self.schedule(self.served.version) is not None
+        return self.served is not None and self.schedule(self.served.version) not in (None, ALL_PAGES_NAME)
 
     def schedule(self, version: Version) -> bytes | None:
         """Name of the schedule by which the engine attended while it served ``version``; None: densely."""

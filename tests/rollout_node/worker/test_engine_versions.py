@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from p2pcast.errors import RetryableError
+from p2pcast.sparse.budget_schedule import ALL_PAGES_NAME
 from p2pcast.version import Version
 from rollout_node.worker.engine_versions import REMEMBERED, EngineVersions
 
@@ -88,6 +89,12 @@ async def test_version_between_two_answers_has_the_attention_of_the_last_one(
 ) -> None:
     await read(versions, peer, answer(TWO, v1=OLD, v2=NEW))
     assert versions.schedule(ONE) == OLD
+
+
+async def test_schedule_with_all_pages_is_named_and_dense(versions: EngineVersions, peer: Peer) -> None:
+    await read(versions, peer, answer(ONE, v1=ALL_PAGES_NAME))
+    assert versions.schedule(ONE) == ALL_PAGES_NAME
+    assert not versions.sparse
 
 
 async def test_schedules_of_another_run_are_forgotten(versions: EngineVersions, peer: Peer) -> None:
