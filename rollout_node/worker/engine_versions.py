@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import aiohttp
@@ -141,6 +142,10 @@ class EngineVersions:
             raise RetryableError(f"the engine serves weights that no peer installed ({label[:40]!r})") from None
         if version not in self._manifests:
             await self.refresh()
+        elif self._sparse and version not in self._followed and version not in self._schedules:
+            # The peer lists a manifest as soon as the hub does, and a schedule only once it has the version.
+            with suppress(P2PCastError):
+                await self.refresh()
         if version not in self._manifests:
             raise RetryableError(f"the peer at {self._peer} does not know version {version} of the engine")
         return Span(version, 0, 0, self._manifests[version], self.kv)

@@ -39,12 +39,14 @@ class Peer:
 
     def __init__(self) -> None:
         self.found: dict[str, Any] = {}
+        self.asked = 0
 
     @asynccontextmanager
     async def get(self, url: str, **_: Any) -> Any:
         async def json() -> dict[str, Any]:
             return self.found
 
+        self.asked += 1
         yield SimpleNamespace(status=200, json=json)
 
 
@@ -111,3 +113,31 @@ async def test_many_versions_of_another_run_do_not_displace_present_ones(version
     await read(versions, peer, answer(ONE, run="bb"))
     assert versions.served is not None
     assert versions.served.version == ONE
+
+
+async def test_schedule_of_a_version_that_the_peer_listed_before_it_had_the_version_is_asked_for(
+    versions: EngineVersions, peer: Peer
+) -> None:
+    """The hub's list names a version's manifest first; its files come with the version."""
+    await read(versions, peer, answer(ONE, v1=OLD))
+    peer.found = answer(TWO, v1=OLD, v2=NEW)
+    assert (await versions.span("0.2")).version == TWO
+    assert versions.schedule(TWO) == NEW
+
+
+async def test_peer_that_restarts_ends_no_play_of_a_version_with_a_known_manifest(
+    versions: EngineVersions, peer: Peer
+) -> None:
+    await read(versions, peer, answer(ONE, v1=OLD, v2=NEW))
+    peer.found = answer(None)
+    assert (await versions.span("0.2")).version == TWO
+    assert versions.schedule(TWO) == NEW
+
+
+async def test_versions_that_were_served_are_not_asked_for_again(versions: EngineVersions, peer: Peer) -> None:
+    await read(versions, peer, answer(TWO))
+    await versions.span("0.2")
+    await read(versions, peer, answer(ONE, sparse=False))
+    await versions.span("0.2")
+    await versions.span("0.1")
+    assert peer.asked == 2
