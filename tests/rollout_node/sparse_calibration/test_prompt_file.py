@@ -21,7 +21,7 @@ def test_lines_hold_texts_or_token_ids(file: Path) -> None:
     assert prompts_of_file(file) == ["Why?", [3, 4]]
 
 
-def test_texts_hold_separators_of_lines_that_json_leaves_as_they_are(file: Path) -> None:
+def test_line_separators_inside_texts_divide_no_line(file: Path) -> None:
     file.write_text('{"text": "one\u2028two\x85three"}\n{"text": "four"}', encoding="utf-8")
     assert prompts_of_file(file) == ["one\u2028two\x85three", "four"]
 

@@ -1,4 +1,4 @@
-"""What a worker remembers of its engine's versions, answer by answer of the peer."""
+"""A worker's memory of its engine's versions, answer by answer of the peer."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def test_schedules_of_another_run_are_forgotten(versions: EngineVersions, 
     assert versions.schedule(TWO) is None
 
 
-async def test_many_versions_of_another_run_do_not_displace_present_ones(versions: EngineVersions, peer: Peer) -> None:
+async def test_versions_of_another_run_take_no_room(versions: EngineVersions, peer: Peer) -> None:
     many = answer(Version(0, 9999))
     many["manifests"] = {f"0.{step}": "5a" * 32 for step in range(10_000 - REMEMBERED, 10_000)}
     await read(versions, peer, many)
@@ -115,9 +115,7 @@ async def test_many_versions_of_another_run_do_not_displace_present_ones(version
     assert versions.served.version == ONE
 
 
-async def test_schedule_of_a_version_that_the_peer_listed_before_it_had_the_version_is_asked_for(
-    versions: EngineVersions, peer: Peer
-) -> None:
+async def test_schedule_of_a_version_that_was_only_listed_is_asked_for(versions: EngineVersions, peer: Peer) -> None:
     """The hub's list names a version's manifest first; its files come with the version."""
     await read(versions, peer, answer(ONE, v1=OLD))
     peer.found = answer(TWO, v1=OLD, v2=NEW)
