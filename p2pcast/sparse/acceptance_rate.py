@@ -129,15 +129,22 @@ TAIL: Final = 0.999
 
 
 def fit_tail(alphas: np.ndarray) -> TailFit | None:
-    """None for a tail of fewer than LEAST_TOKENS. Needs scipy, of the extra ``lab``. Source: Sparrow, figure 3."""
-    from scipy import stats
-
+    """None for a tail of fewer than LEAST_TOKENS, one that no distribution fits, and without scipy, of the extra
+    ``lab``. Source: Sparrow, figure 3.
+    """
+    try:
+        from scipy import stats
+    except ImportError:
+        return None
     tail = alphas[alphas < TAIL] / TAIL
     if tail.size < LEAST_TOKENS:
         return None
     # The Beta density has no value at its ends.
     tail = tail.clip(1e-6, 1 - 1e-6)
-    a, b, _, _ = stats.beta.fit(tail, floc=0, fscale=1)
+    try:
+        a, b, _, _ = stats.beta.fit(tail, floc=0, fscale=1)
+    except stats.FitError:
+        return None
     fitted = stats.beta(a, b)
     ks = float(stats.kstest(tail, fitted.cdf).statistic)
     return TailFit(float(a), float(b), float(fitted.var()), ks, tail.size / alphas.size)

@@ -13,7 +13,7 @@ import numpy as np
 
 from p2pcast.errors import UsageError
 from p2pcast.sparse.acceptance_rate import BIN_TOKENS, AcceptanceBins, TailFit, fit_tail
-from p2pcast.sparse.budget_schedule import DENSE, PAGE_TOKENS, BudgetSchedule
+from p2pcast.sparse.budget_schedule import DENSE, MOST_BINS, PAGE_TOKENS, BudgetSchedule
 
 LADDER: Final = (1, 5, 13, 29, 45, 61, 93, 125, 157, 189, 221, 253, 317, 381, 445, 509, 637, 893)
 """Pages of the budgets that are tried, besides the reserved ones: 64 to 14336 tokens, most of Sparrow's schedules."""
@@ -41,6 +41,8 @@ class Calibration:
 
     def add(self, pages: int, positions: np.ndarray, alphas: np.ndarray) -> None:
         """Tokens of one rollout with a constant budget, as for ``AcceptanceBins.add``."""
+        # The last bin that a schedule can have holds all later positions.
+        positions = np.minimum(positions, MOST_BINS * self.bin_tokens - 1)
         self._bins[pages].add(positions, alphas)
         self._alphas[pages].append(np.asarray(alphas, np.float64))
 
@@ -55,8 +57,9 @@ class Calibration:
         ]
 
     def schedule(self, target: float) -> BudgetSchedule:
-        """Budgets never fall with the position. A bin in which no budget holds the target, or in which none was
-        measured enough, is dense. Raises UsageError when no bin has enough tokens.
+        """Budgets never fall with the position, as far as bins were measured. A bin in which no budget holds the target
+        is dense, and so is one without enough tokens, which says nothing of later bins. Raises UsageError when no bin
+        has enough tokens.
         """
         held: dict[int, list[int]] = {}
         measured = [row for row in self.rows() if row.percentile is not None]
@@ -65,10 +68,11 @@ class Calibration:
         for row in measured:
             if row.percentile is not None and row.percentile >= target:
                 held.setdefault(row.number, []).append(row.pages)
-        values: list[int] = []
-        for number in range(max(row.number for row in measured) + 1):
-            least = min(held.get(number, [DENSE]))
-            values.append(max([least, *values[-1:]]))
+        numbers, values, least = {row.number for row in measured}, [], 1
+        for number in range(max(numbers) + 1):
+            if number in numbers:
+                least = max(least, min(held.get(number, [DENSE])))
+            values.append(least if number in numbers else DENSE)
         return BudgetSchedule(tuple(values), self._page_tokens, self.bin_tokens)
 
     def mean(self, pages: int) -> float | None:

@@ -200,7 +200,8 @@ class EngineInstaller:
         await self._server.label()
         await self._ranks.recount()
         reports = await self._ranks.init()
-        follows = all(r.get("follows") is True for r in reports)
+        # One sparse rank changes what the engine samples. A pipeline's first rank may have dense layers alone.
+        follows = any(r.get("follows") is True for r in reports)
         lacks = {str(name) for r in reports for name in r.get("lacks", ())}
         self._state.meet({r["rank"]: r["incarnation"] for r in reports}, follows=follows, lacks=lacks)
         return reports

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from p2pcast.errors import LocalError
 from p2pcast.sparse.acceptance_rate import acceptance_bounds
 from rollout_node.sparse_calibration.engine_process import answer
 
@@ -32,11 +33,14 @@ class CalibrationOrder:
 
 
 def rollouts(asked: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """``asked``: the document of a CalibrationOrder. Each rollout is ``{"pages", "positions", "alphas"}``."""
+    """``asked``: the document of a CalibrationOrder. Each rollout is ``{"pages", "positions", "alphas"}``. Raises
+    LocalError for an engine without sparse attention, whose rates would praise any budget.
+    """
     from vllm import LLM, SamplingParams
     from vllm.platforms import current_platform
 
     from p2pcast.sparse.budget_schedule import BudgetSchedule
+    from rollout_node.vllm_plugin import sparse_attention
     from rollout_node.vllm_plugin.sparse_attention import budget_in_use
 
     count = asked["candidates"]
@@ -51,6 +55,11 @@ def rollouts(asked: Mapping[str, Any]) -> list[dict[str, Any]]:
         # Compiling for a CPU takes longer than it saves.
         enforce_eager=current_platform.is_cpu(),
     )
+    if not all(engine.apply_model(sparse_attention.has_layers)):
+        raise LocalError(
+            f"no layer of {asked['model']} would be sparse: vLLM has taken another attention backend than"
+            " FlashAttention, or layers 2 and later have sliding windows"
+        )
     # vLLM scores prompts at temperature 1. The text of each candidate would take longer than its score.
     sampling: Any = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "detokenize": False}
     found = []

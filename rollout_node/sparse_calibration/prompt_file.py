@@ -11,7 +11,9 @@ from p2pcast.errors import UsageError
 def prompts_of_file(file: Path) -> list[str | list[int]]:
     """Texts as they are, and token ids; none is empty. Raises UsageError that names the line."""
     found: list[str | list[int]] = []
-    for number, line in enumerate(file.read_text(errors="replace").splitlines(), 1):
+    # ``splitlines`` also divides at separators that JSON leaves as they are inside a text, such as U+2028.
+    lines = file.read_text(errors="replace").removesuffix("\n").split("\n")
+    for number, line in enumerate(lines if lines != [""] else [], 1):
         try:
             body = json.loads(line)
             key = "token_ids" if "token_ids" in body else "text"

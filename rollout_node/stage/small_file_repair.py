@@ -20,6 +20,7 @@ from p2pcast.errors import IntegrityError, P2PCastError
 from p2pcast.relay.artifact_excerpt import Excerpt, expected_bytes
 from p2pcast.relay.artifact_path import Edge
 from p2pcast.relay.holding import Holding
+from p2pcast.sparse import budget_schedule
 from p2pcast.state.version_reader import way_to
 from p2pcast.store.artifact_store import Store
 from p2pcast.version import Version
@@ -56,7 +57,7 @@ class SmallFileRepair:
 
     async def complete(self, version: Version, layout: Layout, *, deep: bool = False) -> None:
         """Have all small files of a version here. ``deep``: the contents of those that are here are read. Files that no
-        node has are logged and left out.
+        node has are logged and left out, of later versions too; a schedule of sparse attention is asked for again.
         """
         lacking = await self._lacking(version, deep=deep)
         if lacking is not None and {file.hash for file in lacking} <= self._left_out:
@@ -70,7 +71,8 @@ class SmallFileRepair:
         if lacking is None:
             logger.warning("no node says which small files version %s has", version)
         elif lacking:
-            self._left_out |= {file.hash for file in lacking}
+            # Engines wait for their schedule, so that file is asked for with each later version too.
+            self._left_out |= {file.hash for file in lacking if file.path != budget_schedule.FILE}
             logger.warning("version %s goes without small files: %s", version, ", ".join(file.path for file in lacking))
 
     async def _lacking(self, version: Version, *, deep: bool = False) -> list[FileEntry] | None:

@@ -24,6 +24,7 @@ from rollout_node.in_engine.rank_installer import Command, Introduction, RankIns
 from rollout_node.in_engine.shadow_reader import ShadowReader
 from rollout_node.vllm_plugin import (
     SOCKET_VARIABLE,
+    SPARSE_VARIABLE,
     cpu_lora,
     cpu_weights,
     derived_weights,
@@ -74,6 +75,8 @@ class VllmRankModel:
         self.use_schedule: Callable[[BudgetSchedule | None], None] | None = (
             budget_in_use.use if sparse_attention.has_layers(model) else None
         )
+        if os.environ.get(SPARSE_VARIABLE) == "1" and self.use_schedule is None:
+            log.warning("no layer of this rank follows schedules of sparse attention: its attention is dense")
 
     @property
     def takes_adapters(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import aiohttp
@@ -9,6 +10,7 @@ import aiohttp
 from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError, UsageError
 from p2pcast.rollouts.kv_policy import SPAN_KVS, SpanKv
 from p2pcast.rollouts.result import Span
+from p2pcast.sparse.budget_schedule import ALL_PAGES_NAME
 from p2pcast.version import Version
 
 HASH_BYTES: Final = 32
@@ -55,6 +57,9 @@ class EngineVersions:
         self._stretch: Stretch | None = None
         self._schedules: dict[Version, bytes] = {}
         self._sparse = False
+        """Of the newest answer that named the engine's version."""
+        self._followed: dict[Version, bool] = {}
+        """Whether the engine followed the schedule of a version, as last seen while it served that version."""
 
     @property
     def salt(self) -> str | None:
@@ -64,11 +69,11 @@ class EngineVersions:
     @property
     def sparse(self) -> bool:
         """Whether a request that begins now is sampled with sparse attention."""
-        return self.served is not None and self.schedule(self.served.version) is not None
+        return self.served is not None and self.schedule(self.served.version) not in (None, ALL_PAGES_NAME)
 
     def schedule(self, version: Version) -> bytes | None:
         """Name of the schedule by which the engine attended while it served ``version``; None: densely."""
-        return self._schedules.get(version) if self._sparse else None
+        return self._schedules.get(version) if self._followed.get(version, self._sparse) else None
 
     async def refresh(self) -> Served:
         """The version that the engine serves now. Raises RetryableError while no version is installed."""
@@ -86,8 +91,11 @@ class EngineVersions:
         if found["kv"] not in SPAN_KVS or any(len(digest) != HASH_BYTES for digest in manifests.values()):
             raise ValueError
         self.kv = found["kv"]
-        # Only logs and traces name the run.
-        self.run = found["run"] if isinstance(found.get("run"), str) else None
+        run = found["run"] if isinstance(found.get("run"), str) else None
+        if run != self.run:
+            # Versions of another run have other weights under the same names.
+            self._manifests, self._schedules, self._followed, self._sparse = {}, {}, {}, False
+        self.run = run
         self._manifests = dict(sorted((self._manifests | manifests).items())[-REMEMBERED:])
         # Peers of earlier releases name no schedules.
         schedules = {Version.parse(text): bytes.fromhex(name) for text, name in found.get("schedules", {}).items()}
@@ -98,7 +106,6 @@ class EngineVersions:
         name = next((name for kind in SERVERS if (name := f"{kind}:{self._engine}") in engines), self._engine)
         if name not in engines and len(engines) == 1:  # an engine with a name of its own
             (name,) = engines
-        self._sparse = name in found.get("sparse", ())
         text = engines.get(name)
         version = None if text is None else Version.parse(text)
         self._stretch = None
@@ -106,6 +113,9 @@ class EngineVersions:
             self.served = None
             return
         manifest = self._manifests[version]
+        # A peer that has not reached its engine yet, as after a restart, does not know how the engine attends.
+        self._sparse = name in found.get("sparse", ())
+        self._followed = dict(sorted((self._followed | {version: self._sparse}).items())[-REMEMBERED:])
         staged = None if staged is None else Version.parse(staged)
         self.served = Served(version, manifest, staged, bytes.fromhex(found["node"]).hex(), name)
         stretch = found.get("stretches", {}).get(name)
@@ -132,6 +142,10 @@ class EngineVersions:
             raise RetryableError(f"the engine serves weights that no peer installed ({label[:40]!r})") from None
         if version not in self._manifests:
             await self.refresh()
+        elif self._sparse and version not in self._followed and version not in self._schedules:
+            # The peer lists a manifest as soon as the hub does, and a schedule only once it has the version.
+            with suppress(P2PCastError):
+                await self.refresh()
         if version not in self._manifests:
             raise RetryableError(f"the peer at {self._peer} does not know version {version} of the engine")
         return Span(version, 0, 0, self._manifests[version], self.kv)

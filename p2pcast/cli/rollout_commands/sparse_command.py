@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import click
 from rich.table import Table
 
 from p2pcast.cli.options import console, documented, written
-from p2pcast.errors import LocalError
+from p2pcast.errors import LocalError, UsageError
 from p2pcast.inspection.png_figure import require_matplotlib
 from p2pcast.sparse import budget_schedule
 from p2pcast.sparse.acceptance_rate import BIN_TOKENS
@@ -96,6 +97,10 @@ def calibrate(
 
     if plot is not None:
         require_matplotlib()
+    for file in (schedule, plot, output):
+        # The measurement takes hours, and would be lost.
+        if file is not None and not os.access(file.absolute().parent, os.W_OK):
+            raise UsageError(f"{file}: the folder of this file is missing, or nothing can be written there")
     found = calibrated(
         model, prompts_of_file(prompts), sorted(set(budgets)), tokens=tokens, bin_tokens=bin_tokens,
         candidates=candidates, block_size=block_size, at_once=at_once,

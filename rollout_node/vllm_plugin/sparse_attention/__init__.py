@@ -22,7 +22,10 @@ def register() -> None:
 
 
 def has_layers(model: Any) -> bool:
-    """Whether some layer of the model follows the schedule: vLLM may have taken another backend."""
+    """Whether some layer of the model follows the schedule. vLLM may have taken another backend, and all layers may be
+    dense in any case, such as those with a sliding window.
+    """
     from rollout_node.vllm_plugin.sparse_attention.paged_backend import SparseImplementation
 
-    return any(isinstance(getattr(module, "impl", None), SparseImplementation) for module in model.modules())
+    layers = ((getattr(module, "impl", None), module) for module in model.modules())
+    return any(isinstance(impl, SparseImplementation) and impl.follows_schedule(layer) for impl, layer in layers)

@@ -6,9 +6,17 @@ share a key head are averaged; the products of the key heads are added, since al
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 
+from p2pcast.limits import MIB
 from p2pcast.sparse.budget_schedule import LAST_PAGES
+
+MOST_BYTES: Final = 128 * MIB
+"""Of the sums that are gathered at a time. All rows have as many pages as the longest, and the engine's own estimate of
+its memory leaves no room for all of them together.
+"""
 
 
 class KeySums:
@@ -45,7 +53,11 @@ class KeySums:
         rows, heads, size = queries.shape
         there = self._sums.shape[1]
         means = queries.float().view(rows, there, heads // there, size).mean(dim=2)
-        return torch.einsum("rhd,rphd->rp", means, self._sums[table.clamp(0, self.pages)])
+        places = table.clamp(0, self.pages)
+        at_once = max(1, MOST_BYTES // max(1, places.shape[1] * self._sums[0].nbytes))
+        parts = zip(means.flatten(1).split(at_once), places.split(at_once), strict=True)
+        # A matrix product reads the sums where they lie; einsum would copy them first.
+        return torch.cat([(self._sums[pages].flatten(2) @ some[:, :, None]).squeeze(2) for some, pages in parts])
 
 
 def choose_pages(scores: torch.Tensor, pages: torch.Tensor, kept: torch.Tensor, most: int) -> torch.Tensor:

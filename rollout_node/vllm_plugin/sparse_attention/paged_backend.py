@@ -93,7 +93,7 @@ class SparseImplementation:
         self, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor
     ) -> None:
         super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)  # type: ignore[misc]
-        if not self._sparse(layer):
+        if not self.follows_schedule(layer):
             return
         pages, heads, page_tokens, _ = kv_cache.shape
         if self._sums is None or (self._sums.pages, self._sums.page_tokens) != (pages, page_tokens):
@@ -114,7 +114,7 @@ class SparseImplementation:
         **named: Any,
     ) -> torch.Tensor:
         step = getattr(attn_metadata, _STEP, None)
-        if step is not None and self._sums is not None and self._sparse(layer):
+        if step is not None and self._sums is not None and self.follows_schedule(layer):
             table = self._shorter_table(step, query, attn_metadata.block_table)
             attn_metadata = dataclasses.replace(attn_metadata, block_table=table, **step.changes)
         found: torch.Tensor = super().forward(  # type: ignore[misc]
@@ -131,7 +131,8 @@ class SparseImplementation:
         shorter[step.rows, : step.most_kept] = rows.gather(1, chosen)
         return shorter
 
-    def _sparse(self, layer: Any) -> bool:
+    def follows_schedule(self, layer: Any) -> bool:
+        """Whether the layer of this implementation is ever sparse."""
         if self._is_sparse is None:
             impl: Any = self
             plain = impl.attn_type == "decoder" and impl.alibi_slopes is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -103,3 +105,14 @@ def test_the_tail_is_fitted_by_a_beta_distribution() -> None:
     assert (fit.a, fit.b) == pytest.approx((2.0, 0.7), rel=0.05)
     assert fit.ks < 0.04
     assert fit_tail(np.ones(1000)) is None
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+def test_equal_rates_have_no_fitted_tail(alpha: float) -> None:
+    assert fit_tail(np.full(1000, alpha)) is None
+
+
+def test_measurement_without_scipy_has_no_fitted_tail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calibration needs only the extra of its engine, which does not bring scipy."""
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    assert fit_tail(np.full(1000, 0.5)) is None

@@ -8,7 +8,7 @@ import pytest
 from p2pcast.errors import UsageError
 from p2pcast.sparse.acceptance_rate import LEAST_TOKENS
 from p2pcast.sparse.budget_calibration import LADDER, Calibration
-from p2pcast.sparse.budget_schedule import DENSE
+from p2pcast.sparse.budget_schedule import DENSE, MOST_BINS
 
 
 def measured(rates: dict[tuple[int, int], float], count: int = LEAST_TOKENS) -> Calibration:
@@ -29,7 +29,18 @@ def test_the_smallest_budget_that_holds_the_target_is_taken() -> None:
 
 def test_budgets_never_fall_and_missing_bins_are_dense() -> None:
     found = measured({(29, 0): 0.5, (29, 1): 0.9, (61, 0): 0.9, (61, 1): 0.9, (61, 3): 0.9})
-    assert found.schedule(0.86).values == (61, 61, DENSE, DENSE)
+    assert found.schedule(0.86).values == (61, 61, DENSE, 61)
+    assert found.schedule(0.95).values == (DENSE, DENSE, DENSE, DENSE)
+
+
+def test_prompts_longer_than_the_first_bins_leave_later_bins_their_budgets() -> None:
+    found = measured({(29, 2): 0.9, (29, 3): 0.8, (61, 2): 0.95, (61, 3): 0.88})
+    assert found.schedule(0.86).values == (DENSE, DENSE, 29, 61)
+
+
+def test_positions_beyond_the_last_bin_of_a_schedule_count_in_that_bin() -> None:
+    found = measured({(29, MOST_BINS - 1): 0.9, (29, MOST_BINS + 5): 0.9})
+    assert found.schedule(0.86).values == (*[DENSE] * (MOST_BINS - 1), 29)
 
 
 def test_without_enough_tokens_there_is_no_schedule() -> None:

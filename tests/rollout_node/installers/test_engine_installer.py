@@ -383,6 +383,14 @@ async def test_an_engine_without_adapters_names_the_missing_adapter(host: Host) 
     assert audit.lacks == ("phi",)
 
 
+@pytest.mark.parametrize(("first", "second"), [(False, False), (False, True), (True, True)])
+async def test_engine_with_one_sparse_rank_follows_schedules(host: Host, *, first: bool, second: bool) -> None:
+    """A pipeline's first rank may have dense layers alone."""
+    for rank, follows in zip(host.engine.ranks, (first, second), strict=True):
+        rank.answers["init"] = {"follows": follows}
+    assert (await host.installed()).follows == second
+
+
 async def test_an_audit_of_an_engine_that_lost_its_version_is_refused(host: Host) -> None:
     installer = await host.installed()
     host.engine.ranks[1].held = "0.0"

@@ -21,6 +21,11 @@ def test_lines_hold_texts_or_token_ids(file: Path) -> None:
     assert prompts_of_file(file) == ["Why?", [3, 4]]
 
 
+def test_line_separators_inside_texts_divide_no_line(file: Path) -> None:
+    file.write_text('{"text": "one\u2028two\x85three"}\n{"text": "four"}', encoding="utf-8")
+    assert prompts_of_file(file) == ["one\u2028two\x85three", "four"]
+
+
 @pytest.mark.parametrize(
     "line",
     ["", "null", "[1]", "{}", "{", "[" * 9000, '{"text": ""}', '{"text": 5}']

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from fake_holding import FakeHolding, artifact
 from repairing_peer import LAYOUT, Peer, V, here
 
+from p2pcast.sparse import budget_schedule
 from rollout_node.stage.small_file_repair import TRIES
 
 FILE = SimpleNamespace(hash=b"f", path="config.json")
@@ -79,6 +80,19 @@ async def test_files_that_no_node_has_are_left_out_and_asked_for_once(monkeypatc
     assert caplog.text.count("goes without small files: config.json") == 1
     await peer.files.complete(V[2], LAYOUT)
     assert caplog.text.count("goes without small files") == 1
+
+
+async def test_schedule_that_did_not_come_is_asked_for_with_the_next_version(monkeypatch, caplog):
+    """Engines install no version before its schedule is there."""
+    peer = Peer(monkeypatch, here(None, 1), here(1, 2))
+    schedule = SimpleNamespace(hash=b"s", path=budget_schedule.FILE)
+    missing_files(peer, [schedule])
+    await peer.files.complete(V[1], LAYOUT)
+    assert "goes without small files: sparse_attention.json" in caplog.text
+    missing_files(peer, [schedule], [schedule], [])
+    peer.contents = {artifact(1, 2): {budget_schedule.FILE: b"{}"}}
+    await peer.files.complete(V[2], LAYOUT)
+    assert {budget_schedule.FILE: b"{}"} in peer.store.named("keep_files")
 
 
 async def test_a_version_of_which_no_node_knows_the_files_goes_without(monkeypatch, caplog):

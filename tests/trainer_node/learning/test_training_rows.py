@@ -9,6 +9,7 @@ import pytest
 
 from p2pcast.errors import IntegrityError, UsageError
 from p2pcast.rollouts.result import Span
+from p2pcast.sparse.budget_schedule import ALL_PAGES_NAME
 from p2pcast.version import Version
 from tests.trainer_node.learning.example_rows import HASH, VOCABULARY, batch, group, result
 from trainer_node.learning.objective.micro_batches import deal, micro_batches
@@ -162,6 +163,16 @@ def test_a_group_of_one_result_is_refused():
 def test_unknown_overlong_treatment_is_refused():
     with pytest.raises(UsageError, match="overlong"):
         rows(batch([(result(), 1.0), (result(), 0.0)]), overlong="drop")
+
+
+def test_tokens_of_a_schedule_with_all_pages_are_dense():
+    """A run without sparse attention publishes that schedule where versions carried another."""
+    spans = (Span(Version(0, 3), 3, 5, HASH, "drain"), Span(Version(0, 4), 6, 8, HASH, "drain"))
+    turned = result(spans=spans, schedules=[(Version(0, 3), HASH), (Version(0, 4), ALL_PAGES_NAME)])
+    dense = result(spans=spans, schedules=[(Version(0, 3), ALL_PAGES_NAME), (Version(0, 4), ALL_PAGES_NAME)])
+    row, other = rows(batch([(turned, 1.0), (dense, 0.0)]))
+    assert row.sparse.tolist() == [False] * 3 + [True] * 2 + [False] * 3
+    assert other.sparse is None
 
 
 def test_tokens_of_sparse_attention_are_marked():

@@ -49,8 +49,9 @@ def judged_tokens(result: Result, since: int) -> Sequence[JudgedTokens]:
     for span in result.spans:
         name = schedules.get(span.version)
         if name is not None and span.version.step >= since:
-            within = decoded & (positions >= span.start) & (positions < span.end)
-            by_schedule[name] = by_schedule.get(name, np.zeros(len(positions), bool)) | within
+            # A worker may send thousands of spans: each costs its own tokens alone.
+            within = slice(*np.searchsorted(positions, (span.start, span.end)))
+            by_schedule.setdefault(name, np.zeros(len(positions), bool))[within] = decoded[within]
     return [
         JudgedTokens(name, positions[chosen], ids[chosen].astype(np.int64), values[chosen])
         for name, chosen in by_schedule.items()

@@ -19,6 +19,7 @@ from p2pcast.errors import IntegrityError, UsageError
 from p2pcast.rollouts.kv_policy import KV_OF_ONE_VERSION
 from p2pcast.rollouts.result import Result, Span, fault
 from p2pcast.rollouts.routed_experts import ExpertShape, RoutedExperts, shape_fault
+from p2pcast.sparse.budget_schedule import ALL_PAGES_NAME
 from trainer_node.learning.objective.advantages import AdvantageKind, group_advantages
 from trainer_node.learning.objective.judged_tokens import JudgedTokens, in_turns, judged_tokens
 from trainer_node.ledger.batch_cut import LEAST_SURVIVORS
@@ -195,9 +196,11 @@ def _row(result: Result, advantage: float, group: int, reward: float, *, learns:
     learnt[0] = False
     versions = np.full(len(sampled), NOT_SAMPLED, np.int64)
     sparse = np.zeros(len(sampled), bool)
+    # A learner's run without sparse attention publishes a schedule of all pages.
+    sparse_versions = {version for version, name in result.schedules or () if name != ALL_PAGES_NAME}
     for span in result.spans:
         versions[span.start : span.end] = span.version.step
-        sparse[span.start : span.end] = span.version in result.sparse_versions
+        sparse[span.start : span.end] = span.version in sparse_versions
     versions[~sampled] = NOT_SAMPLED
     made_by = {span.version for span in result.spans}
     # Under ``keep`` an engine's cached prefixes outlive the version that computed them.
@@ -213,5 +216,5 @@ def _row(result: Result, advantage: float, group: int, reward: float, *, learns:
         reward=reward,
         truncated=result.stop == "length",
         single_version=result.oldest_step if alone else MIXED,
-        sparse=sparse & sampled if result.sparse_versions else None,
+        sparse=sparse & sampled if sparse_versions else None,
     )

@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from rollout_node.vllm_plugin.sparse_attention import page_choice
 from rollout_node.vllm_plugin.sparse_attention.page_choice import KeySums, choose_pages
 
 HEADS, GROUP, SIZE, PAGE = 2, 3, 8, 16
@@ -45,6 +46,31 @@ def test_scores_are_products_with_the_mean_keys_however_keys_arrive() -> None:
                     for g in range(GROUP)
                 )
                 assert scores[row, page].item() == pytest.approx(float(expected), abs=1e-3)
+
+
+def test_scores_of_many_long_rows_are_gathered_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One long row pads the others: 256 rows of 128 000 tokens, 8 heads and 128 values would take 8 GiB."""
+    generator = torch.Generator().manual_seed(1)
+    sums = KeySums(64, HEADS, SIZE, PAGE, torch.device("cpu"))
+    sums.add(torch.randn(64 * PAGE, HEADS, SIZE, generator=generator), torch.arange(64 * PAGE))
+    queries = torch.randn(11, HEADS * GROUP, SIZE, generator=generator)
+    table = torch.randint(0, 64, (11, 40), generator=generator)
+    whole = sums.scores(queries, table)
+    gathered: list[int] = []
+
+    class Gathering(torch.Tensor):
+        def __getitem__(self, index: object) -> torch.Tensor:
+            found = super().__getitem__(index)  # type: ignore[index]
+            gathered.append(found.nbytes)
+            return found.as_subclass(torch.Tensor)
+
+    row = 40 * HEADS * SIZE * 4
+    for most in (3 * row, row - 1):
+        gathered.clear()
+        monkeypatch.setattr(page_choice, "MOST_BYTES", most)
+        monkeypatch.setattr(sums, "_sums", sums._sums.as_subclass(Gathering))
+        torch.testing.assert_close(sums.scores(queries, table), whole)
+        assert max(gathered) == max(row, most), "a row is never split"
 
 
 def chosen(scores: list[list[float]], pages: list[int], kept: list[int]) -> list[list[int]]:
