@@ -6,29 +6,29 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
 import torch
-from blake3 import blake3
 from rich.console import Console
 
 from p2pcast.errors import LocalError, UsageError
-from p2pcast.sparse.budget_schedule import FILE, BudgetSchedule
 from p2pcast.store.atomic_files import explained
 from p2pcast.tasks.task import Task
 from p2pcast.tasks.task_loader import load_task
 from trainer_node.learning import warm_start as warm_starts
 from trainer_node.learning.distillation.adapter_state import AdapterState
-from trainer_node.learning.distillation.decoding_plan import ScheduleOf
-from trainer_node.learning.distillation.rollout_adapter import NAME, RolloutAdapter
-from trainer_node.learning.distillation.sparse_distillation import DistillOptions, SparseDistillation
+from trainer_node.learning.distillation.distillation_startup import (
+    adapter_fault,
+    distillation_of,
+    published_words,
+    publisher_arguments,
+)
 from trainer_node.learning.evaluation import Evaluation
 from trainer_node.learning.exports import Exports
-from trainer_node.learning.guarding.acceptance_scores import acceptance_rates
-from trainer_node.learning.guarding.schedule_guard import ScheduleGuard, change_event
+from trainer_node.learning.guarding.guard_startup import dense_instead, guard_advice, guard_of, judged
 from trainer_node.learning.learner import LIVE_END_S, Cadence, Learner, publish_every
 from trainer_node.learning.learner_config import LearnerConfig
 from trainer_node.learning.learner_model import LearnerModel
@@ -81,8 +81,8 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
     if config.loss.kl_weight:
         reference = LearnerModel(model.folder, ranks, compute=config.model.compute)
         reference.freeze()
-    guard = _guard(config)
-    distillation = None if not config.distill.rank else _distillation(config, model, guard.schedule_of)
+    guard = guard_of(config)
+    distillation = None if not config.distill.rank else distillation_of(config, model, guard.schedule_of)
     task = load_task(config.task.name, Path.cwd()) if config.task.name else None
     checkpoints_folder = folder / "checkpoints"
     if config.sft.steps and not checkpoints_folder.is_dir():
@@ -105,7 +105,7 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
             base=model.folder,
             previous=config.hub.previous,
             plaintext=config.hub.plaintext,
-            **_with_adapter(distillation, str(config.model.path)),
+            **publisher_arguments(distillation, str(config.model.path)),
         )
     )
     if (missing := adapter_fault(config, publisher.beside)) is not None:
@@ -133,7 +133,7 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
         rows=lambda batch, step: _rows(config, batch, step, facts.staleness, model),
         log=log,
         doing=doing,
-        judge=lambda rows: _judged(config, model, ranks, guard, rows),
+        judge=lambda rows: judged(config, model, ranks, guard, rows),
         kept=[guard, AdapterState(None if distillation is None else distillation.adapter.weights)],
         exports=_exports(config, model, ranks),
         distillation=distillation,
@@ -176,98 +176,6 @@ def model_of(config: LearnerConfig, ranks: TrainerRanks) -> LearnerModel:
     if config.train.packing == "packed":
         require_separate_rows(model)
     return model
-
-
-def _guard(config: LearnerConfig) -> ScheduleGuard:
-    """Raises UsageError for a file that holds no schedule, LocalError."""
-    file = config.sparse.schedule
-    if file is None:
-        return ScheduleGuard(None, config.sparse.guard())
-    with explained("read", file):
-        contents = file.read_bytes()
-    try:
-        return ScheduleGuard(BudgetSchedule.from_bytes(contents), config.sparse.guard())
-    except UsageError as error:
-        raise UsageError(f"[sparse] schedule = {str(file)!r}: {error}") from None
-
-
-def guard_advice(config: LearnerConfig, every: int) -> str | None:
-    """For a guard that would count few tokens; None for others. ``every``: learner steps between two versions."""
-    if config.sparse.schedule is None or config.sparse.staleness >= every:
-        return None
-    return (
-        f"[sparse] staleness = {config.sparse.staleness}, and two versions are {every} steps apart: the guard of sparse"
-        f" attention leaves out most rollouts. Set it to {every}, or publish more often"
-    )
-
-
-def dense_instead(guard: ScheduleGuard, schedule: bytes | None, folder: Path) -> str | None:
-    """Let the guard of a run without a schedule replace that of the hub's newest version, and that of the model's
-    ``folder``, which goes with a first version. ``schedule``: BLAKE3 of the hub's. Returns a warning if it did.
-    """
-    of_folder = folder / FILE
-    for where, name in (
-        ("the hub's newest version", schedule),
-        (str(of_folder), blake3(of_folder.read_bytes()).digest() if of_folder.is_file() else None),
-    ):
-        if guard.replace_by_dense(name):
-            return (
-                f"{where} has a schedule of sparse attention, and [sparse] schedule is empty: versions of this run"
-                " carry a dense schedule, since engines would follow the other one without a guard. To use it, name its"
-                " file in [sparse] schedule; target = 0 keeps it as it is"
-            )
-    return None
-
-
-def _judged(
-    config: LearnerConfig, model: LearnerModel, ranks: TrainerRanks, guard: ScheduleGuard, rows: Sequence[TrainingRow]
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Figures of a step, and values of the events ``budget``."""
-    found = acceptance_rates(model, ranks, rows, config.train.micro_batch_tokens, config.train.packing, guard.knows)
-    changes = [change_event(change) for change in guard.observe(found)]
-    return guard.figures(), changes
-
-
-def _distillation(config: LearnerConfig, model: LearnerModel, schedule_of: ScheduleOf) -> SparseDistillation:
-    table = config.distill
-    adapter = RolloutAdapter(model, rank=table.rank, alpha=table.alpha, options=table.options(), seed=config.train.seed)
-    options = DistillOptions(
-        config.loss.options(),
-        config.train.micro_batch_tokens,
-        config.train.packing,
-        kl_weight=table.kl_weight,
-        candidates=table.candidates,
-        ppo_weight=table.ppo_weight,
-        page_tokens=table.page_tokens,
-    )
-    found = SparseDistillation(model, adapter, options, schedule_of)
-    found.check()
-    return found
-
-
-def _with_adapter(distillation: SparseDistillation | None, base: str) -> dict[str, Any]:
-    """Arguments of the Publisher."""
-    if distillation is None:
-        return {}
-    adapter = distillation.adapter
-    return {"with_adapter": {NAME: adapter.configuration(base)}, "dtype": adapter.dtype}
-
-
-def adapter_fault(config: LearnerConfig, beside: Sequence[str]) -> str | None:
-    """For a run that would lose its adapter; None for others. ``beside``: adapters of the hub's newest version."""
-    if config.distill.rank or NAME not in beside:
-        return None
-    return (
-        f"[distill] rank is 0, and the hub's newest version has the adapter {NAME}: versions of a run keep all tensors."
-        f" Set the rank of before, with lr = 0 if {NAME} shall not change, or begin a new run, with a new state folder"
-        " of the hub"
-    )
-
-
-def published_words(model: LearnerModel, distillation: SparseDistillation) -> Iterator[tuple[str, torch.Tensor]]:
-    """Of the policy, and of the adapter under its name."""
-    yield from model.working_copy()
-    yield from distillation.adapter.published()
 
 
 def _exports(config: LearnerConfig, model: LearnerModel, ranks: TrainerRanks) -> Exports | None:

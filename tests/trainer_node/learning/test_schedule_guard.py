@@ -14,9 +14,9 @@ from p2pcast.sparse.acceptance_rate import LEAST_TOKENS
 from p2pcast.sparse.budget_guard import BudgetChange, GuardOptions
 from p2pcast.sparse.budget_schedule import ALL_PAGES, DENSE, FILE, BudgetSchedule
 from trainer_node.learning.guarding.acceptance_scores import Rates
+from trainer_node.learning.guarding.guard_startup import dense_instead, guard_advice
 from trainer_node.learning.guarding.schedule_guard import STATE, ScheduleGuard, change_event
 from trainer_node.learning.learner_config import LearnerConfig, SparseTable
-from trainer_node.learning.learner_startup import dense_instead, guard_advice
 
 FIRST = BudgetSchedule((4, 8))
 

@@ -29,13 +29,13 @@ from tests.trainer_node.learning.learner_stage import (
 )
 from trainer_node.learning import checkpoints
 from trainer_node.learning.distillation.adapter_state import AdapterState
+from trainer_node.learning.distillation.distillation_startup import adapter_fault, published_words
 from trainer_node.learning.distillation.rollout_adapter import NAME, RolloutAdapter
 from trainer_node.learning.distillation.sparse_distillation import DistillOptions, SparseDistillation
 from trainer_node.learning.guarding.schedule_guard import ScheduleGuard
 from trainer_node.learning.learner import HOOK, Learner
 from trainer_node.learning.learner_config import DistillTable, LearnerConfig, ModelTable, SparseTable
 from trainer_node.learning.learner_model import LearnerModel
-from trainer_node.learning.learner_startup import adapter_fault, published_words
 from trainer_node.learning.objective.policy_loss import LossOptions
 from trainer_node.learning.objective.training_rows import NOT_SAMPLED
 from trainer_node.learning.trained_weights import OptimizerOptions

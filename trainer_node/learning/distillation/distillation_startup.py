@@ -1,0 +1,57 @@
+"""A run's distillation as its configuration asks, and how its adapter is published."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from trainer_node.learning.distillation.decoding_plan import ScheduleOf
+from trainer_node.learning.distillation.rollout_adapter import NAME, RolloutAdapter
+from trainer_node.learning.distillation.sparse_distillation import DistillOptions, SparseDistillation
+from trainer_node.learning.learner_config import LearnerConfig
+from trainer_node.learning.learner_model import LearnerModel
+
+
+def distillation_of(config: LearnerConfig, model: LearnerModel, schedule_of: ScheduleOf) -> SparseDistillation:
+    """Raises UsageError for a model that cannot distil."""
+    table = config.distill
+    adapter = RolloutAdapter(model, rank=table.rank, alpha=table.alpha, options=table.options(), seed=config.train.seed)
+    options = DistillOptions(
+        config.loss.options(),
+        config.train.micro_batch_tokens,
+        config.train.packing,
+        kl_weight=table.kl_weight,
+        candidates=table.candidates,
+        ppo_weight=table.ppo_weight,
+        page_tokens=table.page_tokens,
+    )
+    found = SparseDistillation(model, adapter, options, schedule_of)
+    found.check()
+    return found
+
+
+def publisher_arguments(distillation: SparseDistillation | None, base: str) -> dict[str, Any]:
+    """Arguments of the Publisher."""
+    if distillation is None:
+        return {}
+    adapter = distillation.adapter
+    return {"with_adapter": {NAME: adapter.configuration(base)}, "dtype": adapter.dtype}
+
+
+def adapter_fault(config: LearnerConfig, beside: Sequence[str]) -> str | None:
+    """For a run that would lose its adapter; None for others. ``beside``: adapters of the hub's newest version."""
+    if config.distill.rank or NAME not in beside:
+        return None
+    return (
+        f"[distill] rank is 0, and the hub's newest version has the adapter {NAME}: versions of a run keep all tensors."
+        f" Set the rank of before, with lr = 0 if {NAME} shall not change, or begin a new run, with a new state folder"
+        " of the hub"
+    )
+
+
+def published_words(model: LearnerModel, distillation: SparseDistillation) -> Iterator[tuple[str, torch.Tensor]]:
+    """Of the policy, and of the adapter under its name."""
+    yield from model.working_copy()
+    yield from distillation.adapter.published()
