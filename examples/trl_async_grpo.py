@@ -47,7 +47,8 @@ class Sampler:
 
     def stop(self):
         self.ending.set()
-        self.thread.join(60)
+        if self.thread.is_alive():  # not if the trainer ends before it has started the worker
+            self.thread.join(60)
 
     def update_model_version(self, model_version):
         self.model_version = model_version  # every engine serves it: P2PCast has waited for them

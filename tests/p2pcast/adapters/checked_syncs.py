@@ -74,7 +74,7 @@ class Checked(adapter.P2PCast):
             "changed": durable.changed / durable.params,
             "grown_bytes": status_bytes("VmHWM") - before,
             "kept_bytes": status_bytes("VmRSS") - before,
-            "version": str(self.version),
+            "version": str(self.version()),
             "model_bytes": sum(2 * tensor.numel() for tensor in live.values()),
             "differing": 0,
             "peers": 0,
@@ -82,7 +82,7 @@ class Checked(adapter.P2PCast):
         for peer in PEERS:
             with Reader(peer) as version:
                 staged = dict(version.tensors())
-                assert version.version == self.version
+                assert version.version == self.version()
                 assert staged.keys() == live.keys()
                 for name, tensor in live.items():
                     exact = tensor.to(torch.bfloat16).view(torch.int16)
