@@ -41,12 +41,12 @@ def environment(wheel: Path, folder: Path, python: str = sys.executable) -> Path
     """The interpreter of a new virtual environment that holds the wheel, without extras."""
     subprocess.run([python, "-m", "venv", str(folder)], check=True, timeout=DEADLINE_S)
     made = folder / "bin" / "python"
+    # Isolated: through a PYTHONPATH of the checkout, pip would find p2pcast installed already.
+    pip, quiet = [str(made), "-I", "-m", "pip"], ["--disable-pip-version-check", "--quiet"]
     # Python 3.11 puts setuptools into new environments: the wheel has to work without.
     if list(folder.glob("lib/*/site-packages/setuptools")):
-        pip = [str(made), "-m", "pip", "uninstall", "--disable-pip-version-check", "--quiet", "--yes", "setuptools"]
-        subprocess.run(pip, check=True, timeout=DEADLINE_S)
-    pip = [str(made), "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
-    subprocess.run([*pip, str(wheel)], check=True, timeout=DEADLINE_S)
+        subprocess.run([*pip, "uninstall", *quiet, "--yes", "setuptools"], check=True, timeout=DEADLINE_S)
+    subprocess.run([*pip, "install", *quiet, str(wheel)], check=True, timeout=DEADLINE_S)
     return made
 
 
