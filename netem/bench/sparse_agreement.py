@@ -18,7 +18,7 @@ from trainer_node.learning.distillation.decoding_plan import decoding_plan
 from trainer_node.learning.distillation.sparse_forward import PLAN, sparse_attention
 from trainer_node.learning.learner_model import LearnerModel
 from trainer_node.learning.objective.micro_batches import MicroBatch, micro_batches
-from trainer_node.learning.objective.training_rows import NOT_SAMPLED, TrainingRow
+from trainer_node.learning.objective.training_rows import TrainingRow
 from trainer_node.learning.trainer_ranks import TrainerRanks
 
 
@@ -39,7 +39,8 @@ def agreement(
 ) -> dict[str, Any]:
     """Mean differences of a token's log-probability without sign, in nats. ``dense_gap``, ``sparse_gap``: between
     engine and learner, with either attention. ``effect``: between the learner's sparse and dense attention.
-    ``shortened``: of ``tokens``, those that attended to fewer pages than there were.
+    ``shortened``: of ``tokens``, those that attended to fewer pages than there were. ``agrees``: whether the sparse gap
+    is rounding: at most twice the dense one, or half of the effect.
     """
     model = LearnerModel(folder, TrainerRanks(0, 1, torch.device("cpu")), compute="float32")
     gaps: dict[str, list[torch.Tensor]] = {"dense_gap": [], "sparse_gap": [], "effect": []}
@@ -57,15 +58,11 @@ def agreement(
             gaps["sparse_gap"].append(ours - batch.sampler_logprobs)
             gaps["effect"].append(ours - model.logprobs(batch))
     means = {name: float(torch.cat(found).abs().mean()) for name, found in gaps.items()}
-    return {**means, "shortened": shortened, "tokens": sum(len(one.token_ids) for one in sparse)}
+    agrees = means["sparse_gap"] <= max(2 * means["dense_gap"], means["effect"] / 2)
+    return {**means, "agrees": agrees, "shortened": shortened, "tokens": sum(len(one.token_ids) for one in sparse)}
 
 
 def _batch(prompt: Sequence[int], sampled: Sampled) -> MicroBatch:
-    ids = np.array([*prompt, *sampled.token_ids], np.int64)
-    learnt = np.arange(len(ids)) >= len(prompt)
-    said = np.zeros(len(ids), np.float32)
-    said[learnt] = sampled.logprobs
-    versions = np.where(learnt, 0, NOT_SAMPLED)
-    row = TrainingRow(ids, learnt, said, np.zeros_like(said), 1.0, versions, 0, 0.0, truncated=False, sparse=learnt)
+    row = TrainingRow.of_answer(prompt, sampled.token_ids, np.array(sampled.logprobs, np.float32))
     (batch,) = micro_batches([[(0, row)]], 0, row.tokens, "packed")
     return batch

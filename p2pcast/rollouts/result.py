@@ -30,6 +30,7 @@ from p2pcast.rollouts.rollout_fields import (
 )
 from p2pcast.rollouts.routed_experts import RoutedExperts, routed_fault
 from p2pcast.rollouts.top_logprobs import TopLogprobs, top_fault
+from p2pcast.sparse.budget_schedule import ALL_PAGES_NAME
 from p2pcast.version import Version
 from p2pcast.wire.constraints import AtMost, OneOf, Text
 
@@ -85,8 +86,8 @@ class Result(RolloutRecord):
 
     @property
     def sparse_versions(self) -> frozenset[Version]:
-        """Versions whose tokens sparse attention sampled."""
-        return frozenset(version for version, _ in self.schedules or ())
+        """Versions whose tokens sparse attention sampled: a schedule of all pages is dense."""
+        return frozenset(version for version, name in self.schedules or () if name != ALL_PAGES_NAME)
 
     @property
     def oldest_step(self) -> int:
@@ -120,9 +121,10 @@ def fault(result: Result, vocabulary: int) -> str | None:
         return "a log-probability that is above 0 or not finite"
     if result.logprobs[~sampled].any():
         return "a log-probability of a token that was not sampled"
-    if not result.sparse_versions <= {span.version for span in result.spans}:
+    scheduled = {version for version, _ in result.schedules or ()}
+    if not scheduled <= {span.version for span in result.spans}:
         return "a schedule of a version that sampled no token"
-    if len(result.sparse_versions) < len(result.schedules or ()):
+    if len(scheduled) < len(result.schedules or ()):
         return "two schedules of one version"
     if result.routed_experts is not None and (detail := routed_fault(result.routed_experts, count)) is not None:
         return detail

@@ -14,7 +14,6 @@ import numpy as np
 from p2pcast.errors import RemoteError
 from p2pcast.rollouts.kv_policy import KV_OF_ONE_VERSION
 from p2pcast.rollouts.result import Result
-from p2pcast.sparse.budget_schedule import ALL_PAGES_NAME
 from rollout_node.worker import completions_form, generate_form
 from rollout_node.worker.sampled_answer import MALFORMED, Route, logprob
 
@@ -30,7 +29,7 @@ def obstacle(result: Result) -> str | None:
     """Why the log-probabilities of a result cannot be computed again; None if they can."""
     if result.temperature != 1.0:
         return f"sampled at temperature {result.temperature:g}: an engine scores prompts at temperature 1"
-    if any(name != ALL_PAGES_NAME for _, name in result.schedules or ()):
+    if result.sparse_versions:
         return "sampled with sparse attention: an engine scores prompts densely"
     if len({span.version for span in result.spans}) != 1:
         return "sampled by several versions"

@@ -22,6 +22,7 @@ from p2pcast.checkpoint.adapter_form import (
     split_name,
     state_name,
 )
+from p2pcast.checkpoint.wrapped_names import without_adapter_layers
 from p2pcast.errors import UsageError
 from trainer_node.sdk.tensors import Known, Live
 
@@ -113,7 +114,7 @@ class Adapters:
         """The name of a model's tensor in its own folder."""
         if (adapter := split_name(name)[0]) in self._configs:
             raise UsageError(f"{name} begins with the name of adapter {adapter} and is no matrix of it: rename one")
-        return name.removeprefix(PEFT_MODEL).replace(".base_layer.", ".")
+        return without_adapter_layers(name.removeprefix(PEFT_MODEL))
 
     def _place(self, name: str) -> tuple[str | None, str]:
         """The adapter, and the name in its file; None for a tensor of the model."""

@@ -164,7 +164,12 @@ def sparse(
     as_json: bool,
     output: Path | None,
 ) -> None:
-    """Measure decoding with sparse and with dense attention in one vLLM engine, by length of the text."""
+    """Measure decoding with sparse and with dense attention in one vLLM engine, by length of the text.
+
+    Before that, tokens of the engine are compared. Exit code 1: a budget that covers the text is not dense bit for bit,
+    or a smaller one disagrees with the learner's own sparse attention by more than rounding. The learner computes in
+    float32 on the CPU.
+    """
     from netem.bench.sparse_speed import SpeedOptions, bench_sparse
 
     options = SpeedOptions(
@@ -172,21 +177,25 @@ def sparse(
         schedule=BudgetSchedule((pages,)), block_size=block_size,
     )  # fmt: skip
     result = bench_sparse(options)
-    if written(result, output, as_json=as_json):
-        return
-    table = Table(title=f"{samples} texts, budget of {options.schedule.budget_tokens(0)} tokens, median of {rounds}")
-    for title in ("length", "dense, tokens/s", "sparse, tokens/s", "sparse ÷ dense"):
-        table.add_column(title, justify="right")
+    if not written(result, output, as_json=as_json):
+        title = f"{samples} texts, budget of {options.schedule.budget_tokens(0)} tokens, median of {rounds}"
+        _print_sparse(result, title)
+    if not (result["agreement"]["exact"] and result["agreement"]["agrees"]):
+        sys.exit(EXIT_FAILED)
+
+
+def _print_sparse(result: dict[str, Any], title: str) -> None:
+    table = Table(title=title)
+    for column in ("length", "dense, tokens/s", "sparse, tokens/s", "sparse ÷ dense"):
+        table.add_column(column, justify="right")
     for row in result["rows"]:
         table.add_row(str(row["length"]), f"{row['dense']:.0f}", f"{row['sparse']:.0f}", f"{row['ratio']:.2f}")
     console().print(table)
-    console().print(_told(result["agreement"]))
-
-
-def _told(found: dict[str, Any]) -> str:
+    found = result["agreement"]
     full = "equals dense attention bit for bit" if found["exact"] else "DIFFERS from dense attention"
-    return (
-        f"A budget that covers the text {full}. {found['shortened']} of {found['tokens']} tokens attended to fewer"
-        f" pages. Mean gap of a log-probability between engine and learner: dense {found['dense_gap']:.1e}, sparse"
-        f" {found['sparse_gap']:.1e} nats; effect of the missing pages: {found['effect']:.1e} nats."
+    small = "agrees" if found["agrees"] else "DISAGREES"
+    console().print(
+        f"A budget that covers the text {full}. The smaller one {small} with the learner's sparse attention: mean gap"
+        f" of a log-probability {found['sparse_gap']:.1e} nats (dense {found['dense_gap']:.1e}), effect of the missing"
+        f" pages {found['effect']:.1e}. {found['shortened']} of {found['tokens']} tokens attended to fewer pages."
     )

@@ -28,7 +28,7 @@ from trainer_node.learning.distillation.rollout_adapter import RolloutAdapter
 from trainer_node.learning.distillation.sparse_distillation import DistillOptions, DistillReport, SparseDistillation
 from trainer_node.learning.learner_model import LearnerModel
 from trainer_node.learning.objective.policy_loss import LossOptions
-from trainer_node.learning.objective.training_rows import NOT_SAMPLED, TrainingRow
+from trainer_node.learning.objective.training_rows import TrainingRow
 from trainer_node.learning.trained_weights import OptimizerOptions
 from trainer_node.learning.trainer_ranks import TrainerRanks
 
@@ -158,25 +158,8 @@ def _rates(
 
 def _rows(prompts: Sequence[list[int]], answers: Answers) -> list[TrainingRow]:
     logprobs = answers.logprobs.gather(2, answers.token_ids[..., None])[..., 0]
-    rows = []
-    for prompt, said, scores in zip(prompts, answers.token_ids.tolist(), logprobs.numpy(), strict=True):
-        ids = np.array([*prompt, *said], np.int64)
-        sampled = np.arange(len(ids)) >= len(prompt)
-        rows.append(
-            TrainingRow(
-                token_ids=ids,
-                learnt=sampled,
-                logprobs=np.concatenate([np.zeros(len(prompt), np.float32), scores]),
-                advantages=np.zeros(len(ids), np.float32),
-                temperature=1.0,
-                versions=np.where(sampled, 0, NOT_SAMPLED),
-                group=0,
-                reward=0.0,
-                truncated=True,
-                sparse=sampled,
-            )
-        )
-    return rows
+    said = zip(prompts, answers.token_ids.tolist(), logprobs.numpy(), strict=True)
+    return [TrainingRow.of_answer(*one) for one in said]
 
 
 def token_ids_of_file(file: Path) -> list[list[int]]:

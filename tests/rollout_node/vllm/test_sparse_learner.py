@@ -7,7 +7,6 @@ import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -21,28 +20,11 @@ from trainer_node.learning.distillation.sparse_forward import PLAN
 from trainer_node.learning.learner_model import LearnerModel
 from trainer_node.learning.objective.micro_batches import micro_batches
 from trainer_node.learning.objective.policy_loss import LossOptions
-from trainer_node.learning.objective.training_rows import NOT_SAMPLED, TrainingRow
+from trainer_node.learning.objective.training_rows import TrainingRow
 from trainer_node.learning.trained_weights import OptimizerOptions
 from trainer_node.learning.trainer_ranks import TrainerRanks
 
 pytestmark = pytest.mark.vllm
-
-
-def row_of(prompt: list[int], answer: list[int]) -> TrainingRow:
-    tokens = np.array(prompt + answer, np.int64)
-    sampled = np.arange(len(tokens)) >= len(prompt)
-    return TrainingRow(
-        token_ids=tokens,
-        learnt=sampled,
-        logprobs=np.zeros(len(tokens), np.float32),
-        advantages=np.zeros(len(tokens), np.float32),
-        temperature=1.0,
-        versions=np.where(sampled, 0, NOT_SAMPLED),
-        group=0,
-        reward=0.0,
-        truncated=False,
-        sparse=sampled,
-    )
 
 
 @pytest.mark.prove  # tests/trainer_node/learning/distillation/test_sparse_forward.py is the sample
@@ -63,7 +45,7 @@ def test_learner_and_engine_agree_on_sparse_tokens_with_an_adapter(tmp_path: Pat
     requests = [[text(rng, length), 40] for length in (700, 300, 60)]
     rounds: list[Any] = [{"schedule": [5], "requests": requests}]
     (found,) = answers(folder, rounds, adapter=saved, enable_lora=True, max_lora_rank=8)["rounds"]
-    rows = [row_of(prompt, tokens) for (prompt, _), (tokens, _) in zip(requests, found, strict=True)]
+    rows = [TrainingRow.of_answer(prompt, *said) for (prompt, _), said in zip(requests, found, strict=True)]
     (batch,) = micro_batches([list(enumerate(rows))], 0, 1 << 12, "packed")
     options = DistillOptions(LossOptions(), 1 << 12, page_tokens=PAGE)
     distillation = SparseDistillation(model, adapter, options, lambda version: BudgetSchedule((5,)))

@@ -19,7 +19,6 @@ from p2pcast.errors import IntegrityError, UsageError
 from p2pcast.rollouts.kv_policy import KV_OF_ONE_VERSION
 from p2pcast.rollouts.result import Result, Span, fault
 from p2pcast.rollouts.routed_experts import ExpertShape, RoutedExperts, shape_fault
-from p2pcast.sparse.budget_schedule import ALL_PAGES_NAME
 from trainer_node.learning.objective.advantages import AdvantageKind, group_advantages
 from trainer_node.learning.objective.judged_tokens import JudgedTokens, in_turns, judged_tokens
 from trainer_node.ledger.batch_cut import LEAST_SURVIVORS
@@ -71,6 +70,19 @@ class TrainingRow:
         """A text that no version sampled, at temperature 1. ``learnt``: its targets."""
         zeros, versions = np.zeros(len(token_ids), np.float32), np.full(len(token_ids), NOT_SAMPLED, np.int64)
         return cls(token_ids, learnt, zeros, zeros, 1.0, versions, group, 0.0, truncated=False)
+
+    @classmethod
+    def of_answer(
+        cls, prompt: Sequence[int], token_ids: Sequence[int], logprobs: npt.NDArray[np.float32]
+    ) -> TrainingRow:
+        """A prompt with an answer that the version of step 0 sampled with sparse attention, at temperature 1, without a
+        reward. ``logprobs`` (n,): the sampler's, of ``token_ids``.
+        """
+        ids = np.array([*prompt, *token_ids], np.int64)
+        sampled, said = np.arange(len(ids)) >= len(prompt), np.zeros(len(ids), np.float32)
+        said[sampled] = logprobs
+        versions, advantages = np.where(sampled, 0, NOT_SAMPLED), np.zeros_like(said)
+        return cls(ids, sampled, said, advantages, 1.0, versions, 0, 0.0, truncated=True, sparse=sampled)
 
     @property
     def tokens(self) -> int:
@@ -196,11 +208,9 @@ def _row(result: Result, advantage: float, group: int, reward: float, *, learns:
     learnt[0] = False
     versions = np.full(len(sampled), NOT_SAMPLED, np.int64)
     sparse = np.zeros(len(sampled), bool)
-    # A learner's run without sparse attention publishes a schedule of all pages.
-    sparse_versions = {version for version, name in result.schedules or () if name != ALL_PAGES_NAME}
     for span in result.spans:
         versions[span.start : span.end] = span.version.step
-        sparse[span.start : span.end] = span.version in sparse_versions
+        sparse[span.start : span.end] = span.version in result.sparse_versions
     versions[~sampled] = NOT_SAMPLED
     made_by = {span.version for span in result.spans}
     # Under ``keep`` an engine's cached prefixes outlive the version that computed them.
@@ -216,5 +226,5 @@ def _row(result: Result, advantage: float, group: int, reward: float, *, learns:
         reward=reward,
         truncated=result.stop == "length",
         single_version=result.oldest_step if alone else MIXED,
-        sparse=sparse & sampled if sparse_versions else None,
+        sparse=sparse & sampled if result.sparse_versions else None,
     )
