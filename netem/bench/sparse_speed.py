@@ -20,6 +20,8 @@ from p2pcast.sparse.budget_schedule import PAGE_TOKENS, BudgetSchedule
 from rollout_node.sparse_calibration.engine_process import answer, run_engine
 
 VOCABULARY: Final = 500
+MOST_COMPARED: Final = 2048
+"""Tokens of the prompts at which tokens are compared, at most: the learner's passes take quadratic time and memory."""
 RESERVE: Final = 64
 """Tokens of the engine's length beyond the longest text."""
 
@@ -42,8 +44,9 @@ class SpeedOptions:
 
 def bench_sparse(options: SpeedOptions) -> dict[str, Any]:
     """``rows`` by length: ``dense`` and ``sparse`` in tokens a second, the medians over rounds, and their ``ratio``.
-    ``agreement``, at the least length: as of ``sparse_agreement``, and ``exact``, whether tokens and log-probabilities
-    with a budget that covers the text are those of dense attention. Raises LocalError when the engine fails.
+    ``agreement``, at the least length, or at MOST_COMPARED if that is less: as of ``sparse_agreement``, and ``exact``,
+    whether tokens and log-probabilities with a budget that covers the text are those of dense attention. Raises
+    LocalError when the engine fails.
     """
     # Imported here: the engine's process imports this module, and must not load numba.
     from netem.bench.sparse_agreement import Sampled, agreement
@@ -90,7 +93,7 @@ def _child(asked: dict[str, Any]) -> dict[str, Any]:
             {"prompt_token_ids": [rng.randrange(VOCABULARY) for _ in range(length)]} for _ in range(asked["samples"])
         ]
 
-    compared = texts(min(asked["lengths"]))
+    compared = texts(min(*asked["lengths"], MOST_COMPARED))
     how = SamplingParams(temperature=0, max_tokens=asked["tokens"], ignore_eos=True, logprobs=0)
 
     def said(schedule: BudgetSchedule | None) -> list[Any]:
