@@ -1,5 +1,6 @@
 """The page docs/design/security.md: every named test exists, and each row of its tables of attacks names a test. For
-each test there is a defence in `tests/mutations/` that can still be taken out.
+each test there is a defence in `tests/mutations/` that can still be taken out. The page docs/design/faults.md: every
+named test exists, and each public bug report has a test.
 
 `make mutations` shows that the tests notice; it takes minutes.
 """
@@ -7,7 +8,9 @@ each test there is a defence in `tests/mutations/` that can still be taken out.
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent / "mutations"))  # table
@@ -36,6 +39,46 @@ def test_every_test_that_is_named_exists() -> None:
         assert (ROOT / path).exists(), path
     for file in re.findall(r"`t/([\w/]+\.py)`", TEXT):
         assert (ROOT / "tests" / file).exists(), file
+
+
+REPORT = re.compile(r"\[((\S+/\S+)#(\d+))\]\(https://github\.com/\2/issues/\3\)")
+TEST_ID = re.compile(r"(?:(test_\w+\.py)::)?(test_\w+)(\[.+\])?")
+
+
+def reports() -> list[list[str]]:
+    """Cells of each row of the table of public bug reports."""
+    section = FAULTS[FAULTS.index("## Public bug reports") :].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| ")]
+    return [row.strip("| ").split(" | ") for row in rows[1:]]
+
+
+def test_reports_have_one_row_each() -> None:
+    links = [REPORT.fullmatch(row[0]) for row in reports()]
+    assert [row[0] for row, link in zip(reports(), links, strict=True) if link is None] == []
+    assert len(links) >= 30
+    assert len({link[1] for link in links if link}) == len(links)
+    assert {len(row) for row in reports()} == {4}
+
+
+def test_every_report_has_tests() -> None:
+    """A name is that of one module's test alone. The id of a parameter, in brackets, is one that pytest collects."""
+    defined: defaultdict[str, list[Path]] = defaultdict(list)
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE):
+            defined[name].append(path)
+    ids = set()
+    for *_, cell in reports():
+        found = [TEST_ID.fullmatch(name) for name in re.findall(r"`([^`]+)`", cell)]
+        assert found, cell
+        for test in found:
+            assert test, cell
+            paths = [path.relative_to(ROOT) for path in defined[test[2]] if test[1] in (None, path.name)]
+            assert len(paths) == 1, (test[0], paths)
+            if test[3]:
+                ids.add(f"{paths[0]}::{test[2]}{test[3]}")
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *sorted(ids)]
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def attacks() -> list[str]:

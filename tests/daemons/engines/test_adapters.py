@@ -25,7 +25,17 @@ from rollout_node.worker.generate_sampler import GenerateSampler
 sys.path.append(str(Path(__file__).parents[2] / "rollout_node" / "vllm"))
 
 from peft_folders import config, matrices, save, saved_state, state
-from real_server import PROMPTS, TWO_RANKS, Server, choice, load, make_model, one_off_connections
+from real_server import (
+    LONG,
+    PROMPTS,
+    TWO_RANKS,
+    Server,
+    choice,
+    load,
+    make_model,
+    one_off_connections,
+    prefix_hits,
+)
 
 pytestmark = pytest.mark.vllm
 
@@ -131,7 +141,14 @@ async def broadcast_adapters(
     await asyncio.to_thread(server.wait)
     found = Broadcast(swarm, peer, server, ("one", "two", "m"))
     await found.live("0.0")
-    now = await found.run(1, versions, now, files, SHARES["adapters"], states)
+    now = await found.run(1, versions - 1, now, files, SHARES["adapters"], states)
+    async with one_off_connections() as http:  # the last version finds these prefixes in the cache
+        for name in ADAPTERS:
+            await choice(http, server.url, LONG, model=name)
+            hits = await prefix_hits(http, server.url)
+            await choice(http, server.url, LONG, model=name)
+            assert await prefix_hits(http, server.url) > hits
+    now = await found.run(versions, 1, now, files, SHARES["adapters"], states)
     assert found.requests >= 3
     assert [str(version) for version in peer.runners[0].versions] == [f"0.{step}" for step in range(versions + 1)]
 
@@ -143,7 +160,7 @@ async def broadcast_adapters(
             body = {"lora_name": f"truth-{name}", "lora_path": str(saved[name])}
             async with http.post(f"{server.url}/v1/load_lora_adapter", json=body) as response:
                 assert response.status == 200, await response.text()
-            for prompt in PROMPTS:
+            for prompt in [*PROMPTS, LONG]:
                 asked = [
                     await choice(http, server.url, prompt, model=named, logprobs=1)
                     for named in (name, f"truth-{name}", "m")

@@ -44,6 +44,7 @@ ATTACKS: dict[str, tuple[bytes, str]] = {
     "deep": (_file(b'{"a":' + b"[" * 100_000), "not JSON"),
     "huge number": (_file(b'{"a":' + b"9" * 10_000 + b"}"), "not JSON"),
     "NaN": (_file(b'{"a": NaN}'), "NaN"),
+    "two values": (_file(b'{},"__metadata__":{"key":"value"}}'), "not JSON"),
     "duplicate tensor": (_file(b'{"a": {"dtype":"U8","shape":[0],"data_offsets":[0,0]}, "a": 1}'), "twice"),
     "duplicate field": (_file(b'{"a": {"dtype":"U8","dtype":"U8","shape":[0],"data_offsets":[0,0]}}'), "twice"),
     "metadata of numbers": (_file({"__metadata__": {"a": 1}}), "__metadata__"),

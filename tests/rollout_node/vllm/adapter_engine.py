@@ -110,11 +110,13 @@ def versions(llm: LLM, model: Path, work: Path) -> dict[str, Any]:
     old = [says(llm, request) for request in requests.values()]
     there = Installed(llm, work, {"one": one, "two": two})
     addresses = [part.data_ptr() for layer in there.manager.modules.values() for part in layer.lora_b_stacked]
-    seen: dict[str, Any] = {"installs": [], "slots": [], "says": [], "audits": [], "changed": []}
+    seen: dict[str, Any] = {"installs": [], "slots": [], "says": [], "audits": [], "changed": [], "stay": []}
     for number in range(3):
         if number:
             there.run.step(number, share=0.3, bits=0x0180)
+        held = list(there.manager.lora_index_to_id)
         seen["installs"].append(there.install())
+        seen["stay"].append({1, 2} <= set(held) and held == list(there.manager.lora_index_to_id))
         seen["audits"].append(there.audit())
         folders = saved_state(there.run.shadow.path, there.run.small, work / f"v{number}")
         for k, (name, request) in enumerate(requests.items()):
@@ -154,6 +156,38 @@ def forgotten(llm: LLM, there: Installed, requests: dict[str, LoRARequest], work
     there.install()
     reread = LoRARequest("one", 1, request.lora_path, load_inplace=True)
     return [*found, says(llm, again) == says(llm, request) == says(llm, reread), there.audit() == [0, 0]]
+
+
+def rotated(narrow: LLM, wide: LLM, model: Path, work: Path) -> dict[str, list[bool]]:
+    """Three adapters share the one slot of ``narrow``. Its host cache has room for the three, so that a request of a
+    fourth drops one of them. ``wide`` loads each version's folders by itself.
+    """
+    first = save(work / "first", matrices(model, seed=6), config(alpha=5))
+    adapters = {
+        name: save(work / name, matrices(model, seed=10 + alpha), config(alpha=alpha))
+        for name, alpha in (("red", 3), ("green", 8), ("blue", 12))
+    }
+    requests = {name: LoRARequest(name, number, str(first)) for number, name in enumerate(adapters, 1)}
+    found: dict[str, list[bool]] = {"says": [], "dropped": [], "audits": []}
+    for request in requests.values():
+        says(narrow, request)
+    there = Installed(narrow, work, adapters)
+    for number in range(2):
+        if number:
+            there.run.step(number, share=0.3, bits=0x0180)
+        there.install()
+        folders = saved_state(there.run.shadow.path, there.run.small, work / f"v{number}")
+        truth = {
+            name: says(wide, LoRARequest(f"{name} {number}", 70 + 3 * number + k, str(folders[name])))
+            for k, name in enumerate(adapters)
+        }
+        for _ in range(2):
+            found["says"] += [says(narrow, request) == truth[name] for name, request in requests.items()]
+            says(narrow, LoRARequest("other", 9, str(first)))
+            found["dropped"].append(not {1, 2, 3} <= set(there.manager.list_adapters()))
+        found["audits"].append(there.audit() == [0, 0])
+    there.run.shadow.close()
+    return found
 
 
 def rolled_back(llm: LLM, there: Installed, requests: dict[str, LoRARequest]) -> list[bool]:
@@ -263,7 +297,9 @@ def main() -> None:
     keep_installed_adapters()
     answers = merged_answers(other, work)  # first: no engine can start after p2pcast's kernels are loaded
     llm = engine(model, enable_lora=True, max_lora_rank=8, max_loras=4, max_cpu_loras=5)
-    print("\n" + json.dumps({**versions(llm, model, work), "merged": answers}))
+    narrow = engine(model, enable_lora=True, max_lora_rank=8, max_loras=1, max_cpu_loras=3)
+    seen = versions(llm, model, work) | {"rotated": rotated(narrow, llm, model, work / "rotated"), "merged": answers}
+    print("\n" + json.dumps(seen))
 
 
 if __name__ == "__main__":

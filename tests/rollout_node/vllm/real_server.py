@@ -21,6 +21,8 @@ from typing import Any
 import aiohttp
 
 PROMPTS = ["w5 w6 w7", "w100 w200 w300 w400", "w9"]
+LONG = " ".join(f"w{3 + i * 7 % 400}" for i in range(200))
+"""More than one block of keys and values, so that its prefix is found in the cache."""
 TOKENS = 24
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -163,6 +165,13 @@ async def choice(http: aiohttp.ClientSession, url: str, prompt: str | Sequence[i
         assert response.status == 200, await response.text()
         found: dict[str, Any] = (await response.json())["choices"][0]
         return found
+
+
+async def prefix_hits(http: aiohttp.ClientSession, url: str) -> float:
+    """Tokens of prompts that the server has found in its cache so far."""
+    async with http.get(url + "/metrics") as response:
+        text = await response.text()
+    return sum(map(float, re.findall(r"^vllm:prefix_cache_hits_total\{[^}]*\} (\S+)$", text, re.MULTILINE)))
 
 
 async def load(

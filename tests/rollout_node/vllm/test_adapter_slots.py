@@ -42,8 +42,21 @@ def test_slots_and_answers_equal_the_result_of_vllms_own_loader(seen: dict[str, 
     assert seen["in_place"]
 
 
+def test_an_install_moves_no_adapter_to_another_slot(seen: dict[str, Any]) -> None:
+    """A running request reads the slot that vLLM gave it."""
+    assert seen["stay"] == [True] * 3
+
+
 def test_an_adapter_that_left_the_cache_returns_with_the_installed_matrices(seen: dict[str, Any]) -> None:
     assert seen["from_the_cache"] == [True] * 8
+
+
+def test_three_adapters_that_share_one_slot_are_scaled_once(seen: dict[str, Any]) -> None:
+    """``--max-loras 1``: an adapter that returns to the slot, or to the host cache, has its version's factor."""
+    rotated = seen["rotated"]
+    assert rotated["dropped"] == [True] * 4
+    assert rotated["says"] == [True] * 12
+    assert rotated["audits"] == [True] * 2
 
 
 def test_rollback_restores_slots_and_cache(seen: dict[str, Any]) -> None:

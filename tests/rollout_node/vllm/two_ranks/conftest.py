@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_server import PROMPTS, TWO_RANKS, Server, loaded, make_model
+from real_server import LONG, PROMPTS, TWO_RANKS, Server, loaded, make_model
 
 sys.path.append(str(Path(__file__).parent))  # shared_engine
 
-from shared_engine import LONG, Faults, Peer, Truth, advance
+from shared_engine import Faults, Peer, Truth, advance
 
 VERSIONS = 3
 OPTIONS = ["--tensor-parallel-size", "2", "--enable-scale-out"]

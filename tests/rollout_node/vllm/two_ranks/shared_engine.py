@@ -19,8 +19,6 @@ from rollout_node.installers.install_socket import InstallSocket
 from rollout_node.installers.installer import Audit
 from rollout_node.installers.vllm_server import VllmServer
 
-LONG = " ".join(f"w{3 + i * 7 % 400}" for i in range(200))
-"""More than one block of keys and values, so that its prefix is found in the cache."""
 PATIENT = Deadlines(init=120)
 HASTY = Deadlines(request=3, init=30, prepare=3, commit=3, undo=1, report=3)
 """Short deadlines, for ranks that hang."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
-from real_server import PROMPTS, Server, complete, load, one_off_connections
-from shared_engine import LONG, Truth, advance
+from real_server import LONG, PROMPTS, Server, complete, load, one_off_connections, prefix_hits
+from shared_engine import Truth, advance
 
 from p2pcast.rollouts.kv_policy import KvPolicy
 from rollout_node.installers.engine_installer import EngineInstaller
@@ -78,15 +77,6 @@ async def test_many_versions_under_load(server: Server, run: Any, versions: int)
         ]
 
 
-async def prefix_hits(http: aiohttp.ClientSession, server: Server) -> float:
-    async with http.get(server.url + "/metrics") as response:
-        return sum(
-            map(
-                float, re.findall(r"^vllm:prefix_cache_hits_total\{[^}]*\} (\S+)$", await response.text(), re.MULTILINE)
-            )
-        )
-
-
 @pytest.mark.parametrize("kv", ["salt", "recompute"])
 async def test_prefixes_of_older_weights_are_not_reused(
     server: Server, run: Any, reference: Truth, kv: KvPolicy
@@ -95,11 +85,11 @@ async def test_prefixes_of_older_weights_are_not_reused(
     async with installing(server, run, kv) as installer, one_off_connections() as http:
         for version in range(STEPS + 1):
             more = {"cache_salt": str(run.version)} if kv == "salt" else {}
-            before = await prefix_hits(http, server)
+            before = await prefix_hits(http, server.url)
             assert [await complete(http, server.url, p, **more) for p in [*PROMPTS, LONG]] == reference[version]
-            assert await prefix_hits(http, server) == before
+            assert await prefix_hits(http, server.url) == before
             assert await complete(http, server.url, LONG, **more) == reference[version][-1]
-            assert await prefix_hits(http, server) > before
+            assert await prefix_hits(http, server.url) > before
             if version < STEPS:
                 advance(run)
                 assert (await install(installer, run)).recomputed_tokens == 0
@@ -111,10 +101,10 @@ async def test_keep_reuses_prefixes_of_older_weights(server: Server, run: Any, r
         salt = {"cache_salt": "one for all"}
         assert await complete(http, server.url, LONG, **salt) == reference[0][-1]
         advance(run)
-        before = await prefix_hits(http, server)
+        before = await prefix_hits(http, server.url)
         assert (await install(installer, run)).recomputed_tokens == 0
         await complete(http, server.url, LONG, **salt)
-        assert await prefix_hits(http, server) > before
+        assert await prefix_hits(http, server.url) > before
 
 
 ATTEMPTS = 8
