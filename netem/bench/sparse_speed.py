@@ -44,8 +44,8 @@ class SpeedOptions:
 
 def bench_sparse(options: SpeedOptions) -> dict[str, Any]:
     """``rows`` by length: ``dense`` and ``sparse`` in tokens a second, the medians over rounds, and their ``ratio``.
-    ``agreement``, at the least length, or at MOST_COMPARED if that is less: as of ``sparse_agreement``, and ``exact``,
-    whether tokens and log-probabilities with a budget that covers the text are those of dense attention. Raises
+    ``agreement`` is that of ``sparse_agreement``, at the least length or at MOST_COMPARED, whichever is less. ``exact``
+    tells whether a budget that covers the text gives the tokens and log-probabilities of dense attention. Raises
     LocalError when the engine fails.
     """
     # Imported here: the engine's process imports this module, and must not load numba.
