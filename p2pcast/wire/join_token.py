@@ -37,7 +37,8 @@ class JoinToken:
 
     def __str__(self) -> str:
         parts = (self.run, self.secret, self.authority) if self.authority else (self.run, self.secret)
-        return "-".join((PREFIX, *(base64.b32encode(p).decode().rstrip("=").lower() for p in parts)))
+        text = "-".join((PREFIX, *map(_base32, parts)))
+        return f"{text}-{_check_sum(text)}"
 
     @property
     def ident(self) -> bytes:
@@ -46,18 +47,26 @@ class JoinToken:
 
     @classmethod
     def parse(cls, text: str) -> JoinToken:
-        """Raises UsageError, never repeating the text: it may be a secret."""
-        parts = text.strip().split("-")
+        """One text for one token; tokens of 0.1 have no check sum. A byte order mark at the start is ignored. Raises
+        UsageError, never repeating the text: it may be a secret.
+        """
+        text = text.removeprefix("\ufeff").strip().lower()
+        body, _, last = text.rpartition("-")
+        checked = len(last) == len(_check_sum(body))
+        prefix, *parts = (body if checked else text).split("-")
         try:
-            if not 3 <= len(parts) <= 4 or parts[0] != PREFIX:
+            if not 2 <= len(parts) <= 3 or prefix != PREFIX:
                 raise ValueError
-            run, secret, *more = (base64.b32decode(p.upper() + "=" * (-len(p) % 8)) for p in parts[1:])
+            run, secret, *more = (base64.b32decode(p.upper() + "=" * (-len(p) % 8)) for p in parts)
         except (ValueError, binascii.Error):
             raise UsageError(
                 f"that is not a join token: it should look like {PREFIX}-…-…, as `p2pcast seed` wrote it"
             ) from None
         if len(run) != RUN_BYTES or len(secret) != SECRET_BYTES or any(len(m) != AUTHORITY_BYTES for m in more):
             raise UsageError("the join token was cut short or joined with something else; copy it again")
+        # Base32 leaves up to four bits of a last letter without meaning.
+        if list(map(_base32, (run, secret, *more))) != parts or (checked and last != _check_sum(body)):
+            raise UsageError("a letter of the join token is wrong; copy it again")
         return cls(run, secret, *more)
 
     def check_links(self, *, plaintext: bool) -> None:
@@ -72,3 +81,12 @@ class JoinToken:
         SHA-256 of the listener's certificate, behind TLS.
         """
         return hmac.digest(self.secret, label + blake3.blake3(hello).digest() + nonce + node + channel, "sha256")
+
+
+def _base32(part: bytes) -> str:
+    return base64.b32encode(part).decode().rstrip("=").lower()
+
+
+def _check_sum(text: str) -> str:
+    """Eight letters that differ after a typing error in ``text``, the token before its last ``-``."""
+    return _base32(blake3.blake3(text.encode()).digest(length=5))
