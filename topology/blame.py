@@ -2,12 +2,16 @@
 
 Every peer verifies a piece before forwarding it, so a corrupt piece was corrupted by its sender. The receiver is the
 only witness. After one witness's report, the blamed peer feeds no other peer for a while. After reports of two
-witnesses, it feeds none for good. A witness that blames many peers has probably corrupted the pieces itself, in its own
-memory; its reports no longer count.
+witnesses, it feeds none for good.
+
+A witness that blames many peers may have corrupted the pieces itself, in its own memory. So its word alone demotes only
+a few nodes at a time. Its earlier blames fade and make room. A blame that another witness confirms takes no room,
+because the other one has a memory of its own.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from typing import Final
 
@@ -16,7 +20,7 @@ FORGIVEN_S: Final = 600.0
 WITNESSES: Final = 2
 """Number of witnesses whose blame is permanent."""
 CREDIBLE: Final = 3
-"""Most nodes that a credible witness may blame; a witness that blames more is itself the likely cause."""
+"""Most nodes that one witness alone demotes at a time, and most permanent verdicts that it takes part in."""
 
 
 class Blame:
@@ -24,35 +28,52 @@ class Blame:
 
     def __init__(self) -> None:
         self._counts: dict[str, dict[str, int]] = {}
-        """Witness → node → corrupt pieces, by the last report."""
-        self._last_s: dict[str, float] = {}
-        """Node → time of its newest blame."""
+        """Witness → node → corrupt pieces, by the last report that was believed."""
+        self._believed: dict[str, dict[str, float]] = {}
+        """Node → witness → time of its newest blame that was believed."""
+        self._quarantined: set[str] = set()
+        self._verdicts: Counter[str] = Counter()
+        """Witness → permanent verdicts that it took part in."""
 
     def record(self, witness: str, rows: Collection[tuple[str, int]], now_s: float) -> list[str]:
-        """Take a report. `rows`: (node, corrupt pieces so far). Returns the nodes newly blamed by a credible
-        witness.
+        """Take a report. `rows`: (node, corrupt pieces so far). Returns the nodes that are newly blamed. A blame that
+        is not believed yet is believed when a later report repeats it and there is room.
         """
         counts = self._counts.setdefault(witness, {})
-        if len(counts) > CREDIBLE:
-            return []  # not recorded either: the witness is not credible
-        anew = [node for node, pieces in rows if node != witness and pieces > counts.get(node, 0)]
-        counts.update((node, pieces) for node, pieces in rows if node in anew)
-        if len(counts) > CREDIBLE:
-            return []
-        self._last_s.update((node, now_s) for node in anew)
+        anew = []
+        for node, pieces in rows:
+            if node != witness and pieces > counts.get(node, 0) and self._believes(witness, node, now_s):
+                counts[node] = pieces
+                self._believed.setdefault(node, {})[witness] = now_s
+                self._judge(node)
+                anew.append(node)
         return anew
 
+    def _believes(self, witness: str, node: str, now_s: float) -> bool:
+        alone = {
+            other
+            for other in self._counts[witness]
+            if len(said := self._believed[other]) == 1 and now_s - said[witness] < FORGIVEN_S
+        }
+        return len(alone - {node}) < CREDIBLE or bool(self._believed.get(node, {}).keys() - {witness})
+
+    def _judge(self, node: str) -> None:
+        fresh = [witness for witness in self._believed[node] if self._verdicts[witness] < CREDIBLE]
+        if node not in self._quarantined and len(fresh) >= WITNESSES:
+            self._quarantined.add(node)
+            self._verdicts.update(fresh)
+
     def witnesses(self, node: str) -> int:
-        """Number of credible witnesses that blame the node."""
-        return sum(node in counts for counts in self._counts.values() if len(counts) <= CREDIBLE)
+        """Number of witnesses that have blamed the node and were believed."""
+        return len(self._believed.get(node, ()))
 
     def quarantined(self, node: str) -> bool:
-        return self.witnesses(node) >= WITNESSES
+        return node in self._quarantined
 
     def demoted(self, now_s: float) -> frozenset[str]:
         """Nodes that must feed no other node."""
         return frozenset(
             node
-            for node, last_s in self._last_s.items()
-            if (count := self.witnesses(node)) >= WITNESSES or (count and now_s - last_s < FORGIVEN_S)
+            for node, said in self._believed.items()
+            if node in self._quarantined or now_s - max(said.values()) < FORGIVEN_S
         )

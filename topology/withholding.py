@@ -6,7 +6,7 @@ reported parent that has not itself reported the version as lacking. It also bla
 versions while others wait below it: for whatever reason, that peer forwards nothing.
 
 One witness costs a node its place for a while; two witnesses, over two artifacts, for as long as the hub runs. A
-witness that blames many peers is not credible (``topology.blame``).
+witness alone demotes only a few nodes at a time (``topology.blame``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from topology.blame import FORGIVEN_S, WITNESSES, Blame
+from topology.blame import FORGIVEN_S, Blame
 
 GRACE_S: Final = 3.0
 """Seconds from a complaint to its judgement: the parent's own complaint of the version arrives within two reports."""
@@ -57,7 +57,7 @@ class Withholding:
             self._complaints.setdefault((witness, artifact), _Complaint(None if parent == witness else parent, now_s))
 
     def judge(self, now_s: float, here: Callable[[str], bool]) -> list[tuple[str, str]]:
-        """Judge due complaints. Returns (node, witness) for nodes that a credible witness newly blames. ``here``:
+        """Judge due complaints. Returns (node, witness) for nodes that are newly blamed. ``here``:
         whether a node is still in the run.
         """
         out: list[tuple[str, str]] = []
@@ -88,11 +88,11 @@ class Withholding:
         return True
 
     def witnesses(self, node: str) -> int:
-        """Number of credible witnesses that blame the node."""
+        """Number of witnesses that have blamed the node and were believed."""
         return self._blame.witnesses(node)
 
     def quarantined(self, node: str) -> bool:
-        return self.witnesses(node) >= WITNESSES and len(self._incidents.get(node, ())) >= INCIDENTS
+        return self._blame.quarantined(node) and len(self._incidents.get(node, ())) >= INCIDENTS
 
     def demoted(self, now_s: float) -> frozenset[str]:
         """Nodes that must feed no other node."""

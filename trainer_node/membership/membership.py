@@ -264,7 +264,7 @@ class Membership:
         """A peer reports how many corrupt pieces each peer has sent. Returns the joined peers that are newly blamed;
         they feed no other peer.
         """
-        anew = [ident for ident in self.blame.record(witness, rows, now) if ident in self.peers]
+        anew = self.blame.record(witness, [row for row in rows if row[0] in self.peers], now)
         self._made_leaves(anew, now)
         return anew
 

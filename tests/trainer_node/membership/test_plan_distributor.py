@@ -414,11 +414,11 @@ async def test_a_witness_that_blames_itself_or_departed_peers_moves_no_peer(chai
     assert all(link.sent == [] for link in chain.links.values())
 
 
-async def test_a_witness_that_blames_many_peers_is_not_credible():
+async def test_a_witness_alone_demotes_few_peers_at_a_time():
     fleet = Fleet("abcdef")
     fleet.report_garbled("f", "abcdef"[: CREDIBLE + 1])
-    assert fleet.verdicts("garbled") == []
-    assert fleet.feeders() == "abcde"
+    assert fleet.verdicts("garbled") == [("f", name, False) for name in "abcdef"[:CREDIBLE]]
+    assert fleet.feeders() == "def"
 
 
 # -- withholding
