@@ -15,6 +15,7 @@ from typing import Any
 
 from p2pcast.errors import RetryableError
 from p2pcast.quantised.quantisation_kinds import kind_named
+from p2pcast.quantised.quantised_layout import QuantisedLayout
 from p2pcast.relay.holding import ArtifactHolder
 from p2pcast.version import Version
 from rollout_node.engine.version_digests import VersionDigests
@@ -32,6 +33,7 @@ class QuantisedReader(ShadowReader):
         self._folder, self._kind = folder / FOLDER, kind_named(kind)
         self._copy: Any = None
         """``QuantisedShadow``, whose module needs torch."""
+        self._made: QuantisedLayout | None = None
         self._following = asyncio.Lock()
         self._doubtful = False
 
@@ -59,8 +61,10 @@ class QuantisedReader(ShadowReader):
         return VersionDigests(shadow.layout, shadow.digests, signed=plain.state_digest)
 
     def layout_document(self) -> bytes:
-        document: bytes = self._quantised().form.layout.document
-        return document
+        """As ``ShadowReader.layout_document``. An engine asks for it before the first copy: an installer starts while
+        the shadow may move. Raises IntegrityError where nothing can be quantised.
+        """
+        return self._form().layout.document
 
     def patches(self, base: Version | None, to: Version) -> list[Path] | Path:
         copy = self._quantised()
@@ -71,13 +75,19 @@ class QuantisedReader(ShadowReader):
 
     def files(self, small: dict[str, bytes]) -> dict[str, bytes]:
         """The small files of a quantised folder."""
-        found: dict[str, bytes] = self._quantised().form.files(small)
-        return found
+        return self._form().files(small)
 
     def close(self) -> None:
         if self._copy is not None:
             self._copy.close()
             self._copy = None
+
+    def _form(self) -> QuantisedLayout:
+        """Of the present shadow, whether or not a copy was made."""
+        plain = self._existing().layout
+        if self._made is None or self._made.plain is not plain:
+            self._made = QuantisedLayout(plain, self._kind)
+        return self._made
 
     def _quantised(self) -> Any:
         if self._copy is None:

@@ -1,5 +1,5 @@
-"""A real vLLM server beside a peer: it starts late and loads slowly, dies, returns with its first weights, and outlives
-its peer.
+"""A real vLLM server, the only target of a peer that quantises for it: it starts late and loads slowly, dies, returns
+with its first weights, and outlives its peer.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ sys.path.append(str(Path(__file__).parents[2] / "rollout_node" / "vllm"))
 
 from real_server import PROMPTS, Server, complete, make_model, one_off_connections
 
+KIND = "fp8-channel"
 pytestmark = pytest.mark.vllm
 
 
@@ -30,10 +31,13 @@ async def servers(swarm) -> AsyncIterator[list[Server]]:
 
 async def test_a_server_through_its_life(swarm, states, servers, p2pcast):
     model = await asyncio.to_thread(make_model, swarm.folder / "model")
+    started = swarm.folder / "started"
+    done = await asyncio.to_thread(p2pcast, "quantise", model, "-o", started, "--kind", KIND)
+    assert done.returncode == 0, done.stderr
     state = states.read(model)
     files = {p.name: p.read_bytes() for p in model.iterdir() if p.suffix == ".json" and "index" not in p.name}
     (swarm.folder / "a").mkdir(0o700)
-    server = Server(model, swarm.folder / "a")
+    server = Server(started, swarm.folder / "a")
     servers.append(server)
 
     async def verified(version: str, peer) -> None:
@@ -45,7 +49,7 @@ async def test_a_server_through_its_life(swarm, states, servers, p2pcast):
 
     # The peer is there long before the server answers; versions come and go meanwhile.
     await swarm.hub_up()
-    peer = await swarm.peer_up("a", targets=(f"vllm:{server.url}",))
+    peer = await swarm.peer_up("a", targets=(f"vllm:{server.url}",), quantise=KIND)
     for step in (0, 1):
         swarm.publish(step, state, files)
         await swarm.until(lambda s=step: str(peer.staged) == f"0.{s}", "it is staged")
@@ -73,7 +77,7 @@ async def test_a_server_through_its_life(swarm, states, servers, p2pcast):
 
     # Another peer takes over: it verifies the weights, and does not rewrite correct weights.
     await swarm.down(peer)
-    peer = await swarm.peer_up("a", targets=(f"vllm:{server.url}",))
+    peer = await swarm.peer_up("a", targets=(f"vllm:{server.url}",), quantise=KIND)
     await verified("0.1", peer)
     assert peer.runners[0].report.pause_s == 0
     swarm.publish(2, state, files)

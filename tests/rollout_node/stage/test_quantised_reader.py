@@ -59,6 +59,19 @@ async def assert_copy_is_the_shadows(reader: QuantisedReader, plain: Shadow) -> 
             assert np.array_equal(copy.shadow.words(cell), words)
 
 
+async def test_an_engine_learns_layout_and_files_before_the_first_copy(
+    state: ShadowState, reader: QuantisedReader, tmp_path: Path
+) -> None:
+    """An installer starts before it holds the shadow still, and the copy is made while it holds the shadow still."""
+    assert state.shadow is not None
+    for shadow in (state.shadow, shadow_of(tmp_path / "second", 2.0, 12)):
+        state.shadow = shadow
+        form = QuantisedLayout(shadow.layout, kind_named(KIND))
+        assert reader.layout_document() == form.layout.document
+        assert reader.files({}) == form.files({})
+    assert reader._copy is None
+
+
 @pytest.mark.parametrize("columns", [8, 12])
 async def test_a_replaced_shadow_of_the_same_version_gives_another_copy(
     state: ShadowState, reader: QuantisedReader, tmp_path: Path, columns: int
