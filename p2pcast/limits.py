@@ -98,6 +98,8 @@ MAX_PEER_ENGINES = 64
 """Most engines of one peer: eight times as many as a host with eight accelerators runs. Each engine has rows in /status
 and in the metrics.
 """
+MAX_REASONS = 8
+"""Most reasons of its own for which one peer is unready."""
 MAX_REPORTED_ERROR = 300
 """Most characters of an error in a report, so that the errors of 64 engines fit. The peer's own /status has the whole
 text.

@@ -7,6 +7,11 @@ from functools import partial
 from p2pcast.daemon.metric_kinds import PAUSES, SECONDS, Histogram, counter, counters, gauge, gauges, optional
 
 HUB_CONNECTED = partial(gauge, "p2pcast_peer_hub_connected", "Whether the hub is in reach")
+LEVEL = partial(
+    gauge,
+    "p2pcast_peer_level",
+    "The peer's verdict on itself: 0 well, 1 on its way, 2 a trouble that may pass, 3 needs an operator",
+)
 KNOWLEDGE_AGE = partial(gauge, "p2pcast_peer_knowledge_age_seconds", "Age of the last news of the newest version")
 CERTIFICATE_END = partial(
     gauge, "p2pcast_peer_certificate_end_timestamp_seconds", "When the certificate ends, unless it is renewed"

@@ -17,6 +17,7 @@ from p2pcast.daemon.background_tasks import Tasks
 from p2pcast.daemon.events import Events
 from p2pcast.daemon.http_server import Document, Reached
 from p2pcast.daemon.metric_kinds import lag
+from p2pcast.fleet_verdict import RANK, UNVERIFIED, Finding, document, engine_findings, peer_findings, troubles, unready
 from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Node
 from p2pcast.relay.upstream import Upstream
@@ -101,6 +102,7 @@ class PeerView:
             bytes_received=self.node.bytes_received,
             bytes_duplicate=self.node.bytes_duplicate,
             engines=[_reported(row) for row in self.engines.rows()[: limits.MAX_PEER_ENGINES]],
+            unready=[reason | {"words": reason["words"][: limits.MAX_REPORTED_ERROR]} for reason in self._unready()],
             error=_cut(self.activity.error),
         )
 
@@ -110,23 +112,38 @@ class PeerView:
             return None
         return {"dialled_by": "child" if live.link.dialled else "parent", "address": live.link.address}
 
-    def ready(self) -> tuple[bool, str]:
-        if self.activity.draining:
-            return False, "it is ending"
-        if self.state.staged is None:
-            return False, "no version is staged"
-        if (stale := self._freshness().stale(asyncio.get_running_loop().time(), self.config.max_age_s)) is not None:
-            return False, stale
-        waiting = [
-            f"{row['name']}: {row['error'] or 'no verified weights yet'}"
-            for row in self.engines.rows()
-            if not row["ready"]
-        ]
+    def _unready(self) -> list[messages.UnreadyReason]:
+        """The peer's own reasons to be unready, for every surface; those of its engines are in their rows."""
+        stale = self._freshness().stale(asyncio.get_running_loop().time(), self.config.max_age_s)
+        found: list[messages.UnreadyReason] = []
+        if stale is not None:
+            found.append({"level": "alarm", "words": stale})
         if (member := self.member) is not None and not member.ready:
-            waiting.append(
-                f"engine {member.name}: {'no verified weights yet' if member.connected else 'its lead is out of reach'}"
-            )
-        return not waiting, "; ".join(waiting)
+            why = UNVERIFIED if member.connected else "its lead is out of reach"
+            level = "watch" if member.connected else "alarm"
+            found.append({"level": level, "words": f"engine {member.name}: {why}"})
+        return found
+
+    def _findings(self) -> list[Finding]:
+        row = {
+            "state": self.activity.shown,
+            "staged": None if (staged := self.state.staged) is None else str(staged),
+            "unready": self._unready(),
+            "error": self.activity.error,
+            "engines": self.engines.rows(),
+        }
+        return peer_findings(row, self._known)
+
+    @property
+    def _known(self) -> list[Version]:
+        staged = self.state.staged
+        return sorted({*self.planner.states(), *([] if staged is None else [staged])})
+
+    def ready(self) -> tuple[bool, str]:
+        """With what is wrong, of a peer that is ready too."""
+        findings = self._findings()
+        why = unready(findings)
+        return not why, why or troubles(findings)
 
     def _freshness(self) -> Freshness:
         """The age of the peer's knowledge, the hub's last message included."""
@@ -170,8 +187,12 @@ class PeerView:
             "progress": self._progress(),
             "bytes_received": self.node.bytes_received,
             "bytes_duplicate": self.node.bytes_duplicate,
-            "engines": self.engines.rows(),
+            "engines": [
+                dict(row) | {"verdict": document(engine_findings(row, self._known))} for row in self.engines.rows()
+            ],
+            "unready": self._unready(),
             "error": self.activity.error,
+            "verdict": document(self._findings()),
             "staged": None if staged is None else str(staged),
             "committed": None if (c := self.engines.committed) is None else str(c),
             "layout_id": None if shadow is None else shadow.layout.layout_id.hex(),
@@ -227,8 +248,7 @@ class PeerView:
     @property
     def newest(self) -> Version | None:
         """The newest version that the hub has listed, or that is staged here."""
-        staged = self.state.staged
-        return max((*self.planner.states(), *([] if staged is None else [staged])), default=None)
+        return max(self._known, default=None)
 
     def _published(self, version: Version, fraction: float | None) -> tuple[bool, Document]:
         """The hub has listed the version, or it is staged here."""
@@ -272,10 +292,11 @@ class PeerView:
         engines = self.engines.rows()
         yield peer_metrics.ENGINE_READY(([e["name"]], float(e["ready"])) for e in engines)
         yield peer_metrics.LAST_COMMIT_PAUSE(([e["name"]], e["pause_s"]) for e in engines if e["pause_s"] is not None)
-        known = sorted({*self.planner.states(), *([] if staged is None else [staged])})
+        known = self._known
         yield peer_metrics.ENGINE_LAG(
             ([e["name"]], lag(None if (at := e["committed"]) is None else Version.parse(at), known)) for e in engines
         )
+        yield peer_metrics.LEVEL(RANK[document(self._findings())["level"]])
 
     def _progress(self) -> messages.Progress | None:
         live = [h for h in self.node.holdings.values() if h.incomplete and not h.excerpt]

@@ -7,6 +7,10 @@ from functools import partial
 from p2pcast.daemon.metric_kinds import SECONDS, Histogram, counter, counters, gauge, gauges, optional
 
 PEERS = partial(gauge, "p2pcast_hub_peers", "Peers joined")
+_LEVELS = "0 well, 1 on its way, 2 a trouble that may pass, 3 needs an operator"
+RUN_LEVEL = partial(gauge, "p2pcast_hub_level", f"Verdict on the run: {_LEVELS}")
+PEER_LEVEL = partial(gauges, "p2pcast_hub_peer_level", f"Verdict on a peer: {_LEVELS}", ["peer"])
+LOST_PEERS = partial(gauge, "p2pcast_hub_lost_peers", "Peers that were lost in the last day, and are not back")
 INVALID_REPORTS = partial(counter, "p2pcast_hub_odd_reports", "Reports of which the hub ignored an invalid value")
 BARRIER_OUTCOMES = partial(
     counters, "p2pcast_hub_barrier_outcomes", "Ends and failures of the barrier's rounds", ["outcome"]

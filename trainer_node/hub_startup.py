@@ -398,7 +398,7 @@ def build_control(state: StateParts, fleet: FleetParts, publishing: Publishing) 
         rollouts,
     )  # fmt: skip
     folders = FolderVersions(config.checkpoints, config.folder_form, state.history, store, state.staging)
-    feed = PictureFeed(view.status, state.events)
+    feed = PictureFeed(view.facts, state.events)
     page = PageRoutes(feed, ReadingRights())
     http = HttpServer(
         view.status,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from p2pcast.daemon import daemon_metrics
 from p2pcast.daemon.background_tasks import Tasks
 from p2pcast.daemon.events import Events
 from p2pcast.daemon.http_server import Document, Reached
+from p2pcast.fleet_verdict import NO_VERSION, RANK, judge
 from p2pcast.relay.child import Child
 from p2pcast.relay.node import Node
 from p2pcast.transport.link import Link
@@ -57,9 +59,13 @@ class HubView:
     rollouts: RolloutSummary
 
     def ready(self) -> tuple[bool, str]:
-        return (True, "") if self.versions.head is not None else (False, "no version has been published yet")
+        return (True, "") if self.versions.head is not None else (False, NO_VERSION)
 
     def status(self) -> Document:
+        return judge(self.facts())
+
+    def facts(self) -> Document:
+        """/status without verdicts."""
         commits, target = self.commits, self.commits.target
         return {
             "role": "hub",
@@ -85,6 +91,7 @@ class HubView:
             "pid": os.getpid(),
             "links": [link_row(link, "child") for link in self.children],
             "peers": self.fleet.rows(),
+            "gone": self.timeline.gone.rows(time.time()),
         }
 
     def weights(self) -> Document:
@@ -126,3 +133,8 @@ class HubView:
         yield hub_metrics.BARRIER_OUTCOMES(([o], self.commits.outcomes[o]) for o in OUTCOMES)
         yield from self.versions.families()
         yield from self.fleet.peer_families()
+        judged = self.status()
+        found = [(str(row["name"]), row["verdict"]["level"]) for row in (*judged["peers"], *judged["gone"])]
+        yield hub_metrics.RUN_LEVEL(RANK[judged["verdict"]["level"]])
+        yield hub_metrics.PEER_LEVEL(([name], float(RANK[level])) for name, level in dict(found).items())
+        yield hub_metrics.LOST_PEERS(sum(row["verdict"]["level"] == "watch" for row in judged["gone"]))

@@ -65,7 +65,7 @@ def replay(events: Path, speed: float, http: tuple[str, int]) -> None:
         raise UsageError(f"{events} holds no event")
 
     async def work() -> None:
-        played = Replay(recorded, speed)
+        played = Replay(recorded, speed, events.name)
         await played.http.start(*http)
         click.echo(f"{len(recorded)} events at http://{show_address(*played.http.address)}/")
         try:

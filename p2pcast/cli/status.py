@@ -21,6 +21,8 @@ from p2pcast.version import Version
 
 WATCH_S = 0.5
 MAX_NAMED = 5
+STYLES = {"good": "green", "moving": "blue", "watch": "yellow", "alarm": "bold red", "gone": "dim"}
+"""By level of a verdict."""
 
 
 def table(document: object) -> Group:
@@ -31,8 +33,21 @@ def table(document: object) -> Group:
     if found.text("role") == "ledger":
         return Group(ledger_heading(found), workers_table(found))
     if found.text("role") == "peer":
-        return Group(_peer_heading(found), _engines([found]))
-    return Group(_hub_heading(found), _peers(found), _engines(found.rows("peers")))
+        return Group(_peer_heading(found), _verdict(found), _engines([found]))
+    return Group(_hub_heading(found), _verdict(found), _peers(found), _engines(found.rows("peers")))
+
+
+def _verdict(daemon: Found) -> Text:
+    """The daemon's own verdict, and a hub's alarms with their remedies."""
+    verdict = daemon.part("verdict")
+    out = Text(verdict.text("words"), _style(verdict))
+    for alarm in verdict.rows("alarms"):
+        out.append(f"\n{alarm.text('text')} {alarm.text('do')}", _style(alarm))
+    return out
+
+
+def _style(verdict: Found) -> str:
+    return STYLES.get(verdict.text("level"), "")
 
 
 def _hub_heading(hub: Found) -> Text:
@@ -100,22 +115,36 @@ def _trouble(mirror: Found) -> str:
 
 
 def _peers(hub: Found) -> Table:
-    out = Table("peer", "parent", "state", "staged", "committed", "received", "duplicate", "score", "progress")
+    out = Table("peer", "verdict", "parent", "staged", "committed", "received", "duplicate", "score", "progress")
     for peer in hub.rows("peers"):
         progress = peer.part("progress")
-        cells = [
+        cells: list[str | Text] = [
             peer.text("name"),
+            _words(peer),
             peer.text("parent") + _link_notes(peer),
-            peer.text("state"),
             peer.text("staged", "-"),
             peer.text("committed", "-"),
             f"{peer.number('bytes_received') / 1e6:.2f} MB",
             peer.text("bytes_duplicate", "0"),
             f"{peer.number('score'):.1f}" if peer.has("score") else "-",
-            f"{progress.text('version')} {progress.text('pieces')}/{progress.text('of')}" if progress else "",
+            f"{progress.text('version')} {progress.text('pieces')}/{progress.text('of')}"
+            if progress
+            else peer.text("state"),
         ]
-        out.add_row(*map(Text, cells))
+        out.add_row(*map(_cell, cells))
+    for peer in hub.rows("gone"):
+        cells = [peer.text("name"), _words(peer), "-", peer.text("staged", "-"), peer.text("committed", "-")]
+        out.add_row(*map(_cell, cells))
     return out
+
+
+def _words(row: Found) -> Text:
+    verdict = row.part("verdict")
+    return Text(verdict.text("words", row.text("error")), _style(verdict))
+
+
+def _cell(text: str | Text) -> Text:
+    return Text(text) if isinstance(text, str) else text
 
 
 def _link_notes(peer: Found) -> str:
@@ -127,11 +156,11 @@ def _link_notes(peer: Found) -> str:
 
 
 def _engines(peers: list[Found]) -> Table:
-    out = Table("engine", "at", "ready", "staged", "version", "pause", "recomputed", "trouble")
+    out = Table("engine", "at", "ready", "staged", "version", "pause", "recomputed", "verdict")
     for peer in peers:
         for engine in peer.rows("engines"):
             lacks = engine.part("detail").text("lacks")
-            cells = [
+            cells: list[str | Text] = [
                 engine.text("name"),
                 peer.text("name"),
                 "yes" if engine.text("ready") == "True" else "no",
@@ -139,9 +168,9 @@ def _engines(peers: list[Found]) -> Table:
                 engine.text("committed", "-") + (f" without {lacks}" if lacks else ""),
                 f"{1e3 * engine.number('pause_s'):.1f} ms" if engine.has("pause_s") else "-",
                 f"{engine.text('recomputed_tokens')} tokens" if engine.has("recomputed_tokens") else "-",
-                engine.text("error")[:80],
+                _words(engine),
             ]
-            out.add_row(*map(Text, cells))
+            out.add_row(*map(_cell, cells))
     return out
 
 

@@ -253,7 +253,8 @@ class HttpServer:
 
     async def _get_ready(self, request: web.Request) -> web.Response:
         ready, why = self._ready()
-        return web.Response(text="ready\n" if ready else f"not ready: {why}\n", status=200 if ready else 503)
+        text = "ready" + (f", but {why}" if why else "") if ready else f"not ready: {why}"
+        return web.Response(text=f"{text}\n", status=200 if ready else 503)
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -1,4 +1,4 @@
-"""A run's recent past, from events: times at which each version arrived, and lost peers. Pure.
+"""A run's recent past, from events: times at which each version arrived. Pure.
 
 Promise: memory is bounded, whatever the events are. A malformed event changes nothing.
 """
@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 VERSIONS_KEPT: Final = 16
-LOSSES_KEPT: Final = 64
 ROWS_SHOWN: Final = 64
 """Peers and engines of one version that are named, slowest first."""
 
@@ -49,11 +48,10 @@ class Spread:
 
 
 class FleetHistory:
-    """The one writer is ``apply``. ``lost``: peer → time and reason, until the peer is back."""
+    """The one writer is ``apply``."""
 
     def __init__(self) -> None:
         self.versions: dict[str, Spread] = {}
-        self.lost: dict[str, tuple[float, str]] = {}
 
     def apply(self, kind: str, time_s: float, facts: Facts) -> None:
         """An event of the hub."""
@@ -96,15 +94,6 @@ class FleetHistory:
         live = _finite(facts["after_s"]), _finite(facts.get("pause_s") or 0.0)
         self._of(facts).live[engine] = live
 
-    def _left(self, time_s: float, facts: Facts) -> None:
-        if facts["lost"]:
-            self.lost[str(facts["peer"])] = time_s, str(facts.get("why") or "")
-            while len(self.lost) > LOSSES_KEPT:
-                del self.lost[next(iter(self.lost))]
-
-    def _joined(self, time_s: float, facts: Facts) -> None:
-        self.lost.pop(str(facts["peer"]), None)
-
 
 _HANDLERS = {
     "opened": FleetHistory._opened,
@@ -112,8 +101,6 @@ _HANDLERS = {
     "published": FleetHistory._published,
     "staged": FleetHistory._staged,
     "committed": FleetHistory._committed,
-    "left": FleetHistory._left,
-    "joined": FleetHistory._joined,
 }
 
 

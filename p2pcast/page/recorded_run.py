@@ -12,9 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from p2pcast.errors import UsageError
+from p2pcast.page.gone_peers import GonePeers
 
 PEERS_KEPT: Final = 20_000
 VERSIONS_KEPT: Final = 1000
+REASONS_KEPT: Final = 8
 SIMULATED: Final = "simulated"
 """Kind of the first event of a simulation."""
 
@@ -22,11 +24,12 @@ Document = dict[str, Any]
 
 
 class Recorded(NamedTuple):
-    """``time_s``: Unix time."""
+    """``time_s``: Unix time. ``run``: id, as far as the line names it."""
 
     kind: str
     time_s: float
     facts: Document
+    run: str = ""
 
 
 def read_events(lines: Iterable[str]) -> Iterator[Recorded]:
@@ -41,8 +44,9 @@ def read_events(lines: Iterable[str]) -> Iterator[Recorded]:
         elif text.startswith("data:") and kind is not None:
             facts = _object(text.removeprefix("data:"), number)
             if kind != "missed":
-                facts.pop("run", None)
-                yield Recorded(kind, _time(facts.pop("time", None), number), facts)
+                run = facts.pop("run", None)
+                at_s = _time(facts.pop("time", None), number)
+                yield Recorded(kind, at_s, facts, run if isinstance(run, str) else "")
             kind = None
         elif text and not text.startswith((":", "id:", "retry:")):
             found = _object(text, number)
@@ -69,14 +73,18 @@ def _time(value: Any, number: int) -> float:
 
 
 class RecordedRun:
-    """The one writer is ``apply``."""
+    """The one writer is ``apply``. ``name``: of the run."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "") -> None:
+        self._name, self._now_s = name, 0.0
+        self._gone = GonePeers()
+        self._evicted: dict[str, None] = {}
         self._peers: dict[str, Document] = {}
         self._artifacts: dict[str, Document] = {}
         self._version: str | None = None
 
-    def apply(self, kind: str, facts: Mapping[str, Any]) -> None:
+    def apply(self, kind: str, time_s: float, facts: Mapping[str, Any]) -> None:
+        self._now_s = time_s
         handler = _HANDLERS.get(kind)
         if handler is not None:
             try:
@@ -88,9 +96,12 @@ class RecordedRun:
         """In the form of the hub's /status."""
         return {
             "role": "hub",
+            "run": self._name,
             "version": self._version,
             "artifacts": list(self._artifacts.values()),
             "peers": [{**peer, "engines": list(peer["engines"].values())} for peer in self._peers.values()],
+            "gone": self._gone.rows(self._now_s),
+            "evicted": list(self._evicted),
         }
 
     def _peer(self, facts: Mapping[str, Any]) -> Document:
@@ -104,6 +115,8 @@ class RecordedRun:
             "staged": None,
             "committed": None,
             "engines": {},
+            "error": None,
+            "unready": [],
         }
         return self._peers.setdefault(name, empty)
 
@@ -115,11 +128,34 @@ class RecordedRun:
         )
 
     def _joined(self, facts: Mapping[str, Any]) -> None:
+        name, node = str(facts["peer"]), str(facts.get("node") or "")
+        self._gone.joined(name, node)
         peer = self._peer(facts)
+        peer.update(engines={}, error=None, unready=[])
         peer["region"], peer["staged"] = str(facts.get("region") or ""), _text(facts.get("staged"))
 
     def _left(self, facts: Mapping[str, Any]) -> None:
-        del self._peers[str(facts["peer"])]
+        name = str(facts["peer"])
+        peer = self._peers.pop(name)
+        why = str(facts.get("why") or "its connection ended") if facts["lost"] else ""
+        last = {key: peer[key] for key in ("region", "staged", "committed")}
+        self._gone.left(name, str(facts.get("node") or ""), why, self._now_s, last)
+
+    def _evict(self, facts: Mapping[str, Any]) -> None:
+        node = str(facts["node"])
+        self._evicted.pop(node, None)
+        if not facts["undone"]:
+            self._evicted[node] = None
+            while len(self._evicted) > PEERS_KEPT:
+                del self._evicted[next(iter(self._evicted))]
+
+    def _trouble(self, facts: Mapping[str, Any]) -> None:
+        """Of a peer, or of one engine of it."""
+        if facts.get("engine") is not None:
+            self._engine(facts)["error"] = _text(facts["why"])
+            return
+        reasons = [{"level": str(one["level"]), "words": str(one["words"])} for one in facts["unready"][:REASONS_KEPT]]
+        self._peer(facts).update(error=_text(facts["why"]), unready=reasons)
 
     def _plan(self, facts: Mapping[str, Any]) -> None:
         for name, parent in facts["moved"]:
@@ -153,6 +189,8 @@ class RecordedRun:
 _HANDLERS = {
     "joined": RecordedRun._joined,
     "left": RecordedRun._left,
+    "evicted": RecordedRun._evict,
+    "trouble": RecordedRun._trouble,
     "plan": RecordedRun._plan,
     "sealed": RecordedRun._sealed,
     "staged": RecordedRun._staged,

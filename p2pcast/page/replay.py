@@ -10,6 +10,7 @@ from typing import Final
 from p2pcast.daemon import metric_kinds
 from p2pcast.daemon.events import Events
 from p2pcast.daemon.http_server import HttpServer
+from p2pcast.fleet_verdict import judge
 from p2pcast.page.page_routes import PageRoutes
 from p2pcast.page.picture_feed import PictureFeed
 from p2pcast.page.reading_rights import ReadingRights
@@ -20,19 +21,22 @@ MOST_PAUSE_S: Final = 3.0
 
 
 class Replay:
-    """``speed``: seconds of the run in one second. ``start`` serves the page, ``play`` plays the events once."""
+    """``speed``: seconds of the run in one second. ``name``: of the run, where no event names it. ``start`` serves the
+    page, ``play`` plays the events once.
+    """
 
-    def __init__(self, recorded: Sequence[Recorded], speed: float) -> None:
+    def __init__(self, recorded: Sequence[Recorded], speed: float, name: str) -> None:
         self._recorded, self._speed = recorded, speed
         self._now_s = recorded[0].time_s if recorded else 0.0
-        self._run = RecordedRun()
+        run = next((event.run for event in recorded if event.run), "")
+        self._run = RecordedRun(run[:12] or name)
         simulated = bool(recorded) and recorded[0].kind == SIMULATED
         source = "a simulation" if simulated else "a recorded run"
         self.events = Events(clock=lambda: self._now_s)
         self.feed = PictureFeed(self._run.status, self.events, lambda: self._now_s, source)
         page = PageRoutes(self.feed, ReadingRights())
         self.http = HttpServer(
-            self._run.status,
+            lambda: judge(self._run.status()),
             lambda: (True, ""),
             metric_kinds.registry(),
             {},
@@ -48,5 +52,5 @@ class Replay:
         for event in self._recorded:
             await asyncio.sleep(min(MOST_PAUSE_S, max(0.0, event.time_s - self._now_s) / self._speed))
             self._now_s = max(self._now_s, event.time_s)
-            self._run.apply(event.kind, event.facts)
+            self._run.apply(event.kind, self._now_s, event.facts)
             self.events.emit(event.kind, **event.facts)

@@ -187,6 +187,13 @@ class EngineStatus(TypedDict, total=False):
     error: str | None
 
 
+class UnreadyReason(TypedDict):
+    """Why a peer itself is unready: a level of ``p2pcast.fleet_verdict``, and words."""
+
+    level: str
+    words: str
+
+
 class ParentLink(TypedDict, total=False):
     """The link to the parent: the side that dialled, and the address that it dialled."""
 
@@ -220,6 +227,7 @@ _ENGINE = Table(
     },
     frozenset({"name"}),
 )
+_REASON = Table({"level": OneOf(("moving", "watch", "alarm")), "words": _ERROR}, frozenset({"level", "words"}))
 _LINK = Table({"dialled_by": OneOf(("child", "parent")), "address": Truncated(limits.MAX_EVENT_TEXT)})
 _PROGRESS = Table({"version": VersionText(), "pieces": _COUNT, "of": _COUNT}, frozenset({"version", "pieces", "of"}))
 
@@ -258,4 +266,5 @@ class Report(Record):
     bytes_received: Annotated[int, _COUNT, Lenient()] | None = None
     bytes_duplicate: Annotated[int, _COUNT, Lenient()] | None = None
     engines: Annotated[Sequence[EngineStatus], ValidRows(_ENGINE, limits.MAX_PEER_ENGINES), Lenient()] | None = None
+    unready: Annotated[Sequence[UnreadyReason], ValidRows(_REASON, limits.MAX_REASONS), Lenient()] | None = None
     error: Annotated[str | None, Nullable(_ERROR), Lenient()] = ABSENT

@@ -51,6 +51,7 @@ from p2pcast.wire.lenient_report import EngineStatus as EngineStatus
 from p2pcast.wire.lenient_report import ParentLink as ParentLink
 from p2pcast.wire.lenient_report import Progress as Progress
 from p2pcast.wire.lenient_report import Report as Report
+from p2pcast.wire.lenient_report import UnreadyReason as UnreadyReason
 from p2pcast.wire.message_types import MAX_BODY as MAX_BODY
 from p2pcast.wire.message_types import PLAIN as PLAIN
 from p2pcast.wire.message_types import SIGNED as SIGNED

@@ -116,7 +116,7 @@ AVAILABILITY = [
     Mutation(
         STALE,
         "rollout_node/peer_view.py",
-        "            return False, stale",
+        '            found.append({"level": "alarm", "words": stale})',
         "            pass",
         AWAY + "test_a_peer_whose_knowledge_is_too_old_is_unready",
     ),

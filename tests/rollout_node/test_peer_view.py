@@ -171,7 +171,7 @@ async def test_a_peer_is_ready_once_all_its_engines_are(parts: Parts) -> None:
     assert parts.view.ready() == (False, "no version is staged")
     parts.state.staged = V(0, 1)
     parts.engines.found = [engine("x", None, ready=False), engine("y", None, ready=False, error="no memory")]
-    assert parts.view.ready() == (False, "x: no verified weights yet; y: no memory")
+    assert parts.view.ready() == (False, "y: no memory; x: no verified weights yet")
     parts.engines.found = [engine("x", V(0, 1)), engine("y", V(0, 1), ready=False, error="paused")]
     assert parts.view.ready() == (False, "y: paused")
     parts.engines.found = [engine("x", V(0, 1)), engine("y", V(0, 1))]

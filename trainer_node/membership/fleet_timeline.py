@@ -7,13 +7,16 @@ version, since they had to catch up.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from prometheus_client.core import Metric
 
 from p2pcast import limits
 from p2pcast.daemon.events import Events
+from p2pcast.page.gone_peers import GonePeers
 from p2pcast.version import Version
 from topology.plan_tree import Epoch
 from trainer_node import hub_metrics
@@ -29,6 +32,7 @@ class _Seen:
     """A peer as of its last report."""
 
     staged: Version | None
+    trouble: tuple[Any, str | None] = ([], None)
     engines: dict[str, EngineRow] = field(default_factory=dict)
     live: dict[str, Version] = field(default_factory=dict)
     """Engine → the newest version with which it was measured."""
@@ -40,6 +44,7 @@ class FleetTimeline:
     """``now`` is the hub's monotonic clock in seconds, as in ``PeerRecord.joined_at``."""
 
     def __init__(self, events: Events) -> None:
+        self.gone = GonePeers()
         self._events = events
         self._epoch: Epoch = (0, 0)
         self._began: dict[Version, float] = {}
@@ -58,11 +63,14 @@ class FleetTimeline:
 
     def joined(self, peer: PeerRecord) -> None:
         self._peers[peer.ident] = _Seen(peer.staged)
+        self.gone.joined(peer.name, peer.ident)
         self._events.emit("joined", peer=peer.name, node=peer.ident, region=peer.region, staged=_text(peer.staged))
 
     def left(self, peer: PeerRecord, why: str) -> None:
         """``why`` is empty after a LEAVE."""
         self._peers.pop(peer.ident, None)
+        last = {"region": peer.region, "staged": _text(peer.staged), "committed": _text(peer.committed)}
+        self.gone.left(peer.name, peer.ident, why, time.time(), last)
         self._staged.forget(peer.name)
         self._live.forget(peer.name)
         self._events.emit("left", peer=peer.name, node=peer.ident, lost=bool(why), why=why or None)
@@ -83,6 +91,10 @@ class FleetTimeline:
                 if after_s is not None:
                     self._staged.observe(after_s, peer.name)
                 self._events.emit("staged", peer=peer.name, version=str(peer.staged), after_s=after_s)
+        trouble = list(peer.report.unready or ()), peer.report.error
+        if trouble != seen.trouble:
+            seen.trouble = trouble
+            self._events.emit("trouble", peer=peer.name, engine=None, why=trouble[1], unready=trouble[0])
         was, seen.engines = seen.engines, {row.name: row for row in peer.engines}
         seen.live = {name: version for name, version in seen.live.items() if name in seen.engines}
         for row in peer.engines:
@@ -106,6 +118,8 @@ class FleetTimeline:
                 "committed", peer=peer.name, engine=row.name, version=str(served), pause_s=row.pause_s,
                 recomputed_tokens=row.recomputed_tokens, after_s=after_s,
             )  # fmt: skip
+        if row.error != (None if was is None else was.error):
+            self._events.emit("trouble", peer=peer.name, engine=row.name, why=row.error, unready=[])
         if was is not None and was.ready and not row.ready:
             self._events.emit("unready", peer=peer.name, engine=row.name, version=_text(row.committed), why=row.error)
 

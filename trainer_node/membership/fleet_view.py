@@ -19,7 +19,7 @@ from trainer_node.membership.peer_record import PeerRecord
 
 DEFAULT_FRACTION = 0.9
 """Share of peers or engines that /wait waits for, unless the request states another."""
-REPORTED = ("state", "progress", "bytes_received", "bytes_duplicate", "error")
+REPORTED = ("state", "progress", "bytes_received", "bytes_duplicate", "unready", "error")
 """Keys of a report that are shown as they came."""
 
 

@@ -12,10 +12,11 @@ let refused = null, picture = null, events = { routine: [], other: [] }, due = f
 function draw() {
   due = false;
   if (picture === null) return;
-  set(byId("run"), `run ${picture.run}${picture.source === "live" ? "" : `, ${picture.source}`}, seen at ${new Date(picture.time * 1000).toLocaleTimeString()}`);
+  const named = [picture.run ? `run ${picture.run}` : "", picture.source === "live" ? "" : picture.source, `seen at ${new Date(picture.time * 1000).toLocaleTimeString()}`];
+  set(byId("run"), named.filter((part) => part !== "").join(", "));
   set(byId("headline"), picture.headline.text);
   byId("headline").dataset.level = picture.headline.level;
-  document.title = `${picture.headline.level === "good" ? "" : "! "}p2pcast ${picture.version ?? ""}`;
+  document.title = `${["watch", "alarm"].includes(picture.headline.level) ? "! " : ""}p2pcast ${picture.version ?? ""}`;
   drawAlarms(byId("alarms"), picture.alarms);
   drawTree(byId("tree"), byId("tree-hint"), picture, rates);
   drawPeers(byId("peers"), byId("shown"), picture, rates, byId("filter").value.trim().toLowerCase());

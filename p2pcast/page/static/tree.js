@@ -1,5 +1,5 @@
 // The tree: the hub, and each peer below the peer that feeds it; regions in place of peers in large fleets.
-import { arriving, clock, level, number, regionsOf, serves, set } from "/page/views.js";
+import { arriving, number, regionsOf, serves, set, short } from "/page/views.js";
 
 const MOST_PEERS = 60, ROW = 44, COLUMN = 250, NARROW_COLUMN = 150, NARROW = 600, MARGIN = 24, RADIUS = 6, AROUND = 10;
 const SVG = "http://www.w3.org/2000/svg";
@@ -9,15 +9,15 @@ function named(picture, rates) {
   if (rows.length > MOST_PEERS) {
     return [...regionsOf(picture, rates)].map(([name, region]) => ({
       name, parent: "hub", level: region.level, part: region.part, rate: region.rate,
-      text: `${region.peers} peers, ${region.current} of ${region.engines} engines current`,
+      text: `${region.peers} peers, ${region.current} of ${region.engines} engines current${region.lost ? `, ${region.lost} lost` : ""}`,
     }));
   }
-  const lost = Object.entries(picture.lost).filter(([name]) => !(name in picture.peers)).map(([name, [time]]) => ({
-    name, parent: "hub", level: "lost", part: null, rate: null, text: `lost at ${clock(time)}`,
+  const lost = Object.entries(picture.gone).filter(([name, row]) => row.level !== "gone" && !(name in picture.peers)).map(([name, row]) => ({
+    name, parent: "hub", level: "lost", part: null, rate: null, text: row.words.split(" UTC")[0],
   }));
   return [...lost, ...rows.map(([name, row]) => ({
-    name, parent: row.parent === name ? "hub" : row.parent ?? "hub", level: level(row), part: arriving(row), rate: rates.of(name),
-    text: `serves ${serves(row)}${row.committed ? "" : `, has ${row.staged ?? "nothing"}`}${row.behind ? `, ${row.behind} behind` : ""}${row.region ? `, ${row.region}` : ""}`,
+    name, parent: row.parent === name ? "hub" : row.parent ?? "hub", level: row.level, part: arriving(row), rate: rates.of(name),
+    text: ["watch", "alarm"].includes(row.level) ? short(row.words) : `serves ${serves(row)}${row.committed ? "" : `, has ${row.staged ?? "nothing"}`}${row.behind ? `, ${row.behind} behind` : ""}${row.region ? `, ${row.region}` : ""}`,
   }))];
 }
 
@@ -76,5 +76,5 @@ export function drawTree(svg, hint, picture, rates) {
     element(group, "text", { class: "dim", x: x(node) + 12, y: y(node) + below }, node === root ? picture.version ?? "" : `${node.data.text}${rate}`);
   }
   svg.setAttribute("aria-label", `The hub feeds ${root.children?.length ?? 0} chains; ${nodes.map((node) => `${node.name} is fed by ${node.parent}`).slice(0, MOST_PEERS).join(", ")}`);
-  set(hint, Object.keys(picture.peers).length > MOST_PEERS ? "Regions, since there are many peers; the table below has each." : "Green is well, amber may pass, red needs you. A ring shows how much of a version has arrived.");
+  set(hint, Object.keys(picture.peers).length > MOST_PEERS ? "Regions, since there are many peers; the table below has each." : "Green is well, blue is on its way, amber may pass, red needs you. A ring shows how much of a version has arrived.");
 }

@@ -1,8 +1,8 @@
 // Tables and lists. Every text of the run goes through textContent: a hostile name stays a text.
 
 const MOST_ROWS = 200, COLUMNS = [
-  ["Peer"], ["Region"], ["Serves"], ["Behind", "number"], ["Staged"], ["Arrives"], ["MB/s", "number"], ["Fed by"],
-  ["RTT ms", "number"], ["Score", "number"], ["Standing"], ["Pause ms", "number"], ["Engines"], ["Certificate until"], ["Remarks", "text"],
+  ["Peer"], ["Verdict", "text"], ["Region"], ["Serves"], ["Behind", "number"], ["Staged"], ["Arrives"], ["MB/s", "number"], ["Fed by"],
+  ["RTT ms", "number"], ["Score", "number"], ["Standing"], ["Pause ms", "number"], ["Engines"], ["Certificate until"],
 ];
 
 export function set(element, text) {
@@ -49,15 +49,13 @@ export const size = (bytes) => {
 const seconds = (value) => (value === null || value === undefined ? "–" : value < 1 ? `${(value * 1000).toFixed(0)} ms` : `${value.toFixed(2)} s`);
 const spread = (summary, of) => (summary ? `${summary.count}${of >= summary.count ? ` of ${of}` : ""} in ${seconds(summary.most)}` : "–");
 const day = (time) => (time === null || time === undefined ? "–" : new Date(time * 1000).toLocaleString(undefined, { dateStyle: "short", timeStyle: "short" }));
-const short = (name) => (name.length > 40 ? `${name.slice(0, 16)}…${name.slice(-22)}` : name);
+export const short = (name) => (name.length > 40 ? `${name.slice(0, 16)}…${name.slice(-22)}` : name);
 // Versions of a peer's engines; "nothing" for one without verified weights.
 export const serves = (row) => [...new Set(row.engines.map((engine) => engine.committed ?? "nothing"))].join(", ") || row.committed || "nothing";
 export const clock = (time) => new Date(time * 1000).toLocaleTimeString();
 
-export function level(row) {
-  if (row.marks.includes("quarantined") || row.marks.includes("failed")) return "alarm";
-  return row.marks.length ? "watch" : "good";
-}
+const RANK = { good: 0, gone: 0, moving: 1, watch: 2, alarm: 3 };
+const worse = (one, other) => (RANK[other] > RANK[one] ? other : one);
 
 export function arriving(row) {
   return row.progress === null ? null : row.progress[1];
@@ -78,23 +76,24 @@ export function drawAlarms(list, alarms) {
 export function drawPeers(element, shown, picture, rates, filter) {
   const found = Object.entries(picture.peers).filter(([name, row]) =>
     filter === "" || [name, row.region, row.committed ?? "", row.standing ?? ""].some((text) => text.toLowerCase().includes(filter)));
-  const order = { alarm: 0, watch: 1, good: 2 };
-  found.sort(([a, x], [b, y]) => order[level(x)] - order[level(y)] || (y.behind ?? 0) - (x.behind ?? 0) || a.localeCompare(b));
+  found.sort(([a, x], [b, y]) => RANK[y.level] - RANK[x.level] || (y.behind ?? 0) - (x.behind ?? 0) || a.localeCompare(b));
   const rows = found.slice(0, MOST_ROWS).map(([name, row]) => {
     const part = arriving(row), ready = row.engines.filter((engine) => engine.ready).length;
     const pause = row.engines.map((engine) => engine.pause_s).filter((value) => value !== null);
     return [
-      [name], [row.region || "–"], [serves(row), row.committed === picture.version ? "good" : level(row) === "alarm" ? "alarm" : "watch"],
+      [name], [row.words, `text ${row.level}`], [row.region || "–"], [serves(row), row.level],
       [number(row.behind), "number"], [row.staged ?? "–"], [part === null ? row.state ?? "–" : `${row.progress[0]}: ${(100 * part).toFixed(0)} %`],
       [number(rates.of(name), 2), "number"], [row.parent ?? "–"], [number(row.rtt_ms, 1), "number"], [number(row.score, 0), "number"],
       [row.standing ?? "–"], [pause.length ? (1000 * Math.max(...pause)).toFixed(1) : "–", "number"],
-      [`${ready} of ${row.engines.length} ready`, ready === row.engines.length ? "good" : "watch"], [day(row.certificate_until)],
-      [[...row.marks, ...(row.error ? [row.error] : [])].join("; ") || "–", `text ${level(row)}`],
+      [`${ready} of ${row.engines.length} ready`, row.engines.map((engine) => engine.level).reduce(worse, "good")], [day(row.certificate_until)],
     ];
   });
   const empty = Array(COLUMNS.length - 2).fill(["–"]);
-  for (const [name, [time, why]] of Object.entries(picture.lost)) {
-    if (!(name in picture.peers)) rows.unshift([[name, "watch"], ...empty, [`lost at ${clock(time)}${why ? `: ${why}` : ""}`, "text watch"]]);
+  for (const [name, row] of Object.entries(picture.gone)) {
+    if (name in picture.peers || ![name, row.region].some((text) => text.toLowerCase().includes(filter))) continue;
+    const line = [[name, row.level], [row.words, `text ${row.level}`], ...empty];
+    if (row.level === "gone") rows.push(line);
+    else rows.unshift(line);
   }
   table(element, COLUMNS, rows);
   const total = Object.keys(picture.peers).length;
@@ -106,32 +105,38 @@ export function regionsOf(picture, rates) {
   const regions = new Map();
   for (const [name, row] of Object.entries(picture.peers)) {
     const key = row.region || "no region";
-    if (!regions.has(key)) regions.set(key, { peers: 0, engines: 0, ready: 0, current: 0, joining: 0, leaving: 0, behind: 0, rate: 0, level: "good", part: null });
-    const region = regions.get(key), worst = level(row);
+    if (!regions.has(key)) regions.set(key, { peers: 0, engines: 0, ready: 0, current: 0, joining: 0, leaving: 0, behind: 0, rate: 0, level: "good", part: null, lost: 0 });
+    const region = regions.get(key);
     region.peers += 1;
     region.engines += row.engines.length;
     region.ready += row.engines.filter((engine) => engine.ready).length;
-    region.current += row.engines.filter((engine) => engine.ready && engine.committed === picture.version).length;
+    region.current += row.engines.filter((engine) => engine.level === "good" && engine.committed === picture.version).length;
     if (row.state === "joining") region.joining += 1;
     if (row.state === "draining") region.leaving += 1;
     region.behind = Math.max(region.behind, row.behind ?? 0);
     region.rate += rates.of(name) ?? 0;
-    if (worst === "alarm" || region.level === "good") region.level = worst;
+    region.level = worse(region.level, row.level);
     const part = arriving(row);
     if (part !== null) region.part = Math.min(region.part ?? 1, part);
+  }
+  for (const [name, row] of Object.entries(picture.gone)) {
+    const region = regions.get(row.region || "no region");
+    if (!region || name in picture.peers || row.level === "gone") continue;
+    region.lost += 1;
+    region.level = worse(region.level, row.level);
   }
   return regions;
 }
 
 export function drawRegions(element, picture, rates) {
   const columns = [
-    ["Region"], ["Peers", "number"], ["Joining", "number"], ["Leaving", "number"], ["Engines ready", "number"], ["Serve the newest", "number"],
+    ["Region"], ["Peers", "number"], ["Joining", "number"], ["Leaving", "number"], ["Lost", "number"], ["Engines ready", "number"], ["Serve the newest", "number"],
     ["Most behind", "number"], ["MB/s", "number"], ["Workers", "number"], ["Leases", "number"], ["Tokens/s", "number"],
   ];
   const made = picture.rollouts ?? {}, of = (table, name) => made[table]?.[name === "no region" ? "" : name];
   const found = regionsOf(picture, rates);
   const rows = [...found].sort(([a], [b]) => a.localeCompare(b)).map(([name, region]) => [
-    [name], [number(region.peers), "number"], [number(region.joining), "number"], [number(region.leaving), "number"],
+    [name], [number(region.peers), "number"], [number(region.joining), "number"], [number(region.leaving), "number"], [number(region.lost), "number"],
     [`${region.ready} of ${region.engines}`, `number ${region.ready === region.engines ? "good" : "watch"}`],
     [number(region.current), "number"], [number(region.behind), "number"], [number(region.rate, 2), "number"],
     [number(of("region_workers", name)), "number"], [number(of("region_leases", name)), "number"], [number(of("region_tokens_per_s", name), 1), "number"],
@@ -229,6 +234,10 @@ const SENTENCES = {
   sealed: (f) => `${f.version} is whole: ${size(f.bytes)}`,
   opened: (f) => `${f.version} begins`,
   published: (f) => `${f.version} is published in codec ${f.codec ?? "whole state"}, ${f.changed} of ${f.params} values changed`,
+  trouble: (f) => {
+    const said = [f.why, ...(f.unready ?? []).map((one) => one.words)].filter((text) => text);
+    return `${f.engine ? `${f.engine} at ` : ""}${f.peer}: ${said.join("; ") || "the trouble is over"}`;
+  },
   unready: (f) => `${f.engine} at ${f.peer} is not ready: ${f.why ?? "no reason known"}`,
 };
 const after = (facts) => (facts.after_s === null || facts.after_s === undefined ? "" : ` after ${seconds(facts.after_s)}`);

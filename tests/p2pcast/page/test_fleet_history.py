@@ -1,4 +1,4 @@
-"""Versions and losses, from events."""
+"""Versions, from events."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.page.fleet_history import LOSSES_KEPT, VERSIONS_KEPT, FleetHistory
+from p2pcast.page.fleet_history import VERSIONS_KEPT, FleetHistory
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
-KINDS = ["opened", "sealed", "published", "staged", "committed", "left", "joined", "other"]
+KINDS = ["opened", "sealed", "published", "staged", "committed", "other"]
 NAMES = ["version", "bytes", "peer", "engine", "after_s", "pause_s", "lost", "why", "codec", "changed", "params"]
 
 
@@ -46,21 +46,11 @@ def test_a_version_is_summed_up() -> None:
     }
 
 
-def test_a_lost_peer_is_remembered_until_its_return() -> None:
-    history = FleetHistory()
-    history.apply("left", 5.0, {"peer": "a", "lost": True, "why": "silent"})
-    history.apply("left", 5.0, {"peer": "b", "lost": False, "why": None})
-    assert history.lost == {"a": (5.0, "silent")}
-    history.apply("joined", 6.0, {"peer": "a"})
-    assert history.lost == {}
-
-
 def test_memory_is_bounded() -> None:
     history = FleetHistory()
     for number in range(5000):
         history.apply("opened", 0.0, {"version": f"0.{number}"})
-        history.apply("left", 0.0, {"peer": f"p{number}", "lost": True})
-    assert (len(history.versions), len(history.lost)) == (VERSIONS_KEPT, LOSSES_KEPT)
+    assert len(history.versions) == VERSIONS_KEPT
     assert next(reversed(history.versions)) == "0.4999"
 
 
@@ -68,7 +58,7 @@ def test_memory_is_bounded() -> None:
 def test_a_malformed_event_changes_no_fact(facts: dict[str, Any]) -> None:
     history = spread()
     before = history.document()
-    for kind in ("sealed", "staged", "committed", "left"):
+    for kind in ("sealed", "staged", "committed"):
         history.apply(kind, 1.0, facts)
     assert history.document() == before
 

@@ -31,10 +31,10 @@ def recorded() -> list[Recorded]:
 
 
 async def test_a_replay_ends_in_the_last_state() -> None:
-    replay = Replay(recorded(), speed=1e6)
+    replay = Replay(recorded(), speed=1e6, name="run.events")
     await replay.play()
     found: dict[str, Any] = json.loads(gzip.decompress(replay.feed.whole()))
-    assert found["source"] == "a recorded run"
+    assert (found["run"], found["source"]) == ("run.events", "a recorded run")
     assert found["time"] == 1300.0
     assert found["headline"]["text"] == "The engine serves 0.1, the newest version."
     events = sorted(found["events"], key=lambda event: event["id"])
@@ -51,13 +51,15 @@ async def test_a_simulation_plays_as_a_run_does(tmp_path: Path) -> None:
     assert told == simulated(), "telling of events changes the simulation"
     with (tmp_path / "events").open() as lines:
         events = list(read_events(lines))
-    replay = Replay(events, speed=1e9)
+    replay = Replay(events, speed=1e9, name="run.events")
     await replay.play()
     found: dict[str, Any] = json.loads(gzip.decompress(replay.feed.whole()))
     assert found["source"] == "a simulation"
-    assert re.search(r"peers have 0\.3, the newest version; no engine serves it yet\.", found["headline"]["text"])
+    assert re.search(
+        r"(?:peers have|Each peer has) 0\.3, the newest version; no engine serves it yet\.", found["headline"]["text"]
+    )
     names = {"hub", *found["peers"]}
-    assert {row["parent"] for row in found["peers"].values()} <= names | set(found["lost"])
+    assert {row["parent"] for row in found["peers"].values()} <= names | set(found["gone"])
     assert {row["region"] for row in found["peers"].values()} == {f"region-{n}" for n in range(5)}
     lost = [event for event in events if event.kind == "left"]
     assert lost

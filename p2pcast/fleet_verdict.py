@@ -1,0 +1,324 @@
+"""The verdict on each engine, peer and run, and its words. Pure.
+
+/status, the page, a replay, /readyz and metrics show what these functions say, and say nothing of their own.
+
+Promises: an engine or a peer that is not ready is never ``good``. An error that a peer states of itself or of an engine
+reaches every surface, whatever it is about. The verdict on a peer or a run has the level of its worst part.
+
+| level | meaning |
+|---|---|
+| ``good`` | at the newest version |
+| ``moving`` | on its way there |
+| ``watch`` | a trouble that may pass |
+| ``alarm`` | an operator has to act |
+| ``gone`` | said goodbye, or was evicted |
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+
+from p2pcast.errors import UsageError
+from p2pcast.version import Version
+
+LATE_VERSIONS: Final = 2
+"""An engine that is behind by more versions is late: one version is always on its way."""
+SILENT_S: Final = 30.0
+"""A ledger that has told the hub nothing for so long is silent."""
+TEXT_SHOWN: Final = 600
+"""Characters of one verdict, or of one alarm."""
+NAMED: Final = 3
+"""Peers that one sentence names."""
+
+Level = Literal["good", "gone", "moving", "watch", "alarm"]
+RANK: Final[Mapping[str, int]] = {"good": 0, "gone": 0, "moving": 1, "watch": 2, "alarm": 3}
+"""By level; metrics show these numbers."""
+Document = dict[str, Any]
+
+NO_VERSION: Final = "no version has been published yet"
+UNVERIFIED: Final = "no verified weights yet"
+_WAITS: Final = {
+    "turn": "waits for its turn",
+    "commit": "waits for the commit",
+    "before_commit": "deferred by the callback",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """``mark``: a short name, by which a run's alarms gather peers. ``unready``: not fit for requests."""
+
+    level: Level
+    mark: str
+    words: str
+    unready: bool = False
+
+
+def known_versions(status: Mapping[str, Any]) -> list[Version]:
+    """Versions that a hub's /status names, oldest first."""
+    texts = [artifact.get("version") for artifact in status.get("artifacts") or ()]
+    return sorted({found for text in (*texts, status.get("version")) if (found := _version(text)) is not None})
+
+
+def behind(version: Any, known: Sequence[Version]) -> int | None:
+    """Known versions that are newer; None for a version that is newer than all, and for none."""
+    found = _version(version)
+    if found is None or (known and found > known[-1]):
+        return None
+    return len(known) - bisect_right(known, found)
+
+
+def engine_findings(engine: Mapping[str, Any], known: Sequence[Version]) -> list[Finding]:
+    """``engine``: a row of /status. Never empty."""
+    ready, at, error, waits = (engine.get(key) for key in ("ready", "committed", "error", "waits_for"))
+    serves, wait = f"serves {at}", f"; {_WAITS[waits]}" if isinstance(waits, str) and waits in _WAITS else ""
+    late = behind(at, known)
+    if error and not ready:
+        # An engine that only waits, for instance for its turn after a barrier, has not failed.
+        return [Finding("watch" if wait else "alarm", "unready" if wait else "failed", f"{error}{wait}", unready=True)]
+    if not ready:
+        words = UNVERIFIED if at is None else f"not fit for requests, with {at}"
+        return [Finding("watch", "unready", words + wait, unready=True)]
+    if error:
+        return [Finding("alarm", "failed", f"{serves}; {error}")]
+    if at is None:
+        return [Finding("watch", "unknown", f"serves an unknown version{wait}")]
+    if known and late is None:
+        return [Finding("watch", "unknown", f"{serves}, which the hub does not know")]
+    return [_at_version(serves, late or 0, known, wait)]
+
+
+def _at_version(has: str, late: int, known: Sequence[Version], wait: str = "") -> Finding:
+    if not late:
+        return Finding("good", "current", f"{has}, the newest version" if known else has)
+    words = f"{has}, {late} version{'s' if late > 1 else ''} behind {known[-1]}{wait}"
+    return Finding("watch", "late", words) if late > LATE_VERSIONS else Finding("moving", "moving", words)
+
+
+def peer_findings(peer: Mapping[str, Any], known: Sequence[Version]) -> list[Finding]:
+    """``peer``: a row of /status. ``unready`` in it: the peer's own reasons, each with ``level`` and ``words``. Never
+    empty; worst first.
+    """
+    engines, staged = peer.get("engines") or (), peer.get("staged")
+    found = [_reason(one) for one in peer.get("unready") or ()]
+    if peer.get("state") == "draining":
+        found.append(Finding("moving", "leaving", "it is ending", unready=True))
+    if error := peer.get("error"):
+        found.append(Finding("alarm", "trouble", str(error)))
+    if peer.get("quarantined"):
+        found.append(Finding("alarm", "quarantined", "other peers blame it: data was wrong or withheld"))
+    if staged is None:
+        found.append(Finding("moving", "empty", "no version is staged", unready=True))
+    elif not engines:
+        found.append(_at_version(f"has {staged}", behind(staged, known) or 0, known))
+    if peer.get("reachable") is False:
+        found.append(Finding("watch", "unreachable", "no other peer reaches it, so it only receives"))
+    if peer.get("detached"):
+        found.append(Finding("watch", "detached", "too slow to wait for"))
+    for engine in engines:
+        for one in engine_findings(engine, known):
+            words = one.words if one.level == "good" else f"{engine.get('name')}: {one.words}"
+            found.append(Finding(one.level, one.mark, words, one.unready))
+    return sorted(found, key=lambda one: -RANK[one.level])
+
+
+def _reason(stated: Mapping[str, Any]) -> Finding:
+    level: Level = "alarm"
+    for milder in ("moving", "watch"):
+        level = milder if stated["level"] == milder else level
+    return Finding(level, "trouble" if level == "alarm" else "unready", str(stated["words"]), unready=True)
+
+
+def gone_finding(peer: Mapping[str, Any], evicted: Container[str]) -> Finding:
+    """``peer``: a row of ``gone`` in /status. ``evicted``: nodes."""
+    at, why = datetime.fromtimestamp(peer["at"], UTC), peer.get("why")
+    when = f"{at:%Y-%m-%d %H:%M:%S} UTC"
+    if str(peer.get("node")) in evicted:
+        return Finding("gone", "evicted", f"evicted; gone since {when}")
+    if not peer.get("lost"):
+        return Finding("gone", "left", f"left at {when}")
+    return Finding("watch", "lost", f"lost since {when}{f': {why}' if why else ''}")
+
+
+def unready(findings: Iterable[Finding]) -> str:
+    """Why /readyz answers 503; empty for a peer that is ready."""
+    return "; ".join(one.words for one in findings if one.unready)
+
+
+def troubles(findings: Iterable[Finding]) -> str:
+    return "; ".join(one.words for one in findings if one.level in ("watch", "alarm"))
+
+
+def document(findings: Sequence[Finding]) -> Document:
+    """``level``, ``words`` and ``marks``: of all that is wrong, worst first; of what is well where nothing is wrong."""
+    worst = max((one.level for one in findings), key=RANK.__getitem__)
+    shown = [one for one in findings if RANK[one.level] or not RANK[worst]]
+    marks = list(dict.fromkeys(one.mark for one in shown if RANK[one.level]))
+    words = "; ".join(dict.fromkeys(one.words for one in shown))
+    return {"level": worst, "words": words[:TEXT_SHOWN], "marks": marks}
+
+
+def judge(status: Mapping[str, Any]) -> Document:
+    """A hub's /status with a ``verdict`` on the run, each peer, each engine, and each peer that is gone. ``unready`` in
+    it: the hub's own troubles, as a peer states them.
+    """
+    known, evicted = known_versions(status), set(status.get("evicted") or ())
+    found: dict[str, list[Finding]] = {}
+    peers, gone = [], []
+    for row in status.get("peers") or ():
+        findings = found[str(row["name"])] = peer_findings(row, known)
+        engines = [dict(e) | {"verdict": document(engine_findings(e, known))} for e in row.get("engines") or ()]
+        peers.append({**row, "engines": engines, "verdict": document(findings)})
+    joined = list(found)
+    for row in status.get("gone") or ():
+        finding = gone_finding(row, evicted)
+        found.setdefault(str(row["name"]), [finding])
+        gone.append({**row, "verdict": document([finding])})
+    return {**status, "peers": peers, "gone": gone, "verdict": _of_run(status, peers, found, joined)}
+
+
+def _of_run(
+    status: Mapping[str, Any], peers: Sequence[Document], found: Mapping[str, list[Finding]], joined: Sequence[str]
+) -> Document:
+    alarms = sorted([*_of_hub(status), *_of_peers(found, joined), *_of_rollouts(status)], key=lambda one: one["level"])
+    newest = status.get("version")
+    late = {str(row["name"]): sum(not _current(e, newest) for e in row["engines"]) for row in peers}
+    total, others = sum(len(row["engines"]) for row in peers), sum(late.values())
+    levels = [alarm["level"] for alarm in alarms]
+    levels += [document(one)["level"] for name, one in found.items() if name in late]
+    return {
+        "level": max(levels, key=RANK.__getitem__, default="good"),
+        "words": _headline(newest, peers, found, alarms, [name for name, n in late.items() if n], others, total),
+        "alarms": alarms,
+        "current": total - others,
+        "engines": total,
+        "peers": len(peers),
+    }
+
+
+def _current(engine: Mapping[str, Any], newest: Any) -> bool:
+    return bool(engine["verdict"]["level"] == "good" and engine.get("committed") == newest)
+
+
+def _headline(
+    newest: Any, peers: Sequence[Document], found: Mapping[str, list[Finding]], alarms: Sequence[Document],
+    late: Sequence[str], others: int, total: int,
+) -> str:  # fmt: skip
+    """Troubles come first, and only troubles are counted."""
+    of = {level: [row["name"] for row in peers if row["verdict"]["level"] == level] for level in ("alarm", "watch")}
+    lost = [name for name, (first, *_) in found.items() if first.mark == "lost"]
+    said = (
+        [] if not of["alarm"] else [f"{_share(of['alarm'], peers, 'is', 'are')} in trouble: {names_of(of['alarm'])}."]
+    )
+    if of["watch"]:
+        said.append(f"{_share(of['watch'], peers, 'needs', 'need')} a look: {names_of(of['watch'])}.")
+    said += [f"Lost: {names_of(lost)}."] if lost else []
+    if not said:
+        said += [alarm["text"] for alarm in alarms[:1] if newest is not None and peers]
+    if others:
+        verb = "does" if others == 1 else "do"
+        said.append(f"{others} of {total} engines {verb} not serve {newest}, the newest version, at {names_of(late)}.")
+    elif total:
+        whole = "The engine serves" if total == 1 else f"All {total} engines serve"
+        said.append(f"{'Each joined engine serves' if said else whole} {newest}, the newest version.")
+    elif newest is not None and any(row.get("staged") for row in peers):
+        here = sum(row.get("staged") == newest for row in peers)
+        whole = "Each peer has" if here == len(peers) else f"{here} of {len(peers)} peers have"
+        said.append(f"{whole} {newest}, the newest version; no engine serves it yet.")
+    else:
+        said.append(f"No engine serves {newest or 'a version'} yet.")
+    return " ".join(said)
+
+
+def _share(some: Sequence[str], peers: Sequence[Document], one: str, more: str) -> str:
+    return f"{len(some)} of {len(peers)} peers {one if len(some) == 1 else more}"
+
+
+def _alarm(level: Level, text: str, do: str) -> Document:
+    """``do``: the remedy."""
+    return {"level": level, "text": text[:TEXT_SHOWN], "do": do}
+
+
+def _of_hub(status: Mapping[str, Any]) -> Iterator[Document]:
+    for failure in status.get("failures") or ():
+        what = failure.get("task", failure) if isinstance(failure, dict) else failure
+        yield _alarm("alarm", f"The hub's task {what} has failed.", "Read the hub's log, then restart the hub.")
+    for reason in status.get("unready") or ():
+        one = _reason(reason)
+        yield _alarm(one.level, one.words, "Do what the words say; see the hub's log.")
+    if status.get("version") is None:
+        yield _alarm("watch", f"{NO_VERSION.capitalize()}.", "Start the trainer, or give the hub --base.")
+    mirror = status.get("mirror")
+    if isinstance(mirror, dict) and mirror.get("error"):
+        yield _alarm("watch", f"The mirror fails: {mirror['error']}", "Check the store's address and credentials.")
+    for folder, why in (status.get("skipped") or {}).items():
+        yield _alarm("watch", f"Folder {folder} was not published: {why}", "Correct the folder, and name it anew.")
+    if waiting := status.get("waiting_for"):
+        do = "See --max-lag, if one peer may not delay a run."
+        yield _alarm("watch", f"The next version waits for {names_of(waiting)}.", do)
+
+
+_ALARMS: Final[Mapping[str, tuple[str, str]]] = {
+    "quarantined": (
+        "Other peers blame {names}: data was wrong or withheld. They feed no peer now.",
+        "Check their disks, memory and owners; p2pcast evict removes one for ever.",
+    ),
+    "trouble": ("In trouble: {names}: {words}", "Do what the words say; see the log of that peer."),
+    "failed": (
+        "Installs fail at {names}: {words}",
+        "Look at the engine that the error names, on the machine of that peer, which tries again by itself.",
+    ),
+    "unready": ("Engines are not ready at {names}: {words}", "Nothing, if they are starting; else see the peer's log."),
+    "unknown": ("Engines serve unknown versions at {names}: {words}", "See the log of that peer and of the hub."),
+    "late": (
+        f"Behind by more than {LATE_VERSIONS} versions: {{names}}.",
+        "Look at the rate of their parent, or let versions be bigger steps apart.",
+    ),
+    "unreachable": (
+        "No other peer reaches {names}, so they only receive.",
+        "Open their port, or state it with --advertise.",
+    ),
+    "lost": (
+        "Lost, and not back: {names}. Their children have other parents now.",
+        "Start p2pcast join on its machine again with the same --state, and it goes on where it was.",
+    ),
+}
+"""By mark: text and remedy. ``words``: of the first peer."""
+
+
+def _of_peers(found: Mapping[str, list[Finding]], joined: Sequence[str]) -> Iterator[Document]:
+    if not joined:
+        do = "On a rollout machine: p2pcast join HUB:PORT --token-file FILE"
+        yield _alarm("watch", "No peer has joined.", do)
+    for mark, (text, do) in _ALARMS.items():
+        named = {name: one for name, all_of in found.items() for one in reversed(all_of) if one.mark == mark}
+        if named:
+            first = next(iter(named.values()))
+            yield _alarm(first.level, text.format(names=names_of(list(named)), words=first.words), do)
+
+
+def _of_rollouts(status: Mapping[str, Any]) -> Iterator[Document]:
+    rollouts = status.get("rollouts")
+    if not isinstance(rollouts, dict):
+        return
+    if rollouts.get("age_s", 0.0) > SILENT_S and not rollouts.get("finished"):
+        yield _alarm("watch", "The ledger has been silent for a while.", "Is p2pcast ledger running?")
+    if silent := rollouts.get("silent_workers"):
+        yield _alarm("watch", f"{silent} workers are silent.", "Their leases return to the pool by themselves.")
+
+
+def names_of(names: Sequence[str]) -> str:
+    """The first ones, and the number of the others."""
+    rest = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _version(value: Any) -> Version | None:
+    try:
+        return Version.parse(value) if isinstance(value, str) else None
+    except UsageError:
+        return None
