@@ -72,7 +72,7 @@ async def _bench(peers: int, viewers: int, seconds: float, chromium: str | None)
 async def _hub(peers: int) -> AsyncIterator[tuple[int, str]]:
     port = listening_port()
     with tempfile.TemporaryDirectory(prefix="p2pcast-bench-") as folder:
-        command = [sys.executable, "-m", "netem.bench.page_cost", folder, str(port), str(peers)]
+        command = [sys.executable, "-P", "-m", "netem.bench.page_cost", folder, str(port), str(peers)]
         process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
         url, until_s = f"http://127.0.0.1:{port}", time.monotonic() + DEADLINE_S
         try:

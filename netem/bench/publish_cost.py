@@ -68,6 +68,7 @@ def _hub(processes: Processes, folder: Path, shadow: Path) -> tuple[str, Path]:
     (folder / "checkpoints").mkdir()
     command: list[str | Path] = [
         sys.executable,
+        "-P",
         "-m",
         "p2pcast.cli",
         "seed",

@@ -84,7 +84,7 @@ def _hub(
     state.mkdir(exist_ok=True)
     (state / "daemon.json").unlink(missing_ok=True)
     with (state.with_name(f"{state.name}.log")).open("ab") as log:
-        hub = subprocess.Popen([sys.executable, "-m", "p2pcast.cli", *map(str, words)], stdout=log, stderr=log)
+        hub = subprocess.Popen([sys.executable, "-P", "-m", "p2pcast.cli", *map(str, words)], stdout=log, stderr=log)
     try:
         while (status := _status(state)) is None or not until(status):
             if hub.poll() is not None or time.monotonic() - began_s > DEADLINE_S:

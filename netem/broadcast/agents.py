@@ -27,8 +27,8 @@ class Agent:
 
     def __init__(self, net: Emulated, host: str, role: str, settings: Mapping[str, Any], module: str = MODULE) -> None:
         self.host = host
-        prefix = [sys.executable, "-m", "netem.fleet.die_with_parent", str(os.getpid()), "0"]
-        words = [*prefix, *net.inside(host), sys.executable, "-m", module, role, json.dumps(settings)]
+        prefix = [sys.executable, "-P", "-m", "netem.fleet.die_with_parent", str(os.getpid()), "0"]
+        words = [*prefix, *net.inside(host), sys.executable, "-P", "-m", module, role, json.dumps(settings)]
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, start_new_session=True

@@ -75,7 +75,7 @@ class Daemons:
         # In its own session: Ctrl-C reaches only the process that made the network, which ends its daemons in order.
         with (self._logs / "fork-server.log").open("ab") as log:
             self._fork_server = subprocess.Popen(
-                [sys.executable, "-m", MODULE, *self._modules],
+                [sys.executable, "-P", "-m", MODULE, *self._modules],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

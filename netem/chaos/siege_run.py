@@ -82,7 +82,7 @@ async def run_siege(
     loop = asyncio.get_running_loop()
     began = loop.time()
     siege = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "netem.chaos.siege", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-P", "-m", "netem.chaos.siege", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
     over = asyncio.create_task(siege.communicate(given.text.encode()))
     watch = asyncio.create_task(_watch(fleet, most))

@@ -14,7 +14,7 @@ from netem.demo import traffic
 from netem.demo.processes import Child, Processes, free_port
 from netem.demo.workspace import Workspace
 
-P2PCAST: tuple[str, ...] = (sys.executable, "-m", "p2pcast.cli")
+P2PCAST: tuple[str, ...] = (sys.executable, "-P", "-m", "p2pcast.cli")
 FIRST_PEER = "p1"
 """The peer with the vLLM server."""
 ENGINE_OPTIONS = ("--max-model-len", "64", "--enforce-eager", "--gpu-memory-utilization", "0.3")
@@ -83,7 +83,9 @@ class Programs:
 
     def preparation(self, name: str, code: str) -> Child:
         """Optional work that shortens a later start; its failure does no other harm."""
-        child = self._processes.start(name, [sys.executable, "-c", code], environment=FEW_THREADS, nice=2 * BACKGROUND)
+        child = self._processes.start(
+            name, [sys.executable, "-P", "-c", code], environment=FEW_THREADS, nice=2 * BACKGROUND
+        )
         child.expected = True
         return child
 
@@ -92,7 +94,7 @@ class Programs:
     ) -> Child:
         """Start new engines, one after the other; they write their answers to the probes into ``fresh_output``."""
         order = json.dumps({"prompts": prompts, "tokens": traffic.PROBE_TOKENS, "options": options or {}})
-        command: list[str | Path] = [sys.executable, "-m", "netem.demo.fresh_engine", order, *folders]
+        command: list[str | Path] = [sys.executable, "-P", "-m", "netem.demo.fresh_engine", order, *folders]
         # A socket path without a listener: the plugin prepares computing as in the live engine, and installs nothing.
         environment = ENGINE_ENVIRONMENT | {"P2PCAST_SOCK": str(self._work.root / "no-peer.sock")}
         return self._processes.start("fresh", command, environment=environment, output=self.fresh_output)
@@ -112,7 +114,7 @@ class Programs:
 
     def _start_engine(self, base: Path, words: Iterable[str], environment: Mapping[str, str] | None = None) -> Child:
         """The first peer's vLLM server."""
-        command: list[str | Path] = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", base]
+        command: list[str | Path] = [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", "--model", base]
         command += ["--served-model-name", traffic.MODEL, "--host", "127.0.0.1", "--port", str(self._engine_port)]
         command += [*ENGINE_OPTIONS, *words, "--weight-transfer-config", '{"backend": "p2pcast"}']
         own = {"P2PCAST_SOCK": str(self._work.install_socket(FIRST_PEER)), **(environment or {})}
@@ -136,7 +138,7 @@ class Participants(Programs):
     def trainer(self) -> Child:
         options = self._options
         module = "netem.demo.train" if options.ahead else "netem.demo.publisher_trainer"
-        command: list[str | Path] = [sys.executable, "-m", module, "--out", self.trained]
+        command: list[str | Path] = [sys.executable, "-P", "-m", module, "--out", self.trained]
         command += ["--versions", str(options.versions), "--threads", "1", *options.trainer]
         if not options.ahead:
             command += ["--pace-s", str(options.pace_s), "--go-file", self.go_file]

@@ -90,7 +90,7 @@ class Processes:
         if name in self.children and self.children[name].alive:
             raise ValueError(f"{name} is running")
         log = self._logs / f"{name}.log"
-        prefix = [sys.executable, "-m", "netem.fleet.die_with_parent", str(os.getpid()), str(nice)]
+        prefix = [sys.executable, "-P", "-m", "netem.fleet.die_with_parent", str(os.getpid()), str(nice)]
         with contextlib.ExitStack() as files:
             stderr = files.enter_context(log.open("ab"))
             stdout = stderr if output is None else files.enter_context(output.open("ab"))

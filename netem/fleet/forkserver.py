@@ -73,7 +73,7 @@ class ForkServer:
         pipe = asyncio.subprocess.PIPE
         return cls(
             await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "netem.fleet.forkserver", stdin=pipe, stdout=pipe
+                sys.executable, "-P", "-m", "netem.fleet.forkserver", stdin=pipe, stdout=pipe
             )
         )
 

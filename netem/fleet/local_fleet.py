@@ -209,7 +209,7 @@ class Fleet:
         assert self._program is not None
         with log.open("ab") as out:
             return await asyncio.create_subprocess_exec(
-                sys.executable, "-m", self._program, *words, stdout=out, stderr=out
+                sys.executable, "-P", "-m", self._program, *words, stdout=out, stderr=out
             )
 
     def state_of(self, name: str) -> Path:

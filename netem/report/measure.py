@@ -24,7 +24,7 @@ from netem.report.parts import LIMIT_S, PARTS, Part
 from p2pcast.errors import LocalError, UsageError
 from p2pcast.store.atomic_files import atomic_write, explained
 
-COMMAND: Final = (sys.executable, "-m", "p2pcast.cli")
+COMMAND: Final = (sys.executable, "-P", "-m", "p2pcast.cli")
 END_S: Final = 60.0
 """Time for an interrupted part to clean up."""
 
@@ -106,7 +106,7 @@ def _run(folder: Path, part: Part, *, quick: bool) -> Kept:
 def _outcome(words: list[str]) -> tuple[int, str]:
     """The exit code and the last line of stderr; stderr is passed on to the terminal as it arrives."""
     # Give the part its own session: Ctrl-C reaches only this process, which passes it on once.
-    prefix = [sys.executable, "-m", "netem.fleet.die_with_parent", str(os.getpid()), "0"]
+    prefix = [sys.executable, "-P", "-m", "netem.fleet.die_with_parent", str(os.getpid()), "0"]
     process = subprocess.Popen([*prefix, *words], stderr=subprocess.PIPE, text=True, start_new_session=True)
     last: list[str] = []
 

@@ -181,7 +181,7 @@ def ledger(folder: Path, database: str | None, batch_groups: int) -> Iterator[tu
     words += [] if database is None else ["--database", database]
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(folder.with_suffix(".log"), "ab") as log:
-        process = subprocess.Popen([sys.executable, "-m", "p2pcast.cli", *words], stdout=log, stderr=log)
+        process = subprocess.Popen([sys.executable, "-P", "-m", "p2pcast.cli", *words], stdout=log, stderr=log)
     try:
         yield _address(folder, process), process
     finally:

@@ -5,14 +5,13 @@ The class is named on the local command line alone: no message names one. The le
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from p2pcast import limits
+from p2pcast.daemon.user_code import import_module
 from p2pcast.errors import UsageError
 from p2pcast.rollouts.job import Group
 from p2pcast.tasks.task import Prompt
@@ -47,16 +46,11 @@ class PromptHooks:
 
 
 def load_hooks(name: str, folder: Path | None = None) -> type[PromptHooks]:
-    """``name``: PKG.MODULE:CLASS. ``folder``: searched for modules too. Raises UsageError."""
+    """``name``: PKG.MODULE:CLASS. ``folder``: searched for the module first. Raises UsageError."""
     module, colon, path = name.partition(":")
     if not colon or not module or len(name) > MAX_NAME:
         raise UsageError(f"--hooks: write PKG.MODULE:CLASS, with at most {MAX_NAME} characters, not {name[:80]!r}")
-    if folder is not None and str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-    try:
-        found: Any = getattr(importlib.import_module(module), path, None)
-    except Exception as error:  # noqa: BLE001 - whatever a user's module raises
-        raise UsageError(f"--hooks: cannot import {module!r}: {type(error).__name__}: {error}") from None
+    found = getattr(import_module(module, folder, "--hooks"), path, None)
     if not isinstance(found, type):
         raise UsageError(f"--hooks: {module} has no class {path!r}")
     if not issubclass(found, PromptHooks):

@@ -7,14 +7,13 @@ local command line alone, never from a message: a message cannot choose code.
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import inspect
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, cast, get_type_hints
 
+from p2pcast.daemon.user_code import import_module
 from p2pcast.errors import P2PCastError, UsageError
 from p2pcast.tasks.task import Task, check_task
 
@@ -32,7 +31,7 @@ HASH_BYTES: Final = 32
 
 
 def load_task(name: str, folder: Path | None = None) -> Task:
-    """``folder``: searched for modules too. Raises UsageError."""
+    """``folder``: searched for the class's module first. Raises UsageError."""
     name, given = split_settings(name)
     task = _made(_class(name, folder), name, given)
     if (fault := check_task(task, name)) is not None:
@@ -61,17 +60,12 @@ def task_names() -> list[str]:
 def _class(name: str, folder: Path | None) -> Any:
     if ":" not in name:
         if name in BUILT_IN:
-            name = BUILT_IN[name]
+            name, folder = BUILT_IN[name], None
         else:
             return _entry_point(name)
-    elif folder is not None and str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
     module, _, path = name.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-    except Exception as error:  # noqa: BLE001 - whatever a user's module raises
-        raise UsageError(f"--task: cannot import {module!r}: {type(error).__name__}: {error}") from None
-    if not isinstance(found := getattr(found, path, None), type):
+    found = getattr(import_module(module, folder, "--task"), path, None)
+    if not isinstance(found, type):
         raise UsageError(f"--task: {module} has no class {path!r}")
     return found
 

@@ -13,16 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import inspect
 import logging
 import math
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from p2pcast.daemon.user_code import import_module
 from p2pcast.errors import UsageError
 
 logger = logging.getLogger("p2pcast.peer")
@@ -34,14 +33,9 @@ _NAMES = ("before_commit", "after_commit")
 
 
 def load(text: str, folder: Path) -> Any:
-    """The object or module that ``text`` names; ``folder`` is searched too. Raises UsageError."""
+    """The object or module that ``text`` names; ``folder`` is searched for it first. Raises UsageError."""
     module, _, path = text.partition(":")
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-    try:
-        found: Any = importlib.import_module(module)
-    except Exception as error:  # noqa: BLE001 - whatever a user's module raises
-        raise UsageError(f"--callbacks: cannot import {module!r}: {type(error).__name__}: {error}") from None
+    found: Any = import_module(module, folder, "--callbacks")
     for name in path.split(".") if path else ():
         if not hasattr(found, name):
             raise UsageError(f"--callbacks: {module} has no {path!r}: write PKG.MODULE or PKG.MODULE:OBJECT")

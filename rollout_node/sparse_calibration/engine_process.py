@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any, Final
 
+from p2pcast.daemon.user_code import child_environment
 from p2pcast.errors import LocalError
 from rollout_node.vllm_plugin import SPARSE_VARIABLE
 
@@ -26,8 +26,10 @@ def run_engine(module: str, order: Any) -> Any:
     """Run ``module``, a script that calls ``answer``. Returns its answer to ``order``; both are documents in JSON.
     Raises LocalError when the engine fails.
     """
-    command = [sys.executable, "-m", module]
-    done = subprocess.run(command, input=json.dumps(order), env=os.environ | SETTINGS, capture_output=True, text=True)
+    command = [sys.executable, "-P", "-m", module]
+    done = subprocess.run(
+        command, input=json.dumps(order), env=child_environment() | SETTINGS, capture_output=True, text=True
+    )
     if done.returncode:
         raise LocalError(f"the engine ended with {done.returncode}: {done.stderr[-LAST_CHARACTERS:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])

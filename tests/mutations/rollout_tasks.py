@@ -7,6 +7,7 @@ from mutation import Mutation
 PLAY = "p2pcast/tasks/play.py"
 PROCESS = "p2pcast/tasks/task_process.py"
 CHILD = "p2pcast/tasks/child_processes/killable_child.py"
+USER_CODE = "p2pcast/daemon/user_code.py"
 CHECKER = "p2pcast/tasks/task_checker.py"
 PLAYS = "tests/p2pcast/tasks/test_play.py::"
 CHECKS = "tests/p2pcast/tasks/test_task_process.py::"
@@ -65,9 +66,9 @@ ROLLOUT_TASKS = [
     ),
     Mutation(
         "reads the node's tokens",
-        CHILD,
-        "for name, value in os.environ.items() if name not in SECRETS",
-        "for name, value in os.environ.items()",
+        USER_CODE,
+        "_INHERITED.fullmatch(name) and",
+        "name and",
         CHECKS + "test_a_check_sees_no_token",
     ),
     Mutation(
@@ -99,10 +100,24 @@ ROLLOUT_TASKS = [
         CHOICES + "test_hooks_that_fail_end_the_feeding",
     ),
     Mutation(
+        "plants modules where a daemon starts",
+        USER_CODE,
+        '| {"PYTHONSAFEPATH": "1"}',
+        "",
+        CHECKS + "test_a_check_runs_no_module_of_the_current_folder",
+    ),
+    Mutation(
+        "plants modules where a daemon starts",
+        USER_CODE,
+        "                check_shared(place)",
+        "                pass",
+        CHECKS + "test_a_users_module_that_others_could_change_is_refused",
+    ),
+    Mutation(
         "read the ledger's tokens from the environment",
-        CHILD,
-        "for name, value in os.environ.items() if name not in SECRETS",
-        "for name, value in os.environ.items()",
+        USER_CODE,
+        "_INHERITED.fullmatch(name) and",
+        "name and",
         CHOICES + "test_hooks_see_no_token",
     ),
     Mutation(

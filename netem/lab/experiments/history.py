@@ -128,7 +128,7 @@ class _Training:
             given.hidden,
         ]
         self._trainer.start(
-            "trainer", [sys.executable, "-m", "netem.demo.train", *map(str, words), "--go-file", str(self._go)]
+            "trainer", [sys.executable, "-P", "-m", "netem.demo.train", *map(str, words), "--go-file", str(self._go)]
         )
         self._until(run.trained / "base" / "STABLE")
         return run.trained / "base"

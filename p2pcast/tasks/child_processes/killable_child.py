@@ -16,11 +16,10 @@ from typing import Any
 import msgpack
 
 from p2pcast import limits
+from p2pcast.daemon.user_code import child_environment
 from p2pcast.tasks.child_processes.child_channel import LENGTH_BYTES
 
 MAX_ANSWER_BYTES = 8 * limits.MIB
-SECRETS = ("P2PCAST_TOKEN", "P2PCAST_HTTP_TOKEN", "P2PCAST_LEDGER_TOKEN")
-"""Variables that a process does not inherit."""
 BROKEN = (OSError, EOFError, ValueError, msgpack.UnpackException)
 """Raised for a process that died or writes nonsense. TimeoutError, which is an OSError, has to be caught before."""
 
@@ -34,11 +33,9 @@ class KillableChild:
     @classmethod
     async def start(cls, module: str, *words: str) -> KillableChild:
         """``python -m module words… PID``, with the process id of this process. Raises OSError."""
-        environment = {name: value for name, value in os.environ.items() if name not in SECRETS}
-        environment["PYTHONHASHSEED"] = "0"  # equal requests visit sets in equal order
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", module, *words, str(os.getpid())),
-            env=environment,
+            *(sys.executable, "-P", "-m", module, *words, str(os.getpid())),
+            env=child_environment() | {"PYTHONHASHSEED": "0"},  # equal requests visit sets in equal order
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,

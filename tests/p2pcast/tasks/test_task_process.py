@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import signal
@@ -16,6 +17,7 @@ import pytest
 from scripted_sampler import jobs_of
 
 from p2pcast import limits
+from p2pcast.errors import UsageError
 from p2pcast.rollouts.job import Job
 from p2pcast.tasks import task_process
 from p2pcast.tasks.task import ForgedPlayError
@@ -115,10 +117,56 @@ async def test_a_forged_play_is_told_apart_from_a_failed_check(checks: TaskProce
 
 
 async def test_a_check_sees_no_token(checks: TaskProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("P2PCAST_TOKEN", "secret")
-    monkeypatch.setenv("P2PCAST_OTHER", "fact")
-    assert await checks.reward(job("environment P2PCAST_TOKEN"), TOKENS, MASK) == 0.0
-    assert await checks.reward(job("environment P2PCAST_OTHER"), TOKENS, MASK) == 1.0
+    secrets = ["P2PCAST_TOKEN", "P2PCAST_LEDGER_DATABASE", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "VLLM_API_KEY"]
+    facts = ["P2PCAST_TASK_JUDGE", "HF_HOME"]
+    for name in [*secrets, *facts]:
+        monkeypatch.setenv(name, "value")
+    for name in [*secrets, *facts]:
+        assert await checks.reward(job(f"environment {name}"), TOKENS, MASK) == (name in facts), name
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, like /tmp: any user may add a file, and one did."""
+    folder = tmp_path / "sticky"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    for name in ("msgpack", "numpy", "asyncio", "other_users_task"):
+        module = folder / f"{name}.py"
+        module.write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\n")
+        if os.geteuid() == 0:
+            os.chown(module, 12345, 12345)
+    monkeypatch.chdir(folder)
+    return tmp_path / "ran"
+
+
+@pytest.mark.parametrize("path", [None, "", ":.", "relative:"])
+async def test_a_check_runs_no_module_of_the_current_folder(
+    planted: Path, monkeypatch: pytest.MonkeyPatch, path: str | None
+) -> None:
+    if path is not None:
+        monkeypatch.setenv("PYTHONPATH", path)
+    found = TaskProcesses("sums", load_task("sums").hash, check_s=60)
+    wanted = jobs_of(load_task("sums"), 1)[0]
+    with contextlib.suppress(ForgedPlayError):
+        await found.reward(wanted, TOKENS, MASK)
+    await found.close()
+    assert not found.fault
+    assert not await asyncio.to_thread(planted.exists)
+
+
+def test_a_users_module_that_others_could_change_is_refused(planted: Path) -> None:
+    with pytest.raises(UsageError, match=r"'other_users_task' is not imported: .*(all users|belongs to user)"):
+        load_task("other_users_task:Theirs", Path.cwd())
+    Path.cwd().chmod(0o755)
+    if os.geteuid() == 0:
+        with pytest.raises(UsageError, match=r"other_users_task\.py belongs to user 12345"):
+            load_task("other_users_task:Theirs", Path.cwd())
+    Path("mine.py").touch()
+    Path("mine.py").chmod(0o666)
+    with pytest.raises(UsageError, match=r"all users of this machine may write to .*mine\.py"):
+        load_task("mine:Mine", Path.cwd())
+    assert not planted.exists()
 
 
 async def test_no_more_processes_than_allowed_run_at_once(checks: TaskProcesses) -> None:
