@@ -10,6 +10,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_REFUSED = 3
 EXIT_UNREACHABLE = 4
+EXIT_UNVERIFIED = 5
 
 
 class P2PCastError(Exception):
@@ -66,3 +67,10 @@ class RetryableError(P2PCastError):
 
     exit_code = EXIT_UNREACHABLE
     wire_code = "retry"
+
+
+class UnverifiedError(P2PCastError):
+    """No byte is known to be wrong, and some bytes could not be compared."""
+
+    exit_code = EXIT_UNVERIFIED
+    wire_code = "unverified"

@@ -64,6 +64,7 @@ def verify(
 ) -> None:
     """Compare FOLDER's digest with the state after the delta in FILE, or with a hub's versions. With --live, compare
     the weights in engines' memory with the version that the engines report. Exit code 3: the digests differ.
+    Exit code 5: no difference was found, and some weights of an engine could not be compared.
 
     \b
     Examples:

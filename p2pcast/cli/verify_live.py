@@ -11,7 +11,7 @@ from rich.table import Table
 
 from p2pcast.cli.options import console
 from p2pcast.daemon.daemon_requests import ask, bearer_token, daemon_url
-from p2pcast.errors import IntegrityError, RetryableError
+from p2pcast.errors import IntegrityError, RetryableError, UnverifiedError
 from p2pcast.trust import bearer_tokens
 
 AUDIT_S = 1860.0
@@ -24,7 +24,7 @@ def verify_live(
 ) -> None:
     """Audit the engines of the peer at ``peer`` or of the ``state`` folder, otherwise of every peer of the run. With a
     hub, compare with the hub's digests too. Prints the result; raises IntegrityError when any weights differ,
-    RetryableError when a peer is unreachable.
+    UnverifiedError when some could not be compared, RetryableError when a peer is unreachable.
     """
     known: dict[str, Any] = {}
     if peer is None and state is None:
@@ -51,11 +51,16 @@ def verify_live(
     if not rows:
         raise RetryableError(f"no peer has an engine {engine!r}" if engine else "no peer has joined")
     if as_json:
-        click.echo(json.dumps({"ok": not any(r["faults"] for r in rows), "engines": rows}))
+        click.echo(json.dumps({"ok": not any(r["faults"] or r["unknown"] for r in rows), "engines": rows}))
     else:
         console().print(_table(rows))
     if wrong := [f"{r['name']} at {r['peer']}: {fault}" for r in rows for fault in r["faults"]]:
         raise IntegrityError("engines' weights differ from their version:\n  " + "\n  ".join(wrong))
+    if unknown := [f"{r['name']} at {r['peer']}: {_named(r['unknown'])}" for r in rows if r["unknown"]]:
+        raise UnverifiedError(
+            "engines' weights are not verified: these tensors cannot be compared in the engine's memory, and no "
+            "difference was found in the others:\n  " + "\n  ".join(unknown)
+        )
 
 
 def _has(listed: dict[str, Any], engine: str | None) -> bool:
@@ -90,12 +95,18 @@ def _faults(row: dict[str, Any], known: dict[str, Any]) -> list[str]:
     return faults
 
 
+def _named(tensors: list[str]) -> str:
+    more = f" and {len(tensors) - _SHOWN} more" if len(tensors) > _SHOWN else ""
+    return ", ".join(tensors[:_SHOWN]) + more
+
+
 def _table(rows: list[dict[str, Any]]) -> Table:
     out = Table("engine", "at", "version", "state", "weights")
     for row in rows:
-        verdict = f"{len(row['wrong'])} tensors differ" if row["wrong"] else "verified"
+        found = [f"{len(row['wrong'])} tensors differ"] if row["wrong"] else []
         if row["unknown"]:
-            verdict += f", except {len(row['unknown'])} unreadable tensors, the first {row['unknown'][0]}"
+            found.append(f"not verified: {len(row['unknown'])} unreadable tensors, the first {row['unknown'][0]}")
+        verdict = "; ".join(found) or "verified"
         if lacks := row.get("lacks"):  # a peer of an earlier release does not say
             verdict += f"; the engine takes no adapters, and lacks {', '.join(lacks)}"
         out.add_row(row["name"], row["peer"], row["version"], row["state"], verdict)

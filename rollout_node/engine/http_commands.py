@@ -108,7 +108,7 @@ class HttpCommands:
             }
             for n, (a, state) in audits
         ]
-        return {"ok": not any(a.wrong for _, (a, _) in audits), "engines": engines}
+        return {"ok": not any(a.wrong or a.unknown for _, (a, _) in audits), "engines": engines}
 
     async def _live(self, version: Version, runners: Sequence[Runner]) -> None:
         """Until every engine serves the version, or one rejects it. An engine out of reach may come back in time."""

@@ -16,8 +16,9 @@ from typing import Any, Protocol
 
 import torch
 
+from p2pcast.checkpoint.adapter_form import adapter_of
 from p2pcast.codec.digest import MASK
-from p2pcast.codec.layout import Layout
+from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError
 from p2pcast.sparse.budget_schedule import BudgetSchedule
 from p2pcast.state.patch_file import PatchFile
@@ -26,10 +27,11 @@ from rollout_node.in_engine.adapter_weights import Followers
 from rollout_node.in_engine.dense_install import ReloadAll, install_dense
 from rollout_node.in_engine.install_frames import Descriptors
 from rollout_node.in_engine.install_proof import equal_elements, mapped_elements
-from rollout_node.in_engine.loader_recording import Storages, record
+from rollout_node.in_engine.loader_recording import Storages, record, twins_of
 from rollout_node.in_engine.loader_rehearsal import Verdict
 from rollout_node.in_engine.shadow_reader import ShadowReader
 from rollout_node.in_engine.staged_version import Staged, stage
+from rollout_node.in_engine.tensor_accounts import Account, skipped
 from rollout_node.in_engine.weight_audit import Entry, digests, rehearsals
 from rollout_node.in_engine.weight_mapping import Mapping
 
@@ -97,6 +99,8 @@ class Installation:
         self.layout = layout
         self.derived = derived
         self.held: Version | None = None
+        self.before: Version | None = None
+        """The version that the engine computes from, if the run's layout has changed since its commit."""
         self.doubtful = False
         """Whether the weights may match no version.
 
@@ -112,7 +116,8 @@ class Installation:
 
     def _record(self) -> None:
         if self.derived:
-            self.mapping = Mapping({}, dict.fromkeys(range(len(self.layout.tensors)), self.derived[0]))
+            whole = dict.fromkeys(range(len(self.layout.tensors)), self.derived[0])
+            self.mapping = Mapping({}, whole, twins_of(self._model, self.layout, {}, whole))
             return
         with self._loading_form():
             self.mapping, self.storages, unreached = record(self._model, self.layout)
@@ -130,6 +135,21 @@ class Installation:
         if self.storages.rebound(self._model):
             self.forget()
             self._record()
+
+    def accounts(self, lacks: Collection[str]) -> list[Account]:
+        """By number of the tensor. ``lacks``: adapters that the engine does not take."""
+        mapping, inner = self.mapping, getattr(self._model, "model", None)
+        settings = getattr(self._model, "config", None) or getattr(inner, "config", None)
+        layers = getattr(getattr(settings, "get_text_config", lambda: settings)(), "num_hidden_layers", None)
+        parts = {part for name, _ in self._model.named_parameters() for part in name.split(".")}
+
+        def account(number: int, tensor: Tensor) -> Account:
+            if not tensor.elements or any(number in known for known in (mapping.blocks, mapping.reload, mapping.twins)):
+                return Account.COVERED
+            left_out = adapter_of(tensor.name) in lacks or skipped(tensor.name, parts, layers)
+            return Account.SKIPPED if left_out else Account.UNKNOWN
+
+        return [account(number, tensor) for number, tensor in enumerate(self.layout.tensors)]
 
     @property
     def prepared(self) -> Version | None:
@@ -178,6 +198,7 @@ class Installation:
             if files.dense:
                 found = _Prepared(version, None, schedule)
                 found.mark, found.shadow = mapped_elements(self.mapping), ShadowReader(files.fds[0], self.layout)
+                self._check_twins(found.shadow, version)
                 return found, {"install": "dense", "values": self.layout.params}
             patches = [PatchFile.open_fd(fd, self.layout, f"on the way to {version}") for fd in files.fds]
         at = base
@@ -187,6 +208,10 @@ class Installation:
             at = patch.version
         if at != version:
             raise IntegrityError(f"the patches end at {at}, not at {version}")
+        changed = {self.layout.cells[change.cell].tensor for patch in patches for change in patch.cells}
+        if changed & {n for pair in self.mapping.twins.items() for n in pair}:
+            with source.patches(None, version) as files:
+                self._check_twins(ShadowReader(files.fds[0], self.layout), version)
         found = _Prepared(version, base, schedule)
         try:
             found.staged = stage(patches, self.layout, self.mapping, self.storages, cancelled)
@@ -199,6 +224,16 @@ class Installation:
                 numbers = sorted(found.staged.reload)
                 found.whole = [(self.layout.tensors[n].name, shadow.tensor(n).clone()) for n in numbers]
         return found, {"install": "sparse", "values": found.staged.values, "whole": len(found.whole)}
+
+    def _check_twins(self, shadow: ShadowReader, version: Version) -> None:
+        """Raises LocalError unless tensors that this rank holds in one parameter are equal, bit for bit."""
+        for number, twin in self.mapping.twins.items():
+            if not torch.equal(*(shadow.words(n, torch.uint8) for n in (number, twin))):
+                name, other = (self.layout.tensors[n].name for n in (number, twin))
+                raise LocalError(
+                    f"version {version} is refused: its {name} differs from its {other}, and this engine has one "
+                    "parameter for both (tied); start the engine on a folder of this version, or publish them equal"
+                )
 
     def commit(self, version: Version) -> int:
         """Write the prepared version and read it back. Returns the mark of the values read back.
@@ -213,7 +248,7 @@ class Installation:
             raise LocalError(f"{version} was prepared on {found.base}, but this rank holds {self.held}")
         self._prepared, self._committed = None, found
         found.before = self._settings
-        self.held, self.doubtful = None, True  # until the write is verified
+        self.held, self.before, self.doubtful = None, None, True  # until the write is verified
         try:
             mark = self._write_all(found.shadow) if found.shadow else self._write_changed(found)
             if mark != found.mark:
@@ -277,13 +312,13 @@ class Installation:
         """Treat the weights as no version: the next prepare is dense."""
         with self._lock:
             self._prepared = self._committed = None
-        self.held, self.doubtful = None, True
+        self.held, self.before, self.doubtful = None, None, True
 
     def change_run(self) -> None:
         """Another run has started: the weights are whole, but of none of its versions."""
         with self._lock:
             self._prepared = self._committed = None
-        self.held = None
+        self.held = self.before = None
 
     def _read(self, schedule: bytes | None) -> BudgetSchedule | None:
         """Raises UsageError for a malformed schedule."""

@@ -8,7 +8,7 @@ tensor *reload*: the model's own loader installs it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from p2pcast.codec.layout import Layout, Tensor
 from rollout_node.in_engine.loader_rehearsal import WORDS, Span, rehearse, written_tensors
+from rollout_node.in_engine.tensor_accounts import twins
 from rollout_node.in_engine.weight_mapping import Block, Mapping, NotABoxError
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
@@ -307,4 +308,42 @@ def record(model: torch.nn.Module, layout: Layout) -> tuple[Mapping, Storages, l
     unreached += [
         f"the parameters that tensor {layout.tensors[n].name} fills together with other tensors" for n in joined
     ]
-    return Mapping(found.blocks, found.reload), found.storages, unreached
+    unreached += filled_twice(found.blocks, found.storages)
+    found_twins = twins_of(model, layout, found.blocks, found.reload, found.storages)
+    return Mapping(found.blocks, found.reload, found_twins), found.storages, unreached
+
+
+def twins_of(
+    model: torch.nn.Module,
+    layout: Layout,
+    blocks: dict[int, tuple[Block, ...]],
+    reload: Collection[int],
+    storages: Storages | None = None,
+) -> dict[int, int]:
+    """Tensors of one parameter (``tensor_accounts.twins``), which the engine shares between layers, or to which the
+    loader writes several tensors. Without ``storages``, tensors are known by their names alone.
+    """
+    names: dict[tuple[Any, ...], set[str]] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        if not p.is_meta and p.numel() > 1:
+            names.setdefault((_key(p), p.storage_offset()), set()).add(name)
+    holders: dict[tuple[str, int], set[int]] = {}
+    first: dict[tuple[Block, ...], int] = {}
+    for number, found in blocks.items():
+        first.setdefault(found, number)
+        for block in found:
+            assert storages is not None, "blocks are of storages"
+            holders.setdefault(storages.table[block.storage].key, set()).add(number)
+    shared = [(aliases, holders.get(key, set())) for (key, _), aliases in names.items() if len(aliases) > 1]
+    free = set(range(len(layout.tensors))) - ({*blocks, *reload} if storages is not None else set())
+    written = {number: first[found] for number, found in blocks.items() if first[found] != number}
+    return written | twins(layout.tensors, free, shared)
+
+
+def filled_twice(blocks: dict[int, tuple[Block, ...]], storages: Storages) -> list[str]:
+    """Parameters to which several tensors are written that overlap in part, so that the order decides."""
+    elements: dict[int, int] = {}
+    for block in (block for found in {*blocks.values()} for block in found):
+        elements[block.storage] = elements.get(block.storage, 0) + block.elements
+    full = ((storages.table[number], n) for number, n in elements.items())
+    return [f"{s.name}, of which several tensors fill the same elements" for s, n in full if n > s.words.numel()]

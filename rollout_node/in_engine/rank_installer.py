@@ -31,6 +31,7 @@ from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RemoteError, RetryableError
 from p2pcast.sparse.budget_schedule import BudgetSchedule
 from p2pcast.version import Version
+from rollout_node.in_engine import tensor_accounts
 from rollout_node.in_engine.adapter_weights import AdapterWeights, Followers, ModelBesideAdapters
 from rollout_node.in_engine.install_frames import InstallClient
 from rollout_node.in_engine.installation import Installation
@@ -210,8 +211,10 @@ class RankInstaller:
             "pausing": self._pausing,
             "core": introduction.core,
             "doubtful": found.doubtful,
+            "before": str(found.before) if found.before else None,
             "follows": self._model.use_schedule is not None,
             "lacks": list(self._lacks),
+            "accounts": tensor_accounts.pack(found.accounts(self._lacks)),
             "prepared": str(found.prepared) if found.prepared else None,
             "blocks": sum(len(b) for b in found.mapping.blocks.values()),
             "reload": len(found.mapping.reload),
@@ -227,7 +230,8 @@ class RankInstaller:
             return was
         self.stop()
         found = self._installation_of(layout)
-        found.doubtful = was is not None and was.doubtful
+        if was is not None:
+            found.doubtful, found.before = was.doubtful, was.held or was.before
         compile_digest_kernels(layout)
         self._installation = found
         return found

@@ -36,9 +36,12 @@ tensor.
 def digests(
     layout: Layout, mapping: Mapping, storages: Storages, cancelled: Callable[[], bool] = lambda: False
 ) -> list[Entry]:
-    """An entry a block; the first of blocks with the same box. Tensors that only the loader installs are left out."""
+    """An entry a block; the first of blocks with the same box. Tensors that only the loader installs are left out. The
+    blocks of a tensor that has a twin are the twin's.
+    """
     entries: list[Entry] = []
-    for number, blocks in mapping.blocks.items():
+    of_twins = {number: mapping.blocks[twin] for number, twin in mapping.twins.items() if twin in mapping.blocks}
+    for number, blocks in (of_twins | mapping.blocks).items():
         seen: set[tuple[int, tuple[int, ...]]] = set()
         for block in blocks:
             if cancelled():
@@ -63,15 +66,16 @@ def rehearsals(
     The shadow may move on meanwhile; the digest then shows it. Memory: one tensor.
     """
     entries: list[Entry] = []
-    for number in sorted(mapping.reload):
-        tensor = layout.tensors[number]
+    loaded_as = {number: twin for number, twin in mapping.twins.items() if twin in mapping.reload}
+    for number in sorted({*mapping.reload, *loaded_as}):
+        tensor, name = layout.tensors[number], layout.tensors[loaded_as.get(number, number)].name
         if cancelled():
             return entries
         if tensor.dtype not in TORCH_DTYPES:
             continue
         values = shadow.tensor(number).clone()
         words = values.reshape(-1).view(WORDS[tensor.word_bytes]).numpy().view(word_dtype(tensor.word_bytes))
-        verdict, _ = rehearse(model, storages.owns, tensor.name, values)
+        verdict, _ = rehearse(model, storages.owns, name, values)
         if verdict is not Verdict.UNTOUCHED:
             seen = digest(words, Cell(0, number, 0, len(words), tensor.word_bytes, 0))
             entries.append((number, int(verdict), (), (), seen))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -136,8 +136,10 @@ class Block:
 class Mapping:
     """A model's blocks by tensor number; ``reload``: the tensors whose loader transforms values, with the reason.
 
-    A tensor in neither isn't used by this rank (another pipeline stage, for example).
+    A tensor in neither isn't used by this rank (another pipeline stage, for example). ``twins``: as
+    ``tensor_accounts.twins``.
     """
 
     blocks: dict[int, tuple[Block, ...]]
     reload: dict[int, str]
+    twins: dict[int, int] = field(default_factory=dict)

@@ -38,7 +38,8 @@ from p2pcast.codec.layout import Layout
 from p2pcast.errors import LocalError, P2PCastError, RetryableError
 from p2pcast.rollouts.kv_policy import KvPolicy
 from p2pcast.version import Version
-from rollout_node.in_engine import weight_audit
+from rollout_node.in_engine import tensor_accounts, weight_audit
+from rollout_node.in_engine.tensor_accounts import Account
 from rollout_node.installers.engine_pause import EnginePause
 from rollout_node.installers.engine_server import EngineServer
 from rollout_node.installers.engine_switch import EngineSwitch
@@ -131,7 +132,7 @@ class EngineInstaller:
             state.drop()
             reports = await self._meet()
             held = common_version(reports)
-            if held is None or held != state.committed:
+            if (held or common_version(reports, "before")) != state.committed:
                 state.lose_version()
             if any(r["doubtful"] for r in reports) or len({r["held"] for r in reports}) > 1:
                 state.doubt()
@@ -177,6 +178,8 @@ class EngineInstaller:
             self._state.drop()
             reports = await self._meet()
             if common_version(reports) != version:
+                if common_version(reports, "before") == version:
+                    raise RetryableError(f"{self.name}: the run has other tensors since {version}: nothing to compare")
                 self._state.lose_version()
                 raise RetryableError(f"{self.name}: no longer holds {version}; it is installed anew")
             await self._begin(reports)
@@ -189,8 +192,9 @@ class EngineInstaller:
             if wrong:
                 log.error("%s: %d tensors aren't those of %s, %s first", self.name, len(wrong), version, wrong[0])
                 await self._pause.distrust()
-            lacks = self._state.lacks
-            return Audit(version, wrong, [name for name in unknown if adapter_of(name) not in lacks], lacks)
+            lacks, skipped = self._state.lacks, self._state.skipped
+            unknown = [name for name in unknown if adapter_of(name) not in lacks and name not in skipped]
+            return Audit(version, wrong, unknown, lacks)
 
     async def _meet(self) -> list[Report]:
         """Ask the server for its number of workers, and the workers for their versions. A restart discards earlier
@@ -203,8 +207,25 @@ class EngineInstaller:
         # One sparse rank changes what the engine samples. A pipeline's first rank may have dense layers alone.
         follows = any(r.get("follows") is True for r in reports)
         lacks = {str(name) for r in reports for name in r.get("lacks", ())}
-        self._state.meet({r["rank"]: r["incarnation"] for r in reports}, follows=follows, lacks=lacks)
+        skipped, unknown = self._accounts([r["accounts"] for r in reports if "accounts" in r])
+        incarnations = {r["rank"]: r["incarnation"] for r in reports}
+        self._state.meet(incarnations, follows=follows, lacks=lacks, skipped=skipped)
+        if unknown:
+            raise LocalError(
+                f"{self.name}: the run is refused: the engine reads nothing from {len(unknown)} of its tensors, the "
+                f"first {unknown[0]}; start the engine on a folder of the run's newest version, or leave the tensors "
+                "out of the run"
+            )
         return reports
+
+    def _accounts(self, packed: list[bytes]) -> tuple[list[str], list[str]]:
+        """Names of the run's tensors that all ranks together skip, and that they do not know."""
+        if not packed:  # workers of an earlier release do not account for tensors
+            return [], []
+        tensors = self._preparation.layout().tensors
+        found = list(zip(tensors, tensor_accounts.together(packed, len(tensors)), strict=True))
+        skipped, unknown = ([t.name for t, a in found if a is k] for k in (Account.SKIPPED, Account.UNKNOWN))
+        return skipped, unknown
 
     async def _begin(self, reports: list[Report]) -> None:
         """Open vLLM's update session, unless the workers report an open one: a peer may have died during an update."""

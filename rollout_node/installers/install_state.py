@@ -30,6 +30,7 @@ class InstallState:
     - ``pausing``: if the engine is paused, this peer paused it.
     - ``follows``: its attention follows the schedule of budgets that belongs to its version.
     - ``lacks``: adapters of the run that it does not take.
+    - ``skipped``: tensors of the run that it leaves out, without an effect (``in_engine.tensor_accounts``).
     - ``stretch``: name of the time since the last write to the weights (``safe_point.SwitchPoint``).
 
     The staged version:
@@ -47,6 +48,7 @@ class InstallState:
     pausing: bool = False
     follows: bool = False
     lacks: tuple[str, ...] = ()
+    skipped: frozenset[str] = frozenset()
     stretch: str | None = None
     staged: Version | None = None
     installed: CommitReport | None = None
@@ -56,9 +58,16 @@ class InstallState:
 
     # -- the engine
 
-    def meet(self, incarnations: Mapping[int, str], *, follows: bool = False, lacks: Collection[str] = ()) -> None:
+    def meet(
+        self,
+        incarnations: Mapping[int, str],
+        *,
+        follows: bool = False,
+        lacks: Collection[str] = (),
+        skipped: Collection[str] = (),
+    ) -> None:
         """The ranks named their processes. A restart discards earlier findings about the engine."""
-        self.follows, self.lacks = follows, tuple(sorted(lacks))
+        self.follows, self.lacks, self.skipped = follows, tuple(sorted(lacks)), frozenset(skipped)
         if incarnations != self._incarnations:
             self._incarnations = incarnations
             self.uncertain = self.pausing = False

@@ -64,14 +64,15 @@ class RankPreparation:
         """Compare the live values of all ranks together with those that the patch changes."""
         entries = [entry for r in sparse for entry in r["grown"]]
         expected = dict(sparse[0]["expected"])
-        wrong, _ = await asyncio.to_thread(weight_audit.compare, self._known_layout(), entries, expected)
+        wrong, _ = await asyncio.to_thread(weight_audit.compare, self.layout(), entries, expected)
         if wrong:
             held = sparse[0]["from"]
             raise FalseReportError(
                 f"{self._name}: {wrong[0]} ({len(wrong)} tensors in all): the ranks' live values differ from {held}"
             )
 
-    def _known_layout(self) -> Layout:
+    def layout(self) -> Layout:
+        """The run's."""
         document = self._layout_document()
         if self._layout is None or self._layout[0] != document:
             self._layout = document, Layout.from_document(document)

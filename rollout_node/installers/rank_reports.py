@@ -124,8 +124,8 @@ def raise_first(name: str, reports: Sequence[Report], phase: str) -> None:
             raise make(f"{name}: rank {report['rank']}, {phase}: {report['error']}")
 
 
-def common_version(reports: Sequence[Report]) -> Version | None:
-    """The one version that every rank holds."""
-    held = {r["held"] for r in reports}
+def common_version(reports: Sequence[Report], key: str = "held") -> Version | None:
+    """The one version that every rank holds. ``before`` as the key: that it held when the run's layout changed."""
+    held = {r.get(key) for r in reports}
     found = held.pop() if len(held) == 1 else None
     return Version.parse(found) if found else None

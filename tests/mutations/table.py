@@ -5,6 +5,7 @@ from __future__ import annotations
 from admission import ADMISSION
 from availability import AVAILABILITY
 from deployed import DEPLOYED
+from engine_weights import ENGINE_WEIGHTS
 from exhaustion import EXHAUSTION, SAID
 from inputs import INPUTS
 from inside import FROM_INSIDE, MIRRORS
@@ -26,6 +27,7 @@ TABLES: dict[str, list[Mutation]] = {
     "local": LOCAL,
     "lost": LOST,
     "one-version": ONE_VERSION,
+    "engine-weights": ENGINE_WEIGHTS,
     "stolen-peer": STOLEN_PEER,
     "releases": RELEASES,
     "rollouts": ROLLOUTS,

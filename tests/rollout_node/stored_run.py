@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,22 +40,44 @@ class Run:
     def step(self, seed: int, share: float = 0.02, bits: int = 0) -> Version:
         """The next version: ``share`` of the words of most cells change, XORed with ``bits`` or drawn at random."""
         rng = np.random.default_rng(seed)
+
+        def change(old: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool] | None:
+            if rng.random() < 0.1:
+                return None
+            n = max(1, int(len(old) * share))
+            positions = np.sort(rng.choice(len(old), n, replace=False)).astype(np.uint32)
+            new = old.copy()
+            new[positions] ^= np.array(bits or 1, new.dtype) if bits else rng.integers(1, 4, n).astype(new.dtype)
+            return new, positions, bool(rng.random() < 0.2)
+
+        return self._advance(lambda _, old: change(old))
+
+    def flip(self, *names: str) -> Version:
+        """The next version: the lowest bit of each word of these tensors differs."""
+        wanted = {self.layout.numbers[name] for name in names}
+
+        def change(cell: Any, old: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool] | None:
+            every = np.arange(len(old), dtype=np.uint32)
+            return (old ^ np.array(1, old.dtype), every, False) if cell.tensor in wanted else None
+
+        return self._advance(change)
+
+    def _advance(self, change: Callable[[Any, np.ndarray], tuple[np.ndarray, np.ndarray, bool] | None]) -> Version:
+        """``change``: of a cell and its words, the new words, the positions that differ, and whether the patch holds
+        the whole cell.
+        """
         base, self.version = self.version, Version(0, self.version.step + 1)
         path = self.shadow.patch_path(self.version)
         writer = PatchWriter(path, self.layout, base, self.version)
         state = self.shadow.state_digest
         for cell in self.layout.cells:
             old = self.shadow.words(cell).copy()
-            if rng.random() < 0.1:
+            if (changed := change(cell, old)) is None:
                 continue
-            n = max(1, int(cell.words * share))
-            positions = np.sort(rng.choice(cell.words, n, replace=False)).astype(np.uint32)
-            new = old.copy()
-            new[positions] ^= np.array(bits or 1, new.dtype) if bits else rng.integers(1, 4, n).astype(new.dtype)
+            new, positions, dense = changed
             before, after = digest(old, cell), digest(new, cell)
-            dense = bool(rng.random() < 0.2)
             values = new if dense else new[positions]
-            writer.add(Patch(cell.index, None if dense else positions, values, before, after, n))
+            writer.add(Patch(cell.index, None if dense else positions, values, before, after, len(positions)))
             state = (state + after - before) & MASK
         writer.finish(state)
         self.shadow.apply(path)

@@ -141,10 +141,13 @@ async def test_verify_looks_at_the_engines_own_weights(swarm, states, p2pcast, n
     assert document == {"ok": True, "engines": [expected | {"state": (await swarm.status(hub))["digests"]["0.1"]}]}
     hub_url = "http://{}:{}".format(*hub.http.address)
     done = await verify("--hub", hub_url, "--json", *hubs)
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, json.loads(done.stdout)["ok"]) == (5, False)
+    assert f"{command} at a: model" in done.stderr
     found = {e["name"]: (e["wrong"], len(e["unknown"])) for e in json.loads(done.stdout)["engines"]}
     assert found == {folder: ([], 0), command: ([], len(state))}  # a command cannot be audited
-    assert (await verify("--hub", hub_url, *here)).returncode == 0
+    done = await verify("--hub", hub_url, *here)
+    assert (done.returncode, "not verified: " in done.stdout, "are not verified" in done.stderr) == (5, True, True)
+    assert (await verify("--hub", hub_url, *here, "--engine", folder)).returncode == 0
 
     damage(swarm.out("a") / "step_1" / "model.safetensors")
     peer_url = "http://{}:{}".format(*peer.http.address)
@@ -155,7 +158,7 @@ async def test_verify_looks_at_the_engines_own_weights(swarm, states, p2pcast, n
     assert (await swarm.get(peer, "/readyz"))[0] == 503
     assert (await swarm.post(hub, "/commit", {"version": "0.2"}))[0] == 200
     await swarm.live("0.2")
-    assert (await verify(*here)).returncode == 0
+    assert (await verify(*here, "--engine", folder)).returncode == 0
 
     for words, code, said in (
         (("--peer", peer_url, "--engine", "no such", *peers), 2, "there is safetensors:"),

@@ -30,7 +30,7 @@ async def servers(swarm) -> AsyncIterator[list[Server]]:
 
 
 async def test_a_server_through_its_life(swarm, states, servers, p2pcast):
-    model = await asyncio.to_thread(make_model, swarm.folder / "model")
+    model = await asyncio.to_thread(make_model, swarm.folder / "model", tied=True)
     started = swarm.folder / "started"
     done = await asyncio.to_thread(p2pcast, "quantise", model, "-o", started, "--kind", KIND)
     assert done.returncode == 0, done.stderr
@@ -83,4 +83,31 @@ async def test_a_server_through_its_life(swarm, states, servers, p2pcast):
     swarm.publish(2, state, files)
     await verified("0.2", peer)
     async with one_off_connections() as http:
-        assert [await complete(http, server.url, prompt) for prompt in PROMPTS] != before
+        now = [await complete(http, server.url, prompt) for prompt in PROMPTS]
+    assert now != before
+
+    # The engine computes its head with the embedding. A fresh server unties a head that differs.
+    embedding, head = "model.embed_tokens.weight", "lm_head.weight"
+    other = states.trained(state, 3)[embedding]
+
+    async def refused(step: int, weights) -> None:
+        swarm.publish(step, weights, files)
+        runner, version = peer.runners[0], f"0.{step}"
+        said = f"version {version} is refused: its {head} differs from its {embedding}"
+        await swarm.until(lambda: said in (runner.error or ""), f"{version} is refused by name")
+        assert (runner.ready, str(runner.committed)) == (False, verified_last)
+        assert (await swarm.get(peer, "/readyz"))[0] == 503
+        async with one_off_connections() as http:
+            assert [await complete(http, server.url, prompt) for prompt in PROMPTS] == now
+            async with http.get(server.url + "/weight_info") as response:
+                assert (await response.json())["weight_version"] == verified_last
+
+    verified_last = "0.2"
+    await refused(3, state | {head: other})  # a layout with one more tensor: a whole install
+    assert (await asyncio.to_thread(p2pcast, "verify", "--live", "--state", swarm.folder / "a")).returncode == 4
+    swarm.publish(4, state | {head: state[embedding]}, files)
+    await verified("0.4", peer)
+    verified_last = "0.4"
+    await refused(5, state | {head: other})  # a delta
+    swarm.publish(6, state | {head: other, embedding: other}, files)
+    await verified("0.6", peer)

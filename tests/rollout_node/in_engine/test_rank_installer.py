@@ -19,6 +19,7 @@ from p2pcast.errors import LocalError
 from p2pcast.version import Version
 from rollout_node.in_engine.adapter_weights import AdapterWeights
 from rollout_node.in_engine.rank_installer import Command, Introduction, RankInstaller
+from rollout_node.in_engine.tensor_accounts import Account, together
 from rollout_node.installers.install_socket import InstallSocket
 
 MODEL = [Tensor("layer.weight", "BF16", (6, 6))]
@@ -134,6 +135,10 @@ async def test_a_run_may_gain_an_adapter(peer: Any, tmp_path: Path, takes_adapte
     provider.run = run = stored(tmp_path / "both", MODEL + PHI)
     first, kind = await installed(installer, run)
     assert (first["held"], first["lacks"], kind) == (None, [] if takes_adapters else ["phi"], "dense")
+    assert first["before"] == str(VERSION)
+    assert set(together([first["accounts"]], 1 + len(PHI))) == {Account.COVERED} | (
+        set() if takes_adapters else {Account.SKIPPED}
+    )
     assert words(rank.model.layer.data) == state(run, "layer.weight")
     held = {} if rank.weights is None else {n: words(rank.weights.numbered[k]) for k, n in rank.weights.names.items()}
     assert held == ({t.name: state(run, t.name) for t in PHI} if takes_adapters else {})

@@ -12,6 +12,8 @@ from played_vllm import LAYOUT, Engine, digest_of
 
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RetryableError
+from rollout_node.in_engine import tensor_accounts
+from rollout_node.in_engine.tensor_accounts import Account
 from rollout_node.installers.installer import Audit
 
 Setup = Callable[[Engine], None]
@@ -381,6 +383,40 @@ async def test_an_engine_without_adapters_names_the_missing_adapter(host: Host) 
     assert "psi/x.lora_A.weight" in audit.unknown
     assert "phi/x.lora_A.weight" not in audit.unknown
     assert audit.lacks == ("phi",)
+
+
+async def test_a_tensor_that_no_rank_reads_refuses_the_run_by_name(host: Host) -> None:
+    installer = await host.installed()
+    unknown, skips = tensor_accounts.pack([Account.UNKNOWN]), tensor_accounts.pack([Account.SKIPPED])
+    everywhere("init", accounts=unknown)(host.engine)
+    with pytest.raises(LocalError, match=r"refused: the engine reads nothing from 1 of its tensors, the first w;"):
+        await installer.stage(TWO, SHADOW)
+    assert (installer.ready, installer.committed, host.engine.label) == (False, ONE, "0.1")
+    assert host.engine.take_calls() == []
+    at_rank_1("init", accounts=tensor_accounts.pack([Account.COVERED]))(host.engine)  # a later stage of a pipeline
+    await installer.stage(TWO, SHADOW)
+    await installer.commit(TWO)
+    everywhere("init", accounts=skips)(host.engine)
+    everywhere("audit", digests=[])(host.engine)
+    assert await installer.audit(LAYOUT, {0: 1}) == Audit(TWO, [], [])
+    everywhere("init", accounts=b"")(host.engine)
+    with pytest.raises(P2PCastError, match="1 tensors"):
+        await installer.audit(LAYOUT, {0: 1})
+
+
+async def test_an_engine_keeps_its_version_while_a_run_with_other_tensors_is_refused(host: Host) -> None:
+    installer = await host.installed()
+    everywhere("init", held=None, before="0.1")(host.engine)
+    everywhere("prepare", error="0.2 is refused", kind="internal")(host.engine)
+    with pytest.raises(LocalError, match="is refused"):
+        await installer.stage(TWO, SHADOW)
+    with pytest.raises(RetryableError, match=r"other tensors since 0\.1"):
+        await installer.audit(LAYOUT, {})
+    assert (installer.ready, installer.committed, host.engine.paused) == (False, ONE, False)
+    everywhere("init", held=None, before="0.0")(host.engine)
+    with pytest.raises(LocalError):
+        await installer.stage(TWO, SHADOW)
+    assert installer.committed is None
 
 
 @pytest.mark.parametrize(("first", "second"), [(False, False), (False, True), (True, True)])

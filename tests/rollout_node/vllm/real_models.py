@@ -130,6 +130,17 @@ def refused(model: torch.nn.Module, config: VllmConfig, layout: Any, state: Any,
     return False
 
 
+def with_head(layout: Any) -> Any:
+    """The layout of a version that brings an output head of its own, or ``layout`` if it has one."""
+    from p2pcast.codec.layout import Layout, Tensor
+
+    embedding = next(
+        t for t in layout.tensors if t.name.endswith(("embed_tokens.weight", "wte.weight", "embeddings.weight"))
+    )
+    heads = {"lm_head.weight": Tensor("lm_head.weight", embedding.dtype, embedding.shape)}
+    return Layout([*layout.tensors, *(tensor for name, tensor in heads.items() if name not in layout.numbers)])
+
+
 def install(llm: LLM, folder: Path, work: Path) -> dict[str, Any]:
     # Imported late: vLLM's CPU build can't start another engine in a process that has loaded numba.
     from stored_run import Run, state_of
@@ -150,7 +161,9 @@ def install(llm: LLM, folder: Path, work: Path) -> dict[str, Any]:
     with set_current_vllm_config(config):
         reload_model = partial(reload_all, model=model, model_config=config.model_config)
         form = partial(quantised_layers.loading_form, model)
-        installation = Installation(model, layout, derived_parts(model), reload_model, loading_form=form)
+        parts = derived_parts(model)
+        wider = Installation(model, with_head(layout), parts, reload_model, loading_form=form)
+        installation = Installation(model, layout, parts, reload_model, loading_form=form)
 
     def audit() -> tuple[list[str], list[str]]:
         return compare(layout, installation.audit(run.files, run.version, lambda: False), run.digests)
@@ -159,6 +172,8 @@ def install(llm: LLM, folder: Path, work: Path) -> dict[str, Any]:
     flipped = SIGN if "F8_E4M3" in dtypes else BITS[min(dtypes)] if len(dtypes) == 1 else 0
     seen: dict[str, Any] = {"packed": [], "derived": installation.derived[:1]}
     seen |= {"reload": len(installation.mapping.reload), "tensors": len(layout.tensors)}
+    seen |= {"accounts": sorted({account.name for account in wider.accounts(())})}
+    seen["twins"] = sorted(wider.layout.tensors[n].name for pair in wider.mapping.twins.items() for n in pair)
     seen |= {"installs": [], "equal": [], "audits": [], "said": []}
     for seed in (None, 1, 2):
         if seed is not None:

@@ -37,6 +37,11 @@ CASES = {
     "int8=bfloat16": PLAIN,
     "fp8=bfloat16": PLAIN,
 }
+TWINS = {
+    "tied": ["lm_head.weight", "model.embed_tokens.weight"],
+    "gpt2": ["lm_head.weight", "transformer.wte.weight"],
+}
+"""Tensors that one parameter serves, in a version with an output head of its own."""
 AMX = "amx_tile" in Path("/proc/cpuinfo").read_text()
 if not AMX:  # with AMX, vLLM packs these in other ways
     CASES |= {"mla=bfloat16": DERIVED, "int8_packed=bfloat16": REFUSED}
@@ -121,6 +126,8 @@ def test_installed_models_equal_fresh_engines(
     assert found["installs"] == (["dense"] * 3 if kind == DERIVED else ["dense", "sparse", "sparse"])
     assert found["equal"] == [True] * 3
     assert found["audits"] == [[0, tensors if kind == DERIVED else 0]] * 3  # no claim about unreadable values
+    assert found["accounts"] == ["COVERED"]
+    assert found["twins"] == TWINS.get(case.partition("=")[0], [])
     assert found["noticed"]
     assert found["in_place"]
     assert found["reload_equal"]
