@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from p2pcast import limits
 from p2pcast.errors import IntegrityError, UsageError
 
+NO_VERSION: Final = "none"
+"""The label of an engine's weights that no peer has installed into this process."""
 _TEXT = re.compile(r"(?:(\d{1,10})\.)?(\d{1,19})", re.ASCII)
 
 

@@ -147,6 +147,12 @@ class RankInstaller:
         self._commit_reports: list[dict[str, Any]] | None = None
         """Reports collected for ``commit_here`` instead of being sent."""
 
+    @property
+    def held(self) -> str | None:
+        """The version that this rank's weights are; None if that is not known."""
+        held = self._installation.held if self._installation else None
+        return str(held) if held else None
+
     def introduce(self, introduction: Introduction) -> None:
         """Record the mapping, unless the layout's is known, and report the version that this rank holds."""
         self._engine = introduction.engine
@@ -345,7 +351,6 @@ class RankInstaller:
                 self._report(command, took_us=int((time.monotonic() - began) * 1e6), **outcome)
 
     def _report(self, command: Command, *, error: str | None = None, **details: Any) -> None:
-        held = self._installation.held if self._installation else None
         report = {
             "engine": self._engine,
             "rank": self._model.rank,
@@ -354,7 +359,7 @@ class RankInstaller:
             "phase": command.phase,
             "version": command.version,
             "nonce": command.nonce,
-            "held": str(held) if held else None,
+            "held": self.held,
             "error": error,
             **details,
         }

@@ -41,7 +41,7 @@ from p2pcast.version import Version
 from rollout_node.in_engine import tensor_accounts, weight_audit
 from rollout_node.in_engine.tensor_accounts import Account
 from rollout_node.installers.engine_pause import EnginePause
-from rollout_node.installers.engine_server import EngineServer
+from rollout_node.installers.engine_server import EngineServer, ServerAwayError
 from rollout_node.installers.engine_switch import EngineSwitch
 from rollout_node.installers.install_socket import InstallSocket, Report
 from rollout_node.installers.install_state import InstallState
@@ -243,6 +243,7 @@ class EngineInstaller:
             if not isinstance(error, StillRunningError):
                 self._state.fail()
             self._state.drop()
+            self._forget_process(error)
             raise
 
     @contextlib.asynccontextmanager
@@ -250,6 +251,12 @@ class EngineInstaller:
         """Mark a server as not ready while it is out of reach."""
         try:
             yield
-        except P2PCastError:
+        except P2PCastError as error:
             self._state.lose_contact()
+            self._forget_process(error)
             raise
+
+    def _forget_process(self, error: BaseException) -> None:
+        """Nothing listens, so the engine that held the version has ended: its successor begins with other weights."""
+        if isinstance(error, ServerAwayError):
+            self._state.lose_version()

@@ -80,8 +80,8 @@ class EngineServer(ABC):
 
     @abstractmethod
     async def label(self) -> str:
-        """The version that the server names in its answers; ``default`` after a start. Asks the engine, not the
-        workers.
+        """The version that the server names in its answers; ``none`` before the first install. Asks the engine, not
+        the workers.
         """
 
     @abstractmethod

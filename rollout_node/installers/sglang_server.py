@@ -50,10 +50,10 @@ class SglangServer(EngineServer):
         return int(ranks)
 
     async def label(self) -> str:
-        """That of the front end, if it differs from the schedulers': a peer may have died between the two."""
+        """Both, if the front end's differs from the schedulers': a peer may have died between the two."""
         [version] = await self._ask("state", {}, self.deadlines.request, "version")
         shown = (await self._get("/model_info") or {}).get("weight_version", version)
-        return str(shown)
+        return str(version) if shown == version else f"{version}, and {shown} at the front end"
 
     async def is_paused(self) -> bool:
         [paused] = await self._ask("state", {}, self.deadlines.request, "paused")

@@ -8,6 +8,9 @@ SGLang finds the plugin by its entry point (group ``sglang.srt.plugins``). Witho
 nothing. A program that may use SGLang's admin routes can order a switch, but not choose the weights: these come from
 the socket alone. Bind to loopback.
 
+The schedulers' label, which names the version of each token, is ``none`` or the version that the rank holds. So a
+server that has just started says ``none``, whatever ``--weight-version`` says.
+
 SGLang imports this package in each of its processes. Everything heavy is imported in the scheduler, with the first
 command.
 """
@@ -15,8 +18,10 @@ command.
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
+from p2pcast.version import NO_VERSION
 from rollout_node.sglang_plugin import drain
 
 SOCKET_VARIABLE = "P2PCAST_SOCK"
@@ -24,6 +29,7 @@ PREFIX = "p2pcast "
 """Begins the ``action`` of a request to ``/weights_checker`` that is a command of a peer; a JSON object follows."""
 _CHECK = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager.check_weights"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_FRONT_END = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 
 
 def register() -> None:
@@ -35,6 +41,26 @@ def register() -> None:
     HookRegistry.register(_CHECK, check_weights, HookType.AROUND)
     HookRegistry.register(f"{_SCHEDULER}.get_new_batch_prefill", drain.next_prefill, HookType.AROUND)
     HookRegistry.register(f"{_SCHEDULER}.continue_generation", drain.resume, HookType.AROUND)
+    HookRegistry.register(f"{_SCHEDULER}.record_weight_version_change", label, HookType.AROUND)
+    HookRegistry.register(f"{_SCHEDULER}.__init__", unlabelled_scheduler, HookType.AROUND)
+    HookRegistry.register(f"{_FRONT_END}.__init__", unlabelled_front_end, HookType.AROUND)
+
+
+def unlabelled_scheduler(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    original(scheduler, *args, **kwargs)
+    scheduler.record_weight_version_change(NO_VERSION)
+
+
+def unlabelled_front_end(original: Any, manager: Any, *args: Any, **kwargs: Any) -> None:
+    original(manager, *args, **kwargs)
+    manager.record_config_updates("tokenizer.weight_version", weight_version=NO_VERSION)
+
+
+def label(original: Any, scheduler: Any, new_version: str | None) -> None:
+    """In a scheduler: another label than the version that its rank holds has no effect."""
+    commands = sys.modules.get(f"{__name__}.scheduler_commands")
+    if new_version is None or new_version in (NO_VERSION, commands.held() if commands else None):
+        original(scheduler, new_version)
 
 
 def check_weights(original: Any, updater: Any, request: Any) -> Any:

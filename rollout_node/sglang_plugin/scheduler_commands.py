@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from p2pcast.version import Version
+from p2pcast.version import NO_VERSION, Version
 from rollout_node.in_engine.rank_installer import Command, Introduction, RankInstaller
 from rollout_node.in_engine.switch_order import SwitchOrder
 from rollout_node.sglang_plugin import SOCKET_VARIABLE, drain
@@ -32,6 +32,11 @@ Answer = dict[str, Any]
 
 _installers: list[RankInstaller] = []
 """This process's, from its first command on."""
+
+
+def held() -> str | None:
+    """The version that this process's rank holds."""
+    return _installers[0].held if _installers else None
 
 
 def answer(updater: Any, text: str) -> Any:
@@ -85,6 +90,8 @@ class Scheduler:
     def introduce(self, body: Mapping[str, Any]) -> Answer:
         known = {field.name: body[field.name] for field in fields(Introduction) if field.name in body}
         self.installer.introduce(Introduction(**known | {"core": self._switches_at_once}))
+        if held() is None:  # another run's peer, or one that distrusts the weights
+            self._scheduler.record_weight_version_change(NO_VERSION)
         return {}
 
     def begin(self, _: Mapping[str, Any]) -> Answer:

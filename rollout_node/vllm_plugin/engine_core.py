@@ -8,6 +8,9 @@ Promise: the engine resumes only if every rank has proved the requested version 
 then on the commit can't be undone. Otherwise the engine stays paused, nothing is undone here, and the caller receives
 every rank's report and decides.
 
+Promise: **the label names what the ranks hold** (``HeldLabel``). So each answer of a server that has just started, and
+each answer before a peer's first install, says ``none``, whatever label an earlier process had.
+
 ``POST /collective_rpc {"method": "p2pcast_switch", "kwargs": {…}}`` reaches ``switch``, since ``install`` wraps the
 engine core's own method of that route. At init the core adds ``core: true`` to the workers' information, and their
 reports repeat it, so the peer knows that this command is available. It is unavailable with data parallelism, where
@@ -23,21 +26,46 @@ from concurrent.futures import Future
 from functools import wraps
 from typing import Any
 
+from p2pcast.version import NO_VERSION
 from rollout_node.in_engine.switch_order import SwitchOrder
 
 COMMAND = "p2pcast_switch"
 _INIT = "init_weight_transfer_engine"
 _INSTALLED = "_p2pcast"
+_LABEL, _PROVED = "_p2pcast_label", "_p2pcast_proved"
 
 log = logging.getLogger("vllm.p2pcast")
 
 
 def install() -> None:
-    """Wrap the engine core's method. Called in each of vLLM's processes; has an effect in the engine core only."""
-    from vllm.v1.engine.core import EngineCoreProc
+    """Change the engine core's class. Called in each of vLLM's processes; has an effect in the engine core only. vLLM
+    may load plugins in the core's constructor, before the core has a label.
+    """
+    from vllm.v1.engine.core import EngineCore, EngineCoreProc
 
     if not hasattr(EngineCoreProc.collective_rpc, _INSTALLED):
         EngineCoreProc.collective_rpc = wrap_collective_rpc(EngineCoreProc.collective_rpc)
+        EngineCore._weight_version = HeldLabel()
+
+
+class HeldLabel:
+    """A core's label: ``none``, or the version that all of its ranks hold. Raises ValueError for another one."""
+
+    def __get__(self, core: Any, kind: type | None = None) -> Any:
+        return self if core is None else core.__dict__.get(_LABEL, NO_VERSION)
+
+    def __set__(self, core: Any, label: str) -> None:
+        if not hasattr(core, "model_executor"):  # the constructor's own label
+            return
+        if label not in (NO_VERSION, core.__dict__.pop(_PROVED, None)) and label != (held := _held(core)):
+            raise ValueError(f"p2pcast: the weights cannot be labelled {label[:40]!r}: the ranks hold {held}")
+        core.__dict__[_LABEL] = label
+
+
+def _held(core: Any) -> str:
+    """The version that all ranks hold."""
+    found = set(core.model_executor.collective_rpc(held_here))
+    return found.pop() or NO_VERSION if len(found) == 1 else NO_VERSION
 
 
 def wrap_collective_rpc(inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,9 +75,15 @@ def wrap_collective_rpc(inner: Callable[..., Any]) -> Callable[..., Any]:
     def collective_rpc(self: Any, method: Any, timeout: float | None = None, args: Any = (), kwargs: Any = None) -> Any:
         if method == COMMAND:
             return switch(self, SwitchOrder(**kwargs))
-        if method == _INIT and self.vllm_config.parallel_config.data_parallel_size == 1:
+        if method != _INIT:
+            return inner(self, method, timeout, args, kwargs)
+        if self.vllm_config.parallel_config.data_parallel_size == 1:
             kwargs = {"init_info": {**kwargs["init_info"], "core": True}}
-        return inner(self, method, timeout, args, kwargs)
+        found = inner(self, method, timeout, args, kwargs)
+        # Another run's peer, or one that distrusts the weights, has made the ranks forget their version.
+        if self._weight_version != NO_VERSION and self._weight_version != _held(self):
+            self._weight_version = NO_VERSION
+        return found
 
     setattr(collective_rpc, _INSTALLED, True)
     return collective_rpc
@@ -87,6 +121,7 @@ def _commit(core: Any, order: SwitchOrder, lift: bool, began: float) -> list[dic
     reports = core.model_executor.collective_rpc(commit_here, args=(order.version, order.nonce, order.clear_cache))
     good = all(order.is_proved_by(report) for report in reports) and not order.expired
     if good:
+        setattr(core, _PROVED, order.version)
         core.set_weight_version(order.version)
         core.model_executor.collective_rpc(settle_here, non_block=True)
         if lift:
@@ -121,6 +156,11 @@ def commit_here(worker: Any, version: str, nonce: str, clear_cache: bool) -> dic
         log.exception("p2pcast: commit of version %s failed", version)
         return None
     return report
+
+
+def held_here(worker: Any) -> str | None:
+    """Runs in each worker. It must not raise."""
+    return getattr(getattr(worker, "weight_transfer_engine", None), "held", None)
 
 
 def settle_here(worker: Any) -> None:

@@ -151,6 +151,11 @@ class P2PCastEngine(WeightTransferEngine[P2PCastInitInfo, P2PCastUpdateInfo]):  
     def receive_weights(self, update_info: P2PCastUpdateInfo) -> None:
         self._installer.obey(Command(**asdict(update_info)))
 
+    @property
+    def held(self) -> str | None:
+        """For the engine core."""
+        return self._installer.held
+
     def commit_here(self, version: str, nonce: str) -> dict[str, Any] | None:
         """For the engine core."""
         return self._installer.commit_here(version, nonce)

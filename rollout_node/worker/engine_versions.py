@@ -139,7 +139,10 @@ class EngineVersions:
         try:
             version = Version.parse(label)
         except UsageError:
-            raise RetryableError(f"the engine serves weights that no peer installed ({label[:40]!r})") from None
+            raise RetryableError(
+                f"the engine answered from weights that no peer installed (its label is {label[:40]!r}): it was "
+                "restarted, or its first install is under way"
+            ) from None
         if version not in self._manifests:
             await self.refresh()
         elif self._sparse and version not in self._followed and version not in self._schedules:

@@ -166,7 +166,7 @@ ROLLOUTS = [
     Mutation(
         "sends log-probabilities that are not finite",
         ACCEPTANCE,
-        "if detail := fault(result, standards.vocabulary):",
+        "if (detail := fault(result, standards.vocabulary)) and (result.spans or not result.sampled):",
         'if detail := "":',
         GROUNDS,
     ),

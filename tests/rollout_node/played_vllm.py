@@ -76,7 +76,7 @@ class Engine:
         self.core = False
         """The engine core can switch by itself."""
         self.resumes = True
-        self.label = "default"
+        self.label = "none"
         self.paused = False
         self.clears: bool | None = None
         """Whether the last pause emptied the caches."""
@@ -90,7 +90,7 @@ class Engine:
 
     def restart(self) -> None:
         """The ranks hold nothing of the run."""
-        self.incarnation, self.label, self.paused = "second", "default", False
+        self.incarnation, self.label, self.paused = "second", "none", False
         for rank in self.ranks:
             rank.held = rank.before = rank.prepared = None
             rank.open = rank.pausing = False

@@ -32,6 +32,8 @@ class Reason(Enum):
     MALFORMED = "malformed"
     FORGED = "forged"
     UNKNOWN = "unknown version"
+    UNVERSIONED = "no version"
+    """Of an engine into which no peer had installed a version."""
     DUPLICATE = "duplicate"
     LATE = "late"
     STALE = "stale"
@@ -88,7 +90,7 @@ def rejection(
     wrong = _forgery(result, job) or _manifest_fault(result, standards) or _step_back(result, served)
     if wrong := wrong or _schedule_fault(result, standards):
         return wrong
-    if detail := fault(result, standards.vocabulary):
+    if (detail := fault(result, standards.vocabulary)) and (result.spans or not result.sampled):
         return Rejection(Reason.MALFORMED, detail)
     routed, shape = result.routed_experts, standards.experts
     if routed is not None and shape is not None and (detail := shape_fault(routed, shape)):
@@ -106,6 +108,8 @@ def version_rejection(
     """The part of ``rejection`` about versions and time. ``versions``: of the result's spans. ``wanted``: the version
     that the job names.
     """
+    if not versions:
+        return Rejection(Reason.UNVERSIONED, "no version is named: the engine answered before its first install")
     if unknown := sorted(v for v in versions if v not in standards.manifests):
         return Rejection(Reason.UNKNOWN, f"no version {unknown[0]} is known")
     if purpose == "evaluate" or standards.rule == "strict":

@@ -34,7 +34,9 @@ from trainer_node.ledger.ledger_rows import (
 from trainer_node.ledger.ledger_states import UNSETTLED_JOBS
 from trainer_node.ledger.worker_rates import WorkerRates
 
-NO_FAILURES = tuple(one.value for one in (Reason.STALE, Reason.DEAD, Reason.DUPLICATE, Reason.DISTRUSTED))
+NO_FAILURES = tuple(
+    one.value for one in (Reason.STALE, Reason.DEAD, Reason.UNVERSIONED, Reason.DUPLICATE, Reason.DISTRUSTED)
+)
 """Reasons that say nothing about the job."""
 
 
@@ -311,7 +313,7 @@ def fail_job(conn: Connection, now: Present, policy: Policy, row: Row[Any], reas
     """The job is played again, by another caller if there is one, unless too many of them have failed it. A stale
     ending counts for the group only if the version at the lease's beginning is stale by now: otherwise one worker could
     drop any group by naming old versions. Evaluations are as old as their version, so no ending of theirs counts. A
-    result that ends because of another result's reward says nothing about the job.
+    result that ends because of another result's reward, or that names no version, says nothing about the job.
     """
     job = update(db.jobs).where(db.jobs.c.id == row.job_id)
     if reason in (Reason.STALE, Reason.DEAD):
@@ -321,7 +323,7 @@ def fail_job(conn: Connection, now: Present, policy: Policy, row: Row[Any], reas
         else:
             conn.execute(job.values(failed_by=caller_of(row), failed_s=now.now_s))
         return
-    if reason is Reason.DISTRUSTED:
+    if reason in (Reason.DISTRUSTED, Reason.UNVERSIONED):
         conn.execute(job.values(failed_by=caller_of(row), failed_s=now.now_s))
         move(conn, "job", db.jobs, row.job_id, "open")
         return

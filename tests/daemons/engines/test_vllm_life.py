@@ -5,19 +5,37 @@ with its first weights, and outlives its peer.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "rollout_node" / "vllm"))
+sys.path.append(str(Path(__file__).parents[1] / "rollouts"))
 
+from ledger_stage import config_of, running
+from parity_task import Parity
 from real_server import PROMPTS, Server, complete, make_model, one_off_connections
 
+from p2pcast.errors import RetryableError
+from p2pcast.rollouts.result import Span
+from p2pcast.tasks.play import result_of
+from p2pcast.version import Version
+from rollout_node.worker.engine_versions import EngineVersions, Served
+from rollout_node.worker.generate_sampler import GenerateSampler
+from rollout_node.worker.ledger_client import LedgerClient
+from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
+from rollout_node.worker.unnamed_weights import UnnamedWeights
+from trainer_node.ledger_server.callers import WORKER_FILE
+
 KIND = "fp8-channel"
+VOCABULARY = 500
 pytestmark = pytest.mark.vllm
 
 
@@ -29,6 +47,42 @@ async def servers(swarm) -> AsyncIterator[list[Server]]:
         await asyncio.to_thread(server.stop)
 
 
+class Labels(UnnamedWeights):
+    """Notes the engine's labels."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    async def span(self, label: str) -> Span:
+        self.seen.append(label)
+        return await super().span(label)
+
+
+class Rollouts:
+    """A ledger, and a worker of the engine and its peer."""
+
+    def __init__(self, ledger: Any, folder: Path, http: aiohttp.ClientSession, engine: str, peer: str) -> None:
+        url = f"http://127.0.0.1:{ledger.http.address[1]}"
+        self.engine, self.http = engine, http
+        self.ledger = LedgerClient(http, url, (folder / WORKER_FILE).read_text().strip())
+        self.versions, self.task = EngineVersions(http, peer, engine), Parity()
+        self.task.vocabulary = VOCABULARY
+        self.sampler = GenerateSampler(http, engine, self.versions)
+        self.loop = PlayLoop(WorkerConfig(name="honest", slots=1), self.task, self.ledger, self.sampler, self.versions)
+
+    async def submitted(self, served: Served) -> list[Any]:
+        """Verdicts on a sample of the engine as it is, by a worker that leases though its engine has no version."""
+        about = {"task": self.task.name, "task_hash": self.task.hash.hex(), "classes": {}, "leases": []}
+        session = await self.ledger.register(name="hasty", price_usd_h=0.0, slots=1, lost=None, **about)
+        (lease,) = (await self.ledger.lease(session.session, 1, served, 5.0)).leases
+        labels = Labels()
+        played = await self.task.play(GenerateSampler(self.http, self.engine, labels), lease.job)
+        assert set(labels.seen) == {"none"}
+        named = result_of(lease.job, lease.lease, played, 0.0, self.versions.schedule)
+        result = dataclasses.replace(named, spans=())
+        return await self.ledger.hand_in(session.session, [result])
+
+
 async def test_a_server_through_its_life(swarm, states, servers, p2pcast):
     model = await asyncio.to_thread(make_model, swarm.folder / "model", tied=True)
     started = swarm.folder / "started"
@@ -37,7 +91,7 @@ async def test_a_server_through_its_life(swarm, states, servers, p2pcast):
     state = states.read(model)
     files = {p.name: p.read_bytes() for p in model.iterdir() if p.suffix == ".json" and "index" not in p.name}
     (swarm.folder / "a").mkdir(0o700)
-    server = Server(started, swarm.folder / "a")
+    server = Server(started, swarm.folder / "a", "--enable-scale-out", "--logprobs-mode", "processed_logprobs")
     servers.append(server)
 
     async def verified(version: str, peer) -> None:
@@ -68,9 +122,43 @@ async def test_a_server_through_its_life(swarm, states, servers, p2pcast):
     await asyncio.to_thread(server.process.wait)
     await swarm.until(lambda: not peer.runners[0].ready, "it is missed")
     assert (await swarm.get(peer, "/readyz"))[0] == 503
-    server.restart()
-    await asyncio.to_thread(server.wait)
-    await verified("0.1", peer)
+    (row,) = (await swarm.status(peer))["engines"]
+    assert (row["committed"], row["ready"]) == (None, False)
+    served = Served(Version(0, 1), peer.view.identities()[Version(0, 1)], None, peer.ident.hex(), row["name"])
+    (swarm.folder / "ledger").mkdir(0o700)
+    config = config_of(swarm.folder / "ledger", last_step=1)
+    config = dataclasses.replace(config, policy=dataclasses.replace(config.policy, vocabulary=VOCABULARY))
+    async with running(config) as ledger, one_off_connections() as http:
+        peer_url = f"http://127.0.0.1:{peer.http.address[1]}"
+        rollouts = Rollouts(ledger, config.state, http, server.url, peer_url)
+        bearer = {"Authorization": f"Bearer {ledger.http.bearer}"}
+        async with peer.runners[0]._busy:  # no install meanwhile
+            server.restart()
+            await asyncio.to_thread(server.wait)
+            async with http.get(server.url + "/weight_info") as answer:
+                assert await answer.json() == {"weight_version": "none"}
+            async with http.post(server.url + "/update_weight_version", json={"new_version": "0.1"}) as answer:
+                assert answer.status == 500, "another program's label, without its weights"
+            (row,) = (await swarm.status(peer))["engines"]
+            assert (row["committed"], row["ready"]) == (None, False)
+            body = {"version": "0.1", "manifest": served.manifest.hex()}
+            async with http.post(rollouts.ledger._url + "/v1/versions", json=body, headers=bearer) as answer:
+                assert answer.status == 200, await answer.text()
+            (verdict,) = await rollouts.submitted(served)
+            assert (verdict.accepted, verdict.reason) == (False, "no version")
+            with pytest.raises(RetryableError, match="has no version yet"):
+                await rollouts.versions.refresh()
+            with pytest.raises(RetryableError, match="no peer installed"):
+                await rollouts.sampler.sample([5], seed=1, temperature=1.0, max_tokens=2, stop_token_ids=())
+        working = asyncio.create_task(rollouts.loop.run())
+        await verified("0.1", peer)
+        await swarm.until(lambda: rollouts.loop.verdicts.total() > 0 or working.done(), "a rollout is judged")
+        assert set(rollouts.loop.verdicts) == {"accepted"}
+        working.cancel()
+        async with http.get(rollouts.ledger._url + "/status", headers=bearer) as answer:
+            status = await answer.json()
+        assert {worker["blamed"] for worker in status["workers"]} == {0}
+        assert status["rejections"] == {"no version": 1}
     assert [str(v) for v in peer.runners[0].versions] == ["0.1", "0.1"]
     async with one_off_connections() as http:
         assert [await complete(http, server.url, prompt) for prompt in PROMPTS] == before

@@ -66,7 +66,7 @@ class FollowingEngine(FakeEngine):
                 with contextlib.suppress(aiohttp.ClientError, ValueError):
                     async with http.get(f"{hub}/versions") as answer:
                         self.manifests = (await answer.json())["manifests"]
-                        self.versions = [max(self.manifests, key=Version.parse)] if self.manifests else ["default"]
+                        self.versions = [max(self.manifests, key=Version.parse)] if self.manifests else ["none"]
                 await asyncio.sleep(0.05)
 
 

@@ -75,7 +75,7 @@ async def test_an_engine_that_is_written_whole_is_not_ready_before_the_commit(ho
 
 async def test_a_version_that_the_ranks_hold_is_not_written_again(host: Host) -> None:
     await host.installed()
-    host.engine.label = "default"
+    host.engine.label = "none"
     successor = host.installer()
     await successor.start()
     await successor.stage(ONE, SHADOW)

@@ -73,7 +73,7 @@ async def test_the_pause_of_a_peer_that_died_ends_where_all_ranks_agree(host: Ho
     await host.installed()
     parts = host.parts()
     host.engine.paused = host.engine.ranks[1].pausing = True
-    host.engine.label = "default"
+    host.engine.label = "none"
     await parts.pause.settle(await parts.ranks.init(), ONE)
     assert (host.engine.take_calls(), host.engine.paused, host.engine.label) == (["resume"], False, "0.1")
     assert "e: was left paused, and is resumed at 0.1" in caplog.text

@@ -109,7 +109,9 @@ async def test_commands(engine: Engine, server: SglangServer, ask: Ask, requests
 
 async def test_a_label_that_a_dead_peer_left_behind_is_found(engine: Engine, server: SglangServer) -> None:
     engine.said, engine.shown = STATE, "0.2"
-    assert await server.label() == "0.2"
+    assert await server.label() == "0.3, and 0.2 at the front end"
+    engine.said = STATE | {"version": "none"}
+    assert await server.label() == "none, and 0.2 at the front end", "a scheduler that was started again"
 
 
 async def test_a_switch_ends_the_pause_of_the_front_end(engine: Engine, server: SglangServer) -> None:

@@ -50,8 +50,8 @@ class Truth:
         """
         for _, tokens, made_by in client.answers:
             assert len(tokens) == TOKENS
-            assert set(made_by) <= {"default", *self.by_version}
-            if len(made_by) == 1 and made_by != ["default"]:
+            assert set(made_by) <= {"none", *self.by_version}
+            if len(made_by) == 1 and made_by != ["none"]:
                 assert tokens == self.by_version[made_by[0]]
 
 

@@ -20,7 +20,14 @@ from vllm.v1.core.sched.interface import PauseState
 
 from rollout_node.in_engine.switch_order import SwitchOrder
 from rollout_node.vllm_plugin import engine_core as plugin
-from rollout_node.vllm_plugin.engine_core import COMMAND, commit_here, settle_here, switch, wrap_collective_rpc
+from rollout_node.vllm_plugin.engine_core import (
+    COMMAND,
+    commit_here,
+    held_here,
+    settle_here,
+    switch,
+    wrap_collective_rpc,
+)
 
 pytestmark = pytest.mark.vllm
 
@@ -38,6 +45,7 @@ class Core:
     """The parts of an engine core that the switch uses. ``calls``: calls in order."""
 
     def __init__(self, reports: list[Any], *, paused: bool = False, steps_under_way: bool = False) -> None:
+        self._weight_version = "none"
         self.calls: list[Any] = []
         self.state = PauseState.PAUSED_ALL if paused else PauseState.UNPAUSED
         self.reports, self.steps_under_way = reports, steps_under_way
@@ -169,6 +177,37 @@ def test_failed_cache_reset_prevents_the_commit(steps_under_way: bool) -> None:
 def test_failed_worker_reports_none_and_raises_nothing() -> None:
     worker = SimpleNamespace(synchronize_device=lambda: 1 // 0)
     assert commit_here(worker, "0.2", "n", True) is None
+
+
+def test_a_label_names_the_version_of_every_rank() -> None:
+    held: list[str | None] = [None, None]
+
+    class Labelled(Core):
+        _weight_version: Any = plugin.HeldLabel()
+
+        def __init__(self) -> None:
+            self._weight_version = "default"
+            super().__init__(GOOD)
+
+        def collective_rpc(self, method: Any, *args: Any, **more: Any) -> Any:
+            worker = (SimpleNamespace(weight_transfer_engine=SimpleNamespace(held=one)) for one in held)
+            return list(map(held_here, worker)) if method is held_here else super().collective_rpc(method, *args)
+
+    core: Any = Labelled()
+    assert core._weight_version == "none", "not the constructor's own label"
+    for ranks in ([None, None], ["0.1", None], ["0.1", "0.2"]):
+        held[:] = ranks
+        with pytest.raises(ValueError, match=r"labelled '0\.1': the ranks hold none"):
+            core._weight_version = "0.1"
+        assert core._weight_version == "none"
+    held[:] = ["0.1", "0.1"]
+    core._weight_version = "0.1"
+    method = wrap_collective_rpc(lambda *_: "answer")
+    for ranks, label in ((["0.1", "0.1"], "0.1"), (["0.1", None], "none")):
+        held[:] = ranks
+        method(core, "init_weight_transfer_engine", None, (), {"init_info": {}})
+        assert core._weight_version == label, "a rank is new, or another run's peer has come"
+    assert held_here(SimpleNamespace()) is None
 
 
 def test_other_calls_pass_through() -> None:

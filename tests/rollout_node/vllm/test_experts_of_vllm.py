@@ -62,7 +62,7 @@ class Labels:
     salt: str | None = None
 
     async def span(self, label: str) -> Span:
-        return Span(Version(0, 0) if label == "default" else Version.parse(label), 0, 0, bytes(32), "recompute")
+        return Span(Version(0, 0) if label == "none" else Version.parse(label), 0, 0, bytes(32), "recompute")
 
 
 def model_of(folder: Path, kind: str, steps: int) -> Path:

@@ -110,14 +110,14 @@ class FakeEngine:
     async def _versions(self, request: web.Request) -> web.Response:
         self.looks += 1
         self.on_look(self.looks)
-        known = [v for v in self.versions if v != "default"]
+        known = [v for v in self.versions if v != "none"]
         stretch = f"stretch of {self.version}" if self.kv == "drain" and not self.writing else None
         document: dict[str, Any] = {
             "run": "00",
             "node": NODE,
             "kv": self.kv,
             "staged": known[-1] if known else None,
-            "engines": {f"vllm:{self.url}": self.version} if self.version != "default" else {},
+            "engines": {f"vllm:{self.url}": self.version} if self.version != "none" else {},
             "manifests": {v: digest_of(v) for v in known},
         }
         if self.schedules is not None:

@@ -158,7 +158,7 @@ async def test_a_sample_that_the_engine_aborted_is_no_sample(
 
 
 async def test_weights_that_no_peer_installed_are_refused(engine: FakeEngine, sampler: GenerateSampler) -> None:
-    engine.versions = ["default"]
+    engine.versions = ["none"]
     with pytest.raises(RetryableError, match="no peer installed"):
         await sampled(sampler)
 

@@ -126,7 +126,7 @@ async def test_probes_are_of_the_model_alone_where_an_adapter_plays(worker: Work
 
 async def test_a_worker_waits_for_its_engine_and_says_so_once(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
     worker.ledger.finish_when_empty = True
-    worker.engine.versions = ["default"]
+    worker.engine.versions = ["none"]
 
     def install(looks: int) -> None:
         if looks == 5:
@@ -169,7 +169,7 @@ async def test_a_drained_worker_hands_in_its_plays_and_ends(worker: Worker) -> N
 
 
 async def test_a_worker_without_its_engine_drains_at_once(worker: Worker) -> None:
-    worker.engine.versions = ["default"]
+    worker.engine.versions = ["none"]
     daemon = worker.daemon()
     async with running(daemon) as task:
         await daemon.drain()

@@ -73,7 +73,7 @@ def test_fresh_results_of_live_versions_are_accepted_even_late():
         (result(Version(1, 10), task_hash=bytes(32)), Reason.FORGED),
         (result(Version(1, 10), temperature=0.5), Reason.FORGED),
         (result(Version(1, 10), spans=(Span(Version(1, 10), 0, 1, bytes(32), "keep"),)), Reason.FORGED),
-        (result(Version(1, 10), spans=()), Reason.MALFORMED),
+        (result(Version(1, 10), spans=()), Reason.UNVERSIONED),
         (result(Version(1, 10), logprobs=np.array([np.nan], "<f4")), Reason.MALFORMED),
         (result(Version(1, 10), token_ids=np.array([100], "<u4")), Reason.MALFORMED),
     ],
