@@ -1,4 +1,4 @@
-"""Values from other machines as text for people."""
+"""Values from other machines, and names of files, as text for people."""
 
 from __future__ import annotations
 
@@ -13,3 +13,10 @@ def shown_text(value: object) -> str:
     except (ValueError, RecursionError):
         said = "?"
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in said[:MAX_SHOWN])
+
+
+def decodable(text: str) -> str:
+    """``text``, in which bytes of a path that are not UTF-8 became escapes such as ``\\udcff``. Any encoder takes the
+    result.
+    """
+    return text.encode(errors="backslashreplace").decode()

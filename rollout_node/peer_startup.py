@@ -144,8 +144,8 @@ async def start_up(config: PeerConfig, events: Events, tasks: Tasks, ends: Async
     hub_session = HubSession(dispatcher, config.hub, identity, join, certificate)
     ends.push_async_callback(hub_session.leave)
     mirror = _mirror(config, events)
-    base = None if config.base is None else await BaseFolder.read(config.base, staging.run)
     await staging.warm_up()
+    base = None if config.base is None else await BaseFolder.read(config.base, staging.run)
     return Startup(
         config=config,
         events=events,

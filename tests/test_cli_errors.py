@@ -5,6 +5,7 @@ traceback.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -12,7 +13,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +22,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from p2pcast.daemon.daemon_process import default_shadow
 from p2pcast.wire.join_token import JoinToken
 
 FAILED, USAGE, REFUSED, UNREACHABLE = 1, 2, 3, 4
@@ -64,14 +67,17 @@ class Hub:
 
 
 @contextlib.contextmanager
-def daemon(until: str, *words: object, at: tuple[str, Callable[[], object]] = ("", str)) -> Iterator[str]:
+def daemon(
+    until: str, *words: object, at: tuple[str, Callable[[], object]] = ("", str), env: Mapping[str, str] | None = None
+) -> Iterator[str]:
     """A daemon that runs meanwhile; yields its log up to the line with ``until``. The daemon has to end without a
     traceback.
 
     ``at``: the action once a line holds some words.
     """
     command = [sys.executable, "-m", "p2pcast.cli", *map(str, words)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    environment = {**os.environ, **(env or {})}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stderr is not None
         log = ""
         try:
@@ -293,6 +299,90 @@ def test_a_token_file_that_cannot_be_written(p2pcast: Run, tmp_path: Path) -> No
     (tmp_path / "checkpoints").mkdir()
     words = ["seed", tmp_path / "checkpoints", "--state", tmp_path / "state", "--shadow", tmp_path / "shadow", *HERE]
     explained(p2pcast(*words, "--token-file", tmp_path / "none" / "token"), FAILED, str(tmp_path / "none" / "token"))
+
+
+def test_folders_whose_names_are_not_utf_8(p2pcast: Run, tmp_path: Path) -> None:
+    """State, token, checkpoints, install folder and command of hub and peer, with their default shadows. The output of
+    commands is strict, as in most locales.
+    """
+    env, strict = {"LC_ALL": "C"}, {"PYTHONIOENCODING": "utf-8:strict"}
+    at = tmp_path / os.fsdecode(b"run-\xff\xe9")
+    at.mkdir(0o700)
+    here = ("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
+    checkpoint(at / "checkpoints" / "step_0")
+    token = ("--token-file", at / "token")
+    targets = ("--install", f"safetensors:{at / 'out'}", "--install", f"exec:sh -c 'echo >> {at / 'ran'}'")
+    seed = ("seed", at / "checkpoints", "--state", at / "hub", *token, *here, "--mirror", f"file://{at / 'mirror'}")
+    try:
+        with daemon("version 0.0", *seed, env=env) as log:
+            where = re.search(r"listening on (\S+), status at (http://\S+)/status", log)
+            assert where is not None
+            join = ("join", where[1], *token, *targets, "--state", at / "peer", "--name", "p", *here)
+            with daemon("exec:sh", *join, env=env) as log:
+                peer = re.search(r"status at (http://\S+)/status", log)
+                assert peer is not None
+                for url in (where[2], peer[1]):
+                    for path in ("/status", "/metrics", "/readyz"):
+                        with urllib.request.urlopen(url + path, timeout=60) as answer:
+                            assert answer.status == 200
+                for words in (
+                    ("status", "--state", at / "hub"),
+                    ("status", "--state", at / "peer", "--json"),
+                    ("verify", "--live", "--state", at / "peer"),
+                    ("token", "create", "--state", at / "hub"),
+                    ("backup", at / "backup", "--hub", at / "hub"),
+                ):
+                    done = p2pcast(*words, env=strict, errors="surrogateescape")
+                    assert (done.returncode, done.stderr) == (0, ""), words
+                name = f"safetensors:{at / 'out'}".encode(errors="backslashreplace").decode()
+                with urllib.request.urlopen(where[2] + "/status", timeout=60) as answer:
+                    (row,) = json.loads(answer.read())["peers"]
+                assert name in [engine["name"] for engine in row["engines"]]
+        for folder in ("hub", "peer"):
+            done = p2pcast("check", at / folder, env=strict, errors="surrogateescape")
+            assert done.returncode == 0
+            assert str(at / folder) in done.stdout
+        assert (at / "out" / "step_0" / "STABLE").exists()
+        assert (at / "ran").exists()
+    finally:
+        for folder in ("hub", "peer"):
+            shutil.rmtree(default_shadow(at / folder), ignore_errors=True)
+
+
+PUBLISH = """
+import sys, torch
+from trainer_node.sdk.publisher import Publisher
+with Publisher(sys.argv[1], token_file=sys.argv[2], plaintext=True) as publisher:
+    publisher.publish(0, {"w": torch.zeros(1000, dtype=torch.bfloat16)}.items()).wait_durable()
+"""
+
+
+@pytest.mark.prove
+def test_hub_peer_and_publisher_announce_compilations(tmp_path: Path) -> None:
+    """Each with an empty cache. ``tests/p2pcast/codec/test_kernel_warmup.py`` is the sample."""
+
+    def cached(name: str) -> dict[str, str]:
+        return {"NUMBA_CACHE_DIR": str(tmp_path / f"cache-{name}")}
+
+    def announced(log: str, name: str) -> None:
+        before, after = (line for line in log.splitlines() if "the codec's kernels" in line)
+        assert "compiling the codec's kernels for up to a minute, once for this machine" in before
+        assert str(tmp_path / f"cache-{name}") in before
+        assert after.endswith("the codec's kernels are compiled")
+
+    folders = ("--state", tmp_path / "hub", "--shadow", tmp_path / "shadow", "--token-file", tmp_path / "token")
+    with daemon("kernels are compiled", "seed", *folders, *HERE, env=cached("hub")) as log:
+        announced(log, "hub")
+        where = re.search(r"listening on (\S+), status", log)
+        assert where is not None
+        words = [sys.executable, "-c", PUBLISH, where[1], tmp_path / "token"]
+        done = subprocess.run(words, env={**os.environ, **cached("trainer")}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        announced(done.stderr, "trainer")
+        join = ("join", where[1], "--token-file", tmp_path / "token", "--install", f"safetensors:{tmp_path / 'out'}")
+        own = ("--state", tmp_path / "peer", "--shadow", tmp_path / "peer-shadow")
+        with daemon("version 0.0 committed", *join, *own, *HERE, env=cached("peer")) as log:
+            announced(log, "peer")
 
 
 def test_a_state_path_too_long_for_a_socket(join: Run, tmp_path: Path) -> None:

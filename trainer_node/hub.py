@@ -71,9 +71,9 @@ class Hub:
         await control.listener.start(*self.config.listen)
         await self.http.start(*self.config.http)
         self._write_addresses()
-        # First what the run waits for. No version is published before the kernels are loaded.
-        await publishing.pipeline.restore()
+        # First what the run waits for. No version is restored or published before the kernels are loaded.
         await state.staging.warm_up()
+        await publishing.pipeline.restore()
         async with self.tasks.group() as group:
             group.create_task(state.recovery.run(self.config.recall_s), name="recall", ends=True)
             group.create_task(self.node.run(), name="node")

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 refused, 4 unreachable. An error 
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -138,6 +139,8 @@ def cli(log_format: str, verbose: bool) -> None:
 
 def main() -> None:
     """Run a command and end the process with its exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")  # paths that are not UTF-8 are printed as they are
     with garbage_collection.starting():
         code = exit_code(lambda: cli(prog_name="p2pcast", standalone_mode=False))
     if code:

@@ -3,25 +3,66 @@
 A kernel is compiled, or read from its cache, at its first call with each kind of array. That takes seconds on a slow
 machine, and the interpreter is blocked meanwhile. A daemon that blocks for seconds in the middle of a broadcast looks
 dead to its peers. So a daemon runs every codec path of its layout once, before it joins a broadcast. It takes one step
-after the other, so that it can end between two.
+after the other, so that it can end between two. The log says before a compilation why the process is silent, and where
+the result is kept.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
+from typing import Any, Final
 
 import numpy as np
+from numba.core.event import Listener, install_listener
 
 from p2pcast.codec.cell import apply, decode, encode
 from p2pcast.codec.digest import digest, digest_change, word_dtype
 from p2pcast.codec.layout import Cell, Layout
 
+logger = logging.getLogger("p2pcast.codec")
+COMPILES: Final = "numba:compile"
+"""The event of a kernel that no cache holds."""
 WORDS = 4096
 """Words of the test cell: many changes make one-byte gaps, a single change makes a two-byte gap."""
 
 
-def steps(widths: Iterable[int] = (2,)) -> Iterator[None]:
-    """Run every codec path for cells of these word widths (bytes), a kernel or a few in each step."""
+class Announcement(Listener):  # type: ignore[misc]
+    """Says once that kernels are being compiled, at ``level``."""
+
+    def __init__(self, level: int) -> None:
+        self._level, self._begun = level, False
+
+    def on_start(self, event: Any) -> None:
+        if self._begun:
+            return
+        self._begun = True
+        folder = event.data["dispatcher"].stats.cache_path
+        where = (
+            "at every start: no folder can keep them; set NUMBA_CACHE_DIR to one"
+            if folder is None
+            else f"once for this machine; they are kept in {folder}"
+        )
+        logger.log(self._level, "compiling the codec's kernels for up to a minute, %s", where)
+
+    def on_end(self, event: Any) -> None: ...
+
+    def done(self) -> None:
+        if self._begun:
+            logger.log(self._level, "the codec's kernels are compiled")
+
+
+def steps(widths: Iterable[int] = (2,), level: int = logging.INFO) -> Iterator[None]:
+    """Run every codec path for cells of these word widths (bytes), a kernel or a few in each step. ``level``: of the
+    log's lines on a compilation.
+    """
+    told = Announcement(level)
+    with install_listener(COMPILES, told):
+        yield from _all_steps(widths)
+    told.done()
+
+
+def _all_steps(widths: Iterable[int]) -> Iterator[None]:
     for width in sorted(set(widths)):
         cell = Cell(0, 0, 0, WORDS + 1, width, 0, 64)
         old = np.arange(WORDS + 1).astype(word_dtype(width))
@@ -33,15 +74,15 @@ def steps(widths: Iterable[int] = (2,)) -> Iterator[None]:
                 yield from _codec_paths(cell, old, new)
 
 
-def warm_up(widths: Iterable[int] = (2,)) -> None:
-    """Run every codec path for cells of these word widths (bytes)."""
-    for _ in steps(widths):
+def warm_up(widths: Iterable[int] = (2,), level: int = logging.INFO) -> None:
+    """As ``steps``, all of them."""
+    for _ in steps(widths, level):
         pass
 
 
-def warm_up_for(layout: Layout) -> None:
+def warm_up_for(layout: Layout, level: int = logging.INFO) -> None:
     """Run every codec path that this layout's cells can take."""
-    warm_up(t.word_bytes for t in layout.tensors)
+    warm_up((t.word_bytes for t in layout.tensors), level)
 
 
 def _codec_paths(cell: Cell, old: np.ndarray, new: np.ndarray) -> Iterator[None]:

@@ -49,7 +49,7 @@ def shadow_prefix() -> str:
 
 def default_shadow(state: Path) -> Path:
     """The default shadow folder of a state folder, in tmpfs."""
-    name = hashlib.sha256(str(state.resolve()).encode()).hexdigest()[:16]
+    name = hashlib.sha256(os.fsencode(state.resolve())).hexdigest()[:16]
     return TMPFS / f"{shadow_prefix()}{name}"
 
 

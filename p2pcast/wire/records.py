@@ -67,7 +67,9 @@ NO_BODY: Final = Record()
 RECORDS: Final[dict[Type, type[Record]]] = {}
 """The body of each type; those of signed messages and of PIECE have none."""
 
-_PACKER: Final = msgpack.Packer()
+_UNDECODABLE: Final = "backslashreplace"
+"""Bytes of a path that are no text go as the log shows them: peers read UTF-8 alone."""
+_PACKER: Final = msgpack.Packer(unicode_errors=_UNDECODABLE)
 """For bodies of a few MiB at most: a packer keeps the room of its largest message."""
 
 R = TypeVar("R", bound=Record)
@@ -121,7 +123,7 @@ def encode(record: Record) -> bytes:
     for key, left_out in record._left_out:
         if body[key] is left_out:
             del body[key]
-    packed: bytes = msgpack.packb(body) if record.type in PLAIN else _PACKER.pack(body)
+    packed: bytes = msgpack.packb(body, unicode_errors=_UNDECODABLE) if record.type in PLAIN else _PACKER.pack(body)
     return packed
 
 

@@ -34,7 +34,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 def pack(message: dict[str, Any], cap: int) -> bytes:
     """A whole frame. Raises RemoteError if it is over ``cap`` bytes."""
-    body: bytes = msgpack.packb(message)
+    body: bytes = msgpack.packb(message, unicode_errors="backslashreplace")
     if len(body) > cap:
         raise RemoteError(f"a message of {len(body)} bytes is over the install socket's limit of {cap}")
     return LENGTH.pack(len(body)) + body

@@ -17,6 +17,7 @@ from typing import TypeVar
 from p2pcast.checkpoint.folder_form import DEFAULT, FolderForm
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import LocalError, P2PCastError
+from p2pcast.plain_text import decodable
 from p2pcast.version import Version
 from rollout_node.installers.installer import Audit, CommitReport
 from rollout_node.installers.step_folders import StepFolders
@@ -33,7 +34,7 @@ class FolderInstaller:
     def __init__(
         self, folder: Path, files: SmallFiles, *, keep: int, form: FolderForm = DEFAULT, name: str | None = None
     ) -> None:
-        self.name = name or f"safetensors:{folder}"
+        self.name = name or decodable(f"safetensors:{folder}")
         self._folders = StepFolders(folder, keep, form)
         self._files = files
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="folder")

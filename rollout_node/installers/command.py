@@ -28,6 +28,7 @@ from p2pcast import limits
 from p2pcast.codec.layout import Layout
 from p2pcast.daemon.daemon_process import original_umask
 from p2pcast.errors import LocalError, P2PCastError, UsageError
+from p2pcast.plain_text import decodable
 from p2pcast.store.atomic_files import explained
 from p2pcast.version import Version
 from rollout_node.installers.checkpoint_folder import FolderInstaller, SmallFiles
@@ -48,7 +49,7 @@ class CommandInstaller:
         self, command: str, scratch: Path, files: SmallFiles, *, timeout_s: float = 600.0, name: str | None = None
     ) -> None:
         """Raises UsageError when ``command`` is not a command line."""
-        self.name = name or f"exec:{command}"
+        self.name = name or decodable(f"exec:{command}")
         try:
             self._argv = shlex.split(command)
         except ValueError as error:

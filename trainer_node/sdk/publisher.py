@@ -128,7 +128,7 @@ class Publisher:
         self._files_due = self._adapters is not None
         """Whether the hub may lack the adapters' configurations."""
         self._workers = max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-        warm_up()
+        warm_up(level=logging.WARNING)
         self._calls = 0
         """Number of calls of ``publish``: the same on all ranks, so the group of a new connection gets a name without
         communication.
@@ -406,7 +406,7 @@ class Publisher:
         layout = plan.layout
         first = self._world.rank == 0
         if self._sent_layout != layout.layout_id:
-            warm_up_for(layout)
+            warm_up_for(layout, logging.WARNING)
             if first:
                 uplink.send(messages.Layout(layout.layout_id, layout.document))
             self._sent_layout = layout.layout_id
