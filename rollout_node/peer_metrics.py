@@ -13,6 +13,7 @@ LEVEL = partial(
     "The peer's verdict on itself: 0 well, 1 on its way, 2 a trouble that may pass, 3 needs an operator",
 )
 KNOWLEDGE_AGE = partial(gauge, "p2pcast_peer_knowledge_age_seconds", "Age of the last news of the newest version")
+STRANDED = partial(gauge, "p2pcast_peer_stranded", "Whether no artifacts lead to the newest version")
 CERTIFICATE_END = partial(
     gauge, "p2pcast_peer_certificate_end_timestamp_seconds", "When the certificate ends, unless it is renewed"
 )

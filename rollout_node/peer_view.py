@@ -103,8 +103,13 @@ class PeerView:
             bytes_duplicate=self.node.bytes_duplicate,
             engines=[_reported(row) for row in self.engines.rows()[: limits.MAX_PEER_ENGINES]],
             unready=[reason | {"words": reason["words"][: limits.MAX_REPORTED_ERROR]} for reason in self._unready()],
-            error=_cut(self.activity.error),
+            error=_cut(self._error()),
         )
+
+    def _error(self) -> str | None:
+        """Why the newest version is not here."""
+        gap = self.planner.gap()
+        return self.activity.error if gap is None else str(gap)
 
     def _link(self) -> messages.ParentLink | None:
         """The link to the parent: the side that dialled, and the address."""
@@ -118,6 +123,8 @@ class PeerView:
         found: list[messages.UnreadyReason] = []
         if stale is not None:
             found.append({"level": "alarm", "words": stale})
+        if (gap := self.planner.gap()) is not None:
+            found.append({"level": "alarm", "words": str(gap)})
         if (member := self.member) is not None and not member.ready:
             why = UNVERIFIED if member.connected else "its lead is out of reach"
             level = "watch" if member.connected else "alarm"
@@ -191,7 +198,7 @@ class PeerView:
                 dict(row) | {"verdict": document(engine_findings(row, self._known))} for row in self.engines.rows()
             ],
             "unready": self._unready(),
-            "error": self.activity.error,
+            "error": self._error(),
             "verdict": document(self._findings()),
             "staged": None if staged is None else str(staged),
             "committed": None if (c := self.engines.committed) is None else str(c),
@@ -282,6 +289,7 @@ class PeerView:
         yield peer_metrics.HUB_CONNECTED(float(self.hub_session.connected))
         if (age_s := self._freshness().age_s(now)) is not None:
             yield peer_metrics.KNOWLEDGE_AGE(age_s)
+        yield peer_metrics.STRANDED(float(self.planner.gap() is not None))
         yield peer_metrics.WITHHELD_VERSIONS(self.missing_versions.withheld)
         yield peer_metrics.SOURCES(len(self.downloader.sources))
         yield peer_metrics.PULLED_BYTES(self.downloader.bytes_received)

@@ -39,6 +39,7 @@ PUBLISH_TO_LIVE = partial(
 )
 SKIPPED_FOLDERS = partial(gauge, "p2pcast_hub_skipped_folders", "Checkpoint folders that could not be published")
 KEPT_BYTES = partial(counter, "p2pcast_hub_kept_bytes", "Whole states and squashes made beside live traffic")
+GAP = partial(gauge, "p2pcast_hub_gap", "Whether no artifacts lead a new peer to the newest version")
 
 # -- peers and their engines
 CHAINS = partial(gauge, "p2pcast_hub_chains", "Chains in the plan")

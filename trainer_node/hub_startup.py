@@ -28,7 +28,7 @@ from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Node
 from p2pcast.state.staging import Staging
 from p2pcast.state.stale_shadows import claim, sweep
-from p2pcast.store.artifact_store import Store
+from p2pcast.store.artifact_store import Store, Stored
 from p2pcast.store.squash_ladder import RUNGS
 from p2pcast.transport.link import Link
 from p2pcast.transport.listener import Listener
@@ -42,6 +42,7 @@ from trainer_node.admission.eviction_enforcer import EvictionEnforcer
 from trainer_node.admission.hub_link_acceptor import LinkAcceptor
 from trainer_node.background.anchors_and_squashes import AnchorsAndSquashes
 from trainer_node.background.live_traffic import live_traffic
+from trainer_node.background.lost_artifacts import LostArtifacts
 from trainer_node.background.mirror_uploader import MirrorUploader
 from trainer_node.commit.barrier import Left
 from trainer_node.commit.commits import Commits
@@ -283,8 +284,19 @@ def build_publishing(state: StateParts, fleet: FleetParts) -> Publishing:
     hub_shadow = HubShadow(node, store, staging, config.shadow, state.numbers.seen)
     deltas = DeltaPublisher(node, store, key, staging, membership.sizes, state.numbers)
     pipeline = Pipeline(node, store, key, staging, hub_shadow, deltas, codec_choice, state.numbers)
+    tls = state.admission.tls
+    lost = LostArtifacts(
+        store, state.admission.identity, None if tls is None else tls.client, membership,
+        known=lambda version: pipeline.mark_of(version) or state.history.mark_of(version),
+    )  # fmt: skip
+
+    async def recover(anchors: bool) -> list[Stored]:
+        await state.recovery.done.wait()
+        return await lost.fetch(anchors=anchors)
+
     anchors_and_squashes = AnchorsAndSquashes(
         store, node.holdings, key, hub_shadow, events, live_traffic=is_live, add=sealed_artifacts.add,
+        recover=recover, catch_up=pipeline.catch_up,
         rungs=RUNGS if config.squashes else (), anchor_every=config.anchor_every,
     )  # fmt: skip
     mirror_uploader = None

@@ -82,6 +82,7 @@ class HubView:
             "chains": self.fleet.chains(),
             **self.versions.status(),
             "keeping": self.background.busy,
+            "unready": self._troubles(),
             "ranks": self.ranks.present,
             "mirror": None if self.mirror is None else self.mirror.status(),
             "waiting_for": sorted(self.backpressure.waiting_for),
@@ -93,6 +94,11 @@ class HubView:
             "peers": self.fleet.rows(),
             "gone": self.timeline.gone.rows(time.time()),
         }
+
+    def _troubles(self) -> list[Document]:
+        gap = self.background.gap()
+        remedy = "start a peer that held it, or publish the next version"
+        return [] if gap is None else [{"level": "alarm", "words": f"{gap}: {remedy}"}]
 
     def weights(self) -> Document:
         """The run's versions with their schedules, what engines serve, and evicted nodes, for the ledger."""
@@ -130,6 +136,7 @@ class HubView:
         yield from self.fleet.families()
         yield hub_metrics.SKIPPED_FOLDERS(len(self.versions.skipped))
         yield hub_metrics.KEPT_BYTES(self.background.made_bytes)
+        yield hub_metrics.GAP(float(self.background.gap() is not None))
         yield hub_metrics.BARRIER_OUTCOMES(([o], self.commits.outcomes[o]) for o in OUTCOMES)
         yield from self.versions.families()
         yield from self.fleet.peer_families()

@@ -96,6 +96,37 @@ def cheapest_path(
     return path[::-1]
 
 
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """No artifact leads to ``base``, and so none from ``held`` (None: from nothing) to ``version``, the first version
+    that cannot be reached.
+    """
+
+    held: Version | None
+    base: Version
+    version: Version
+
+    def __str__(self) -> str:
+        begin = "nothing" if self.held is None else self.held
+        return (
+            f"no way leads from {begin} to {self.version}: every artifact that leads to {self.base}, the base of"
+            f" {self.version}, is missing, and so is a newer whole state"
+        )
+
+
+def find_gap(held: Version | None, edges: Iterable[Edge]) -> Gap | None:
+    """Why the newest version cannot be reached from ``held``; None where it can, or where nothing is newer."""
+    ordered, reached = sorted(edges, key=lambda e: e.version), {held}
+    for edge in ordered:  # A base is always older than its version.
+        if edge.base is None or edge.base in reached:
+            reached.add(edge.version)
+    newer = [e for e in ordered if held is None or e.version > held]
+    if not newer or newer[-1].version in reached:
+        return None
+    first = next(e.version for e in newer if e.version not in reached)
+    return Gap(held, max(e.base for e in newer if e.version == first and e.base is not None), first)
+
+
 def seconds(path: Iterable[Edge], rates: Rates, state_bytes: int) -> float:
     """Seconds of a path, one artifact after the other."""
     return sum(rates.seconds(edge, state_bytes) for edge in path)

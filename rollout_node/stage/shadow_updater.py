@@ -56,6 +56,8 @@ class ShadowUpdater:
             await self._identities.settle()
             holding = self._planner.next_holding()
             if holding is None:
+                if (gap := self._planner.gap()) is not None and self._activity.state != "stranded":
+                    logger.error("%s; the hub makes one, or gets it back from a peer", gap)
                 self._activity.enter(self._planner.idle_state)
                 await self._planner.news.wait()
                 continue

@@ -3,7 +3,7 @@ hub for a squash from its own version. Pure: time is passed in.
 
 | mode | ways |
 |---|---|
-| ``none`` | single deltas, or a whole state |
+| ``none`` | single deltas, or a whole state; a squash only where a delta is lost |
 | ``kept`` | also squashes that the hub has |
 | ``auto`` | also a new squash, asked for and awaited while it should save time |
 | ``ask`` | also a new squash, always asked for and awaited |
@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable
 from typing import Literal
 
 from p2pcast.limits import MIB
-from p2pcast.relay.artifact_path import Edge, Rates, cheapest_path, expected_bytes, seconds
+from p2pcast.relay.artifact_path import Edge, Rates, cheapest_path, expected_bytes, find_gap, seconds
 from p2pcast.relay.tuning import SQUASH_LEAST_GAIN_S
 from p2pcast.version import Version
 from p2pcast.wire import messages
@@ -74,7 +74,9 @@ class CatchupChoice:
     def way(self, held: Version | None, edges: Collection[Edge], state_bytes: int) -> list[Edge]:
         """The quickest way, over the artifacts that exist."""
         rates = self.rates
-        usable = _steps(edges) if self.mode == "none" else edges
+        usable: Collection[Edge] = _steps(edges) if self.mode == "none" else edges
+        if usable is not edges and find_gap(held, usable) is not None:
+            usable = edges  # Where a step is lost, a squash may lead past it.
         return cheapest_path(held, usable, cost=lambda e: rates.seconds(e, state_bytes) + self._refill_s(held, e))
 
     def should_ask(self, held: Version | None, missing: Collection[Edge], state_bytes: int) -> Version | None:

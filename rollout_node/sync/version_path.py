@@ -3,6 +3,7 @@
 Promises:
 
 - The way is the quickest by what is known.
+- A way that ends before the newest version is never taken for one that has arrived (``gap``).
 - It leads no engine back to an older version because of what this peer or the mirror alone lost.
 """
 
@@ -13,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from p2pcast.codec.layout import Layout
-from p2pcast.relay.artifact_path import Edge
+from p2pcast.relay.artifact_path import Edge, Gap, find_gap
 from p2pcast.relay.holding import ArtifactHolder, Holding
 from p2pcast.store.artifact_store import Store
 from p2pcast.version import Version
@@ -74,10 +75,18 @@ class VersionPlanner:
         staged, hold = self._state.staged, self._orders.hold
         if staged is not None and not self._is_anything_newer(staged):
             return []
-        path = self.squashes.way(
-            staged, [e for e in self.edges() if hold is None or e.version <= hold], self.state_bytes
-        )
+        path = self.squashes.way(staged, self._edges_to(hold), self.state_bytes)
         return [] if self._is_regression(path) else path
+
+    def gap(self) -> Gap | None:
+        """Why no way leads to the newest version that the shadow may go to; None while one does."""
+        staged = self._state.staged
+        if staged is not None and not self._is_anything_newer(staged):
+            return None
+        return find_gap(staged, self._edges_to(self._orders.hold))
+
+    def _edges_to(self, hold: Version | None) -> list[Edge]:
+        return [e for e in self.edges() if hold is None or e.version <= hold]
 
     def _is_anything_newer(self, staged: Version) -> bool:
         """Whether any artifact, here or listed, leads to a version above the staged one. Asked at each message."""
@@ -113,6 +122,8 @@ class VersionPlanner:
     def idle_state(self) -> str:
         """The peer's activity while ``next_holding`` is None."""
         staged = self._state.staged
+        if self.gap() is not None:
+            return "stranded"
         if staged is None or self.path():
             return "waiting"
         return "held" if staged == self._orders.hold != self._orders.target else "current"

@@ -143,7 +143,8 @@ class Swarm:
 
     # -- daemons
 
-    async def hub_up(self, **options: Any) -> Hub:
+    async def hub_up(self, *, whole: bool = True, **options: Any) -> Hub:
+        """``whole``: its disk leads to its newest version."""
         given: dict[str, Any] = {
             "checkpoints": self.checkpoints,
             "state": self.folder / "hub",
@@ -157,7 +158,7 @@ class Swarm:
         self.hub = hub = await self._open_hub(HubConfig(**given | options))
         await self.until(lambda: (self.folder / "hub" / "daemon.json").exists(), "the hub answers")
         self.address = hub.control.listener.address
-        if hub.state.store.newest() is not None:
+        if whole and hub.state.store.newest() is not None:
             await self.until(
                 lambda: hub.publishing.pipeline.head == hub.state.store.newest(), "the hub has taken up where it was"
             )

@@ -13,6 +13,7 @@ import pytest
 from p2pcast import limits
 from p2pcast.daemon.background_tasks import Tasks
 from p2pcast.daemon.events import Events
+from p2pcast.relay.artifact_path import Gap
 from p2pcast.relay.child_lag import Inflow
 from p2pcast.relay.node import Node
 from p2pcast.version import Version
@@ -57,6 +58,7 @@ class Parts:
         self.engines.rows = lambda: self.engines.found
         self.parent_failover = SimpleNamespace(settled=(1, 2), parent=None, feeding=None, beside=None)
         self.listed: dict[Version, int] = {}
+        self.gap: Gap | None = None
         self.identities: dict[Version, bytes] = {}
         owner: Any = SimpleNamespace()
         self.node = Node(owner, NODE, bytes(32))
@@ -66,7 +68,7 @@ class Parts:
             hub_session=self.hub_session,
             certificate=None, state=self.state,
             node=self.node, downstream=self.node.downstream, parent_failover=self.parent_failover,
-            planner=SimpleNamespace(states=lambda: self.listed),
+            planner=SimpleNamespace(states=lambda: self.listed, gap=lambda: self.gap),
             downloader=SimpleNamespace(artifacts=[], sources=[], bytes_received=9),
             missing_versions=SimpleNamespace(withheld=2),
             mirror_source=None, engines=self.engines, lead=None, member=None,
@@ -176,6 +178,10 @@ async def test_a_peer_is_ready_once_all_its_engines_are(parts: Parts) -> None:
     assert parts.view.ready() == (False, "y: paused")
     parts.engines.found = [engine("x", V(0, 1)), engine("y", V(0, 1))]
     assert parts.view.ready() == (True, "")
+    parts.gap = Gap(V(0, 1), V(0, 2), V(0, 3))
+    assert parts.view.ready() == (False, str(parts.gap))
+    assert parts.view.status()["error"] == parts.view.report(None, Changes()).error == str(parts.gap)
+    parts.gap = None
     parts.activity.draining = True
     assert parts.view.ready() == (False, "it is ending")
 

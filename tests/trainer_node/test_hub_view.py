@@ -36,7 +36,7 @@ async def hub(encoder: Encoder, tmp_path: Path) -> SimpleNamespace:
         SimpleNamespace(invalid_reports=3), commits,
         VersionView(encoder.pipeline, lifecycle, encoder.store, SimpleNamespace(time_to_last_s=0.5)),
         SimpleNamespace(present="1 of 2"), SimpleNamespace(waiting_for=["b", "a"], not_waited_for={}),
-        SimpleNamespace(busy=None, made_bytes=7), None, RolloutSummary(),
+        SimpleNamespace(busy=None, made_bytes=7, gap=lambda: None), None, RolloutSummary(),
     )  # fmt: skip
     return SimpleNamespace(view=view, lifecycle=lifecycle, encoder=encoder)
 

@@ -14,17 +14,19 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
+
+import numpy as np
 
 from p2pcast import limits
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.codec.layout import Cell
 from p2pcast.daemon.events import Events
-from p2pcast.errors import P2PCastError, RetryableError
-from p2pcast.relay.artifact_path import Edge, cheapest_path, expected_bytes, fitted_exponent
+from p2pcast.errors import IntegrityError, P2PCastError, RetryableError
+from p2pcast.relay.artifact_path import Edge, Gap, cheapest_path, expected_bytes, find_gap, fitted_exponent
 from p2pcast.relay.holding import Holding
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.squash_artifact import make_squash
@@ -73,11 +75,14 @@ class AnchorsAndSquashes:
         *,
         live_traffic: Callable[[], bool],
         add: Callable[[Stored], None],
+        recover: Callable[[bool], Awaitable[Sequence[Stored]]],
+        catch_up: Callable[[], Awaitable[None]],
         rungs: Sequence[int] = RUNGS,
         anchor_every: int | None = None,
     ) -> None:
         """``holdings``: the node's artifacts, by id. ``live_traffic``: whether a version is being made or sent. ``add``
-        takes each artifact that lies in the store.
+        takes each artifact that lies in the store. ``recover`` gets lost artifacts back
+        from peers, with True whole states too; ``catch_up`` then takes the shadow to the newest version.
         """
         self.made_bytes = 0
         """Size of the squashes and anchors of this process."""
@@ -86,6 +91,10 @@ class AnchorsAndSquashes:
         self._holdings = holdings
         self._events = events
         self._add = add
+        self._recover = recover
+        self._catch_up = catch_up
+        self._told: Gap | None = None
+        """The last gap that was reported."""
         self._key = key
         self._source = source
         self._rungs = rungs
@@ -119,10 +128,13 @@ class AnchorsAndSquashes:
             finally:
                 self.busy = None
             if not done:
-                await self._wakeup.wait(RETRY_S if self._asked or self._anchor_due() else None)
+                again = self._asked or self._anchor_due() or self.gap() is not None
+                await self._wakeup.wait(RETRY_S if again else None)
 
     async def _next(self) -> bool:
         """Make the most urgent artifact. False when there is none to make."""
+        if (gap := self.gap()) is not None and await self._close(gap):
+            return True
         if self._asked:
             promise = next(iter(self._asked.values()))
             self.busy = f"squash {promise.base} to {promise.version}"
@@ -141,6 +153,40 @@ class AnchorsAndSquashes:
             return False
         return True
 
+    # -- gaps
+
+    def gap(self) -> Gap | None:
+        """Why a new peer cannot reach the newest version; None where it can. Then every older peer can, too."""
+        return find_gap(None, self._edges())
+
+    async def _close(self, gap: Gap) -> bool:
+        """Get lost artifacts back from peers; else make an anchor, which leads past them. False where neither is
+        possible: then the trainer's next version leads on.
+        """
+        if gap != self._told:
+            self._told = gap
+            logger.error("%s; this hub asks its peers, or else makes a whole state of its shadow", gap)
+            self._emit_gap(gap, None)
+        self.busy = f"artifacts that lead to {gap.version}"
+        if found := await self._recover(not self._leads_on()):
+            for stored in found:
+                self._add(stored)
+            await self._catch_up()
+        if (closed := self.gap() is None) or self._leads_on():
+            if not closed:
+                await self._anchor()
+            self._emit_gap(gap, "peers" if closed else "anchor")
+            return True
+        return False
+
+    def _leads_on(self) -> bool:
+        """Whether an anchor of the shadow would lead to the newest version."""
+        shadow = self._source.shadow
+        return shadow is not None and find_gap(shadow.version, self._edges()) is None
+
+    def _emit_gap(self, gap: Gap, closed: str | None) -> None:
+        self._events.emit("gap", version=str(gap.version), missing=str(gap.base), closed=closed)
+
     # -- anchors
 
     def _anchor_due(self) -> bool:
@@ -154,16 +200,19 @@ class AnchorsAndSquashes:
         return since is not None and len({s.version for s in stored if s.version > since}) >= every
 
     async def _anchor(self) -> None:
-        store = self._store
+        store, urgent = self._store, self.gap() is not None
 
         def make(shadow: Shadow) -> Stored:
             with shadow.frozen() as frozen:
 
                 def words(cell: Cell) -> Words:
-                    self._wait_for_turn(pressed=frozen.nearly_full)
+                    self._wait_for_turn(pressed=urgent or frozen.nearly_full)
                     return frozen.words(cell)
 
                 self.busy = f"anchor of {frozen.version}"
+                known, state = store.manifest(frozen.version), int(frozen.digests.sum(dtype=np.uint64))
+                if known is not None and known.state != state:
+                    raise IntegrityError(f"the shadow is not the {frozen.version} that was published: restart the hub")
                 files = store.all_files(frozen.version)
                 return store.write_anchor(
                     self._key, secrets.token_bytes(16), frozen.version, shadow.layout, words, frozen.digests, files,

@@ -43,6 +43,7 @@ class ArtifactReports:
 
     def note(self, peer: PeerRecord, body: messages.Report, now: float) -> None:
         held = [artifact for artifact in (body.held or ()) if self._directory.knows(artifact)]
+        peer.holds_more = peer.holds_more or len(held) < len(body.held or ())
         self._directory.sources.holds(peer.ident, held, body.dropped or ())
         if body.garbled is not None:
             self._directory.note_garbled(peer, body.garbled, now)

@@ -41,6 +41,8 @@ class PeerRecord:
     """The peer's addresses; empty: its reachability is unknown."""
     families: tuple[int, ...] = (4, 6)
     """IP versions of the addresses that it can dial."""
+    holds_more: bool = False
+    """The peer has reported artifacts that this hub did not have."""
     beside_hub: bool = False
     """The peer runs on the hub's machine."""
 

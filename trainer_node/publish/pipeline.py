@@ -67,6 +67,14 @@ class Pipeline:
         await self._hub_shadow.restore()
         self.head = None if self.shadow is None else self.shadow.version
 
+    async def catch_up(self) -> None:
+        """Take the shadow to the newest version, if artifacts that it needed have come back."""
+        async with self.turn:
+            if self.shadow is None or self.shadow.version != self._store.newest():
+                async with self._hub_shadow.reading:
+                    self._hub_shadow.close()
+                    await self.restore()
+
     def version_for(self, step: int, *, resume: bool = False) -> Version:
         """The version that new bytes of ``step`` become: the next of its branch. It is the first of a new branch when
         the trainer has gone back, or declares that it resumes.

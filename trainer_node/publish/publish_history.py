@@ -105,6 +105,11 @@ class PublishHistory:
         """An empty record for an unknown step."""
         return self._known.get(step, Known())
 
+    def mark_of(self, version: Version) -> str | None:
+        """Layout and state of a published version, where both are remembered."""
+        known = self[version.step]
+        return known.mark if known.version == version else None
+
     def note(
         self, step: int, *, folder: str | None = None, version: Version | None = None, mark: str | None = None
     ) -> None:

@@ -56,6 +56,9 @@ class Planner(VersionPlanner):
         ahead = [h for h in self.ahead if staged is None or h.open.version > staged]
         return [Edge(h.id, h.open.base, h.open.version, 0) for h in ahead]
 
+    def gap(self) -> None:
+        return None
+
     def states(self):
         return {v: v.step for v in V}
 

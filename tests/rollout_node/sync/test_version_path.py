@@ -186,6 +186,7 @@ async def test_a_staged_version_is_superseded_once_the_next_artifact_is_whole():
         (3, None, None, "current"),
         (2, 2, None, "held"),
         (2, 2, 2, "current"),
+        (5, None, None, "current"),
     ],
 )
 async def test_an_idle_peer_waits_is_held_or_is_current(staged, hold, target, state):
@@ -193,6 +194,36 @@ async def test_an_idle_peer_waits_is_held_or_is_current(staged, hold, target, st
     peer.orders.hold = None if hold is None else Version(0, hold)
     peer.orders.target = None if target is None else Version(0, target)
     assert peer.planner.idle_state == state
+
+
+@pytest.mark.parametrize(
+    ("staged", "rows", "hold", "gap"),
+    [
+        (0, (0, 1, 3), None, (0, 2, 3)),
+        (0, (0, 2), None, (0, 1, 2)),
+        (2, (0, 3), None, None),
+        (None, (0, 2, 3), None, (None, 1, 2)),
+        (None, (1, 2), None, (None, 0, 1)),
+        (0, (0, 1, 3), 1, None),
+        (3, (0, 1), None, None),
+    ],
+)
+async def test_no_way_differs_from_the_newest_version(staged, rows, hold, gap):
+    """``rows``: the steps to which artifacts lead: a whole state at 0, deltas behind it."""
+    peer = Peer(staged=staged, rows=[row(step - 1 if step else None, step) for step in rows])
+    peer.orders.hold = None if hold is None else Version(0, hold)
+    found = peer.planner.gap()
+    shown = found and tuple(v and v.step for v in (found.held, found.base, found.version))
+    assert shown == gap
+    if found is not None and not peer.path:
+        assert peer.planner.idle_state == "stranded"
+
+
+async def test_a_squash_leads_past_a_lost_delta_where_squashes_are_not_wanted():
+    peer = Peer(staged=0, rows=[row(0, 1), row(2, 3), row(0, 3)])
+    assert peer.path == [artifact(0, 3)]
+    peer.catalog.update(messages.Catalog([row(1, 2)], []), 0.0)
+    assert peer.path == [artifact(0, 1), artifact(1, 2), artifact(2, 3)]
 
 
 async def test_a_stored_manifest_names_a_versions_digest_before_the_hub():

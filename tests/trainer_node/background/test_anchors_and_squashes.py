@@ -18,13 +18,17 @@ from trainer_node.background.live_traffic import live_traffic
 V = Version
 
 
+async def _nothing(*_: Any) -> None:
+    """No peer has lost artifacts."""
+
+
 class Parts:
     def __init__(self, encoder: Encoder, **options: Any) -> None:
         self.encoder = encoder
         self.added: list[Any] = []
         self.made = AnchorsAndSquashes(
             encoder.store, encoder.node.holdings, encoder.key, encoder.shadow, encoder.events,
-            live_traffic=lambda: False, add=self._add, **options,
+            live_traffic=lambda: False, add=self._add, recover=_nothing, catch_up=_nothing, **options,
         )  # fmt: skip
         self.news = asyncio.Event()
 
