@@ -12,7 +12,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -400,19 +400,21 @@ def verify_folder(
         if state != file.manifest.state and not wrong:
             wrong.append("a cell that this delta does not change differs")
         faults = wrong[:_SHOWN] + ([f"… and {len(wrong) - _SHOWN} more cells"] if len(wrong) > _SHOWN else [])
-        held = checkpoint.small_files()
-        for entry in file.manifest.files:
-            contents = held.get(entry.path)
-            if contents is None:
-                faults.append(f"small file {entry.path!r} is missing")
-            elif blake3.blake3(contents).digest() != entry.hash:
-                faults.append(f"small file {entry.path!r} differs")
+        held = {path: blake3.blake3(contents).hexdigest() for path, contents in checkpoint.small_files().items()}
+        faults += _file_faults(held, {entry.path: entry.hash.hex() for entry in file.manifest.files})
         return Verified(state, file.manifest.version, faults)
+
+
+def _file_faults(held: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
+    """Small files of a version that a folder does not hold, by path and BLAKE3 in hex. A folder may hold more."""
+    other = [path for path in wanted if held.get(path) != wanted[path]]
+    return [f"small file {path!r} {'differs' if path in held else 'is missing'}" for path in other]
 
 
 def verify_digests(
     folder: Path | str,
     status: Any,
+    files: Any = None,
     *,
     version: Version | None = None,
     progress: Progress = _no_progress,
@@ -420,8 +422,8 @@ def verify_digests(
 ) -> Verified:
     """Compare a folder with a hub's ``/status``: ``digests`` maps ``branch.step`` to the state's digest in hex.
 
-    ``version``: the expected version; default: any version that the hub knows, the newest first. Raises LocalError if
-    the status has no digests.
+    ``files``: the same hub's ``/files``, by version; None: weights alone are compared. ``version``: the expected
+    version; default: any version that the hub knows, the newest first. Raises LocalError if the status has no digests.
     """
     known = status.get("digests") if isinstance(status, dict) else None
     if not isinstance(known, dict) or not known:
@@ -439,12 +441,17 @@ def verify_digests(
     checkpoint = Checkpoint.open(folder)
     state = state_digest(checkpoint, progress=progress, workers=workers)
     wanted = sorted(digests, reverse=True) if version is None else [version]
-    for candidate in wanted:
-        if digests.get(candidate) == state:
-            return Verified(state, candidate, [])
+    same = [candidate for candidate in wanted if digests.get(candidate) == state]
+    held = {path: blake3.blake3(contents).hexdigest() for path, contents in checkpoint.small_files().items()}
+    wanted_files = {one: (files or {}).get(str(one), {}) for one in same}
+    if not all(isinstance(entries, dict) for entries in wanted_files.values()):
+        raise IntegrityError("the hub's files: an entry is not a map from path to BLAKE3")
+    if found := [Verified(state, one, _file_faults(held, entries)) for one, entries in wanted_files.items()]:
+        # Versions that differ in small files alone have one digest; of several, the newest one counts.
+        return min(found, key=lambda one: bool(one.faults))
     if version is not None and version not in digests:
         return Verified(state, None, [f"the hub does not know version {version}"])
     which = str(version) if version is not None else f"any of the hub's {len(digests)} versions"
-    same = status.get("layout_id") in (None, checkpoint.layout().layout_id.hex())
-    hint = "" if same else "; the layouts differ too (other tensors, or other cells)"
+    cut = status.get("layout_id") in (None, checkpoint.layout().layout_id.hex())
+    hint = "" if cut else "; the layouts differ too (other tensors, or other cells)"
     return Verified(state, None, [f"digest {state:016x} is not that of {which}{hint}"])

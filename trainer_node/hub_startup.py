@@ -431,7 +431,7 @@ def build_control(state: StateParts, fleet: FleetParts, publishing: Publishing) 
         bearer_file=config.state.resolve() / bearer_tokens.FILE,
         local_only=frozenset({"token/create", "page/link"}),
         healthy=state.tasks.healthy,
-        documents={"versions": view.weights},
+        documents={"versions": view.weights, "files": view.versions.files},
         routes=page.routes,
         admits=page.admits,
     )

@@ -64,7 +64,10 @@ def parse_header(text: bytes, file_bytes: int, where: str) -> Header:
     table = parse_json(text, f"{where}: header")
     if not isinstance(table, dict):
         raise IntegrityError(f"{where}: header is not an object")
-    metadata = table.pop("__metadata__", {})
+    metadata = table.pop("__metadata__", None)
+    if metadata is None:
+        # Absent, or null as some tools write it: the library reads both as no metadata.
+        metadata = {}
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise IntegrityError(f"{where}: __metadata__ is not a map from text to text")
     if len(table) > limits.MAX_TENSORS:

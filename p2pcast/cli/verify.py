@@ -62,8 +62,8 @@ def verify(
     engine: str | None,
     as_json: bool,
 ) -> None:
-    """Compare FOLDER's digest with the state after the delta in FILE, or with a hub's versions. With --live, compare
-    the weights in engines' memory with the version that the engines report. Exit code 3: the digests differ.
+    """Compare FOLDER's weights and small files with those after the delta in FILE, or with a hub's versions. With
+    --live, compare the weights in engines' memory with the version that the engines report. Exit code 3: they differ.
     Exit code 5: no difference was found, and some weights of an engine could not be compared.
 
     \b
@@ -83,11 +83,14 @@ def verify(
         raise UsageError("--peer, --state, --hub and --engine need --live")
     version = None if version_text is None else Version.parse(version_text)
     if against.startswith(("http://", "https://")):
-        status = fetch_status(against, token_file)
+        status = _fetch(against, "status", token_file)
+        files = _fetch(against, "files", token_file)
+        if not isinstance(files, dict) or not isinstance(files.get("files"), dict):
+            raise LocalError(f"{against}: answers without a list of small files; is this a hub of this release?")
         with Meter("verify") as seen:
             from p2pcast import offline
 
-            found = offline.verify_digests(folder, status, version=version, progress=seen)
+            found = offline.verify_digests(folder, status, files["files"], version=version, progress=seen)
     else:
         with Meter("verify") as seen:
             from p2pcast import offline
@@ -107,11 +110,11 @@ def verify(
         click.echo(f"{folder}: version {found.version}, state {found.state:016x}: verified")
 
 
-def fetch_status(hub: str, token_file: Path | None = None, *, timeout_s: float = _TIMEOUT_S) -> Any:
-    """A hub's ``/status`` document. Raises RetryableError when the hub is unreachable, RefusedError when the hub
-    demands a token, LocalError otherwise.
+def _fetch(hub: str, name: str, token_file: Path | None) -> Any:
+    """A document of a hub, ``/status`` or ``/files``. Raises RetryableError when the hub is unreachable, RefusedError
+    when the hub demands a token, LocalError otherwise.
     """
-    url = hub.rstrip("/") + "/status"
+    url = f"{hub.rstrip('/')}/{name}"
     headers = {"Accept": "application/json"}
     if token_file is not None:
         try:
@@ -119,7 +122,7 @@ def fetch_status(hub: str, token_file: Path | None = None, *, timeout_s: float =
         except (OSError, UnicodeDecodeError) as error:
             raise LocalError(f"cannot read the token file {token_file}: {error}") from None
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout_s) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT_S) as answer:
             body = answer.read(limits.MAX_LAYOUT_BYTES + 1)
     except urllib.error.HTTPError as error:
         error.close()

@@ -6,14 +6,18 @@ Promises:
 - A folder that changes meanwhile is left to the watcher, which reports it anew.
 
 An error with a folder costs that version alone, and is reported. A folder that was published is not published again,
-nor are the same weights under the same step.
+nor is the same content under the same step. Small files are content: others under the weights of the newest version
+make a version of their own. Under those of an older version they are reported, so that no engine goes back for them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Sequence
 from pathlib import Path
+
+from blake3 import blake3
 
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.checkpoint.folder_form import FolderForm, Marker
@@ -21,7 +25,7 @@ from p2pcast.errors import IntegrityError, LocalError, P2PCastError
 from p2pcast.quantised.folder_opening import Opening
 from p2pcast.sparse.budget_schedule import check_schedule
 from p2pcast.state.staging import Staging
-from trainer_node.publish.checkpoint_watcher import Damaged, Found, fingerprint_of, watch
+from trainer_node.publish.checkpoint_watcher import Damaged, Found, fingerprint_of, same_fingerprint, watch
 from trainer_node.publish.pipeline import Pipeline
 from trainer_node.publish.publish_history import PublishHistory
 from trainer_node.publish.published import Published
@@ -29,6 +33,9 @@ from trainer_node.publish.version_lifecycle import VersionLifecycle
 from trainer_node.publish.version_source import Files, FolderSource
 
 logger = logging.getLogger("p2pcast.hub")
+
+_SHOWN = 10
+"""Paths in one message."""
 
 
 class CheckpointSource:
@@ -63,7 +70,12 @@ class CheckpointSource:
                 del event  # closes the folder's files while no folder is published
 
     def _is_published(self, step: int, fingerprint: str) -> bool:
-        return self._history[step].folder == fingerprint
+        known = self._history[step].folder
+        same = same_fingerprint(known, fingerprint)
+        if same and known != fingerprint:
+            # Of release 0.1: from now on a rewrite with the old mtime is seen here too.
+            self._history.note(step, folder=fingerprint)
+        return same
 
     async def take(self, found: Found[Checkpoint]) -> None:
         """Publish a folder, unless it has changed by now."""
@@ -84,19 +96,38 @@ class CheckpointSource:
 
     async def _publish(self, found: Found[Checkpoint], files: Files) -> None:
         step, checkpoint, name = found.step, found.checkpoint, found.path.name
-        same = await self._publishing.unchanged(step, checkpoint, self._history[step].mark)
+        known, digest = self._history[step], _digest(files)
+        same = await self._publishing.unchanged(step, checkpoint, known.mark)
         mark = None
-        if same is not None:
+        late = same is not None and known.files and known.files != digest
+        other = [] if same is None else await self._staging.run(self._publishing.other_files, same, files)
+        if late and same != self._publishing.head:
+            self._versions.skip(
+                name,
+                f"its small files have changed since version {same} ({_named(other)}), and newer versions are out: "
+                "write them into the next step's folder",
+            )
+            return
+        if same is not None and not late:
             logger.info("%s has the weights of version %s: nothing to publish", name, same)
+            if other:
+                # The version came from ranks or --base, or an earlier release wrote the record.
+                logger.warning("%s has other small files than version %s, which keeps its own: %s; write them into the "
+                               "next step's folder", name, same, _named(other))  # fmt: skip
             version = same
         else:
+            if same is not None:
+                logger.info("%s has the weights of version %s and other small files: %s", name, same, _named(other))
             done = await self._publish_new(step, checkpoint, files)
             for path, why in checkpoint.skipped:
                 logger.info("%s/%s is not part of the version: %s", name, path, why)
             await self._versions.finish(done)
             version, mark = done.version, self._publishing.mark_of(done.version)
         self._versions.unskip(name)
-        await self._staging.run(self._history.note, step, folder=found.fingerprint, version=version, mark=mark)
+        brought = None if mark is None else digest
+        await self._staging.run(
+            self._history.note, step, folder=found.fingerprint, version=version, mark=mark, files=brought
+        )
 
     async def _publish_new(self, step: int, checkpoint: Checkpoint, files: Files) -> Published:
         """Try again once, under another number, if the hub's own shadow had to be repaired."""
@@ -121,6 +152,18 @@ def _read_files(found: Found[Checkpoint], marker: Marker) -> Files | None:
     files = found.checkpoint.small_files()
     check_schedule(files)
     return files if fingerprint_of(found.step, found.path, marker) == found.fingerprint else None
+
+
+def _digest(files: Files) -> str:
+    whole = blake3()
+    for path, contents in sorted(files.items()):
+        whole.update(f"{path!r} {blake3(contents).hexdigest()}\n".encode())
+    return whole.hexdigest()[:32]
+
+
+def _named(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
+    return (", ".join(paths[:_SHOWN]) or "no longer known which") + more
 
 
 def _reason(path: Path, open_: Opening, error: P2PCastError) -> str:

@@ -2,10 +2,12 @@
 
 Promise: a step folder is reported once it is complete, in step order, and again each time its content changes. A
 folder is complete when it validates and either holds its marker (``STABLE``), written last, or has not changed for
-SETTLE_S (it was renamed into place). A folder without a marker that is required is never complete. A half-written
-folder waits in silence. A folder that claims to be complete and is damaged is reported once, then skipped until it
-changes. A folder that is deleted while it is read is forgotten. The hub decides by the bytes whether a step that comes
-back opens a branch.
+SETTLE_S (it was renamed into place). A folder without a marker that is required is never complete. The same holds for a
+marker that is learned, while the folder that was reported last has it; such a folder is reported as damaged after
+UNMARKED_S without a change. Of two folders of one step, as ``step_060`` next to ``step_60``, the shorter name counts,
+and the other one is reported as damaged. A half-written folder waits in silence. A folder that claims to be complete
+and is damaged is reported once, then skipped until it changes. A folder that is deleted while it is read is forgotten.
+The hub decides by the bytes whether a step that comes back opens a branch.
 
 Names and markers: ``p2pcast.checkpoint.folder_form``.
 
@@ -27,7 +29,7 @@ from typing import Generic, TypeVar
 import blake3
 
 from p2pcast.checkpoint import Checkpoint
-from p2pcast.checkpoint.folder_form import DEFAULT, FolderForm, Marker, StepNames
+from p2pcast.checkpoint.folder_form import DEFAULT, MARKERS, STABLE, FolderForm, Marker, StepNames
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError
 from trainer_node.publish.folder_events import folder_events
 
@@ -35,6 +37,8 @@ T = TypeVar("T")
 
 SETTLE_S = 1.0
 """A folder without a trustworthy marker must not change for so many seconds."""
+UNMARKED_S = 30.0
+"""A folder that still has no marker after so many seconds without a change, unlike the one before, is named."""
 POLL_S = 0.2
 """Interval between two scans, in seconds, without an event of the file system (``folder_events``)."""
 MAX_POLL_S = 2.0
@@ -72,8 +76,9 @@ class Damaged:
 class Folder:
     """One step folder in a scan.
 
-    ``fingerprint`` covers names, sizes, times and inodes of all files but markers, which say nothing about the content.
-    ``marked``: its last marker is there. ``marked_last``: and no file is newer, so the marker belongs to this content.
+    ``fingerprint`` covers names, sizes, times and inodes of all files but markers, which say nothing about the content;
+    see ``same_fingerprint``. ``marked``: its last marker is there. ``marked_last``: and no file is newer, so the marker
+    belongs to this content.
     ``error``: why the folder could not be listed.
     """
 
@@ -102,7 +107,19 @@ def scan(path: Path, form: FolderForm = DEFAULT) -> list[Folder]:
         return []
     except OSError as error:
         raise LocalError(f"{path}: can't list the checkpoints folder: {error.strerror}") from None
-    return sorted(found, key=lambda folder: (folder.step, folder.path.name))
+    return sorted(found, key=_order)
+
+
+def _order(folder: Folder) -> tuple[int, int, str]:
+    """By step; of two spellings of one step, the shorter one first."""
+    return folder.step, len(folder.path.name), folder.path.name
+
+
+def same_fingerprint(known: str | None, found: str) -> bool:
+    """Whether a recorded fingerprint is of the content found. Records of release 0.1 lack the part after the '-', the
+    times at which inodes changed.
+    """
+    return known is not None and f"{found}-".startswith(f"{known}-")
 
 
 def steps_there(path: Path, names: StepNames) -> set[int]:
@@ -123,15 +140,18 @@ def fingerprint_of(step: int, path: Path, marker: Marker) -> str | None:
 
 def _scan_folder(step: int, path: Path, marker: Marker) -> Folder | None:
     """One step folder; None when it is gone."""
-    digest = blake3.blake3()
+    digest, changes = blake3.blake3(), blake3.blake3()
     marked_ns, newest_ns = None, 0
     try:
         for name, info in sorted(_files(path, "")):
+            # A rewrite in place may restore the old mtime, and a copy brings it along; no program sets the ctime.
+            changed_ns = max(info.st_mtime_ns, info.st_ctime_ns)
             if name == marker.last:
-                marked_ns = info.st_mtime_ns
+                marked_ns = changed_ns
             elif name not in marker:
-                newest_ns = max(newest_ns, info.st_mtime_ns)
+                newest_ns = max(newest_ns, changed_ns)
                 digest.update(f"{name!r} {info.st_size} {info.st_mtime_ns} {info.st_ino}\n".encode())
+                changes.update(f"{info.st_ctime_ns}\n".encode())
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -139,7 +159,8 @@ def _scan_folder(step: int, path: Path, marker: Marker) -> Folder | None:
             step, path, f"unreadable: {error.errno}", False, False, f"{path}: can't list it: {error.strerror}"
         )
     last = marked_ns is not None and marked_ns >= newest_ns
-    return Folder(step, path, digest.hexdigest()[:32], marked_ns is not None, last)
+    fingerprint = f"{digest.hexdigest()[:32]}-{changes.hexdigest()[:16]}"
+    return Folder(step, path, fingerprint, marked_ns is not None, last)
 
 
 def _files(folder: Path, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
@@ -169,6 +190,8 @@ class _State(Generic[T]):
     ready_since: float = 0.0
     reason: str | None = None
     reported: bool = False
+    named: bool = False
+    """The folder was reported though its files may be sound: its marker is missing, or another folder has its step."""
     retry_at: float = field(default=float("inf"))
 
 
@@ -181,14 +204,18 @@ class Watch(Generic[T]):
         known: Callable[[int, str], bool] = lambda step, fingerprint: False,
         *,
         marker_required: bool = False,
+        marker_learned: str | None = None,
     ) -> None:
         """``open_(path)`` validates and opens a folder. It raises IntegrityError when the folder is damaged, LocalError
         or OSError when the folder could not be read. ``known(step, fingerprint)``: content that is neither opened nor
-        reported.
+        reported. ``marker_learned``: a marker that later folders need once a folder has had it.
         """
         self._open = open_
         self._known = known
         self._marker_required = marker_required
+        self._marker_learned = marker_learned
+        self._last: tuple[str, bool] = ("", False)
+        """Name of the folder that was reported last, and whether it has its marker."""
         self._states: dict[str, _State[T]] = {}
         self._reported: dict[str, str] = {}
         """Folder name → fingerprint of its last Found, also for deleted folders."""
@@ -199,15 +226,23 @@ class Watch(Generic[T]):
         A folder is opened only when its event is asked for, so that few folders are open at one time. Take all events
         before the next call.
         """
-        folders = sorted(listing, key=lambda folder: (folder.step, folder.path.name))
+        folders = sorted(listing, key=_order)
         states: dict[str, _State[T]] = {}
+        names: dict[int, str] = {}
         settling = False
         for folder in folders:
             name = folder.path.name
+            if name == self._last[0] and folder.marked:
+                self._last = name, True
             state = self._states.get(name)
             if state is None or state.fingerprint != folder.fingerprint:
                 state = _State(folder.fingerprint, now)
             states[name] = state
+            if (twin := names.setdefault(folder.step, name)) != name:
+                if not state.named:
+                    state.named = True
+                    yield Damaged(folder.step, folder.path, f"{twin} is the same step: remove or rename one of the two")
+                continue
             if self._reported.get(name) == folder.fingerprint:
                 continue
             if self._known(folder.step, folder.fingerprint):
@@ -227,7 +262,13 @@ class Watch(Generic[T]):
             # Only in a second scan: a folder that was deleted during the first is gone by now.
             state.reported = True
             return Damaged(folder.step, folder.path, state.reason)
-        settled = now - state.since >= SETTLE_S and (folder.marked or not self._marker_required)
+        still_s = now - state.since
+        due = self._marker_learned is not None and self._last[1] and not folder.marked
+        if due and still_s >= UNMARKED_S and not state.named:
+            state.named = True
+            why = f"it has no {self._marker_learned}, unlike {self._last[0]}: write {self._marker_learned} last"
+            return Damaged(folder.step, folder.path, f"{why}, or start the hub with --step-marker none")
+        settled = still_s >= SETTLE_S and not due and (folder.marked or not self._marker_required)
         complete = folder.marked_last or settled
         if state.opened is None and (complete or folder.error) and (state.reason is None or now >= state.retry_at):
             self._validate(now, folder, state)
@@ -238,6 +279,7 @@ class Watch(Generic[T]):
         return Found(folder.step, folder.path, folder.fingerprint, opened)
 
     def _note_reported(self, folder: Folder) -> None:
+        self._last = folder.path.name, folder.marked
         # Removed first, so that the order is that of noting.
         self._reported.pop(folder.path.name, None)
         self._reported[folder.path.name] = folder.fingerprint
@@ -277,7 +319,8 @@ async def watch(
     so does ``known``.
     """
     loop = asyncio.get_running_loop()
-    core = Watch(open_, known, marker_required=form.marker.required)
+    learned = STABLE if form.marker == MARKERS[STABLE] else None
+    core = Watch(open_, known, marker_required=form.marker.required, marker_learned=learned)
     pool = ThreadPoolExecutor(1, thread_name_prefix="p2pcast-watch")
     try:
         async with folder_events(path, form.marker.last) as changes:

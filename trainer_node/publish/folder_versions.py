@@ -14,7 +14,7 @@ from p2pcast.errors import UsageError
 from p2pcast.state.staging import Staging
 from p2pcast.store.artifact_store import Store
 from p2pcast.version import Version
-from trainer_node.publish.checkpoint_watcher import fingerprint_of
+from trainer_node.publish.checkpoint_watcher import fingerprint_of, same_fingerprint
 from trainer_node.publish.publish_history import PublishHistory
 
 
@@ -37,7 +37,7 @@ class FolderVersions:
             raise UsageError(f"folder={name[:80]!r} does not match --step-names {self.form.names}")
         found = await self.staging.run(fingerprint_of, step, self.checkpoints / name, self.form.marker)
         known = self.history[step]
-        if found is None or known.folder != found:
+        if found is None or not same_fingerprint(known.folder, found):
             return None
         # Earlier releases did not record the version.
         return known.version or max((v for v in self.store.versions() if v.step == step), default=None)

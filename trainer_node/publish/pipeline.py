@@ -4,7 +4,7 @@ Promises:
 
 - A published version decodes to exactly the bytes of its source.
 - A version that fails half-way leaves nothing behind.
-- A step whose weights have not changed is not published again.
+- A step whose weights have not changed is recognized.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Collection
+
+from blake3 import blake3
 
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.artifact.signed_records import OWN
@@ -103,8 +105,8 @@ class Pipeline:
         return None if manifest is None else _mark(manifest.layout, manifest.state)
 
     async def unchanged(self, step: int, checkpoint: Checkpoint, remembered: str | None = None) -> Version | None:
-        """The newest version of this step, if it has exactly these weights. ``remembered``: its mark, if retention has
-        removed it.
+        """The newest version of this step, if it has exactly these weights, whatever its small files. ``remembered``:
+        its mark, if retention has removed it.
         """
         newest = max((s.version for s in self._store.artifacts.values() if s.version.step == step), default=None)
         mark = remembered if newest is None else self.mark_of(newest)
@@ -113,6 +115,15 @@ class Pipeline:
             return None
         state = await self._staging.run(state_digest, checkpoint, layout)
         return (newest or Version(0, step)) if _mark(layout.layout_id, state) == mark else None
+
+    def other_files(self, version: Version, files: Files) -> list[str]:
+        """Paths at which ``files`` are not those of a stored version, sorted; none of a version that is not stored."""
+        manifest = self._store.manifest(version)
+        if manifest is None:
+            return []
+        held = {file.path: file.hash for file in manifest.files}
+        new = {path: blake3(contents).digest() for path, contents in files.items()}
+        return sorted(path for path in held.keys() | new.keys() if held.get(path) != new.get(path))
 
     async def publish(
         self, version: Version, layout: Layout, source: VersionSource, choice: Choice | None = None

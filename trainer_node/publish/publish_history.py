@@ -1,4 +1,4 @@
-"""The hub's memory of published steps: the fingerprint of each one's folder, its version, and the mark of its weights.
+"""The hub's memory of published steps: the fingerprint of each one's folder, its version, and marks of its content.
 
 Promises: a folder that still exists is never forgotten, so no restart publishes it again. A step whose folder is gone
 is remembered until KEPT_GONE newer steps are. A version costs one record and one fsync, however many there are: the
@@ -6,7 +6,8 @@ file is rewritten only after GROWTH records, and as many more as folders exist.
 
 ``settled`` decides what stays and is pure; ``PublishHistory`` is the shell around an ``AppendLog``, one record a line:
 
-{"step": 7, "folder": "<fingerprint>", "version": "0.7", "mark": "<layout and state>", "gone": true}
+{"step": 7, "folder": "<fingerprint>", "version": "0.7", "mark": "<layout and state>", "files": "<digest>",
+"gone": true}
 
 All but ``step`` are optional.
 
@@ -38,12 +39,14 @@ _MOVED = ("published", "marks")
 @dataclass(frozen=True, slots=True)
 class Known:
     """``folder``: its fingerprint; None for a step from ranks. ``version``: of that folder's content; None in earlier
-    releases' records. ``mark``: layout and state, as by ``Pipeline.mark_of``.
+    releases' records. ``mark``: layout and state, as by ``Pipeline.mark_of``. ``files``: digest of the small files with
+    which a folder was published; None in earlier releases' records; empty for a version from ranks.
     """
 
     folder: str | None = None
     version: Version | None = None
     mark: str | None = None
+    files: str | None = None
     gone: bool = False
 
 
@@ -111,10 +114,16 @@ class PublishHistory:
         return known.mark if known.version == version else None
 
     def note(
-        self, step: int, *, folder: str | None = None, version: Version | None = None, mark: str | None = None
+        self,
+        step: int,
+        *,
+        folder: str | None = None,
+        version: Version | None = None,
+        mark: str | None = None,
+        files: str | None = None,
     ) -> None:
         """Durable when it returns; None leaves a fact as it was. Raises LocalError."""
-        record = _record(step, Known(folder, version, mark))
+        record = _record(step, Known(folder, version, mark, files))
         with self._changing:
             self._log.append(record)
             self._take(record)
@@ -127,7 +136,7 @@ class PublishHistory:
     def _take(self, record: Mapping[str, Any]) -> None:
         match record:
             case {"step": int(step)}:
-                folder, version, mark = (record.get(name) for name in ("folder", "version", "mark"))
+                folder, version, mark, files = (record.get(name) for name in ("folder", "version", "mark", "files"))
             case _:
                 raise LocalError(f"{self._log.path}: a record has no step; restore the file from a copy")
         # Removed first, so that the order is that of noting.
@@ -137,6 +146,7 @@ class PublishHistory:
                 before.folder if folder is None else str(folder),
                 before.version if version is None else Version.parse(str(version)),
                 before.mark if mark is None else str(mark),
+                before.files if files is None else str(files),
                 bool(record.get("gone")),
             )
         except UsageError:
@@ -156,5 +166,6 @@ class PublishHistory:
 
 
 def _record(step: int, known: Known) -> dict[str, Any]:
-    facts = {"folder": known.folder, "version": known.version and str(known.version), "mark": known.mark}
+    version = known.version and str(known.version)
+    facts = {"folder": known.folder, "version": version, "mark": known.mark, "files": known.files}
     return {"step": step} | {name: fact for name, fact in facts.items() if fact is not None}

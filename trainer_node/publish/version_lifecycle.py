@@ -159,7 +159,7 @@ class VersionLifecycle:
             await self.finish(done)
             self.skipped = {name: why for name, why in self.skipped.items() if not name.endswith(FROM_RANKS)}
             mark = self._publishing.mark_of(done.version)
-            await self._staging.run(self._history.note, done.version.step, mark=mark)
+            await self._staging.run(self._history.note, done.version.step, mark=mark, files="")
         except P2PCastError as error:
             logger.warning("after version %s: %s", done.version, error)
 

@@ -57,6 +57,12 @@ class VersionView:
         known = {s.version: identity for s in stored if (identity := s.manifest.identity) is not None}
         return {str(version): identity.hex() for version, identity in sorted(known.items())}
 
+    def files(self) -> Document:
+        """Version → path → BLAKE3 of each small file, for the stored versions."""
+        stored = {s.version: s.manifest for s in self.store.artifacts.values()}
+        found = {str(v): {f.path: f.hash.hex() for f in m.files} for v, m in sorted(stored.items())}
+        return {"files": found}
+
     def schedules(self) -> Document:
         """Version → BLAKE3 of its schedule of sparse attention, for the stored versions that carry one."""
         return {str(version): name.hex() for version, name in sorted(self.store.hashes_of(FILE).items())}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 
 import pytest
@@ -9,6 +11,8 @@ import pytest
 from p2pcast import limits
 from p2pcast.checkpoint import Checkpoint
 from p2pcast.errors import IntegrityError
+from p2pcast.offline import verify_digests
+from p2pcast.version import Version
 
 
 async def test_versions_arrive_bit_for_bit(swarm, states):
@@ -65,6 +69,46 @@ async def test_a_small_file_that_goes(swarm, states):
     await swarm.live("0.2")
     swarm.publish(3, state, {"config.json": b"{}", "gone.json": b"[1]"})
     await swarm.live("0.3")
+
+
+async def test_small_files_that_come_late_or_change_are_a_version_of_their_own(swarm, states):
+    """The weights stay: peers, a newcomer, a peer that returns and a mirror's reader get the files of the folder."""
+    url = f"file://{swarm.folder / 'mirror'}"
+    state, final = states.first(), {"config.json": b'{"a": 2}', "tokenizer.json": b"{}"}
+    folder = swarm.checkpoints / "step_1"
+    await swarm.hub_up(mirror=url)
+    returning = (await swarm.peers_up("there", "returning"))[1]
+    states.write(folder, state, {"config.json": b'{"a": 1}'})
+    swarm.steps[1] = (state, {"config.json": b'{"a": 1}'})
+    await swarm.live("0.1")
+    await swarm.down(returning)
+    for path, contents in final.items():
+        (folder / path).write_bytes(contents)
+    (folder / "STABLE").touch()
+    swarm.steps[1] = (state, final)
+    await swarm.live("1.1")
+    await swarm.published("1.1")
+    assert swarm.hub.publishing.lifecycle.published.changed == 0
+    code, text = await swarm.get(swarm.hub, "/wait?folder=step_1&timeout_s=600")
+    assert (code, json.loads(text)["version"]) == (200, "1.1")
+    await swarm.peers_up("newcomer", "returning")
+    await swarm.live("1.1")
+    digests, files = await swarm.status(swarm.hub), json.loads((await swarm.get(swarm.hub, "/files"))[1])["files"]
+    for name in ("there", "newcomer", "returning"):
+        assert verify_digests(swarm.out(name) / "step_1", digests, files).version == Version(1, 1)
+    copied = shutil.copytree(swarm.out("there") / "step_1", swarm.folder / "copied")
+    (copied / "config.json").write_bytes(b'{"a": 9}')
+    assert "small file 'config.json' differs" in verify_digests(copied, digests, files).faults[0]
+    await swarm.mirrored("1.1")
+    far = await swarm.peer_up("far", hub=None, mirror=url)
+    await swarm.live("1.1", far)
+    swarm.publish(2, states.trained(state, 2), final)
+    await swarm.published("1.2")
+    (folder / "config.json").write_bytes(b'{"a": 3}')
+    (folder / "STABLE").touch()
+    await swarm.until(lambda: "step_1" in swarm.hub.publishing.lifecycle.skipped, "an older step stays as it is")
+    assert "config.json" in swarm.hub.publishing.lifecycle.skipped["step_1"]
+    assert str(swarm.hub.publishing.pipeline.head) == "1.2"
 
 
 async def test_with_the_base_at_hand_nothing_is_downloaded(swarm, states, tmp_path):

@@ -86,6 +86,13 @@ def test_attack_files_are_refused(tmp_path: Path, name: str) -> None:
     assert str(tmp_path) in str(caught.value)
 
 
+def test_metadata_may_be_null(tmp_path: Path) -> None:
+    contents = _file({"__metadata__": None, "a": _t(0, 1)}, b"1")
+    (tmp_path / "x.safetensors").write_bytes(contents)
+    assert load_numpy(contents)["a"].tobytes() == b"1"
+    assert SafetensorsFile(tmp_path / "x.safetensors").header.metadata == {}
+
+
 def test_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LocalError, match="no such file"):
         SafetensorsFile(tmp_path / "x.safetensors")

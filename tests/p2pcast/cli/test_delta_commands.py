@@ -234,23 +234,29 @@ def hub() -> Iterator[_Hub]:
 def test_verify_against_a_hub(steps: Path, run: Callable[..., Result], hub: _Hub) -> None:
     url = f"http://127.0.0.1:{hub.server_port}/"
     state = offline.state_digest(Checkpoint.open(steps / "step_1"))
-    hub.answer = 200, json.dumps({"layout_id": "ab", "digests": {"0.0": "00", "0.1": f"{state:016x}"}}).encode()
+    answer = {"layout_id": "ab", "digests": {"0.0": "00", "0.1": f"{state:016x}"}, "files": {}}
+    hub.answer = 200, json.dumps(answer).encode()
     done = run(verify, steps / "step_1", "--against", url)
     assert done.exit_code == 0
     assert "version 0.1" in done.stdout
-    assert hub.asked == "/status None"
+    assert hub.asked == "/files None"
     (steps / "token").write_text("secret\n")
     run(verify, steps / "step_1", "--against", url, "--token-file", steps / "token")
-    assert hub.asked == "/status Bearer secret"
+    assert hub.asked == "/files Bearer secret"
     done = run(verify, steps / "step_1", "--against", url, "--version", "0.0")
     assert isinstance(done.exception, IntegrityError)
-    for answer, kind in [
+    hub.answer = 200, json.dumps(answer | {"files": {"0.1": {"config.json": "00"}}}).encode()
+    done = run(verify, steps / "step_1", "--against", url)
+    assert "small file 'config.json'" in str(done.exception)
+    hub.answer = 200, json.dumps(answer | {"files": {"0.1": 7}}).encode()
+    assert isinstance(run(verify, steps / "step_1", "--against", url).exception, IntegrityError)
+    for bad, kind in [
         ((401, b""), RefusedError),
         ((404, b""), LocalError),
         ((200, b"<html>"), LocalError),
         ((200, b"{}"), LocalError),
     ]:
-        hub.answer = answer
+        hub.answer = bad
         assert isinstance(run(verify, steps / "step_1", "--against", url).exception, kind)
     assert isinstance(
         run(verify, steps / "step_1", "--against", url, "--token-file", steps / "none").exception, LocalError

@@ -62,6 +62,7 @@ class Publishing:
         self.sources: list[Any] = []
         self.errors: list[Exception] = []
         self.same: Version | None = None
+        self.head = V(0, 1)
         self.repairs = False
         self._branch = 0
 
@@ -73,6 +74,9 @@ class Publishing:
 
     async def unchanged(self, step: int, checkpoint: Checkpoint, remembered: str | None) -> Version | None:
         return self.same
+
+    def other_files(self, version: Version, files: dict[str, bytes]) -> list[str]:
+        return sorted(files)
 
     async def publish(self, version: Version, layout: Any, source: Any) -> Published:
         self.sources.append(source)
@@ -154,6 +158,34 @@ async def test_the_same_weights_are_not_published_again(parts: Parts) -> None:
     await parts.take(found)
     assert parts.versions.begun == []
     assert parts.history[1].folder == found.fingerprint
+
+
+@pytest.mark.parametrize("brought", ["", None])
+async def test_a_folder_with_other_files_than_its_ranks_opens_no_branch(parts: Parts, caplog, brought) -> None:
+    """The same holds for ``--base``, and for a record of the release before, which has no digest of the files."""
+    parts.history.note(1, mark="m", files=brought)
+    parts.publishing.same = V(0, 1)
+    await parts.take(parts.found(1))
+    assert parts.versions.begun == []
+    assert "step_1 has other small files than version 0.1, which keeps its own: config.json" in caplog.text
+
+
+async def test_small_files_of_an_older_version_are_named_and_no_engine_goes_back(parts: Parts) -> None:
+    parts.history.note(1, folder="before", files="others")
+    parts.publishing.same, parts.publishing.head = V(0, 1), V(0, 2)
+    await parts.take(parts.found(1))
+    assert parts.versions.begun == []
+    assert "since version 0.1 (config.json)" in parts.versions.skipped["step_1"]
+    assert parts.history[1].folder == "before"
+
+
+async def test_a_record_of_the_release_before_counts_and_is_completed(parts: Parts) -> None:
+    """Such a record has no times at which inodes changed."""
+    found = parts.found(1)
+    parts.history.note(1, folder=found.fingerprint.split("-")[0])
+    assert parts.source._is_published(1, found.fingerprint)
+    assert parts.history[1].folder == found.fingerprint
+    assert not parts.source._is_published(1, found.fingerprint.split("-")[0] + "-00")
 
 
 @pytest.mark.parametrize("when", ["weights", "small file"])

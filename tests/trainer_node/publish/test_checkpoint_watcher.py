@@ -308,6 +308,75 @@ def test_fingerprint_follows_content_and_not_stable(tmp_path: Path) -> None:
     assert changed(lambda: weights.rename(path / "other.safetensors"))
 
 
+def test_a_rewrite_in_place_with_the_old_time_is_seen(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "step_1")
+    before, weights = scan(tmp_path)[0], path / "model.safetensors"
+    info, contents = weights.stat(), weights.read_bytes()
+    while weights.stat().st_ctime_ns == info.st_ctime_ns:  # the kernel's clock ticks every few milliseconds
+        with weights.open("r+b") as file:
+            file.write(contents[:-1] + bytes([contents[-1] ^ 1]))
+        os.utime(weights, ns=(info.st_atime_ns, info.st_mtime_ns))
+    after = weights.stat()
+    assert (after.st_size, after.st_mtime_ns, after.st_ino) == (info.st_size, info.st_mtime_ns, info.st_ino)
+    found = scan(tmp_path)[0]
+    assert found.fingerprint != before.fingerprint
+    assert not found.marked_last
+
+
+def test_a_marker_that_a_slow_copy_brings_first_is_not_the_last(tmp_path: Path) -> None:
+    """``cp -a`` and ``rsync -a`` copy STABLE before config.json, with the times of the source."""
+    path = write_checkpoint(tmp_path / "step_1", stable=False)
+    marker = path / "STABLE"
+    marker.touch()
+    os.utime(marker, ns=(0, marker.stat().st_mtime_ns - 10**9))
+    late = path / "tokenizer.json"
+    while not late.exists() or late.stat().st_ctime_ns <= marker.stat().st_ctime_ns:
+        late.write_bytes(b"{}")
+    os.utime(late, ns=(0, marker.stat().st_mtime_ns - 10**9))
+    found = scan(tmp_path)[0]
+    assert found.marked
+    assert not found.marked_last
+
+
+def test_where_folders_have_a_marker_a_folder_without_waits_for_its_own() -> None:
+    disk = Disk()
+    watch = Watch(disk, marker_learned="STABLE")
+    assert observed(watch, 0.0, [folder(1)]) == [found(1, "a")]
+    later = [folder(1), folder(2, stable=False)]
+    assert observed(watch, 1.0, later) == []
+    assert observed(watch, 1.0 + 2 * SETTLE_S, later) == []
+    named = observed(watch, 1.0 + checkpoint_watcher.UNMARKED_S, later)
+    assert named == [
+        Damaged(2, ROOT / "step_2", "it has no STABLE, unlike step_1: write STABLE last, or start the hub with "
+                "--step-marker none")
+    ]  # fmt: skip
+    assert observed(watch, 9 * checkpoint_watcher.UNMARKED_S, later) == []
+    assert disk.checks == [1]
+    assert observed(watch, 900.0, [folder(1), folder(2)]) == [found(2, "a")]
+
+
+def test_a_run_whose_folders_have_no_marker_waits_for_none() -> None:
+    watch = Watch(Disk(), lambda step, content: step == 1, marker_learned="STABLE")
+    observed(watch, 0.0, [folder(1, stable=False), folder(2, stable=False)])
+    listing = [folder(1, stable=False), folder(2, stable=False)]
+    assert steps(observed(watch, SETTLE_S, listing)) == [2]
+    assert observed(watch, 5.0, [folder(1, stable=False), folder(2), folder(3, stable=False)]) == []
+    assert observed(watch, 7.0, [folder(1), folder(2), folder(3, stable=False)]) == [], "a late STABLE teaches it too"
+
+
+def test_of_two_folders_of_one_step_the_shorter_name_counts() -> None:
+    disk = Disk()
+    twin = Folder(60, ROOT / "step_060", "b", True, True)
+    watch = Watch(disk)
+    events = observed(watch, 0.0, [twin, folder(60)])
+    assert events == [
+        found(60, "a"),
+        Damaged(60, ROOT / "step_060", "step_60 is the same step: remove or rename one of the two"),
+    ]
+    assert observed(watch, 9.0, [twin, folder(60)]) == []
+    assert observed(watch, 10.0, [twin]) == [Found(60, ROOT / "step_060", "b", ROOT / "step_060")]
+
+
 def test_scan_takes_the_names_of_its_pattern_alone(tmp_path: Path) -> None:
     form = FolderForm(StepNames.parse("weight_v{step:06}"), MARKERS["none"])
     for name in ("weight_v000007", "weight_v1000000", "weight_v7", "weight_v0000007", "step_3", "weight_v000007.tmp"):
@@ -375,7 +444,7 @@ async def test_watch_follows_a_trainer(tmp_path: Path) -> None:
         assert first.step == 2
         assert first.path == run / "step_2"
 
-        write_checkpoint(run / "step_3", 3, stable=False)
+        (write_checkpoint(run / "step_3", 3, stable=False) / "STABLE").touch()
         assert (await anext(events)).step == 3
 
         broken = write_checkpoint(tmp_path / "step_4", 4)
