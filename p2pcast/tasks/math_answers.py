@@ -1,7 +1,7 @@
 """Reward of an answer to a question of mathematics [PULSE, appendix C.3], and the comparison by math-verify.
 
 Promises: ``parts_of`` takes time in proportion to the text. ``same_value`` compares only texts that are short, shallow
-and without huge powers; whatever the comparison raises counts as unlike. A comparison may still hang, so callers run
+and without large powers; whatever the comparison raises counts as unlike. A comparison may still hang, so callers run
 it in a process that can be killed.
 """
 
@@ -23,6 +23,8 @@ MAX_DEPTH: Final = 8
 MAX_NUMBER: Final = 64
 """Most digits of one number of an answer."""
 MAX_EXPONENT: Final = 999
+MAX_GROUP_EXPONENT: Final = 16
+"""Of a bracket, which may hold a sum: its power is multiplied out."""
 MAX_POWERS: Final = 100_000
 """Largest product of an answer's exponents: powers may be raised to powers."""
 _BOX: Final = re.compile(r"\\boxed\s{0,8}\{")
@@ -31,7 +33,7 @@ _TRAILING: Final = re.compile(r"[\s.$]|\\[)\]]")
 """Text that may follow the box: the end of its formula and of its sentence."""
 _UNBOUNDED: Final = re.compile(r"!|factorial|binom|gamma|zeta|\\(?:sum|prod|int|lim|tbinom|dbinom)", re.IGNORECASE)
 """Short texts that may stand for endless work. No final answer needs them."""
-_POWER: Final = re.compile(r"\^|\*\*")
+_POWER: Final = re.compile(r"\^|\*\*|exp\b")
 _DIGITS: Final = re.compile(r"\d+")
 
 
@@ -112,7 +114,8 @@ def _small_powers(answer: str) -> bool:
             return False  # a power as an exponent
         largest = max(map(int, _DIGITS.findall(exponent)), default=1)
         product *= max(largest, 1)
-        if largest > MAX_EXPONENT or product > MAX_POWERS:
+        group = answer[: power.start()].rstrip().endswith((")", "]", "}"))
+        if largest > (MAX_GROUP_EXPONENT if group else MAX_EXPONENT) or product > MAX_POWERS:
             return False
     return True
 

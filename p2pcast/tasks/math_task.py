@@ -53,6 +53,7 @@ class Math(TextTask, HoldsOut):
 
     name = "math"
     modules = (*TextTask.modules, "p2pcast.tasks.math_answers")
+    check_cpu_s = 1.0
     failed_check_reward = 0.0
 
     def __init__(

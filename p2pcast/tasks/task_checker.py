@@ -2,7 +2,7 @@
 
     first     ["ready", [hash, reward of a failed check]] or ["failed", text]
     request   [[job, token_ids, mask, claims], …]; claims: null or [stop, turns, loss_mask]
-    answers   of each check ["reward", number] or ["forged" | "failed", text];
+    answers   of each check ["reward", number] or ["forged" | "failed" | "hung", text];
               instead of the next one, after ``TOGETHER_S``: ["later", null], which ends the request
 
 Messages are those of ``child_channel``. Claims are fields of a result, checked against the task's own play of the same
@@ -16,6 +16,7 @@ import math
 import sys
 import time
 from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,7 +24,7 @@ import numpy as np
 
 from p2pcast.errors import P2PCastError
 from p2pcast.rollouts.job import Job
-from p2pcast.tasks.child_processes.child_channel import ChildChannel, limit_memory
+from p2pcast.tasks.child_processes.child_channel import ChildChannel, OutOfTime, cpu_limit, limit_memory
 from p2pcast.tasks.play import leading, up_to_stop
 from p2pcast.tasks.task import ForgedPlayError, Sample, Task, Trajectory
 from p2pcast.tasks.task_loader import load_task
@@ -64,9 +65,12 @@ def answer_of(task: Task, request: list[Any], loop: PlayLoop) -> list[Any]:
     packed, ids, marks, claims = request
     try:
         job, token_ids, mask = Job.from_bytes(packed), np.frombuffer(ids, "<u4"), np.frombuffer(marks, "u1")
-        found = float(task.reward(job, token_ids, mask))
-        if claims is not None:
-            check_claims(task, job, token_ids, mask, loop, *claims)
+        with nullcontext() if (cpu_s := getattr(task, "check_cpu_s", None)) is None else cpu_limit(cpu_s):
+            found = float(task.reward(job, token_ids, mask))
+            if claims is not None:
+                check_claims(task, job, token_ids, mask, loop, *claims)
+    except OutOfTime:
+        return ["hung", f"the check took more than {cpu_s:g} s of processor time"]
     except ForgedPlayError as error:
         return ["forged", str(error)[:MAX_TEXT]]
     except Exception as error:  # noqa: BLE001 - whatever a user's task raises

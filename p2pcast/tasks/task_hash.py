@@ -48,6 +48,8 @@ class HashedTask:
 
     modules: ClassVar[Sequence[str]] = ()
     """Names of modules besides the class's own whose code changes plays or rewards."""
+    check_cpu_s: ClassVar[float | None] = None
+    """Processor time in seconds after which a check counts as hung; None: ``--check-time`` alone limits it."""
     failed_check_reward: ClassVar[float | None] = None
     """Reward of a play whose check hung or crashed; None: such a play is rejected."""
 

@@ -111,8 +111,8 @@ class TaskProcesses:
                 return [*found, checker.failed(died)]
             if what == "later" and found:
                 break
-            found.append(_outcome(what, said))
-            if what not in ("reward", "forged", "failed"):
+            found.append(checker.failed(str(said)) if what == "hung" else _outcome(what, said))
+            if what not in ("reward", "forged", "failed", "hung"):
                 return found
         checker.clean = True
         return found

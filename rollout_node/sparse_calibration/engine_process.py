@@ -26,7 +26,7 @@ def run_engine(module: str, order: Any) -> Any:
     """Run ``module``, a script that calls ``answer``. Returns its answer to ``order``; both are documents in JSON.
     Raises LocalError when the engine fails.
     """
-    command = [sys.executable, "-P", "-m", module]
+    command = [sys.executable, "-m", module]
     done = subprocess.run(
         command, input=json.dumps(order), env=child_environment() | SETTINGS, capture_output=True, text=True
     )

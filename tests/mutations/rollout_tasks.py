@@ -58,6 +58,13 @@ ROLLOUT_TASKS = [
         "tests/p2pcast/tasks/test_math_task.py::test_a_comparison_that_hangs_is_ended_and_gives_nothing",
     ),
     Mutation(
+        "answers `math` with work without end",
+        "p2pcast/tasks/child_processes/child_channel.py",
+        "    resource.setrlimit(resource.RLIMIT_CPU, (latest",
+        "    resource.setrlimit(resource.RLIMIT_CPU, (hard if latest",
+        CHECKS + "test_a_check_has_its_processor_time",
+    ),
+    Mutation(
         "answers `math` with an undefined value",
         "p2pcast/tasks/math_answers.py",
         "if _undefined(found) and not _undefined(expected):",

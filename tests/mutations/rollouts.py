@@ -271,7 +271,21 @@ ROLLOUTS = [
     Mutation(
         "hands in results whose checks take long",
         DESK,
-        "caller = min(waiting, key=lambda one: (one.running, one.since))",
+        "self.used += count << int(self.doublings)",
+        "self.used += 1",
+        DESKS + "test_callers_get_shares_by_time_and_not_by_turns",
+    ),
+    Mutation(
+        "hands in results whose checks take long",
+        DESK,
+        "count << int(self.doublings)",
+        "count",
+        DESKS + "test_ten_callers_whose_checks_hang_leave_an_honest_one_half_of_the_time",
+    ),
+    Mutation(
+        "hands in results whose checks take long",
+        DESK,
+        "caller = min(waiting, key=lambda one: (one.running, one.used, one.since))",
         "caller = waiting[0]",
         DESKS + "test_a_caller_with_many_requests_delays_another_by_one",
     ),

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import resource
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -39,6 +41,31 @@ class ChildChannel:
         packed = msgpack.packb(answer)
         self._answers.write(len(packed).to_bytes(LENGTH_BYTES, "little") + packed)
         self._answers.flush()
+
+
+class OutOfTime(BaseException):
+    """Code that runs below ``cpu_limit`` took too long. No Exception, so that libraries do not catch it."""
+
+
+@contextlib.contextmanager
+def cpu_limit(seconds: float) -> Iterator[None]:
+    """Raises OutOfTime in the block after that much processor time of this process. Code that returns to Python too
+    late for that ends the process (SIGXCPU). Main thread alone.
+    """
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    latest = math.ceil(time.process_time() + seconds) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (latest if hard == resource.RLIM_INFINITY else min(latest, hard), hard))
+    signal.signal(signal.SIGPROF, _out_of_time)
+    signal.setitimer(signal.ITIMER_PROF, seconds, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
+
+
+def _out_of_time(*_: object) -> None:
+    raise OutOfTime
 
 
 def limit_memory(memory_bytes: int) -> None:

@@ -34,7 +34,7 @@ class KillableChild:
     async def start(cls, module: str, *words: str) -> KillableChild:
         """``python -m module words… PID``, with the process id of this process. Raises OSError."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", module, *words, str(os.getpid())),
+            *(sys.executable, "-m", module, *words, str(os.getpid())),
             env=child_environment() | {"PYTHONHASHSEED": "0"},  # equal requests visit sets in equal order
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

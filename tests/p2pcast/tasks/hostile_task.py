@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import itertools
 import os
 import subprocess
 import sys
@@ -41,6 +43,11 @@ class Hostile(HashedTask):
                 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
                 Path(rest).write_text(str(child.pid))
                 time.sleep(600)
+            case "spin":
+                while True:
+                    pass
+            case "endless":
+                collections.deque(itertools.repeat(None), maxlen=0)
             case "slow":
                 time.sleep(2 * TOGETHER_S)
             case "crash":
@@ -60,3 +67,7 @@ class Hostile(HashedTask):
                     with contextlib.suppress(OSError):
                         os.write(descriptor, b"\xff" * 64)
         return float(token_ids.sum() + mask.sum())
+
+
+class InTime(Hostile):
+    check_cpu_s = 0.5

@@ -98,13 +98,18 @@ async def checked(checks: TaskProcesses, answer: str) -> float:
     return await checks.reward(job, found.token_ids, found.mask)
 
 
-async def test_a_comparison_that_hangs_is_ended_and_gives_nothing(
-    checks: TaskProcesses, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr(checks, "_check_s", 2.0)
-        assert await checked(checks, "\\boxed{(x+y+z)^{999}}") == 0.0
-    assert checks.failed == 1
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "(x+y+z)^{16}(x+2y+3z)^{16}(x+y-z)^{16}",
+        "\\frac{1}{(x+1)^{16}}+\\frac{1}{(x+2)^{16}}+\\frac{1}{(x+y+3)^{16}}",
+    ],
+)
+async def test_a_comparison_that_hangs_is_ended_and_gives_nothing(checks: TaskProcesses, answer: str) -> None:
+    await checked(checks, "\\boxed{2}")
+    [checker] = checks._idle
+    assert await checked(checks, f"\\boxed{{{answer}}}") == 0.0
+    assert checks._idle == [checker]
     assert await checked(checks, "\\boxed{2}") == 0.9
 
 

@@ -100,6 +100,20 @@ async def test_a_request_ends_after_its_time_and_not_before_its_first_check(
     assert checks.failed == 0
 
 
+async def test_a_check_has_its_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pure Python keeps its process; one endless call of C ends it."""
+    monkeypatch.chdir(FOLDER)
+    name = "hostile_task:InTime"
+    found = TaskProcesses(name, load_task(name, FOLDER).hash, check_s=20)
+    with pytest.raises(CheckFailedError, match=r"more than 0\.5 s of processor time"):
+        await found.reward(job("spin"), TOKENS, MASK)
+    assert found.failed == 0
+    with pytest.raises(CheckFailedError, match="died"):
+        await found.reward(job("endless"), TOKENS, MASK)
+    assert await found.reward(job("good"), TOKENS, MASK) == 4.0
+    await found.close()
+
+
 async def test_a_cancelled_check_frees_its_place(checks: TaskProcesses, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pid")
     asked = asyncio.ensure_future(checks.reward(job(f"hang {tmp_path / 'pid'}"), TOKENS, MASK))

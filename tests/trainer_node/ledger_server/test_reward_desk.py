@@ -174,3 +174,53 @@ async def test_the_last_free_place_is_for_a_caller_without_one() -> None:
     await asyncio.wait(tasks)
     assert turns._free == 3
     assert not turns._callers
+
+
+class Shares:
+    """One place, a clock of its own, and callers whose turns take a stated time and who always want another."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.turns = Turns(1, clock=lambda: self.now_s)
+        self.took_s = Counter[str]()
+
+    async def run(self, until_s: float, **turn_s: float) -> None:
+        async def one(caller: str) -> None:
+            while self.now_s < until_s:
+                async with self.turns.place(caller):
+                    await asyncio.sleep(0)
+                    self.now_s += turn_s[caller]
+                    self.took_s[caller] += turn_s[caller]
+
+        await asyncio.gather(*(one(caller) for caller in turn_s for _ in range(2)))
+        assert not self.turns._callers
+
+
+async def test_callers_get_shares_by_time_and_not_by_turns() -> None:
+    shares = Shares()
+    await shares.run(60.0, honest=0.05, slow=1.0)
+    assert shares.took_s["honest"] > 30.0
+    equal = Shares()
+    await equal.run(600.0, a=1.0, b=2.0)
+    assert abs(equal.took_s["a"] - equal.took_s["b"]) < 300.0
+
+
+async def test_ten_callers_whose_checks_hang_leave_an_honest_one_half_of_the_time() -> None:
+    shares = Shares()
+    await shares.run(200.0, honest=0.05, **{f"hostile{n}": 1.0 for n in range(10)})
+    assert shares.took_s["honest"] > 100.0
+
+
+async def test_a_returning_caller_owes_its_used_time() -> None:
+    shares, begun = Shares(), list[str]()
+
+    async def one(caller: str, took_s: float) -> None:
+        async with shares.turns.place(caller):
+            begun.append(caller)
+            await asyncio.sleep(0)
+            shares.now_s += took_s
+
+    running = [asyncio.create_task(one("slow", 1.0)), *(asyncio.create_task(one("honest", 0.05)) for _ in range(4))]
+    await asyncio.wait(running[:2])
+    await asyncio.gather(*running, asyncio.create_task(one("slow", 1.0)))
+    assert begun == ["slow", *["honest"] * 4, "slow"]

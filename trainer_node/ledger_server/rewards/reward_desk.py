@@ -1,8 +1,9 @@
 """Rewards of results that workers hand in: each computed once, and in turns of the callers.
 
-Promises: a result that is sent again while its reward is computed starts no second check. Callers take turns, so a
-caller whose checks take long delays another caller by one turn at most, which is one check, or a few short ones. The
-last free place is for a caller that has none.
+Promises: a result that is sent again while its reward is computed starts no second check. Callers get equal shares of
+the time, so a caller whose checks take long delays another caller by one turn, which is one check, or a few short ones.
+Then the other goes on for as long, and for twice as long after each further long turn. The last free place is for a
+caller that has none.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,73 +27,105 @@ _Key = tuple[bytes, bytes, bytes]
 """Job, lease, and the digest of the result."""
 
 
+SHORT_S = 0.1
+"""Longest short turn, in seconds: the unit of shares."""
+MOST_DOUBLINGS = 10
+SHORT_TURNS = 16
+"""Short turns that take back one doubling."""
+
+
 @dataclass(slots=True)
 class _Caller:
-    """``running``: places. ``since``: the turn after which the caller waits."""
+    """``running``: places. ``since``: the turn after which the caller waits. ``used``: time of its turns in SHORT_S,
+    counted from that of the callers at its arrival. ``doublings``: of the count, by long turns.
+    """
 
     since: int
+    used: int
     running: int = 0
+    doublings: float = 0.0
     waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
+
+    @property
+    def active(self) -> bool:
+        return bool(self.running) or any(not turn.cancelled() for turn in self.waiting)
+
+    def charge(self, took_s: float) -> None:
+        count = max(1, round(took_s / SHORT_S))
+        self.used += count << int(self.doublings)
+        change = 1.0 if count > 1 else -1 / SHORT_TURNS
+        self.doublings = min(max(0.0, self.doublings + change), MOST_DOUBLINGS)
 
 
 class Turns:
-    """``places``: pieces of work that run at once; ``most``: of one caller."""
+    """``places``: pieces of work that run at once; ``most``: of one caller. ``clock``: seconds."""
 
-    def __init__(self, places: int, most: int | None = None) -> None:
+    def __init__(self, places: int, most: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._free, self._most = places, places if most is None else most
+        self._clock = clock
         self._callers: dict[str, _Caller] = {}
-        """Callers whose work runs or waits."""
+        """Callers whose work runs or waits, and those that have used more than their share."""
         self._turns = 0
         """Turns so far."""
+        self._used = 0
+        """``used`` of the caller that had the newest turn."""
 
     @contextlib.asynccontextmanager
     async def place(self, name: str) -> AsyncIterator[None]:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # Before a caller that had its turn since, and after one that has waited for longer.
-        self._callers.setdefault(name, _Caller(self._turns - 1)).waiting.append(turn)
+        caller = self._callers.setdefault(name, _Caller(self._turns - 1, self._used))
+        caller.used = max(caller.used, self._used)
+        caller.waiting.append(turn)
         self._hand_out()
         try:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                self._forget(name)
+                self._forget()
             else:  # the turn came at the same time
-                self._give_back(name)
+                self._give_back(caller)
             raise
+        began_s = self._clock()
         try:
             yield
         finally:
-            self._give_back(name)
+            caller.charge(self._clock() - began_s)
+            self._give_back(caller)
 
-    def _give_back(self, name: str) -> None:
+    def _give_back(self, caller: _Caller) -> None:
         self._free += 1
-        self._callers[name].running -= 1
+        caller.running -= 1
         self._hand_out()
-        self._forget(name)
+        self._forget()
 
-    def _forget(self, name: str) -> None:
-        """Unless the caller has work."""
-        caller = self._callers.get(name)
-        if caller is not None and not caller.running and all(turn.cancelled() for turn in caller.waiting):
-            del self._callers[name]
+    def _forget(self) -> None:
+        """Callers without work that owe nothing; all callers when none has work."""
+        active = any(caller.active for caller in self._callers.values())
+        for name, caller in list(self._callers.items()):
+            if not active or (caller.used <= self._used and not caller.active):
+                del self._callers[name]
 
     def _hand_out(self) -> None:
         while self._free and (caller := self._next()) is not None:
             self._turns += 1
             self._free -= 1
             caller.since = self._turns
+            self._used = max(self._used, caller.used)
             caller.running += 1
             caller.waiting.popleft().set_result(None)
 
     def _next(self) -> _Caller | None:
-        """Of the waiting callers with the fewest places, the one that has waited for the most turns of others."""
+        """Of the waiting callers with the fewest places, the one that has used the least time. Of equal ones, the one
+        that has waited for the most turns of others.
+        """
         for caller in self._callers.values():
             while caller.waiting and caller.waiting[0].cancelled():
                 caller.waiting.popleft()
         waiting = [caller for caller in self._callers.values() if caller.waiting]
         if not waiting:
             return None
-        caller = min(waiting, key=lambda one: (one.running, one.since))
+        caller = min(waiting, key=lambda one: (one.running, one.used, one.since))
         fits = caller.running < self._most and (self._free > 1 or not caller.running)
         return caller if fits else None
 
