@@ -60,8 +60,8 @@ ROLLOUT_TASKS = [
     Mutation(
         "answers `math` with work without end",
         "p2pcast/tasks/child_processes/child_channel.py",
-        "    resource.setrlimit(resource.RLIMIT_CPU, (latest",
-        "    resource.setrlimit(resource.RLIMIT_CPU, (hard if latest",
+        "    latest = math.ceil(time.process_time() + seconds) + 1",
+        "    latest = hard",
         CHECKS + "test_a_check_has_its_processor_time",
     ),
     Mutation(
