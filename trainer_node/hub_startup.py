@@ -25,6 +25,7 @@ from p2pcast.page.page_routes import PageRoutes
 from p2pcast.page.picture_feed import PictureFeed
 from p2pcast.page.reading_rights import ReadingRights
 from p2pcast.relay.downstream import Downstream
+from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import Node
 from p2pcast.state.staging import Staging
 from p2pcast.state.stale_shadows import claim, sweep
@@ -305,6 +306,12 @@ def build_publishing(state: StateParts, fleet: FleetParts) -> Publishing:
             store, Objects(config.mirror, run_folder(state.admission.token.run)), events, is_live, store_changed,
             rate_bps=config.mirror_bps, counts=config.counts,
         )  # fmt: skip
+
+    async def replace(damaged: Holding) -> None:
+        await sealed_artifacts.discard(damaged)
+        anchors_and_squashes.wake()
+
+    node.damaged.add(lambda holding: later(replace(holding), f"remove damaged {holding.open.version}"))
     commits = Commits(
         state.state_file, sessions, events,
         mode=config.commit, timeout_s=config.barrier_timeout_s, quorum=config.barrier_quorum,

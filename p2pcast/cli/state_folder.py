@@ -86,6 +86,14 @@ def show_state(document: dict[str, Any], rows: int | None) -> None:
         out.print(escape(fault["reason"]))
 
 
+_REMEDIES = {
+    "hub": "start the hub: it asks its peers, or makes a whole state of its shadow; else publish the next version",
+    "peer": "start the peer: it fetches what is missing from the hub and from other peers",
+    "hub files": "publish the next version with it",
+    "peer files": "start the peer, which fetches it",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class _Whole:
     assembly: Assembly
@@ -103,9 +111,9 @@ def check(state: Path, repair: bool, shadow: Path | None, as_json: bool) -> None
     """Compare every byte of the state folder STATE of a hub or peer, and of its shadow, with the signed digests. The
     daemon must not be running.
 
-    Exit code 3: the output names damaged files or cells. With --repair, damaged files move to STATE/damaged, which no
-    daemon reads, and damaged cells of the shadow are restored from artifacts on disk. When a peer's daemon starts, it
-    fetches the cells that remain damaged from other peers.
+    Exit code 3: the output names damaged files or cells, or what is missing of the newest version. With --repair,
+    damaged files move to STATE/damaged, which no daemon reads, and damaged cells of the shadow are restored from
+    artifacts on disk. When a peer's daemon starts, it fetches the cells that remain damaged from other peers.
 
     Also lists this user's shadows in /dev/shm whose state folder is gone; --repair removes these.
     """
@@ -128,8 +136,11 @@ def check(state: Path, repair: bool, shadow: Path | None, as_json: bool) -> None
         }
         for left in find_stale()
     ]
+    gap, missing = found.gap(shadow_faults["version"]), found.missing_files()
     document = _document(found) | {
         "kind": "check",
+        "gap": None if gap is None else str(gap),
+        "missing_files": missing,
         "set_aside": [str(path) for path in moved],
         "shadow": shadow_faults,
         "leftovers": left_over,
@@ -147,18 +158,25 @@ def check(state: Path, repair: bool, shadow: Path | None, as_json: bool) -> None
             done = "removed" if item["removed"] else "--repair removes it" if item["proved"] else "not removed"
             click.echo(f"left over, {item['bytes'] / 1e9:.2f} GB: {item['path']}: {item['why']} ({done})")
         sound = sum(i.fault is None for i in found.items)
+        if gap is not None:
+            click.echo(f"{gap}; {_REMEDIES[found.role]}")
+        for name in missing:
+            click.echo(f"the small file {name} of {document['version']} is missing; {_REMEDIES[f'{found.role} files']}")
+        whole = "are sound" if gap is None and not missing else "match their signatures, and others are missing"
         click.echo(
-            f"{state}: {sound} artifacts of run {found.run or 'unknown'} are sound; newest version: "
+            f"{state}: {sound} artifacts of run {found.run or 'unknown'} {whole}; newest version: "
             f"{document['version'] or 'none'}"
         )
-    left = len(found.faults) - len(moved) + shadow_faults["left"]
+    left = len(found.faults) - len(moved) + shadow_faults["left"] + (gap is not None) + len(missing)
     if left:
         sys.exit(EXIT_REFUSED)
 
 
 def _shadow_faults(found: Survey, folder: Path, repair: bool) -> dict[str, Any]:
-    """Faults of the shadow: the count of damaged cells, the count left after ``repair``, and a line for the user."""
-    out: dict[str, Any] = {"path": str(folder), "cells": 0, "left": 0, "healed": False, "note": ""}
+    """Faults of the shadow: the count of damaged cells, the count left after ``repair``, and a line for the user.
+    ``version``: of a shadow that can be used.
+    """
+    out: dict[str, Any] = {"path": str(folder), "version": None, "cells": 0, "left": 0, "healed": False, "note": ""}
     if not (folder / MARKS_NAME).exists():
         return out | {"note": f"no shadow in {folder}: the daemon rebuilds the shadow when it starts"}
     good = [i for i in found.items if i.fault is None and i.assembly is not None]
@@ -167,6 +185,7 @@ def _shadow_faults(found: Survey, folder: Path, repair: bool) -> dict[str, Any]:
         try:
             with Shadow.open(folder, layout) as shadow:
                 cells = shadow.verify(cores())
+                out["version"] = str(shadow.version)
                 out["cells"] = out["left"] = len(cells)
                 if not cells:
                     return out | {"note": f"shadow {folder}: every cell of version {shadow.version} matches its digest"}

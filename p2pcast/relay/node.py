@@ -149,6 +149,8 @@ class Node:
         """A version is on its way through this node: pulling gives way, from this node and by this node."""
         self.busy_observers: Observers[[]] = Observers()
         """Called when ``busy`` has changed."""
+        self.damaged: Observers[[Holding]] = Observers()
+        """Called with an artifact of which the disk has damaged or lost a piece."""
         self.cache = PieceCache(CACHE_BYTES)
         self.disk = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="p2pcast-disk")
         self.writeback = WriteBehind(self.disk, self._on_stored, self._on_store_failed)

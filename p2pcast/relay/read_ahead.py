@@ -3,7 +3,7 @@
 Promises:
 
 - For one child, no more pieces are read at once than the cache can hold together.
-- A piece that the disk damaged is not passed on, and ends that child's link alone.
+- A piece that the disk damaged or lost is not passed on, ends that child's link alone, and is reported to the node.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import blake3
 
 from p2pcast.daemon.background_tasks import spawn
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RemoteError
+from p2pcast.observers import Observers
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.send_schedule import ChildSchedules
 from p2pcast.relay.tuning import READ_AHEAD_BYTES, READ_AHEAD_PIECES
@@ -42,6 +43,10 @@ class PieceStore(Protocol):
     @property
     def disk(self) -> Executor:
         """Threads for reading."""
+
+    @property
+    def damaged(self) -> Observers[[Holding]]:
+        """Notified of an artifact of which the disk has damaged or lost a piece."""
 
     def payload(self, holding: Holding, index: int) -> bytes | memoryview | None:
         """A held piece, if it is in memory."""
@@ -69,7 +74,12 @@ class ReadAhead:
         loop = asyncio.get_running_loop()
         try:
             for holding, indices in self._absent(link, schedules):
-                pieces = await loop.run_in_executor(node.disk, read_pieces, holding, indices)
+                try:
+                    pieces = await loop.run_in_executor(node.disk, read_pieces, holding, indices)
+                except P2PCastError as error:
+                    if isinstance(error, IntegrityError) or isinstance(error.__cause__, FileNotFoundError):
+                        node.damaged.notify(holding)
+                    raise
                 for index, payload in zip(indices, pieces, strict=True):
                     node.cache.put(holding.id, index, payload)
                 # Send at once: reads for other children may soon evict these pieces.

@@ -19,6 +19,7 @@ from p2pcast.artifact.run_key import RunKey
 from p2pcast.artifact.signed_records import ANCHOR, DELTA, run_id
 from p2pcast.daemon.daemon_metrics import STORE_PARTS, disk_bytes
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError
+from p2pcast.relay.artifact_path import Edge, Gap, find_gap
 from p2pcast.store import anchor_folder, artifact_journal, disk
 from p2pcast.store.anchor_log import AnchorLog
 from p2pcast.store.atomic_files import explained, part_path
@@ -63,6 +64,22 @@ class Survey:
     @property
     def newest(self) -> Version | None:
         return max((i.version for i in self.items if i.version is not None and i.fault is None), default=None)
+
+    def gap(self, shadow: str | None) -> Gap | None:
+        """Why the artifacts do not lead to the newest version. ``shadow``: the version of the daemon's shadow. New
+        peers begin from nothing, so at a hub the shadow does not count. A peer may have begun from a base folder.
+        """
+        edges = [Edge(b"", i.base, i.version, 0) for i in self.items if i.version is not None and i.fault is None]
+        if self.role == "hub":
+            return find_gap(None, edges)
+        oldest = min((edge.base or edge.version for edge in edges), default=None)
+        return find_gap(oldest if shadow is None else Version.parse(shadow), edges)
+
+    def missing_files(self) -> list[str]:
+        """Small files of the newest version that are not on this disk."""
+        newest = [i.assembly.manifest for i in self.items if i.assembly is not None and i.version == self.newest]
+        files = newest[0].files if newest and newest[0] is not None else ()
+        return [file.path for file in files if not (self.root / "files" / file.hash.hex()).exists()]
 
 
 def is_state_folder(path: Path) -> bool:

@@ -59,6 +59,13 @@ ONE_VERSION = [
         DAEMONS + "test_a_connected_peer_with_another_state_discards_that_state",
     ),
     Mutation(
+        "the hub's disk has lost a version, and a peer offers another state",
+        "trainer_node/background/lost_artifacts.py",
+        'if known not in (None, f"{manifest.layout.hex()} {manifest.state:016x}"):',
+        "if False:",
+        "tests/daemons/swarm/test_gaps.py::test_a_peers_other_state_under_a_lost_version_is_not_taken",
+    ),
+    Mutation(
         "making the hub open branches",
         "trainer_node/membership/restart_recovery.py",
         "            found.append(kind.from_signed(signed, key))",

@@ -5,16 +5,20 @@ Promise: retention removes no artifact that a joined peer needs to reach the new
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from p2pcast.relay.artifact_path import Edge, cheapest_path
 from p2pcast.relay.child import Child
+from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import Node
 from p2pcast.state.staging import Staging
 from p2pcast.store.artifact_store import Store, Stored
 from p2pcast.version import Version
 from trainer_node.publish.artifact_announcer import ArtifactAnnouncer
+
+logger = logging.getLogger("p2pcast.hub")
 
 
 class SealedArtifacts:
@@ -47,6 +51,15 @@ class SealedArtifacts:
         self._announcer.announce([self._node.add_stored(stored.assembly, self._store.open_log(stored))])
         self._later(self.retain(), f"retention after {stored.version}")
         self._store_changed()
+
+    async def discard(self, holding: Holding) -> None:
+        """The disk has damaged or lost a part of an artifact: no peer is told of it any more. Raises LocalError."""
+        if holding.durable and self._store.holds(holding.id):
+            logger.error("the disk has damaged or lost the artifact of %s: it is removed", holding.open.version)
+            self._node.forget(holding.id)
+            await self._staging.run(self._store.discard, holding.id)
+            self._announcer.withdraw([holding.id])
+            self._store_changed()
 
     async def retain(self) -> None:
         """Remove what retention no longer keeps. Raises LocalError."""

@@ -130,11 +130,16 @@ def test_check_names_and_moves_damaged_files(state, what):
     top = path if what in ("delta", "file") else path.parent
     assert [f["path"] for f in found["faults"]] == [str(top)]
     assert str(top) in found["faults"][0]["reason"]
-    repaired = checked(state, "--repair")
+    repaired = checked(state, "--repair", code=3)
     assert repaired["set_aside"] == [str(state / "damaged" / top.name)]
     assert (state / "damaged" / top.name).exists()
     assert not top.exists()
-    assert checked(state)["faults"] == []
+    left = checked(state, code=3)
+    assert left["faults"] == []
+    assert (left["gap"] is None, left["missing_files"]) == ((True, ["config.json"]) if what == "file" else (False, []))
+    text = ran(check, state, "--shadow", state.parent / "shadow", code=3)
+    assert "publish the next version" in text
+    assert "are sound" not in text
 
 
 def test_check_repairs_damaged_cells(state):
