@@ -34,6 +34,10 @@ from trainer_node.publish.version_source import Files, FolderSource
 
 logger = logging.getLogger("p2pcast.hub")
 
+_RECORDS = ("trainer_state.json", "_results.json", ".log")
+"""Ends of the names of small files that trainers and evaluations write later, and no engine reads: they travel with a
+version, and are no reason for one.
+"""
 _SHOWN = 10
 """Paths in one message."""
 
@@ -101,6 +105,7 @@ class CheckpointSource:
         mark = None
         late = same is not None and known.files and known.files != digest
         other = [] if same is None else await self._staging.run(self._publishing.other_files, same, files)
+        other = [path for path in other if not path.endswith(_RECORDS)]
         if late and same != self._publishing.head:
             self._versions.skip(
                 name,
@@ -157,7 +162,8 @@ def _read_files(found: Found[Checkpoint], marker: Marker) -> Files | None:
 def _digest(files: Files) -> str:
     whole = blake3()
     for path, contents in sorted(files.items()):
-        whole.update(f"{path!r} {blake3(contents).hexdigest()}\n".encode())
+        if not path.endswith(_RECORDS):
+            whole.update(f"{path!r} {blake3(contents).hexdigest()}\n".encode())
     return whole.hexdigest()[:32]
 
 

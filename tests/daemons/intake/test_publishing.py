@@ -84,10 +84,13 @@ async def test_small_files_stay_until_others_come(swarm, states, trainers):
         state = states.trained(state, step)
         await trainer.publish(step, state, files=files)
         await swarm.live(f"0.{step}")
-    grown = states.first(2, states.shapes | {"model.head": ("bfloat16", (40, 9))})
-    assert (await trainer.publish(5, grown))["version"] == [0, 5]
+    await trainer.publish(5, state, files={"config.json": b'{"corrected": 1}'})
     await swarm.live("0.5")
-    assert swarm.versions("anchor") == ["0.1", "0.5"]
+    assert swarm.hub.publishing.lifecycle.published.changed == 0
+    grown = states.first(2, states.shapes | {"model.head": ("bfloat16", (40, 9))})
+    assert (await trainer.publish(6, grown))["version"] == [0, 6]
+    await swarm.live("0.6")
+    assert swarm.versions("anchor") == ["0.1", "0.6"]
 
 
 async def test_every_fiftieth_version_is_an_anchor_too(swarm, states, trainers, monkeypatch):

@@ -170,6 +170,18 @@ async def test_a_folder_with_other_files_than_its_ranks_opens_no_branch(parts: P
     assert "step_1 has other small files than version 0.1, which keeps its own: config.json" in caplog.text
 
 
+async def test_records_of_a_trainer_that_come_late_are_no_reason_for_a_version(parts: Parts) -> None:
+    found = parts.found(1)
+    await parts.take(found)
+    (found.path / "trainer_state.json").write_text("{}")
+    parts.publishing.same = V(0, 1)
+    await parts.take(Found(1, found.path, scan(found.path.parent)[-1].fingerprint, Checkpoint.open(found.path)))
+    assert parts.versions.begun == [V(0, 1)]
+    (found.path / "tokenizer.json").write_text("{}")
+    await parts.take(Found(1, found.path, scan(found.path.parent)[-1].fingerprint, Checkpoint.open(found.path)))
+    assert len(parts.versions.begun) == 2
+
+
 async def test_small_files_of_an_older_version_are_named_and_no_engine_goes_back(parts: Parts) -> None:
     parts.history.note(1, folder="before", files="others")
     parts.publishing.same, parts.publishing.head = V(0, 1), V(0, 2)
