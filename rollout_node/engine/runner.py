@@ -6,6 +6,8 @@ Promises:
 - Versions are installed in ascending order, and superseded ones are skipped.
 - A failing installer stops neither the other engines nor the relay.
 
+A target with signs of life is watched meanwhile: a frozen engine is unready within seconds, a busy one stays ready.
+
 An engine that lost its recorded version is unready within seconds, and gets the shadow's version without waiting for
 the next one. A whole state is audited once before the engine counts as ready, at the cost of one pass over the model;
 installers check deltas themselves.
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -26,7 +29,15 @@ from rollout_node.engine.callbacks import Callbacks
 from rollout_node.engine.commit_permission import CommitPermission
 from rollout_node.engine.switch_slots import SwitchSlots
 from rollout_node.engine.version_digests import VersionDigests
-from rollout_node.installers.installer import Audit, CommitReport, Installer, follows_schedules, stretch_of
+from rollout_node.installers.installer import (
+    Audit,
+    CommitReport,
+    Installer,
+    Pulse,
+    follows_schedules,
+    pulse_of,
+    stretch_of,
+)
 from rollout_node.stage.shadow_state import ShadowReader
 
 logger = logging.getLogger("p2pcast.peer")
@@ -39,6 +50,12 @@ CHECK_S = 1.0
 
 CHECK_DEADLINE_S = 10.0
 """Time for an engine to say which version it holds, in seconds; a slower engine is out of reach."""
+
+STEP_S = 120.0
+"""The same for an engine whose processes give signs of life. A long prefill holds up the answer."""
+
+UNHEARD_S = 10.0
+"""Age in seconds beyond which signs of life count no more: this process was stopped, and the engine may be another."""
 
 STAGE_S = 1800.0
 """Largest time for which one installer holds the shadow still, in seconds: 140 GB at 80 MB/s. An installer that hangs
@@ -104,6 +121,11 @@ class Runner:
         """The engine answered the last check."""
         self._was_ready: bool | None = None
         """Whether the engine was ready when it took its slot; None while it has none."""
+        self._pulse = pulse_of(installer)
+        self._frozen: str | None = None
+        """Why the newest look at the signs of life found a fault."""
+        self._heard_s = time.monotonic()
+        """When that was."""
         self._deferred: tuple[Version | None, float, float] = (None, 0.0, 0.0)
         """A version, the seconds by which it was deferred, and until when by the loop's clock."""
 
@@ -122,7 +144,8 @@ class Runner:
     @property
     def ready(self) -> bool:
         """Fit for traffic."""
-        return self.installer.ready and self._trusted and self._reached
+        heard = self._pulse is None or time.monotonic() - self._heard_s < UNHEARD_S
+        return self.installer.ready and self._trusted and self._reached and heard and self._frozen is None
 
     @property
     def committed(self) -> Version | None:
@@ -155,6 +178,22 @@ class Runner:
 
     async def run(self) -> None:
         """Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._drive(), name=f"installs of {self.installer.name}")
+            if self._pulse is not None:
+                group.create_task(self._watch(self._pulse), name=f"signs of life of {self.installer.name}")
+
+    async def _watch(self, pulse: Pulse) -> None:
+        while True:
+            frozen = await pulse.fault() if self.started else None
+            self._heard_s = time.monotonic()
+            if frozen != self._frozen:
+                logger.warning("%s", frozen or f"{self.installer.name} gives signs of life again")
+                self._frozen = frozen
+                self._on_changed()
+            await asyncio.sleep(CHECK_S)
+
+    async def _drive(self) -> None:
         woken = True
         try:
             while True:
@@ -246,15 +285,16 @@ class Runner:
         installer, recorded = self.installer, self.installer.committed
         if recorded is None:
             return
+        deadline_s = STEP_S if self._pulse is not None and self._pulse.beats else CHECK_DEADLINE_S
         try:
-            async with asyncio.timeout(CHECK_DEADLINE_S):
+            async with asyncio.timeout(deadline_s):
                 await installer.check()
         except BaseException as error:
             # An engine stays ready while the check runs.
             self._reached = False
             if isinstance(error, TimeoutError):
                 raise RetryableError(
-                    f"{installer.name} did not say within {CHECK_DEADLINE_S:g} s which version it holds"
+                    f"{installer.name} did not say within {deadline_s:g} s which version it holds"
                 ) from None
             raise
         self._reached = True
@@ -354,7 +394,7 @@ class Runner:
             "recomputed_tokens": None if report is None else report.recomputed_tokens,
             "detail": {} if report is None else dict(report.detail),
             "waits_for": self.waits_for,
-            "error": self.error,
+            "error": self.error or self._frozen,
         }
 
 

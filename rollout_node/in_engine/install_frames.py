@@ -8,6 +8,7 @@ Lengths are checked before any allocation. The worker sends requests, and the pe
                                                            files in order, or the shadow alone
     {"op": "adapters", "version": "b.s"}                -> {"configs": {path: bin}}, each adapter_config.json
     {"op": "report", "engine", "rank", "phase", "version", "nonce", "error", …} -> {}
+                                                           (phase "alive": the process runs)
     any request                                         -> {"error": message, "kind": wire code} if it fails
 
 This module is the worker's, blocking side; the peer's side is ``rollout_node.installers.install_socket``.
@@ -28,6 +29,8 @@ from p2pcast import limits
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RemoteError, RetryableError
 from p2pcast.version import Version
 
+ALIVE = "alive"
+"""Phase of a report that answers no command."""
 LENGTH = struct.Struct("<I")
 _CREDENTIALS = struct.Struct("3i")
 

@@ -33,6 +33,7 @@ from p2pcast.sparse.budget_schedule import BudgetSchedule
 from p2pcast.version import Version
 from rollout_node.in_engine import tensor_accounts
 from rollout_node.in_engine.adapter_weights import AdapterWeights, Followers, ModelBesideAdapters
+from rollout_node.in_engine.heartbeat import Heartbeat
 from rollout_node.in_engine.install_frames import InstallClient
 from rollout_node.in_engine.installation import Installation
 from rollout_node.in_engine.shadow_reader import ShadowReader
@@ -138,7 +139,7 @@ class RankInstaller:
         self._model, self._log = model, log
         self._incarnation = secrets.token_hex(8)
         self._engine = self._run = ""
-        self._client = InstallClient(socket)
+        self._client, self._heartbeat = InstallClient(socket), Heartbeat(socket)
         self._installation: Installation | None = None
         self._lacks: tuple[str, ...] = ()
         """Adapters of the run that this engine does not take."""
@@ -156,6 +157,8 @@ class RankInstaller:
     def introduce(self, introduction: Introduction) -> None:
         """Record the mapping, unless the layout's is known, and report the version that this rank holds."""
         self._engine = introduction.engine
+        rank = {"rank": self._model.rank, "ranks": self._model.ranks}
+        self._heartbeat.begin(engine=self._engine, incarnation=self._incarnation, **rank)
         self._run_and_report(Command("init", None, introduction.nonce), lambda: self._introduce(introduction))
 
     def begin(self) -> None:
@@ -199,6 +202,10 @@ class RankInstaller:
     def stop(self) -> None:
         for job in self._jobs:
             job.stop()
+
+    def close(self) -> None:
+        self.stop()
+        self._heartbeat.end()
 
     # -- phases
 

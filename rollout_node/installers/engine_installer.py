@@ -15,6 +15,7 @@ The parts:
 
 - ``install_state``: all that the installer knows of the engine.
 - ``rank_reports``: commands to all ranks, and their reports.
+- ``engine_pulse``: signs of life of the engine's processes.
 - ``engine_pause``: this peer's pause, and the repair of an engine that is in doubt.
 - ``rank_preparation``: staging beside the live weights.
 - ``safe_point``: when an engine may switch.
@@ -41,6 +42,7 @@ from p2pcast.version import Version
 from rollout_node.in_engine import tensor_accounts, weight_audit
 from rollout_node.in_engine.tensor_accounts import Account
 from rollout_node.installers.engine_pause import EnginePause
+from rollout_node.installers.engine_pulse import EnginePulse
 from rollout_node.installers.engine_server import EngineServer, ServerAwayError
 from rollout_node.installers.engine_switch import EngineSwitch
 from rollout_node.installers.install_socket import InstallSocket, Report
@@ -74,6 +76,8 @@ class EngineInstaller:
         self._state = state = InstallState()
         self._server = server
         self._ranks = Ranks(server, socket, run, ranks)
+        self.pulse = EnginePulse(server, lambda: asyncio.get_running_loop().time())
+        socket.signs[self._ranks.engine] = self.pulse.note
         self._pause = EnginePause(server, self._ranks, state, kv=kv, driver=driver)
         self._point = SwitchPoint(server, state, safe_point, server.deadlines.drain)
         self._preparation = RankPreparation(self._ranks, state, socket.layout_document, self._pause.distrust)
@@ -203,7 +207,9 @@ class EngineInstaller:
         # The label fails soon if the engine hangs, whereas ``init`` may take long to learn the mapping.
         await self._server.label()
         await self._ranks.recount()
+        began_at = asyncio.get_running_loop().time()
         reports = await self._ranks.init()
+        self.pulse.met(began_at)
         # One sparse rank changes what the engine samples. A pipeline's first rank may have dense layers alone.
         follows = any(r.get("follows") is True for r in reports)
         lacks = {str(name) for r in reports for name in r.get("lacks", ())}

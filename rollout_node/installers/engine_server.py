@@ -22,6 +22,7 @@ from p2pcast.errors import LocalError, RetryableError
 class Deadlines:
     """Seconds. The keys:
 
+    - ``request``: one command, which waits for the step under way: a prefill may be long.
     - ``init``: learning the mapping.
     - ``prepare``: staging.
     - ``dense``: a whole model under the pause.
@@ -30,7 +31,7 @@ class Deadlines:
     - ``drain``: the end of running requests, with the safe point ``drain``.
     """
 
-    request: float = 30.0
+    request: float = 120.0
     init: float = 300.0
     prepare: float = 300.0
     commit: float = 60.0
@@ -73,6 +74,10 @@ class EngineServer(ABC):
 
     async def health(self) -> None:
         await self._get("/health")
+
+    async def answer(self, deadline_s: float) -> None:
+        """Of the front end, which answers while the engine computes."""
+        await self._request("GET", "/health", None, deadline_s)
 
     @abstractmethod
     async def world_size(self) -> int:

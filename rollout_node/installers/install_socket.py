@@ -26,7 +26,7 @@ from p2pcast.daemon.background_tasks import spawn
 from p2pcast.errors import LocalError, P2PCastError, RemoteError
 from p2pcast.version import Version
 from rollout_node.engine.weight_provider import WeightProvider
-from rollout_node.in_engine.install_frames import LENGTH, other_user, pack, unpack
+from rollout_node.in_engine.install_frames import ALIVE, LENGTH, other_user, pack, unpack
 
 Report = Mapping[str, Any]
 
@@ -100,6 +100,8 @@ class InstallSocket:
         """To accept again, while no descriptor is left."""
         self._serving: set[asyncio.Task[None]] = set()
         self._expecting: set[Expectation] = set()
+        self.signs: dict[str, Callable[[Report, float], None]] = {}
+        """By engine: called with each sign of life of its processes, and when it was given by the loop's clock."""
         self.elsewhere: Callable[[], str] | None = None
         """Names the members that forward reports from other hosts; None where there are none."""
 
@@ -158,6 +160,8 @@ class InstallSocket:
         question's nonce.
         """
         report, made_at = _checked(request), asyncio.get_running_loop().time() - age_s
+        if report["phase"] == ALIVE and (note := self.signs.get(report["engine"])) is not None:
+            note(report, made_at)
         awaited = [e for e in self._expecting if e.awaits(report, made_at)]
         for expectation in awaited:
             expectation.check(report)
@@ -165,7 +169,8 @@ class InstallSocket:
             claim(report)
         for expectation in tuple(self._expecting):
             expectation.offer(report, made_at)
-        self._provider.report(report)
+        if "process" not in report:  # that of no rank
+            self._provider.report(report)
 
     def lose(self, ranks: Collection[int], error: P2PCastError) -> None:
         """The reports that ``ranks`` owe now will not come."""

@@ -94,6 +94,23 @@ class Installer(Protocol):
     async def close(self) -> None: ...
 
 
+class Pulse(Protocol):
+    """Signs of life of a target, apart from its answers to commands."""
+
+    @property
+    def beats(self) -> bool:
+        """Whether the target's processes give signs of life."""
+
+    async def fault(self) -> str | None:
+        """Why the target is not fit for traffic; None: each of its processes runs. Called each second."""
+
+
+def pulse_of(installer: Installer) -> Pulse | None:
+    """None for a target that has none."""
+    found: Pulse | None = getattr(installer, "pulse", None)
+    return found
+
+
 def follows_schedules(installer: Installer) -> bool:
     """Whether the target's attention follows the schedule of budgets that belongs to its version."""
     return bool(getattr(installer, "follows", False))

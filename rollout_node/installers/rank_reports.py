@@ -38,7 +38,7 @@ class Ranks:
     def __init__(self, server: EngineServer, socket: InstallSocket, run: str, given: int | None) -> None:
         self._server, self._socket, self._run = server, socket, run
         self._given, self.count = given, given or 1
-        self._engine = secrets.token_hex(8)
+        self.engine = secrets.token_hex(8)
 
     @property
     def name(self) -> str:
@@ -57,7 +57,7 @@ class Ranks:
         the engine. ``forget``: they name no version until the next install.
         """
         with self._expecting("init", None) as (expectation, nonce):
-            info = {"engine": self._engine, "run": self._run, "nonce": nonce, "pausing": pausing, "forget": forget}
+            info = {"engine": self.engine, "run": self._run, "nonce": nonce, "pausing": pausing, "forget": forget}
             await self._server.init(info)
             return await self._collect(expectation, "init", self._server.deadlines.report)
 
@@ -73,7 +73,7 @@ class Ranks:
     @contextlib.contextmanager
     def _expecting(self, phase: str, version: Version | None) -> Iterator[tuple[Expectation, str]]:
         text, nonce = str(version) if version else None, secrets.token_hex(4)
-        wanted = (self._engine, phase, text, nonce)
+        wanted = (self.engine, phase, text, nonce)
 
         def matches(report: Report) -> bool:
             return (report["engine"], report["phase"], report["version"], report.get("nonce")) == wanted

@@ -36,6 +36,9 @@ class SglangServer(EngineServer):
         """SGLang's own route calls a paused server unhealthy."""
         await self._ask("state", {}, self.deadlines.request)
 
+    async def answer(self, deadline_s: float) -> None:
+        await self._request("GET", "/model_info", None, deadline_s)
+
     async def world_size(self) -> int:
         """Raises LocalError for a server with data parallelism, whose groups would not switch together, or pipeline
         parallelism, whose schedulers heed no pause.

@@ -20,14 +20,18 @@ several cores would have to switch at once.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import wraps
+from functools import cache, wraps
+from pathlib import Path
 from typing import Any
 
 from p2pcast.version import NO_VERSION
+from rollout_node.in_engine.heartbeat import Heartbeat
 from rollout_node.in_engine.switch_order import SwitchOrder
+from rollout_node.vllm_plugin import SOCKET_VARIABLE
 
 COMMAND = "p2pcast_switch"
 _INIT = "init_weight_transfer_engine"
@@ -77,6 +81,8 @@ def wrap_collective_rpc(inner: Callable[..., Any]) -> Callable[..., Any]:
             return switch(self, SwitchOrder(**kwargs))
         if method != _INIT:
             return inner(self, method, timeout, args, kwargs)
+        if engine := kwargs["init_info"].get("engine"):
+            _heartbeat().begin(engine=engine, rank=0)
         if self.vllm_config.parallel_config.data_parallel_size == 1:
             kwargs = {"init_info": {**kwargs["init_info"], "core": True}}
         found = inner(self, method, timeout, args, kwargs)
@@ -87,6 +93,12 @@ def wrap_collective_rpc(inner: Callable[..., Any]) -> Callable[..., Any]:
 
     setattr(collective_rpc, _INSTALLED, True)
     return collective_rpc
+
+
+@cache
+def _heartbeat() -> Heartbeat:
+    """Of this process."""
+    return Heartbeat(Path(os.environ.get(SOCKET_VARIABLE, "")), "the engine core")
 
 
 def switch(core: Any, order: SwitchOrder) -> list[dict[str, Any]] | Future[list[dict[str, Any]]]:

@@ -168,4 +168,4 @@ class P2PCastEngine(WeightTransferEngine[P2PCastInitInfo, P2PCastUpdateInfo]):  
         self._installer.finish()
 
     def shutdown(self) -> None:
-        self._installer.stop()
+        self._installer.close()

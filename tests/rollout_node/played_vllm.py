@@ -86,6 +86,8 @@ class Engine:
         """No request runs."""
         self.idle.set()
         self.draining = asyncio.Event()
+        self.answers_health = asyncio.Event()
+        self.answers_health.set()
         self.before_commit: Callable[[], None] = lambda: None
 
     def restart(self) -> None:
@@ -103,6 +105,7 @@ class Engine:
         name = request.path[1:]
         body = await request.json() if request.can_read_body else None
         if name in ("health", "metrics"):
+            await self.answers_health.wait()
             return web.Response()
         if name in self.fails:
             return web.Response(status=500, text="by a test")

@@ -5,6 +5,7 @@ with its first weights, and outlives its peer.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import signal
@@ -27,6 +28,8 @@ from p2pcast.errors import RetryableError
 from p2pcast.rollouts.result import Span
 from p2pcast.tasks.play import result_of
 from p2pcast.version import Version
+from rollout_node.engine.runner import CHECK_S
+from rollout_node.installers.engine_pulse import SILENT_S
 from rollout_node.worker.engine_versions import EngineVersions, Served
 from rollout_node.worker.generate_sampler import GenerateSampler
 from rollout_node.worker.ledger_client import LedgerClient
@@ -36,6 +39,16 @@ from trainer_node.ledger_server.callers import WORKER_FILE
 
 KIND = "fp8-channel"
 VOCABULARY = 500
+PREFILL = 28_000
+"""Tokens of a prompt whose only step lasts longer than a silence that counts as frozen."""
+FROZEN = {
+    "VLLM::EngineCore": "no sign of life of the engine core",
+    "VLLM::Worker": "no sign of life of rank 0",
+    "vllm.entrypoints.openai.api_server": "GET /health: no answer",
+}
+FLAGS = ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--max-model-len", str(PREFILL + 8)]
+FLAGS += ["--max-num-batched-tokens", str(PREFILL + 8), "--no-enable-chunked-prefill"]
+LONG_TEXTS = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
 pytestmark = pytest.mark.vllm
 
 
@@ -83,6 +96,47 @@ class Rollouts:
         return await self.ledger.hand_in(session.session, [result])
 
 
+def process_of(server: Server, title: str) -> int:
+    """Of the server's processes."""
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(ValueError, OSError):
+            if os.getpgid(int(entry.name)) == server.process.pid:
+                words = (entry / "cmdline").read_text(errors="replace").split("\0")
+                if words[0].startswith(title) or title in words:
+                    return int(entry.name)
+    raise AssertionError(f"no process {title}")
+
+
+@contextlib.asynccontextmanager
+async def frozen(swarm, peer, server: Server, title: str, said: str) -> AsyncIterator[None]:
+    """A process of the engine is stopped in the block, and the engine is unready before its commands' time ends."""
+    runner, process = peer.runners[0], process_of(server, title)
+    os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+        await swarm.until(lambda: not runner.ready, f"{title} is missed")
+        (row,) = (await swarm.status(peer))["engines"]
+        assert (row["ready"], runner.fault) == (False, None)
+        assert said in row["error"]
+        assert (await swarm.get(peer, "/readyz"))[0] == 503
+    finally:
+        os.kill(process, signal.SIGCONT)
+
+
+async def prefilled(swarm, peer, server: Server) -> int:
+    """Looks at the signs of life during a prefill that holds up the engine's commands: the engine stays ready."""
+    runner, looks, heard = peer.runners[0], 0, 0.0
+    async with one_off_connections() as http:
+        prompt = [3 + i % 400 for i in range(PREFILL)]
+        asking = asyncio.create_task(complete(http, server.url, prompt, max_tokens=1))
+        while not asking.done():
+            assert (await swarm.get(peer, "/readyz"))[0] == 200
+            looks, heard = looks + (runner._heard_s != heard), runner._heard_s
+            await asyncio.sleep(0.05)
+        await asking
+    return looks
+
+
 async def test_a_server_through_its_life(swarm, states, servers, p2pcast):
     model = await asyncio.to_thread(make_model, swarm.folder / "model", tied=True)
     started = swarm.folder / "started"
@@ -91,7 +145,7 @@ async def test_a_server_through_its_life(swarm, states, servers, p2pcast):
     state = states.read(model)
     files = {p.name: p.read_bytes() for p in model.iterdir() if p.suffix == ".json" and "index" not in p.name}
     (swarm.folder / "a").mkdir(0o700)
-    server = Server(started, swarm.folder / "a", "--enable-scale-out", "--logprobs-mode", "processed_logprobs")
+    server = Server(started, swarm.folder / "a", *FLAGS, environment=LONG_TEXTS)
     servers.append(server)
 
     async def verified(version: str, peer) -> None:
@@ -120,7 +174,7 @@ async def test_a_server_through_its_life(swarm, states, servers, p2pcast):
     # A dead server is not ready. After its restart it holds its first folder, until it is filled again.
     os.killpg(server.process.pid, signal.SIGKILL)
     await asyncio.to_thread(server.process.wait)
-    await swarm.until(lambda: not peer.runners[0].ready, "it is missed")
+    await swarm.until(lambda: (peer.runners[0].ready, peer.committed) == (False, None), "it is missed")
     assert (await swarm.get(peer, "/readyz"))[0] == 503
     (row,) = (await swarm.status(peer))["engines"]
     assert (row["committed"], row["ready"]) == (None, False)
@@ -168,8 +222,13 @@ async def test_a_server_through_its_life(swarm, states, servers, p2pcast):
     peer = await swarm.peer_up("a", targets=(f"vllm:{server.url}",), quantise=KIND)
     await verified("0.1", peer)
     assert peer.runners[0].report.pause_s == 0
-    swarm.publish(2, state, files)
-    await verified("0.2", peer)
+
+    # A frozen process of the engine is missed, also while a version is staged. A long prefill raises no alarm.
+    for title, said in FROZEN.items():
+        async with frozen(swarm, peer, server, title, said):
+            swarm.publish(2, state, files)
+        await verified("0.2", peer)
+    assert await prefilled(swarm, peer, server) > SILENT_S / CHECK_S
     async with one_off_connections() as http:
         now = [await complete(http, server.url, prompt) for prompt in PROMPTS]
     assert now != before

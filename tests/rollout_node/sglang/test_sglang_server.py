@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from real_server import make_model, one_off_connections
 from real_sglang import TWO_RANKS, SglangServer, generate, make_zoo_model
@@ -34,7 +35,8 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     ranks, kind = request.param
     model = make_model(folder / "model") if kind == "dense" else make_zoo_model(folder, kind)
     environment = TWO_RANKS if ranks == 2 else None
-    found = SglangServer(model, folder / "server", "--tp-size", str(ranks), environment=environment)
+    options = ["--tp-size", str(ranks), "--weight-version", "0.0"]
+    found = SglangServer(model, folder / "server", *options, environment=environment)
     try:
         found.wait()
         yield found
@@ -82,11 +84,25 @@ def said(answer: dict[str, Any]) -> Any:
     return [(logprob, token) for logprob, token, *_ in answer["meta_info"]["output_token_logprobs"]]
 
 
+async def until_fault(target: EngineInstaller, said: str) -> None:
+    while True:
+        if said in str(await target.pulse.fault()):
+            return
+        await asyncio.sleep(0.1)
+
+
 async def test_versions_installed_under_load_equal_fresh_servers(
     server: SglangServer, installer: tuple[EngineInstaller, Any], tmp_path: Path
 ) -> None:
     target, run = installer
     assert not target.ready
+    async with one_off_connections() as http:
+        body = {"new_version": "0.0", "abort_all_requests": False}
+        for _ in range(2):
+            before = (await generate(http, server.url, [5], tokens=2))["meta_info"]
+            assert [one["version"] for one in before["weight_versions"]] == ["none"], "not what the server was told"
+            async with http.post(server.url + "/update_weight_version", json=body) as response:
+                assert response.status == 200
     await target.stage(run.version, run.shadow.path)
     await target.commit(run.version)
     assert (target.ready, target.committed) == (True, run.version)
@@ -113,4 +129,10 @@ async def test_versions_installed_under_load_equal_fresh_servers(
     assert clean(await target.audit(run.layout, run.digests))
     prepared = [r for r in run.reports if r["phase"] == "prepare" and r["rank"] == 0]
     assert [r["install"] for r in prepared] == ["dense", "sparse", "sparse", "sparse"]
+    for process in psutil.Process(server.process.pid).children(recursive=True):
+        if "sglang::scheduler" in " ".join(process.cmdline()):
+            process.suspend()
+            await until_fault(target, "no sign of life of rank ")
+            process.resume()
+            await until_fault(target, "None")
     assert await asyncio.to_thread(fresh, folders, server) == answers

@@ -1,0 +1,45 @@
+"""A process of an engine tells its peer each second that it runs, from a thread of its own.
+
+A long step holds up the engine's commands, and not this thread: the kernels of a step release the interpreter's lock. A
+stopped process is silent. So the peer can tell a busy engine from a frozen one (``installers.engine_pulse``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+from p2pcast.errors import P2PCastError
+from rollout_node.in_engine.install_frames import ALIVE, InstallClient
+
+BEAT_S: Final = 1.0
+
+
+class Heartbeat:
+    """``socket``: the peer's. ``process``: its name in messages; None: that of a rank."""
+
+    def __init__(self, socket: Path, process: str | None = None) -> None:
+        self._client = InstallClient(socket)
+        self._about: dict[str, Any] = {"phase": ALIVE, "version": None, "error": None}
+        self._about |= {"incarnation": secrets.token_hex(8)} | ({"process": process} if process else {})
+        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+
+    def begin(self, **about: Any) -> None:
+        """Of the engine that the peer has named, and of this rank; replaces what was said before."""
+        self._about = self._about | about
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="p2pcast-heartbeat", daemon=True)
+            self._thread.start()
+
+    def end(self) -> None:
+        self._ended.set()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            with contextlib.suppress(P2PCastError):  # the peer is away
+                self._client.report(self._about)
+            self._ended.wait(BEAT_S)
