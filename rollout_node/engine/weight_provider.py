@@ -20,6 +20,8 @@ from rollout_node.stage.shadow_state import ShadowReader
 
 logger = logging.getLogger("p2pcast.peer")
 
+CONFIG = "config.json"
+
 
 class WeightProvider:
     """``before_dense`` is called before an engine gets the whole shadow; it
@@ -59,6 +61,15 @@ class WeightProvider:
             contents = self.small_files(version).get(budget_schedule.FILE)
             self._schedules_of_base = {} if contents is None else {version: blake3(contents).digest()}
         return contents if contents is None or len(contents) <= budget_schedule.MAX_FILE_BYTES else b""
+
+    def config(self, version: Version) -> bytes | None:
+        """The version's ``config.json``, as engines take it; None if it has none. Raises RetryableError while the file
+        is not here.
+        """
+        if self._store.manifest(version) is None:
+            return self.small_files(version).get(CONFIG)
+        contents = self._store.small_file(version, CONFIG)
+        return None if contents is None else self._shadow.files({CONFIG: contents})[CONFIG]
 
     def schedule_names(self) -> Mapping[Version, bytes]:
         """BLAKE3 of ``schedule``'s file, by version: results name the schedule so."""

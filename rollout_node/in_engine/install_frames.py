@@ -5,7 +5,8 @@ Lengths are checked before any allocation. The worker sends requests, and the pe
 
     {"op": "layout"}                                    -> {"layout": bin}
     {"op": "patches", "from": "b.s" | nil, "to": "b.s"} -> {"dense": bool, "schedule": bin | nil} and descriptors: patch
-                                                           files in order, or the shadow alone
+                                                           files in order, or the shadow alone. Also
+                                                           "config": bin | nil, the version's config.json
     {"op": "adapters", "version": "b.s"}                -> {"configs": {path: bin}}, each adapter_config.json
     {"op": "report", "engine", "rank", "phase", "version", "nonce", "error", …} -> {}
                                                            (phase "alive": the process runs)
@@ -56,11 +57,11 @@ def unpack(body: bytes) -> dict[str, Any]:
 
 class Descriptors:
     """Received file descriptors; closed when the ``with`` block ends. ``schedule``: the version's file of
-    ``budget_schedule``; None: dense attention.
+    ``budget_schedule``; None: dense attention. ``config``: its ``config.json``, if it has one.
     """
 
-    def __init__(self, fds: list[int], dense: bool, schedule: bytes | None = None) -> None:
-        self.fds, self.dense, self.schedule = fds, dense, schedule
+    def __init__(self, fds: list[int], dense: bool, schedule: bytes | None = None, config: bytes | None = None) -> None:
+        self.fds, self.dense, self.schedule, self.config = fds, dense, schedule, config
 
     def __enter__(self) -> Descriptors:
         return self
@@ -92,9 +93,10 @@ class InstallClient:
 
     def patches(self, base: Version | None, to: Version) -> Descriptors:
         """The patch files from ``base`` to ``to``, or the shadow (``dense``)."""
-        answer, fds = self._ask({"op": "patches", "from": str(base) if base else None, "to": str(to)}, limits.KIB * 64)
-        schedule = answer.get("schedule")
-        found = Descriptors(fds, bool(answer.get("dense")), schedule if isinstance(schedule, bytes) else None)
+        request = {"op": "patches", "from": str(base) if base else None, "to": str(to)}
+        answer, fds = self._ask(request, limits.MAX_LAYOUT_BYTES + limits.KIB)
+        schedule, config = (v if isinstance(v := answer.get(key), bytes) else None for key in ("schedule", "config"))
+        found = Descriptors(fds, bool(answer.get("dense")), schedule, config)
         if not fds or (found.dense and len(fds) != 1):
             with found:
                 raise RemoteError(f"the peer sent {len(fds)} files for {to}")

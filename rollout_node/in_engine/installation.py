@@ -31,9 +31,12 @@ from rollout_node.in_engine.loader_recording import Storages, record, twins_of
 from rollout_node.in_engine.loader_rehearsal import Verdict
 from rollout_node.in_engine.shadow_reader import ShadowReader
 from rollout_node.in_engine.staged_version import Staged, stage
+from rollout_node.in_engine.started_settings import StartedSettings
 from rollout_node.in_engine.tensor_accounts import Account, skipped
 from rollout_node.in_engine.weight_audit import Entry, digests, rehearsals
 from rollout_node.in_engine.weight_mapping import Mapping
+
+_SHOWN = 10
 
 
 class Source(Protocol):
@@ -75,7 +78,8 @@ class Installation:
     """``derived``: parts of the model that compute from derived values instead of the loaded weights. If there are any,
     the model is always reloaded as a whole by ``reload_all``. ``use_schedule``: called at each commit with the
     version's schedule of sparse attention; None for an engine that has none, which ignores it. ``followers``: copies of
-    the weights that follow them. ``loading_form``: the model's loader is used inside.
+    the weights that follow them. ``loading_form``: the model's loader is used inside. ``settings``: a version with
+    others is refused.
     """
 
     def __init__(
@@ -87,6 +91,7 @@ class Installation:
         use_schedule: Callable[[BudgetSchedule | None], None] | None = None,
         followers: Followers | None = None,
         loading_form: Callable[[], AbstractContextManager[None]] = nullcontext,
+        settings: StartedSettings | None = None,
     ) -> None:
         self._model: Any = model
         self._followers = followers
@@ -95,7 +100,7 @@ class Installation:
         self._reload_all = reload_all
         self._use_schedule = use_schedule
         self._schedule: BudgetSchedule | None = None
-        self._loading_form = loading_form
+        self._loading_form, self._started = loading_form, settings
         self.layout = layout
         self.derived = derived
         self.held: Version | None = None
@@ -195,6 +200,11 @@ class Installation:
         base = None if self.derived or whole else self.held
         with source.patches(base, version) as files:
             schedule = self._read(files.schedule)
+            if self._started is not None and files.config and (keys := self._started.differing(files.config)):
+                raise LocalError(
+                    f"version {version} is refused: its settings differ from those with which this engine was started,"
+                    f" in {', '.join(keys[:_SHOWN])}; start the engine on a folder of this version"
+                )
             if files.dense:
                 found = _Prepared(version, None, schedule)
                 found.mark, found.shadow = mapped_elements(self.mapping), ShadowReader(files.fds[0], self.layout)

@@ -38,6 +38,7 @@ from rollout_node.in_engine.install_frames import InstallClient
 from rollout_node.in_engine.installation import Installation
 from rollout_node.in_engine.shadow_reader import ShadowReader
 from rollout_node.in_engine.staged_version import compile_digest_kernels
+from rollout_node.in_engine.started_settings import StartedSettings
 
 _MAX_JOBS = 3
 """Threads of this rank: one at work, and others that were cancelled and hang (in a file system, for example)."""
@@ -53,6 +54,10 @@ class RankModel(Protocol):
     rank: int
     ranks: int
     """Ranks of the whole engine, over all kinds of parallelism."""
+
+    @property
+    def settings(self) -> StartedSettings | None:
+        """Of the model; None where a version's are not compared."""
 
     @property
     def takes_adapters(self) -> bool:
@@ -270,7 +275,14 @@ class RankInstaller:
         with model.loading():
             whole, found = self._with_adapters(layout, beside) if beside else (model.model, None)
             return Installation(
-                whole, layout, derived, model.reload_all, model.use_schedule, found, loading_form=model.loading_form
+                whole,
+                layout,
+                derived,
+                model.reload_all,
+                model.use_schedule,
+                found,
+                loading_form=model.loading_form,
+                settings=model.settings,
             )
 
     def _with_adapters(self, layout: Layout, adapters: tuple[str, ...]) -> tuple[ModelBesideAdapters, Followers | None]:

@@ -246,7 +246,7 @@ class InstallSocket:
                 raise RemoteError("a request for patches names versions as text")
             version = Version.parse(to)
             found = self._provider.patches(Version.parse(base) if base else None, version)
-            schedule = self._provider.schedule(version)
+            schedule, config = self._provider.schedule(version), self._provider.config(version)
             paths = [found] if isinstance(found, Path) else found
             if not 1 <= len(paths) <= limits.MAX_INSTALL_FILES:
                 raise LocalError(
@@ -254,7 +254,7 @@ class InstallSocket:
                 )
             for path in paths:
                 fds.append(_open(path))  # noqa: PERF401 - what was opened before a failure must still be closed
-            return {"dense": isinstance(found, Path), "schedule": schedule}
+            return {"dense": isinstance(found, Path), "schedule": schedule, "config": config}
         if op == "adapters":
             named = request.get("version")
             if not isinstance(named, str):

@@ -6,6 +6,7 @@ way to load it again in place.
 
 from __future__ import annotations
 
+import logging
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -14,6 +15,9 @@ import torch
 from p2pcast.errors import LocalError
 from rollout_node.in_engine.adapter_weights import AdapterWeights, Followers
 from rollout_node.in_engine.shadow_reader import ShadowReader
+from rollout_node.in_engine.started_settings import StartedSettings
+
+log = logging.getLogger("sglang.p2pcast")
 
 _PLAIN_METHODS = frozenset({"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod", "UnquantizedFusedMoEMethod"})
 _PERMUTING = ("w13_swiglu_interleaved", "use_flashinfer_trtllm_moe")
@@ -28,6 +32,7 @@ class SglangRankModel:
 
         parallel, runner = get_parallel(), updater.tp_worker.model_runner
         self.model: torch.nn.Module = runner.model
+        self.settings = StartedSettings(type(runner.model_config.hf_config), runner.model_config.model_path, log)
         self.device = next(self.model.parameters()).device
         self.rank = int(parallel.pp_rank * parallel.tp_size + parallel.tp_rank)
         self.ranks = int(parallel.tp_size * parallel.pp_size)

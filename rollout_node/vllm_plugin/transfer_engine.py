@@ -22,6 +22,7 @@ from p2pcast.sparse.budget_schedule import BudgetSchedule
 from rollout_node.in_engine.adapter_weights import AdapterWeights
 from rollout_node.in_engine.rank_installer import Command, Introduction, RankInstaller
 from rollout_node.in_engine.shadow_reader import ShadowReader
+from rollout_node.in_engine.started_settings import StartedSettings
 from rollout_node.vllm_plugin import (
     SOCKET_VARIABLE,
     SPARSE_VARIABLE,
@@ -69,6 +70,8 @@ class VllmRankModel:
         self._vllm_config, self._model_config = vllm_config, model_config
         self.device, self._served = device, model
         self.model = without_lora_layers(model)
+        folder = getattr(model_config, "hf_config_path", None) or model_config.model
+        self.settings = StartedSettings(type(model_config.hf_config), folder, log)
         parallel = vllm_config.parallel_config
         self.rank = parallel.data_parallel_index * parallel.world_size + parallel.rank
         self.ranks = parallel.world_size * parallel.data_parallel_size

@@ -8,6 +8,8 @@ ACCOUNTS = "tests/rollout_node/in_engine/test_tensor_accounts.py::"
 INSTALLER = "tests/rollout_node/installers/test_engine_installer.py::"
 INSTALLATION = "rollout_node/in_engine/installation.py"
 TIED = "two tensors of a version differ, and the engine has one parameter for both"
+SETTINGS_TESTS = "tests/rollout_node/in_engine/test_started_settings.py::"
+SETTINGS = "a version's `config.json` makes another model"
 UNREAD = "the engine reads nothing from a tensor of the run"
 UNPROVED = "some weights of an engine cannot be compared"
 
@@ -53,6 +55,20 @@ ENGINE_WEIGHTS = [
         "    return part is not None and part[1] not in parts",
         "    return True",
         ACCOUNTS + "test_rules_name_the_tensors_that_change_no_answer",
+    ),
+    Mutation(
+        SETTINGS,
+        INSTALLATION,
+        "if self._started is not None and files.config",
+        "if False and files.config",
+        SETTINGS_TESTS + "test_a_version_with_other_settings_is_refused",
+    ),
+    Mutation(
+        SETTINGS,
+        "rollout_node/in_engine/started_settings.py",
+        "self._kind.from_dict(copy.deepcopy(document)).to_dict()",
+        "document",
+        SETTINGS_TESTS + "test_a_default_may_be_left_out",
     ),
     Mutation(
         UNPROVED,

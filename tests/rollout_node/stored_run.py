@@ -118,6 +118,9 @@ class Run:
     def schedule(self, version: Version) -> bytes | None:
         return self.schedules.get(version)
 
+    def config(self, version: Version) -> bytes | None:
+        return self.small.get("config.json")
+
     def small_files(self, version: Version) -> dict[str, bytes]:
         return self.small
 
@@ -134,7 +137,12 @@ class Files:
     def patches(self, base: Version | None, to: Version) -> Descriptors:
         found = self.run.patches(base, to)
         paths = [found] if isinstance(found, Path) else found
-        return Descriptors([os.open(p, os.O_RDONLY) for p in paths], isinstance(found, Path), self.run.schedule(to))
+        return Descriptors(
+            [os.open(p, os.O_RDONLY) for p in paths],
+            isinstance(found, Path),
+            self.run.schedule(to),
+            self.run.config(to),
+        )
 
     def adapter_configs(self, version: Version) -> dict[str, bytes]:
         return self.run.small

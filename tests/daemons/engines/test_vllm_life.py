@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import json
 import os
 import signal
 import sys
@@ -237,10 +238,10 @@ async def test_a_server_through_its_life(swarm, states, servers, p2pcast):
     embedding, head = "model.embed_tokens.weight", "lm_head.weight"
     other = states.trained(state, 3)[embedding]
 
-    async def refused(step: int, weights) -> None:
-        swarm.publish(step, weights, files)
+    async def refused(step: int, weights, said: str = f"its {head} differs from its {embedding}", **more) -> None:
+        swarm.publish(step, weights, files | more)
         runner, version = peer.runners[0], f"0.{step}"
-        said = f"version {version} is refused: its {head} differs from its {embedding}"
+        said = f"version {version} is refused: {said}"
         await swarm.until(lambda: said in (runner.error or ""), f"{version} is refused by name")
         assert (runner.ready, str(runner.committed)) == (False, verified_last)
         assert (await swarm.get(peer, "/readyz"))[0] == 503
@@ -258,3 +259,14 @@ async def test_a_server_through_its_life(swarm, states, servers, p2pcast):
     await refused(5, state | {head: other})  # a delta
     swarm.publish(6, state | {head: other, embedding: other}, files)
     await verified("0.6", peer)
+
+    # The engine computes with the settings that it was started with.
+    async with one_off_connections() as http:
+        now = [await complete(http, server.url, prompt) for prompt in PROMPTS]
+    verified_last = "0.6"
+    config = json.dumps(json.loads(files["config.json"]) | {"rms_norm_eps": 0.5}).encode()
+    state = states.trained(state | {head: other, embedding: other}, 7)
+    said = "its settings differ from those with which this engine was started, in rms_norm_eps;"
+    await refused(7, state | {head: state[embedding]}, said, **{"config.json": config})
+    swarm.publish(8, state | {head: state[embedding]}, files)
+    await verified("0.8", peer)

@@ -49,7 +49,7 @@ class Nothing:
 
 
 class ToyRank:
-    device, rank, ranks, use_schedule = torch.device("cpu"), 0, 1, None
+    device, rank, ranks, use_schedule, settings = torch.device("cpu"), 0, 1, None, None
 
     def __init__(self, *, takes_adapters: bool, derived: bool = False) -> None:
         self.model, self.takes_adapters, self._derived = Layer(), takes_adapters, derived

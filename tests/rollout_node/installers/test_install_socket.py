@@ -51,6 +51,9 @@ class Files:
     def schedule(self, version: Version) -> bytes | None:
         return b"{}" if version == Version(1, 7) else None
 
+    def config(self, version: Version) -> bytes | None:
+        return b'{"a": 1}' if version == Version(1, 7) else None
+
     def report(self, report: Any) -> None:
         self.reports.append(report)
 
@@ -74,7 +77,7 @@ async def call(server: InstallSocket, work: Callable[[InstallClient], Any]) -> A
 
 def contents(client: InstallClient, base: Version | None) -> tuple[bool, list[bytes]]:
     with client.patches(base, Version(1, 7)) as found:
-        assert found.schedule == b"{}"
+        assert (found.schedule, found.config) == (b"{}", b'{"a": 1}')
         return found.dense, [os.pread(fd, 100, 0) for fd in found.fds]
 
 

@@ -109,6 +109,9 @@ class Host(QuietOwner):
     def schedule(self, version: Version) -> bytes | None:
         return None
 
+    def config(self, version: Version) -> bytes | None:
+        return None
+
     def patches(self, base: Version | None, to: Version) -> list[Path] | Path:
         if self.member is not None:
             self.member.give_shadow(to)
