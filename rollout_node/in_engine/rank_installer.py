@@ -159,6 +159,11 @@ class RankInstaller:
         held = self._installation.held if self._installation else None
         return str(held) if held else None
 
+    @property
+    def serves(self) -> str | None:
+        """As ``held``, also of a version with another layout: the version that this rank computes from."""
+        return self.held or (str(i.before) if (i := self._installation) and i.before else None)
+
     def introduce(self, introduction: Introduction) -> None:
         """Record the mapping, unless the layout's is known, and report the version that this rank holds."""
         self._engine = introduction.engine

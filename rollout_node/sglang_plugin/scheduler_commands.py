@@ -35,8 +35,8 @@ _installers: list[RankInstaller] = []
 
 
 def held() -> str | None:
-    """The version that this process's rank holds."""
-    return _installers[0].held if _installers else None
+    """The version that this process's rank computes from."""
+    return _installers[0].serves if _installers else None
 
 
 def answer(updater: Any, text: str) -> Any:

@@ -157,7 +157,7 @@ class P2PCastEngine(WeightTransferEngine[P2PCastInitInfo, P2PCastUpdateInfo]):  
     @property
     def held(self) -> str | None:
         """For the engine core."""
-        return self._installer.held
+        return self._installer.serves
 
     def commit_here(self, version: str, nonce: str) -> dict[str, Any] | None:
         """For the engine core."""

@@ -132,7 +132,10 @@ async def test_a_run_may_gain_an_adapter(peer: Any, tmp_path: Path, takes_adapte
     provider.run = run = stored(tmp_path / "model", MODEL)
     first, kind = await installed(installer, run)
     assert (first["held"], first["lacks"], first["doubtful"], kind) == (None, [], False, "dense")
+    assert installer.serves == str(VERSION)
     provider.run = run = stored(tmp_path / "both", MODEL + PHI)
+    await asyncio.to_thread(installer.introduce, Introduction("e", "run"))
+    assert (installer.held, installer.serves) == (None, str(VERSION))  # which its answers still come from
     first, kind = await installed(installer, run)
     assert (first["held"], first["lacks"], kind) == (None, [] if takes_adapters else ["phi"], "dense")
     assert first["before"] == str(VERSION)
