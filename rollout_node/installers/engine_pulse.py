@@ -32,8 +32,8 @@ class EnginePulse:
             self._seen[process[:32]] = name[:32], made_at
 
     def met(self, began_at: float) -> None:
-        """All ranks have answered a question that was asked then: processes that have been silent since are gone."""
-        self._seen = {process: seen for process, seen in self._seen.items() if seen[1] >= began_at}
+        """All ranks have answered a question that was asked then: processes that were silent by then are gone."""
+        self._seen = {process: seen for process, seen in self._seen.items() if seen[1] >= began_at - SILENT_S}
 
     @property
     def beats(self) -> bool:

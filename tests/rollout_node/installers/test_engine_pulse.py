@@ -35,8 +35,10 @@ async def test_a_silent_process_is_named_until_the_ranks_have_answered(host: Hos
     now += SILENT_S
     pulse.note(sign("c"), now)
     assert "the engine core" in str(await pulse.fault())
-    pulse.met(now)
+    pulse.met(now + 0.1)
     assert (await pulse.fault(), pulse.beats) == (None, True), "the processes that are gone do not count"
+    now += SILENT_S + 0.1
+    assert "rank 1" in str(await pulse.fault()), "stopped right after the ranks had answered"
 
 
 async def test_a_front_end_that_does_not_answer_is_a_fault(host: Host, monkeypatch) -> None:
