@@ -42,6 +42,7 @@ MAY = {
     "bytes_received": 10,
     "bytes_duplicate": 0,
     "engines": [ENGINE],
+    "unready": [{"level": "watch", "words": "why"}],
     "error": "why",
 }
 
