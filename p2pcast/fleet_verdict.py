@@ -224,7 +224,8 @@ def _headline(
         said.append(f"{others} of {total} engines {verb} not serve {newest}, the newest version, at {names_of(late)}.")
     elif total:
         whole = "The engine serves" if total == 1 else f"All {total} engines serve"
-        said.append(f"{'Each joined engine serves' if said else whole} {newest}, the newest version.")
+        joined = f"{'The' if total == 1 else 'Each'} joined engine serves"
+        said.append(f"{joined if said else whole} {newest}, the newest version.")
     elif newest is not None and any(row.get("staged") for row in peers):
         here = sum(row.get("staged") == newest for row in peers)
         whole = "Each peer has" if here == len(peers) else f"{here} of {len(peers)} peers have"

@@ -315,8 +315,11 @@ class PeerView:
 
 
 def _reported(row: messages.EngineStatus) -> messages.EngineStatus:
-    """An engine's row as a report carries it."""
-    return row | {"error": _cut(row["error"])}
+    """An engine's row as a report carries it: a hub drops a row whose name is too long."""
+    name, half = row["name"], limits.MAX_ENGINE_NAME // 2
+    if len(name) > limits.MAX_ENGINE_NAME:
+        name = f"{name[: half - 1]}…{name[-half:]}"
+    return row | {"name": name, "error": _cut(row["error"])}
 
 
 def _cut(error: str | None) -> str | None:

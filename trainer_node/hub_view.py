@@ -141,7 +141,8 @@ class HubView:
         yield from self.versions.families()
         yield from self.fleet.peer_families()
         judged = self.status()
-        found = [(str(row["name"]), row["verdict"]["level"]) for row in (*judged["peers"], *judged["gone"])]
+        lost = [row for row in judged["gone"] if row["verdict"]["level"] != "gone"]
+        found = [(str(row["name"]), row["verdict"]["level"]) for row in (*lost, *judged["peers"])]
         yield hub_metrics.RUN_LEVEL(RANK[judged["verdict"]["level"]])
         yield hub_metrics.PEER_LEVEL(([name], float(RANK[level])) for name, level in dict(found).items())
-        yield hub_metrics.LOST_PEERS(sum(row["verdict"]["level"] == "watch" for row in judged["gone"]))
+        yield hub_metrics.LOST_PEERS(len(lost))

@@ -103,10 +103,10 @@ def test_a_banner_counts_troubles_by_the_worst_colour() -> None:
     judged = judge(run(well, gone=[LOST | {"name": "l"}]))["verdict"]
     assert (judged["level"], judged["words"]) == (
         "watch",
-        "Lost: l. Each joined engine serves 0.4, the newest version.",
+        "Lost: l. The joined engine serves 0.4, the newest version.",
     )
     judged = judge(run(peer(engine(), quarantined=True)))["verdict"]
-    assert judged["words"].startswith("1 of 1 peers is in trouble: a. Each joined engine serves")
+    assert judged["words"].startswith("1 of 1 peers is in trouble: a. The joined engine serves")
 
 
 def test_a_gone_peer_is_lost_evicted_or_has_left() -> None:

@@ -166,6 +166,13 @@ async def test_a_peer_without_a_hub_shows_none(make: Callable[..., Parts]) -> No
     assert make(hub=None).view.status()["hub"] is None
 
 
+async def test_an_engine_with_a_long_name_is_reported_under_a_shorter_one(parts: Parts) -> None:
+    parts.engines.found = [engine("exec:" + "x" * 300 + last, V(0, 1), ready=False, error="no") for last in "ab"]
+    names = [row["name"] for row in parts.view.report(None, Changes()).engines or ()]
+    assert len(set(names)) == 2
+    assert {len(name) for name in names} == {limits.MAX_ENGINE_NAME}
+
+
 # -- readiness
 
 

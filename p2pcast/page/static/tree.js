@@ -1,7 +1,7 @@
 // The tree: the hub, and each peer below the peer that feeds it; regions in place of peers in large fleets.
-import { arriving, number, regionsOf, serves, set, short } from "/page/views.js";
+import { arriving, number, regionsOf, serves, set } from "/page/views.js";
 
-const MOST_PEERS = 60, ROW = 44, COLUMN = 250, NARROW_COLUMN = 150, NARROW = 600, MARGIN = 24, RADIUS = 6, AROUND = 10;
+const MOST_PEERS = 60, ROW = 44, COLUMN = 250, NARROW_COLUMN = 150, NARROW = 600, MARGIN = 24, RADIUS = 6, AROUND = 10, ROOM = 40;
 const SVG = "http://www.w3.org/2000/svg";
 
 function named(picture, rates) {
@@ -17,8 +17,14 @@ function named(picture, rates) {
   }));
   return [...lost, ...rows.map(([name, row]) => ({
     name, parent: row.parent === name ? "hub" : row.parent ?? "hub", level: row.level, part: arriving(row), rate: rates.of(name),
-    text: ["watch", "alarm"].includes(row.level) ? short(row.words) : `serves ${serves(row)}${row.committed ? "" : `, has ${row.staged ?? "nothing"}`}${row.behind ? `, ${row.behind} behind` : ""}${row.region ? `, ${row.region}` : ""}`,
+    text: ["watch", "alarm"].includes(row.level) ? brief(row) : `serves ${serves(row)}${row.committed ? "" : `, has ${row.staged ?? "nothing"}`}${row.behind ? `, ${row.behind} behind` : ""}${row.region ? `, ${row.region}` : ""}`,
   }))];
+}
+
+// The verdict without names of engines, as far as a column has room.
+function brief(row) {
+  const text = row.engines.reduce((words, engine) => words.replaceAll(`${engine.name}: `, ""), row.words);
+  return text.length > ROOM ? `${text.slice(0, ROOM)}…` : text;
 }
 
 // Every peer exactly once below the hub, whatever the rows say of parents.

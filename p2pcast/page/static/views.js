@@ -49,7 +49,7 @@ export const size = (bytes) => {
 const seconds = (value) => (value === null || value === undefined ? "–" : value < 1 ? `${(value * 1000).toFixed(0)} ms` : `${value.toFixed(2)} s`);
 const spread = (summary, of) => (summary ? `${summary.count}${of >= summary.count ? ` of ${of}` : ""} in ${seconds(summary.most)}` : "–");
 const day = (time) => (time === null || time === undefined ? "–" : new Date(time * 1000).toLocaleString(undefined, { dateStyle: "short", timeStyle: "short" }));
-export const short = (name) => (name.length > 40 ? `${name.slice(0, 16)}…${name.slice(-22)}` : name);
+const short = (name) => (name.length > 40 ? `${name.slice(0, 16)}…${name.slice(-22)}` : name);
 // Versions of a peer's engines; "nothing" for one without verified weights.
 export const serves = (row) => [...new Set(row.engines.map((engine) => engine.committed ?? "nothing"))].join(", ") || row.committed || "nothing";
 export const clock = (time) => new Date(time * 1000).toLocaleTimeString();
@@ -103,10 +103,13 @@ export function drawPeers(element, shown, picture, rates, filter) {
 
 export function regionsOf(picture, rates) {
   const regions = new Map();
-  for (const [name, row] of Object.entries(picture.peers)) {
+  const of = (row) => {
     const key = row.region || "no region";
     if (!regions.has(key)) regions.set(key, { peers: 0, engines: 0, ready: 0, current: 0, joining: 0, leaving: 0, behind: 0, rate: 0, level: "good", part: null, lost: 0 });
-    const region = regions.get(key);
+    return regions.get(key);
+  };
+  for (const [name, row] of Object.entries(picture.peers)) {
+    const region = of(row);
     region.peers += 1;
     region.engines += row.engines.length;
     region.ready += row.engines.filter((engine) => engine.ready).length;
@@ -120,8 +123,8 @@ export function regionsOf(picture, rates) {
     if (part !== null) region.part = Math.min(region.part ?? 1, part);
   }
   for (const [name, row] of Object.entries(picture.gone)) {
-    const region = regions.get(row.region || "no region");
-    if (!region || name in picture.peers || row.level === "gone") continue;
+    if (name in picture.peers || row.level === "gone") continue;
+    const region = of(row);
     region.lost += 1;
     region.level = worse(region.level, row.level);
   }

@@ -111,7 +111,9 @@ async def test_a_report_that_makes_no_sense_is_left_out(swarm, states, caplog):
     assert hub.control.report_handler.invalid_reports == 2
     assert len([r for r in caplog.records if "invalid values" in r.getMessage()]) == 1, "once for each peer"
     (row,) = [p for p in (await swarm.status(hub))["peers"] if p["name"] == "[/stolen]"]
-    assert row["engines"] == [{"name": "e", "detail": {}}]
+    [engine] = row["engines"]
+    assert {key: engine[key] for key in engine.keys() - {"verdict"}} == {"name": "e", "detail": {}}
+    assert engine["verdict"]["level"] == "watch"
     assert (row["progress"], row["error"], row["link"], row["http"], row["bytes_received"]) == (
         None,
         None,

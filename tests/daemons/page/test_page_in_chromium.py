@@ -5,6 +5,7 @@ nothing, at three sizes.
 from __future__ import annotations
 
 import asyncio
+import io
 import shutil
 import signal
 import subprocess
@@ -13,8 +14,11 @@ from typing import Any
 
 import pytest
 from playwright.async_api import expect
+from rich.console import Console
 
-from tests.daemons.page.page_viewer import DEADLINE_MS, SIZES, browser, opened, quick_pictures, url_of
+from p2pcast.cli.status import table
+from p2pcast.fleet_verdict import RANK
+from tests.daemons.page.page_viewer import DEADLINE_MS, SIZES, Viewer, browser, opened, quick_pictures, url_of
 
 __all__ = ["browser", "quick_pictures"]
 
@@ -22,7 +26,27 @@ LOADED = """
 ["resource", "navigation"].flatMap((kind) => performance.getEntriesByType(kind))
   .filter((one) => !one.name.includes("/page/changes")).map((one) => one.encodedBodySize)
 """
+PAINTED = """colour => {
+  const made = document.body.appendChild(document.createElement("i"));
+  made.style.color = colour;
+  const found = getComputedStyle(made).color;
+  made.remove();
+  return found;
+}"""
 HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+async def shows_the_same(swarm: Any, hub: Any, viewer: Viewer, name: str, level: str, words: str) -> None:
+    """Document, printed table and metric of the hub, and the page's table, in the colour of the level."""
+    status, out = await swarm.status(hub), io.StringIO()
+    [verdict] = [row["verdict"] for row in (*status["peers"], *status["gone"]) if row["name"] == name]
+    assert (verdict["level"], words in verdict["words"]) == (level, True)
+    Console(file=out, width=2000).print(table(status))
+    assert verdict["words"] in out.getvalue()
+    assert f'p2pcast_hub_peer_level{{peer="{name}"}} {RANK[level]}.0' in (await swarm.get(hub, "/metrics"))[1]
+    cell = viewer.page.locator(f'#peers tbody tr:has(td:first-child:text-is("{name}")) td:nth-child(2)')
+    await expect(cell).to_have_text(verdict["words"], timeout=DEADLINE_MS)
+    await expect(cell).to_have_css("color", await viewer.page.evaluate(PAINTED, f"var(--{level})"))
 
 
 def join_in_a_process(swarm: Any, name: str) -> subprocess.Popen[bytes]:
@@ -72,10 +96,17 @@ async def test_versions_and_losses_are_seen_at_once(swarm, states, browser):
     await asyncio.to_thread(killable.wait)
     await viewer.says("#alarms", "Lost, and not back: b.")
     await viewer.says("#events", "b was lost")
-    await viewer.says("#headline", "Lost: b.")
-    await viewer.says("#peers", "lost at")
-    await viewer.says("#tree", "lost at")
+    await viewer.says("#headline", "Lost: b. Each joined engine serves 0.2, the newest version.")
+    assert await page.locator("#headline").get_attribute("data-level") == "watch"
+    await viewer.says("#peers", "lost since")
+    await viewer.says("#tree", "lost since")
     await viewer.is_accessible()
+    await shows_the_same(swarm, hub, viewer, "b", "watch", "lost since 20")
+    await shows_the_same(swarm, hub, viewer, "a", "good", "serves 0.2, the newest version")
+    await viewer.says("#regions", "us")
+    await swarm.down(swarm.peer_daemons["c"])
+    await viewer.says("#peers", "left at")
+    await viewer.says("#headline", "Lost: b. The joined engine")
 
     await page.locator("#filter").fill("a")
     await viewer.says("#shown", "peers, worst first")
@@ -114,7 +145,13 @@ async def test_a_laggard_a_rejected_install_and_a_cut_site_are_named(swarm, stat
         await swarm.until(lambda n=number: str(hub.publishing.pipeline.head) == f"0.{n}", "the version is sealed")
     await viewer.says("#alarms", "Behind by more than 2 versions: slow")
     await viewer.says("#alarms", "Installs fail at full:")
+    await viewer.says("#headline", "1 of 4 peers is in trouble: full. 1 of 4 peers needs a look: slow.")
     await viewer.says("#headline", "2 of 4 engines do not serve 0.5, the newest version, at full, slow.")
+    assert await viewer.page.locator("#headline").get_attribute("data-level") == "alarm"
+    await shows_the_same(swarm, hub, viewer, "full", "alarm", f"cannot create {swarm.out('full')}")
+    await shows_the_same(swarm, hub, viewer, "slow", "watch", "serves 0.1, 4 versions behind 0.5")
+    full = swarm.peers["full"]
+    assert await swarm.get(full, "/readyz") == (503, f"not ready: {(await swarm.status(full))['verdict']['words']}\n")
     await viewer.says("#peers", str(swarm.out("full")))
     await viewer.is_accessible()
     swarm.out("full").unlink()
