@@ -19,6 +19,14 @@ from p2pcast.wire.connection import Event, Identity, Message
 from p2pcast.wire.join_token import JoinToken
 from p2pcast.wire.messages import Enrol, Issued
 
+DOUBLINGS = 4
+"""Of the time for an answer, over requests without one: a busy hub may take long, and a lost answer comes never."""
+
+
+def patience_s(attempt: int) -> float:
+    """Time in seconds for the answer to the ``attempt``-th request in a row, the first being 1."""
+    return DIAL_S * (1 << min(attempt - 1, DOUBLINGS))
+
 
 class _EnrolmentOwner(QuietOwner):
     """Owns the enrolment link until the hub's answer arrives."""
@@ -41,7 +49,7 @@ async def enrol(
     host: str, port: int, token: JoinToken, node: bytes, name: str, role: str, key: Key, *, timeout_s: float = DIAL_S
 ) -> Credentials:
     """Get a certificate for ``key``, for node id ``node`` in ``role``. The handshake proves the token's secret without
-    sending the secret.
+    sending the secret. The request may be repeated: the hub answers the same node and key again, at no cost.
 
     Raises RetryableError (unreachable), RefusedError (token, node), UntrustedError (not the hub pinned by the token).
     """
@@ -64,6 +72,7 @@ async def enrol(
                 purpose=ENROL,
                 role=role,
                 tls=first_contact(),
+                timeout_s=timeout_s,
             )
             try:
                 link.send(Enrol(request(key)))

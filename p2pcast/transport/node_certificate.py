@@ -25,12 +25,11 @@ from p2pcast.daemon.daemon_process import StateFile, node_id
 from p2pcast.errors import P2PCastError, RetryableError, UsageError
 from p2pcast.private_random import uniform
 from p2pcast.store.atomic_files import atomic_write, explained
-from p2pcast.transport.enrolment import enrol
-from p2pcast.trust.certificates import Key, new_key
+from p2pcast.transport.enrolment import enrol, patience_s
 from p2pcast.trust.credentials import Credentials
 from p2pcast.trust.dial_permissions import Certified, Role
 from p2pcast.trust.kept_certificate import KeptCertificate
-from p2pcast.trust.key_files import check_private, read_pem, write_pem
+from p2pcast.trust.key_files import check_private, kept_key
 from p2pcast.trust.server_role import client_context
 from p2pcast.trust.tls_contexts import Tls
 from p2pcast.wire.join_token import JoinToken
@@ -71,9 +70,11 @@ class NodeCertificate:
         node = node_id(StateFile(state / IDENTITY, {"node": ""}))
         self._kept = KeptCertificate(state / FILE, Certified(self._token.run, node, role), self._token.authority)
         self._contexts: dict[Role, ssl.SSLContext] = {}
+        self._unanswered = 0
+        """Requests in a row that the hub did not answer."""
         self._warned: set[tuple[type[P2PCastError], bool]] = set()
         found = self._kept.read()
-        self._key = _kept_key(state / KEY) if found is None else found.key
+        self._key = kept_key(state / KEY) if found is None else found.key
         if found is not None:
             self._kept.use(found)
 
@@ -132,7 +133,11 @@ class NodeCertificate:
     async def _enrol(self) -> None:
         """Raises RetryableError, RefusedError, LocalError."""
         who = self._kept.who
-        issued = await enrol(*self._hub, self._token, who.node, self._name, who.role, self._key)
+        self._unanswered += 1
+        issued = await enrol(
+            *self._hub, self._token, who.node, self._name, who.role, self._key, timeout_s=patience_s(self._unanswered)
+        )
+        self._unanswered = 0
         await asyncio.to_thread(self._save, issued)
         self._kept.use(issued)
         self._contexts.clear()
@@ -163,10 +168,3 @@ def _kept_token(path: Path, role: Role) -> JoinToken:
     check_private(path)
     with explained("read", path):
         return JoinToken.parse(path.read_text())
-
-
-def _kept_key(path: Path) -> Key:
-    """The key in the file, which is made if it is missing. Raises LocalError."""
-    if not path.exists():
-        write_pem(path, new_key(), [])
-    return read_pem(path, 0)[0]

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from p2pcast.errors import LocalError
 from p2pcast.store.atomic_files import atomic_write, explained
-from p2pcast.trust.certificates import Key
+from p2pcast.trust.certificates import Key, new_key
 
 MAX_PEM_BYTES = 64 * 1024
 
@@ -49,6 +49,13 @@ def read_pem(path: Path, count: int) -> tuple[Key, list[bytes]]:
     if found and x509.load_der_x509_certificate(found[0]).public_key() != key.public_key():
         raise _damaged(path)
     return key, found
+
+
+def kept_key(path: Path) -> Key:
+    """The key in the file, which is made if it is missing; durable on return. Raises LocalError."""
+    if not path.exists():
+        write_pem(path, new_key(), [])
+    return read_pem(path, 0)[0]
 
 
 def check_private(path: Path) -> None:

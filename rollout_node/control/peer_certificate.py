@@ -1,10 +1,11 @@
 """A peer's certificate: issued for the join token on the first connection, kept in the state folder, renewed while the
 peer runs.
 
-Promises: a valid certificate needs no token, so an expired token stops no peer of the run. The next certificate is
-requested after a third of the lifetime. An expired certificate is requested anew with the same key; a hub that knows
-the key accepts it without the token. So is a certificate of an authority that the run has replaced. If a hub refuses to
-renew, the peer enrols as a new peer does. A peer that had a valid certificate is not ended by a refusal: it retries.
+Promises: node id and key are on disk before the hub sees them, so a crash or a lost answer costs no identity. A valid
+certificate needs no token, so an expired token stops no peer of the run. The next certificate is requested after a
+third of the lifetime. An expired certificate is requested anew with the same key; a hub that knows the key accepts it
+without the token. So is a certificate of an authority that the run has replaced. If a hub refuses to renew, the peer
+enrols as a new peer does. A peer that had a valid certificate is not ended by a refusal: it retries.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from typing import Any
 
 from p2pcast.addresses import Address
 from p2pcast.errors import RefusedError, RetryableError, UntrustedError
-from p2pcast.transport.enrolment import enrol
-from p2pcast.trust.certificates import new_key
+from p2pcast.transport.enrolment import enrol, patience_s
 from p2pcast.trust.credentials import Credentials
 from p2pcast.trust.dial_permissions import Certified
 from p2pcast.trust.kept_certificate import KeptCertificate
+from p2pcast.trust.key_files import kept_key
 from p2pcast.trust.tls_contexts import Tls
 from p2pcast.wire.join_token import JoinToken
 
 logger = logging.getLogger("p2pcast.peer")
 
-FILE = "link.pem"
+FILE, KEY = "link.pem", "link.key"
 ASK_AGAIN_S = 30.0
 """Time before an unanswered request is repeated, in seconds; at most a tenth of the certificate's lifetime."""
 
@@ -57,6 +58,8 @@ class PeerCertificate:
         self._refused = False
         """The hub does not renew this certificate."""
         self._logged_refusal = ""
+        self._unanswered = 0
+        """Enrolments in a row that the hub did not answer."""
 
     @property
     def tls(self) -> Tls:
@@ -78,9 +81,13 @@ class PeerCertificate:
         held, now = self._kept.held, time.time()
         if self._hub is None or not (held is None or self._refused or held.expired(now)):
             return
-        key = self._kept.key or new_key()
+        key = self._kept.key or await self._blocking(kept_key, self._kept.path.with_name(KEY))
+        self._unanswered += 1
         try:
-            issued = await enrol(*self._hub, self._token, self._kept.who.node, self._name, "peer", key)
+            issued = await enrol(
+                *self._hub, self._token, self._kept.who.node, self._name, "peer", key,
+                timeout_s=patience_s(self._unanswered),
+            )  # fmt: skip
         except RefusedError as error:
             if held is None or not self._kept.was_in_force or isinstance(error, UntrustedError):
                 raise
@@ -93,6 +100,7 @@ class PeerCertificate:
                 raise RetryableError(f"no certificate: {error}") from None
             self._refused, self._asked_at = False, now + (held.until - held.begun) / 10
             return
+        self._unanswered = 0
         await self._blocking(issued.save, self._kept.path)
         self._use(issued)
         logger.info("this peer has a certificate for %.1f days", (issued.until - time.time()) / 86400)

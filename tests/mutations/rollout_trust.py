@@ -71,10 +71,18 @@ ROLLOUT_TRUST = [
     ),
     Mutation(
         "keeps workers from the hub",
-        NODE,
+        "p2pcast/trust/key_files.py",
         "        write_pem(path, new_key(), [])",
         "        return new_key()",
         NODES + "test_a_lost_answer_costs_no_identity",
+    ),
+    Mutation(
+        "keeps workers from the hub",
+        "rollout_node/control/peer_certificate.py",
+        "key = self._kept.key or await self._blocking(kept_key, self._kept.path.with_name(KEY))",
+        'key = self._kept.key or __import__("p2pcast.trust.certificates", fromlist=["x"]).new_key()',
+        "tests/daemons/trust/test_trust.py::"
+        "test_a_peer_whose_first_answer_is_lost_joins_with_its_key_and_one_admission",
     ),
     Mutation(
         "sends requests to a ledger without a certificate",

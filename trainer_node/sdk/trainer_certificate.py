@@ -10,7 +10,7 @@ from pathlib import Path
 
 from p2pcast.addresses import parse_address
 from p2pcast.errors import RefusedError, UsageError
-from p2pcast.transport.enrolment import enrol
+from p2pcast.transport.enrolment import enrol, patience_s
 from p2pcast.trust.certificates import new_key
 from p2pcast.trust.credentials import Credentials
 from p2pcast.trust.dial_permissions import Role
@@ -52,6 +52,8 @@ class TrainerCertificate:
         self.node = secrets.token_bytes(16)
         self._key = new_key()
         self._held: Credentials | None = None
+        self._unanswered = 0
+        """Enrolments in a row that the hub did not answer."""
         self._tls = Tls()
 
     async def show(self, hub: tuple[str, int], name: str) -> ssl.SSLContext | None:
@@ -72,7 +74,11 @@ class TrainerCertificate:
     async def _renew_when_due(self, hub: tuple[str, int], name: str) -> Credentials:
         if self._held is None or self._held.due(time.time()):
             try:
-                self._held = await enrol(*hub, self.token, self.node, name, "trainer", self._key)
+                self._unanswered += 1
+                self._held = await enrol(
+                    *hub, self.token, self.node, name, "trainer", self._key, timeout_s=patience_s(self._unanswered)
+                )
+                self._unanswered = 0
             except RefusedError:
                 # The hub may have lost its record of this node; the issued certificate is in force all the same.
                 if self._held is None or self._held.expired(time.time()):

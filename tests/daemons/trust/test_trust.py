@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import stat
@@ -71,6 +72,41 @@ async def test_a_certificate_outlasts_its_token_and_is_issued_once(tls):
     assert token_of(tls) != config.token, "the hub has a new one, in the same file"
     await bought(tls)
     assert back.startup.certificate is not None
+
+
+async def test_a_peer_whose_first_answer_is_lost_joins_with_its_key_and_one_admission(tls):
+    """A proxy withholds the certificate that the hub has issued. The peer ends, and starts again."""
+    hub = await tls.hub_up()
+    records, pumps = hub.state.admission.trust.ledger, set[asyncio.Task[None]]()
+    withheld = asyncio.Event()
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool) -> None:
+        with contextlib.closing(writer):
+            while chunk := await reader.read(65536):
+                if answers and records.holders:
+                    withheld.set()
+                else:
+                    writer.write(chunk)
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there_writer = await asyncio.open_connection(*tls.address)
+        for one in (pump(reader, there_writer, answers=False), pump(there_reader, writer, answers=True)):
+            pumps.add(asyncio.create_task(one))
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as proxy:
+        daemon = tls.peer_begun("a", hub=proxy.sockets[0].getsockname())
+        await asyncio.wait_for(withheld.wait(), 60)
+        await tls.down(daemon)
+    for task in pumps:
+        task.cancel()
+    await asyncio.gather(*pumps, return_exceptions=True)
+    [(node, known)] = records.holders.items()
+    assert not (tls.folder / "a" / "link.pem").exists()
+    peer = await tls.peer_up("a")
+    await tls.until(lambda: peer.startup.hub_session.connected, "it has joined")
+    assert [*records.holders] == [node]
+    assert records.holders[node].key == known.key
+    assert records.tokens[token_of(tls).ident.hex()].used == 1
 
 
 async def test_certificates_are_renewed_while_running(tls):

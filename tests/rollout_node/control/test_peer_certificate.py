@@ -7,7 +7,7 @@ from recorder import blocking
 
 from p2pcast.errors import RefusedError, RetryableError, UntrustedError
 from p2pcast.trust.certificate_authority import Authority
-from p2pcast.trust.certificates import fingerprint, new_key
+from p2pcast.trust.certificates import fingerprint, key_print, new_key
 from p2pcast.trust.credentials import Credentials
 from p2pcast.trust.dial_permissions import Certified
 from p2pcast.wire.join_token import JoinToken
@@ -24,7 +24,7 @@ class Hub:
     def __init__(self, monkeypatch) -> None:
         self.authority = Authority.create(RUN, time.time())
         self.error: Exception | None = None
-        self.keys = []
+        self.keys, self.timeouts_s = [], []
         monkeypatch.setattr(module, "enrol", self._enrol)
 
     def issue(self, key, at=None, life_s=LIFE_S):
@@ -34,8 +34,9 @@ class Hub:
         key, begun = new_key(), time.time() - age_s
         return Credentials(key, self.issue(key, begun, life_s), self.authority.certificate, begun)
 
-    async def _enrol(self, host, port, token, node, name, role, key):
+    async def _enrol(self, host, port, token, node, name, role, key, *, timeout_s):
         self.keys.append(key)
+        self.timeouts_s.append(timeout_s)
         if self.error is not None:
             raise self.error
         return Credentials(key, self.issue(key), self.authority.certificate, time.time())
@@ -70,6 +71,19 @@ async def test_a_newcomer_enrols_and_keeps_its_certificate(hub, tmp_path):
     await again.ready()
     assert again.until == made.until
     assert len(hub.keys) == 1
+
+
+async def test_unanswered_requests_have_one_key_and_more_and_more_time(hub, tmp_path):
+    """Also when the peer starts again in between."""
+    hub.error = RetryableError("no certificate within 5 s")
+    for _ in range(2):
+        made = peer(hub, tmp_path)
+        await made.load()
+        for _ in range(8):
+            with pytest.raises(RetryableError):
+                await made.ready()
+    assert len({key_print(key.public_key()) for key in hub.keys}) == 1
+    assert hub.timeouts_s[:8] == [5.0, 10.0, 20.0, 40.0, 80.0, 80.0, 80.0, 80.0]
 
 
 async def test_a_certificate_of_another_node_is_not_used(hub, tmp_path):
