@@ -29,8 +29,11 @@ class Heartbeat:
         self._ended = threading.Event()
 
     def begin(self, **about: Any) -> None:
-        """Of the engine that the peer has named, and of this rank; replaces what was said before."""
+        """Of the engine that the peer has named, and of this rank; replaces what was said before. The first beat is
+        sent here, so that the peer misses a process that stops right after it has answered.
+        """
         self._about = self._about | about
+        self._beat()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="p2pcast-heartbeat", daemon=True)
             self._thread.start()
@@ -40,6 +43,9 @@ class Heartbeat:
 
     def _run(self) -> None:
         while not self._ended.is_set():
-            with contextlib.suppress(P2PCastError):  # the peer is away
-                self._client.report(self._about)
+            self._beat()
             self._ended.wait(BEAT_S)
+
+    def _beat(self) -> None:
+        with contextlib.suppress(P2PCastError):  # the peer is away
+            self._client.report(self._about)

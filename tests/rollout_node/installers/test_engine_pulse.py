@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from types import SimpleNamespace
 
 from installer_host import ONE, Host
 
@@ -71,3 +73,12 @@ async def test_a_process_beats_for_the_engine_that_its_peer_has_named(host: Host
     finally:
         beat.end()
         await host.socket.close()
+
+
+def test_a_first_sign_of_life_precedes_the_answer(tmp_path):
+    """Else a process that stopped right after its answer would never be missed."""
+    heartbeat, signs = Heartbeat(tmp_path / "sock", "the engine core"), []
+    heartbeat._client = SimpleNamespace(report=signs.append)
+    heartbeat._thread = threading.current_thread()  # instead of its own
+    heartbeat.begin(engine="e", rank=0)
+    assert [(sign["process"], sign["engine"]) for sign in signs] == [("the engine core", "e")]
