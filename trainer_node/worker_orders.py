@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from p2pcast.daemon.command_body import check_keys
 from p2pcast.daemon.http_server import Document
 from p2pcast.errors import RefusedError, UsageError
 
@@ -35,6 +36,7 @@ class WorkerOrders:
         """POST /workers/drain: ``{"name": NAME, "for_s": SECONDS}``; 0 seconds: leases again. Raises UsageError,
         RefusedError.
         """
+        check_keys(body, "name", "for_s")
         name, for_s = body.get("name"), body.get("for_s")
         if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
             raise UsageError(f'name the worker: {{"name": TEXT}} of at most {MAX_NAME} characters')

@@ -227,8 +227,8 @@ class HttpServer:
                     body = await request.json()
             except TimeoutError:
                 raise UsageError(f"the request's body did not arrive within {BODY_S:g} s") from None
-            except ValueError:
-                raise UsageError("the request's body is not JSON") from None
+            except (ValueError, RecursionError):
+                raise UsageError("the request's body is not JSON, or nested too deeply") from None
             if not isinstance(body, dict):
                 raise UsageError("the request's body is not a JSON object")
             return web.json_response(await command(body))

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from p2pcast.daemon.command_body import check_keys
 from p2pcast.errors import RefusedError, UsageError
 from p2pcast.page.picture_feed import PictureFeed
 from p2pcast.page.reading_rights import COOKIE_S, ReadingRights
@@ -80,6 +81,7 @@ class PageRoutes:
 
     async def link(self, body: dict[str, Any]) -> dict[str, Any]:
         """POST /page/link, a command: the path of a page that may be opened once, from any machine."""
+        check_keys(body)
         return {"path": f"/#{self._rights.new_link()}"}
 
     async def _get_index(self, request: web.Request) -> web.Response:

@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from p2pcast.daemon.command_body import check_keys
 from p2pcast.errors import LocalError, RefusedError, RetryableError, UsageError
 from p2pcast.version import Version
 from p2pcast.wakeup import Wakeup
@@ -51,6 +52,7 @@ class HttpCommands:
         """``{"version": "b.s" | "newest", "timeout_s": 60}``. Raises UsageError, RefusedError (not staged here),
         RetryableError (time is up) and LocalError (an engine rejects it).
         """
+        check_keys(body, "version", "timeout_s")
         if self._driver != "external":
             raise UsageError("this peer commits automatically; start the peer with --driver external for this command")
         asked = body.get("version")
@@ -87,6 +89,7 @@ class HttpCommands:
 
         Raises UsageError (no such engine), RefusedError (no version is in use), and what an audit raises.
         """
+        check_keys(body, "engine")
         name = body.get("engine")
         chosen = [r for r in self._runners if name in (None, r.installer.name)]
         if not chosen:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from p2pcast.daemon.command_body import check_keys
 from p2pcast.errors import RefusedError, RetryableError, UsageError
 from p2pcast.version import Version
 from rollout_node.stage.shadow_state import ShadowState
@@ -79,6 +80,7 @@ class ShadowLeases:
         """
         if "lease" in body:
             return self._prolonged(body)
+        check_keys(body, "wait_s")
         wait_s = _seconds(body, "wait_s", WAIT_S, MAX_WAIT_S)
         if len(self._leases) >= MAX_LEASES:
             raise RetryableError(f"{MAX_LEASES} leases of the shadow are in force; try again once one has ended")
@@ -101,6 +103,7 @@ class ShadowLeases:
         return {"lease": ident, "version": str(version), "path": str(path.absolute()), "left_s": lease.left_s}
 
     def _prolonged(self, body: Document) -> Document:
+        check_keys(body, "lease", "hold_s")
         hold_s = _seconds(body, "hold_s", FIRST_S, MAX_LEASE_S)
         lease = self._leases.get(_ident(body))
         if lease is None or (held := _held(lease)) is None:
@@ -115,6 +118,7 @@ class ShadowLeases:
 
     async def release(self, body: Document) -> Document:
         """``{"lease": id}`` → ``{"held": whether the lease was in force until now}``. Raises UsageError."""
+        check_keys(body, "lease")
         lease = self._leases.pop(_ident(body), None)
         if lease is not None:
             lease.released.set()

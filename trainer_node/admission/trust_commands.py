@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from p2pcast import limits
+from p2pcast.daemon.command_body import check_keys, flag
 from p2pcast.daemon.events import Events
 from p2pcast.errors import RefusedError, UsageError
 from p2pcast.trust.evictions import NO_TOKEN
@@ -53,10 +54,11 @@ class TrustCommands:
 
     async def evict(self, body: Document) -> Document:
         """``{"peer": node or name, "undo": bool, "keep_token": bool}``."""
-        peer = body.get("peer")
+        check_keys(body, "peer", "undo", "keep_token")
+        peer, undo, keeps = body.get("peer"), flag(body, "undo"), flag(body, "keep_token")
         if not isinstance(peer, str) or not peer:
             raise UsageError('name the peer: {"peer": a node\'s id or name}')
-        if body.get("undo") is True:
+        if undo:
             return await self._undo(peer)
         trust, ledger = self._trust, self._trust.ledger
         async with trust.changing:
@@ -65,7 +67,7 @@ class TrustCommands:
                 raise RefusedError("that is the hub itself")
             now = time.time()
             others = ledger.others(node, name)
-            revoked = [] if body.get("keep_token") is True else ledger.tokens_to_revoke(node, now)
+            revoked = [] if keeps else ledger.tokens_to_revoke(node, now)
             # The statement revokes one token at every peer: the hub's own, if the node could use that.
             first = min(revoked, key=lambda ident: not ledger.tokens[ident].own, default="")
             trust.decide(bytes.fromhex(node), bytes.fromhex(first) or NO_TOKEN, evicted=True, name=name)
@@ -95,6 +97,7 @@ class TrustCommands:
 
     async def create(self, body: Document) -> Document:
         """``{"role": one of BOUGHT, "ttl_s": seconds or null, "uses": count or null}``."""
+        check_keys(body, "role", "ttl_s", "uses")
         fingerprint = self._require_tls()
         ttl_s, uses = body.get("ttl_s", DEFAULT_TTL_S), body.get("uses")
         if ttl_s is not None and (
@@ -116,11 +119,13 @@ class TrustCommands:
         return {"id": ident, "token": str(JoinToken(self._trust.run, secret, fingerprint))}
 
     async def list(self, body: Document) -> Document:
+        check_keys(body)
         self._require_tls()
         return {"tokens": self._trust.ledger.rows(time.time())}
 
     async def revoke(self, body: Document) -> Document:
         """``{"id": the token's id, or its beginning}``. Certificates that the token bought stay valid."""
+        check_keys(body, "id")
         self._require_tls()
         async with self._trust.changing:
             ident = self._trust.ledger.revoke(str(body.get("id", "")))

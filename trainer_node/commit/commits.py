@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from typing import Any
 
+from p2pcast.daemon.command_body import check_keys
 from p2pcast.daemon.daemon_process import StateFile
 from p2pcast.daemon.events import Events
 from p2pcast.daemon.http_server import Document
@@ -113,6 +114,7 @@ class Commits:
 
     async def command(self, body: Document) -> Document:
         """POST /commit. Raises UsageError, RefusedError, LocalError."""
+        check_keys(body, "version")
         if self.mode != "manual":
             raise UsageError("this hub commits automatically: start the hub with --commit manual for this command")
         version = Version.parse(str(body.get("version", "")))

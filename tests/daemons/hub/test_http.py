@@ -169,6 +169,23 @@ async def test_remote_callers_need_a_bearer_token(swarm, path, remote, given, co
     assert (await hub.http._guard(elsewhere, handler)).status == code
 
 
+async def test_unknown_keys_of_a_command_are_refused_by_name(swarm):
+    """A misspelt key would count as left out: a token of a minute would last a day."""
+    hub, peer = await swarm.hub_up(), await swarm.peer_up("a")
+    named = ("commit", "evict", "token/create", "token/list", "token/revoke", "workers/drain", "page/link")
+    for daemon, names in ((hub, named), (peer, ("commit", "verify", "lease", "release"))):
+        for name in names:
+            code, text = await swarm.post(daemon, f"/{name}", {"tll_s": 60})
+            assert (code, "no key 'tll_s': it takes " in json.loads(text)["error"]) == (400, True), (name, text)
+            code, text = await swarm.post(daemon, f"/{name}", b"[" * 3000)
+            assert (code, "not JSON" in text) == (400, True), name
+    code, text = await swarm.post(peer, "/lease", {"lease": "x", "hold": 60})
+    assert (code, "no key 'hold': it takes lease, hold_s" in text) == (400, True)
+    code, text = await swarm.post(hub, "/evict", {"peer": "a", "undo": "true"})
+    assert (code, "undo: true or false" in text) == (400, True)
+    assert [row["name"] for row in (await swarm.status(hub))["peers"]] == ["a"]
+
+
 async def test_a_peer_that_reports_nonsense_does_not_break_the_status(swarm):
     hub = await swarm.hub_up()
     peer = await swarm.peer_up("a")
