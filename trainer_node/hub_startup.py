@@ -109,6 +109,10 @@ class StateParts:
     numbers: VersionNumbers
     recovery: Recovery
 
+    def healthy(self) -> tuple[bool, str]:
+        found = self.tasks.healthy()
+        return found if not found[0] else self.admission.healthy()
+
 
 @dataclass(frozen=True, slots=True)
 class FleetParts:
@@ -437,7 +441,7 @@ def build_control(state: StateParts, fleet: FleetParts, publishing: Publishing) 
         folder_version=folders.version_of,
         bearer_file=config.state.resolve() / bearer_tokens.FILE,
         local_only=frozenset({"token/create", "page/link"}),
-        healthy=state.tasks.healthy,
+        healthy=state.healthy,
         documents={"versions": view.weights, "files": view.versions.files},
         routes=page.routes,
         admits=page.admits,

@@ -103,7 +103,7 @@ class NodeCertificate:
     async def ready(self) -> None:
         """Have a valid certificate; waits for a hub that is away. Raises RefusedError, LocalError."""
         delays = Backoff(RETRY_S, RETRY_MOST_S, self._uniform)
-        while (held := self._kept.held) is None or held.expired(time.time()):
+        while (held := self._kept.held) is None or not held.in_force(time.time()):
             try:
                 await self._enrol()
             except RetryableError as error:
@@ -151,7 +151,7 @@ class NodeCertificate:
 
     def _warn(self, error: P2PCastError, held: Credentials) -> None:
         """Once for each kind of error, until an enrolment succeeds."""
-        over = held.expired(time.time())
+        over = time.time() >= held.until
         kind = (type(error), over)
         level = logging.DEBUG if kind in self._warned else logging.WARNING
         self._warned.add(kind)

@@ -20,8 +20,10 @@ from p2pcast.trust.key_files import read_pem, write_pem
 
 AUTHORITY_DAYS = 3650
 """Lifetime of the authority's certificate in days: longer than any run."""
-BACKDATED = datetime.timedelta(days=1)
+BACKDATED = datetime.timedelta(days=7)
 """Validity begins this long before issue, for nodes whose clocks are behind."""
+AUTHORITY_BACKDATED = datetime.timedelta(days=AUTHORITY_DAYS)
+"""The same of the authority, whose first clock may have been far ahead."""
 
 
 class Authority:
@@ -41,7 +43,8 @@ class Authority:
         """A new authority for a run. ``now`` in Unix seconds."""
         key = new_key()
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"p2pcast run {run.hex()}")])
-        builder = _builder(name, name, key.public_key(), now, datetime.timedelta(days=AUTHORITY_DAYS))
+        life = datetime.timedelta(days=AUTHORITY_DAYS)
+        builder = _builder(name, name, key.public_key(), now, life, AUTHORITY_BACKDATED)
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         builder = builder.add_extension(_usage(crl_sign=True, key_cert_sign=True), critical=True)
         builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -75,10 +78,15 @@ class Authority:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: PublicKey, now: float, lifetime: datetime.timedelta
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: PublicKey,
+    now: float,
+    lifetime: datetime.timedelta,
+    backdated: datetime.timedelta = BACKDATED,
 ) -> x509.CertificateBuilder:
     at = datetime.datetime.fromtimestamp(now, datetime.UTC)
-    return x509.CertificateBuilder(issuer, subject, key, x509.random_serial_number(), at - BACKDATED, at + lifetime)
+    return x509.CertificateBuilder(issuer, subject, key, x509.random_serial_number(), at - backdated, at + lifetime)
 
 
 def _usage(**bits: bool) -> x509.KeyUsage:

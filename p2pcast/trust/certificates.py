@@ -17,7 +17,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from p2pcast.errors import RefusedError
+from p2pcast.errors import RefusedError, RetryableError
 from p2pcast.trust.dial_permissions import Certified, Role
 
 _NAME = re.compile(rf"p2pcast://([0-9a-f]{{32}})/({'|'.join(get_args(Role))})/([0-9a-f]{{32}})", re.ASCII)
@@ -97,6 +97,9 @@ def certified(certificate: bytes) -> Certified:
     return Certified(bytes.fromhex(run), bytes.fromhex(node), role)
 
 
+_TIME = "%Y-%m-%d %H:%M UTC"
+
+
 def valid_at(certificate: bytes, now: float) -> bool:
     """Whether a certificate (DER) is within its validity period. ``now`` in Unix seconds."""
     found, at = load(certificate), datetime.datetime.fromtimestamp(now, datetime.UTC)
@@ -104,11 +107,18 @@ def valid_at(certificate: bytes, now: float) -> bool:
 
 
 def check_issued(certificate: bytes, authority: bytes, now: float) -> Certified:
-    """The holder of ``certificate``, if ``authority`` issued it and it is valid now. Raises RefusedError."""
+    """The holder of ``certificate``, if ``authority`` issued it and it is valid now. Raises RefusedError, and
+    RetryableError where a clock may be wrong.
+    """
     try:
         load(certificate).verify_directly_issued_by(load(authority))
     except (ValueError, TypeError, InvalidSignature):
         raise RefusedError("the certificate was not issued by this run's authority") from None
-    if not valid_at(certificate, now):
-        raise RefusedError("the certificate is not in force: one of the two clocks is wrong, or it has expired")
+    for name, one in (("certificate", certificate), ("run's authority", authority)):
+        if not valid_at(one, now):
+            found, clock = load(one), datetime.datetime.fromtimestamp(now, datetime.UTC)
+            raise RetryableError(
+                f"the {name} is valid from {found.not_valid_before_utc:{_TIME}} to {found.not_valid_after_utc:{_TIME}},"
+                f" and this machine's clock says {clock:{_TIME}}: set the clocks of both machines (NTP)"
+            )
     return certified(certificate)

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from p2pcast.errors import RefusedError, UntrustedError
-from p2pcast.trust.certificates import Key, certified, check_issued, fingerprint, load, request
+from p2pcast.trust.certificates import Key, certified, check_issued, fingerprint, load, request, valid_at
 from p2pcast.trust.dial_permissions import Certified
 from p2pcast.trust.key_files import pem, read_pem, write_pem
 
@@ -44,8 +44,9 @@ class Credentials:
     def request(self) -> bytes:
         return request(self.key)
 
-    def expired(self, now: float) -> bool:
-        return now >= self.until
+    def in_force(self, now: float) -> bool:
+        """Not, for example, where the certificate was issued by a clock that was days ahead."""
+        return valid_at(self.certificate, now)
 
     @property
     def due_at(self) -> float:
@@ -54,10 +55,10 @@ class Credentials:
 
     def due(self, now: float) -> bool:
         """Whether it is time to ask for the next certificate."""
-        return now >= self.due_at
+        return now >= self.due_at or not self.in_force(now)
 
     def renewed(self, certificate: bytes, now: float) -> Credentials:
-        """Credentials with a newer certificate for the same key and holder. Raises RefusedError."""
+        """Credentials with a newer certificate for the same key and holder. Raises RefusedError, RetryableError."""
         return received(self.key, certificate, self.authority, self.who, now)
 
     def pem(self) -> bytes:
@@ -75,7 +76,7 @@ class Credentials:
 
 
 def received(key: Key, certificate: bytes, authority: bytes, who: Certified, now: float) -> Credentials:
-    """Credentials from a hub's answer, after verifying node, role and key. Raises RefusedError."""
+    """Credentials from a hub's answer, after verifying node, role and key. Raises RefusedError, RetryableError."""
     found = check_issued(certificate, authority, now)
     public = load(certificate).public_key()
     if found != who or public != key.public_key():
@@ -85,7 +86,7 @@ def received(key: Key, certificate: bytes, authority: bytes, who: Certified, now
 
 def pinned(leaf: bytes, authority: bytes, pin: bytes, run: bytes, now: float) -> Certified:
     """The identity of the hub on a first connection. Verifies that the token pins ``authority``, and that ``authority``
-    issued ``leaf``, the certificate shown in TLS, to the run's hub. Raises RefusedError.
+    issued ``leaf``, the certificate shown in TLS, to the run's hub. Raises RefusedError, RetryableError.
     """
     if fingerprint(authority) != pin:
         raise UntrustedError(

@@ -49,4 +49,4 @@ class KeptCertificate:
         """Show these credentials from the next connection on."""
         self.tls.use(credentials)
         self.held, self.key = credentials, credentials.key
-        self.was_in_force |= not credentials.expired(time.time())
+        self.was_in_force |= credentials.in_force(time.time())

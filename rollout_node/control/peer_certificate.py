@@ -79,7 +79,7 @@ class PeerCertificate:
     async def ready(self) -> None:
         """Have a valid certificate. Raises RetryableError, RefusedError, LocalError."""
         held, now = self._kept.held, time.time()
-        if self._hub is None or not (held is None or self._refused or held.expired(now)):
+        if self._hub is None or not (held is None or self._refused or not held.in_force(now)):
             return
         key = self._kept.key or await self._blocking(kept_key, self._kept.path.with_name(KEY))
         self._unanswered += 1
@@ -96,7 +96,7 @@ class PeerCertificate:
                 logger.warning(
                     "no new certificate: %s; the present one is valid until %s", error, time.ctime(held.until)
                 )
-            if held.expired(now):
+            if not held.in_force(now):
                 raise RetryableError(f"no certificate: {error}") from None
             self._refused, self._asked_at = False, now + (held.until - held.begun) / 10
             return

@@ -147,8 +147,8 @@ LOST = [
     Mutation(
         "the hub's record of admitted nodes",
         "rollout_node/control/peer_certificate.py",
-        "            if held.expired(now):\n                raise RetryableError(",
-        "            if held.expired(now):\n                raise RefusedError(",
+        "            if not held.in_force(now):\n                raise RetryableError(",
+        "            if not held.in_force(now):\n                raise RefusedError(",
         TOKENS + "test_no_loss_of_files_ends_an_admitted_peer",
     ),
     Mutation(
@@ -168,7 +168,7 @@ LOST = [
     Mutation(
         "the hub's record of admitted nodes",
         "trainer_node/sdk/trainer_certificate.py",
-        "                if self._held is None or self._held.expired(time.time()):",
+        "                if self._held is None or not self._held.in_force(time.time()):",
         "                if True:",
         TOKENS + "test_a_trainer_goes_on_by_its_key",
     ),

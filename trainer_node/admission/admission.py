@@ -25,7 +25,7 @@ from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.stripe import HANDSHAKE_S, Stripe
 from p2pcast.trust import bearer_tokens
 from p2pcast.trust.certificate_authority import Authority
-from p2pcast.trust.certificates import held_key, key_print, load, new_key, requested_key
+from p2pcast.trust.certificates import held_key, key_print, load, new_key, requested_key, valid_at
 from p2pcast.trust.credentials import Credentials
 from p2pcast.trust.dial_permissions import Certified
 from p2pcast.trust.tls_contexts import Tls
@@ -263,6 +263,15 @@ class Admission:
         self.trust.enforce([statement.packed for statement in news])
         self._save_later()
         self._maintain_at = 0.0
+
+    def healthy(self) -> tuple[bool, str]:
+        """False while no node can make a link: the hub's own certificate is not in force by its clock."""
+        if self.tls is None or (self._credentials.in_force(now := time.time()) and valid_at(self.authority, now)):
+            return True, ""
+        return (
+            False,
+            "by this machine's clock the hub's certificate or the run's authority is not in force: set the clock",
+        )
 
     # -- in time
 

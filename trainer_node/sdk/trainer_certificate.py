@@ -81,7 +81,7 @@ class TrainerCertificate:
                 self._unanswered = 0
             except RefusedError:
                 # The hub may have lost its record of this node; the issued certificate is in force all the same.
-                if self._held is None or self._held.expired(time.time()):
+                if self._held is None or not self._held.in_force(time.time()):
                     raise
             else:
                 self._tls.use(self._held)

@@ -21,13 +21,14 @@ from p2pcast.daemon.events import Events
 from p2pcast.errors import LocalError, RefusedError, RetryableError, UntrustedError, UsageError
 from p2pcast.transport.dial import dial
 from p2pcast.transport.listener import Listener
-from p2pcast.trust.certificates import new_key, request
+from p2pcast.trust.certificates import new_key, request, valid_at
 from p2pcast.trust.credentials import Credentials, pinned
 from p2pcast.trust.dial_permissions import BOUGHT
 from p2pcast.trust.tls_contexts import first_contact
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Identity
 from p2pcast.wire.join_token import JoinToken
+from trainer_node.admission import admission as admission_module
 from trainer_node.admission.admission import Admission
 
 
@@ -107,6 +108,26 @@ async def test_a_peer_whose_first_answer_is_lost_joins_with_its_key_and_one_admi
     assert [*records.holders] == [node]
     assert records.holders[node].key == known.key
     assert records.tokens[token_of(tls).ident.hex()].used == 1
+
+
+@pytest.mark.parametrize(("days", "at_start"), [(30, False), (400, True)])
+async def test_a_hub_whose_clock_was_ahead_takes_peers_once_the_clock_is_right(tls, monkeypatch, days, at_start):
+    """Its certificate, or the run's authority, was made by the wrong clock."""
+    ahead = SimpleNamespace(time=lambda: time.time() + 86400.0 * days)
+    hub = None if at_start else await tls.hub_up()
+    with monkeypatch.context() as patched:
+        first = None if hub is None else hub.state.admission.leaf
+        patched.setattr(admission_module, "time", ahead)
+        hub = hub or await tls.hub_up()
+        admission = hub.state.admission
+        await tls.until(lambda: admission.leaf != first, "the hub has a certificate by the wrong clock")
+        wrong = admission.leaf
+        assert not valid_at(wrong, time.time())
+    assert admission.leaf != wrong or not admission.healthy()[0]
+    await tls.until(lambda: admission.leaf != wrong, "it has one by the right clock")
+    assert await tls.get(hub, "/healthz") == (200, "ok\n")
+    peer = await tls.peer_up("a")
+    await tls.until(lambda: peer.startup.hub_session.connected, "the peer has joined")
 
 
 async def test_certificates_are_renewed_while_running(tls):

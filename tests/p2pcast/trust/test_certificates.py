@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from p2pcast.errors import LocalError, RefusedError
+from p2pcast.errors import LocalError, RefusedError, RetryableError
 from p2pcast.trust.certificate_authority import Authority
 from p2pcast.trust.certificates import (
     certified,
@@ -28,6 +28,7 @@ from p2pcast.trust.credentials import Credentials, pinned, received
 from p2pcast.trust.dial_permissions import Certified
 
 NOW = 1_800_000_000.0
+DAY_S = 86400.0
 RUN = b"r" * 16
 PEER = Certified(RUN, b"p" * 16, "peer")
 HUB = Certified(RUN, b"h" * 16, "hub")
@@ -67,12 +68,18 @@ def test_trainers_and_workers_may_not_be_servers(authority):
 def test_renewal_is_due_long_before_a_certificate_ends(authority):
     mine = credentials(authority, lifetime_s=900)
     assert [mine.due(NOW + s) for s in (0, 299, 300, 899)] == [False, False, True, True]
-    assert [mine.expired(NOW + s) for s in (0, 899, 900)] == [False, False, True]
+    assert [mine.in_force(NOW + s) for s in (0, 899, 901)] == [True, True, False]
 
 
 def test_a_certificate_is_valid_for_slow_clocks(authority):
     mine = credentials(authority)
-    assert [valid_at(mine.certificate, NOW + s) for s in (-86_000, 0, 899, 901)] == [True, True, True, False]
+    assert [valid_at(mine.certificate, NOW + s) for s in (-8 * DAY_S, -6 * DAY_S, 0, 899, 901)] == [
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_another_authoritys_certificate_is_refused(authority):
@@ -84,10 +91,20 @@ def test_another_authoritys_certificate_is_refused(authority):
         received(forged.key, forged.certificate, authority.certificate, PEER, NOW)
 
 
-def test_an_expired_certificate_is_refused(authority):
-    mine = credentials(authority)
-    with pytest.raises(RefusedError, match="not in force"):
-        check_issued(mine.certificate, authority.certificate, NOW + 901)
+@pytest.mark.parametrize("wrong_s", [901.0, 400 * DAY_S, -8 * DAY_S])
+def test_disagreement_of_clocks_is_retried_and_names_both(authority, wrong_s):
+    mine, clock = credentials(authority), datetime.datetime.fromtimestamp(NOW + wrong_s, datetime.UTC)
+    said = f"is valid from .* to .*, and this machine's clock says {clock:%Y-%m-%d %H:%M} UTC: set the clocks"
+    with pytest.raises(RetryableError, match=said):
+        check_issued(mine.certificate, authority.certificate, NOW + wrong_s)
+    assert mine.due(NOW + wrong_s)
+
+
+def test_an_authority_of_a_clock_far_ahead_is_in_force_once_the_clock_is_right():
+    ahead = Authority.create(RUN, NOW + 400 * DAY_S)
+    key = new_key()
+    issued = ahead.issue(key.public_key(), PEER, NOW, 900.0)
+    assert received(key, issued, ahead.certificate, PEER, NOW - 2 * DAY_S).who == PEER
 
 
 def test_a_certificate_for_another_node_is_refused(authority):
