@@ -37,8 +37,7 @@ class JoinToken:
 
     def __str__(self) -> str:
         parts = (self.run, self.secret, self.authority) if self.authority else (self.run, self.secret)
-        text = "-".join((PREFIX, *map(_base32, parts)))
-        return f"{text}-{_check_sum(text)}"
+        return "-".join((PREFIX, *map(_base32, parts)))
 
     @property
     def ident(self) -> bytes:
@@ -47,13 +46,11 @@ class JoinToken:
 
     @classmethod
     def parse(cls, text: str) -> JoinToken:
-        """One text for one token; tokens of 0.1 have no check sum. A byte order mark at the start is ignored. Raises
-        UsageError, never repeating the text: it may be a secret.
+        """One text, in either case, is one token. A byte order mark at the start is ignored. Raises UsageError, never
+        repeating the text: it may be a secret.
         """
         text = text.removeprefix("\ufeff").strip().lower()
-        body, _, last = text.rpartition("-")
-        checked = len(last) == len(_check_sum(body))
-        prefix, *parts = (body if checked else text).split("-")
+        prefix, *parts = text.split("-")
         try:
             if not 2 <= len(parts) <= 3 or prefix != PREFIX:
                 raise ValueError
@@ -65,7 +62,7 @@ class JoinToken:
         if len(run) != RUN_BYTES or len(secret) != SECRET_BYTES or any(len(m) != AUTHORITY_BYTES for m in more):
             raise UsageError("the join token was cut short or joined with something else; copy it again")
         # Base32 leaves up to four bits of a last letter without meaning.
-        if list(map(_base32, (run, secret, *more))) != parts or (checked and last != _check_sum(body)):
+        if list(map(_base32, (run, secret, *more))) != parts:
             raise UsageError("a letter of the join token is wrong; copy it again")
         return cls(run, secret, *more)
 
@@ -85,8 +82,3 @@ class JoinToken:
 
 def _base32(part: bytes) -> str:
     return base64.b32encode(part).decode().rstrip("=").lower()
-
-
-def _check_sum(text: str) -> str:
-    """Eight letters that differ after a typing error in ``text``, the token before its last ``-``."""
-    return _base32(blake3.blake3(text.encode()).digest(length=5))

@@ -64,7 +64,7 @@ async def test_a_worker_is_paused_and_resumed_from_the_page(
         page = viewer.page
         await viewer.says("#workers", "paused")
         await viewer.says("#workers", "eu")
-        await expect(page.locator("#regions tbody td").nth(8)).to_have_text("1", timeout=DEADLINE_MS)
+        await expect(page.locator("#regions tbody td").nth(9)).to_have_text("1", timeout=DEADLINE_MS)
         await viewer.is_accessible()
 
         pause = page.locator('button[data-command="pause"]')

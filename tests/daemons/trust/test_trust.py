@@ -112,7 +112,7 @@ async def test_a_peer_whose_first_answer_is_lost_joins_with_its_key_and_one_admi
 
 @pytest.mark.parametrize(("days", "at_start"), [(30, False), (400, True)])
 async def test_a_hub_whose_clock_was_ahead_takes_peers_once_the_clock_is_right(tls, monkeypatch, days, at_start):
-    """Its certificate, or the run's authority, was made by the wrong clock."""
+    """The hub's certificate, or the authority of the run, was made by the wrong clock."""
     ahead = SimpleNamespace(time=lambda: time.time() + 86400.0 * days)
     hub = None if at_start else await tls.hub_up()
     with monkeypatch.context() as patched:

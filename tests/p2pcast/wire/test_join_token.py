@@ -22,13 +22,8 @@ def test_round_trip(run, secret):
     assert len(token.ident) == 8
 
 
-OLD = "p2pc1-" + "a" * 26 + "-" + "a" * 32
-"""A token as p2pcast 0.1 wrote it, without a check sum."""
-
-
 def test_format():
-    assert str(JoinToken(bytes(16), bytes(20))) == OLD + "-huutqbde"
-    assert JoinToken.parse(OLD) == JoinToken(bytes(16), bytes(20))
+    assert str(JoinToken(bytes(16), bytes(20))) == "p2pc1-" + "a" * 26 + "-" + "a" * 32
 
 
 GOOD = str(JoinToken(bytes(range(16)), bytes(range(20))))
@@ -73,29 +68,24 @@ def test_any_text(text):
 def test_a_token_that_pins_an_authority_survives_a_round_trip(run, secret, authority):
     token = JoinToken(run, secret, authority)
     assert JoinToken.parse(str(token)) == token
-    assert str(token).startswith(str(JoinToken(run, secret))[:-9] + "-")
+    assert str(token).startswith(str(JoinToken(run, secret)) + "-")
     assert token.ident == JoinToken(run, secret).ident
     with pytest.raises(UsageError, match="cut short"):
-        JoinToken.parse(str(token)[:-17])
+        JoinToken.parse(str(token)[:-8])
 
 
-@given(st.integers(0, len(GOOD) - 1), st.sampled_from("abcdefghijklmnopqrstuvwxyz234567-"))
 @pytest.mark.parametrize("good", [GOOD, PINNING])
-def test_each_typing_error_is_refused(good, place, letter):
-    """The last letter of each part too, of which base32 ignores up to four bits."""
-    typed = good[:place] + letter + good[place + 1 :]
-    if typed != good:
-        with pytest.raises(UsageError):
-            JoinToken.parse(typed)
-    if place + 1 < len(good) and good[place] != good[place + 1]:
-        with pytest.raises(UsageError):
-            JoinToken.parse(good[:place] + good[place + 1] + good[place] + good[place + 2 :])
-
-
-def test_a_token_of_0_1_has_one_text():
-    run, secret = OLD.split("-")[1:]
-    with pytest.raises(UsageError, match="a letter of the join token is wrong"):
-        JoinToken.parse(f"p2pc1-{run[:-1]}b-{secret}")
+def test_a_token_has_one_text(good):
+    """Base32 ignores up to four bits of the last letter of a part."""
+    token = JoinToken.parse(good)
+    for place, known in enumerate(good):
+        for letter in "abcdefghijklmnopqrstuvwxyz234567".replace(known, ""):
+            try:
+                found = JoinToken.parse(good[:place] + letter + good[place + 1 :])
+            except UsageError:
+                continue
+            assert found != token
+    assert JoinToken.parse(good.upper()) == token
 
 
 def test_plain_text_and_tls_are_not_mixed_up():

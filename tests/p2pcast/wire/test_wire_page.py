@@ -182,7 +182,7 @@ def test_keys_of_a_report_agree_with_its_record() -> None:
         expected[field.key] = (field.required, field.lenient, shape)
     assert stated == expected
     assert [key for key, value in stated.items() if value[2] is None] == [
-        "link", "state", "progress", "engines", "error",
+        "link", "state", "progress", "engines", "unready", "error",
     ]  # fmt: skip
 
 

@@ -46,6 +46,7 @@ def test_server_that_is_dense_despite_its_variable_says_so(
     monkeypatch.setattr(logging.getLogger("vllm.p2pcast"), "handlers", [caplog.handler])
     parallel = SimpleNamespace(data_parallel_index=0, data_parallel_size=1, world_size=1, rank=0)
     config = SimpleNamespace(parallel_config=parallel)
-    rank = VllmRankModel(config, None, torch.device("cpu"), torch.nn.Linear(1, 1))
+    model = SimpleNamespace(model="no/such", hf_config=None)
+    rank = VllmRankModel(config, model, torch.device("cpu"), torch.nn.Linear(1, 1))
     assert rank.use_schedule is None
     assert ("its attention is dense" in caplog.text) == (variable == "1")
