@@ -25,7 +25,7 @@ from p2pcast.limits import MIB
 from p2pcast.wire.connection_state import Side, State
 from p2pcast.wire.messages import RECORDS, SIGNED, Type, decode, encode_map
 
-MESSAGES = 500
+MESSAGES = 250
 MORE_BYTES = 128 * MIB
 """Of memory, between a few hundred messages and the end: the share of kernels and caches that are filled for the first
 time.
