@@ -114,7 +114,7 @@ class Commits:
 
     async def command(self, body: Document) -> Document:
         """POST /commit. Raises UsageError, RefusedError, LocalError."""
-        check_keys(body, "version")
+        check_keys(body, "version", "timeout_s")  # one command of the CLI for hubs and peers
         if self.mode != "manual":
             raise UsageError("this hub commits automatically: start the hub with --commit manual for this command")
         version = Version.parse(str(body.get("version", "")))
