@@ -16,6 +16,8 @@ from rollout_node.installers.install_socket import Report
 
 SILENT_S: Final = 5.0
 """Longest time in seconds between two signs of life, and for an answer of the front end."""
+MOST_PROCESSES: Final = 4096
+"""Of one engine: its ranks, its cores, and those that ended since all ranks answered last."""
 
 
 class EnginePulse:
@@ -27,7 +29,8 @@ class EnginePulse:
 
     def note(self, report: Report, made_at: float) -> None:
         """Of a process of this engine."""
-        if isinstance(process := report.get("incarnation"), str):
+        process = report.get("incarnation")
+        if isinstance(process, str) and (process[:32] in self._seen or len(self._seen) < MOST_PROCESSES):
             name = str(report.get("process") or f"rank {report['rank']}")
             self._seen[process[:32]] = name[:32], made_at
 

@@ -81,8 +81,8 @@ class AnchorsAndSquashes:
         anchor_every: int | None = None,
     ) -> None:
         """``holdings``: the node's artifacts, by id. ``live_traffic``: whether a version is being made or sent. ``add``
-        takes each artifact that lies in the store. ``recover`` gets lost artifacts back
-        from peers, with True whole states too; ``catch_up`` then takes the shadow to the newest version.
+        takes each artifact that lies in the store. ``recover`` gets lost artifacts back from peers, with True whole
+        states too; ``catch_up`` then takes the shadow to the newest version.
         """
         self.made_bytes = 0
         """Size of the squashes and anchors of this process."""

@@ -82,3 +82,12 @@ def test_a_first_sign_of_life_precedes_the_answer(tmp_path):
     heartbeat._thread = threading.current_thread()  # instead of its own
     heartbeat.begin(engine="e", rank=0)
     assert [(sign["process"], sign["engine"]) for sign in signs] == [("the engine core", "e")]
+
+
+def test_processes_of_an_engine_are_bounded() -> None:
+    pulse = EnginePulse(VllmServer("http://h"), lambda: 0.0)
+    for number in range(engine_pulse.MOST_PROCESSES + 9):
+        pulse.note(sign(f"{number}"), 0.0)
+    pulse.note(sign("0"), 1.0)
+    assert len(pulse._seen) == engine_pulse.MOST_PROCESSES
+    assert pulse._seen["0"][1] == 1.0
