@@ -4,7 +4,7 @@ ready.
 
 from __future__ import annotations
 
-from scripted_target import ONE, Target, until
+from scripted_target import ONE, TWO, Target, until
 
 from rollout_node.engine import runner as module
 
@@ -76,4 +76,30 @@ async def test_an_engine_that_does_not_state_its_version_is_out_of_reach(owner, 
     await until(lambda: runner.error is not None and "did not say" in runner.error)
     assert not runner.ready
     target.hang = None
+    await until(lambda: runner.ready)
+
+
+async def test_a_target_without_signs_of_life_is_unready_until_they_return(owner, run, monkeypatch):
+    """Also while a version is being staged; the target's own check says nothing."""
+
+    class Pulse:
+        beats, silent = True, None
+
+        async def fault(self) -> str | None:
+            return self.silent
+
+    monkeypatch.setattr(module, "CHECK_S", 0.001)
+    target = Target()
+    target.pulse = Pulse()
+    runner = run(target)
+    owner.move(ONE)
+    await until(lambda: runner.ready)
+    target.hang = "stage"
+    owner.move(TWO)
+    await until(lambda: ("stage", TWO) in target.calls)
+    assert runner.ready
+    target.pulse.silent = "no sign of life of rank 0"
+    await until(lambda: not runner.ready)
+    assert runner.status()["error"] == "no sign of life of rank 0"
+    target.pulse.silent = None
     await until(lambda: runner.ready)
