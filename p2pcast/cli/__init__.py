@@ -1,6 +1,7 @@
 """The ``p2pcast`` command. A subcommand's module is imported when the subcommand runs, so that ``--help`` is quick.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 refused, 4 unreachable. An error is one line on stderr.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 refused, 4 unreachable, 5 unverified. An error is one line on
+stderr.
 """
 
 from __future__ import annotations
