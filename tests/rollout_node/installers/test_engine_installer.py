@@ -436,7 +436,7 @@ async def test_an_audit_of_an_engine_that_lost_its_version_is_refused(host: Host
 
 
 async def test_an_engine_whose_server_is_gone_has_no_version(host: Host) -> None:
-    """Its successor answers from the weights on its disk."""
+    """The successor of that server answers from the weights on its disk."""
     installer = await host.installed()
     installer._server.url = "http://127.0.0.1:1"  # where nothing listens
     with pytest.raises(RetryableError, match="is the server up"):

@@ -79,7 +79,7 @@ async def test_an_engine_that_does_not_state_its_version_is_out_of_reach(owner, 
     await until(lambda: runner.ready)
 
 
-async def test_a_target_without_signs_of_life_is_unready_until_they_return(owner, run, monkeypatch):
+async def test_a_target_without_signs_of_life_is_unready_until_signs_return(owner, run, monkeypatch):
     """Also while a version is being staged; the target's own check says nothing."""
 
     class Pulse:
