@@ -244,8 +244,12 @@ MAX_WAITERS = 256
 MAX_WAIT_S = 3600.0
 """Longest time in seconds of one /wait request."""
 MAX_HTTP_CONNECTIONS = 1024
-"""Most open HTTP connections, readers and waiters included."""
-MAX_SILENT_CONNECTIONS = 256
-"""Most open HTTP connections without any request yet."""
+"""Most open HTTP connections, readers and waiters included, of a process that may open many files."""
+LEAST_HTTP_CONNECTIONS = 16
+"""Open HTTP connections that a process may have, however few files it may open."""
+LEAST_OF_ADDRESS = 256
+"""Open HTTP connections that one address may have by default, if all callers may have as many. Many workers may stand
+behind one proxy.
+"""
 MAX_SLOTS = 4096
 """Most plays of one rollout worker at the same time; each has a lease in the worker's heartbeats."""

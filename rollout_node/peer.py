@@ -17,6 +17,7 @@ from functools import partial
 
 from p2pcast.addresses import show_address
 from p2pcast.daemon import metric_kinds
+from p2pcast.daemon.http_connections import HttpLimits
 from p2pcast.daemon.http_server import Document, HttpServer
 from p2pcast.state.shadow import Shadow
 from p2pcast.store.artifact_store import Store
@@ -173,6 +174,7 @@ class Peer:
             local_only=frozenset({"lease", "release"}),
             healthy=startup.tasks.healthy,
             documents={"versions": self.view.versions},
+            limits=HttpLimits(self.config.http_per_address),
         )
         startup.bearer.serve(self._set_bearer)
         self._handlers = _messages(startup, relay, engine, sync).handlers()

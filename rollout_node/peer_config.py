@@ -35,6 +35,8 @@ class PeerConfig:
     advertise: tuple[tuple[str, int], ...] = ()
     """Addresses that other nodes dial; empty: the address that the hub sees, and those of this machine."""
     http: tuple[str, int] = ("127.0.0.1", 0)
+    http_per_address: int | None = None
+    """Open HTTP connections of one address; None: ``HttpLimits``."""
     stripes: int | None = None
     """TCP connections of a link; None: chosen by p2pcast.transport.stripe_count."""
     sockets: Sockets = DEFAULT

@@ -33,6 +33,8 @@ class HubConfig:
     listen: tuple[str, int] = ("", DEFAULT_PORT)
     advertise: tuple[str, int] | None = None
     http: tuple[str, int] = ("127.0.0.1", DEFAULT_HTTP_PORT)
+    http_per_address: int | None = None
+    """Open HTTP connections of one address; None: ``HttpLimits``."""
     uplink_bps: float | None = None
     """Stated uplink in bit/s; None: measured, and `DEFAULT_UPLINK_BPS` until then."""
     chains: int | None = None

@@ -16,6 +16,7 @@ from p2pcast.daemon import metric_kinds
 from p2pcast.daemon.background_tasks import Tasks
 from p2pcast.daemon.daemon_process import StateFile, node_id
 from p2pcast.daemon.events import Events
+from p2pcast.daemon.http_connections import HttpLimits
 from p2pcast.daemon.http_server import HttpServer
 from p2pcast.errors import UsageError
 from p2pcast.mirror.object_names import run_folder
@@ -445,5 +446,6 @@ def build_control(state: StateParts, fleet: FleetParts, publishing: Publishing) 
         documents={"versions": view.weights, "files": view.versions.files},
         routes=page.routes,
         admits=page.admits,
+        limits=HttpLimits(config.http_per_address),
     )
     return ControlParts(plan_distributor, reports, joins, upkeep, acceptor, listener, meter, view, feed, page, http)

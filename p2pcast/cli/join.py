@@ -15,6 +15,7 @@ from p2pcast.cli.options import (
     Address,
     Stripes,
     congestion,
+    http_per_address,
     plaintext,
     read_token,
     retention,
@@ -86,6 +87,7 @@ if TYPE_CHECKING:
     default="127.0.0.1:0",
     help="Address of the HTTP server for status, metrics and commands.",
 )
+@http_per_address
 @click.option(
     "--squashes",
     type=click.Choice(["auto", "ask", "kept", "none"]),
@@ -203,6 +205,7 @@ def join(
     listen: tuple[str, int],
     advertise: tuple[tuple[str, int], ...],
     http: tuple[str, int],
+    http_per_address: int | None,
     region: str,
     name: str | None,
     stripes: int | None,
@@ -282,6 +285,7 @@ def join(
         listen=listen,
         advertise=advertise,
         http=http,
+        http_per_address=http_per_address,
         stripes=stripes,
         sockets=choose_sockets(congestion),
         kv=kv,

@@ -16,7 +16,7 @@ from p2pcast.addresses import parse_address
 from p2pcast.checkpoint.folder_form import MARKERS, StepNames
 from p2pcast.daemon.daemon_process import parse_rate
 from p2pcast.errors import UsageError
-from p2pcast.limits import MAX_KEPT, MAX_STRIPES
+from p2pcast.limits import LEAST_OF_ADDRESS, MAX_KEPT, MAX_STRIPES
 from p2pcast.store.atomic_files import atomic_write
 from p2pcast.store.retention import KEEP_ANCHORS, KEEP_DELTAS
 from p2pcast.version import Version
@@ -118,6 +118,19 @@ def seconds(command: str, option: str, kind: click.FloatRange, default: float | 
         metavar="SECONDS",
         help=text,
     )
+
+
+def http_per_address(function: F) -> F:
+    """``--http-per-address COUNT``."""
+    return click.option(
+        "--http-per-address",
+        type=click.IntRange(1),
+        metavar="COUNT",
+        help=(
+            "Open HTTP connections of one address, or of one /64 of IPv6.  [default: half of all, at least "
+            f"{LEAST_OF_ADDRESS}]"
+        ),
+    )(function)
 
 
 def step_folders(where: str) -> Callable[[F], F]:

@@ -8,7 +8,17 @@ from pathlib import Path
 import click
 
 from p2pcast.checkpoint.folder_form import MARKERS, FolderForm, MarkerStyle, StepNames
-from p2pcast.cli.options import PATH, Address, Rate, congestion, plaintext, retention, seconds, step_folders
+from p2pcast.cli.options import (
+    PATH,
+    Address,
+    Rate,
+    congestion,
+    http_per_address,
+    plaintext,
+    retention,
+    seconds,
+    step_folders,
+)
 from p2pcast.daemon import event_loop
 from p2pcast.errors import UsageError
 from p2pcast.limits import MAX_KEPT
@@ -45,6 +55,7 @@ from p2pcast.store.retention import ANCHOR_EVERY, Counts
     default="127.0.0.1:7078",
     help="Address of the HTTP server for status, metrics and commands.",
 )
+@http_per_address
 @click.option("--state", type=PATH, help="Folder for the run's key, versions and membership.")
 @click.option("--shadow", type=PATH, help="Folder in tmpfs for the current weights in memory (the size of the model).")
 @click.option(
@@ -186,6 +197,7 @@ def seed(
     listen: tuple[str, int],
     advertise: tuple[str, int] | None,
     http: tuple[str, int],
+    http_per_address: int | None,
     state: Path | None,
     shadow: Path | None,
     uplink: float | None,
@@ -250,6 +262,7 @@ def seed(
         listen=listen,
         advertise=advertise,
         http=http,
+        http_per_address=http_per_address,
         uplink_bps=uplink,
         chains=chains,
         peer_cap_bps=peer_cap,

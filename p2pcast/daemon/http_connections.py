@@ -1,60 +1,169 @@
-"""Limits on HTTP connections: their number, and the time without a request or without reading the answer.
+"""HTTP connections: their places, and their time limits.
 
-Promises: a connection without a complete request head is closed after SILENT_S, even if bytes arrive one by one. A
-flood of such connections closes its own oldest ones, so a client that sends its request at once is served. The kernel
-resets a connection that does not read its answer within UNTAKEN_S. A closed client gets no error message.
+Promises:
+
+- ``ConnectionPlaces`` bounds the number of connections, of all callers and of each address. The bound of all callers is
+  a share of the descriptors that this process may open: the others stay free for links, files and the install socket.
+- A connection that loses its place is closed, whatever it has sent.
+- A connection without a complete request head is closed after SILENT_S, even if bytes arrive one by one; after an
+  answer, after KEPT_S. The kernel resets a connection that does not read its answer within UNTAKEN_S.
+- A closed client gets no error message. The log has one line a minute about such clients.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+import resource
 import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, cast
 
 from aiohttp import web
 
-from p2pcast.limits import MAX_HTTP_CONNECTIONS, MAX_SILENT_CONNECTIONS
+from p2pcast.daemon.connection_places import ConnectionPlaces
+from p2pcast.limits import LEAST_HTTP_CONNECTIONS, LEAST_OF_ADDRESS, MAX_HTTP_CONNECTIONS
+
+logger = logging.getLogger("p2pcast.http")
 
 SILENT_S = 10.0
 """Time limit for the first request head, in seconds."""
 UNTAKEN_S = 30.0
 """Time limit for the client to acknowledge data of an answer, in seconds."""
-OVER_LIMIT_S = 0.05
-"""Delay in seconds before a connection above the limit is closed: its transport does not exist yet when it arrives."""
 KEPT_S = 30.0
 """Time for which a connection stays open after an answer, in seconds."""
+NOTICE_S: Final = 60.0
+"""Shortest time in seconds between two lines of the log about closed connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """``of_address``: connections of one address; None: half of all, and at least LEAST_OF_ADDRESS. ``share``: of the
+    descriptors that the process may open. ``most``: connections, whatever the share.
+    """
+
+    of_address: int | None = None
+    share: float = 1 / 4
+    most: int = MAX_HTTP_CONNECTIONS
+
+    def places(self, descriptors: int) -> ConnectionPlaces[HttpConnection]:
+        """``descriptors``: that the process may open."""
+        most = max(LEAST_HTTP_CONNECTIONS, min(self.most, int(self.share * descriptors)))
+        return ConnectionPlaces(most, self.of_address or max(LEAST_OF_ADDRESS, most // 2))
+
+
+def descriptor_limit() -> int:
+    """Number of files that this process may have open at the same time."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 1 << 31 if soft == resource.RLIM_INFINITY else soft
 
 
 class HttpConnections:
-    """Protocol factory of the HTTP server."""
+    """Protocol factory of an HTTP server."""
 
-    def __init__(self, server: web.Server, most: int | None = None) -> None:
-        """``most``: connections, the silent ones included; None: MAX_HTTP_CONNECTIONS."""
-        self._server, self._most = server, most
-        self._silent: dict[web.RequestHandler, asyncio.TimerHandle] = {}
-        """Connections without a request yet, oldest first. A connection that has ended stays until its timer fires."""
+    server: web.Server
+
+    def __init__(self, limits: HttpLimits) -> None:
+        """``server`` is set before the first connection."""
+        self.places = limits.places(descriptor_limit())
+        self._by_handler: dict[web.RequestHandler, HttpConnection] = {}
+        self._closed, self._noticed_s = 0, -NOTICE_S
 
     def __call__(self) -> asyncio.Protocol:
-        handler: web.RequestHandler = self._server()
-        loop = asyncio.get_running_loop()
-        self._silent[handler] = loop.call_later(SILENT_S, self._abort, handler)
-        if len(self._silent) > MAX_SILENT_CONNECTIONS:
-            self._abort(next(iter(self._silent)))
-        most = MAX_HTTP_CONNECTIONS if self._most is None else self._most
-        if len(self._server.connections) >= most:
-            loop.call_later(OVER_LIMIT_S, self._abort, handler)
-        return handler
+        return HttpConnection(self)
 
-    def request_received(self, request: web.Request) -> None:
-        """A complete request head has arrived: the connection is no longer silent."""
-        if (timer := self._silent.pop(request.protocol, None)) is not None:
-            timer.cancel()
-            sock = None if request.transport is None else request.transport.get_extra_info("socket")
-            if sock is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
+    @contextlib.contextmanager
+    def answering(self, request: web.Request) -> Iterator[None]:
+        """A complete request head has arrived, and is being answered."""
+        one = self._by_handler.get(request.protocol)
+        if one is not None:
+            one.silence.cancel()
+            self.places.touch(one)
+        try:
+            yield
+        finally:
+            if one is not None:
+                self.places.touch(one)
+
+    def hold(self, request: web.Request, *, proven: bool) -> None:
+        """See ``hold``."""
+        if (one := self._by_handler.get(request.protocol)) is not None:
+            self.places.hold(one, proven=proven)
+
+    # -- called by connections
+
+    def begun(self, one: HttpConnection, host: str) -> None:
+        self._by_handler[one.handler] = one
+        if (out := self.places.add(one, host)) is not None:
+            out.abort()
+            self._notice()
+
+    def ended(self, one: HttpConnection) -> None:
+        self.places.remove(one)
+        self._by_handler.pop(one.handler, None)
+
+    def _notice(self) -> None:
+        self._closed, now = self._closed + 1, asyncio.get_running_loop().time()
+        if now >= self._noticed_s + NOTICE_S:
+            self._noticed_s = now
+            logger.warning(
+                "HTTP connections closed to make room for others so far: %d; %d may be open, %d of one address",
+                self._closed,
+                self.places.most,
+                self.places.most_of_address,
+            )
+
+
+class HttpConnection(asyncio.Protocol):
+    """One connection: aiohttp's protocol, which it passes everything to."""
+
+    handler: web.RequestHandler
+    silence: asyncio.TimerHandle
+    """Ends the connection, until its first request."""
+
+    def __init__(self, owner: HttpConnections) -> None:
+        self._owner = owner
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self.handler = self._owner.server()
+        self.silence = asyncio.get_running_loop().call_later(SILENT_S, self.abort)
+        if hasattr(socket, "TCP_USER_TIMEOUT") and (sock := transport.get_extra_info("socket")) is not None:
+            with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNTAKEN_S * 1000))
+        name = transport.get_extra_info("peername")
+        self._owner.begun(self, str(name[0]) if isinstance(name, tuple) else "")
+        self.handler.connection_made(transport)
 
-    def _abort(self, handler: web.RequestHandler) -> None:
-        """Close a connection that is still silent."""
-        if (timer := self._silent.pop(handler, None)) is not None:
-            timer.cancel()
-            if handler.transport is not None:
-                handler.transport.abort()
+    def data_received(self, data: bytes) -> None:
+        self.handler.data_received(data)
+
+    def eof_received(self) -> None:
+        self.handler.eof_received()
+
+    def pause_writing(self) -> None:
+        self.handler.pause_writing()
+
+    def resume_writing(self) -> None:
+        self.handler.resume_writing()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.silence.cancel()
+        self._owner.ended(self)
+        self.handler.connection_lost(exc)
+
+    def abort(self) -> None:
+        """Close the connection at once, in any state."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+CONNECTIONS = web.AppKey("connections", HttpConnections)
+
+
+def hold(request: web.Request, *, proven: bool) -> None:
+    """Keep the place of the request's connection until the answer. ``proven``: the caller has proven a right."""
+    request.app[CONNECTIONS].hold(request, proven=proven)

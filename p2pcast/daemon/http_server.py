@@ -5,7 +5,8 @@ any user of this machine can call on loopback. Everything else needs the token u
 loopback caller without the token must not be a web page of another origin.
 
 Promises, on answers: an error is a line of JSON, never a traceback. A reader of /events that does not read is
-disconnected. Waiting requests do not delay the daemon's end. `http_connections` limits silent connections.
+disconnected. Waiting requests do not delay the daemon's end. `http_connections` limits connections, and a flood of them
+keeps no caller away. A caller that goes away is no error.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from aiohttp import web
+from aiohttp import ClientConnectionError, web
 from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from p2pcast.addresses import is_loopback, show_address
 from p2pcast.daemon.events import Events
-from p2pcast.daemon.http_connections import KEPT_S, HttpConnections
+from p2pcast.daemon.http_connections import CONNECTIONS, KEPT_S, HttpConnections, HttpLimits, hold
+from p2pcast.daemon.request_body import BodyTooLargeError, read_json
 from p2pcast.errors import LocalError, P2PCastError, RefusedError, RetryableError, UsageError
 from p2pcast.limits import KIB, MAX_READERS, MAX_STEP, MAX_WAIT_S, MAX_WAITERS
 from p2pcast.transport.listen_sockets import listening
@@ -44,7 +46,8 @@ protocol_logger = logging.getLogger("p2pcast.http.protocol")
 """aiohttp's logger for the parsing of requests. Callers' errors are answered to the callers, and not logged with a
 traceback each.
 """
-protocol_logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
+_CALLERS_ERRORS = (HttpProcessingError, web.RequestPayloadError)
+protocol_logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], _CALLERS_ERRORS)))
 
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^][:@/?#\s]+))(?::\d{1,5})?", re.ASCII | re.IGNORECASE)
 READING = frozenset({"GET", "HEAD"})
@@ -62,7 +65,10 @@ DEFAULT_WAIT_S = 60.0
 HANDSHAKE_S = 10.0
 """Time limit of a TLS handshake, in seconds."""
 BODY_S = 10.0
-"""Time limit for a request's body, in seconds."""
+"""Time limit for a command's body, in seconds."""
+DEFAULT_LIMITS = HttpLimits()
+
+STATUSES = {UsageError: 400, BodyTooLargeError: 413, RefusedError: 409, LocalError: 500, RetryableError: 504}
 
 Document = dict[str, Any]
 Command = Callable[[Document], Awaitable[Document]]
@@ -96,21 +102,19 @@ class HttpServer:
         documents: Mapping[str, Callable[[], Document]] = MappingProxyType({}),
         routes: Iterable[web.RouteDef] = (),
         admits: Callable[[web.Request], bool] = lambda _: False,
-        max_request_bytes: int = MAX_REQUEST_BYTES,
-        max_connections: int | None = None,
+        limits: HttpLimits = DEFAULT_LIMITS,
     ) -> None:
         """``newest``: the newest known version, whose branch counts for steps in /wait. ``folder_version``: the version
         of a step folder's content, for /wait; None while it is not published; it may raise UsageError.
         ``bearer_file``: the file of ``bearer``, for the text of a 401. ``local_only``: commands whose answers hold
         secrets, available on loopback only. ``healthy``: whether the daemon is healthy, and why not.
         ``documents``: of GET /NAME, besides /status. ``routes``: of the daemon itself. ``admits``: whether a caller
-        without the bearer token may send this request.
+        without the bearer token may send this request. ``limits``: of connections.
         """
         self._status = status
         self._ready = ready
         self._healthy = healthy
         self._admits = admits
-        self._max_connections = max_connections
         self._registry = registry
         self.bearer = bearer
         self._bearer_file = bearer_file
@@ -123,9 +127,10 @@ class HttpServer:
         self._runner: web.AppRunner | None = None
         self._listening: list[asyncio.Server] = []
         self._acceptors: list[TlsAcceptor] = []
-        self._connections: HttpConnections | None = None
+        self._connections = HttpConnections(limits)
         self.address: tuple[str, int] = ("", 0)
-        app = web.Application(middlewares=[self._guard], client_max_size=max_request_bytes)
+        app = web.Application(middlewares=[self._guard])
+        app[CONNECTIONS] = self._connections
         app.router.add_get("/status", self._get_status)
         app.router.add_get("/healthz", self._get_health)
         app.router.add_get("/readyz", self._get_ready)
@@ -151,7 +156,7 @@ class HttpServer:
         )
         await self._runner.setup()
         assert self._runner.server is not None
-        self._connections = HttpConnections(self._runner.server, self._max_connections)
+        self._connections.server = self._runner.server
         try:
             self.address = await self.listen(host, port, "--http")
         except LocalError:
@@ -162,7 +167,6 @@ class HttpServer:
         """Serve on one more address, and return it. ``option``: the address's, for errors. Raises LocalError when the
         port is not available.
         """
-        assert self._connections is not None
         try:
             sockets = listening(host, port, option)
         except LocalError as error:
@@ -190,9 +194,16 @@ class HttpServer:
     async def _guard(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        if self._connections is not None:
-            self._connections.request_received(request)
-        if request.path not in OPEN_PATHS and not self._bears_token(request) and not self._admits(request):
+        with self._connections.answering(request):
+            return await self._checked(request, handler)
+
+    async def _checked(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """The handler's answer to a caller with the right to ask."""
+        if self._bears_token(request):
+            self._connections.hold(request, proven=True)
+        elif request.path not in OPEN_PATHS and not self._admits(request):
             if not is_loopback(request.remote or ""):
                 return _unauthorized("in http.token of the daemon's state folder")
             if not _same_origin(request):
@@ -206,9 +217,11 @@ class HttpServer:
         except web.HTTPException as error:
             return web.json_response({"error": f"{error.status} {error.reason}"}, status=error.status)
         except P2PCastError as error:
-            status = {UsageError: 400, RefusedError: 409, LocalError: 500, RetryableError: 504}.get(type(error), 500)
-            return web.json_response({"error": str(error)}, status=status)
-        except Exception:  # a bug: the traceback goes to the log, not to the caller
+            return web.json_response({"error": str(error)}, status=STATUSES.get(type(error), 500))
+        except Exception as error:
+            if isinstance(error, (ConnectionError, ClientConnectionError)) and _gone(request):
+                return web.json_response({"error": "the caller has gone"}, status=400)  # reaches no caller
+            # A bug: the traceback goes to the log, not to the caller.
             logger.exception("HTTP request for %s failed with an internal error", request.path)
             return web.json_response({"error": "internal error; see the daemon's log"}, status=500)
 
@@ -222,13 +235,7 @@ class HttpServer:
                 raise RefusedError(
                     "the answer holds a secret and HTTP is not encrypted: send this request from the daemon's machine"
                 )
-            try:
-                async with asyncio.timeout(BODY_S):
-                    body = await request.json()
-            except TimeoutError:
-                raise UsageError(f"the request's body did not arrive within {BODY_S:g} s") from None
-            except (ValueError, RecursionError):
-                raise UsageError("the request's body is not JSON, or nested too deeply") from None
+            body = await read_json(request, MAX_REQUEST_BYTES, BODY_S)
             if not isinstance(body, dict):
                 raise UsageError("the request's body is not a JSON object")
             return web.json_response(await command(body))
@@ -270,6 +277,7 @@ class HttpServer:
             )
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         response = web.StreamResponse(headers=headers)
+        hold(request, proven=False)
         events.readers += 1
         try:
             await self._send_events(request, response, events.newest if at is None else at)
@@ -318,6 +326,7 @@ class HttpServer:
             return web.json_response(
                 {"error": f"{MAX_WAITERS} requests are waiting already; try again later"}, status=503
             )
+        hold(request, proven=False)
         self._waiting += 1
         try:
             return await self._wait(request, what, wanted, fraction, timeout_s)

@@ -16,7 +16,10 @@ from typing import Any, Final
 from aiohttp import web
 
 from p2pcast.daemon.command_body import check_keys
+from p2pcast.daemon.http_connections import hold
+from p2pcast.daemon.request_body import read_json
 from p2pcast.errors import RefusedError, UsageError
+from p2pcast.limits import KIB
 from p2pcast.page.picture_feed import PictureFeed
 from p2pcast.page.reading_rights import COOKIE_S, ReadingRights
 
@@ -26,6 +29,10 @@ SLOW_S: Final = 10.0
 """Time limit in seconds for a viewer to accept a write."""
 HEARTBEAT_S: Final = 15.0
 MAX_LINK: Final = 200
+MAX_ENTER_BYTES: Final = KIB
+"""Largest body of a request to enter, which any caller may send."""
+ENTER_S: Final = 10.0
+"""Time limit for this body, in seconds."""
 KINDS: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 HEADERS: Final = {
     "Content-Security-Policy": (
@@ -110,6 +117,7 @@ class PageRoutes:
             return web.json_response({"error": f"{MOST_VIEWERS} viewers are connected already"}, status=503)
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         response = web.StreamResponse(headers=headers)
+        hold(request, proven=False)
         feed.viewers += 1
         try:
             feed.look()
@@ -139,10 +147,10 @@ class PageRoutes:
 
     async def _enter(self, request: web.Request) -> web.Response:
         """A cookie for the secret of a one-time link."""
+        body = await read_json(request, MAX_ENTER_BYTES, ENTER_S)
         try:
-            body = await request.json()
             link = body["link"]
-        except (ValueError, TypeError, KeyError):
+        except (TypeError, KeyError):
             raise UsageError('the request\'s body is not {"link": TEXT}') from None
         cookie = self._rights.enter(link) if isinstance(link, str) and len(link) <= MAX_LINK else None
         if cookie is None:

@@ -97,14 +97,17 @@ class PendingConnections(Generic[T]):
         with the most, which may be the new connection's own block.
         """
         out = None
-        if len(self._block_of) >= self.capacity:
-            fullest = max(self._by_block.values(), key=len)
-            out = next(iter(fullest))
+        if len(self._block_of) >= self.capacity and (out := self.oldest()) is not None:
             self.remove(out)
         where = address_block(host)
         self._by_block.setdefault(where, {})[one] = None
         self._block_of[one] = where
         return out
+
+    def oldest(self, block: str | None = None) -> T | None:
+        """The oldest connection of an address block; without ``block``, of the one with the most."""
+        of_block = max(self._by_block.values(), key=len, default={}) if block is None else self._by_block.get(block, {})
+        return next(iter(of_block), None)
 
     def remove(self, one: T) -> None:
         where = self._block_of.pop(one, None)

@@ -19,6 +19,8 @@ from mutation import (
 
 PAST = "trainer_node/publish/publish_history.py"
 PAST_TEST = "tests/trainer_node/publish/test_publish_history.py::"
+PLACES_TESTS = "tests/p2pcast/daemon/test_connection_places.py::"
+CONNECTIONS = "tests/p2pcast/daemon/test_http_connections.py::"
 RECOVERY = "tests/daemons/peer/test_recovery.py::"
 
 EXHAUSTION = [
@@ -32,8 +34,8 @@ EXHAUSTION = [
     Mutation(
         "many silent connections",
         HANDSHAKE_ADMISSION,
-        "        if len(self._block_of) >= self.capacity:",
-        "        if False:",
+        "if len(self._block_of) >= self.capacity and",
+        "if False and",
         TLS_STRANGERS + "test_at_capacity_the_oldest_silent_connection_is_closed",
     ),
     Mutation(
@@ -53,8 +55,8 @@ EXHAUSTION = [
     Mutation(
         "many silent connections",
         HANDSHAKE_ADMISSION,
-        "fullest = max(self._by_block.values(), key=len)",
-        "fullest = next(iter(self._by_block.values()))",
+        "max(self._by_block.values(), key=len, default={})",
+        "next(iter(self._by_block.values()), {})",
         ADMISSION_TESTS + "test_the_oldest_of_the_fullest_address_gives_way",
     ),
     Mutation(
@@ -144,23 +146,100 @@ EXHAUSTION = [
     Mutation(
         "HTTP: slow heads, many readers, large bodies",
         "p2pcast/daemon/http_connections.py",
-        "loop.call_later(SILENT_S, self._abort, handler)",
-        "loop.call_later(1e6, self._abort, handler)",
+        "call_later(SILENT_S, self.abort)",
+        "call_later(1e6, self.abort)",
         HTTP + "test_a_connection_without_a_request_is_closed",
     ),
     Mutation(
         "HTTP: slow heads, many readers, large bodies",
-        "p2pcast/daemon/http_connections.py",
-        "        if len(self._silent) > MAX_SILENT_CONNECTIONS:",
-        "        if False:",
-        HTTP + "test_a_flood_of_silent_connections_closes_its_own",
+        "p2pcast/daemon/request_body.py",
+        "async with asyncio.timeout(limit_s):",
+        "async with asyncio.timeout(1e6):",
+        HTTP + "test_a_missing_body_times_out",
     ),
     Mutation(
         "HTTP: slow heads, many readers, large bodies",
+        "p2pcast/daemon/request_body.py",
+        "if (request.content_length or 0) > most_bytes:",
+        "if False:",
+        "tests/daemons/rollouts/test_ledger_requests.py::test_a_body_above_its_limit_is_refused_unread",
+    ),
+    Mutation(
+        "HTTP: slow heads, many readers, large bodies",
+        "p2pcast/daemon/request_body.py",
+        "if size > most_bytes:",
+        "if False:",
+        HTTP + "test_a_body_of_chunks_is_bounded_and_may_be_malformed",
+    ),
+    Mutation(
+        "HTTP: slow heads, many readers, large bodies",
+        "p2pcast/daemon/request_body.py",
+        "except (ValueError, RecursionError):",
+        "except ValueError:",
+        HTTP + "test_bodies_that_make_no_sense_are_refused",
+    ),
+    Mutation(
+        "many HTTP connections",
         "p2pcast/daemon/http_connections.py",
-        "        if len(self._server.connections) >= most:",
-        "        if False:",
-        HTTP + "test_connections_are_bounded",
+        "            out.abort()",
+        "            pass",
+        HTTP + "test_a_flood_of_connections_closes_its_own",
+    ),
+    Mutation(
+        "many HTTP connections",
+        "p2pcast/daemon/http_connections.py",
+        "int(self.share * descriptors)",
+        "descriptors",
+        CONNECTIONS + "test_places_are_a_share_of_the_descriptors",
+    ),
+    Mutation(
+        "many HTTP connections",
+        "p2pcast/daemon/connection_places.py",
+        "elif len(self._block_of) >= self.most:",
+        "elif False:",
+        PLACES_TESTS + "test_the_oldest_of_the_address_with_the_most_gives_way",
+    ),
+    Mutation(
+        "many HTTP connections",
+        "p2pcast/daemon/connection_places.py",
+        "and known.open >= self.most_of_address:",
+        "and False:",
+        PLACES_TESTS + "test_an_address_with_all_of_its_places_closes_its_own",
+    ),
+    Mutation(
+        "many HTTP connections",
+        "p2pcast/daemon/connection_places.py",
+        "STRANGERS_HOLD: Final = 1 / 2",
+        "STRANGERS_HOLD: Final = 1",
+        PLACES_TESTS + "test_a_flood_of_requests_leaves_places_that_give_way",
+    ),
+    Mutation(
+        "many HTTP connections",
+        "p2pcast/daemon/connection_places.py",
+        "ALL_HOLD: Final = 7 / 8",
+        "ALL_HOLD: Final = 1",
+        PLACES_TESTS + "test_a_flood_of_requests_leaves_places_that_give_way",
+    ),
+    Mutation(
+        "many HTTP connections",
+        "p2pcast/daemon/connection_places.py",
+        " and block.held < int(share * self.most_of_address):",
+        ":",
+        PLACES_TESTS + "test_one_address_holds_only_its_share",
+    ),
+    Mutation(
+        "many HTTP connections",
+        SERVER,
+        "            self._connections.hold(request, proven=True)",
+        "            pass",
+        HTTP + "test_a_flood_ends_no_request_of_a_caller_with_the_bearer",
+    ),
+    Mutation(
+        "many HTTP connections",
+        SERVER,
+        "(ConnectionError, ClientConnectionError)",
+        "()",
+        HTTP + "test_a_caller_that_goes_away_is_not_logged",
     ),
     Mutation(
         "HTTP: slow heads, many readers, large bodies",
@@ -182,13 +261,6 @@ EXHAUSTION = [
         "                async with asyncio.timeout(SLOW_S):",
         "                async with asyncio.timeout(1e6):",
         HTTP + "test_a_reader_that_takes_nothing_is_dropped",
-    ),
-    Mutation(
-        "HTTP: slow heads, many readers, large bodies",
-        SERVER,
-        "                async with asyncio.timeout(BODY_S):",
-        "                async with asyncio.timeout(1e6):",
-        HTTP + "test_a_missing_body_times_out",
     ),
     Mutation(
         "truncating a file that a daemon or a command is reading",

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 
 from p2pcast import limits
-from p2pcast.errors import UsageError
+from p2pcast.daemon.request_body import BodyTooLargeError
 from p2pcast.wakeup import Wakeup
 from trainer_node.ledger.ledger_rows import FullError
 
@@ -22,10 +22,6 @@ CALLER_BYTES = 128 * limits.MIB
 BODY_BYTES = 64 * limits.MIB
 """One request: 32 results of 2 MiB, or fewer larger ones."""
 WAIT_S = 20.0
-
-
-class TooLargeError(UsageError):
-    """A body that the ledger never takes."""
 
 
 class BodyBudget:
@@ -39,9 +35,11 @@ class BodyBudget:
 
     @contextlib.asynccontextmanager
     async def room(self, caller: str, size: int) -> AsyncIterator[None]:
-        """Raises TooLargeError, and FullError without room within WAIT_S."""
+        """Raises BodyTooLargeError, and FullError without room within WAIT_S."""
         if size > BODY_BYTES:
-            raise TooLargeError(f"a request of {size} bytes, and {BODY_BYTES} are allowed: send fewer records at once")
+            raise BodyTooLargeError(
+                f"a request of {size} bytes, and {BODY_BYTES} are allowed: send fewer records at once"
+            )
         try:
             async with asyncio.timeout(WAIT_S):
                 while not self._fits(caller, size):

@@ -30,6 +30,7 @@ from p2pcast.daemon.background_tasks import Tasks
 from p2pcast.daemon.daemon_process import StateFile
 from p2pcast.daemon.events import Events
 from p2pcast.daemon.http_caller import certified_caller
+from p2pcast.daemon.http_connections import HttpLimits
 from p2pcast.daemon.http_server import HttpServer
 from p2pcast.errors import P2PCastError, RetryableError
 from p2pcast.store.atomic_files import atomic_write
@@ -50,7 +51,6 @@ from trainer_node.ledger.leasing import Beat, Held
 from trainer_node.ledger.ledger import Ledger
 from trainer_node.ledger.ledger_rows import Policy
 from trainer_node.ledger.prompts.prompting import Passed
-from trainer_node.ledger_server.body_budget import BODY_BYTES
 from trainer_node.ledger_server.callers import WORKER_FILE, Callers, worker_bearer
 from trainer_node.ledger_server.heartbeat_batch import HeartbeatBatch
 from trainer_node.ledger_server.learner_times import LearnerTimes
@@ -80,7 +80,9 @@ SWITCH_S = 0.0002
 EXPIRE_S = 1.0
 """Interval in seconds at which leases end whose time is over."""
 PRUNE_S = 30.0
-CONNECTIONS = 8 * limits.MAX_HTTP_CONNECTIONS
+HTTP_SHARE = 1 / 2
+"""Share of the descriptors for HTTP connections: a ledger has no links."""
+MOST_CONNECTIONS = 8 * limits.MAX_HTTP_CONNECTIONS
 """Open HTTP connections: each of a thousand workers has up to three."""
 
 
@@ -97,7 +99,8 @@ class CertificateSource:
 class LedgerConfig:
     """``hub``: base URL of the hub's HTTP server; None: trainers state versions. ``database``: URL; None: SQLite in the
     state folder. ``feed``: None: trainers add all groups. ``task_name``, ``hooks``: as on the command line.
-    ``listen``: address for callers with certificates of the run.
+    ``listen``: address for callers with certificates of the run. ``http_per_address``: open connections of one address;
+    None: the default.
     """
 
     state: Path
@@ -108,6 +111,7 @@ class LedgerConfig:
     hub: str | None = None
     hub_bearer: str | None = None
     listen: tuple[str, int] | None = None
+    http_per_address: int | None = None
     certificate: CertificateSource | None = None
     database: str | None = None
     feed: Feed | None = None
@@ -182,8 +186,7 @@ class LedgerDaemon:
             healthy=tasks.healthy,
             routes=routes.routes(),
             admits=callers.admits,
-            max_request_bytes=BODY_BYTES,
-            max_connections=CONNECTIONS,
+            limits=HttpLimits(config.http_per_address, HTTP_SHARE, MOST_CONNECTIONS),
         )
 
     def _note_run(self) -> None:

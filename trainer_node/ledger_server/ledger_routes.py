@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from concurrent.futures import Executor
@@ -21,6 +20,8 @@ from aiohttp import web
 
 from p2pcast import limits
 from p2pcast.daemon.events import Events
+from p2pcast.daemon.http_connections import hold
+from p2pcast.daemon.request_body import BodyTooLargeError, read_body, read_json
 from p2pcast.errors import (
     IntegrityError,
     LocalError,
@@ -43,7 +44,7 @@ from trainer_node.ledger.ledger import Ledger
 from trainer_node.ledger.ledger_report import MAX_READ
 from trainer_node.ledger.ledger_rows import BEARER, MAX_LIST, FullError, UnknownIdError
 from trainer_node.ledger.workers.registration import Registration
-from trainer_node.ledger_server.body_budget import BODY_BYTES, BodyBudget, TooLargeError
+from trainer_node.ledger_server.body_budget import BODY_BYTES, BodyBudget
 from trainer_node.ledger_server.caller_connections import CallerConnections, ManyConnectionsError
 from trainer_node.ledger_server.callers import Callers, ForbiddenError, Role
 from trainer_node.ledger_server.heartbeat_batch import HeartbeatBatch
@@ -78,7 +79,7 @@ TAKE_MOST_S: Final = 2.0
 MSGPACK: Final = "application/x-msgpack"
 STATUSES: Final[dict[type[P2PCastError], int]] = {
     UsageError: 400,
-    TooLargeError: 413,
+    BodyTooLargeError: 413,
     ForbiddenError: 403,
     UnknownIdError: 404,
     RefusedError: 409,
@@ -174,6 +175,7 @@ class LedgerRoutes:
             try:
                 caller = self._callers.of_role(request, role)
                 self._connections.check(caller, request)
+                hold(request, proven=True)
                 _CALLER.set(caller.name)
                 return await handler(request)
             except P2PCastError as error:
@@ -206,23 +208,11 @@ class LedgerRoutes:
 
     async def _form(self, request: web.Request) -> Form:
         """The body of a JSON request. Raises UsageError."""
-        if (request.content_length or 0) > JSON_BYTES:
-            raise TooLargeError(f"a JSON body has at most {JSON_BYTES} bytes")
-        try:
-            async with asyncio.timeout(BODY_S):
-                return Form(json.loads(await _read(request, JSON_BYTES)))
-        except TimeoutError:
-            raise UsageError(f"the request's body did not arrive within {BODY_S:g} s") from None
-        except (ValueError, RecursionError):
-            raise UsageError("the request's body is not JSON") from None
+        return Form(await read_json(request, JSON_BYTES, BODY_S))
 
     async def _packed(self, request: web.Request) -> Form:
         """Called with room for the body. Raises UsageError."""
-        try:
-            async with asyncio.timeout(BODY_S):
-                return packed_form(await _read(request, BODY_BYTES), 2 * MAX_LIST)
-        except TimeoutError:
-            raise UsageError(f"the request's body did not arrive within {BODY_S:g} s") from None
+        return packed_form(await read_body(request, BODY_BYTES, BODY_S), 2 * MAX_LIST)
 
     @contextlib.asynccontextmanager
     async def _records(
@@ -484,17 +474,6 @@ class LedgerRoutes:
     async def _stay(self, request: web.Request) -> web.StreamResponse:
         self._end.stay((await self._form(request)).number("for_s", 0.0, MAX_FOR_S))
         return web.json_response({})
-
-
-async def _read(request: web.Request, most: int) -> bytes:
-    """The body, while it is not larger than ``most``. Raises UsageError."""
-    parts, size = [], 0
-    async for part in request.content.iter_any():
-        size += len(part)
-        if size > most:
-            raise TooLargeError(f"the body is larger than {most} bytes")
-        parts.append(part)
-    return b"".join(parts)
 
 
 def _engine(form: Form) -> EngineId:

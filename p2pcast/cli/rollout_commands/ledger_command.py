@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING
 import click
 
 from p2pcast.addresses import is_loopback, show_address
-from p2pcast.cli.options import PATH, TOKEN_VARIABLE, Address, check_options, read_token, seconds, task_option
+from p2pcast.cli.options import (
+    PATH,
+    TOKEN_VARIABLE,
+    Address,
+    check_options,
+    http_per_address,
+    read_token,
+    seconds,
+    task_option,
+)
 from p2pcast.daemon import event_loop
 from p2pcast.errors import UsageError
 from p2pcast.trust.node_names import default_name, name_fault
@@ -31,6 +40,7 @@ REPLAY_SHARE = 0.05
     default="127.0.0.1:7079",
     help="Address of the HTTP server for workers, trainers, status and metrics.",
 )
+@http_per_address
 @click.option(
     "--listen",
     type=Address("", 7080),
@@ -121,6 +131,7 @@ REPLAY_SHARE = 0.05
 def ledger(
     task: str,
     http: tuple[str, int],
+    http_per_address: int | None,
     listen: tuple[str, int] | None,
     hub: tuple[str, int] | None,
     token_file: Path | None,
@@ -189,6 +200,7 @@ def ledger(
     config = LedgerConfig(
         state=state or state_home() / "ledger",
         http=http,
+        http_per_address=http_per_address,
         policy=Policy(
             bounds,
             "strict" if rule == "strict" else "bounded",

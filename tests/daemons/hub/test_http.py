@@ -111,7 +111,7 @@ async def test_a_commit_reaches_an_absent_peer_on_its_return(swarm, states):
         ({}, 400, "BRANCH.STEP"),
         ([], 400, "object"),
         (b"\xff{", 400, "JSON"),
-        (b"x" * 70_000, 413, "413"),
+        (b"x" * 70_000, 413, "65536 are allowed"),
     ],
 )
 async def test_committing_an_unknown_version_is_refused(swarm, states, body, code, said):

@@ -19,7 +19,9 @@ from aiohttp import web
 from p2pcast.daemon import http_connections, metric_kinds
 from p2pcast.daemon import http_server as module
 from p2pcast.daemon.events import Events
+from p2pcast.daemon.http_connections import HttpLimits
 from p2pcast.daemon.http_server import HttpServer
+from p2pcast.daemon.request_body import read_json
 from p2pcast.errors import LocalError, RefusedError, RetryableError, UsageError
 from p2pcast.version import Version
 
@@ -443,36 +445,125 @@ async def test_malformed_http_is_answered_and_not_logged(daemon, caplog, sent):
     assert caplog.records == []
 
 
-async def test_a_flood_of_silent_connections_closes_its_own(patient, daemon, client, monkeypatch):
-    monkeypatch.setattr(http_connections, "MAX_SILENT_CONNECTIONS", 4)
+HALF_SENT = b"POST /enter HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
+
+
+class Crowded(Daemon):
+    """A daemon with twelve places for connections, and a route that any caller may send a body to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.http = HttpServer(
+            dict,
+            lambda: (True, ""),
+            metric_kinds.registry(),
+            {"fail": self._fail},
+            "secret",
+            self.events,
+            {"live": self._live},
+            routes=[web.post("/enter", self._enter)],
+            admits=lambda request: request.path == "/enter",
+            limits=HttpLimits(most=12),
+        )
+
+    async def _enter(self, request: web.Request) -> web.Response:
+        return web.json_response(await read_json(request, 20_000, 1e6))
+
+
+@pytest.fixture
+async def crowded(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Crowded]:
+    """No connection of this daemon ends by a time limit."""
+    monkeypatch.setattr(module, "KEPT_S", 1e6)
+    monkeypatch.setattr(module, "BODY_S", 1e6)
     monkeypatch.setattr(http_connections, "SILENT_S", 1e6)
-    held = [await connected(daemon) for _ in range(10)]
-    async with client.get(daemon.url("/status")) as answer:
-        assert answer.status == 200
+    monkeypatch.setattr(http_connections, "LEAST_HTTP_CONNECTIONS", 1)
+    daemon = Crowded()
+    await daemon.http.start("127.0.0.1", 0)
+    yield daemon
     async with asyncio.timeout(DEADLINE_S):
-        for reader, _ in held[:5]:
-            with contextlib.suppress(ConnectionError):
-                assert await reader.read() == b""
-    for _, writer in held:
-        writer.close()
+        await daemon.http.stop()
 
 
-async def test_connections_are_bounded(patient, daemon, monkeypatch):
-    monkeypatch.setattr(http_connections, "MAX_HTTP_CONNECTIONS", 3)
-    monkeypatch.setattr(http_connections, "SILENT_S", 1e6)
-    held = []
-    for _ in range(3):
-        reader, writer = await connected(daemon)
-        writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        async with asyncio.timeout(DEADLINE_S):
-            assert b"200" in await reader.readline()
-        held.append(writer)
-    reader, writer = await connected(daemon)
+async def closed(reader: asyncio.StreamReader) -> None:
+    """The server closes a connection, after any answer."""
     async with asyncio.timeout(DEADLINE_S):
         with contextlib.suppress(ConnectionError):
-            assert await reader.read() == b""
-    for each in [*held, writer]:
+            while await reader.read(1 << 16):
+                pass
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /he", HALF_SENT, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+async def test_a_flood_of_connections_closes_its_own(crowded, client, caplog, sent):
+    held = []
+    for _ in range(40):
+        held.append(await connected(crowded))
+        held[-1][1].write(sent)
+    async with client.get(crowded.url("/healthz")) as answer:
+        assert answer.status == 200
+    async with client.get(crowded.url("/status")) as answer:
+        assert answer.status == 200
+    for reader, _ in held[:25]:
+        await closed(reader)
+    await until(lambda: len(crowded.http._connections.places) <= 12)
+    for _, writer in held:
+        writer.close()
+    await until(lambda: len(crowded.http._connections.places) <= 1)
+    assert [record.levelname for record in caplog.records if record.name == "p2pcast.http"] == ["WARNING"]
+
+
+async def test_a_flood_ends_no_request_of_a_caller_with_the_bearer(crowded, client):
+    crowded.fault = RefusedError("reached")
+    reader, writer = await connected(crowded)
+    writer.write(HALF_SENT.replace(b"/enter", b"/fail").replace(b"Host", b"Authorization: Bearer secret\r\nHost"))
+    async with reading(client, crowded) as events:
+        await events.line()
+        held = [await connected(crowded) for _ in range(40)]
+        for flood, _ in held[:25]:
+            await closed(flood)
+        crowded.events.emit("still_read")
+        assert (await events.event())[1] == "still_read"
+    writer.write(b"}" + b" " * 98)
+    async with asyncio.timeout(DEADLINE_S):
+        assert b" 409 " in await reader.readline()
+    for each in [writer, *(other for _, other in held)]:
         each.close()
+
+
+async def test_a_caller_that_goes_away_is_not_logged(crowded, caplog):
+    for sent in (HALF_SENT, HALF_SENT.replace(b"{", b"")):
+        _, writer = await connected(crowded)
+        writer.write(sent)
+        await until(lambda: len(crowded.http._connections.places) == 1)
+        writer.transport.abort()
+        await until(lambda: len(crowded.http._connections.places) == 0)
+    await asyncio.sleep(0)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "code"),
+    [
+        (b"[" * 20_000, {}, 400),
+        (b"[" * 20_001, {}, 413),
+        (b"\xff\xfe\xff", {}, 400),
+        (b"1" * 99, {"Content-Type": "application/json; charset=none"}, 200),
+        (b"no gzip", {"Content-Encoding": "gzip"}, 400),
+    ],
+)
+async def test_bodies_that_make_no_sense_are_refused(crowded, client, caplog, body, headers, code):
+    async with client.post(crowded.url("/enter"), data=body, headers=headers) as answer:
+        assert answer.status == code
+    assert caplog.records == []
+
+
+async def test_a_body_of_chunks_is_bounded_and_may_be_malformed(crowded, caplog):
+    for chunks, code in [(b"4e21\r\n" + b"[" * 20_001 + b"\r\n0\r\n\r\n", b" 413 "), (b"zz\r\n{}\r\n", b" 400 ")]:
+        reader, writer = await connected(crowded)
+        writer.write(HALF_SENT.partition(b"Content-Length")[0] + b"Transfer-Encoding: chunked\r\n\r\n" + chunks)
+        async with asyncio.timeout(DEADLINE_S):
+            assert code in await reader.readline()
+        writer.close()
+    assert caplog.records == []
 
 
 # -- documents

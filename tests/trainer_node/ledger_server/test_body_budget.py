@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
+from p2pcast.daemon.request_body import BodyTooLargeError
 from trainer_node.ledger.ledger_rows import FullError
 from trainer_node.ledger_server import body_budget
-from trainer_node.ledger_server.body_budget import BODY_BYTES, BodyBudget, TooLargeError
+from trainer_node.ledger_server.body_budget import BODY_BYTES, BodyBudget
 
 
 async def _holding(budget: BodyBudget, caller: str, size: int, until: asyncio.Event) -> None:
@@ -44,6 +45,6 @@ async def test_requests_wait_for_room() -> None:
 
 
 async def test_a_request_above_the_limit_never_waits() -> None:
-    with pytest.raises(TooLargeError, match="fewer records"):
+    with pytest.raises(BodyTooLargeError, match="fewer records"):
         async with BodyBudget().room("a", BODY_BYTES + 1):
             pass
