@@ -179,15 +179,23 @@ async def _phase(
     states: Sequence[State],
     at_once: int,
 ) -> None:
-    """Continue until ``until`` messages were processed in total."""
+    """Continue until ``until`` messages were processed in total. Insiders that wait then, over their rate limit or
+    without reading, go at once.
+    """
 
     async def one() -> None:
         while outcome.tally["heard"] < until:
             await _visit(fleet, draw.randrange(1 << 62), world, outcome, states)
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(at_once):
-            group.create_task(one())
+    visits = [asyncio.create_task(one()) for _ in range(at_once)]
+    try:
+        done, _ = await asyncio.wait(visits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for visit in visits:
+            visit.cancel()
+        await asyncio.wait(visits)
+    for visit in done:
+        visit.result()
 
 
 async def _visit(fleet: Infiltrated, seed: int, world: World, outcome: Outcome, states: Sequence[State]) -> None:
