@@ -26,7 +26,12 @@ from p2pcast.errors import UsageError
 )
 @click.option("--print-config", is_flag=True, help="The resolved configuration on stdout; nothing is trained.")
 @click.option("--plot", is_flag=True, help="Picture of the run so far, RUN/run.png; nothing is trained.")
-def learn(config: Path, overrides: tuple[str, ...], print_config: bool, plot: bool) -> None:
+@click.option(
+    "--from-start",
+    is_flag=True,
+    help="Begin with what the checkpoint folder holds, or at step 0, though ledger or hub hold later steps.",
+)
+def learn(config: Path, overrides: tuple[str, ...], print_config: bool, plot: bool, from_start: bool) -> None:
     """Train on rollouts of a ledger as the TOML file CONFIG says, and publish the new weights through a hub.
 
     \b
@@ -59,8 +64,8 @@ def learn(config: Path, overrides: tuple[str, ...], print_config: bool, plot: bo
 
     restrict_umask()
     if by_torchrun():
-        leave(exit_code(lambda: run_learner(checked)))
-    run_learner(checked)
+        leave(exit_code(lambda: run_learner(checked, from_start=from_start)))
+    run_learner(checked, from_start=from_start)
 
 
 def read(path: Path, overrides: tuple[str, ...] = ()) -> Any:

@@ -58,7 +58,15 @@ HOOK: StepHook[Callable[[str], None]] = StepHook()
 class Ledger(Protocol):
     """``trainer_node.sdk.batch_client.BatchClient``."""
 
-    def resume(self, branch: int, step: int, checkpoint: bytes | None = None, batches: Sequence[bytes] = ()) -> int: ...
+    def resume(
+        self,
+        branch: int,
+        step: int,
+        checkpoint: bytes | None = None,
+        batches: Sequence[bytes] = (),
+        *,
+        from_start: bool = False,
+    ) -> int: ...
     def poll(self, step: int) -> RolloutBatch | Finished | Wait: ...
     def applied(self, batch: RolloutBatch, step: int) -> None: ...
     def ack(self, step: int, batches: Sequence[bytes], checkpoint: bytes) -> None: ...
@@ -119,6 +127,8 @@ class Learner:
     """Trains the adapter of rollouts after each step of the policy."""
     about: Mapping[str, object] = field(default_factory=dict)
     """Facts of the event ``start``."""
+    from_start: bool = False
+    """Begin even where that undoes the run."""
     stopping: bool = False
     """Set by a signal: the learner ends after its step, with a checkpoint."""
     step: int = 0
@@ -176,7 +186,9 @@ class Learner:
         stored = self._stored
         digest = None if stored is None else stored.digest
         batches = [] if stored is None else checkpoints.batches_of(stored.position)
-        epoch = self.ledger.resume(branch, self.step, digest, batches) if self.ledger is not None else 0
+        epoch = 0
+        if self.ledger is not None:
+            epoch = self.ledger.resume(branch, self.step, digest, batches, from_start=self.from_start)
         self.epoch, self.branch = self.ranks.share(epoch), branch
         self._since = []
         self._log("start", branch=branch, epoch=self.epoch, step=self.step, config=dict(self.config), **self.about)

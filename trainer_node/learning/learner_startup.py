@@ -14,10 +14,12 @@ from typing import Any, Final
 import torch
 from rich.console import Console
 
-from p2pcast.errors import LocalError, UsageError
+from p2pcast.errors import LocalError, RefusedError, UsageError
 from p2pcast.store.atomic_files import explained
 from p2pcast.tasks.task import Task
 from p2pcast.tasks.task_loader import load_task
+from p2pcast.version import Version
+from trainer_node.learning import checkpoints
 from trainer_node.learning import warm_start as warm_starts
 from trainer_node.learning.distillation.adapter_state import AdapterState
 from trainer_node.learning.distillation.distillation_startup import (
@@ -43,6 +45,7 @@ from trainer_node.learning.probing.engine_probes import EngineProbes
 from trainer_node.learning.probing.learner_scores import learner_scores
 from trainer_node.learning.probing.probe_prompts import probe_set_of
 from trainer_node.learning.publications import Publications
+from trainer_node.learning.run_beginning import RunBeginning, other_base
 from trainer_node.learning.trained_weights import TrainedWeights
 from trainer_node.learning.trainer_ranks import TrainerRanks
 from trainer_node.sdk.batch_client import BatchClient, RolloutBatch
@@ -54,17 +57,19 @@ logger = logging.getLogger("p2pcast.learner")
 PICTURE: Final = "run.png"
 
 
-def run_learner(config: LearnerConfig) -> None:
-    """Train until the ledger says that the run has ended, or until SIGTERM. All ranks call. Raises P2PCastError."""
+def run_learner(config: LearnerConfig, *, from_start: bool = False) -> None:
+    """Train until the ledger says that the run has ended, or until SIGTERM. All ranks call. ``from_start``: begin even
+    where that undoes the run. Raises P2PCastError.
+    """
     ranks = TrainerRanks.start()
     try:
         with ranks.together(), contextlib.ExitStack() as stack:
-            _run(config, ranks, stack)
+            _run(config, ranks, stack, from_start=from_start)
     finally:
         ranks.end()
 
 
-def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack) -> None:
+def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack, *, from_start: bool) -> None:
     if config.model.threads:
         torch.set_num_threads(config.model.threads)
     folder = config.checkpoint.folder
@@ -75,6 +80,12 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
     client = _client(config) if ranks.first else None
     facts = ranks.share(None if client is None else client.facts())
     assert facts is not None
+    checkpoints_folder = folder / "checkpoints"
+    beginning = RunBeginning(
+        checkpoints_folder, checkpoints.newest(checkpoints_folder), facts, config.checkpoint.every, config.ledger.url
+    )
+    if not from_start:
+        beginning.check_ledger()
     model = model_of(config, ranks)
     weights = TrainedWeights(model.parameters, model.published, config.optimizer.options())
     reference = None
@@ -84,7 +95,6 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
     guard = guard_of(config)
     distillation = None if not config.distill.rank else distillation_of(config, model, guard.schedule_of)
     task = load_task(config.task.name, Path.cwd()) if config.task.name else None
-    checkpoints_folder = folder / "checkpoints"
     if config.sft.steps and not checkpoints_folder.is_dir():
         assert task is not None
         warm_starts.start(model, weights, task, config, ranks)
@@ -108,6 +118,11 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
             **publisher_arguments(distillation, str(config.model.path)),
         )
     )
+    if not from_start:
+        beginning.check_hub(config.hub.address, publisher.newest)
+        other = ranks.first and beginning.first and not config.sft.steps and publisher.newest == Version(0, 0)
+        if ranks.share(other and publisher.newest_is_base() is False):
+            raise RefusedError(other_base(config.hub.address, model.folder))
     if (missing := adapter_fault(config, publisher.beside)) is not None:
         raise UsageError(missing)
     if (warning := dense_instead(guard, publisher.schedule, model.folder)) is not None and ranks.first:
@@ -137,6 +152,7 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
         kept=[guard, AdapterState(None if distillation is None else distillation.adapter.weights)],
         exports=_exports(config, model, ranks),
         distillation=distillation,
+        from_start=from_start,
         about={"model": str(config.model.path), "parameters": model.elements, "ranks": ranks.count},
     )
     if client is not None and task is not None and config.evaluation.every:

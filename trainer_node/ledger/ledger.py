@@ -367,11 +367,19 @@ class Ledger:
         terms = {"epoch": epoch, "step": step, "batch_ids": batches, "checkpoint": checkpoint}
         self._transitions.at_present(lambda conn, now: batch_transitions.ack(conn, now, **terms))  # type: ignore[arg-type]
 
-    def resume(self, branch: int, step: int, checkpoint: bytes | None, batches: Sequence[bytes]) -> int:
-        terms = {"branch": branch, "step": step, "checkpoint": checkpoint, "batch_ids": batches}
-
+    def resume(
+        self,
+        branch: int,
+        step: int,
+        checkpoint: bytes | None,
+        batches: Sequence[bytes],
+        *,
+        from_start: bool = False,
+    ) -> int:
         def transition(conn: Connection, now: Present) -> tuple[int, int]:
-            epoch = resuming.resume(conn, now, **terms)  # type: ignore[arg-type]
+            epoch = resuming.resume(
+                conn, now, branch=branch, step=step, checkpoint=checkpoint, batch_ids=batches, from_start=from_start
+            )
             replaying.distrust_reopened(conn, now, self._policy, fail_job)
             # A batch of an earlier task may have been reopened.
             return epoch, job_groups.drop_foreign(conn, now, self._policy.task_hash)

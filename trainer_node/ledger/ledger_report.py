@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection, case, func, select, text
 from p2pcast.errors import UsageError
 from p2pcast.version import Version
 from trainer_node.ledger.database import ledger_schema as db
-from trainer_node.ledger.ledger_rows import Present, UnknownIdError, ahead, finished
+from trainer_node.ledger.ledger_rows import Present, UnknownIdError, acknowledged_step, ahead, finished
 from trainer_node.ledger.ledger_states import LIVE_GROUPS
 from trainer_node.ledger.staleness_rule import Bounds
 
@@ -28,6 +28,7 @@ def status(conn: Connection, now: Present, bounds: Bounds) -> dict[str, Any]:
     return {
         "epoch": now.epoch,
         "learner": str(Version(now.branch, now.step)),
+        "acknowledged": acknowledged_step(conn, now),
         "finished": finished(now, bounds),
         "ahead": ahead(conn),
         "versions": len(now.manifests),

@@ -12,8 +12,9 @@ from sqlalchemy import ColumnElement, Connection, Select, delete, exists, func, 
 
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.job_groups import drop
-from trainer_node.ledger.ledger_rows import KEPT_BATCHES, Present, in_parts
+from trainer_node.ledger.ledger_rows import Present, in_parts
 from trainer_node.ledger.ledger_states import LEASE
+from trainer_node.ledger.lineage import KEPT_BATCHES
 from trainer_node.ledger.prompts import prompting
 
 EVALUATION_STEPS = 64

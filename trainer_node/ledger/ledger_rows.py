@@ -54,10 +54,6 @@ MAX_NAMES = 16
 """Workers of one certificate: a new worker counts as the median, so each name is worth a share."""
 BEARER = "bearer"
 """The caller of all workers that show a bearer token. They cannot be told apart, so none answers for another."""
-KEPT_BATCHES = 16
-"""Trained batches whose rows and bodies stay: a learner may resume from a checkpoint so many batches old."""
-
-
 MAX_LISTED = 8192
 """Ids in one list of a statement: PostgreSQL takes 65535 parameters, SQLite perhaps 32766."""
 
@@ -181,6 +177,13 @@ _AHEAD = (
 def ahead(conn: Connection) -> int:
     """Groups that were opened, and are neither dropped nor in a batch that the learner has applied."""
     return int(conn.scalar(_AHEAD) or 0)
+
+
+def acknowledged_step(conn: Connection, now: Present) -> int:
+    """The step up to which acknowledged checkpoints contain all batches."""
+    batches = db.batches.c
+    first = conn.scalar(select(func.min(batches.step)).where(batches.state.in_(("cut", "applied"))))
+    return now.step if first is None else int(first)
 
 
 def caller_of(worker: Any) -> str:

@@ -6,6 +6,9 @@ any staleness.
 
 A learner that begins without a checkpoint begins a lineage of its own. A warm start or another folder may have given it
 other weights than those of the old branch after 0 steps.
+
+A learner that crashed comes back with the newest checkpoint that it acknowledged, or a later one. One that begins below
+goes back, and ``least_step`` bounds how far: the rows of earlier batches are deleted, so their prompts would be lost.
 """
 
 from __future__ import annotations
@@ -13,10 +16,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from p2pcast.errors import UsageError
 from p2pcast.version import Version
+
+KEPT_BATCHES: Final = 16
+"""Trained batches whose rows and bodies stay: a learner may resume from a checkpoint so many batches old."""
+
+
+def least_step(step: int, acknowledged: int, *, checkpoint: bool) -> int:
+    """The least step at which a learner begins without undoing the run: the ledger is at ``step``, and acknowledged
+    checkpoints contain the batches before ``acknowledged``. ``checkpoint``: whether the learner has one.
+    """
+    return min(acknowledged, max(0, step - KEPT_BATCHES)) if checkpoint else acknowledged
 
 
 class Fork(NamedTuple):

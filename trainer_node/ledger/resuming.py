@@ -15,19 +15,29 @@ from trainer_node.ledger.acceptance import Reason
 from trainer_node.ledger.batch_transitions import trained
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.body_segments import Place
-from trainer_node.ledger.ledger_rows import Present, move
+from trainer_node.ledger.ledger_rows import Present, acknowledged_step, move
 from trainer_node.ledger.ledger_states import LIVE_GROUPS
-from trainer_node.ledger.lineage import Lineage
+from trainer_node.ledger.lineage import Lineage, least_step
 
 
 def resume(
-    conn: Connection, now: Present, *, branch: int, step: int, checkpoint: bytes | None, batch_ids: Sequence[bytes]
+    conn: Connection,
+    now: Present,
+    *,
+    branch: int,
+    step: int,
+    checkpoint: bytes | None,
+    batch_ids: Sequence[bytes],
+    from_start: bool = False,
 ) -> int:
     """The learner trains on from a checkpoint of ``step`` steps, which contains ``batch_ids``, under ``branch``.
     Returns the new epoch. Batches of the checkpoint are trained, all later ones reopened; leases and results of
     versions that are not live any more are cancelled. Without a checkpoint a new branch continues no other: its first
-    weights may be any. Raises RefusedError for a checkpoint that does not fit.
+    weights may be any. Raises RefusedError for a checkpoint that does not fit, and for a step from which the run would
+    be undone unless ``from_start`` says so.
     """
+    if not from_start:
+        _check_not_undone(conn, now, step, checkpoint)
     lineage = now.lineage
     if branch != now.branch:
         begins = checkpoint is None and step == 0
@@ -53,6 +63,18 @@ def _check_step(conn: Connection, now: Present, branch: int, step: int) -> None:
         raise RefusedError(
             f"no batch leads to step {step}: the ledger is at step {now.step}. If the ledger is an older copy, restore"
             f" it by `p2pcast restore --step {step}`; otherwise resume from step {now.step} or earlier"
+        )
+
+
+def _check_not_undone(conn: Connection, now: Present, step: int, checkpoint: bytes | None) -> None:
+    """A wrong folder of checkpoints is an older one, or an empty one."""
+    held = acknowledged_step(conn, now)
+    if step < least_step(now.step, held, checkpoint=checkpoint is not None):
+        source = "without a checkpoint" if checkpoint is None else "from a checkpoint"
+        raise RefusedError(
+            f"a learner that begins at step {step} {source} would undo the run: the ledger is at step {now.step}, and"
+            f" checkpoints contain {held} steps. Give the learner the checkpoints of this run, or say that it begins"
+            " there all the same: `p2pcast learn --from-start`, or from_start in the request"
         )
 
 

@@ -465,7 +465,8 @@ class LedgerRoutes:
         checkpoint = form.hexadecimal("checkpoint", HASH_BYTES) if form.has("checkpoint") else None
         branch, step = form.integer("branch", 0, 1 << 31), form.integer("step", 0, 1 << 62)
         batches = form.hexadecimals("batches", ID_BYTES, MAX_BATCHES)
-        epoch = await self._call(self._ledger.resume, branch, step, checkpoint, batches)
+        from_start = form.has("from_start") and form.flag("from_start")
+        epoch = await self._call(self._ledger.resume, branch, step, checkpoint, batches, from_start=from_start)
         self._events.emit("learner_resumed", epoch=epoch, branch=branch, step=step)
         self._times.resumed()
         self._queue.changed()

@@ -64,6 +64,11 @@ class Pipeline:
     def shadow(self) -> Shadow | None:
         return self._hub_shadow.shadow
 
+    @property
+    def used(self) -> Version | None:
+        """The highest number that this run has used, as far as the hub knows."""
+        return self._numbers.used
+
     async def restore(self) -> None:
         """Continue where an earlier process stopped."""
         await self._hub_shadow.restore()

@@ -84,10 +84,22 @@ class VersionLifecycle:
         return self._sealer.failed
 
     async def publish_base(self, base: Path | None, open_: Opening = Checkpoint.open) -> None:
-        """Publish the state in this folder as the first version, unless there is a version already."""
-        if base is None or self._publishing.shadow is not None:
+        """Publish the state in this folder as the first version, unless the run has a version already."""
+        if base is None:
             return
-        await self._recovered.wait()
+        if self._publishing.shadow is None:
+            await self._recovered.wait()
+        if self._publishing.shadow is not None:
+            logger.info("--base %s is not used: the run is at version %s", base, self._publishing.head)
+            return
+        if (used := self._publishing.used) is not None and used.step > 0:
+            logger.error(
+                "--base %s is not published: the run has had versions to %s, which this hub has lost. Let the trainer"
+                " publish its weights, or start a new run with a new state folder",
+                base,
+                used,
+            )
+            return
         checkpoint = await self._staging.run(open_, base)
         files = await self._staging.run(checkpoint.small_files)
         check_schedule(files)

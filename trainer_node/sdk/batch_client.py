@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import msgpack
 
-from p2pcast.errors import RemoteError
+from p2pcast.errors import RemoteError, UsageError
 from p2pcast.rollouts.job import Group
 from p2pcast.rollouts.result import Result
 from p2pcast.version import Version
@@ -73,11 +73,15 @@ class RolloutBatch:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Of the ledger's run. ``staleness``: S, in learner steps. ``batch_groups``: groups of a batch."""
+    """Of the ledger's run. ``staleness``: S, in learner steps. ``batch_groups``: groups of a batch. ``step``: of the
+    learner. ``acknowledged``: the step up to which checkpoints contain all batches.
+    """
 
     task: str
     staleness: int
     batch_groups: int
+    step: int = 0
+    acknowledged: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +140,32 @@ class BatchClient:
         """Raises RefusedError, RemoteError."""
         found = self._ledger.get("status")
         try:
-            return RunFacts(str(found["task"]), int(found["staleness"]), int(found["batch_groups"]))
-        except (KeyError, TypeError, ValueError):
+            return RunFacts(
+                str(found["task"]),
+                int(found["staleness"]),
+                int(found["batch_groups"]),
+                Version.parse(found["learner"]).step,
+                int(found.get("acknowledged", 0)),  # missing at a ledger of an earlier release
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, UsageError):
             raise RemoteError("the ledger's status is malformed") from None
 
-    def resume(self, branch: int, step: int, checkpoint: bytes | None = None, batches: Sequence[bytes] = ()) -> int:
+    def resume(
+        self,
+        branch: int,
+        step: int,
+        checkpoint: bytes | None = None,
+        batches: Sequence[bytes] = (),
+        *,
+        from_start: bool = False,
+    ) -> int:
         """Begin an epoch: this learner trains on from ``checkpoint``, which has ``step`` steps and contains
-        ``batches``. Returns the epoch. Raises RefusedError.
+        ``batches``. Returns the epoch. ``from_start``: begin even where that undoes the run, as with an empty folder
+        of checkpoints. Raises RefusedError.
         """
-        body = {"branch": branch, "step": step, "batches": [batch.hex() for batch in batches]}
+        body: dict[str, Any] = {"branch": branch, "step": step, "batches": [batch.hex() for batch in batches]}
+        if from_start:
+            body["from_start"] = True
         answer = self._ledger.post(
             "learner/resume", body | ({} if checkpoint is None else {"checkpoint": checkpoint.hex()})
         )

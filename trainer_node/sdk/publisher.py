@@ -125,6 +125,8 @@ class Publisher:
         self._rename = rename
         self._on_device = previous == "gpu"
         self._base = None if base is None else Checkpoint.open(Path(base))
+        self._base_state: tuple[bytes, int] | None = None
+        """The layout that the base was read by, and the state's digest: large folders are read once."""
         self._files_due = self._adapters is not None
         """Whether the hub may lack the adapters' configurations."""
         self._workers = max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
@@ -212,6 +214,19 @@ class Publisher:
         head = None if received.ranked is None else received.ranked.head
         stored = [durable.version for durable in received.durable.values()]
         return max((*stored, *([] if head is None else [head])), default=None)
+
+    def newest_is_base(self) -> bool | None:
+        """Whether the hub's newest version is the base folder's state, which is read whole; None: without a base or a
+        version, or where their tensors are not the same.
+        """
+        ranked = self._uplink.received.ranked
+        if self._base is None or ranked is None or ranked.state is None or self._hub_layout is None:
+            return None
+        return (
+            self._is_base(self._hub_layout, ranked.state)
+            if self._base.layout().tensors == self._hub_layout.tensors
+            else None
+        )
 
     @property
     def beside(self) -> tuple[str, ...]:
@@ -454,13 +469,20 @@ class Publisher:
             raise RetryableError(f"step {handle.step} was not published: {reason}")
         return found
 
+    def _is_base(self, layout: Layout, state: int) -> bool:
+        """Whether this state is the base folder's."""
+        assert self._base is not None
+        if self._base_state is None or self._base_state[0] != layout.layout_id:
+            self._base_state = layout.layout_id, state_digest(self._base, layout)
+        return self._base_state[1] == state
+
     def _take_base(self, plan: Plan, uplink: HubConnection) -> None:
         """If the hub's newest version is the base folder's state, this rank's share of it is the previous state."""
         ranked = uplink.received.ranked
         if self._base is None or self._version is not None or ranked is None or ranked.state is None:
             return
         base = self._base
-        if base.layout().tensors != plan.layout.tensors or state_digest(base, plan.layout) != ranked.state:
+        if base.layout().tensors != plan.layout.tensors or not self._is_base(plan.layout, ranked.state):
             return
         cells = [part.cell for part in plan.parts]
         plan.rooms.fill_previous(lambda number: base.lent(cells[number]))

@@ -72,13 +72,20 @@ class FollowingEngine(FakeEngine):
 
 class LearnerRun:
     """``steps``: the run's last. ``database``: the ledger's PostgreSQL. ``files``: further files of the model's folder.
-    Each part listens where it first did after it was killed.
+    ``base_seed``: of the weights that the hub begins with; the learner's have seed 1. Each part listens where it first
+    did after it was killed.
     """
 
     def __init__(
-        self, folder: Path, steps: int, database: str | None = None, files: Mapping[str, bytes] | None = None
+        self,
+        folder: Path,
+        steps: int,
+        database: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+        base_seed: int = 1,
     ) -> None:
         self.folder, self._steps, self._database, self._files = folder, steps, database, files or {}
+        self._base_seed = base_seed
         self.engine = FollowingEngine()
         self._words: dict[str, list[str]] = {}
         self._running: dict[str, asyncio.subprocess.Process] = {}
@@ -86,11 +93,14 @@ class LearnerRun:
 
     async def begin(self) -> None:
         folder = self.folder
-        model = write_small_model(folder / "model", SmallModel(VOCABULARY, 64, 1), seed=1, dtype="bfloat16")
+        form = SmallModel(VOCABULARY, 64, 1)
+        model = base = write_small_model(folder / "model", form, seed=1, dtype="bfloat16")
+        if self._base_seed != 1:
+            base = write_small_model(folder / "base", form, seed=self._base_seed, dtype="bfloat16")
         for name, contents in self._files.items():
             (model / name).write_bytes(contents)
         await self.engine.start()
-        self._words["hub"] = ["seed", "--base", str(model), "--token-file", str(folder / "token")]
+        self._words["hub"] = ["seed", "--base", str(base), "--token-file", str(folder / "token")]
         self._words["hub"] += ["--shadow", str(folder / "shadow")]
         hub = await self._daemon("hub", "--listen", "127.0.0.1:0")
         address = await self._until(lambda: self.said("hub").partition("listening on ")[2].partition(",")[0])
@@ -149,9 +159,9 @@ class LearnerRun:
         for name in names:
             await self._running.pop(name).wait()
 
-    async def restart(self, name: str) -> None:
-        """With the command line of before."""
-        await self._start(name)
+    async def restart(self, name: str, *more: str) -> None:
+        """With the command line of before, and ``more`` words."""
+        await self._start(name, *more)
 
     def use_database(self, database: str) -> None:
         """The ledger's, from its next start on."""
@@ -202,6 +212,9 @@ class LearnerRun:
         latest = self.folder / "rollout" / "latest"
         await self._until(lambda: latest.exists() and int(latest.resolve().name.removeprefix("step_")) >= step)
 
+    async def until_file(self, file: Path) -> None:
+        await self._until(file.exists)
+
     def url(self, name: str) -> str:
         """Of a daemon's HTTP server."""
         return str(json.loads((self.folder / name / "daemon.json").read_text())["http"])
@@ -234,9 +247,13 @@ class LearnerRun:
 
 @contextlib.asynccontextmanager
 async def started(
-    folder: Path, steps: int, database: str | None = None, files: Mapping[str, bytes] | None = None
+    folder: Path,
+    steps: int,
+    database: str | None = None,
+    files: Mapping[str, bytes] | None = None,
+    base_seed: int = 1,
 ) -> AsyncIterator[LearnerRun]:
-    run = LearnerRun(folder, steps, database, files)
+    run = LearnerRun(folder, steps, database, files, base_seed)
     try:
         await run.begin()
         yield run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -60,6 +61,44 @@ async def test_learner_without_a_schedule_replaces_that_of_the_hub(tmp_path: Pat
         assert "the hub's newest version has a schedule of sparse attention" in " ".join(run.said("learner").split())
     installed = (tmp_path / "rollout" / "latest" / FILE).read_bytes()
     assert BudgetSchedule.from_bytes(installed) == ALL_PAGES
+
+
+async def test_learner_with_an_empty_folder_undoes_no_run(tmp_path: Path) -> None:
+    """Neither at the ledger of the run nor at the hub alone, until a person says so."""
+    checkpoints = tmp_path / "learner" / "checkpoints"
+    async with asyncio.timeout(END_S), started(tmp_path, 12) as run:
+        await run.until_steps(8)
+        await run.fell(["learner"])
+        newest = max(map(Version.parse, run.engine.manifests))
+        checkpoints.rename(tmp_path / "elsewhere")
+        await run.restart("learner")
+        said = " ".join((await run.until_refused("learner")).split())
+        assert f"{checkpoints} holds no checkpoint" in said
+        assert "would begin at step 0, and the ledger http://" in said
+        assert re.search(r"holds this run to step ([7-9]|1\d):", said)
+        assert "--from-start" in said
+        await run.fell(["worker", "ledger"])
+        (tmp_path / "ledger").rename(tmp_path / "ledger-of-before")
+        await run.restart("ledger")
+        await run.until_file(tmp_path / "ledger" / "http.token")
+        await run.restart("learner")
+        said = " ".join((await run.until_refused("learner")).split())
+        assert re.search(r"the hub \S+ holds version \d+\.([7-9]|1\d):", said)
+        assert max(map(Version.parse, run.engine.manifests)) == newest, "the hub has published nothing"
+        await run.restart("worker")
+        await run.restart("learner", "--from-start")
+        record = await run.end()
+    assert [step.step for step in record.steps] == list(range(1, 13))
+
+
+async def test_hub_with_another_base_keeps_it(tmp_path: Path) -> None:
+    async with asyncio.timeout(END_S), started(tmp_path, 1, base_seed=2) as run:
+        said = " ".join((await run.until_refused("learner")).split())
+        assert "version 0.0 of the hub" in said
+        assert f"is not the model {tmp_path / 'model'}" in said
+        assert set(run.engine.manifests) <= {"0.0"}
+        await run.restart("learner", "--from-start")
+        await run.end()
 
 
 def check_record(record: RunRecord, steps: int, starts: int) -> None:

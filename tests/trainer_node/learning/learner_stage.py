@@ -66,7 +66,15 @@ class MemoryLedger:
     trained: set[bytes] = field(default_factory=set)
     waits: int = 0
 
-    def resume(self, branch: int, step: int, checkpoint: bytes | None = None, batches: Sequence[bytes] = ()) -> int:
+    def resume(
+        self,
+        branch: int,
+        step: int,
+        checkpoint: bytes | None = None,
+        batches: Sequence[bytes] = (),
+        *,
+        from_start: bool = False,
+    ) -> int:
         assert branch > self.branch or self.epoch == 0, "each resume has a branch of its own"
         assert [self.batches[step - len(batches) + n].id for n in range(len(batches))] == list(batches)
         assert step - len(batches) <= len([one for one in self.lineage if one in self.trained])

@@ -137,7 +137,15 @@ class Client:
         self._life.at(f"has no answer to {method.__name__}")
         return answer
 
-    def resume(self, branch: int, step: int, checkpoint: bytes | None = None, batches: Sequence[bytes] = ()) -> int:
+    def resume(
+        self,
+        branch: int,
+        step: int,
+        checkpoint: bytes | None = None,
+        batches: Sequence[bytes] = (),
+        *,
+        from_start: bool = False,
+    ) -> int:
         self._epoch, self._branch = self._ask(Ledger.resume, branch, step, checkpoint, batches), branch
         return self._epoch
 

@@ -14,7 +14,8 @@ from tests.trainer_node.ledger.ledger_game import Game
 from tests.trainer_node.ledger.ledger_invariants import check_rows, dump
 from trainer_node.ledger import ledger_retention
 from trainer_node.ledger.database.ledger_store import Store
-from trainer_node.ledger.ledger_rows import KEPT_BATCHES, UnknownIdError
+from trainer_node.ledger.ledger_rows import UnknownIdError
+from trainer_node.ledger.lineage import KEPT_BATCHES
 
 STEPS = 120
 WARM = 60

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, func, select, update
 
 from p2pcast.errors import LocalError
 from tests.trainer_node.ledger.ledger_game import ZERO, Game, sample
-from trainer_node.ledger import ledger_retention
+from trainer_node.ledger import ledger_retention, lineage
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.ledger_store import READERS, Store
 
@@ -105,7 +105,7 @@ def test_groups_are_deleted_in_parts(game: Game, monkeypatch: pytest.MonkeyPatch
     game.fill(session)
     game.ledger.ack(game.epoch, 1, [batch], b"c" * 32)
     with game.store.transaction() as conn:
-        conn.execute(update(db.meta).values(step=2 * ledger_retention.KEPT_BATCHES))
+        conn.execute(update(db.meta).values(step=2 * lineage.KEPT_BATCHES))
         conn.execute(update(db.batches).values(state="trained"))
         conn.execute(update(db.groups).where(db.groups.c.state != "open").values(state="trained"))
     commits: list[int] = []

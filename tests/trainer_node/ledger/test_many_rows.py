@@ -14,7 +14,7 @@ from p2pcast.version import Version
 from tests.trainer_node.ledger.crash_run import TASK_HASH, group
 from tests.trainer_node.ledger.ledger_game import Game
 from tests.trainer_node.ledger.ledger_invariants import dump
-from trainer_node.ledger import ledger_retention, ledger_rows
+from trainer_node.ledger import ledger_retention, ledger_rows, lineage
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.ledger_store import Store
 
@@ -38,7 +38,7 @@ def test_more_groups_than_parameters_are_changed_and_forgotten(game: Game, monke
         conn.execute(insert(db.groups), rows)
         found = conn.scalars(select(db.groups.c.id)).all()
         ledger_rows.move_all(conn, "group", db.groups, found, "dropped", ended_step=0, ended_epoch=1)
-        conn.execute(update(db.meta).values(step=2 * ledger_rows.KEPT_BATCHES))
+        conn.execute(update(db.meta).values(step=2 * lineage.KEPT_BATCHES))
     game.ledger.prune()
     assert dump(game.store)["groups"] == []
 
@@ -59,7 +59,7 @@ def test_lists_of_a_whole_step_are_bounded(game: Game, monkeypatch: pytest.Monke
     batch = game.learn()
     game.ledger.ack(game.epoch, 1, [batch], b"c" * 32)
     with game.store.transaction() as conn:
-        conn.execute(update(db.meta).values(step=2 * ledger_rows.KEPT_BATCHES))
+        conn.execute(update(db.meta).values(step=2 * lineage.KEPT_BATCHES))
     game.ledger.prune()
     assert 0 < longest < 20
     assert dump(game.store)["jobs"] == []
@@ -92,7 +92,7 @@ def test_no_transition_looks_at_all_rows_of_a_big_table(tmp_path: Path) -> None:
     game.take()
     game.source_s += 2 * ledger_retention.LATE_S
     with game.store.transaction() as conn:
-        conn.execute(update(db.meta).values(step=2 * ledger_rows.KEPT_BATCHES))
+        conn.execute(update(db.meta).values(step=2 * lineage.KEPT_BATCHES))
     game.ledger.prune()
     event.remove(game.store.connection, "before_cursor_execute", noted)
     assert dump(game.store)["jobs"] == []

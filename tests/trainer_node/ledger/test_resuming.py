@@ -9,6 +9,7 @@ import pytest
 from p2pcast.errors import RefusedError
 from tests.trainer_node.ledger.ledger_game import Game
 from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.lineage import KEPT_BATCHES
 
 CHECKPOINT = b"c" * 32
 
@@ -76,3 +77,48 @@ def test_learner_without_a_checkpoint_trains_on_no_rollout_of_older_weights(game
     assert game.lease(session, 1, own) != []
     game.epoch, game.branch = game.ledger.resume(2, 0, CHECKPOINT, []), 2
     assert game.lease(session, 1, own) != [], "the checkpoint's learner has the weights of 1.0"
+
+
+def test_learner_without_a_checkpoint_undoes_no_acknowledged_step(game: Game) -> None:
+    session = game.join("a")
+    kept = game.whole_step(session)
+    game.whole_step(session)
+    game.ledger.ack(game.epoch, 1, [kept], CHECKPOINT)
+    before = game.ledger.status()
+    assert before["acknowledged"] == 1
+    with pytest.raises(
+        RefusedError, match=r"begins at step 0 without .* is at step 2, and checkpoints contain 1 steps"
+    ):
+        game.ledger.resume(1, 0, None, [])
+    assert game.ledger.status() == before, "a refused resume changes nothing"
+    assert game.ledger.resume(1, 0, None, [], from_start=True) == 2
+    assert game.ledger.status()["batches"] == {"reopened": 2}
+
+
+def test_learner_that_crashed_before_its_first_checkpoint_begins_again(game: Game) -> None:
+    session = game.join("a")
+    game.whole_step(session)
+    assert game.ledger.status()["acknowledged"] == 0
+    assert game.ledger.resume(1, 0, None, []) == 2
+
+
+def test_checkpoint_whose_later_batches_are_deleted_is_refused(game: Game) -> None:
+    session = game.join("a")
+    batches = [game.whole_step(session) for _ in range(KEPT_BATCHES + 3)]
+    game.ledger.ack(game.epoch, game.step, batches, CHECKPOINT)
+    game.ledger.prune()
+    with pytest.raises(RefusedError, match=r"begins at step 2 from a checkpoint .* is at step 19, and .* 19 steps"):
+        game.ledger.resume(1, 2, CHECKPOINT, [])
+    assert game.ledger.resume(1, 3, CHECKPOINT, []) == 2
+    assert game.ledger.status()["acknowledged"] == 3
+
+
+def test_learner_with_rare_checkpoints_comes_back_from_far(game: Game) -> None:
+    """The rows of batches that no checkpoint contains stay, however many there are."""
+    session = game.join("a")
+    kept = game.whole_step(session)
+    game.ledger.ack(game.epoch, 1, [kept], CHECKPOINT)
+    for _ in range(KEPT_BATCHES + 4):
+        game.whole_step(session)
+    game.ledger.prune()
+    assert game.ledger.resume(1, 1, CHECKPOINT, [kept]) == 2
