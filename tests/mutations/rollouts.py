@@ -75,8 +75,8 @@ ROLLOUTS = [
     Mutation(
         "has a false reward trained before its replay",
         "trainer_node/ledger/ledger.py",
-        "# type: ignore[arg-type]\n            replaying.distrust_reopened(conn, now, self._policy, fail_job)\n",
-        "# type: ignore[arg-type]\n",
+        "            )\n            replaying.distrust_reopened(conn, now, self._policy, fail_job)\n",
+        "            )\n",
         REPLAYS + "test_results_of_a_taken_batch_end_when_the_batch_is_reopened",
     ),
     Mutation(

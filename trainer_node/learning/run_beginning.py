@@ -1,9 +1,8 @@
 """Whether a learner begins where its run stands. A wrong folder of checkpoints, older or empty, would undo the run: the
 ledger would open trained batches again, and engines would get the old weights.
 
-Promise: ledger and hub are asked before the first publication. A learner that crashed is never refused: its newest
-checkpoint is the last that the ledger has acknowledged, or a later one, and the hub's versions after it are steps that
-the ledger knows.
+Promise: ledger and hub are asked before the first publication. A learner that crashed is never refused. Its newest
+checkpoint is the last acknowledged one, or a later one. The hub's versions after it are steps that the ledger knows.
 """
 
 from __future__ import annotations

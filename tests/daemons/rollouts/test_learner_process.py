@@ -91,7 +91,7 @@ async def test_learner_with_an_empty_folder_undoes_no_run(tmp_path: Path) -> Non
     assert [step.step for step in record.steps] == list(range(1, 13))
 
 
-async def test_hub_with_another_base_keeps_it(tmp_path: Path) -> None:
+async def test_hub_with_another_base_keeps_its_weights(tmp_path: Path) -> None:
     async with asyncio.timeout(END_S), started(tmp_path, 1, base_seed=2) as run:
         said = " ".join((await run.until_refused("learner")).split())
         assert "version 0.0 of the hub" in said

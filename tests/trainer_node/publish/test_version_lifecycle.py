@@ -97,6 +97,29 @@ async def test_a_base_is_only_the_first_version(parts: Parts, tmp_path: Path) ->
     assert parts.encoder.pipeline.head == V(0, 0)
 
 
+async def test_base_does_not_follow_versions_that_were_lost(
+    parts: Parts, background: Background, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Engines would go back to the weights of the run's beginning."""
+    base = write_checkpoint(tmp_path / "base")
+    parts.recovered.set()
+    for step in (0, 6):
+        await parts.encoder.publish(step)
+        await background.settle()
+    parts.encoder.pipeline._hub_shadow.close()
+    await parts.lifecycle.publish_base(base)
+    assert parts.encoder.pipeline.head == V(0, 6)
+    assert "is not published: the run has had versions to 0.6" in caplog.text
+
+
+async def test_base_that_is_not_used_is_named(parts: Parts, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    base = write_checkpoint(tmp_path / "base")
+    await parts.encoder.publish(5)
+    await parts.lifecycle.publish_base(base)
+    assert f"--base {base} is not used: the run is at version 0.5" in caplog.text
+
+
 async def test_skipped_folders_are_named_once_for_each_reason_and_the_newest_stay(parts: Parts, monkeypatch) -> None:
     monkeypatch.setattr(limits, "MAX_SKIPPED", 2)
     lifecycle = parts.lifecycle
