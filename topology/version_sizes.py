@@ -26,6 +26,10 @@ a factor of the square root of two.
 """
 SHARE: Final = 1 / 256
 """Share of the state that counts until a delta is known: 64 MiB of an 8B model's 16 GB."""
+ROOM_RATIO: Final = 2
+"""Room on disk for the next delta, as a multiple of the largest one known."""
+RECORDS_BYTES: Final = 64 << 10
+"""Room on disk for a version's records beside its artifact."""
 SMALLEST: Final = 1 << 20
 """Smallest typical size in bytes. A smaller version is fast by any plan and measures no rates. A plan for it would have
 the hub feed many peers itself, which delays a large version.
@@ -67,6 +71,13 @@ def of_steps(stored: Iterable[tuple[tuple[int, int], tuple[int, int], int]]) -> 
         if version not in steps or steps[version][0] < base:
             steps[version] = base, nbytes
     return [steps[version][1] for version in sorted(steps)[-COUNTED:]]
+
+
+def room_for_next(stored: Iterable[tuple[tuple[int, int], tuple[int, int], int]]) -> int:
+    """Bytes on disk to keep free for the delta of the next version, which may be larger than those before. `stored` as
+    in `of_steps`.
+    """
+    return ROOM_RATIO * max(of_steps(stored), default=0) + RECORDS_BYTES
 
 
 def _rounded(nbytes: float) -> int:

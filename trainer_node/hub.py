@@ -99,6 +99,7 @@ class Hub:
                     state.staging,
                     form,
                     opening(self.config.quantise),
+                    (self.config.state, self.config.shadow),
                 )
                 group.create_task(folders.run(self.config.checkpoints), name="checkpoints")
 

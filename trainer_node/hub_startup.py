@@ -261,7 +261,7 @@ def _recall_sizes(sizes: Sizes, store: Store) -> None:
     stored = store.artifacts.values()
     if stored:
         sizes.state(max(stored, key=lambda s: s.version).assembly.layout.nbytes)
-    sizes.published(*of_steps((s.base, s.version, s.manifest.log) for s in stored if s.base is not None))
+    sizes.published(*of_steps(store.deltas()))
 
 
 def build_publishing(state: StateParts, fleet: FleetParts) -> Publishing:
@@ -289,7 +289,9 @@ def build_publishing(state: StateParts, fleet: FleetParts) -> Publishing:
     codec_choice = CodecChoice(config.codec, lambda: membership.way(time.monotonic(), staging.workers))
     hub_shadow = HubShadow(node, store, staging, config.shadow, state.numbers.seen)
     deltas = DeltaPublisher(node, store, key, staging, membership.sizes, state.numbers)
-    pipeline = Pipeline(node, store, key, staging, hub_shadow, deltas, codec_choice, state.numbers)
+    pipeline = Pipeline(
+        node, store, key, staging, hub_shadow, deltas, codec_choice, state.numbers, sealed_artifacts.make_room
+    )
     tls = state.admission.tls
     lost = LostArtifacts(
         store, state.admission.identity, None if tls is None else tls.client, membership,
@@ -302,7 +304,7 @@ def build_publishing(state: StateParts, fleet: FleetParts) -> Publishing:
 
     anchors_and_squashes = AnchorsAndSquashes(
         store, node.holdings, key, hub_shadow, events, live_traffic=is_live, add=sealed_artifacts.add,
-        recover=recover, catch_up=pipeline.catch_up,
+        recover=recover, catch_up=pipeline.catch_up, make_room=sealed_artifacts.make_room,
         rungs=RUNGS if config.squashes else (), anchor_every=config.anchor_every,
     )  # fmt: skip
     mirror_uploader = None

@@ -481,14 +481,13 @@ def _allocated(path: Path, nbytes: int, head: bytes) -> None:
             os.fchmod(fd, disk.PRIVATE.file)
             disk.resize(fd, path, nbytes)
             missing = nbytes - os.fstat(fd).st_blocks * 512
-            room = os.fstatvfs(fd)
-            free = room.f_bavail * room.f_frsize
-            if room.f_blocks and missing > free:  # a tmpfs without a limit reports no blocks at all
+            free = disk.free_bytes(path.parent)
+            if missing > free:
                 raise LocalError(
                     f"no room for the shadow: {path} needs {missing / limits.GIB:.2f} GiB more "
                     f"and {free / limits.GIB:.2f} GiB are free; "
                     "enlarge that file system (mount -o remount,size=…) or choose another folder"
-                )
+                ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
             _allocate(fd, nbytes)
             disk.write_at(fd, path, [head], 0)
         finally:

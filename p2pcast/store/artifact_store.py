@@ -39,7 +39,7 @@ from p2pcast.store.artifact_journal import ArtifactJournal
 from p2pcast.store.artifact_log import FileLog, Log
 from p2pcast.store.atomic_files import explained, fsync_dir
 from p2pcast.store.partial_artifact import PartialArtifact
-from p2pcast.store.retention import DEFAULT, Counts, expendable
+from p2pcast.store.retention import DEFAULT, Counts, dispensable, expendable
 from p2pcast.store.small_files import SmallFiles
 from p2pcast.version import Version
 
@@ -142,6 +142,10 @@ class Store:
 
     def versions(self) -> set[Version]:
         return {s.version for s in self.artifacts.values()}
+
+    def deltas(self) -> list[tuple[Version, Version, int]]:
+        """Base, version and size in bytes of each delta and squash."""
+        return [(s.base, s.version, s.manifest.log) for s in self.artifacts.values() if s.base is not None]
 
     def newest(self) -> Version | None:
         return max(self.versions(), default=None)
@@ -354,6 +358,24 @@ class Store:
             gone = self._retain(spare, aside)
         _remove_all(aside)
         return gone
+
+    def make_room(self, need_bytes: float, spare: frozenset[bytes] = frozenset()) -> list[Stored]:
+        """Remove squashes, except those in ``spare``, until ``need_bytes`` are free or none is left. Returns the
+        removed ones. Raises LocalError.
+        """
+        gone: list[Stored] = []
+        with self._changing:
+            for artifact in dispensable(self.artifacts.values()):
+                if self.free_bytes() >= need_bytes:
+                    break
+                if artifact not in spare:
+                    gone.append(self._remove(artifact, []))
+        return gone
+
+    def free_bytes(self) -> float:
+        """Room for artifacts. Raises LocalError."""
+        with explained("measure", self.root):
+            return disk.free_bytes(self.root)
 
     def discard(self, artifact: bytes, *, contradicted: bool = False) -> None:
         """Remove a damaged artifact; its signed statements about its version stay known.

@@ -39,6 +39,11 @@ def reason(error: OSError) -> str:
     return _REASONS.get(error.errno or 0) or error.strerror or str(error)
 
 
+def is_full(error: BaseException) -> bool:
+    """Whether an error of this package says that a file system has no room."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 @contextmanager
 def explained(what: str, path: Path | str) -> Iterator[None]:
     """Turn an OSError into a LocalError that says ``cannot <what> <path>: <reason>``."""

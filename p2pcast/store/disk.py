@@ -83,6 +83,12 @@ def _step(step: Step, do: Callable[[], T]) -> T:
     return do() if _watch.watcher is None else _watch.watcher.step(step, do)
 
 
+def free_bytes(path: Path) -> float:
+    """Room for files of this user below an existing folder; infinite on a tmpfs without a limit."""
+    room = os.statvfs(path)
+    return room.f_bavail * room.f_frsize if room.f_blocks else float("inf")
+
+
 # -- files
 
 

@@ -5,6 +5,8 @@ every anchor that is the base of a kept delta. The newest version's chain is kep
 from there. A version at the end of kept deltas thus stays available as long as an anchor for it exists. A squash (a
 delta beside another one to the same version from a newer base) uses none of these places. It is kept while a kept
 artifact leads to its base, up to KEEP_DELTAS squashes. The counts are configurable (``Counts``).
+
+Squashes are optional: they go first where a version finds no room (``dispensable``).
 """
 
 from __future__ import annotations
@@ -64,6 +66,28 @@ def expendable(artifacts: Iterable[KeptArtifact], counts: Counts = DEFAULT) -> l
     ends = {v for a in every if a.id in kept for v in (a.version, a.base) if v is not None}
     kept |= {a.id for a in [x for x in every if x.id in squashes and x.base in ends and x.version in ends][:deltas]}
     return [a.id for a in reversed(every) if a.id not in kept]
+
+
+def dispensable(artifacts: Iterable[KeptArtifact]) -> list[bytes]:
+    """Ids of squashes, oldest first. Without them the other artifacts lead from and to the same versions as before."""
+    every = sorted(artifacts, key=lambda a: (a.version, a.base is None), reverse=True)
+    squashes, gone = _squashes(every), []
+    left = {a.id: a for a in every if a.base is not None}
+    for artifact in [a for a in reversed(every) if a.id in squashes]:
+        rest = [a for a in left.values() if a.id != artifact.id]
+        if _leads(artifact, rest):
+            gone.append(artifact.id)
+            del left[artifact.id]
+    return gone
+
+
+def _leads(squash: KeptArtifact, deltas: Iterable[KeptArtifact]) -> bool:
+    """Whether ``deltas`` lead from the base of the squash to its version."""
+    reached = {squash.base}
+    for delta in sorted(deltas, key=lambda a: a.version):  # A base is always older than its version.
+        if delta.base in reached:
+            reached.add(delta.version)
+    return squash.version in reached
 
 
 def _squashes(every: list[KeptArtifact]) -> set[bytes]:

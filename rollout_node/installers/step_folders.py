@@ -189,11 +189,10 @@ class StepFolders:
         mode = self._mode & disk.USERS.file
         with explained("write", part):
             need = shadow.stat().st_size + sum(map(len, files.values()))
-            room = os.statvfs(self.folder)
-            if room.f_blocks and room.f_bavail * room.f_frsize < need:
+            if (free := disk.free_bytes(self.folder)) < need:
                 raise LocalError(
                     f"no room for version {version} in {self.folder}: it takes {need} bytes, "
-                    f"{room.f_bavail * room.f_frsize} are free; free some, keep fewer versions, or use another folder"
+                    f"{free:.0f} are free; free some, keep fewer versions, or use another folder"
                 )
             disk.mkdir(part)
             for path, contents in files.items():

@@ -209,12 +209,16 @@ class Encoder:
         deltas = DeltaPublisher(self.node, self.store, self.key, self.staging, self.sizes, self.numbers)
         choice = CodecChoice("flat", lambda: None)  # type: ignore[arg-type, return-value]
         self.pipeline = Pipeline(
-            self.node, self.store, self.key, self.staging, self.shadow, deltas, choice, self.numbers
+            self.node, self.store, self.key, self.staging, self.shadow, deltas, choice, self.numbers, self.make_room
         )
         self._running = asyncio.get_running_loop().create_task(self.node.run())
 
     def _store_changed(self) -> None:
         self.store_changes += 1
+
+    async def make_room(self, need_bytes: float) -> None:
+        for stored in self.store.make_room(need_bytes):
+            self.node.forget(stored.id)
 
     async def publish(
         self, step: int, seed: int | None = None, *, schedule: bytes | None = None, **options: Any

@@ -4,13 +4,15 @@ of squashes, and squashes for late peers on request.
 Promises: publishing waits for none of them. One thread makes one artifact at a time, in gaps of live traffic, and for a
 twentieth of the time without gaps (``trainer_node.background.background_throttle``). Anchors are made from a frozen
 view of the shadow. A failure is logged, and costs that artifact alone. Each artifact is signed, sealed in the store,
-announced, and never pushed: peers that need it ask for it.
+announced, and never pushed: peers that need it ask for it. Squashes are made while they leave room for the next
+versions and a whole state; they give way to anchors.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 import threading
 import time
@@ -36,6 +38,7 @@ from p2pcast.store.retention import ANCHOR_EVERY
 from p2pcast.store.squash_ladder import RUNGS, Span, missing_rungs
 from p2pcast.version import Version
 from p2pcast.wakeup import Wakeup
+from topology.version_sizes import room_for_next
 from trainer_node.background.background_throttle import BackgroundThrottle
 from trainer_node.publish.hub_shadow import HubShadow
 
@@ -60,6 +63,10 @@ class Promise:
     wait_s: float
 
 
+def _bytes(parts: Sequence[Holding]) -> int:
+    return sum(part.assembly.manifest.log for part in parts if part.assembly.manifest is not None)
+
+
 class AnchorsAndSquashes:
     """``run`` until cancelled. ``rungs`` empty: no squashes at all. ``anchor_every``: versions between anchors; None:
     ANCHOR_EVERY.
@@ -77,12 +84,14 @@ class AnchorsAndSquashes:
         add: Callable[[Stored], None],
         recover: Callable[[bool], Awaitable[Sequence[Stored]]],
         catch_up: Callable[[], Awaitable[None]],
+        make_room: Callable[[float], Awaitable[None]],
         rungs: Sequence[int] = RUNGS,
         anchor_every: int | None = None,
     ) -> None:
         """``holdings``: the node's artifacts, by id. ``live_traffic``: whether a version is being made or sent. ``add``
         takes each artifact that lies in the store. ``recover`` gets lost artifacts back from peers, with True whole
-        states too; ``catch_up`` then takes the shadow to the newest version.
+        states too; ``catch_up`` then takes the shadow to the newest version. ``make_room`` gives up squashes until so
+        many bytes are free.
         """
         self.made_bytes = 0
         """Size of the squashes and anchors of this process."""
@@ -93,6 +102,11 @@ class AnchorsAndSquashes:
         self._add = add
         self._recover = recover
         self._catch_up = catch_up
+        self._make_room = make_room
+        self._free_bytes = math.inf
+        """As last measured."""
+        self._short = False
+        """Something was not begun for want of room, and is looked at again."""
         self._told: Gap | None = None
         """The last gap that was reported."""
         self._key = key
@@ -128,30 +142,57 @@ class AnchorsAndSquashes:
             finally:
                 self.busy = None
             if not done:
-                again = self._asked or self._anchor_due() or self.gap() is not None
+                again = self._asked or self._short or self._anchor_due() or self.gap() is not None
                 await self._wakeup.wait(RETRY_S if again else None)
 
     async def _next(self) -> bool:
-        """Make the most urgent artifact. False when there is none to make."""
+        """Make the most urgent artifact. False when there is none to make, or no room."""
+        self._free_bytes = await asyncio.to_thread(self._store.free_bytes)
         if (gap := self.gap()) is not None and await self._close(gap):
             return True
         if self._asked:
             promise = next(iter(self._asked.values()))
-            self.busy = f"squash {promise.base} to {promise.version}"
             try:
-                await self._squash(self._way(promise.base, promise.version))
+                way = self._way(promise.base, promise.version)
+                if self._has_room(f"squash {promise.base} to {promise.version}", self._room_for_squash(_bytes(way))):
+                    await self._squash(way)
             finally:
                 del self._asked[promise.base], self._askers[promise.base]
         elif self._anchor_due():
-            await self._anchor()
+            return await self._anchor_if_room()
         elif (rung := self._rung()) is not None:
-            self.busy = f"squash {rung[0]} to {rung[1]}"
+            way = self._way(*rung)
+            if not self._has_room(f"squash {rung[0]} to {rung[1]}", self._room_for_squash(_bytes(way))):
+                return False
             self._failed.add(rung)
-            if await self._squash(self._way(*rung)):
+            if await self._squash(way):
                 self._failed.discard(rung)
         else:
+            self._short = False
             return False
         return True
+
+    # -- room
+
+    def _has_room(self, what: str, need_bytes: float) -> bool:
+        """Whether there is room for an artifact, and for what may follow. One log line until there is."""
+        self.busy = what
+        short = self._free_bytes < need_bytes
+        if short and not self._short:
+            logger.warning(
+                "%s waits for room in %s: %.1f MB are free, and %.1f MB are kept for it and the next versions",
+                what, self._store.root, self._free_bytes / 1e6, need_bytes / 1e6,
+            )  # fmt: skip
+        self._short = short
+        return not short
+
+    def _room_for_anchor(self) -> int:
+        newest = max(self._store.artifacts.values(), key=lambda s: s.version)
+        return newest.assembly.layout.nbytes + room_for_next(self._store.deltas())
+
+    def _room_for_squash(self, parts_bytes: int) -> int:
+        """A squash is optional: versions and the next anchor come first."""
+        return parts_bytes + self._room_for_anchor() + room_for_next(self._store.deltas())
 
     # -- gaps
 
@@ -174,6 +215,7 @@ class AnchorsAndSquashes:
             await self._catch_up()
         if (closed := self.gap() is None) or self._leads_on():
             if not closed:
+                await self._make_room(self._room_for_anchor())
                 await self._anchor()
             self._emit_gap(gap, "peers" if closed else "anchor")
             return True
@@ -198,6 +240,14 @@ class AnchorsAndSquashes:
         since = max((s.version for s in stored if s.base is None), default=None)
         every = ANCHOR_EVERY if self._anchor_every is None else self._anchor_every
         return since is not None and len({s.version for s in stored if s.version > since}) >= every
+
+    async def _anchor_if_room(self) -> bool:
+        need_bytes = self._room_for_anchor()
+        await self._make_room(need_bytes)
+        self._free_bytes = await asyncio.to_thread(self._store.free_bytes)
+        if fits := self._has_room("anchor", need_bytes):
+            await self._anchor()
+        return fits
 
     async def _anchor(self) -> None:
         store, urgent = self._store, self.gap() is not None
@@ -249,6 +299,8 @@ class AnchorsAndSquashes:
             return None
         layout = next(s.assembly.layout for s in self._store.artifacts.values() if s.version == head)
         size = expected_bytes(sum(e.bytes for e in steps), len(steps), self.exponent())
+        if self._free_bytes < self._room_for_squash(size):
+            return None
         links = len(self._fewest(base, head))
         ahead_s = sum(p.wait_s for p in self._asked.values())
         promise = Promise(base, head, size, ahead_s + links * layout.nbytes / self._speed_bytes_s)
@@ -343,7 +395,7 @@ class AnchorsAndSquashes:
         logger.info(
             "squash %s to %s: %.1f kB instead of %.1f kB, made in %.2f s", base, stored.version,
             stored.manifest.log / 1e3,
-            sum(p.assembly.manifest.log for p in parts if p.assembly.manifest is not None) / 1e3, took_s,
+            _bytes(parts) / 1e3, took_s,
         )  # fmt: skip
         self._keep(stored, took_s)
         return True

@@ -8,6 +8,7 @@ Promises:
 An error with a folder costs that version alone, and is reported. A folder that was published is not published again,
 nor is the same content under the same step. Small files are content: others under the weights of the newest version
 make a version of their own. Under those of an older version they are reported, so that no engine goes back for them.
+A step that found no room is published as soon as there is more, unless a newer one has come.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from blake3 import blake3
@@ -25,6 +27,9 @@ from p2pcast.errors import IntegrityError, LocalError, P2PCastError
 from p2pcast.quantised.folder_opening import Opening
 from p2pcast.sparse.budget_schedule import check_schedule
 from p2pcast.state.staging import Staging
+from p2pcast.store import disk
+from p2pcast.store.atomic_files import is_full
+from topology.version_sizes import RECORDS_BYTES
 from trainer_node.publish.checkpoint_watcher import Damaged, Found, fingerprint_of, same_fingerprint, watch
 from trainer_node.publish.pipeline import Pipeline
 from trainer_node.publish.publish_history import PublishHistory
@@ -38,8 +43,18 @@ _RECORDS = ("trainer_state.json", "_results.json", ".log")
 """Ends of the names of small files that trainers and evaluations write later, and no engine reads: they travel with a
 version, and are no reason for one.
 """
+_MORE = 10
+"""A step that found no room is tried again with a tenth more, so that little changes cost no attempts."""
 _SHOWN = 10
 """Paths in one message."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unroomed:
+    """The newest step found no room. ``tried_with``: most bytes that were free before an attempt."""
+
+    name: str
+    tried_with: tuple[float, ...]
 
 
 class CheckpointSource:
@@ -53,18 +68,22 @@ class CheckpointSource:
         staging: Staging,
         form: FolderForm,
         open_: Opening = Checkpoint.open,
+        rooms: Sequence[Path] = (),
     ) -> None:
+        """``rooms``: folders in which a version needs room."""
         self._versions = versions
         self._publishing = publishing
         self._history = history
         self._staging = staging
         self._form = form
         self._open = open_
+        self._rooms = rooms
+        self._unroomed: _Unroomed | None = None
 
     async def run(self, checkpoints: Path) -> None:
         """Until cancelled. Raises LocalError when the hub's own disk fails."""
         async with contextlib.aclosing(
-            watch(checkpoints, self._form, open_=self._open, known=self._is_published)
+            watch(checkpoints, self._form, open_=self._open, known=self._is_published, again=self._again)
         ) as events:
             async for event in events:
                 if isinstance(event, Damaged):
@@ -72,6 +91,12 @@ class CheckpointSource:
                 else:
                     await self.take(event)
                 del event  # closes the folder's files while no folder is published
+
+    def _again(self) -> str | None:
+        """The name of a folder that found no room, once there is more. Blocks."""
+        waiting = self._unroomed
+        more = waiting is not None and any(map(_is_more, _free(self._rooms), waiting.tried_with))
+        return waiting.name if waiting is not None and more else None
 
     def _is_published(self, step: int, fingerprint: str) -> bool:
         known = self._history[step].folder
@@ -83,10 +108,13 @@ class CheckpointSource:
 
     async def take(self, found: Found[Checkpoint]) -> None:
         """Publish a folder, unless it has changed by now."""
-        name = found.path.name
+        name, before = found.path.name, self._unroomed
+        free: tuple[float, ...] = ()
+        self._unroomed = None
         try:
             async with self._publishing.turn:
                 await self._versions.until_may_begin()
+                free = await self._staging.run(_free, self._rooms)
                 if (files := await self._staging.run(_read_files, found, self._form.marker)) is None:
                     return
                 await self._publish(found, files)
@@ -96,7 +124,14 @@ class CheckpointSource:
             elif isinstance(error, LocalError) and self._versions.failed:
                 raise
             else:
-                self._versions.skip(name, await self._staging.run(_reason, found.path, self._open, error))
+                why = await self._staging.run(_reason, found.path, self._open, error)
+                if is_full(error):
+                    if before is not None and before.name == name:
+                        # So attempts are few, however the room varies.
+                        free = tuple(map(max, free, before.tried_with))
+                    self._unroomed = _Unroomed(name, free)
+                    why += "; this step is tried again when there is more room"
+                self._versions.skip(name, why)
 
     async def _publish(self, found: Found[Checkpoint], files: Files) -> None:
         step, checkpoint, name = found.step, found.checkpoint, found.path.name
@@ -148,6 +183,21 @@ class CheckpointSource:
         self._versions.begin(version)
         source = FolderSource(checkpoint, files, self._staging)
         return await self._publishing.publish(version, checkpoint.layout(), source)
+
+
+def _free(folders: Sequence[Path]) -> tuple[float, ...]:
+    """Bytes free in each folder; none where it is missing. Blocks."""
+    found = []
+    for folder in folders:
+        try:
+            found.append(disk.free_bytes(folder))
+        except OSError:
+            found.append(0.0)
+    return tuple(found)
+
+
+def _is_more(free: float, tried_with: float) -> bool:
+    return free > tried_with + max(tried_with / _MORE, RECORDS_BYTES)
 
 
 def _read_files(found: Found[Checkpoint], marker: Marker) -> Files | None:

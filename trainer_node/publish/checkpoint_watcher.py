@@ -299,6 +299,10 @@ class Watch(Generic[T]):
         else:
             state.ready_since, state.reason = now, None
 
+    def forget(self, name: str) -> None:
+        """Report this folder once more."""
+        self._reported.pop(name, None)
+
     def _forget(self) -> None:
         gone = [name for name in self._reported if name not in self._states]
         for name in gone[: max(0, len(gone) - KEPT_GONE)]:
@@ -312,11 +316,12 @@ async def watch(
     poll_s: float = POLL_S,
     open_: Callable[[Path], Checkpoint] = Checkpoint.open,
     known: Callable[[int, str], bool] = lambda step, fingerprint: False,
+    again: Callable[[], str | None] = lambda: None,
 ) -> AsyncGenerator[Found[Checkpoint] | Damaged, None]:
     """Events for ever; existing folders come first, ascending. Close it (``contextlib.aclosing``) to stop.
 
     ``path`` may be made later. Raises LocalError when it cannot be listed. Disk work runs in a thread of its own, and
-    so does ``known``.
+    so do ``known`` and ``again``, which names a folder to report once more.
     """
     loop = asyncio.get_running_loop()
     learned = STABLE if form.marker == MARKERS[STABLE] else None
@@ -326,6 +331,8 @@ async def watch(
         async with folder_events(path, form.marker.last) as changes:
             while True:
                 begun = loop.time()
+                if (name := await loop.run_in_executor(pool, again)) is not None:
+                    core.forget(name)
                 listing = await loop.run_in_executor(pool, scan, path, form)
                 scan_s = loop.time() - begun
                 events = core.observe(loop.time(), listing)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 
 from blake3 import blake3
 
@@ -20,12 +20,15 @@ from p2pcast.artifact.signed_records import OWN
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.codec_prediction import Choice
 from p2pcast.codec.layout import Layout
+from p2pcast.errors import LocalError
 from p2pcast.offline import state_digest
 from p2pcast.relay.node import Node
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
 from p2pcast.store.artifact_store import Store
+from p2pcast.store.atomic_files import is_full
 from p2pcast.version import Version
+from topology.version_sizes import room_for_next
 from trainer_node.publish.codec_choice import CodecChoice
 from trainer_node.publish.delta_publisher import DeltaPublisher
 from trainer_node.publish.hub_shadow import HubShadow
@@ -47,7 +50,9 @@ class Pipeline:
         deltas: DeltaPublisher,
         choosing: CodecChoice,
         numbers: VersionNumbers,
+        make_room: Callable[[float], Awaitable[None]],
     ) -> None:
+        """``make_room`` has so many bytes freed in the store, if it can."""
         self.head: Version | None = None
         """The newest published version."""
         self.turn = asyncio.Lock()
@@ -59,6 +64,7 @@ class Pipeline:
         self._deltas = deltas
         self._choosing = choosing
         self._numbers = numbers
+        self._make_room = make_room
 
     @property
     def shadow(self) -> Shadow | None:
@@ -139,9 +145,16 @@ class Pipeline:
         is used.
         """
         shadow = self.shadow
-        if shadow is None or shadow.layout != layout:
-            return await self._publish_anchor(version, layout, source)
-        return await self._publish_delta(version, shadow, source, choice or self.choice_for(layout))
+        try:
+            if shadow is None or shadow.layout != layout:
+                await self._make_room(layout.nbytes)
+                return await self._publish_anchor(version, layout, source)
+            await self._make_room(room_for_next(self._store.deltas()))
+            return await self._publish_delta(version, shadow, source, choice or self.choice_for(layout))
+        except LocalError as error:
+            if is_full(error):
+                await self._make_room(layout.nbytes)
+            raise
 
     async def repair(self) -> bool:
         """True when the shadow had corrupt cells and all are right again: a failed delta may be tried again."""

@@ -1,12 +1,13 @@
 """Artifacts in the hub's store, beside the versions on their way: added to the node, and removed by retention.
 
 Promise: retention removes no artifact that a joined peer needs to reach the newest version, or that is being sent.
+Where a version finds no room, squashes go first that are not being sent.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from p2pcast.relay.artifact_path import Edge, cheapest_path
@@ -63,16 +64,30 @@ class SealedArtifacts:
 
     async def retain(self) -> None:
         """Remove what retention no longer keeps. Raises LocalError."""
-        removed = await self._staging.run(self._store.retain, self.needed())
+        self._forget(await self._staging.run(self._store.retain, self.needed()))
+        self._store_changed()
+
+    async def make_room(self, need_bytes: float) -> None:
+        """Give up squashes until so many bytes are free, or none is left: peers take the deltas. Raises LocalError."""
+        if removed := await self._staging.run(self._store.make_room, need_bytes, self._sent()):
+            size = sum(stored.manifest.log for stored in removed)
+            logger.warning(
+                "%s has little room: %d squashes are given up (%.1f MB)", self._store.root, len(removed), size / 1e6
+            )
+            self._forget(removed)
+            self._store_changed()
+
+    def _forget(self, removed: Sequence[Stored]) -> None:
         for stored in removed:
             self._node.forget(stored.id)
         if removed:
             self._announcer.withdraw([stored.id for stored in removed])
-        self._store_changed()
 
     def needed(self) -> frozenset[bytes]:
         """Artifacts on the paths of joined peers to the newest version, and artifacts that are being sent."""
         edges = [Edge(s.id, s.base, s.version, s.manifest.log) for s in self._store.artifacts.values()]
         paths = [cheapest_path(version, edges) for version in set(self._staged())]
-        sent = (schedule.artifact.id for child in self._children() for schedule in child.schedules)
-        return frozenset(edge.artifact for path in paths for edge in path) | frozenset(sent)
+        return frozenset(edge.artifact for path in paths for edge in path) | self._sent()
+
+    def _sent(self) -> frozenset[bytes]:
+        return frozenset(schedule.artifact.id for child in self._children() for schedule in child.schedules)

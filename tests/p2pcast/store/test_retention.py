@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pcast.store import retention
-from p2pcast.store.retention import Counts, expendable
+from p2pcast.store.retention import Counts, dispensable, expendable
 from p2pcast.version import Version
 
 
@@ -128,3 +128,24 @@ def test_retain_removes_expendable_files_except_spared_files(store, monkeypatch)
     assert [len(store.small_files(Version(0, step))) for step in (1, 2, 3)] == [0, 1, 1]
     assert len(list((store.root / "files").iterdir())) == 2
     assert store.retain(frozenset({kept[2].id})) == []
+
+
+@given(histories())
+def test_squashes_are_given_up_where_other_artifacts_lead_as_far(items):
+    gone = dispensable(items)
+    assert len(gone) == len(set(gone))
+    left = [i for i in items if i.id not in gone]
+    assert all(i.base is not None for i in items if i.id in gone)
+    for start in {i.base for i in items} | {i.version for i in items}:
+        assert led_to(left, start) == led_to(items, start)
+    assert dispensable(left) == []
+    versions = [i.version for gone_id in gone for i in items if i.id == gone_id]
+    assert versions == sorted(versions)
+
+
+def led_to(items, start) -> set[Version]:
+    """Versions that can be reached from ``start``."""
+    found = {start}
+    while more := {i.version for i in items if i.base in found} - found:
+        found |= more
+    return found

@@ -28,7 +28,8 @@ class Parts:
         self.added: list[Any] = []
         self.made = AnchorsAndSquashes(
             encoder.store, encoder.node.holdings, encoder.key, encoder.shadow, encoder.events,
-            live_traffic=lambda: False, add=self._add, recover=_nothing, catch_up=_nothing, **options,
+            live_traffic=lambda: False, add=self._add, recover=_nothing, catch_up=_nothing,
+            make_room=encoder.make_room, **options,
         )  # fmt: skip
         self.news = asyncio.Event()
 
