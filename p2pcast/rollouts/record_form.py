@@ -28,7 +28,7 @@ import numpy as np
 import zstandard
 
 from p2pcast import limits
-from p2pcast.errors import RemoteError
+from p2pcast.errors import RemoteError, UsageError
 from p2pcast.wire.constraints import AtMost, InvalidError, Read, Text, constraint_of
 
 FORMAT: Final = 1
@@ -67,6 +67,19 @@ class RolloutRecord:
     def digest(self) -> bytes:
         """32 bytes that identify the record's contents."""
         return blake3.blake3(self.to_map()).digest()
+
+    def check(self) -> None:
+        """Raises UsageError for a record that no reader would take."""
+        try:
+            packed = self.to_map()
+        except (TypeError, ValueError, OverflowError) as error:
+            raise UsageError(f"{self.kind}: no record holds such values: {error}") from None
+        if len(packed) > self.most_bytes:
+            raise UsageError(f"{self.kind}: {len(packed)} bytes, and {self.most_bytes} are allowed")
+        try:
+            self.from_map(packed)
+        except RemoteError as error:
+            raise UsageError(str(error)) from None
 
     @classmethod
     def unpacked_bytes(cls, data: bytes) -> int:

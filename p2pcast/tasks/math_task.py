@@ -93,7 +93,10 @@ class Math(TextTask, HoldsOut):
             drawn = [draw_below(1 << 64, "math", *seed, passes, number) for number in range(len(known))]
             for number in sorted(range(len(known)), key=drawn.__getitem__):
                 question, answer = known[number]
-                yield Prompt(json.dumps({"question": question, "answer": answer}).encode(), self._max_tokens)
+                asked_for = json.dumps({"question": question, "answer": answer}).encode()
+                yield Prompt(
+                    asked_for, self._max_tokens, f"question {number + 1} of {self._questions or 'the built-in'}"
+                )
             passes += 1
 
     def problem(self, prompt: bytes) -> str:

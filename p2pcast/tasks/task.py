@@ -11,16 +11,18 @@ Promises that every task has to keep:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, cast, runtime_checkable
 
 import blake3
 import numpy as np
 
 from p2pcast.errors import RemoteError, UsageError
-from p2pcast.rollouts.job import Job
+from p2pcast.plain_text import shown_text
+from p2pcast.rollouts.job import MAX_PROMPT_BYTES, Job
 from p2pcast.rollouts.result import Span
+from p2pcast.rollouts.rollout_fields import MAX_TOKENS
 from p2pcast.rollouts.routed_experts import RoutedExperts
 from p2pcast.rollouts.top_logprobs import TopLogprobs
 
@@ -28,6 +30,8 @@ SEED_BITS = 63
 """Bits of a sampler's seed: engines take signed integers of 64 bits."""
 
 
+MAX_ROW = 200
+"""Most characters of a prompt's row."""
 FAILED_CHECK_TAG = "check"
 """Name of the tag that a worker adds to a play whose check failed there."""
 TrustedReward = Literal["costly", "unrepeatable"]
@@ -39,10 +43,13 @@ class ForgedPlayError(RemoteError):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """``prompt``: bytes that the task alone reads. ``max_tokens``: most tokens that the policy may sample."""
+    """``prompt``: bytes that the task alone reads. ``max_tokens``: most tokens that the policy may sample. ``row``: the
+    prompt's place in the data, for messages to people; empty where the task does not say.
+    """
 
     prompt: bytes
     max_tokens: int
+    row: str = field(default="", compare=False)
 
 
 class SampledExperts(NamedTuple):
@@ -160,6 +167,33 @@ class HoldingOut(Protocol):
 
     def evaluation_jobs(self, seed: int) -> Iterator[Prompt]:
         """Held-out prompts without end. Equal seeds give equal prompts. Raises UsageError if none are held out."""
+
+
+def prompt_fault(found: object) -> str | None:
+    """Why no group can be made of what a task gave; None for a prompt of which one can."""
+    if not isinstance(found, Prompt):
+        return f"not a Prompt, but of type {type(found).__name__}: {shown_text(repr(found)[:80])}"
+    if type(found.prompt) is not bytes:
+        return f"its prompt is of type {type(found.prompt).__name__}, not bytes"
+    if len(found.prompt) > MAX_PROMPT_BYTES:
+        return f"its prompt has {len(found.prompt)} bytes, and {MAX_PROMPT_BYTES} are allowed"
+    if type(found.max_tokens) is not int or not 1 <= found.max_tokens <= MAX_TOKENS:
+        return f"its max_tokens is {shown_text(repr(found.max_tokens)[:80])}, not an int from 1 to {MAX_TOKENS}"
+    return None
+
+
+def prompt_name(number: int, found: object) -> str:
+    """``number``: of the prompt, among the prompts of its seed, from 0 on. ``found``: by the task."""
+    row = shown_text(found.row)[:MAX_ROW] if isinstance(found, Prompt) and found.row else ""
+    return f"prompt {number} ({row})" if row else f"prompt {number}"
+
+
+def checked_prompts(task: Task, prompts: Iterable[Prompt]) -> Iterator[Prompt]:
+    """Raises UsageError with the name of a prompt of which no group can be made."""
+    for number, found in enumerate(prompts):
+        if (fault := prompt_fault(found)) is not None:
+            raise UsageError(f"{prompt_name(number, found)} of task {task.name}: {fault}")
+        yield found
 
 
 def demonstrations_of(task: Task, seed: int) -> Iterator[Demonstration]:

@@ -13,6 +13,7 @@ import aiohttp
 from aiohttp.http_exceptions import LineTooLong
 
 from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError
+from rollout_node.worker.returned_plays import PromptRefusedError
 from rollout_node.worker.sampled_answer import COLD, HOT, Route, logprobs_fault
 
 CONNECT_S: Final = 10.0
@@ -113,5 +114,5 @@ def _refusal(engine: str, route: Route, status: int, text: str) -> P2PCastError:
     if status in (401, 403):
         return LocalError(f"{engine} refuses requests with status {status}: start it without --api-key")
     if status in (400, 413, 422):
-        return RemoteError(f"{engine} refused the request: {text[:300]}")
+        return PromptRefusedError(f"{engine} refused the request: {text[:300]}")
     return RetryableError(f"{engine} answered {status}: {text[:300]}")

@@ -14,7 +14,7 @@ import asyncio
 import json
 import logging
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -28,6 +28,7 @@ from p2pcast.private_random import uniform
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.probe_set import ProbeSet
 from p2pcast.rollouts.result import Result
+from p2pcast.rollouts.return_reason import Returned
 from p2pcast.transport.tls_errors import explain
 from rollout_node.worker.engine_versions import Served
 
@@ -180,9 +181,13 @@ class LedgerClient:
         interval_s = float(answer.get("heartbeat_s", self.heartbeat_s))
         self.heartbeat_s = min(HEARTBEAT_MOST_S, max(HEARTBEAT_LEAST_S, interval_s))
 
-    async def give_back(self, session: str, leases: Sequence[bytes]) -> None:
-        """Unfinished leases return to the pool. Raises SessionLostError, RefusedError."""
-        await self._until_answered("/v1/return", {"session": session, "leases": [lease.hex() for lease in leases]})
+    async def give_back(self, session: str, leases: Mapping[bytes, Returned]) -> None:
+        """Unfinished leases return to the pool, each for its reason. Raises SessionLostError, RefusedError."""
+        reasons = [
+            {"lease": lease.hex(), "reason": one.reason.value, "detail": one.detail} for lease, one in leases.items()
+        ]
+        body = {"session": session, "leases": [lease.hex() for lease in leases], "reasons": reasons}
+        await self._until_answered("/v1/return", body)
 
     async def hand_in(self, session: str, results: Sequence[Result]) -> list[Verdict]:
         """Raises SessionLostError, ConflictError, UnfitError, RefusedError."""

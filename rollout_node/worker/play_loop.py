@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Final, Protocol
 
 from p2pcast import limits
@@ -24,6 +25,7 @@ from p2pcast.errors import P2PCastError, RefusedError, RemoteError, RetryableErr
 from p2pcast.private_random import uniform
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result, fault
+from p2pcast.rollouts.return_reason import Returned, ReturnReason
 from p2pcast.rollouts.routed_experts import routed_fault
 from p2pcast.rollouts.top_logprobs import TOP_K, top_fault
 from p2pcast.tasks.play import result_of
@@ -43,6 +45,7 @@ from rollout_node.worker.ledger_client import (
     SessionLostError,
     UnfitError,
 )
+from rollout_node.worker.returned_plays import HeardSampler, InvalidPlayError, returned_of, text_of
 
 logger = logging.getLogger("p2pcast.worker")
 
@@ -58,6 +61,8 @@ MAX_TAG: Final = 200
 """Most characters of a failure in a result's tags."""
 SOON_S, LATER_S = 0.1, 30.0
 """Bounds in seconds of the delay that the ledger asks for when it has no leases."""
+FAILED_KEPT: Final = 256
+"""Jobs at fault that a worker remembers."""
 IDLE_S: Final = 1.0
 """Longest wait in seconds for a change before the worker looks again."""
 
@@ -96,7 +101,7 @@ class WorkerConfig:
 @dataclass(slots=True)
 class _Outbox:
     results: list[Result] = field(default_factory=list)
-    returns: list[bytes] = field(default_factory=list)
+    returns: dict[bytes, Returned] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.results or self.returns)
@@ -132,6 +137,8 @@ class PlayLoop:
         self._session: Session | None = None
         self._registering = asyncio.Lock()
         self._failures = Backoff(0.2, 30.0, uniform)
+        self._failed: dict[bytes, None] = {}
+        """Jobs whose own faults ended their plays here: one that comes straight back is no reason to hurry."""
         self._rests_until = 0.0
         self._leasing = True
         self._ended = False
@@ -235,14 +242,16 @@ class PlayLoop:
         self._changed.notify()
 
     def _take(self, leases: Any, group: asyncio.TaskGroup) -> None:
-        fitting = [lease for lease in leases if self._leasing and self._fits(lease.job)]
+        unfit = {lease.lease for lease in leases if not self._fits(lease.job)}
+        fitting = [lease for lease in leases if self._leasing and lease.lease not in unfit]
         taken = set(self._book.add(lease.lease for lease in fitting))
         for lease in leases:
             if lease.lease in taken:
                 name = f"play {lease.job.job.hex()[:8]}"
                 self._plays[lease.lease] = group.create_task(self._play(lease), name=name)
             else:
-                self._give_back(lease.lease)
+                why = ReturnReason.UNFIT if lease.lease in unfit else ReturnReason.DRAINED
+                self._give_back(lease.lease, Returned(why))
 
     def _fits(self, job: Job) -> bool:
         if job.task_hash == self._task.hash:
@@ -250,8 +259,8 @@ class PlayLoop:
         logger.warning("a job of task %s with another hash was leased, and goes back: compare the code", job.task)
         return False
 
-    def _give_back(self, lease: bytes) -> None:
-        self._outbox.returns.append(lease)
+    def _give_back(self, lease: bytes, why: Returned) -> None:
+        self._outbox.returns[lease] = why
         self.verdicts["returned"] += 1
         self._changed.notify()
 
@@ -264,32 +273,43 @@ class PlayLoop:
 
     async def _play_about(self, lease: Lease) -> None:
         book, job, result = self._book, lease.job, None
-        began_s, why = time.time(), "cancelled"
+        began_s, why, returned = time.time(), "cancelled", Returned(ReturnReason.DRAINED)
+        sampler = HeardSampler(self._sampler.of_play(lambda count: book.sampled(lease.lease, count)))
+        until = asyncio.timeout(lease.latest_in_s + LATE_S)
         try:
-            async with asyncio.timeout(lease.latest_in_s + LATE_S):
-                sampler = self._sampler.of_play(lambda count: book.sampled(lease.lease, count))
+            async with until:
                 result = await self._result(lease, await self._task.play(sampler, job))
             self._failures.reset()
             self._rests_until = 0.0
         except Exception as error:
             self.verdicts["failed"] += 1
             unexpected = None if isinstance(error, P2PCastError | TimeoutError) else error
-            why = text = f"{type(error).__name__}: {error}"
+            why, returned = text_of(error), returned_of(error, sampler, out_of_time=until.expired())
             logger.warning(
-                "a play of job %s failed, and its lease goes back: %s", job.job.hex(), text, exc_info=unexpected
+                "a play of job %s failed, and its lease goes back (%s): %s",
+                *(job.job.hex(), returned.reason.value, why),
+                exc_info=unexpected,
             )
-            # The job may come straight back: leasing rests for a moment.
-            self._rests_until = asyncio.get_running_loop().time() + self._failures.next_s()
+            self._rest(job.job, returned.reason)
         finally:
             self._plays.pop(lease.lease, None)
             self._told(lease, began_s, result, None if result is not None else why)
             if book.end(lease.lease):
                 if result is None:
-                    self._give_back(lease.lease)
+                    self._give_back(lease.lease, returned)
                 else:
                     self._outbox.results.append(result)
                     book.result_waits(lease.lease)
             self._changed.notify()
+
+    def _rest(self, job: bytes, why: ReturnReason) -> None:
+        """Leasing rests for a moment, unless other jobs may well be played."""
+        if why.fails_job and job not in self._failed:
+            self._failed[job] = None
+            if len(self._failed) > FAILED_KEPT:
+                del self._failed[next(iter(self._failed))]
+            return
+        self._rests_until = asyncio.get_running_loop().time() + self._failures.next_s()
 
     async def _result(self, lease: Lease, played: Trajectory) -> Result:
         """With the reward for reports. A check that fails leaves a reward of 0 and a tag with its reason. Raises
@@ -314,7 +334,7 @@ class PlayLoop:
             logger.warning("the result of job %s goes without experts: the engine sent %s", job.job.hex(), wrong)
             result = replace(result, routed_experts=None)
         if (wrong := fault(result, self._task.vocabulary)) is not None:
-            raise RemoteError(f"the play is no valid result: {wrong}")
+            raise InvalidPlayError(f"the play is no valid result: {wrong}")
         return result
 
     # -- heartbeats
@@ -351,7 +371,7 @@ class PlayLoop:
                 continue
             session = await self._registered(None)
             try:
-                await self._return(session, self._outbox.returns[:MOST_AT_ONCE])
+                await self._return(session, dict(islice(self._outbox.returns.items(), MOST_AT_ONCE)))
                 await self._hand_in(session, _one_request(self._outbox.results))
             except RefusedError:
                 raise
@@ -364,14 +384,15 @@ class PlayLoop:
                 delays.reset()
             self._changed.notify()
 
-    async def _return(self, session: Session, leases: list[bytes]) -> None:
+    async def _return(self, session: Session, leases: dict[bytes, Returned]) -> None:
         if not leases:
             return
         try:
             await self._ledger.give_back(session.session, leases)
         except (ConflictError, UnfitError) as error:
             logger.warning("the ledger does not take leases back: %s", error)
-        del self._outbox.returns[: len(leases)]
+        for lease in leases:
+            del self._outbox.returns[lease]
 
     async def _hand_in(self, session: Session, results: list[Result]) -> None:
         """Results stay in the outbox until the ledger has judged them."""

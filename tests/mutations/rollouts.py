@@ -6,6 +6,8 @@ from mutation import Mutation
 
 SETTLING = "trainer_node/ledger/result_transitions.py"
 LEASING = "trainer_node/ledger/leasing.py"
+FAILING = "trainer_node/ledger/failures/failed_jobs.py"
+FAILED_JOBS = "tests/trainer_node/ledger/test_failed_jobs.py::"
 LEDGER_RULES = "tests/trainer_node/ledger/test_ledger_rules.py::"
 ENDINGS = "tests/trainer_node/ledger/test_ledger_endings.py::"
 SHARES = "tests/trainer_node/ledger/test_share_ceiling.py::"
@@ -103,8 +105,8 @@ ROLLOUTS = [
     Mutation(
         "settles, prolongs or gives back",
         LEASING,
-        "db.leases.c.id.in_(lease_ids), db.leases.c.worker_id == worker.id, db",
-        "db.leases.c.id.in_(lease_ids), db",
+        '.where(db.leases.c.id.in_(bindparam("leases", expanding=True)), db.leases.c.worker_id == bindparam("worker"))',
+        '.where(db.leases.c.id.in_(bindparam("leases", expanding=True)))',
         LEDGER_RULES + "test_worker_cannot_settle_another_workers_lease",
     ),
     Mutation(
@@ -326,10 +328,24 @@ ROLLOUTS = [
     ),
     Mutation(
         "fails a job again and again",
-        SETTLING,
+        FAILING,
         "return callers_seen(conn, now, bytes(row.task_hash)) <= callers",
         "return True",
         LIES + "test_one_caller_rejects_no_job",
+    ),
+    Mutation(
+        "fails a job again and again",
+        FAILING,
+        "return callers_seen(conn, now, bytes(row.task_hash)) <= callers",
+        "return True",
+        FAILED_JOBS + "test_one_worker_that_lies_rejects_no_job_while_another_is_there",
+    ),
+    Mutation(
+        "fails a job again and again",
+        FAILING,
+        "lease_id=row.id, caller=caller_of(row))",
+        "lease_id=row.id, caller=bytes(row.worker_id).hex())",
+        FAILED_JOBS + "test_names_of_one_certificate_count_as_one_worker",
     ),
     Mutation(
         "fails a job again and again",
@@ -433,7 +449,7 @@ ROLLOUTS = [
     Mutation(
         "sends more than the ledger's memory holds",
         "trainer_node/ledger_server/ledger_routes.py",
-        "sum(kind.unpacked_bytes(row) for row in rows)",
+        "sum(_each(kind.unpacked_bytes, rows, name))",
         "0",
         REQUESTS + "test_small_results_that_unpack_to_more_than_a_request_are_refused_unread",
     ),

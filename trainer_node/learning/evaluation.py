@@ -17,7 +17,7 @@ import blake3
 
 from p2pcast.errors import P2PCastError
 from p2pcast.rollouts.job import Group
-from p2pcast.tasks.task import Prompt, Task, evaluation_jobs_of
+from p2pcast.tasks.task import Prompt, Task, checked_prompts, evaluation_jobs_of
 from p2pcast.version import Version
 
 logger = logging.getLogger("p2pcast.learner")
@@ -37,7 +37,7 @@ class GroupClient(Protocol):
 
 class Evaluation:
     """One at a time, in a thread. ``every``: learner steps. ``hold_s``: longest time that ``busy`` delays the next
-    publication. ``write``: of the run's log.
+    publication. ``write``: of the run's log. Raises UsageError for a prompt of which no group can be made.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Evaluation:
     ) -> None:
         self._client, self._task, self._write = client, task, write
         self._every, self._hold_s = every, hold_s
-        self._prompts = list(islice(evaluation_jobs_of(task, seed), problems))
+        self._prompts = list(checked_prompts(task, islice(evaluation_jobs_of(task, seed), problems)))
         self._thread: threading.Thread | None = None
         self._until_s = 0.0
         self._last = -every

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import blake3
 from sqlalchemy import Connection, Row, Select, bindparam, func, insert, select, update
 
-from p2pcast.errors import RefusedError, UsageError
+from p2pcast.errors import RefusedError, RemoteError, UsageError
 from p2pcast.rollouts.job import Group
 from p2pcast.version import Version
 from trainer_node.ledger.batch_cut import LEAST_SURVIVORS
@@ -29,8 +30,12 @@ from trainer_node.ledger.ledger_rows import (
 from trainer_node.ledger.ledger_states import LIVE_GROUPS, UNSETTLED_JOBS
 from trainer_node.ledger.staleness_rule import Bounds, room
 
+logger = logging.getLogger("p2pcast.ledger")
+
 FOREIGN = "another task"
 """Why a group is dropped that no worker of the run may play."""
+UNREADABLE = "unreadable"
+"""Why a group is dropped that an earlier release took, though no worker can read it."""
 
 
 def add_groups(
@@ -86,7 +91,10 @@ def _row(group: Group, number: int, now: Present) -> dict[str, Any]:
 
 
 def _check(group: Group, task_hash: bytes) -> None:
-    """Raises UsageError for a group that could never end well, RefusedError for one of another task."""
+    """Raises UsageError for a group that no worker could read, or that could never end well, and RefusedError for one
+    of another task.
+    """
+    group.check()
     if group.task_hash != task_hash:
         raise RefusedError(
             f"group {group.id.hex()} is of task {group.task} with hash {group.task_hash.hex()[:12]}, and the ledger's"
@@ -214,10 +222,24 @@ _BODIES = select(db.groups.c.id, db.groups.c.body).where(db.groups.c.id.in_(bind
 
 def read_groups(conn: Connection, group_ids: Collection[bytes]) -> dict[bytes, Group]:
     """The records of some groups, by id."""
-    found: dict[bytes, Group] = {}
+    return {group_id: Group.from_bytes(body) for group_id, body in _bodies(conn, group_ids)}
+
+
+def _bodies(conn: Connection, group_ids: Collection[bytes]) -> Iterator[tuple[bytes, bytes]]:
     for part in in_parts(group_ids):
-        rows = conn.execute(_BODIES, {"ids": part})
-        found |= {bytes(row.id): Group.from_bytes(bytes(row.body)) for row in rows}
+        for row in conn.execute(_BODIES, {"ids": part}).all():
+            yield bytes(row.id), bytes(row.body)
+
+
+def playable_groups(conn: Connection, now: Present, group_ids: Collection[bytes]) -> dict[bytes, Group]:
+    """The records of some open groups, by id. Those that cannot be read are dropped."""
+    found: dict[bytes, Group] = {}
+    for group_id, body in _bodies(conn, group_ids):
+        try:
+            found[group_id] = Group.from_bytes(body)
+        except RemoteError as error:
+            logger.error("group %s is dropped: %s", group_id.hex(), error)
+            drop(conn, now, group_id, UNREADABLE)
     return found
 
 

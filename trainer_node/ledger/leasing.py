@@ -9,10 +9,19 @@ from sqlalchemy import Connection, Row, Select, bindparam, func, insert, or_, se
 
 from p2pcast.errors import RefusedError, UsageError
 from p2pcast.rollouts.job import Job, job_of
+from p2pcast.rollouts.return_reason import Returned
 from p2pcast.version import Version
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.drained_workers import DrainedWorkers
-from trainer_node.ledger.job_groups import PINNED, count_stale_ending, is_evaluated, open_groups, read_groups
+from trainer_node.ledger.failures.failed_jobs import fail_returned
+from trainer_node.ledger.job_groups import (
+    PINNED,
+    count_stale_ending,
+    is_evaluated,
+    open_groups,
+    playable_groups,
+    read_groups,
+)
 from trainer_node.ledger.ledger_rows import (
     BEARER,
     MAX_BLAMED,
@@ -254,7 +263,10 @@ class _Taker(NamedTuple):
         if not rows:
             return [], left
         now, served = self.now, self.served
-        groups = read_groups(self.conn, {bytes(row.group_id) for row in rows})
+        groups = playable_groups(self.conn, now, {bytes(row.group_id) for row in rows})
+        rows = [row for row in rows if bytes(row.group_id) in groups]
+        if not rows:
+            return [], left
         oldest = served.step if self.policy.rule == "strict" else max(0, now.step - self.policy.bounds.staleness)
         # Evaluation may pin a version older than training would accept.
         oldest = min(oldest, served.step)
@@ -373,18 +385,46 @@ def _abort(conn: Connection, now: Present, policy: Policy, row: Row[Any]) -> Non
         count_stale_ending(conn, now, row.group_id, MAX_STALE_ENDINGS)
 
 
-def give_back(conn: Connection, rates: WorkerRates, session: bytes, lease_ids: Sequence[bytes]) -> None:
-    """Return unfinished leases. Leases that are not the worker's, or have ended, are ignored."""
+_RETURNED = (
+    select(
+        db.leases,
+        db.jobs.c.group_id,
+        db.jobs.c.task_hash,
+        db.workers.c.caller,
+    )
+    .join(db.jobs, db.jobs.c.id == db.leases.c.job_id)
+    .join(db.workers, db.workers.c.id == db.leases.c.worker_id)
+    .where(db.leases.c.id.in_(bindparam("leases", expanding=True)), db.leases.c.worker_id == bindparam("worker"))
+    .where(db.leases.c.state.in_(("held", "expired")))
+)
+
+
+def give_back(
+    conn: Connection,
+    now: Present,
+    rates: WorkerRates,
+    session: bytes,
+    lease_ids: Sequence[bytes],
+    why: Mapping[bytes, Returned],
+) -> None:
+    """Return unfinished leases. Leases that are not the worker's, or have ended, are ignored. The fault of a job counts
+    although its lease has expired.
+    """
     if len(lease_ids) > MAX_LIST:
         raise UsageError(f"{len(lease_ids)} leases in one request, and {MAX_LIST} are allowed")
     worker = worker_of(conn, session)
-    mine = select(db.leases.c.id, db.leases.c.job_id).where(
-        db.leases.c.id.in_(lease_ids), db.leases.c.worker_id == worker.id, db.leases.c.state == "held"
-    )
-    rows = conn.execute(mine).all()
+    rows = conn.execute(_RETURNED, {"leases": list(lease_ids), "worker": worker.id}).all()
+    held = [row for row in rows if row.state == "held"]
     rates.gives_back(bytes(worker.id).hex())
-    move_all(conn, "lease", db.leases, [row.id for row in rows], "returned")
-    move_all(conn, "job", db.jobs, [row.job_id for row in rows], "open")
+    move_all(conn, "lease", db.leases, [row.id for row in held], "returned")
+    faults = {bytes(row.id): one for row in rows if (one := why.get(bytes(row.id))) and one.reason.fails_job}
+    move_all(conn, "job", db.jobs, [row.job_id for row in held if bytes(row.id) not in faults], "open")
+    for row in held:
+        one = why.get(bytes(row.id))
+        now.happened["leases_returned", worker.name, "not stated" if one is None else one.reason.value] += 1
+    for row in rows:
+        if bytes(row.id) in faults:
+            fail_returned(conn, now, row, faults[bytes(row.id)])
 
 
 def give_up(conn: Connection, worker_id: bytes, playing: Collection[bytes]) -> None:

@@ -17,13 +17,14 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, insert
 
 from p2pcast.errors import IntegrityError, RefusedError, UsageError
 from p2pcast.rollouts.job import Group, Job
 from p2pcast.rollouts.result import Result
+from p2pcast.rollouts.return_reason import Returned
 from p2pcast.version import Version
 from trainer_node.ledger import (
     batch_transitions,
@@ -42,10 +43,11 @@ from trainer_node.ledger.database.body_segments import Place
 from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.database.transitions import Transitions
 from trainer_node.ledger.drained_workers import DrainedWorkers
+from trainer_node.ledger.failures.failed_jobs import fail_job
 from trainer_node.ledger.leased_jobs import LeasedJobs
 from trainer_node.ledger.ledger_rows import MAX_LIST, Policy, Present
 from trainer_node.ledger.prompts import prompting
-from trainer_node.ledger.result_transitions import Settled, Verdicts, fail_job, judge_all, settle_all, standards_of
+from trainer_node.ledger.result_transitions import Settled, Verdicts, judge_all, settle_all, standards_of
 from trainer_node.ledger.worker_rates import WorkerRates
 from trainer_node.ledger.workers.registration import Registered, Registration, Registrations
 from trainer_node.scheduling.served_versions import KnownEngine
@@ -53,6 +55,7 @@ from trainer_node.scheduling.served_versions import KnownEngine
 logger = logging.getLogger("p2pcast.ledger")
 
 T = TypeVar("T")
+NO_REASONS: Final[Mapping[bytes, Returned]] = {}
 _DRAW = secrets.SystemRandom().random
 
 
@@ -183,8 +186,9 @@ class Ledger:
             lambda conn, now: leasing.heartbeats(conn, now, self._policy, self._rates, beats)
         )
 
-    def give_back(self, session: bytes, leases: Sequence[bytes]) -> None:
-        self._transitions.call(lambda conn: leasing.give_back(conn, self._rates, session, leases))
+    def give_back(self, session: bytes, leases: Sequence[bytes], why: Mapping[bytes, Returned] = NO_REASONS) -> None:
+        """``why``: of each lease whose worker gives a reason."""
+        self._transitions.at_present(lambda conn, now: leasing.give_back(conn, now, self._rates, session, leases, why))
 
     def expire(self) -> int:
         """End leases whose time is over; returns how many."""

@@ -20,6 +20,7 @@ LEAST_LENGTH, MOST_LENGTH = 6, 20
 """Powers of two that bound the ranges of lengths, in tokens."""
 MAX_READ = 1024
 """Groups that are read in one request."""
+_REJECTED_JOB = db.jobs.c.state == "rejected"
 _ACCEPTED, _REJECTED = text("results.verdict = 'accepted'"), text("results.verdict = 'rejected'")
 """Not parameters: PostgreSQL uses a partial index only for a statement that repeats its condition."""
 
@@ -34,6 +35,7 @@ def status(conn: Connection, now: Present, bounds: Bounds) -> dict[str, Any]:
         "versions": len(now.manifests),
         "groups": _counts(conn, db.groups.c.state),
         "jobs": _counts(conn, db.jobs.c.state),
+        "rejected_jobs": _rejected_jobs(conn),
         "leases": _counts(conn, db.leases.c.state),
         **_results(conn),
         "replays": _replays(conn),
@@ -46,6 +48,12 @@ def status(conn: Connection, now: Present, bounds: Bounds) -> dict[str, Any]:
 def _counts(conn: Connection, column: Any) -> dict[str, int]:
     rows = conn.execute(select(column, func.count()).group_by(column))
     return {str(name): count for name, count in rows if name is not None}
+
+
+def _rejected_jobs(conn: Connection) -> dict[str, int]:
+    """By the reason of the last failure."""
+    rows = conn.execute(select(db.jobs.c.reason, func.count()).where(_REJECTED_JOB).group_by(db.jobs.c.reason))
+    return {str(reason): count for reason, count in rows}
 
 
 def _replays(conn: Connection) -> dict[str, int]:

@@ -23,13 +23,15 @@ GROUP: Mapping[str, frozenset[str]] = {
 accepted. ``short``: at least two. ``trained``: in a checkpoint.
 """
 JOB: Mapping[str, frozenset[str]] = {
-    "open": frozenset({"leased", "accepted", "cancelled"}),
+    "open": frozenset({"leased", "accepted", "rejected", "cancelled"}),
     "leased": frozenset({"open", "accepted", "rejected", "cancelled"}),
     "accepted": frozenset({"open", "cancelled", "rejected"}),
     "rejected": frozenset(),
     "cancelled": frozenset(),
 }
-"""From ``open`` to ``accepted``: a result that comes after its lease. ``cancelled``: its group was dropped."""
+"""From ``open`` to ``accepted`` or ``rejected``: a result, or the job's fault, that comes after its lease.
+``cancelled``: its group was dropped.
+"""
 LEASE: Mapping[str, frozenset[str]] = {
     "held": frozenset({"settled", "expired", "returned", "aborted"}),
     "expired": frozenset(),

@@ -16,29 +16,19 @@ from trainer_node.ledger.acceptance import Reason, Rejection, Standards, rejecti
 from trainer_node.ledger.audits.replaying import sampler_of
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.body_segments import Place
-from trainer_node.ledger.job_groups import count_stale_ending, end_settled, read_groups
+from trainer_node.ledger.failures.failed_jobs import fail_job
+from trainer_node.ledger.job_groups import end_settled, read_groups
 from trainer_node.ledger.ledger_rows import (
     BEARER,
-    MAX_FAILURES,
-    MAX_REJECTED,
-    MAX_STALE_ENDINGS,
     MAX_UNKNOWN,
     Policy,
     Present,
-    admissible,
     caller_of,
-    callers_seen,
     move,
     move_all,
 )
 from trainer_node.ledger.ledger_states import UNSETTLED_JOBS
 from trainer_node.ledger.worker_rates import WorkerRates
-
-NO_FAILURES = tuple(
-    one.value for one in (Reason.STALE, Reason.DEAD, Reason.UNVERSIONED, Reason.DUPLICATE, Reason.DISTRUSTED)
-)
-"""Reasons that say nothing about the job."""
-
 
 _LEASES = (
     select(
@@ -295,7 +285,7 @@ def _reject(
     # Another result of the same request may have ended the lease, with its group.
     if conn.scalar(select(db.leases.c.state).where(db.leases.c.id == row.id)) == "held":
         move(conn, "lease", db.leases, row.id, "settled")
-        fail_job(conn, now, policy, row, wrong.reason)
+        fail_job(conn, now, policy, row, wrong.reason, detail)
     return Settled(result.job, result.lease, "rejected", reason, detail)
 
 
@@ -307,49 +297,3 @@ def _invents_versions(conn: Connection, row: Row[Any]) -> bool:
     conn.execute(update(db.workers).where(mine).values(unknown_versions=workers.unknown_versions + 1))
     answers = mine if row.caller == BEARER else workers.caller == row.caller
     return int(conn.scalar(select(func.sum(workers.unknown_versions)).where(answers)) or 0) > MAX_UNKNOWN
-
-
-def fail_job(conn: Connection, now: Present, policy: Policy, row: Row[Any], reason: Reason) -> None:
-    """The job is played again, by another caller if there is one, unless too many of them have failed it. A stale
-    ending counts for the group only if the version at the lease's beginning is stale by now: otherwise one worker could
-    drop any group by naming old versions. Evaluations are as old as their version, so no ending of theirs counts. A
-    result that ends because of another result's reward, or that names no version, says nothing about the job.
-    """
-    job = update(db.jobs).where(db.jobs.c.id == row.job_id)
-    if reason in (Reason.STALE, Reason.DEAD):
-        move(conn, "job", db.jobs, row.job_id, "open")
-        if row.purpose == "train" and not admissible(now, policy, Version(row.branch, row.served)):
-            count_stale_ending(conn, now, row.group_id, MAX_STALE_ENDINGS)
-        else:
-            conn.execute(job.values(failed_by=caller_of(row), failed_s=now.now_s))
-        return
-    if reason in (Reason.DISTRUSTED, Reason.UNVERSIONED):
-        conn.execute(job.values(failed_by=caller_of(row), failed_s=now.now_s))
-        move(conn, "job", db.jobs, row.job_id, "open")
-        return
-    failures = int(conn.scalar(select(db.jobs.c.failures).where(db.jobs.c.id == row.job_id)) or 0) + 1
-    failed = {"failures": failures, "failed_by": caller_of(row), "failed_s": now.now_s}
-    if failures < MAX_FAILURES or not _given_up(conn, now, row, failures):
-        conn.execute(job.values(**failed))
-        move(conn, "job", db.jobs, row.job_id, "open")
-    else:
-        move(conn, "job", db.jobs, row.job_id, "rejected", reason=reason.value, **failed)
-        end_settled(conn, now, {bytes(row.group_id)})
-
-
-def _given_up(conn: Connection, now: Present, row: Row[Any], failures: int) -> bool:
-    """Whether no further result of the job is asked for."""
-    failed = (
-        select(db.workers.c.id, db.workers.c.caller)
-        .join(db.leases, db.leases.c.worker_id == db.workers.c.id)
-        .join(db.results, db.results.c.lease_id == db.leases.c.id)
-        .where(
-            db.results.c.job_id == row.job_id,
-            db.results.c.verdict == "rejected",
-            db.results.c.reason.not_in(NO_FAILURES),
-        )
-    )
-    callers = {caller_of(one) for one in conn.execute(failed)}
-    if failures >= MAX_REJECTED or len(callers) >= MAX_FAILURES:
-        return True
-    return callers_seen(conn, now, bytes(row.task_hash)) <= callers

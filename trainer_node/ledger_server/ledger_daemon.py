@@ -60,7 +60,7 @@ from trainer_node.ledger_server.ledger_routes import LedgerRoutes
 from trainer_node.ledger_server.ledger_view import RENEW_S, SILENT_S, LedgerView
 from trainer_node.ledger_server.probes.probe_desk import ProbeDesk
 from trainer_node.ledger_server.prompt_choice import HookSource
-from trainer_node.ledger_server.prompt_feeder import CHECK_S, Feed, PromptFeeder
+from trainer_node.ledger_server.prompt_feeder import CHECK_S, FaultyPrompt, Feed, PromptFeeder
 from trainer_node.ledger_server.retried_work import RetriedWork
 from trainer_node.ledger_server.rewards.reward_replays import REPLAY_S, RewardReplays
 from trainer_node.ledger_server.run_end import RunEnd
@@ -241,7 +241,8 @@ class LedgerDaemon:
             if self._config.feed is not None:
                 feed = self._config.feed
                 look, add = partial(self._call, self._ledger.prompts, feed.seed), partial(self._add, feed.seed)
-                self._feeder = PromptFeeder(self._config.task, feed, look, add, self._hooks(feed.seed))
+                hooks, left_out = self._hooks(feed.seed), self._reject_prompts
+                self._feeder = PromptFeeder(self._config.task, feed, look, add, hooks, left_out)
                 repeat("prompts", CHECK_S, self._feeder.fill)
 
     async def close(self) -> None:
@@ -311,6 +312,9 @@ class LedgerDaemon:
         await asyncio.get_running_loop().run_in_executor(self._executors.urgent, add)
         self._queue.changed()
 
+    def _reject_prompts(self, faulty: Sequence[FaultyPrompt]) -> None:
+        self._ledger_events.add({("prompt_rejected", *one): 1 for one in faulty})
+
     # -- for /status
 
     async def _look(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -341,6 +345,12 @@ class LedgerDaemon:
             "certificate_until": None if self._certificate is None else self._certificate.until,
             "hub_reached": None if follower is None else follower.reached,
             "prompts_ended": self._feeder is not None and self._feeder.ended,
+            "rejected_prompts": 0 if self._feeder is None else self._feeder.rejected,
+            "newest_rejected_prompts": []
+            if self._feeder is None
+            else [one._asdict() for one in self._feeder.newest_rejected],
+            "returned_leases": dict(self._ledger_events.returned),
+            "newest_rejected_jobs": list(self._ledger_events.newest_rejected),
             "pid": os.getpid(),
         }
 

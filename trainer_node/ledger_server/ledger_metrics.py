@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from p2pcast.daemon.metric_kinds import counters, gauge, gauges
+from p2pcast.daemon.metric_kinds import counter, counters, gauge, gauges
 
 WAITING_REQUESTS = partial(gauge, "p2pcast_ledger_waiting_requests", "Requests that wait for leases")
 GROUPS = partial(gauges, "p2pcast_ledger_groups", "Groups of jobs by state", ["state"])
@@ -12,6 +12,11 @@ JOBS = partial(gauges, "p2pcast_ledger_jobs", "Jobs by state", ["state"])
 LEASES = partial(gauges, "p2pcast_ledger_leases", "Leases by state", ["state"])
 BATCHES = partial(gauges, "p2pcast_ledger_batches", "Batches by state", ["state"])
 REJECTED = partial(gauges, "p2pcast_ledger_rejected_results", "Rejected results by reason", ["reason"])
+REJECTED_PROMPTS = partial(
+    counter, "p2pcast_ledger_rejected_prompts", "Prompts of the task of which no group could be made"
+)
+REJECTED_JOBS = partial(gauges, "p2pcast_ledger_rejected_jobs", "Rejected jobs by reason", ["reason"])
+RETURNED = partial(counters, "p2pcast_ledger_returned_leases", "Leases that workers gave back, by reason", ["reason"])
 ACCEPTED_TOKENS = partial(
     counters, "p2pcast_ledger_accepted_tokens", "Sampled tokens of accepted results, by worker", ["worker"]
 )

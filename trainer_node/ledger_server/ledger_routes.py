@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from concurrent.futures import Executor
 from contextvars import ContextVar
 from typing import Any, Final, ParamSpec, TypeVar
@@ -35,6 +35,7 @@ from p2pcast.limits import MAX_SLOTS
 from p2pcast.rollouts.job import Group
 from p2pcast.rollouts.record_form import RolloutRecord
 from p2pcast.rollouts.result import Result
+from p2pcast.rollouts.return_reason import MAX_DETAIL, MAX_REASON, Returned, ReturnReason
 from p2pcast.tasks.task_process import TaskProcesses
 from p2pcast.version import Version
 from trainer_node.ledger.batch_transitions import Member, Taken
@@ -225,8 +226,8 @@ class LedgerRoutes:
         async with self._bodies.room(caller, size):
             form = await self._packed(request)
             rows = form.binaries(name, MAX_LIST)
-            async with self._unpacked.room(caller, sum(kind.unpacked_bytes(row) for row in rows)):
-                yield form, [kind.from_bytes(row) for row in rows]
+            async with self._unpacked.room(caller, sum(_each(kind.unpacked_bytes, rows, name))):
+                yield form, _each(kind.from_bytes, rows, name)
 
     # -- workers
 
@@ -314,8 +315,9 @@ class LedgerRoutes:
     async def _return(self, request: web.Request) -> web.StreamResponse:
         form = await self._form(request)
         session, leases = form.hexadecimal("session", ID_BYTES), form.hexadecimals("leases", ID_BYTES, MAX_SLOTS)
+        why = _reasons(form.forms("reasons", MAX_SLOTS)) if form.has("reasons") else {}
         for first in range(0, max(1, len(leases)), MAX_LIST):
-            await self._call(self._ledger.give_back, session, leases[first : first + MAX_LIST])
+            await self._call(self._ledger.give_back, session, leases[first : first + MAX_LIST], why)
         self._queue.changed()
         return web.json_response({})
 
@@ -475,6 +477,29 @@ class LedgerRoutes:
     async def _stay(self, request: web.Request) -> web.StreamResponse:
         self._end.stay((await self._form(request)).number("for_s", 0.0, MAX_FOR_S))
         return web.json_response({})
+
+
+def _reasons(rows: Sequence[Form]) -> dict[bytes, Returned]:
+    """By lease. A reason of a newer worker counts as none."""
+    known = {one.value: one for one in ReturnReason}
+    found = {}
+    for row in rows:
+        lease, stated = row.hexadecimal("lease", ID_BYTES), known.get(row.text("reason", MAX_REASON))
+        detail = row.text("detail", MAX_DETAIL) if row.has("detail") else ""
+        if stated is not None:
+            found[lease] = Returned(stated, detail)
+    return found
+
+
+def _each(read: Callable[[bytes], T], rows: Sequence[bytes], name: str) -> list[T]:
+    """Raises RemoteError with the place of the row that is wrong."""
+    found = []
+    for number, row in enumerate(rows):
+        try:
+            found.append(read(row))
+        except RemoteError as error:
+            raise RemoteError(f"{name}[{number}]: {error}") from None
+    return found
 
 
 def _engine(form: Form) -> EngineId:

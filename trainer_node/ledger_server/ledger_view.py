@@ -111,9 +111,13 @@ class LedgerView:
             (ledger_metrics.LEASES, "leases"),
             (ledger_metrics.BATCHES, "batches"),
             (ledger_metrics.REJECTED, "rejections"),
+            (ledger_metrics.REJECTED_JOBS, "rejected_jobs"),
             (ledger_metrics.REPLAYS, "replays"),
         ):
             yield family([([name], float(count)) for name, count in status.get(kind, {}).items()])
+        returned = self._facts().get("returned_leases", {})
+        yield ledger_metrics.RETURNED([([reason], float(count)) for reason, count in returned.items()])
+        yield ledger_metrics.REJECTED_PROMPTS(float(self._facts().get("rejected_prompts", 0)))
         ages = status.get("ages", {})
         yield ledger_metrics.STALENESS(
             [([where, steps], float(count)) for where, found in ages.items() for steps, count in found.items()]

@@ -2,7 +2,8 @@
 
 Promises: prompts come in the task's order for the seed, each once, over restarts too: the cursor behind them is a row,
 written with their groups. Groups that a trainer adds, and evaluations, move no cursor. Prompts whose way into the
-database failed come first at the next attempt. A task without further prompts ends the feeding alone.
+database failed come first at the next attempt. A prompt of which no group can be made is left out by name. A task
+without further prompts ends the feeding alone.
 """
 
 from __future__ import annotations
@@ -10,24 +11,32 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple, TypeVar
 
 import blake3
 
 from p2pcast.errors import LocalError
 from p2pcast.rollouts.job import Group
-from p2pcast.tasks.task import Prompt, Task
+from p2pcast.tasks.task import Prompt, Task, prompt_fault, prompt_name
 from trainer_node.ledger.ledger_rows import MAX_LIST
 from trainer_node.ledger.prompts.prompting import Passed, Position
 from trainer_node.ledger_server.prompt_choice import HookedChoice, HookSource, every_prompt
 
 logger = logging.getLogger("p2pcast.ledger")
 
+K = TypeVar("K")
+
 CHECK_S = 0.25
 """Interval in seconds at which the feeder counts the waiting groups."""
 MAX_SKIPPED = 10_000
-"""Prompts that hooks may leave out one after the other, before the work counts as failing for a while."""
+"""Prompts that may give no group one after the other, before the work counts as failing for a while."""
+NAMED_AT_ONCE = 4
+"""Faulty prompts that one line of the log names."""
+NEWEST_REJECTED = 8
+"""Faulty prompts that /status names."""
 _LABEL = b"p2pcast prompt 1\0"
 
 
@@ -41,6 +50,13 @@ class Feed:
     group_size: int
     temperature: float
     waiting: int
+
+
+class FaultyPrompt(NamedTuple):
+    """``name``: number and row. ``why``: no group can be made of the prompt."""
+
+    name: str
+    why: str
 
 
 def group_of(task: Task, feed: Feed, number: int, prompt: Prompt, copy: int = 0) -> Group:
@@ -67,7 +83,8 @@ def group_of(task: Task, feed: Feed, number: int, prompt: Prompt, copy: int = 0)
 
 class PromptFeeder:
     """``look``: the cursor in the database, and how many groups wait. ``add``: into the pool, with the cursor.
-    ``hooks``: choose among the prompts; without them each prompt is one group.
+    ``hooks``: choose among the prompts; without them each prompt is one group. ``left_out``: told of the faulty prompts
+    behind which the cursor has moved. Raises UsageError for a task or feed with which no group can be made.
     """
 
     def __init__(
@@ -77,20 +94,25 @@ class PromptFeeder:
         look: Callable[[], Awaitable[Position]],
         add: Callable[[Passed], Awaitable[object]],
         hooks: HookSource | None = None,
+        left_out: Callable[[Sequence[FaultyPrompt]], object] = lambda faulty: None,
     ) -> None:
-        self._task, self._feed, self._look, self._add = task, feed, look, add
+        group_of(task, feed, 0, Prompt(b"", 1)).check()
+        self._task, self._feed, self._look, self._add, self._left_out = task, feed, look, add, left_out
         self._hooks = None if hooks is None else hooks.name
         self._choice = None if hooks is None else HookedChoice(hooks, feed.seed)
         self._prompts: Iterator[Prompt] = iter(task.jobs(feed.seed))
-        self._read: deque[Prompt] = deque()
+        self._read: deque[Prompt | FaultyPrompt] = deque()
         """Prompts from the cursor on that were read and not yet passed on."""
         self._number = 0
         """Of the next prompt to read."""
         self._exhausted = False
-        self._made: Passed | None = None
+        self._made: tuple[Passed, list[FaultyPrompt]] | None = None
         """Perhaps not yet in the database."""
-        self._skipped = 0
-        """Prompts without a group, since the last group."""
+        self.rejected = 0
+        """Faulty prompts since the start."""
+        self.newest_rejected: deque[FaultyPrompt] = deque(maxlen=NEWEST_REJECTED)
+        self._skipped = self._faulty = 0
+        """Prompts without a group since the last group, and those of them that are faulty."""
 
     @property
     def ended(self) -> bool:
@@ -110,35 +132,70 @@ class PromptFeeder:
                 if missing <= 0:
                     return
                 self._made = await self._pass(at.cursor, missing)
-            await self._add(self._made)
-            made, self._made = self._made, None
-            self._skipped = 0 if made.groups else self._skipped + made.end - made.start
-            if self._skipped >= MAX_SKIPPED:
-                skipped, self._skipped = self._skipped, 0
-                raise LocalError(f"--hooks {self._hooks}: the newest {skipped} prompts were all left out")
+            made, faulty = self._made
+            await self._add(made)
+            self._made = None
+            if faulty:
+                self._tell(faulty)
+            self._count_skipped(0 if made.groups else made.end - made.start, faulty)
 
     async def close(self) -> None:
         if self._choice is not None:
             await self._choice.close()
 
-    async def _pass(self, cursor: int, missing: int) -> Passed:
+    def _tell(self, faulty: Sequence[FaultyPrompt]) -> None:
+        self.rejected += len(faulty)
+        self.newest_rejected.extend(faulty)
+        named = "; ".join(f"{one.name}: {one.why}" for one in faulty[:NAMED_AT_ONCE])
+        more = f"; and {len(faulty) - NAMED_AT_ONCE} more" if len(faulty) > NAMED_AT_ONCE else ""
+        logger.warning("task %s gives prompts of which no group can be made: %s%s", self._task.name, named, more)
+        self._left_out(faulty)
+
+    def _count_skipped(self, skipped: int, faulty: Sequence[FaultyPrompt]) -> None:
+        """``skipped``: prompts that gave no group; 0 if there was one. Raises LocalError after MAX_SKIPPED."""
+        self._skipped = self._skipped + skipped if skipped else 0
+        self._faulty = self._faulty + len(faulty) if skipped else 0
+        if self._skipped < MAX_SKIPPED:
+            return
+        by_hooks = f"{self._skipped - self._faulty} left out by --hooks {self._hooks}" if self._hooks else ""
+        last = f"{self._faulty} faulty, the last one {faulty[-1].name}: {faulty[-1].why}" if faulty else ""
+        why = ", ".join(part for part in (by_hooks, last) if part)
+        skipped, self._skipped, self._faulty = self._skipped, 0, 0
+        raise LocalError(f"the newest {skipped} prompts gave no group ({why})")
+
+    async def _pass(self, cursor: int, missing: int) -> tuple[Passed, list[FaultyPrompt]]:
         # A user's task may take long for a prompt.
         await asyncio.to_thread(self._read_on, cursor, missing)
-        prompts = list(self._read)
-        if self._choice is None:
-            chosen = every_prompt(cursor, prompts, self._group)
+        faulty = _leading(FaultyPrompt, self._read)
+        first = cursor + len(faulty)
+        prompts = _leading(Prompt, islice(self._read, len(faulty), None))
+        sources: dict[bytes, str] = {}
+
+        def make(number: int, prompt: Prompt, copy: int) -> Group:
+            group = group_of(self._task, self._feed, number, prompt, copy)
+            sources[group.id] = f"{prompt_name(number, prompt)} of seed {self._feed.seed}"
+            return group
+
+        if self._choice is None or not prompts:
+            chosen = every_prompt(first, prompts, make)
         else:
-            chosen = await self._choice.choose(cursor, prompts, missing, self._group)
-        for _ in range(chosen.prompts):
+            chosen = await self._choice.choose(first, prompts, missing, make)
+        for _ in range(len(faulty) + chosen.prompts):
             self._read.popleft()
         if self.ended:
             logger.warning(
                 "task %s has no prompts after %d: only trainers add groups now", self._task.name, self._number
             )
-        return Passed(cursor, cursor + chosen.prompts, chosen.groups, self.ended, self._hooks, chosen.state)
-
-    def _group(self, number: int, prompt: Prompt, copy: int) -> Group:
-        return group_of(self._task, self._feed, number, prompt, copy)
+        passed = Passed(
+            cursor,
+            first + chosen.prompts,
+            chosen.groups,
+            self.ended,
+            self._hooks,
+            chosen.state,
+            {group.id: sources[group.id] for group in chosen.groups},
+        )
+        return passed, faulty
 
     def _read_on(self, cursor: int, count: int) -> None:
         """Until ``count`` prompts from the cursor on are there."""
@@ -147,7 +204,19 @@ class PromptFeeder:
                 next(self._prompts)
                 self._number += 1
             while len(self._read) < count:
-                self._read.append(next(self._prompts))
+                found = next(self._prompts)
+                fault = prompt_fault(found)
+                self._read.append(found if fault is None else FaultyPrompt(prompt_name(self._number, found), fault))
                 self._number += 1
         except StopIteration:
             self._exhausted = True
+
+
+def _leading(kind: type[K], read: Iterable[object]) -> list[K]:
+    """The first ones, as far as they are of the kind."""
+    found: list[K] = []
+    for one in read:
+        if not isinstance(one, kind):
+            break
+        found.append(one)
+    return found

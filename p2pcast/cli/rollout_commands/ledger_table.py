@@ -7,6 +7,9 @@ from rich.text import Text
 
 from p2pcast.cli.status_document import Found, failure_lines
 
+SHOWN_REJECTED = 3
+"""Newest rejected jobs and prompts that are named."""
+
 
 def ledger_heading(ledger: Found) -> Text:
     """Four lines: the run, groups with batches, leases with verdicts, ages; and what is wrong."""
@@ -20,6 +23,7 @@ def ledger_heading(ledger: Found) -> Text:
     line += f"\nresults: {_counts(ledger.part('results'))}"
     if reasons := ledger.part("rejections"):
         line += f" ({_counts(reasons)})"
+    line += _rejected(ledger)
     line += _ages("in flight", ledger.part("ages").part("in_flight"))
     line += _ages("in queue", ledger.part("ages").part("in_queue"))
     line += _probes(ledger.part("probes"))
@@ -93,6 +97,20 @@ def _probes(probes: Found) -> str:
 
 def _counts(part: Found) -> str:
     return ", ".join(f"{count} {name}" for name, count in part.items()) or "none"
+
+
+def _rejected(ledger: Found) -> str:
+    """Empty while each prompt can be played."""
+    line = ""
+    if jobs := ledger.part("rejected_jobs"):
+        line += f"\nrejected jobs: {_counts(jobs)}"
+        for job in ledger.rows("newest_rejected_jobs")[-SHOWN_REJECTED:]:
+            line += f"\n  {job.text('prompt')}: {job.text('reason')}: {job.text('why')}"
+    if ledger.number("rejected_prompts"):
+        line += f"\nprompts of which no group can be made: {ledger.text('rejected_prompts')}"
+        for prompt in ledger.rows("newest_rejected_prompts")[-SHOWN_REJECTED:]:
+            line += f"\n  {prompt.text('name')}: {prompt.text('why')}"
+    return line
 
 
 def _ages(where: str, ages: Found) -> str:

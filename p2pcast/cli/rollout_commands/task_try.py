@@ -68,7 +68,7 @@ def try_task(
       p2pcast task try sums,held_out=10 --held-out --jobs 500 --temperature 0 --engine http://127.0.0.1:8000
     """
     from p2pcast.cli.rollout_commands.work_command import http_url
-    from p2pcast.tasks.task import evaluation_jobs_of
+    from p2pcast.tasks.task import checked_prompts, evaluation_jobs_of
     from p2pcast.tasks.task_loader import load_task, missing_settings
 
     engine = http_url(engine, "--engine")
@@ -77,7 +77,7 @@ def try_task(
     found = load_task(name, Path.cwd())
     prompts = evaluation_jobs_of(found, seed) if held_out else found.jobs(seed)
     chosen = [_job(found, prompt.prompt, number, seed, temperature, max_tokens or prompt.max_tokens)
-              for number, prompt in enumerate(islice(prompts, jobs))]  # fmt: skip
+              for number, prompt in enumerate(checked_prompts(found, islice(prompts, jobs)))]  # fmt: skip
     plays = event_loop.run(_played(found, name, chosen, engine, sampler))
     mean = sum(play["reward"] for play in plays) / len(plays) if plays else None
     document = {"task": found.name, "hash": found.hash.hex(), "mean_reward": mean, "plays": plays}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +23,9 @@ from parity_task import Parity
 from p2pcast.rollouts.job import Group, Job
 from p2pcast.rollouts.result import MAX_RESULT_BYTES, Result, Span
 from p2pcast.tasks.play import Play, result_of
-from p2pcast.tasks.task import Sample
+from p2pcast.tasks.task import Prompt, Sample
 from p2pcast.version import Version
+from trainer_node.ledger.ledger_rows import MAX_FAILURES
 from trainer_node.ledger_server.body_budget import BODY_BYTES
 from trainer_node.ledger_server.callers import WORKER_FILE
 from trainer_node.ledger_server.ledger_daemon import LedgerDaemon
@@ -304,6 +306,87 @@ async def test_workers_play_an_evaluation_after_the_last_step(tmp_path: Path, up
         assert (await stage.ask("/v1/lease", asks))[1]["finished"]
 
 
+class Poisoned(Parity):
+    """Each second prompt is one of which no group can be made."""
+
+    def jobs(self, seed: int) -> Iterator[Prompt]:
+        for number, prompt in enumerate(super().jobs(seed)):
+            yield Prompt(prompt.prompt, 0, f"row {number}") if number % 2 else prompt
+
+
+async def test_prompts_of_which_no_group_can_be_made_refuse_no_lease(tmp_path: Path, up: Up) -> None:
+    config, task = config_of(tmp_path), Poisoned()
+    config = dataclasses.replace(config, task=task, policy=dataclasses.replace(config.policy, task_hash=task.hash))
+    async with asyncio.timeout(END_S), up(config) as daemon, aiohttp.ClientSession() as http:
+        stage = Stage(daemon, tmp_path, http)
+        await stage.ask("/v1/learner/resume", {"branch": 0, "step": 0, "batches": []}, "trainer")
+        await stage.ask("/v1/versions", {"version": "0.0", "manifest": MANIFEST.hex()}, "trainer")
+        session = await stage.register("w", task.hash)
+        assert len(await stage.lease(session, 4)) == 4
+        ((_, event),) = await events_of(stage, "prompt_rejected")
+        assert event == {"prompt": "prompt 1 (row 1)", "why": "its max_tokens is 0, not an int from 1 to 1048576"}
+        _, status = await stage.get("/status", "trainer")
+        assert status["rejected_prompts"] >= 1
+        assert status["newest_rejected_prompts"][-1]["name"].endswith(f"(row {2 * status['rejected_prompts'] - 1})")
+        assert "p2pcast_ledger_rejected_prompts_total" in (await stage.read("/metrics"))[1]
+
+
+async def test_a_job_that_comes_back_at_fault_is_rejected_and_named(stage: Stage) -> None:
+    for number in range(MAX_FAILURES):
+        [(lease, _)] = await stage.lease(stage.session)
+        why = {"lease": lease.hex(), "reason": "failed play", "detail": "KeyError: 'card'"}
+        unknown = {"lease": lease.hex(), "reason": "of a newer worker"}
+        # An older worker gives no reason.
+        reasons = {} if number == 0 else {"reasons": [why] if number > 1 else [unknown]}
+        assert await stage.ask("/v1/return", {"session": stage.session, "leases": [lease.hex()]} | reasons) == (200, {})
+    await stage.daemon.view.renew()
+    assert stage.daemon.view.status()["rejected_jobs"] == {}
+    for _ in range(MAX_FAILURES - 1):
+        [(lease, _)] = await stage.lease(stage.session)
+        body = {"session": stage.session, "leases": [lease.hex()], "reasons": [why | {"lease": lease.hex()}]}
+        assert await stage.ask("/v1/return", body) == (200, {})
+    told = [{"prompt": "prompt 0 of seed 7", "reason": "failed play", "why": "KeyError: 'card'"}]
+    assert await events_of(stage, "job_rejected") == [("job_rejected", told[0] | {"jobs": 1})]
+    await stage.daemon.view.renew()
+    _, status = await stage.get("/status", "trainer")
+    assert status["rejected_jobs"] == {"failed play": 1}
+    assert status["newest_rejected_jobs"] == told
+    assert status["returned_leases"] == {"not stated": 2, "failed play": 3}
+    assert 'p2pcast_ledger_rejected_jobs{reason="failed play"} 1.0' in (await stage.read("/metrics"))[1]
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        {},
+        {"lease": "ab", "reason": "engine"},
+        {"lease": "ab" * 16, "reason": "x" * 33},
+        {"lease": "ab" * 16, "reason": 3},
+        {"lease": "ab" * 16, "reason": "engine", "detail": "x" * 301},
+        {"lease": "ab" * 16, "reason": "engine", "detail": "two\nlines"},
+    ],
+)
+async def test_a_malformed_reason_is_refused(stage: Stage, reason: dict[str, Any]) -> None:
+    body = {"session": stage.session, "leases": [], "reasons": [reason]}
+    status, answer = await stage.ask("/v1/return", body)
+    assert (status, answer["error"][:16]) == (400, "field reasons[0]")
+
+
+async def test_the_place_of_a_wrong_group_is_named(stage: Stage) -> None:
+    task = Parity()
+    good = Group(
+        id=bytes(16), size=2, purpose="train", task=task.name, task_hash=task.hash, prompt=b"\x03", seed=0,
+        temperature=1.0, max_tokens=4,
+    )  # fmt: skip
+    wrong = dataclasses.replace(good, max_tokens=0)
+    packed = msgpack.packb({"groups": [good.to_bytes(), wrong.to_bytes()]})
+    status, answer = await stage.ask("/v1/groups", packed, "trainer")
+    assert (status, answer["error"]) == (400, "groups[1]: group: 'max_tokens' is malformed or out of range")
+
+
+FIELDS = ("name", "leases", "for_s", "prompt", "reason", "why", "worker", "jobs")
+
+
 async def events_of(stage: Stage, *kinds: str) -> list[tuple[str, dict[str, Any]]]:
     """Kind and fields of the first events of these kinds, one for each."""
     url = f"http://127.0.0.1:{stage.daemon.http.address[1]}/events?since=0"
@@ -316,7 +399,7 @@ async def events_of(stage: Stage, *kinds: str) -> list[tuple[str, dict[str, Any]
                 kind = line.removeprefix("event: ").strip()
             elif line.startswith("data: ") and kind in kinds:
                 fields = json.loads(line.removeprefix("data: "))
-                found.append((kind, {name: fields[name] for name in ("name", "leases", "for_s") if name in fields}))
+                found.append((kind, {name: fields[name] for name in FIELDS if name in fields}))
     return found
 
 

@@ -29,6 +29,8 @@ class MemoryLedger:
         """Counts that heartbeats gave for each lease."""
         self.aborting: set[bytes] = set()
         self.returned: list[bytes] = []
+        self.reasons: list[tuple[str, str]] = []
+        """Reason and detail of each lease that came back."""
         self.results: dict[tuple[bytes, bytes], Result] = {}
         self.settled: dict[bytes, Result] = {}
         self.bodies = 0
@@ -161,8 +163,10 @@ class MemoryLedger:
         body = await request.json()
         if not self._known(body["session"]):
             return web.json_response({"error": "no such session"}, status=404)
+        stated = {row["lease"]: (row["reason"], row["detail"]) for row in body["reasons"]}
         for text in body["leases"]:
             lease = bytes.fromhex(text)
+            self.reasons.append(stated[text])
             if (job := self.leases.pop(lease, None)) is not None:
                 self.returned.append(lease)
                 self.pool.append(job)

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import aiohttp
 import fake_engine
+import memory_ledger
 import numpy as np
 import pytest
 from fake_engine import NODE, FakeEngine
@@ -18,9 +19,11 @@ from scripted_sampler import jobs_of
 from p2pcast.errors import RefusedError
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import fault
+from p2pcast.rollouts.return_reason import MAX_DETAIL
 from p2pcast.tasks.sums import Sums
 from p2pcast.tasks.task import Sampler, Task, Trajectory
 from p2pcast.tasks.task_process import CheckFailedError
+from rollout_node.worker import play_loop
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler
 from rollout_node.worker.ledger_client import LedgerClient
@@ -161,7 +164,71 @@ async def test_a_play_that_raises_costs_its_lease_only(ledger: MemoryLedger, eng
     async with worker(ledger, engine, task) as (loop, running):
         await running
         assert loop.verdicts == {"accepted": 10, "failed": 5, "returned": 5}
+        assert loop._rests_until == 0.0
     assert len(ledger.returned) == 5
+    assert set(ledger.reasons) == {("failed play", "ZeroDivisionError: oops")}
+
+
+class Raising(Sums):
+    async def play(self, sampler: Sampler, job: Job) -> Trajectory:
+        raise ValueError("no\nsuch " + 500 * "card ")
+
+
+async def test_a_job_that_fails_again_lets_leasing_rest(ledger: MemoryLedger, engine: FakeEngine) -> None:
+    """An older ledger leases it again at once."""
+    task = Raising()
+    ledger.add(own_jobs(task, 1))
+    async with worker(ledger, engine, task) as (loop, _):
+        await ledger.until(lambda: len(ledger.returned) == 2)
+        assert loop._rests_until > 0.0
+    reason, detail = ledger.reasons[0]
+    assert (reason, len(detail)) == ("failed play", MAX_DETAIL)
+    assert detail.startswith("ValueError: no\N{REPLACEMENT CHARACTER}such card")
+
+
+class CatchesAll(Sums):
+    """The sampler's errors become others."""
+
+    async def play(self, sampler: Sampler, job: Job) -> Trajectory:
+        try:
+            return await super().play(sampler, job)
+        except Exception:  # noqa: BLE001
+            raise KeyError("answer") from None
+
+
+@pytest.mark.parametrize("task", [TASK, CatchesAll()])
+@pytest.mark.parametrize(
+    ("status", "reason"), [(400, "refused prompt"), (422, "refused prompt"), (500, "engine"), (404, "engine")]
+)
+async def test_a_return_tells_the_engines_fault_from_the_jobs(
+    ledger: MemoryLedger, engine: FakeEngine, task: Task, status: int, reason: str
+) -> None:
+    engine.status = status
+    ledger.add(own_jobs(task, 1))
+    async with worker(ledger, engine, task):
+        await ledger.until(lambda: bool(ledger.returned))
+    assert ledger.reasons[0][0] == reason
+
+
+class Hanging(Sums):
+    async def play(self, sampler: Sampler, job: Job) -> Trajectory:
+        await super().play(sampler, job)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+@pytest.mark.parametrize(("task", "reason"), [(Hanging(), "hung play"), (TASK, "engine")])
+async def test_a_play_without_time_left_hangs_unless_the_engine_owes_an_answer(
+    ledger: MemoryLedger, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, task: Task, reason: str
+) -> None:
+    monkeypatch.setattr(play_loop, "LATE_S", 0.3)
+    monkeypatch.setattr(memory_ledger, "LATEST_S", 0.0)
+    if task is TASK:
+        engine.gate.clear()
+    ledger.add(own_jobs(task, 1))
+    async with worker(ledger, engine, task):
+        await ledger.until(lambda: bool(ledger.returned))
+    assert ledger.reasons[0][0] == reason
 
 
 class Forging(Sums):
@@ -180,6 +247,7 @@ async def test_a_result_that_the_ledger_would_blame_is_not_handed_in(ledger: Mem
         await ledger.until(lambda: bool(ledger.returned))
         assert loop.verdicts["failed"] >= 1
     assert not ledger.bodies
+    assert ledger.reasons[0][0] == "invalid play"
 
 
 async def test_experts_that_no_model_chooses_are_left_out_of_a_result(
@@ -221,6 +289,7 @@ async def test_jobs_of_another_task_go_back(ledger: MemoryLedger, engine: FakeEn
     async with worker(ledger, engine):
         await ledger.until(lambda: len(ledger.returned) == 2)
     assert not engine.asked
+    assert set(ledger.reasons) == {("unfit", "")}
 
 
 # -- a ledger that fails
@@ -302,6 +371,7 @@ async def test_plays_that_do_not_end_in_time_go_back(ledger: MemoryLedger, engin
         await loop.drain()
         await running
         assert loop.verdicts["returned"] >= 4
+    assert set(ledger.reasons) == {("drained", "")}
     assert not ledger.leases
     assert len(ledger.pool) == 20
     assert not ledger.settled

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from p2pcast.errors import LocalError, RefusedError, UsageError
+from p2pcast.rollouts.job import MAX_PROMPT_BYTES, Group
 from p2pcast.rollouts.result import Result
 from p2pcast.version import Version
 from tests.trainer_node.ledger.crash_run import manifest
 from tests.trainer_node.ledger.ledger_game import ZERO, Game, groups_of, last_token, sample
-from tests.trainer_node.ledger.ledger_invariants import check_rows, dump
+from tests.trainer_node.ledger.ledger_invariants import check_counts, check_rows, dump
 from tests.trainer_node.ledger.postgresql_cluster import Cluster
 from trainer_node.ledger import ledger_retention
 from trainer_node.ledger.database import ledger_schema as db
@@ -303,3 +305,33 @@ def test_lost_connection_to_postgresql_loses_no_lock_and_no_call(
         Store(tmp_path / "b", database)
     check_rows(dump(game.store))
     game.ledger.close()
+
+
+# -- groups that no worker can read
+
+
+def test_group_that_no_worker_could_read_is_refused(play: Play) -> None:
+    game = play()
+    for wrong in ({"max_tokens": 0}, {"prompt": bytes(MAX_PROMPT_BYTES + 1)}, {"prompt": "text"}, {"seed": -1}):
+        with pytest.raises(UsageError, match=f"group: '{next(iter(wrong))}' is malformed|no record holds such values"):
+            game.add(1, **wrong)
+    assert game.ledger.status()["groups"] == {}
+
+
+@pytest.mark.parametrize("opened_before", [False, True])
+def test_group_of_an_older_database_that_no_worker_can_read_is_dropped(play: Play, *, opened_before: bool) -> None:
+    """An earlier release took such a group, and refused each request for leases that met it."""
+    game = play()
+    first, wrong, last = game.add(3)
+    session = game.join("a", slots=32)
+    kept = game.lease(session, 6 if opened_before else 1)
+    game.ledger.give_back(session, [one.lease for one in kept])
+    with game.store.transaction() as conn:
+        body = conn.scalar(select(db.groups.c.body).where(db.groups.c.id == wrong))
+        bad = dataclasses.replace(Group.from_bytes(body), max_tokens=0)
+        conn.execute(update(db.groups).where(db.groups.c.id == wrong).values(body=bad.to_bytes()))
+    leases = [*game.lease(session, 9), *game.lease(session, 9)]
+    assert {one.job.id for one in leases} == {first, last}
+    assert len(leases) == 6
+    assert game.ledger.group(wrong)["reason"] == "unreadable"
+    check_counts(dump(game.store), game.ledger)

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from p2pcast.daemon.events import Events
-from trainer_node.ledger_server.ledger_events import LedgerEvents
+from trainer_node.ledger_server.ledger_events import MAX_NAMED, LedgerEvents
 
 
 def told(events: Events) -> list[tuple[str, dict[str, Any]]]:
@@ -28,6 +28,16 @@ async def test_many_happenings_of_a_second_are_one_event_each() -> None:
         ("results_rejected", {"worker": "w", "reason": "forged", "results": 1}),
         ("results_rejected", {"worker": "w", "reason": "stale", "results": 3}),
     ]
+
+
+async def test_so_many_faulty_prompts_of_a_second_are_named() -> None:
+    events = Events()
+    acts = LedgerEvents(events, 60.0)
+    acts.add(Counter({("prompt_rejected", f"prompt {number}", "no bytes"): 1 for number in range(MAX_NAMED + 5)}))
+    await acts.emit()
+    named = [({"prompt": f"prompt {number}", "why": "no bytes"}) for number in range(MAX_NAMED)]
+    more = {"prompt": "5 more", "why": "within the same second"}
+    assert told(events) == [("prompt_rejected", facts) for facts in (*named, more)]
 
 
 def test_a_worker_that_is_silent_is_lost_once_and_may_come_back() -> None:

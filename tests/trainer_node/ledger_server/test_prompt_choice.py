@@ -18,6 +18,7 @@ from p2pcast.errors import LocalError, UsageError
 from p2pcast.rollouts.job import Group
 from p2pcast.tasks.prompt_hooks import load_hooks
 from p2pcast.tasks.sums import Sums
+from p2pcast.tasks.task import Prompt
 from tests.process_ends import wait_for_end, written_pid
 from tests.trainer_node.ledger.ledger_game import Game
 from trainer_node.ledger.database.ledger_store import Store
@@ -92,6 +93,17 @@ async def test_a_filter_leaves_prompts_out(stage: Stage) -> None:
     await stage.feeder("Odd").fill()
     assert [group.prompt for group in stage.groups] == [one.prompt for one in PROMPTS[:80:2]][:40]
     assert stage.cursor in (79, 80)
+
+
+async def test_hooks_see_no_faulty_prompt(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    faulty = Prompt(b"", 0)
+    rows = [faulty, *PROMPTS[:3], faulty, faulty, *PROMPTS[3:20]]
+    monkeypatch.setattr(Sums, "jobs", lambda self, seed: iter(rows))
+    feeder = stage.feeder("Odd")
+    await feeder.fill()
+    assert [group.prompt for group in stage.groups] == [one.prompt for one in PROMPTS[:20:2]]
+    assert stage.game.ledger.hook_state(FEED.seed, NAME + "Odd") == {"seen": "20"}
+    assert (stage.cursor, feeder.rejected) == (23, 3)
 
 
 async def test_state_and_cursor_go_on_together_over_restarts(stage: Stage) -> None:

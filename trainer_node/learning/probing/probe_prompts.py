@@ -15,7 +15,7 @@ from typing import Final
 from p2pcast.errors import UsageError
 from p2pcast.rollouts.job import Group, job_of
 from p2pcast.rollouts.probe_set import MAX_PROBE_TOKENS, ProbeSet
-from p2pcast.tasks.task import Prompt, Sample, Task, evaluation_jobs_of
+from p2pcast.tasks.task import Prompt, Sample, Task, checked_prompts, evaluation_jobs_of
 from p2pcast.version import Version
 
 logger = logging.getLogger("p2pcast.learner")
@@ -54,12 +54,12 @@ class _PromptReader:
 def probe_set_of(task: Task, seed: int, count: int, vocabulary: int) -> ProbeSet | None:
     """``count``: sequences; each has an equal share of MAX_PROBE_TOKENS, beyond which it is cut. Problems that are
     trained on, for a task that holds none out. None, with a warning, if the task has no prompt of two tokens, or tokens
-    that the model does not have.
+    that the model does not have. Raises UsageError for a prompt of which no group can be made.
     """
     most = MAX_PROBE_TOKENS // count
     found: list[tuple[int, ...]] = []
     tokens: tuple[int, ...] = ()
-    for prompt in islice(_prompts(task, seed), MOST_PROMPTS):
+    for prompt in checked_prompts(task, islice(_prompts(task, seed), MOST_PROMPTS)):
         asked = _asked(task, prompt)
         if asked is None:
             return None

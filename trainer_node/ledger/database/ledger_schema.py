@@ -234,6 +234,27 @@ leases = Table(
 ``oldest``: step of the oldest version that the job's record allows.
 """
 
+job_returns = Table(
+    "job_returns",
+    metadata,
+    Column("job_id", LargeBinary, ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    Column("lease_id", LargeBinary, primary_key=True),
+    Column("caller", String(256), nullable=False),
+)
+"""Leases that came back for the job's own fault. ``caller``: of the worker. A table of its own, like ``schedules``: a
+database of version 10 of the tables may lack it. Its rows go with their jobs, also where an older release deletes them.
+"""
+
+group_sources = Table(
+    "group_sources",
+    metadata,
+    Column("group_id", LargeBinary, ForeignKey("groups.id", ondelete="CASCADE"), primary_key=True),
+    Column("source", String(256), nullable=False),
+)
+"""``source``: of a group that was made of a task's prompt, the prompt's number, seed and row, for messages. As
+``job_returns``, a database may lack it.
+"""
+
 results = Table(
     "results",
     metadata,

@@ -41,6 +41,7 @@ class Position(NamedTuple):
 class Passed:
     """Prompts from ``start`` up to ``end``, and the groups made from them. ``ended``: no prompts follow. ``hooks``:
     those that chose the groups. ``state``: the texts of their values that changed, None for a value that was deleted.
+    ``sources``: for each group by its id, the prompt's name for messages.
     """
 
     start: int
@@ -49,6 +50,7 @@ class Passed:
     ended: bool = False
     hooks: str | None = None
     state: Mapping[str, str | None] = field(default_factory=dict)
+    sources: Mapping[bytes, str] = field(default_factory=dict)
 
 
 def position(conn: Connection, task_hash: bytes, seed: int) -> Position:
@@ -69,6 +71,7 @@ def add(conn: Connection, now: Present, task_hash: bytes, seed: int, passed: Pas
         raise RefusedError(f"prompts {passed.start} to {passed.end} of seed {seed}: the cursor is at {cursor}")
     if passed.groups:
         job_groups.add_groups(conn, now, task_hash, passed.groups, history=passed.hooks is not None)
+        _write_sources(conn, passed.sources)
     if passed.hooks is not None and passed.state:
         _write_state(conn, task_hash, seed, passed.hooks, passed.state)
     values = {"cursor": passed.end, "ended": passed.ended}
@@ -82,6 +85,14 @@ def state_of(conn: Connection, task_hash: bytes, seed: int, hooks: str) -> dict[
     """Texts of the hooks' values, by name."""
     rows = conn.execute(select(db.hook_state.c.name, db.hook_state.c.value).where(*_of(task_hash, seed, hooks)))
     return {row.name: row.value for row in rows}
+
+
+def _write_sources(conn: Connection, sources: Mapping[bytes, str]) -> None:
+    table = db.group_sources
+    # A trainer may have added the same groups before.
+    known = {bytes(one) for one in conn.scalars(select(table.c.group_id).where(table.c.group_id.in_(list(sources))))}
+    if rows := [{"group_id": one, "source": source} for one, source in sources.items() if one not in known]:
+        conn.execute(insert(table), rows)
 
 
 def _write_state(conn: Connection, task_hash: bytes, seed: int, hooks: str, state: Mapping[str, str | None]) -> None:

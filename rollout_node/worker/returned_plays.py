@@ -1,0 +1,78 @@
+"""Why a play gave no result: the engine's fault, the job's own, or this machine's.
+
+Promise: the job is at fault only where the engine answered the play's newest request, or refused its prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from p2pcast.errors import RemoteError, RetryableError
+from p2pcast.plain_text import shown_text
+from p2pcast.rollouts.return_reason import MAX_DETAIL, Returned, ReturnReason
+from p2pcast.tasks.task import Sample, Sampler
+
+
+class PromptRefusedError(RemoteError):
+    """The engine refused a request because of what was asked."""
+
+
+class InvalidPlayError(RemoteError):
+    """The play is no valid result: the ledger would hold it against this worker."""
+
+
+class HeardSampler:
+    """A sampler that remembers how the play's newest request ended."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self.failed: Exception | None = None
+        """Of the newest request."""
+        self.cut_off = False
+        """The newest request was cancelled."""
+
+    async def sample(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        seed: int,
+        temperature: float,
+        max_tokens: int,
+        stop_token_ids: Sequence[int],
+    ) -> Sample:
+        self.failed, self.cut_off = None, False
+        try:
+            return await self._sampler.sample(
+                prompt_ids,
+                seed=seed,
+                temperature=temperature,
+                max_tokens=max_tokens,
+                stop_token_ids=stop_token_ids,
+            )
+        except asyncio.CancelledError:
+            self.cut_off = True
+            raise
+        except Exception as error:
+            self.failed = error
+            raise
+
+
+def returned_of(error: Exception, heard: HeardSampler, *, out_of_time: bool) -> Returned:
+    """``error``: of the play. ``out_of_time``: the play was ended because of its time."""
+    return Returned(_reason(error, heard, out_of_time), shown_text(text_of(error))[:MAX_DETAIL])
+
+
+def text_of(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _reason(error: Exception, heard: HeardSampler, out_of_time: bool) -> ReturnReason:
+    if heard.failed is not None:
+        return ReturnReason.REFUSED if isinstance(heard.failed, PromptRefusedError) else ReturnReason.ENGINE
+    if out_of_time:
+        return ReturnReason.ENGINE if heard.cut_off else ReturnReason.HUNG
+    if isinstance(error, InvalidPlayError):
+        return ReturnReason.INVALID
+    # No fault of a job may pass by itself.
+    return ReturnReason.ENGINE if isinstance(error, RetryableError) else ReturnReason.FAILED
