@@ -143,9 +143,16 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")  # paths that are not UTF-8 are printed as they are
     with garbage_collection.starting():
-        code = exit_code(lambda: cli(prog_name="p2pcast", standalone_mode=False))
+        code = exit_code(_run)
     if code:
         sys.exit(code)
+
+
+def _run() -> None:
+    try:
+        cli(prog_name="p2pcast", standalone_mode=False)
+    finally:
+        logs.tell_rest()
 
 
 def exit_code(run: Callable[[], None]) -> int:

@@ -1,4 +1,7 @@
-"""Log lines on stderr: coloured on a terminal, plain elsewhere, or one JSON object per line."""
+"""Log lines on stderr: coloured on a terminal, plain elsewhere, or one JSON object per line.
+
+A repeated warning is shown with its count, as ``repetition_filter`` decides.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,17 @@ import sys
 import time
 from typing import Any
 
+from p2pcast.daemon.repetition_filter import RepetitionFilter
 from p2pcast.telemetry.log_context import fields_of
+from p2pcast.telemetry.repeated_messages import Line, note
 
 FORMATS = ("auto", "plain", "json")
+_NOT_REPEATED: Line[None] = Line(None)
+
+
+class _Text(logging.Formatter):
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
+        return super().formatMessage(record) + note(getattr(record, "repetition", _NOT_REPEATED))
 
 
 class _Json(logging.Formatter):
@@ -21,10 +32,17 @@ class _Json(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **fields_of(record),
+            **(getattr(record, "fields", None) or fields_of(record)),
         }
+        repetition: Line[Any] = getattr(record, "repetition", _NOT_REPEATED)
+        counts = {"more_times": repetition.more, "others_not_shown": repetition.others}
+        line |= {name: count for name, count in counts.items() if count}
+        if repetition.more or repetition.others:
+            line["within_s"] = round(repetition.within_s, 3)
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
+        elif record.exc_text:
+            line["traceback"] = record.exc_text
         return json.dumps(line)
 
 
@@ -38,10 +56,20 @@ def set_up(form: str = "auto", *, verbose: bool = False) -> None:
         from rich.logging import RichHandler
 
         handler = RichHandler(console=Console(stderr=True), show_path=False, log_time_format="%H:%M:%S")
+        handler.setFormatter(_Text("%(message)s"))
     else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+        handler.setFormatter(_Text("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+    handler.addFilter(RepetitionFilter(handler))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.DEBUG if verbose else logging.INFO)
     for noisy in ("asyncio", "aiohttp.access", "numba"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def tell_rest() -> None:
+    """Log the counts of repeated messages that no line has told yet: for a process's end."""
+    for handler in logging.getLogger().handlers:
+        for one in handler.filters:
+            if isinstance(one, RepetitionFilter):
+                one.tell_rest()

@@ -12,6 +12,7 @@ from typing import Protocol
 from p2pcast.backoff import REDIAL_MAX_S, REDIAL_MIN_S, Backoff
 from p2pcast.errors import P2PCastError, RefusedError, RemoteError, RetryableError, UntrustedError
 from p2pcast.private_random import uniform
+from p2pcast.telemetry.repeated_messages import TROUBLE_ENDED
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
@@ -120,7 +121,7 @@ class HubSession:
                     raise
                 except P2PCastError as error:
                     logger.debug("hub: %s", error)
-            logger.info("back at the hub")
+            logger.info("back at the hub", extra=TROUBLE_ENDED)
 
     @property
     def place(self) -> tuple[bytes, str, int]:

@@ -23,6 +23,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from p2pcast.errors import IntegrityError, P2PCastError, RefusedError, RetryableError
+from p2pcast.telemetry.repeated_messages import TROUBLE_ENDED
 from p2pcast.version import Version
 from p2pcast.wire import messages
 from rollout_node.engine.callbacks import Callbacks
@@ -236,11 +237,12 @@ class Runner:
         """One step; seconds to wait for the next, unless woken."""
         try:
             wait_s = await self._step(idle)
+            if self.fault is not None:
+                logger.info("%s: installs go on", self.installer.name, extra=TROUBLE_ENDED)
             self.fault = None
         except P2PCastError as error:
             wait_s = RETRY_S
-            if not isinstance(error, RetryableError) or str(error) != self.error:
-                logger.warning("%s: %s", self.installer.name, error)
+            logger.warning("%s: %s", self.installer.name, error)
             self.fault = error
         except Exception as error:  # a bug in an installer must not end the relay
             wait_s = RETRY_S

@@ -231,8 +231,7 @@ class LedgerClient:
             except SessionLostError:
                 raise
             except RetryableError as error:
-                level = logging.WARNING if delays.attempts == 0 else logging.DEBUG
-                logger.log(level, "%s; the request is repeated until the ledger answers", error)
+                logger.warning("%s; the request is repeated until the ledger answers", error)
             await asyncio.sleep(delays.next_s())
 
     async def _ask(self, path: str, body: Any, wait_s: float = 0.0) -> Any:

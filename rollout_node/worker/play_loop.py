@@ -32,6 +32,7 @@ from p2pcast.tasks.play import result_of
 from p2pcast.tasks.task import FAILED_CHECK_TAG, Sampler, Task, Trajectory
 from p2pcast.tasks.task_process import CheckFailedError, ChecksDownError, TaskProcesses
 from p2pcast.telemetry.log_context import about_job
+from p2pcast.telemetry.repeated_messages import TROUBLE_ENDED
 from p2pcast.version import Version
 from p2pcast.wakeup import Wakeup
 from rollout_node.worker.engine_versions import Served
@@ -225,7 +226,7 @@ class PlayLoop:
             except RefusedError:
                 raise
             except (RetryableError, RemoteError) as error:
-                logger.log(logging.DEBUG if delays.attempts else logging.WARNING, "no leases for now: %s", error)
+                logger.warning("no leases for now: %s", error)
                 if isinstance(error, SessionLostError):
                     await self._registered(session)
                 await self._changed.wait(delays.next_s())
@@ -351,10 +352,11 @@ class PlayLoop:
             except RefusedError:
                 raise
             except (RetryableError, RemoteError) as error:
-                if reached:
-                    logger.warning("heartbeats do not reach the ledger: %s", error)
+                logger.warning("heartbeats do not reach the ledger: %s", error)
                 reached = False
             else:
+                if not reached:
+                    logger.info("heartbeats reach the ledger again", extra=TROUBLE_ENDED)
                 reached = True
                 for lease in self._book.apply_states(states):
                     self.verdicts["aborted"] += 1

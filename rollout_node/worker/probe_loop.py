@@ -54,7 +54,6 @@ class ProbeLoop:
 
     def __init__(self, ledger: Ledger, scorer: Scorer, weights: Weights, vocabulary: int) -> None:
         self._ledger, self._scorer, self._weights, self._vocabulary = ledger, scorer, weights, vocabulary
-        self._last_logged: str | None = None
 
     async def run(self, session: Callable[[], str | None]) -> None:
         """Until cancelled. ``session``: of the worker at the ledger, once it has one."""
@@ -72,9 +71,8 @@ class ProbeLoop:
                     async with asyncio.timeout(PROBE_S):
                         if await self._probe(name, served):
                             again_s = math.inf
-                    self._last_logged = None
             except (P2PCastError, TimeoutError) as error:
-                self._log_once(f"{type(error).__name__}: {error}")
+                logger.warning("no probe of the engine: %s: %s", type(error).__name__, error)
             except Exception:
                 logger.exception("a probe failed")
             await asyncio.sleep(CHECK_S)
@@ -105,9 +103,3 @@ class ProbeLoop:
                 raise one
             found.append(one)
         return found
-
-    def _log_once(self, what: str) -> None:
-        """Warns of each new failure once."""
-        if what != self._last_logged:
-            logger.warning("no probe of the engine: %s", what)
-        self._last_logged = what

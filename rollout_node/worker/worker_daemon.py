@@ -140,5 +140,5 @@ async def _once_up(ask: Callable[[], Awaitable[T]]) -> T:
         try:
             return await ask()
         except RetryableError as error:
-            logger.log(logging.DEBUG if delays.attempts else logging.WARNING, "waiting for the engine: %s", error)
+            logger.warning("waiting for the engine: %s", error)
         await asyncio.sleep(delays.next_s())

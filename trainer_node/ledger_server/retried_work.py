@@ -1,8 +1,8 @@
 """Background work of the ledger that other machines or a database can hold up: repeated, and never the daemon's end.
 
 Promises: work that fails with an error of this project runs again, after a delay that grows to RETRY_MOST_S. The first
-failure is a line in the log, and an event; ``why`` names the work while it fails. RefusedError and IntegrityError say
-that repeating cannot help: they end the daemon.
+failure is an event, and each one a warning, whose repetitions the log counts. ``why`` names the work while it fails.
+RefusedError and IntegrityError say that repeating cannot help: they end the daemon.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from p2pcast.backoff import Backoff
 from p2pcast.daemon.events import Events
 from p2pcast.errors import IntegrityError, P2PCastError, RefusedError
 from p2pcast.private_random import uniform
+from p2pcast.telemetry.repeated_messages import TROUBLE_ENDED
 
 logger = logging.getLogger("p2pcast.ledger")
 
@@ -43,14 +44,14 @@ class RetriedWork:
             except (RefusedError, IntegrityError):
                 raise
             except P2PCastError as error:
+                logger.warning("%s: %s", name, error)
                 if name not in self._failing:
-                    logger.warning("%s: %s", name, error)
                     self._events.emit("work_fails", work=name, why=str(error))
                 self._failing[name] = str(error)
                 await asyncio.sleep(delays.next_s())
                 continue
             if self._failing.pop(name, None) is not None:
-                logger.info("%s: works again", name)
+                logger.info("%s: works again", name, extra=TROUBLE_ENDED)
                 self._events.emit("work_recovers", work=name)
             delays.reset()
             await asyncio.sleep(interval_s)

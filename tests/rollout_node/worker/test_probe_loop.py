@@ -136,8 +136,8 @@ async def test_probes_go_on_when_the_ledger_or_the_engine_fails(parts: Parts, ca
 
     parts.ledger.on_take = up
     await parts.until(lambda: bool(parts.ledger.reports))
-    assert caplog.text.count("the ledger does not answer") == 1
-    assert caplog.text.count("answered 500") == 1
+    assert "the ledger does not answer" in caplog.text
+    assert "answered 500" in caplog.text
 
 
 async def test_worker_without_a_session_asks_for_nothing(parts: Parts) -> None:
@@ -149,7 +149,7 @@ async def test_worker_without_a_session_asks_for_nothing(parts: Parts) -> None:
 async def test_tokens_beyond_the_vocabulary_do_not_reach_the_engine(parts: Parts, caplog) -> None:
     await parts.until(lambda: parts.ledger.asked > 2, vocabulary=8)
     assert parts.engine.asked == []
-    assert caplog.text.count("beyond the task's vocabulary") == 1
+    assert "beyond the task's vocabulary" in caplog.text
 
 
 async def test_ledger_without_a_probe_set_costs_the_engine_nothing(parts: Parts) -> None:

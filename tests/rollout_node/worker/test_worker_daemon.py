@@ -124,7 +124,7 @@ async def test_probes_are_of_the_model_alone_where_an_adapter_plays(worker: Work
     assert {body.get("model") for body in worker.engine.asked if body not in scored} == {"phi"}
 
 
-async def test_a_worker_waits_for_its_engine_and_says_so_once(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_worker_waits_for_its_engine_and_warns_meanwhile(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
     worker.ledger.finish_when_empty = True
     worker.engine.versions = ["none"]
 
@@ -134,7 +134,7 @@ async def test_a_worker_waits_for_its_engine_and_says_so_once(worker: Worker, ca
 
     worker.engine.on_look = install
     await worker.run()
-    assert [record.levelname for record in caplog.records if "waiting for the engine" in record.message] == ["WARNING"]
+    assert {record.levelname for record in caplog.records if "waiting for the engine" in record.message} == {"WARNING"}
     assert len(worker.ledger.registrations) == 1
 
 

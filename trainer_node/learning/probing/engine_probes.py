@@ -112,19 +112,15 @@ class EngineProbes:
         return ProbeVerdict(one.id, kl, floor, alarm)
 
     def _run(self) -> None:
-        last_error: str | None = None
         while True:
             last = self._stopped.wait(CHECK_S)
             try:
                 self.look()
-                last_error = None
             except RefusedError as error:
                 logger.warning("engines are not probed: %s", error)
                 return
             except P2PCastError as error:
-                if str(error) != last_error:
-                    logger.warning("probes wait: %s", error)
-                last_error = str(error)
+                logger.warning("probes wait: %s", error)
             except Exception:
                 logger.exception("probes ended")
                 return
