@@ -202,6 +202,13 @@ EXHAUSTION = [
     Mutation(
         "many HTTP connections",
         "p2pcast/daemon/connection_places.py",
+        "            out = self._quiet.oldest()",
+        "            out = None",
+        "tests/daemons/hub/test_connection_floods.py::test_floods_of_strangers_leave_the_daemons_to_their_callers",
+    ),
+    Mutation(
+        "many HTTP connections",
+        "p2pcast/daemon/connection_places.py",
         "and known.open >= self.most_of_address:",
         "and False:",
         PLACES_TESTS + "test_an_address_with_all_of_its_places_closes_its_own",
