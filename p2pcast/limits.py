@@ -238,7 +238,9 @@ MAX_FAILURES_KEPT = 16
 later ones.
 """
 MAX_READERS = 64
-"""Most readers of /events at the same time: each may have 64 KiB and a few events in flight."""
+"""Most readers of /events at the same time: each may have 64 KiB and a few events in flight. Callers with the bearer
+may be as many more, and as many more may wait.
+"""
 MAX_WAITERS = 256
 """Most requests of /wait at the same time. Each checks its condition at every event."""
 MAX_WAIT_S = 3600.0

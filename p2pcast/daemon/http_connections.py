@@ -17,7 +17,7 @@ import contextlib
 import logging
 import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, cast
 
@@ -25,6 +25,8 @@ from aiohttp import web
 
 from p2pcast.daemon.connection_places import ConnectionPlaces
 from p2pcast.limits import LEAST_HTTP_CONNECTIONS, LEAST_OF_ADDRESS, MAX_HTTP_CONNECTIONS
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 logger = logging.getLogger("p2pcast.http")
 
@@ -167,3 +169,10 @@ CONNECTIONS = web.AppKey("connections", HttpConnections)
 def hold(request: web.Request, *, proven: bool) -> None:
     """Keep the place of the request's connection until the answer. ``proven``: the caller has proven a right."""
     request.app[CONNECTIONS].hold(request, proven=proven)
+
+
+@web.middleware
+async def bounded(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Tells an application's ``HttpConnections`` of its requests."""
+    with request.app[CONNECTIONS].answering(request):
+        return await handler(request)

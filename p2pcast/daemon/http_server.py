@@ -31,7 +31,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from p2pcast.addresses import is_loopback, show_address
 from p2pcast.daemon.events import Events
-from p2pcast.daemon.http_connections import CONNECTIONS, KEPT_S, HttpConnections, HttpLimits, hold
+from p2pcast.daemon.http_connections import CONNECTIONS, KEPT_S, Handler, HttpConnections, HttpLimits, bounded, hold
 from p2pcast.daemon.request_body import BodyTooLargeError, read_json
 from p2pcast.errors import LocalError, P2PCastError, RefusedError, RetryableError, UsageError
 from p2pcast.limits import KIB, MAX_READERS, MAX_STEP, MAX_WAIT_S, MAX_WAITERS
@@ -129,7 +129,7 @@ class HttpServer:
         self._acceptors: list[TlsAcceptor] = []
         self._connections = HttpConnections(limits)
         self.address: tuple[str, int] = ("", 0)
-        app = web.Application(middlewares=[self._guard])
+        app = web.Application(middlewares=[bounded, self._guard])
         app[CONNECTIONS] = self._connections
         app.router.add_get("/status", self._get_status)
         app.router.add_get("/healthz", self._get_health)
@@ -191,16 +191,7 @@ class HttpServer:
             await self._runner.cleanup()
 
     @web.middleware
-    async def _guard(
-        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
-        with self._connections.answering(request):
-            return await self._checked(request, handler)
-
-    async def _checked(
-        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
-        """The handler's answer to a caller with the right to ask."""
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if self._bears_token(request):
             self._connections.hold(request, proven=True)
         elif request.path not in OPEN_PATHS and not self._admits(request):
@@ -228,6 +219,10 @@ class HttpServer:
     def _bears_token(self, request: web.Request) -> bool:
         given = request.headers.get("Authorization", "")
         return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), f"Bearer {self.bearer}".encode())
+
+    def _most(self, strangers: int, request: web.Request) -> int:
+        """Other users of this machine may take as many places as ``strangers``. The bearer opens as many more."""
+        return 2 * strangers if self._bears_token(request) else strangers
 
     def _handler(self, command: Command, *, local_only: bool) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(request: web.Request) -> web.Response:
@@ -271,10 +266,8 @@ class HttpServer:
     async def _get_events(self, request: web.Request) -> web.StreamResponse:
         events = self._events
         at = _event_id(request)
-        if events.readers >= MAX_READERS:
-            return web.json_response(
-                {"error": f"{MAX_READERS} readers are connected already; try again later"}, status=503
-            )
+        if events.readers >= (most := self._most(MAX_READERS, request)):
+            return web.json_response({"error": f"{most} readers are connected already; try again later"}, status=503)
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         response = web.StreamResponse(headers=headers)
         hold(request, proven=False)
@@ -322,10 +315,8 @@ class HttpServer:
 
     async def _get_wait(self, request: web.Request) -> web.StreamResponse:
         what, wanted, fraction, timeout_s = self._wait_query(request)
-        if self._waiting >= MAX_WAITERS:
-            return web.json_response(
-                {"error": f"{MAX_WAITERS} requests are waiting already; try again later"}, status=503
-            )
+        if self._waiting >= (most := self._most(MAX_WAITERS, request)):
+            return web.json_response({"error": f"{most} requests are waiting already; try again later"}, status=503)
         hold(request, proven=False)
         self._waiting += 1
         try:

@@ -244,6 +244,13 @@ EXHAUSTION = [
     Mutation(
         "many HTTP connections",
         SERVER,
+        "return 2 * strangers if self._bears_token(request) else strangers",
+        "return strangers",
+        HTTP + "test_strangers_leave_places_for_readers_with_the_bearer",
+    ),
+    Mutation(
+        "many HTTP connections",
+        SERVER,
         "(ConnectionError, ClientConnectionError)",
         "()",
         HTTP + "test_a_caller_that_goes_away_is_not_logged",
@@ -251,15 +258,15 @@ EXHAUSTION = [
     Mutation(
         "HTTP: slow heads, many readers, large bodies",
         SERVER,
-        "        if events.readers >= MAX_READERS:",
-        "        if False:",
+        "        if events.readers >= (most := self._most(MAX_READERS, request)):",
+        "        if (most := 0):",
         HTTP + "test_readers_are_counted_and_there_are_not_too_many",
     ),
     Mutation(
         "HTTP: slow heads, many readers, large bodies",
         SERVER,
-        "        if self._waiting >= MAX_WAITERS:",
-        "        if False:",
+        "        if self._waiting >= (most := self._most(MAX_WAITERS, request)):",
+        "        if (most := 0):",
         HTTP + "test_waiting_requests_are_bounded",
     ),
     Mutation(

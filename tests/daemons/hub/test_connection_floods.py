@@ -1,5 +1,5 @@
-"""Floods of HTTP connections at a hub, a peer and a ledger that may open few files: real processes, which a caller on
-the same machine without any right holds connections to.
+"""Floods of HTTP connections at processes of a hub, a peer and a ledger that may open few files. The flood comes from
+the same machine, and has no rights.
 """
 
 from __future__ import annotations

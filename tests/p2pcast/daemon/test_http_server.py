@@ -199,6 +199,24 @@ async def test_readers_are_counted_and_there_are_not_too_many(daemon, client, mo
         await reader.line()
 
 
+async def test_strangers_leave_places_for_readers_with_the_bearer(daemon, client, monkeypatch):
+    monkeypatch.setattr(module, "MAX_READERS", 1)
+    monkeypatch.setattr(module, "MAX_WAITERS", 1)
+    bearer = {"Authorization": "Bearer secret"}
+    async with reading(client, daemon), client.get(daemon.url("/events")) as refused:
+        assert refused.status == 503
+        async with reading(client, daemon, **bearer) as reader:
+            await reader.line()
+            async with client.get(daemon.url("/events"), headers=bearer) as refused:
+                assert refused.status == 503
+    waiting = asyncio.create_task(client.get(daemon.url("/wait?version=0.9")))
+    await until(lambda: bool(daemon.asked))
+    async with client.get(daemon.url("/wait?version=0.0"), headers=bearer) as answer:
+        assert answer.status == 200
+    waiting.cancel()
+    await asyncio.wait([waiting])
+
+
 async def test_a_reader_that_takes_nothing_is_dropped(daemon, monkeypatch):
     """Other readers go on, and the sockets' buffers bound the data that waits for it."""
     monkeypatch.setattr(module, "SLOW_S", 0.2)
