@@ -19,11 +19,9 @@ An error of the ledger is the answer to the next poll.
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -35,9 +33,11 @@ from aiohttp import web
 from p2pcast.adapters.ledger_steps import LedgerSteps, filled, newest_version
 from p2pcast.addresses import parse_address
 from p2pcast.daemon import event_loop
+from p2pcast.daemon.application_server import serving
 from p2pcast.daemon.daemon_process import run_until_signal
 from p2pcast.daemon.daemon_requests import DEFAULT_URL
-from p2pcast.errors import LocalError, P2PCastError, RefusedError, UsageError
+from p2pcast.daemon.request_body import read_json
+from p2pcast.errors import P2PCastError, RefusedError, UsageError
 from p2pcast.limits import KIB
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ NOT_LEARNT: Final = -100
 NO_LOGPROB: Final = 1.0
 """In ``inference_logprobs``, for tokens that are not learnt from."""
 MOST_BODY_BYTES: Final = 64 * KIB
+BODY_S: Final = 10.0
+"""Time limit for a request's body, in seconds."""
 MOST_STEPS: Final = 1 << 40
 ANSWER_S: Final = 2.0
 """Time in seconds that a poll waits for a batch. atropos's trainer gives an answer 10 s."""
@@ -102,7 +104,7 @@ class TrainerRoutes:
         self._error: str | None = None
 
     def app(self) -> web.Application:
-        app = web.Application(client_max_size=MOST_BODY_BYTES)
+        app = web.Application()
         app.add_routes(
             [
                 web.get("/", self._root),
@@ -302,10 +304,7 @@ def _scored(rows: Sequence[TrainingRow]) -> dict[str, Any]:
 
 async def _body(request: web.Request) -> Any:
     """Raises UsageError."""
-    try:
-        return json.loads(await request.read())
-    except (ValueError, RecursionError):
-        raise UsageError("the request's body is no JSON") from None
+    return await read_json(request, MOST_BODY_BYTES, BODY_S)
 
 
 def _refused(error: P2PCastError) -> web.Response:
@@ -315,21 +314,6 @@ def _refused(error: P2PCastError) -> web.Response:
 def _status_error(text: str) -> web.Response:
     """In the form that makes a trainer of atropos raise."""
     return web.json_response({"status": "error", "message": text, "batch": []})
-
-
-@asynccontextmanager
-async def serving(routes: TrainerRoutes, listen: tuple[str, int]) -> AsyncIterator[tuple[str, int]]:
-    """The address on which the routes listen. Raises LocalError when it is not available."""
-    runner = web.AppRunner(routes.app(), access_log=None, shutdown_timeout=END_S)
-    await runner.setup()
-    try:
-        try:
-            await web.TCPSite(runner, *listen).start()
-        except OSError as error:
-            raise LocalError(f"cannot listen on {listen[0]}:{listen[1]}: {error.strerror}") from None
-        yield runner.addresses[0][:2]
-    finally:
-        await runner.cleanup()
 
 
 @click.command()
@@ -359,7 +343,7 @@ def main(
     async def work() -> None:
         client = BatchClient(ledger, bearer_file=bearer_file, hub=hub, token_file=token_file, give_up_s=GIVE_UP_S)
         routes = TrainerRoutes(LedgerSteps(client, journal), hub_http, branch)
-        async with serving(routes, parse_address(listen, default_host="127.0.0.1")) as (host, port):
+        async with serving(routes.app(), parse_address(listen, default_host="127.0.0.1"), END_S) as (host, port):
             print(f"batches of {ledger} at http://{host}:{port}", flush=True)
             await routes.follow()
 

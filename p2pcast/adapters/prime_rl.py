@@ -33,10 +33,11 @@ from yarl import URL
 from p2pcast.adapters.live_folder import wait_live
 from p2pcast.addresses import parse_address
 from p2pcast.checkpoint.folder_form import MARKERS, StepNames
-from p2pcast.daemon import event_loop
+from p2pcast.daemon import application_server, event_loop
 from p2pcast.daemon.daemon_process import run_until_signal
 from p2pcast.daemon.daemon_requests import DEFAULT_URL
-from p2pcast.errors import LocalError, P2PCastError, UsageError
+from p2pcast.daemon.request_body import BodyTooLargeError, read_json
+from p2pcast.errors import P2PCastError, UsageError
 from p2pcast.limits import KIB
 
 PAUSE_WAIT_S, UPDATE_WAIT_S = 240.0, 600.0
@@ -45,7 +46,8 @@ LAST = MARKERS["prime-rl"].last
 ADAPTER = "adapter_config.json"
 """In the folder of a LoRA adapter, which passes by another route."""
 MOST_BODY_BYTES = 64 * KIB
-"""Of a request for new weights."""
+BODY_S = 10.0
+"""Largest body of a request for new weights, and the time limit for it in seconds."""
 CONNECT_S = 10.0
 END_S = 5.0
 """Longest time for open requests to end, once the proxy has to."""
@@ -87,7 +89,7 @@ class EngineProxy:
         self._session = session
 
     def app(self) -> web.Application:
-        app = web.Application(client_max_size=MOST_BODY_BYTES)
+        app = web.Application()
         app.router.add_post("/pause", self._pause)
         app.router.add_post("/update_weights", self._update_weights)
         app.router.add_route("*", "/{path:.*}", self._pass)
@@ -99,10 +101,12 @@ class EngineProxy:
 
     async def _update_weights(self, request: web.Request) -> web.StreamResponse:
         try:
-            body = json.loads(await request.read())
+            body = await read_json(request, MOST_BODY_BYTES, BODY_S)
             path = body["weight_dir"]
             name = None if path is None else PurePath(path).name
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except BodyTooLargeError as error:
+            return _error(413, str(error))
+        except (UsageError, KeyError, TypeError):
             return _error(400, 'a request for new weights is {"weight_dir": PATH}')
         if held := await self._hold(name, UPDATE_WAIT_S):
             return held
@@ -176,14 +180,7 @@ async def serving(
         addresses = []
         for (host, port), engine in engines:
             app = EngineProxy(engine, broadcasts, folder, session).app()
-            runner = web.AppRunner(app, access_log=None, shutdown_timeout=END_S)
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
-            try:
-                await web.TCPSite(runner, host, port).start()
-            except OSError as error:
-                raise LocalError(f"cannot listen on {host}:{port}: {error.strerror}") from None
-            addresses.append(runner.addresses[0][:2])
+            addresses.append(await stack.enter_async_context(application_server.serving(app, (host, port), END_S)))
         yield addresses
 
 

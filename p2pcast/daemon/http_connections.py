@@ -36,6 +36,8 @@ UNTAKEN_S = 30.0
 """Time limit for the client to acknowledge data of an answer, in seconds."""
 KEPT_S = 30.0
 """Time for which a connection stays open after an answer, in seconds."""
+BACKLOG = 512
+"""Connections that the kernel queues until they are accepted. Beyond that, callers try again after a second."""
 NOTICE_S: Final = 60.0
 """Shortest time in seconds between two lines of the log about closed connections."""
 
@@ -169,6 +171,11 @@ CONNECTIONS = web.AppKey("connections", HttpConnections)
 def hold(request: web.Request, *, proven: bool) -> None:
     """Keep the place of the request's connection until the answer. ``proven``: the caller has proven a right."""
     request.app[CONNECTIONS].hold(request, proven=proven)
+
+
+def gone(request: web.Request) -> bool:
+    """Whether the request's caller has gone."""
+    return request.transport is None or request.transport.is_closing()
 
 
 @web.middleware

@@ -31,7 +31,17 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from p2pcast.addresses import is_loopback, show_address
 from p2pcast.daemon.events import Events
-from p2pcast.daemon.http_connections import CONNECTIONS, KEPT_S, Handler, HttpConnections, HttpLimits, bounded, hold
+from p2pcast.daemon.http_connections import (
+    BACKLOG,
+    CONNECTIONS,
+    KEPT_S,
+    Handler,
+    HttpConnections,
+    HttpLimits,
+    bounded,
+    gone,
+    hold,
+)
 from p2pcast.daemon.request_body import BodyTooLargeError, read_json
 from p2pcast.errors import LocalError, P2PCastError, RefusedError, RetryableError, UsageError
 from p2pcast.limits import KIB, MAX_READERS, MAX_STEP, MAX_WAIT_S, MAX_WAITERS
@@ -173,7 +183,7 @@ class HttpServer:
             raise LocalError(f"cannot serve HTTP on {show_address(host, port)}: {error}") from None
         loop, address = asyncio.get_running_loop(), sockets[0].getsockname()
         if tls is None:
-            self._listening += [await loop.create_server(self._connections, sock=sock) for sock in sockets]
+            self._listening += [await loop.create_server(self._connections, sock=s, backlog=BACKLOG) for s in sockets]
         else:
             acceptor = TlsAcceptor(self._connections, tls, HANDSHAKE_S)
             acceptor.open(sockets)
@@ -210,7 +220,7 @@ class HttpServer:
         except P2PCastError as error:
             return web.json_response({"error": str(error)}, status=STATUSES.get(type(error), 500))
         except Exception as error:
-            if isinstance(error, (ConnectionError, ClientConnectionError)) and _gone(request):
+            if isinstance(error, (ConnectionError, ClientConnectionError)) and gone(request):
                 return web.json_response({"error": "the caller has gone"}, status=400)  # reaches no caller
             # A bug: the traceback goes to the log, not to the caller.
             logger.exception("HTTP request for %s failed with an internal error", request.path)
@@ -285,7 +295,7 @@ class HttpServer:
         loop, events = asyncio.get_running_loop(), self._events
         await response.prepare(request)
         sent_at = -math.inf
-        while not self._stopping and not _gone(request):
+        while not self._stopping and not gone(request):
             missed, batch = events.after(at)
             if missed is None and not batch:
                 left_s = sent_at + HEARTBEAT_S - loop.time()
@@ -342,7 +352,7 @@ class HttpServer:
                 thing = f"folder {wanted}" if version is None else f"version {version}"
                 error = f"{thing} is not {what} after {timeout_s:g} s"
                 return web.json_response({"error": error} | answer, status=408)
-            if self._stopping or _gone(request):
+            if self._stopping or gone(request):
                 return web.json_response({"error": "the daemon is stopping"} | answer, status=503)
             await self._events.wakeup.wait(min(timeout_s - waited_s, CHECK_S))
 
@@ -410,10 +420,6 @@ def _is_local(request: web.Request) -> bool:
     """Whether the caller is on this machine: at loopback, or at the address that it has connected to."""
     own = None if request.transport is None else request.transport.get_extra_info("sockname")
     return is_loopback(request.remote or "") or (isinstance(own, tuple) and request.remote == own[0])
-
-
-def _gone(request: web.Request) -> bool:
-    return request.transport is None or request.transport.is_closing()
 
 
 def _unauthorized(where: str) -> web.Response:

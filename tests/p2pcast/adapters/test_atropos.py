@@ -15,8 +15,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from p2pcast.adapters.atropos import MOST_STEPS, NO_LOGPROB, NOT_LEARNT, TrainerRoutes, serving
+from p2pcast.adapters.atropos import END_S, MOST_STEPS, NO_LOGPROB, NOT_LEARNT, TrainerRoutes
 from p2pcast.adapters.ledger_steps import LedgerSteps
+from p2pcast.daemon.application_server import serving
 from tests.environments import ROOT
 from tests.p2pcast.adapters.bridge_stage import GROUPS, SIZE, Ledger, batch_states, filled_ledger, played_hub, run_in
 from trainer_node.sdk.batch_client import BatchClient
@@ -61,7 +62,7 @@ async def trainer_of(ledger: Ledger, journal: Path, hub: str = "", **more: Any) 
     client = BatchClient(ledger.url, bearer_file=ledger.bearer, give_up_s=more.pop("give_up_s", 60.0))
     routes = TrainerRoutes(LedgerSteps(client, journal), hub, None if hub else 0)
     async with (
-        serving(routes, ("127.0.0.1", 0)) as (host, port),
+        serving(routes.app(), ("127.0.0.1", 0), END_S) as (host, port),
         aiohttp.ClientSession() as http,
         asyncio.TaskGroup() as tasks,
     ):
