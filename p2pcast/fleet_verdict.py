@@ -248,6 +248,10 @@ def _of_hub(status: Mapping[str, Any]) -> Iterator[Document]:
     for failure in status.get("failures") or ():
         what = failure.get("task", failure) if isinstance(failure, dict) else failure
         yield _alarm("alarm", f"The hub's task {what} has failed.", "Read the hub's log, then restart the hub.")
+    for short in status.get("short") or ():
+        if isinstance(short, dict):
+            text = f"The hub's task {short.get('task')} waits: {short.get('why')}"
+            yield _alarm("alarm", text, "Do what the words say; the hub goes on by itself.")
     for reason in status.get("unready") or ():
         one = _reason(reason)
         yield _alarm(one.level, one.words, "Do what the words say; see the hub's log.")

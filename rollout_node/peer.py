@@ -191,23 +191,23 @@ class Peer:
         self._joined = True
         self.startup.dispatcher.begin(self._handlers)
         async with self.tasks.group() as group:
-            group.create_task(self.node.run(), name="node")
-            group.create_task(self.node.downstream.run(), name="keepalives")
-            group.create_task(self.startup.hub_session.run(self.reporter.report), name="control")
-            group.create_task(self.relay.connector.run(), name="dialling")
-            group.create_task(self._attach(), name="attachment")
-            exported = export_events("peer", self.config.name, self.startup.events)
+            group.create_task(self.node.run, name="node")
+            group.create_task(self.node.downstream.run, name="keepalives")
+            group.create_task(partial(self.startup.hub_session.run, self.reporter.report), name="control")
+            group.create_task(self.relay.connector.run, name="dialling")
+            group.create_task(self._attach, name="attachment")
+            exported = partial(export_events, "peer", self.config.name, self.startup.events)
             group.create_task(exported, name="telemetry", ends=True)
-            group.create_task(self.relay.downloader.run(), name="pulling")
-            group.create_task(self.sync.stage.updater.run(), name="staging")
-            group.create_task(self.sync.requester.run(), name="fetching")
+            group.create_task(self.relay.downloader.run, name="pulling")
+            group.create_task(self.sync.stage.updater.run, name="staging")
+            group.create_task(self.sync.requester.run, name="fetching")
             if self.sync.mirror_source is not None:
-                group.create_task(self.sync.mirror_source.run(), name="mirror")
+                group.create_task(self.sync.mirror_source.run, name="mirror")
             for runner in self.runners:
-                group.create_task(runner.run(), name=runner.installer.name)
+                group.create_task(runner.run, name=runner.installer.name)
             for part in (self.engine.lead, self.engine.member):
                 if part is not None:
-                    group.create_task(part.run(), name=f"engine {part.name}")
+                    group.create_task(part.run, name=f"engine {part.name}")
 
     async def _serve(self) -> None:
         """Serve HTTP and the install socket, and say where in daemon.json."""

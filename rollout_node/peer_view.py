@@ -218,6 +218,7 @@ class PeerView:
             "shadow": str(self.config.shadow),
             "leases": self.leases(),
             "failures": self.tasks.status(),
+            "short": self.tasks.short(),
             "pid": os.getpid(),
             "security": "plaintext" if self.certificate is None else "tls",
             "certificate_until": None if self.certificate is None else self.certificate.until,

@@ -15,6 +15,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import AsyncIterator
+from functools import partial
 
 from p2pcast.addresses import ANYWHERE, show_address
 from p2pcast.daemon.background_tasks import Tasks, report_bug
@@ -75,21 +76,21 @@ class Hub:
         await state.staging.warm_up()
         await publishing.pipeline.restore()
         async with self.tasks.group() as group:
-            group.create_task(state.recovery.run(self.config.recall_s), name="recall", ends=True)
-            group.create_task(self.node.run(), name="node")
-            group.create_task(publishing.downstream.run(), name="keepalives")
-            group.create_task(self._beat(), name="control")
-            group.create_task(control.uplink_meter.run(), name="uplink")
-            group.create_task(control.feed.run(), name="page")
-            exported = export_events("hub", socket.gethostname(), self.events)
+            group.create_task(partial(state.recovery.run, self.config.recall_s), name="recall", ends=True)
+            group.create_task(self.node.run, name="node")
+            group.create_task(publishing.downstream.run, name="keepalives")
+            group.create_task(self._beat, name="control")
+            group.create_task(control.uplink_meter.run, name="uplink")
+            group.create_task(control.feed.run, name="page")
+            exported = partial(export_events, "hub", socket.gethostname(), self.events)
             group.create_task(exported, name="telemetry", ends=True)
-            group.create_task(control.plan_distributor.prober.run(), name="reachability")
+            group.create_task(control.plan_distributor.prober.run, name="reachability")
             # Before any other version, but after peers may join: a restarted hub first learns the peers' versions.
             await publishing.lifecycle.publish_base(self.config.base, opening(self.config.quantise))
-            group.create_task(publishing.rank_intake.run(), name="ranks")
-            group.create_task(publishing.anchors_and_squashes.run(), name="anchors and squashes")
+            group.create_task(publishing.rank_intake.run, name="ranks")
+            group.create_task(publishing.anchors_and_squashes.run, name="anchors and squashes")
             if publishing.mirror_uploader is not None:
-                group.create_task(publishing.mirror_uploader.run(), name="mirror")
+                group.create_task(publishing.mirror_uploader.run, name="mirror")
             if self.config.checkpoints is not None:
                 form = self.config.folder_form
                 folders = CheckpointSource(
@@ -100,8 +101,9 @@ class Hub:
                     form,
                     opening(self.config.quantise),
                     (self.config.state, self.config.shadow),
+                    on_room=partial(self.tasks.note_outcome, "publishing"),
                 )
-                group.create_task(folders.run(self.config.checkpoints), name="checkpoints")
+                group.create_task(partial(folders.run, self.config.checkpoints), name="checkpoints")
 
     async def close(self) -> None:
         state, publishing, control = self.state, self.publishing, self.control

@@ -89,6 +89,7 @@ class HubView:
             "not_waited_for": dict(sorted(self.backpressure.not_waited_for.items())),
             "rollouts": self.rollouts.document(),
             "failures": self.tasks.status(),
+            "short": self.tasks.short(),
             "pid": os.getpid(),
             "links": [link_row(link, "child") for link in self.children],
             "peers": self.fleet.rows(),

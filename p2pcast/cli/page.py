@@ -70,8 +70,8 @@ def replay(events: Path, speed: float, http: tuple[str, int]) -> None:
         click.echo(f"{len(recorded)} events at http://{show_address(*played.http.address)}/")
         try:
             async with Tasks(played.events).group() as group:
-                group.create_task(played.feed.run(), name="page")
-                group.create_task(played.play(), name="replay", ends=True)
+                group.create_task(played.feed.run, name="page")
+                group.create_task(played.play, name="replay", ends=True)
         finally:
             await played.http.stop()
 

@@ -45,4 +45,7 @@ class Found:
 
 def failure_lines(daemon: Found) -> str:
     rows = (f"task {failure.text('task')!r} failed: {failure.text('why')}" for failure in daemon.rows("failures"))
-    return "".join(f"\nunhealthy, restart this daemon: {row}" for row in rows)
+    waits = (f"task {short.text('task')!r} waits: {short.text('why')}" for short in daemon.rows("short"))
+    return "".join(
+        [f"\nunhealthy, restart this daemon: {row}" for row in rows] + [f"\nunhealthy: {row}" for row in waits]
+    )

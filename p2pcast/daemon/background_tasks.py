@@ -3,8 +3,12 @@
 Promises: each failure in a daemon is in its log with the task's name and a traceback, in ``/status``, in an event
 ``task_failed`` and in a metric. The consequence depends on the work and on the exception:
 
-- The daemon's own work (``Tasks.group``, ``Tasks.later``) fails with an exception that is no P2PCastError, or a loop of
-  that work ends. Then the daemon ends with exit code 1, and its last line names the task.
+- Any work meets a shortage of this machine (``p2pcast.daemon.shortages``: a full disk, no free descriptor). Then
+  ``/healthz`` answers 503 with the reason, and ``short`` in ``/status`` names the work. A loop of the daemon is begun
+  again after pauses that grow, and so is other work that may be repeated. The daemon is healthy again once the work has
+  succeeded.
+- The daemon's own work (``Tasks.group``, ``Tasks.later``) fails with another exception that is no P2PCastError, or a
+  loop of that work ends. Then the daemon ends with exit code 1, and its last line names the task.
 - Work of ``Tasks.later`` fails with a LocalError: the daemon continues, and ``/healthz`` answers 503 with the reason.
 - Work of ``Tasks.later`` fails with another P2PCastError: only log and event, because the fault is another node's.
 - Work for one connection (``vital=False``, ``spawn``), a callback or a thread fails with an exception that is no
@@ -21,13 +25,16 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from p2pcast import limits
+from p2pcast.backoff import Backoff
 from p2pcast.daemon.events import Events
+from p2pcast.daemon.shortages import shortage
 from p2pcast.errors import LocalError, P2PCastError
+from p2pcast.private_random import uniform
 
 logger = logging.getLogger("p2pcast.tasks")
 
@@ -35,6 +42,15 @@ T = TypeVar("T")
 
 END_S = 1.0
 """Time in seconds for background tasks to finish when the daemon ends, for instance a write to the state folder."""
+RETRY_S, RETRY_MOST_S = 0.5, 30.0
+"""First and longest pause after a shortage before the work is begun again, in seconds, before jitter."""
+PROVED_S = 2.0
+"""A loop that was begun again counts as working once it has run for so long, and for twice its last pause."""
+LAPSE_S = 30.0
+"""A shortage in work that is not repeated makes the daemon unhealthy for so long, in seconds."""
+
+Work = Callable[[], Coroutine[Any, Any, None]]
+"""Begins work; called again after a shortage, so the work goes on where it was."""
 
 
 class TaskFailedError(LocalError):
@@ -71,7 +87,7 @@ def spawn(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
 def _report_result(task: asyncio.Task[Any]) -> None:
     if task.cancelled() or (error := task.exception()) is None:
         return
-    if unexpected(error) is None:
+    if unexpected(error) is None and shortage(error) is None:
         logger.warning("background task %r: %s", task.get_name(), error)
         return
     context = {"message": f"background task {task.get_name()!r} failed", "exception": error, "task": task}
@@ -90,7 +106,9 @@ class Tasks:
         self.failures: list[Failure] = []
         """The first MAX_FAILURES_KEPT failures that make the daemon unhealthy."""
         self.failed = 0
-        """Number of failed tasks, callbacks and threads since the start."""
+        """Number of failed tasks, callbacks and threads since the start; work that is repeated counts once."""
+        self._short: dict[str, tuple[Failure, asyncio.TimerHandle | None]] = {}
+        """By task: the present shortages, the newest MAX_FAILURES_KEPT, with the end of those that lapse."""
         self._first: Failure | None = None
         self._events = events
         self._running: set[asyncio.Task[Any]] = set()
@@ -100,11 +118,12 @@ class Tasks:
 
     # -- work
 
-    def later(self, work: Coroutine[Any, Any, None], name: str, *, vital: bool = True) -> None:
+    def later(self, work: Coroutine[Any, Any, None] | Work, name: str, *, vital: bool = True) -> None:
         """Start a task whose result is never awaited. ``vital``: the daemon's own work; otherwise work for one
-        connection.
+        connection. Only a ``Work`` is repeated after a shortage.
         """
-        task = asyncio.get_running_loop().create_task(work, name=name)
+        begun = self.repeated(work, name) if callable(work) else work
+        task = asyncio.get_running_loop().create_task(begun, name=name)
         self._running.add(task)
         task.add_done_callback(lambda done: self._finished(done, vital))
 
@@ -112,7 +131,9 @@ class Tasks:
         self._running.discard(task)
         if task.cancelled() or (error := task.exception()) is None or self._ending:
             return
-        if unexpected(error) is not None:
+        if (short := shortage(error)) is not None:
+            self.note_shortage(task.get_name(), short, error, lapses=True)
+        elif unexpected(error) is not None:
             self.fail(task.get_name(), error, fatal=vital)
         elif vital and isinstance(error, LocalError):
             self.fail(task.get_name(), error)
@@ -120,6 +141,31 @@ class Tasks:
             self.failed += 1
             logger.warning("background task %r: %s", task.get_name(), error)
             self._events.emit("task_failed", task=task.get_name(), why=str(error))
+
+    async def repeated(self, work: Work, name: str) -> None:
+        """Do ``work``, and begin it again after each shortage, with pauses that grow. Raises its other errors."""
+        loop, pauses = asyncio.get_running_loop(), Backoff(RETRY_S, RETRY_MOST_S, uniform)
+        pause_s: float | None = None
+
+        def proved() -> None:
+            self.end_shortage(name)
+            pauses.reset()
+
+        while True:
+            proof = None if pause_s is None else loop.call_later(max(PROVED_S, 2 * pause_s), proved)
+            try:
+                await work()
+                self.end_shortage(name)
+                return
+            except Exception as error:
+                if (short := shortage(error)) is None:
+                    raise
+                self.note_shortage(name, short, error)
+            finally:
+                if proof is not None:
+                    proof.cancel()
+            pause_s = pauses.next_s()
+            await asyncio.sleep(pause_s)
 
     @contextlib.asynccontextmanager
     async def group(self) -> AsyncIterator[Group]:
@@ -139,6 +185,9 @@ class Tasks:
     async def end(self) -> None:
         """Give running tasks END_S to finish, then cancel them. Failures from now on are not reported."""
         self._ending = True
+        for _, timer in self._short.values():
+            if timer is not None:
+                timer.cancel()
         if self._running:
             _, left = await asyncio.wait(self._running, timeout=END_S)
             for task in left:
@@ -170,8 +219,45 @@ class Tasks:
         if self._first is not None and self._fatal is not None and not self._fatal.done():
             self._fatal.set_exception(_daemon_ended(self._first))
 
+    def note_shortage(self, task: str, short: str, error: BaseException, *, lapses: bool = False) -> None:
+        """The machine is too short of something for this work; see ``shortage``. Without ``lapses``: until
+        ``end_shortage``.
+        """
+        known = self._short.get(task)
+        if known is not None and known[1] is not None:
+            known[1].cancel()
+        elif known is None:
+            self.failed += 1
+            logger.error("%s: %s (%s)", task, short, error)
+            self._events.emit("work_fails", work=task, why=short)
+            if len(self._short) >= limits.MAX_FAILURES_KEPT:
+                self.end_shortage(next(iter(self._short)))
+        timer = asyncio.get_running_loop().call_later(LAPSE_S, self.end_shortage, task) if lapses else None
+        self._short[task] = Failure(task, short, type(error).__name__), timer
+
+    def note_outcome(self, task: str, error: BaseException | None) -> None:
+        """The work has succeeded, or failed with ``error`` and is tried again by its owner."""
+        if (short := shortage(error)) is not None and error is not None:
+            self.note_shortage(task, short, error)
+        else:
+            self.end_shortage(task)
+
+    def end_shortage(self, task: str) -> bool:
+        """The work has succeeded. False for work that met no shortage."""
+        known = self._short.pop(task, None)
+        if known is None:
+            return False
+        if known[1] is not None:
+            known[1].cancel()
+        logger.info("%s: goes on", task)
+        self._events.emit("work_recovers", work=task)
+        return True
+
     def healthy(self) -> tuple[bool, str]:
         """The answer of /healthz. The path needs no token, so the text holds no message of an unexpected exception."""
+        if not self.failures and self._short:
+            task, (short, _) = next(iter(self._short.items()))
+            return False, f"task {task!r} waits: {short.why}"
         if not self.failures:
             return True, ""
         failure = self.failures[0]
@@ -184,6 +270,10 @@ class Tasks:
     def status(self) -> list[dict[str, str]]:
         """The failures as /status shows them."""
         return [{"task": f.task, "why": f.why} for f in self.failures]
+
+    def short(self) -> list[dict[str, str]]:
+        """The work that waits for room, as /status shows it."""
+        return [{"task": f.task, "why": f.why} for f, _ in self._short.values()]
 
     # -- failures outside of the tasks above
 
@@ -202,7 +292,7 @@ class Tasks:
             if args.exc_value is not None and not isinstance(args.exc_value, SystemExit) and not self._ending:
                 name = "thread" if args.thread is None else args.thread.name
                 with contextlib.suppress(RuntimeError):  # the loop is already closed
-                    loop.call_soon_threadsafe(self.fail, f"thread {name}", args.exc_value)
+                    loop.call_soon_threadsafe(self._lost, f"thread {name}", args.exc_value)
 
         threading.excepthook = hook
         try:
@@ -218,7 +308,7 @@ class Tasks:
     def handle_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> bool:
         """Record an error from the loop's exception handler. False when the error is no failure of this daemon."""
         error = context.get("exception")
-        if self._ending or error is None or unexpected(error) is None:
+        if self._ending or error is None or (unexpected(error) is None and shortage(error) is None):
             return False
         if isinstance(error, OSError) and "transport" in context:
             return False  # a broken connection: its protocol's connection_lost reports the error
@@ -227,10 +317,16 @@ class Tasks:
         if (transport := context.get("transport")) is not None and (peer := transport.get_extra_info("peername")):
             name += f" (connection with {peer[0] if isinstance(peer, tuple) else peer})"
         if threading.get_ident() == self._thread:
-            self.fail(name, error)
+            self._lost(name, error)
         else:  # another thread's garbage collection destroyed a task
-            loop.call_soon_threadsafe(self.fail, name, error)
+            loop.call_soon_threadsafe(self._lost, name, error)
         return True
+
+    def _lost(self, name: str, error: BaseException) -> None:
+        if (short := shortage(error)) is not None:
+            self.note_shortage(name, short, error, lapses=True)
+        else:
+            self.fail(name, error)
 
 
 _WATCHERS: dict[asyncio.AbstractEventLoop, list[Tasks]] = {}
@@ -251,13 +347,13 @@ class Group:
     def __init__(self, tasks: Tasks, group: asyncio.TaskGroup) -> None:
         self._tasks, self._group = tasks, group
 
-    def create_task(self, work: Coroutine[Any, Any, None], *, name: str, ends: bool = False) -> asyncio.Task[None]:
+    def create_task(self, work: Work, *, name: str, ends: bool = False) -> asyncio.Task[None]:
         """Start a task. ``ends``: the work may end before the daemon does; otherwise its end is a failure."""
         return self._group.create_task(self._part(work, name, ends), name=name)
 
-    async def _part(self, work: Coroutine[Any, Any, None], name: str, ends: bool) -> None:
+    async def _part(self, work: Work, name: str, ends: bool) -> None:
         try:
-            await work
+            await self._tasks.repeated(work, name)
             if not ends:
                 raise RuntimeError("the task ended before the daemon")
         except Exception as error:

@@ -19,6 +19,7 @@ from p2pcast import limits
 from p2pcast.artifact.assembly import Assembly
 from p2pcast.artifact.signed_records import Open
 from p2pcast.codec.layout import Layout
+from p2pcast.daemon.shortages import shortage
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError
 from p2pcast.observers import Observers
 from p2pcast.relay.downstream import Downstream
@@ -159,17 +160,19 @@ class Node:
         self.paused = False
         """This node does not read from parents now, because its disk is behind."""
         self.error: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Fails when the store fails: the daemon ends with that error."""
+        """Fails when the store fails: the daemon ends with that error, unless the machine is short of something."""
         self.downstream = Downstream(self, max_pulls)
 
     async def run(self) -> None:
-        """Runs until cancelled, or until the store fails (then raises its LocalError)."""
+        """Runs until cancelled, or until the store fails (then raises its LocalError). After a shortage of this machine
+        it may be called again.
+        """
         async with asyncio.TaskGroup() as group:
             group.create_task(self.writeback.run(), name="writeback")
             group.create_task(self._fail(), name="store errors")
 
     async def _fail(self) -> None:
-        await self.error
+        await asyncio.shield(self.error)
 
     def close(self) -> None:
         self.downstream.close()
@@ -249,8 +252,9 @@ class Node:
         try:
             return self.owner.make_log(record, layout, excerpt=excerpt)
         except LocalError as error:
-            # A full disk is not the parent's fault, and another parent would not help: the daemon ends.
-            if not self.error.done():
+            # Not the parent's fault, and another parent would not help. After a shortage the parent's link is dialled
+            # again; any other error ends the daemon.
+            if shortage(error) is None and not self.error.done():
                 self.error.set_exception(error)
             raise
 

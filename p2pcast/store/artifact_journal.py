@@ -56,6 +56,8 @@ class ArtifactJournal:
         self._layout = layout
         self._lock = threading.Lock()
         self._fd = -1
+        self._size = 0
+        """Bytes of whole records. A write that failed may have left a part of one behind them."""
         self._closed = False
 
     def add(self, records: Iterable[Record]) -> None:
@@ -66,10 +68,14 @@ class ArtifactJournal:
             with explained("write", self.path):
                 if self._fd < 0:
                     self._fd = disk.create(self.path, os.O_WRONLY | os.O_APPEND)
-                    if self._layout is not None:
-                        records = [(Kind.LAYOUT, self._layout.document), *records]
+                    self._size = 0 if self._layout is not None else os.fstat(self._fd).st_size
+                if self._layout is not None and not self._size:
+                    records = [(Kind.LAYOUT, self._layout.document), *records]
                 data = b"".join(_HEAD.pack(len(body), kind) + body for kind, body in records)
-                disk.write_at(self._fd, self.path, [data], os.fstat(self._fd).st_size)
+                if os.fstat(self._fd).st_size > self._size:
+                    disk.resize(self._fd, self.path, self._size)
+                disk.write_at(self._fd, self.path, [data], self._size)
+                self._size += len(data)
 
     def close(self) -> None:
         with self._lock:

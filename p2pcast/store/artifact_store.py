@@ -16,6 +16,8 @@ only if its signatures match. Synchronous: daemons call the store from an execut
 
 from __future__ import annotations
 
+import errno
+import os
 import secrets
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -256,7 +258,8 @@ class Store:
         return self.root / "partial" / f"{artifact.hex()}{artifact_journal.SUFFIX}"
 
     def seal(self, log: Log, assembly: Assembly, durable: bytes | None = None) -> Stored:
-        """Make a complete log durable under its name. The log stays readable. Raises LocalError, IntegrityError.
+        """Make a complete log durable under its name. The log stays readable. Raises LocalError, IntegrityError. After
+        a shortage of this machine it may be called again.
 
         ``durable``: the hub's own durable record, which is true once this method has returned.
         """
@@ -273,20 +276,26 @@ class Store:
         part = self.root / "partial" / assembly.open.artifact.hex()
         if isinstance(log, AnchorLog):
             final = self.root / "anchors" / str(manifest.version)
-            anchor_folder.finish(part, log, manifest)
-            anchor_folder.write_record(part, tail)
-            self._rename_anchor(part, final)
+            if part.exists():
+                anchor_folder.finish(part, log, manifest)
+                anchor_folder.write_record(part, tail)
+                self._rename_anchor(part, final)
             log.renamed(final)
         else:
             assert isinstance(log, FileLog)
             final = self.root / "deltas" / f"{manifest.version}-{manifest.artifact.hex()[:8]}.p2pd"
-            with log.descriptor() as fd, explained("write", part):
-                end = len(HEADER) + manifest.log
-                disk.write_at(fd, part, [tail, footer(tail)], end)
-                disk.resize(fd, part, end + len(tail) + FOOTER_BYTES)
-                disk.sync(fd, part)
-                disk.rename(part, final)
-                log.renamed(final)
+            if log.path != final:
+                with log.descriptor() as fd, explained("write", part):
+                    end = len(HEADER) + manifest.log
+                    disk.write_at(fd, part, [tail, footer(tail)], end)
+                    disk.resize(fd, part, end + len(tail) + FOOTER_BYTES)
+                    try:
+                        disk.sync(fd, part)
+                    except OSError as error:
+                        # Whatever the reason, the kernel may have dropped what it could not write.
+                        raise OSError(errno.EIO, os.strerror(errno.EIO)) from error
+                    disk.rename(part, final)
+                    log.renamed(final)
         fsync_dir(final.parent)
         if log.journal is not None:
             log.journal.close()
@@ -300,8 +309,8 @@ class Store:
         """
         aside = self.root / "partial" / f"{final.name}{REPLACED}"
         with explained("write", final):
-            disk.remove(aside)
             if final.exists():
+                disk.remove(aside)
                 disk.rename(final, aside)
             disk.rename(part, final)
         fsync_dir(final.parent)

@@ -55,7 +55,9 @@ class SmallFiles:
     def keep(self, contents: bytes) -> None:
         """Store contents. A damaged file of the same name is replaced."""
         path = self._root / blake3.blake3(contents).hexdigest()
-        if not path.exists() or path.read_bytes() != contents:
+        with explained("read", path):
+            known = path.exists() and path.read_bytes() == contents
+        if not known:
             atomic_write(path, contents)
 
     def keep_as(self, contents: bytes, file: FileEntry) -> None:
@@ -69,7 +71,9 @@ class SmallFiles:
     def drop_others(self, used: Collection[bytes]) -> None:
         """Remove all files but those with these hashes."""
         names = {each.hex() for each in used}
-        for path in self._root.iterdir():
+        with explained("read", self._root):
+            paths = list(self._root.iterdir())
+        for path in paths:
             if path.name not in names:
                 with explained("remove", path):
                     disk.unlink(path, missing_ok=True)

@@ -5,6 +5,7 @@ Promises:
 - Waiting bytes are bounded (the owner compares ``backlog_bytes`` with BACKLOG_HIGH_BYTES and stops reading).
 - Neighbouring pieces go out in one system call.
 - A piece can be read from here until it is on disk.
+- A shortage of this machine (a full disk, no free descriptor) ends ``run``. Nothing is lost: the next call goes on.
 
 A trip to another thread costs a dozen hand-overs of the interpreter lock, and one large write costs the kernel a third
 of several small ones. Pieces and records are therefore collected up to STEP_BYTES, for GATHER_S at most, unless a
@@ -18,6 +19,7 @@ import contextlib
 from collections.abc import Callable
 from concurrent.futures import Executor
 
+from p2pcast.daemon.shortages import shortage
 from p2pcast.errors import P2PCastError
 from p2pcast.limits import MIB
 from p2pcast.store.artifact_journal import Record
@@ -79,7 +81,7 @@ class WriteBehind:
         return payload
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled. Raises an artifact's error if this machine is short of something; call it again then."""
         while True:
             await self._wake.wait()
             with contextlib.suppress(TimeoutError):
@@ -116,11 +118,25 @@ class WriteBehind:
         finally:
             self.backlog_bytes -= sum(map(len, step.values()))
             self._writing = (b"", {})
+        short = {each: error for each, error in failed.items() if shortage(error) is not None}
+        for each in short:
+            if each in notes:
+                self._notes[each] = notes[each][0], notes[each][1] + self._notes.get(each, (None, []))[1]
+        if log is not None and artifact in short:
+            self._put_back(artifact, log, piece_bytes, step)
         # Report last: the callback reads the backlog.
         if step and artifact not in failed:
             self._stored(artifact, list(step))
-        for each, error in failed.items():
-            self._failed(each, error)
+        for each in failed.keys() - short.keys():
+            self._failed(each, failed[each])
+        if short:
+            raise next(iter(short.values()))
+
+    def _put_back(self, artifact: bytes, log: Log, piece_bytes: int, step: Pieces) -> None:
+        """Behind the other artifacts, which may lie on another disk."""
+        pieces = self._pending.pop(artifact, (log, piece_bytes, {}))[2]
+        self._pending[artifact] = (log, piece_bytes, {**step, **pieces})
+        self.backlog_bytes += sum(map(len, step.values()))
 
 
 def _write_step(

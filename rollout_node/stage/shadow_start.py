@@ -26,13 +26,14 @@ class ShadowStart:
         self._planner = planner
 
     async def begin(self) -> Version | None:
-        """The version of the first shadow, which is staged; None without a shadow. Raises IntegrityError for a wrong
-        base folder.
+        """The version of the first shadow, which is staged; None without a shadow. After an error it may be called
+        again. Raises IntegrityError for a wrong base folder.
         """
         await self._first.until_listed()
         await self._identities.settle()
-        shadow = await self._first.find()
-        self._writer.open(shadow)
+        if (shadow := self._writer.shadow) is None:
+            shadow = await self._first.find()
+            self._writer.open(shadow)
         if shadow is not None:
             await self._files.complete(shadow.version, shadow.layout, deep=True)
             self._writer.stage(shadow.version, self._identities.identity_of(shadow.version))

@@ -5,6 +5,7 @@ Promises:
 - The shadow is always at a version that the run's key has sealed, or there is none.
 - It moves only while it has no reader.
 - A fault of one version costs that version alone.
+- A shortage of this machine ends ``run``, and the next call goes on where it was.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import logging
 
 from p2pcast.errors import IntegrityError, RetryableError
+from p2pcast.version import Version
 from rollout_node.control.activity import Activity
 from rollout_node.stage.engine_handover import EngineHandover
 from rollout_node.stage.identity_check import IdentityCheck
@@ -47,11 +49,18 @@ class ShadowUpdater:
         self._refused = refused
         self._planner = planner
         self._activity = activity
+        self._begun = False
+        self._due: Version | None = None
+        """Staged, and not handed over yet."""
 
     async def run(self) -> None:
-        if (first := await self._start.begin()) is not None:
-            await self._handover.hand_over(first)
+        if not self._begun:
+            self._due = await self._start.begin()
+            self._begun = True
         while True:
+            if self._due is not None:
+                await self._handover.hand_over(self._due)
+                self._due = None
             await self._check.reread_if_suspected()
             await self._identities.settle()
             holding = self._planner.next_holding()
@@ -63,7 +72,7 @@ class ShadowUpdater:
                 continue
             try:
                 if await self._stager.stage(holding):
-                    await self._handover.hand_over(holding.open.version)
+                    self._due = holding.open.version
                     self._activity.error = None
             except RetryableError as error:
                 logger.info("%s", error)

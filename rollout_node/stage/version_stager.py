@@ -11,7 +11,7 @@ from pathlib import Path
 from p2pcast.errors import RetryableError
 from p2pcast.progress_bar import Meter
 from p2pcast.relay.holding import Holding
-from p2pcast.state.shadow import Shadow
+from p2pcast.state.shadow import Phase, Shadow
 from p2pcast.state.staging import Staging
 from rollout_node.control.activity import Activity
 from rollout_node.stage.identity_check import IdentityCheck
@@ -63,7 +63,12 @@ class VersionStager:
             raise
         await self._files.complete(holding.open.version, shadow.layout)
         async with self._writer.moving():
-            await self._staging.apply(shadow, patch)
+            try:
+                await self._staging.apply(shadow, patch)
+            except Exception:
+                if shadow.phase is not Phase.CLEAN:  # in the middle of the patch
+                    self._writer.close()
+                raise
 
     async def _fill(self, holding: Holding) -> None:
         layout, seen = holding.assembly.layout, 0

@@ -11,11 +11,14 @@ Promises:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Protocol
 
 from p2pcast.artifact.signed_records import Open
 from p2pcast.codec.layout import Layout
+from p2pcast.daemon.background_tasks import Work
+from p2pcast.daemon.shortages import shortage
 from p2pcast.errors import P2PCastError
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import NodeObserver, Parent
@@ -92,7 +95,7 @@ class Ingest:
         on_transfer: Callable[[int, float], None],
         hub: HubSession,
         blocking: Callable[..., Awaitable[Any]],
-        background: Callable[[Coroutine[Any, Any, None], str], None],
+        background: Callable[[Work, str], None],
     ) -> None:
         self._node = node
         self._store = store
@@ -124,19 +127,22 @@ class Ingest:
         if entry is not None and entry.durable is not None:
             # The hub confirmed before the seal came. A parent that withholds the record holds up no version.
             self._node.confirm(holding, entry.durable)
-        self._background(self._seal(holding), f"seal {holding.open.version}")
+        self._background(partial(self._seal, holding), f"seal {holding.open.version}")
 
     async def _seal(self, holding: Holding) -> None:
         try:
             if not await holding.until_confirmed():
                 return
             stored: Stored = await self._blocking(self._store.seal, holding.log, holding.assembly)
-            holding.seal()
+            if not holding.durable:
+                holding.seal()
             needed = self._planner.needed() | {stored.id}
             gone: list[Stored] = await self._blocking(self._store.retain, needed)
             for each in gone:
                 self._node.forget(each.id)
         except P2PCastError as error:
+            if shortage(error) is not None:
+                raise
             if not self._node.error.done():
                 self._node.error.set_exception(error)
         self._planner.replan()

@@ -21,7 +21,7 @@ ONE_VERSION = [
         "trainer_node/publish/delta_publisher.py",
         "        await self._staging.run(self._numbers.note, version)\n",
         "",
-        DAEMONS + "test_a_hub_whose_disk_is_full_at_the_tail_ends_and_its_number_is_gone",
+        DAEMONS + "test_a_hub_that_ends_with_a_full_disk_at_the_tail_uses_no_number_twice",
     ),
     Mutation(
         "the hub dies after peers have a version and before its own disk has it",

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from p2pcast.daemon.background_tasks import Work
+
 
 class Recorder:
     """``calls`` are (name, positional arguments, keyword arguments) in order. Attributes given here are returned as
@@ -45,8 +47,8 @@ class Background:
     def __init__(self) -> None:
         self.work: list[tuple[str, Coroutine[Any, Any, None]]] = []
 
-    def __call__(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        self.work.append((name, work))
+    def __call__(self, work: Coroutine[Any, Any, None] | Work, name: str) -> None:
+        self.work.append((name, work() if callable(work) else work))
 
     async def run(self) -> list[str]:
         """Run them all; their names."""

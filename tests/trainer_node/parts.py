@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.checkpoint import Checkpoint
+from p2pcast.daemon.background_tasks import Work
 from p2pcast.daemon.events import Events
 from p2pcast.errors import P2PCastError
 from p2pcast.sparse import budget_schedule
@@ -115,9 +116,10 @@ class Background:
         self.names: list[str] = []
         self.tasks: list[asyncio.Task[Any]] = []
 
-    def __call__(self, work: Coroutine[Any, Any, None], name: str, *, vital: bool = True) -> None:
+    def __call__(self, work: Coroutine[Any, Any, None] | Work, name: str, *, vital: bool = True) -> None:
         self.names.append(name)
-        self.tasks.append(asyncio.get_running_loop().create_task(work, name=name))
+        begun = work() if callable(work) else work
+        self.tasks.append(asyncio.get_running_loop().create_task(begun, name=name))
 
     async def settle(self) -> None:
         """All tasks that have begun are over. Raises the first error."""

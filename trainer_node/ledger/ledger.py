@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection, insert, update
 
 from p2pcast.errors import IntegrityError, RefusedError, UsageError
 from p2pcast.rollouts.job import Group, Job
@@ -93,6 +93,11 @@ class Ledger:
         self._audits = AuditSample(secrets.randbelow)
         self.happened: Callable[[Counter[tuple[str, ...]]], object] = lambda counts: None
         """Called in the caller's thread after each commit of a transition that did something to tell of."""
+        self.ran_short: Callable[[str, BaseException], object] = lambda short, error: None
+        """Called in the thread of a write that failed, with the shortage of the machine and the error. ``check_room`` says
+        when there is room again.
+        """
+        store.ran_short = lambda short, error: self.ran_short(short, error)
         self._transitions = Transitions(store, self._rates, now, lambda counts: self.happened(counts))
         dropped = self._transitions.start(
             lambda conn, now: job_groups.enter_task(conn, now, policy.task_hash), shared_commits=shared_commits
@@ -391,6 +396,17 @@ class Ledger:
         epoch, dropped = self._transitions.changing_versions(transition)
         self._warn_of_foreign(dropped)
         return epoch
+
+    def check_room(self) -> None:
+        """After a write that failed for a shortage: try one of each kind. Raises LocalError while one fails."""
+
+        def touch(conn: Connection) -> None:
+            conn.execute(update(db.meta).values(ran_s=db.meta.c.ran_s))
+
+        if self._store.short is not None:
+            self._store.segments.check_room()
+            self._transitions.call(touch)
+            self._store.short = None
 
     def prune(self) -> None:
         """Delete all that no resume needs: rows first, then the segments that no row points to."""

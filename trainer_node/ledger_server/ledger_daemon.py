@@ -80,6 +80,8 @@ SWITCH_S = 0.0002
 EXPIRE_S = 1.0
 """Interval in seconds at which leases end whose time is over."""
 PRUNE_S = 30.0
+DISK = "disk"
+"""Name of the work that looks for room after a write that failed."""
 HTTP_SHARE = 1 / 2
 """Share of the descriptors for HTTP connections: a ledger has no links."""
 MOST_CONNECTIONS = 8 * limits.MAX_HTTP_CONNECTIONS
@@ -141,7 +143,7 @@ class LedgerDaemon:
         self._heartbeats = HeartbeatBatch(self._beat)
         self._follower: VersionFollower | None = None
         self._feeder: PromptFeeder | None = None
-        self._retried = RetriedWork(events)
+        self._retried = RetriedWork(events, tasks)
         self._events = events
         self._ledger_events = LedgerEvents(events, SILENT_S)
         self._times = LearnerTimes()
@@ -200,6 +202,9 @@ class LedgerDaemon:
         self._note_run()
         loop = asyncio.get_running_loop()
         self._ledger.happened = lambda counts: loop.call_soon_threadsafe(self._happened, counts)
+        self._ledger.ran_short = lambda short, error: loop.call_soon_threadsafe(
+            self._tasks.note_shortage, DISK, short, error
+        )
         await self.view.renew()
         await self.http.start(*self._config.http)
         if self._certificate is not None and self._config.listen is not None:
@@ -210,15 +215,16 @@ class LedgerDaemon:
         if self._ledger.foreign_groups:
             self._events.emit("groups_dropped", groups=self._ledger.foreign_groups, reason=FOREIGN)
         async with aiohttp.ClientSession() as http, self._tasks.group() as group:
-            group.create_task(self._queue.run(), name="waiting leases")
-            group.create_task(self._heartbeats.run(), name="heartbeats")
+            group.create_task(self._queue.run, name="waiting leases")
+            group.create_task(self._heartbeats.run, name="heartbeats")
 
             def repeat(name: str, interval_s: float, work: Callable[[], Awaitable[object]]) -> None:
-                group.create_task(self._retried.repeat(name, interval_s, work), name=name)
+                group.create_task(partial(self._retried.repeat, name, interval_s, work), name=name)
 
-            exported = export_events("ledger", socket.gethostname(), self._events)
+            exported = partial(export_events, "ledger", socket.gethostname(), self._events)
             group.create_task(exported, name="telemetry", ends=True)
             repeat("status", RENEW_S, self.view.renew)
+            repeat(DISK, EXPIRE_S, lambda: self._call(self._ledger.check_room))
             repeat("expiry", EXPIRE_S, lambda: self._call(self._ledger.expire))
             repeat("events", EMIT_S, self._ledger_events.emit)
             repeat("checks", EXPIRE_S, self._scorers.recover)
@@ -227,7 +233,7 @@ class LedgerDaemon:
                 repeat("replays", REPLAY_S, replays.replay)
             repeat("retention", PRUNE_S, lambda: self._call(self._ledger.prune))
             if self._certificate is not None:
-                group.create_task(self._certificate.renew_when_due(), name="certificate")
+                group.create_task(self._certificate.renew_when_due, name="certificate")
             if self._config.hub is not None:
                 hub, bearer = self._config.hub, self._config.hub_bearer
                 learnt, moved = self._learnt, self._queue.changed
@@ -236,7 +242,8 @@ class LedgerDaemon:
                 if bearer is not None:
                     sender = SummarySender(http, hub, bearer, self.view.summary, self._drains.take)
                     # Readiness does not depend on the summary.
-                    repeated = RetriedWork(self._events).repeat("summary for the hub", SEND_S, sender.send)
+                    apart = RetriedWork(self._events, self._tasks)
+                    repeated = partial(apart.repeat, "summary for the hub", SEND_S, sender.send)
                     group.create_task(repeated, name="summary for the hub")
             if self._config.feed is not None:
                 feed = self._config.feed

@@ -22,6 +22,7 @@ from p2pcast import limits
 from p2pcast.daemon.events import Events
 from p2pcast.daemon.http_connections import hold
 from p2pcast.daemon.request_body import BodyTooLargeError, read_body, read_json
+from p2pcast.daemon.shortages import shortage
 from p2pcast.errors import (
     IntegrityError,
     LocalError,
@@ -179,7 +180,8 @@ class LedgerRoutes:
                 hold(request, proven=True)
                 _CALLER.set(caller.name)
                 return await handler(request)
-            except P2PCastError as error:
+            except Exception as found:  # noqa: BLE001 - bugs are raised again
+                error = _said(found)
                 status = next((STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES), 500)
                 response = web.json_response({"error": str(error)}, status=status)
                 if isinstance(error, ManyConnectionsError):
@@ -504,6 +506,15 @@ def _each(read: Callable[[bytes], T], rows: Sequence[bytes], name: str) -> list[
 
 def _engine(form: Form) -> EngineId:
     return EngineId(form.hexadecimal("node", ID_BYTES).hex(), form.text("name", limits.MAX_ENGINE_NAME, 1))
+
+
+def _said(error: Exception) -> P2PCastError:
+    """The error that the caller of a request gets. Raises a bug."""
+    if isinstance(error, P2PCastError):
+        return error
+    if (short := shortage(error)) is None:
+        raise error
+    return LocalError(f"the ledger's machine: {short}")
 
 
 def _packed_answer(document: dict[str, Any]) -> web.Response:

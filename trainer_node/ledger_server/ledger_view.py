@@ -72,6 +72,7 @@ class LedgerView:
             "workers": self._workers,
             "probes": self._probes.document(),
             "failures": self._tasks.status(),
+            "short": self._tasks.short(),
         }
 
     def summary(self) -> Document:

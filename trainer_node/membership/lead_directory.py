@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from functools import partial
 from typing import Any
 
+from p2pcast.daemon.background_tasks import Work
 from p2pcast.daemon.daemon_process import StateFile
 from p2pcast.wire import messages
 from topology.reachability import Reach
@@ -29,7 +31,7 @@ class LeadDirectory:
         reach: Reach,
         memory: StateFile,
         *,
-        later: Callable[[Coroutine[Any, Any, None], str], None],
+        later: Callable[[Work, str], None],
         in_thread: Callable[..., Coroutine[Any, Any, Any]],
     ) -> None:
         self._sessions = sessions
@@ -77,4 +79,4 @@ class LeadDirectory:
             self._saved = claims
             # Set on the loop, written in a thread: of two writes at once either has the newest claims.
             self._memory.facts[LEADS] = claims
-            self._later(self._in_thread(self._memory.update), "leads of engines")
+            self._later(partial(self._in_thread, self._memory.update), "leads of engines")

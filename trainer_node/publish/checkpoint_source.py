@@ -9,13 +9,14 @@ An error with a folder costs that version alone, and is reported. A folder that 
 nor is the same content under the same step. Small files are content: others under the weights of the newest version
 make a version of their own. Under those of an older version they are reported, so that no engine goes back for them.
 A step that found no room is published as soon as there is more, unless a newer one has come.
+Another shortage of this machine ends ``run``, whose next call takes the folder up again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,12 +24,14 @@ from blake3 import blake3
 
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.checkpoint.folder_form import FolderForm, Marker
+from p2pcast.daemon.shortages import scarce
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError
 from p2pcast.quantised.folder_opening import Opening
 from p2pcast.sparse.budget_schedule import check_schedule
 from p2pcast.state.staging import Staging
 from p2pcast.store import disk
 from p2pcast.store.atomic_files import is_full
+from p2pcast.store.disk_room import check_room
 from topology.version_sizes import RECORDS_BYTES
 from trainer_node.publish.checkpoint_watcher import Damaged, Found, fingerprint_of, same_fingerprint, watch
 from trainer_node.publish.pipeline import Pipeline
@@ -69,8 +72,12 @@ class CheckpointSource:
         form: FolderForm,
         open_: Opening = Checkpoint.open,
         rooms: Sequence[Path] = (),
+        *,
+        on_room: Callable[[BaseException | None], None] = lambda error: None,
     ) -> None:
-        """``rooms``: folders in which a version needs room."""
+        """``rooms``: folders in which a version needs room, the store's first. ``on_room`` is called with the error of
+        a version that found none, and with None after a version.
+        """
         self._versions = versions
         self._publishing = publishing
         self._history = history
@@ -79,9 +86,26 @@ class CheckpointSource:
         self._open = open_
         self._rooms = rooms
         self._unroomed: _Unroomed | None = None
+        self._on_room = on_room
+        self._was_short = False
 
     async def run(self, checkpoints: Path) -> None:
-        """Until cancelled. Raises LocalError when the hub's own disk fails."""
+        """Until cancelled. Raises LocalError when the hub's own disk fails, or this machine is short of something. Then
+        it may be called again.
+        """
+        if self._was_short:
+            # A version that fails half-way has used its number, and peers have received a part of it.
+            for room in self._rooms[:1]:
+                await self._staging.run(check_room, room)
+            await self._publishing.catch_up()
+            self._was_short = False
+        try:
+            await self._take_all(checkpoints)
+        except Exception as error:
+            self._was_short = scarce(error)
+            raise
+
+    async def _take_all(self, checkpoints: Path) -> None:
         async with contextlib.aclosing(
             watch(checkpoints, self._form, open_=self._open, known=self._is_published, again=self._again)
         ) as events:
@@ -123,6 +147,9 @@ class CheckpointSource:
                 self._versions.skip(name, "it was deleted while it was read")
             elif isinstance(error, LocalError) and self._versions.failed:
                 raise
+            elif scarce(error) and not is_full(error):
+                self._versions.skip(name, str(error))
+                raise
             else:
                 why = await self._staging.run(_reason, found.path, self._open, error)
                 if is_full(error):
@@ -130,6 +157,7 @@ class CheckpointSource:
                         # So attempts are few, however the room varies.
                         free = tuple(map(max, free, before.tried_with))
                     self._unroomed = _Unroomed(name, free)
+                    self._on_room(error)
                     why += "; this step is tried again when there is more room"
                 self._versions.skip(name, why)
 
@@ -164,6 +192,7 @@ class CheckpointSource:
             await self._versions.finish(done)
             version, mark = done.version, self._publishing.mark_of(done.version)
         self._versions.unskip(name)
+        self._on_room(None)
         brought = None if mark is None else digest
         await self._staging.run(
             self._history.note, step, folder=found.fingerprint, version=version, mark=mark, files=brought

@@ -30,6 +30,7 @@ import blake3
 
 from p2pcast.checkpoint import Checkpoint
 from p2pcast.checkpoint.folder_form import DEFAULT, MARKERS, STABLE, FolderForm, Marker, StepNames
+from p2pcast.daemon.shortages import scarce
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError
 from trainer_node.publish.folder_events import folder_events
 
@@ -92,7 +93,7 @@ class Folder:
 
 def scan(path: Path, form: FolderForm = DEFAULT) -> list[Folder]:
     """Every step folder under ``path``, by step; none while ``path`` is missing. Raises LocalError when it cannot be
-    listed.
+    listed, or when this machine is too short of something to list a folder in it.
     """
     found = []
     try:
@@ -155,9 +156,10 @@ def _scan_folder(step: int, path: Path, marker: Marker) -> Folder | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        return Folder(
-            step, path, f"unreadable: {error.errno}", False, False, f"{path}: can't list it: {error.strerror}"
-        )
+        why = f"{path}: can't list it: {error.strerror}"
+        if scarce(error):
+            raise LocalError(why) from error  # no fault of the folder
+        return Folder(step, path, f"unreadable: {error.errno}", False, False, why)
     last = marked_ns is not None and marked_ns >= newest_ns
     fingerprint = f"{digest.hexdigest()[:32]}-{changes.hexdigest()[:16]}"
     return Folder(step, path, fingerprint, marked_ns is not None, last)
@@ -294,6 +296,8 @@ class Watch(Generic[T]):
         except IntegrityError as error:
             state.reason = str(error)
         except (P2PCastError, OSError) as error:
+            if scarce(error):
+                raise  # no fault of the folder
             state.reason = str(error)
             state.retry_at = now + RETRY_S
         else:

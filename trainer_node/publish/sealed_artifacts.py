@@ -7,9 +7,9 @@ Where a version finds no room, squashes go first that are not being sent.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
+from p2pcast.daemon.background_tasks import Work
 from p2pcast.relay.artifact_path import Edge, cheapest_path
 from p2pcast.relay.child import Child
 from p2pcast.relay.holding import Holding
@@ -35,7 +35,7 @@ class SealedArtifacts:
         staged: Callable[[], Iterable[Version | None]],
         children: Callable[[], Iterable[Child]],
         store_changed: Callable[[], None],
-        later: Callable[[Coroutine[Any, Any, None], str], None],
+        later: Callable[[Work, str], None],
     ) -> None:
         """``later`` starts a background task."""
         self._node = node
@@ -50,7 +50,7 @@ class SealedArtifacts:
     def add(self, stored: Stored) -> None:
         """Announce an artifact that was made beside live traffic, then apply retention."""
         self._announcer.announce([self._node.add_stored(stored.assembly, self._store.open_log(stored))])
-        self._later(self.retain(), f"retention after {stored.version}")
+        self._later(self.retain, f"retention after {stored.version}")
         self._store_changed()
 
     async def discard(self, holding: Holding) -> None:

@@ -6,14 +6,16 @@ Promise: a version is announced as sealed only once it is durable in the hub's s
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
 from p2pcast import limits
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.artifact.signed_records import Durable, Open
 from p2pcast.codec.layout import Layout
+from p2pcast.daemon.background_tasks import Work
 from p2pcast.daemon.events import Events
+from p2pcast.daemon.shortages import scarce
 from p2pcast.errors import LocalError, P2PCastError, RemoteError
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import Node, Parent
@@ -45,7 +47,7 @@ class VersionSealer:
         announcer: ArtifactAnnouncer,
         *,
         store_changed: Callable[[], None],
-        later: Callable[[Coroutine[Any, Any, None], str], None],
+        later: Callable[[Work, str], None],
         max_pulls: int = MAX_PULLS,
     ) -> None:
         """``sizes``: of the run's versions, for the planner. ``later`` starts a background task. ``max_pulls``: peers
@@ -88,13 +90,13 @@ class VersionSealer:
         self._announcer.announce([holding])
 
     def on_complete(self, holding: Holding) -> None:
-        self._later(self._seal(holding), f"seal {holding.open.version}")
+        self._later(partial(self._seal, holding), f"seal {holding.open.version}")
 
     def on_aborted(self, holding: Holding) -> None:
         version = holding.open.version
         self._events.emit("aborted", version=str(version))
         self._notify(Aborted(version))
-        self._later(self._staging.run(self._store.abandon, holding.log, holding.id), f"abandon {version}")
+        self._later(partial(self._staging.run, self._store.abandon, holding.log, holding.id), f"abandon {version}")
         self._announcer.withdraw([holding.id])
 
     def on_offered(self, upstream: Parent) -> None: ...
@@ -112,10 +114,14 @@ class VersionSealer:
         try:
             await self._staging.run(self._store.seal, holding.log, holding.assembly, durable)
         except P2PCastError as error:
+            if scarce(error):
+                raise  # sealed once there is room
             self.fail(error)
             holding.fail_seal(error)
             return
         except Exception as error:
+            if scarce(error):
+                raise
             holding.fail_seal(LocalError(f"version {version} could not be sealed: {type(error).__name__}"))
             raise
         self.node.confirm(holding, durable)

@@ -10,12 +10,13 @@ from dataclasses import replace
 import pytest
 
 from p2pcast import limits
-from p2pcast.errors import LocalError, RefusedError
+from p2pcast.errors import RefusedError
 from p2pcast.relay import upstream
 from p2pcast.store import disk, retention
 from p2pcast.store.artifact_journal import Kind
 from p2pcast.store.artifact_store import Store
 from p2pcast.store.retention import Counts
+from p2pcast.version import Version
 from p2pcast.wire.join_token import JoinToken
 from rollout_node.control.reporter import Reporter
 from topology import version_sizes
@@ -132,20 +133,27 @@ class Full:
 
 @pytest.mark.parametrize("where", ["disk", "memory"])
 async def test_a_peer_without_room_says_so_once_and_loses_nothing(swarm, states, tmpfs, where):
-    """The peer ends with one clear error; with room again it resumes, and no peer below was delayed."""
+    """The peer is unhealthy and says why; with room again it goes on, and no peer below was delayed."""
+    swarm.expects_failures = True
     state = await started(swarm, states, "a", "b")
     folder = swarm.folder / "a" if where == "disk" else tmpfs / "a" / "patches"
-    with disk.watched(Full(folder)):
+    peer, other = swarm.peers["a"], swarm.peers["b"]
+    received = peer.node.bytes_received
+    room = Full(folder)
+    with disk.watched(room):
         swarm.publish(3, states.trained(state, 3))
-        error = await swarm.ended(swarm.peers["a"])
-        assert isinstance(error, LocalError)
-        assert "no space is left" in str(error)
-        assert str(folder) in str(error)
+        await swarm.until(lambda: not peer.tasks.healthy()[0], "the peer is unhealthy")
+        code, text = await swarm.get(peer, "/healthz")
+        assert (code, "no space is left" in text, str(folder) in text) == (503, True, False)
+        await swarm.live("0.3", other)
+        assert peer.committed == Version(0, 2)
+        room.full = False
         await swarm.live("0.3")
-    back = await swarm.peer_up("a")
-    await swarm.live("0.3")
+        await swarm.until(lambda: peer.tasks.healthy()[0], "the peer is healthy again")
     await swarm.published("0.3")
-    assert back.node.bytes_received <= swarm.hub.publishing.lifecycle.published.bytes
+    assert peer.node.bytes_received - received <= swarm.hub.publishing.lifecycle.published.bytes
+    kinds = [event.kind for event in peer.events.after(0, 10_000)[1]]
+    assert (kinds.count("work_fails") >= 1, kinds.count("work_fails")) == (True, kinds.count("work_recovers"))
 
 
 async def test_a_hub_without_room_skips_that_version_and_goes_on(swarm, states):
@@ -155,9 +163,11 @@ async def test_a_hub_without_room_skips_that_version_and_goes_on(swarm, states):
         swarm.publish(3, states.trained(state, 3))
         await swarm.until(lambda: "step_3" in swarm.hub.publishing.lifecycle.skipped, "it is skipped")
         assert "no space is left" in swarm.hub.publishing.lifecycle.skipped["step_3"]
+        await swarm.until(lambda: not swarm.hub.tasks.healthy()[0], "the hub is unhealthy")
         room.full = False
         swarm.publish(4, states.trained(state, 4))
         await swarm.live("0.4")
+        await swarm.until(lambda: swarm.hub.tasks.healthy()[0], "the hub is healthy again")
 
 
 async def test_an_artifact_damaged_on_a_peers_disk_is_fetched_again(swarm, states, tmpfs):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import pytest
 from aiohttp import web
 from fake_engine import digest_of
 from ledger_stage import END_S, Up, config_of
+from parity_task import Parity
 from test_ledger_requests import MANIFEST, Stage, played
 
 from p2pcast.errors import RefusedError
@@ -94,6 +98,66 @@ async def test_a_database_that_restarts_delays_the_ledger_alone(cluster: Cluster
         status, answer = await stage.hand_in(stage.session, result)
         assert (status, answer["results"][0]["verdict"]) == (200, "accepted")
         assert (await stage.read("/healthz"))[0] == 200
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, of a few MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m,mode=700", "tmpfs", folder], check=True)
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Take all the room of a disk with one file."""
+    path = folder / "filler"
+    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    return path
+
+
+async def until_health(stage: Stage, status: int) -> str:
+    while (found := await stage.read("/healthz"))[0] != status:  # noqa: ASYNC110 - no event tells of it
+        await asyncio.sleep(0.05)
+    return found[1]
+
+
+async def test_a_full_disk_makes_the_ledger_unhealthy_and_loses_nothing(small_disk: Path, up: Up) -> None:
+    async with asyncio.timeout(END_S), up(config_of(small_disk)) as daemon, aiohttp.ClientSession() as http:
+        stage = Stage(daemon, small_disk, http)
+        await resumed(stage)
+        await stage.ask("/v1/versions", {"version": "0.0", "manifest": MANIFEST.hex()}, "trainer")
+        kept, lost = await stage.lease(stage.session, slots=2)
+        first, second = [await played(*one) for one in (kept, lost)]
+        assert (await stage.hand_in(stage.session, first))[0] == 200
+        filler = fill(small_disk)
+        about = {"slots": 4, "task": "parity", "task_hash": Parity().hash.hex()}
+        for number in range(200):  # the newest pages of the database's log have room for a few rows
+            status, _ = await stage.ask("/v1/workers", about | {"name": f"w{number}"})
+            if status != 200:
+                break
+        assert status == 503
+        assert (await stage.hand_in(stage.session, second))[0] == 503
+        text = await until_health(stage, 503)
+        assert text.startswith("unhealthy: task '")
+        assert "make room on the disk" in text
+        _, status = await stage.get("/v1/status", "trainer")
+        assert "disk" in [row["task"] for row in status["short"]]
+        _, metrics = await stage.read("/metrics")
+        assert "p2pcast_healthy 0.0" in metrics
+        filler.unlink()
+        await until_health(stage, 200)
+        status, answer = await stage.hand_in(stage.session, second)
+        assert (status, answer["results"][0]["verdict"]) == (200, "accepted")
+        status, answer = await stage.hand_in(stage.session, first)
+        assert (status, answer["results"][0]["verdict"]) == (200, "accepted"), "the first one was kept"
+        _, metrics = await stage.read("/metrics")
+        assert "p2pcast_healthy 1.0" in metrics
 
 
 @pytest.mark.parametrize("status", [500, 401, 302])

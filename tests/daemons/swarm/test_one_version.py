@@ -96,27 +96,44 @@ async def test_a_hub_that_dies_between_seal_and_disk_goes_on_with_another_number
         )
 
 
-async def test_a_hub_whose_disk_is_full_at_the_tail_ends_and_its_number_is_gone(swarm, states):
+class FullAtTheTail:
+    """No room for the tail of a version, which follows all its pieces."""
+
+    def __init__(self, hub) -> None:
+        self.partial = hub / "partial"
+        self.full = True
+
+    def step(self, step, do):
+        is_tail = step.what == "write" and step.path.is_relative_to(self.partial) and len(step.parts) == 2 and step.at
+        if self.full and is_tail:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(step.path))
+        return do()
+
+
+async def short_of_room(swarm) -> None:
+    await swarm.until(lambda: not swarm.hub.tasks.healthy()[0], "the hub is unhealthy")
+    assert "'seal 0.3' waits: no space is left" in swarm.hub.tasks.healthy()[1]
+
+
+async def test_a_hub_whose_disk_is_full_at_the_tail_seals_once_there_is_room(swarm, states):
     state = await started(swarm, states, "a")
-
-    class Full:
-        """No room for the tail of 0.3, which follows all its pieces."""
-
-        def step(self, step, do):
-            if (
-                step.what == "write"
-                and step.path.is_relative_to(swarm.folder / "hub" / "partial")
-                and len(step.parts) == 2
-                and step.at
-            ):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(step.path))
-            return do()
-
-    with disk.watched(Full()):
+    room = FullAtTheTail(swarm.folder / "hub")
+    with disk.watched(room):
         swarm.publish(3, states.trained(state, 3))
-        error = await swarm.ended(swarm.hub)
-    assert isinstance(error, LocalError)
-    assert "no space is left" in str(error)
+        await short_of_room(swarm)
+        assert swarm.peers["a"].committed == Version(0, 2), "no peer takes a version that is not durable"
+        room.full = False
+        await swarm.live("0.3")
+    await swarm.published("0.3")
+    assert swarm.hub.tasks.healthy()[0]
+
+
+async def test_a_hub_that_ends_with_a_full_disk_at_the_tail_uses_no_number_twice(swarm, states):
+    state = await started(swarm, states, "a")
+    with disk.watched(FullAtTheTail(swarm.folder / "hub")):
+        swarm.publish(3, states.trained(state, 3))
+        await short_of_room(swarm)
+        await swarm.down(swarm.hub)
     # The hub's own notes must name the opened version: no peer is connected to show it.
     await swarm.down(swarm.peers["a"])
     swarm.publish(3, states.trained(state, 33))

@@ -5,9 +5,11 @@ p2pcast.daemon.background_tasks states.
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
 import threading
+from functools import partial
 
 import pytest
 
@@ -57,7 +59,7 @@ def test_a_bug_in_vital_work_ends_the_group_with_the_tasks_name(run, caplog):
         tasks = Tasks(Events())
         with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012
             async with tasks.group() as group:
-                group.create_task(asyncio.Event().wait(), name="a loop")
+                group.create_task(asyncio.Event().wait, name="a loop")
                 tasks.later(fails(Bug("oh")), "seal 0.1")
         error = caught.value.exceptions[0]
         assert isinstance(error, TaskFailedError)
@@ -79,7 +81,7 @@ def test_a_bug_before_the_group_begins_ends_the_group(run):
         await until(lambda: tasks.failed)
         with pytest.raises(ExceptionGroup, match="unhandled"):
             async with tasks.group() as group:
-                group.create_task(asyncio.Event().wait(), name="a loop")
+                group.create_task(asyncio.Event().wait, name="a loop")
 
     run(work())
 
@@ -89,7 +91,7 @@ def test_a_bug_in_a_loop_of_the_daemon_is_named(run):
         tasks = Tasks(Events())
         with pytest.raises(ExceptionGroup) as caught:
             async with tasks.group() as group:
-                group.create_task(fails(ExceptionGroup("inside", [Bug("oh")])), name="keepalives")
+                group.create_task(partial(fails, ExceptionGroup("inside", [Bug("oh")])), name="keepalives")
         assert "task 'keepalives' failed" in str(caught.value.exceptions[0])
 
     run(work())
@@ -100,7 +102,7 @@ def test_a_daemon_loop_that_ends_is_a_failure(run, ends):
     async def work() -> None:
         tasks = Tasks(Events())
         async with tasks.group() as group:
-            group.create_task(asyncio.sleep(0), name="keepalives", ends=ends)
+            group.create_task(partial(asyncio.sleep, 0), name="keepalives", ends=ends)
             for _ in range(10):
                 await asyncio.sleep(0)
             raise LocalError("the end of the test")
@@ -117,7 +119,7 @@ def test_an_expected_error_of_a_loop_is_raised_unchanged(run):
         tasks = Tasks(Events())
         with pytest.raises(ExceptionGroup) as caught:
             async with tasks.group() as group:
-                group.create_task(fails(LocalError("the disk is full")), name="node")
+                group.create_task(partial(fails, LocalError("the disk is full")), name="node")
         assert [str(e) for e in caught.value.exceptions] == ["the disk is full"]
         assert tasks.failed == 0
 
@@ -275,5 +277,122 @@ def test_failures_are_bounded_and_the_first_is_shown(run):
             tasks.fail(f"task {number}", Bug())
         assert (len(tasks.status()), tasks.failed) == (16, 100)
         assert "'task 0'" in tasks.healthy()[1]
+
+    run(work())
+
+
+# -- shortages of the machine
+
+
+def full() -> OSError:
+    return OSError(errno.ENOSPC, "No space left on device", "/secret/state")
+
+
+class Fails:
+    """Work that fails ``times`` times, and then goes on until cancelled, or ends."""
+
+    def __init__(self, times: int, error: Exception, *, ends: bool = False) -> None:
+        self.times, self.error, self.ends = times, error, ends
+        self.begun = 0
+
+    async def work(self) -> None:
+        self.begun += 1
+        if self.begun <= self.times:
+            raise self.error
+        if not self.ends:
+            await asyncio.Event().wait()
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    for name in ("RETRY_S", "PROVED_S"):
+        monkeypatch.setattr(f"p2pcast.daemon.background_tasks.{name}", 0.001)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_loop_that_meets_a_shortage_is_begun_again_and_red_until_the_loop_works(run, quick, ends):
+    async def work() -> None:
+        tasks, loop = Tasks(Events()), Fails(3, full(), ends=ends)
+        async with tasks.group() as group:
+            group.create_task(loop.work, name="checkpoints", ends=ends)
+            await until(lambda: loop.begun)
+            assert tasks.healthy() == (
+                False,
+                "task 'checkpoints' waits: no space is left on the device: make room on the disk",
+            )
+            assert tasks.short() == [
+                {"task": "checkpoints", "why": "no space is left on the device: make room on the disk"}
+            ]
+            assert (tasks.failed, tasks.status()) == (1, [])
+            await until(lambda: tasks.healthy()[0])
+            assert (loop.begun, tasks.failed) == (4, 1)
+            kinds = [(e.kind, e.facts["work"]) for e in tasks._events.after(0)[1]]
+            assert kinds == [("work_fails", "checkpoints"), ("work_recovers", "checkpoints")]
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        run(work())
+
+
+def test_a_bug_after_a_shortage_ends_the_group(run, quick):
+    async def work() -> None:
+        tasks, loop = Tasks(Events()), Fails(2, full())
+
+        async def fails_then() -> None:
+            try:
+                await loop.work()
+            finally:
+                if loop.begun == 2:
+                    loop.error = Bug("oh")
+
+        loop.times = 9
+        with pytest.raises(ExceptionGroup) as caught:
+            async with tasks.group() as group:
+                group.create_task(fails_then, name="checkpoints")
+        assert "task 'checkpoints' failed: Bug: oh" in str(caught.value.exceptions[0])
+
+    run(work())
+
+
+def test_later_work_is_repeated_only_if_its_beginning_is_given(run, quick, monkeypatch):
+    monkeypatch.setattr("p2pcast.daemon.background_tasks.LAPSE_S", 0.001)
+
+    async def work() -> None:
+        tasks, again, once = Tasks(Events()), Fails(2, full(), ends=True), Fails(2, full(), ends=True)
+        async with tasks.group():
+            tasks.later(again.work, "retention")
+            tasks.later(once.work(), "abandon")
+            await until(lambda: not tasks._running)
+            assert (again.begun, once.begun, tasks.failed) == (3, 1, 2)
+            await until(lambda: tasks.healthy()[0])
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        run(work())
+
+
+def test_a_shortage_in_a_callback_makes_the_daemon_red_for_a_while(run, monkeypatch):
+    monkeypatch.setattr("p2pcast.daemon.background_tasks.LAPSE_S", 0.001)
+
+    async def work() -> None:
+        tasks = Tasks(Events())
+        with tasks.watching():
+            asyncio.get_running_loop().call_soon(raises, full())
+            kept = spawn(fails(full()), "read ahead")
+            await until(lambda: tasks.failed == 2)
+            assert not tasks.healthy()[0]
+            await until(lambda: tasks.healthy()[0])
+        assert kept.done()
+
+    run(work())
+
+
+def test_the_number_of_remembered_shortages_is_bounded(run):
+    async def work() -> None:
+        tasks = Tasks(Events())
+        for number in range(100):
+            tasks.note_shortage(f"enrol {number}", "too many files", full(), lapses=True)
+        assert len(tasks.short()) == 16
+        await tasks.end()
 
     run(work())

@@ -124,7 +124,9 @@ async def test_probes_are_of_the_model_alone_where_an_adapter_plays(worker: Work
     assert {body.get("model") for body in worker.engine.asked if body not in scored} == {"phi"}
 
 
-async def test_a_worker_waits_for_its_engine_and_warns_meanwhile(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_worker_waits_for_its_engine_and_warns_meanwhile(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
     worker.ledger.finish_when_empty = True
     worker.engine.versions = ["none"]
 

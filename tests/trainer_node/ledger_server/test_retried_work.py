@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from p2pcast.daemon.background_tasks import Tasks
 from p2pcast.daemon.events import Events
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RefusedError, RemoteError, RetryableError
 from trainer_node.ledger_server import retried_work
@@ -20,7 +21,7 @@ def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", [LocalError, RetryableError, RemoteError])
 async def test_failing_work_is_repeated_and_named_until_a_success(kind: type[P2PCastError]) -> None:
     events, tried, done = Events(), 0, asyncio.Event()
-    retried, named = RetriedWork(events), []
+    retried, named = RetriedWork(events, Tasks(events)), []
 
     async def work() -> None:
         nonlocal tried
@@ -50,11 +51,11 @@ async def test_an_error_that_repeating_cannot_mend_is_raised(kind: type[Exceptio
         raise kind("another run")
 
     with pytest.raises(kind, match="another run"):
-        await RetriedWork(Events()).repeat("versions", 0.0, work)
+        await RetriedWork(Events(), Tasks(Events())).repeat("versions", 0.0, work)
 
 
 async def test_all_failing_work_is_named() -> None:
-    retried = RetriedWork(Events())
+    retried = RetriedWork(Events(), Tasks(Events()))
 
     async def work() -> None:
         raise LocalError("no")

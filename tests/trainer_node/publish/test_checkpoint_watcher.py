@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import threading
@@ -119,7 +120,7 @@ def test_deleted_while_read_is_forgotten_and_the_next_taken() -> None:
 
 def test_local_trouble_is_reported_once_and_tried_again() -> None:
     disk = Disk()
-    disk.broken[1] = OSError(24, "Too many open files")
+    disk.broken[1] = PermissionError(13, "Permission denied")
     watch = Watch(disk)
     observed(watch, 0.0, [folder(1)])
     told = observed(watch, 0.2, [folder(1)])
@@ -129,6 +130,29 @@ def test_local_trouble_is_reported_once_and_tried_again() -> None:
     assert disk.checks == [1, 1]
     disk.broken.clear()
     assert observed(watch, 2 * checkpoint_watcher.RETRY_S + 0.2, [folder(1)]) == [found(1, "a")]
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM])
+def test_a_shortage_of_this_machine_is_no_fault_of_a_folder(number: int) -> None:
+    disk = Disk()
+    disk.broken[1] = OSError(number, os.strerror(number))
+    watch = Watch(disk)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        observed(watch, 0.0, [folder(1)])
+
+
+def test_a_scan_without_descriptors_names_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "step_1").mkdir()
+    listed = os.scandir
+
+    def scandir(path: Path) -> Any:
+        if path.name == "step_1":
+            raise OSError(errno.EMFILE, "Too many open files")
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(LocalError, match="can't list it: Too many open files"):
+        scan(tmp_path)
 
 
 def test_rewritten_and_lower_steps_are_reported_again() -> None:

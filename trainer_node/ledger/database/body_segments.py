@@ -19,7 +19,9 @@ from typing import BinaryIO, NamedTuple
 import blake3
 
 from p2pcast import limits
+from p2pcast.daemon.shortages import scarce
 from p2pcast.errors import IntegrityError, LocalError
+from p2pcast.store.disk_room import check_room
 
 SEGMENT_BYTES = 64 * limits.MIB
 """A segment that is at least so long is followed by the next. Retention deletes whole segments."""
@@ -103,6 +105,10 @@ class Segments:
         """No row will point to a body that was appended since the last ``sync``."""
         self._lost = self._dirty = False
 
+    def check_room(self) -> None:
+        """Raises LocalError unless a body can be written."""
+        check_room(self._folder)
+
     def _failed(self, error: OSError) -> LocalError:
         return LocalError(f"{self._folder}: results cannot be written ({error.strerror}): check the disk")
 
@@ -121,7 +127,9 @@ class Segments:
                 file.seek(place.offset)
                 head, body = file.read(HEAD_BYTES), file.read(place.length)
         except OSError as error:
-            raise IntegrityError(f"{self._path(place.segment)}: cannot be read ({error.strerror})") from error
+            said = f"{self._path(place.segment)}: cannot be read ({error.strerror})"
+            # Without free descriptors the body is as whole as before; a device that fails has lost it.
+            raise (LocalError if scarce(error) else IntegrityError)(said) from error
         if head[:4] != place.length.to_bytes(4, "little") or blake3.blake3(body).digest() != head[4:]:
             raise IntegrityError(f"{self._path(place.segment)}: the body at {place.offset} is damaged")
         return body

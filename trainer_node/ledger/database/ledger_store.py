@@ -18,6 +18,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, insert, select
 from sqlalchemy.exc import DBAPIError, OperationalError, PendingRollbackError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from p2pcast.daemon.shortages import shortage
 from p2pcast.errors import LocalError, UsageError
 from trainer_node.ledger.database.body_segments import SEGMENT_BYTES, Segments
 from trainer_node.ledger.database.ledger_schema import SCHEMA, meta, metadata
@@ -67,6 +68,10 @@ class Store:
         """Called in the writer's thread after each commit, before any further transaction."""
         self.rolled_back: Hook = _no_hook
         """Called in the writer's thread after each transaction that failed, before any further one."""
+        self.short: str | None = None
+        """The shortage of the machine when a write failed; None again once ``check_room`` has succeeded."""
+        self.ran_short: Callable[[str, BaseException], object] = lambda short, error: None
+        """Called in the thread of the write whenever ``short`` is set."""
         try:
             self.connection: Connection = self._engine.connect()
             self._create()
@@ -98,9 +103,10 @@ class Store:
                 self.boundary("before fsync")
                 self.segments.sync()
                 self.boundary("before commit")
-        except BaseException:
+        except BaseException as error:
             self.segments.rolled_back()
             self.rolled_back()
+            self.note_failure(error)
             raise
         self.committed()
         self.boundary("after commit")
@@ -110,6 +116,12 @@ class Store:
         """The rows as of the newest commit; no statement can change them. Several threads may read at once."""
         with database_errors(), self._readers.connect() as connection, connection.begin():
             yield connection
+
+    def note_failure(self, error: BaseException) -> None:
+        """A write of a transaction, or of one of its calls, has failed."""
+        if (short := shortage(error)) is not None:
+            self.short = short
+            self.ran_short(short, error)
 
     def close(self) -> None:
         self.segments.close()

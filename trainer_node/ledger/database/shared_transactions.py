@@ -112,7 +112,7 @@ class SharedTransactions:
                     call = (self._urgent if urgent else self._ordinary).popleft()
                     if call[1].set_running_or_notify_cancel():
                         calls.append(call)
-                        done.append(_outcome(conn, call[0]))
+                        done.append(self._outcome(conn, call[0]))
         except BaseException as error:  # noqa: BLE001 - every caller learns of it
             done = [(None, error) for _ in calls]
         for (_, future), (value, failure) in zip(calls, done, strict=True):
@@ -122,10 +122,10 @@ class SharedTransactions:
                 future.set_exception(failure)
         return urgent
 
-
-def _outcome(conn: Connection, transition: Callable[[Connection], Any]) -> tuple[Any, BaseException | None]:
-    try:
-        with database_errors(), conn.begin_nested():
-            return transition(conn), None
-    except Exception as error:  # noqa: BLE001 - it is the caller's
-        return None, error
+    def _outcome(self, conn: Connection, transition: Callable[[Connection], Any]) -> tuple[Any, BaseException | None]:
+        try:
+            with database_errors(), conn.begin_nested():
+                return transition(conn), None
+        except Exception as error:  # noqa: BLE001 - it is the caller's
+            self._store.note_failure(error)
+            return None, error

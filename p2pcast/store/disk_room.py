@@ -1,0 +1,26 @@
+"""Whether a disk has room again, after a write that failed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from p2pcast.limits import MIB
+from p2pcast.store import disk
+from p2pcast.store.atomic_files import explained, part_path
+
+ROOM_BYTES = MIB
+"""Free space without which a disk counts as full."""
+
+
+def check_room(folder: Path, size: int = ROOM_BYTES) -> None:
+    """Write a file of ``size`` bytes in ``folder`` and remove it. Blocks. Raises LocalError."""
+    path = part_path(folder / "room")
+    with explained("write to", folder):
+        fd = disk.create(path, os.O_WRONLY | os.O_EXCL)
+        try:
+            disk.allocate(fd, path, 0, size)
+            disk.sync(fd, path)
+        finally:
+            os.close(fd)
+            disk.unlink(path, missing_ok=True)
