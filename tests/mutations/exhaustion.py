@@ -201,9 +201,9 @@ EXHAUSTION = [
     ),
     Mutation(
         "many HTTP connections",
-        "p2pcast/daemon/connection_places.py",
-        "            out = self._quiet.oldest()",
-        "            out = None",
+        "p2pcast/daemon/http_connections.py",
+        "        if (out := self.places.add(one, host)) is not None:",
+        "        if (out := self.places.add(one, host)) is not None and False:",
         "tests/daemons/hub/test_connection_floods.py::test_floods_of_strangers_leave_the_daemons_to_their_callers",
     ),
     Mutation(
