@@ -322,9 +322,16 @@ ROLLOUTS = [
     Mutation(
         "names old versions, so that groups",
         ACCEPTANCE,
-        "if span.version.branch == served.branch and span.version.step < served.step:",
+        "if served is not None and version.branch == served.branch and version.step < served.step:",
         "if False:",
-        LIES + "test_old_version_of_the_leases_own_branch_is_forged",
+        LIES + "test_old_version_of_the_leases_own_branch_counts_for_nothing",
+    ),
+    Mutation(
+        "names old versions, so that groups",
+        SETTLING,
+        'if row.purpose == "train" and not admissible(now, policy, Version(row.branch, row.served)):',
+        'if row.purpose == "train":',
+        LIES + "test_old_version_of_the_leases_own_branch_counts_for_nothing",
     ),
     Mutation(
         "fails a job again and again",

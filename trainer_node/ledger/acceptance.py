@@ -87,8 +87,8 @@ def rejection(
     """Why the result is rejected; None if it is accepted. ``settled``: the job has ended. ``in_time``: the lease was
     in force when the result came. ``served``: by the engine when the lease began; None where that is not known.
     """
-    wrong = _forgery(result, job) or _manifest_fault(result, standards) or _step_back(result, served)
-    if wrong := wrong or _schedule_fault(result, standards):
+    wrong = _forgery(result, job) or _manifest_fault(result, standards) or _schedule_fault(result, standards)
+    if wrong is not None:
         return wrong
     if (detail := fault(result, standards.vocabulary)) and (result.spans or not result.sampled):
         return Rejection(Reason.MALFORMED, detail)
@@ -99,7 +99,8 @@ def rejection(
         return Rejection(Reason.DUPLICATE, "the job has ended")
     versions = {span.version for span in result.spans}
     wanted = job.oldest if job.pinned is None else job.pinned
-    return version_rejection(versions, job.purpose, wanted, standards, in_time=in_time)
+    late = version_rejection(versions, job.purpose, wanted, standards, in_time=in_time)
+    return late or _step_back(versions, served)
 
 
 def version_rejection(
@@ -153,12 +154,14 @@ def _schedule_fault(result: Result, standards: Standards) -> Rejection | None:
     return None
 
 
-def _step_back(result: Result, served: Version | None) -> Rejection | None:
-    """An engine only moves forward: a span that is older than the version at the lease's beginning is invented."""
-    for span in result.spans if served is not None else ():
-        assert served is not None
-        if span.version.branch == served.branch and span.version.step < served.step:
-            return Rejection(Reason.FORGED, f"sampled by {span.version}, after the engine had served {served}")
+def _step_back(versions: Collection[Version], served: Version | None) -> Rejection | None:
+    """An engine goes back where a switch fails and its ranks take their old values back. So a span that is older than
+    the version at the lease's beginning may be true, and is not held against the worker. It counts for nothing either:
+    no worker can name an old version to have a result accepted, or a group dropped.
+    """
+    for version in versions if served is not None else ():
+        if served is not None and version.branch == served.branch and version.step < served.step:
+            return Rejection(Reason.STALE, f"sampled by {version}, after the engine had served {served}")
     return None
 
 

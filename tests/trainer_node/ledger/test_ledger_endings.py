@@ -63,7 +63,7 @@ def test_evaluation_is_played_by_its_version_alone_and_never_trained(play: Play)
     game.learn()
     leases = game.lease(session)
     assert {one.job.id for one in leases} == {evaluated}
-    assert game.hand_in(session, leases[:1], ZERO)[0].reason == "forged"
+    assert game.hand_in(session, leases[:1], ZERO)[0].reason == "stale"
     game.step = 1
     again = game.lease(session, 1)
     game.hand_in(session, [*leases[1:], *again], Version(0, 1))
