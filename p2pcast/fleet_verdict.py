@@ -314,6 +314,12 @@ def _of_rollouts(status: Mapping[str, Any]) -> Iterator[Document]:
         yield _alarm("watch", "The ledger has been silent for a while.", "Is p2pcast ledger running?")
     if silent := rollouts.get("silent_workers"):
         yield _alarm("watch", f"{silent} workers are silent.", "Their leases return to the pool by themselves.")
+    if wrong := rollouts.get("probe_alarm"):
+        do = "Run p2pcast verify --live; /status of the ledger names the workers."
+        yield _alarm("alarm", f"Weights of {wrong} engines are not those of their version.", do)
+    if missing := rollouts.get("probe_missing"):
+        do = "The log of p2pcast work says why; engines need a --max-model-len of 64."
+        yield _alarm("watch", f"Probes of {missing} engines fail: their weights are not checked.", do)
 
 
 def names_of(names: Sequence[str]) -> str:

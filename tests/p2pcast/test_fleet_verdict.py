@@ -109,6 +109,15 @@ def test_a_banner_counts_troubles_by_the_worst_colour() -> None:
     assert judged["words"].startswith("1 of 1 peers is in trouble: a. The joined engine serves")
 
 
+def test_page_tells_of_wrong_weights_and_of_probes_that_fail() -> None:
+    told = judge(run(peer(engine()), rollouts={"probe_alarm": 1, "probe_missing": 2}))["verdict"]["alarms"]
+    assert [(one["level"], one["text"]) for one in told] == [
+        ("alarm", "Weights of 1 engines are not those of their version."),
+        ("watch", "Probes of 2 engines fail: their weights are not checked."),
+    ]
+    assert judge(run(peer(engine()), rollouts={"probe_alarm": 0, "probe_missing": 0}))["verdict"]["alarms"] == []
+
+
 def test_a_gone_peer_is_lost_evicted_or_has_left() -> None:
     when = "2023-11-14 22:13:20 UTC"
     for row, evicted, level, words in [

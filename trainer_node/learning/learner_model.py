@@ -98,6 +98,12 @@ class LearnerModel:
     def vocabulary(self) -> int:
         return int(self.module.config.vocab_size)
 
+    @property
+    def positions(self) -> int | None:
+        """The longest text in tokens; None for a model whose configuration states none."""
+        found = getattr(self.module.config, "max_position_embeddings", None)
+        return found if isinstance(found, int) else None
+
     def working_copy(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The words that are published, under the names of the folder."""
         yield from self.stored.items()

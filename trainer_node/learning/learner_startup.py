@@ -212,7 +212,8 @@ def _probing(
 ) -> Callable[[int, int], None]:
     """Scores each version on all ranks; the first rank compares the engines' scores."""
     count, seed = config.probe.prompts, config.train.seed
-    found = ranks.share(probe_set_of(task, seed, count, model.vocabulary) if ranks.first else None)
+    made = probe_set_of(task, seed, count, model.vocabulary, model.positions) if ranks.first else None
+    found = ranks.share(made)
     if found is None:
         return lambda step, branch: None
     probe_set, probes = found, None

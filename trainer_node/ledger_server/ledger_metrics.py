@@ -34,3 +34,4 @@ PROBE_KL = partial(
     gauges, "p2pcast_ledger_probe_kl", "Newest divergence of engines from the learner, nats a token", ["worker"]
 )
 PROBE_ALARM = partial(gauge, "p2pcast_ledger_probe_alarm", "Engines whose weights are not those of their version")
+PROBE_MISSING = partial(gauge, "p2pcast_ledger_probe_missing", "Engines whose newest eight probes have failed")

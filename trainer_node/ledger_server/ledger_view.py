@@ -92,6 +92,7 @@ class LedgerView:
             "accepted_tokens": sum(row["accepted_tokens"] for row in self._workers),
             **worker_summary(self._workers, SILENT_S),
             "probe_alarm": sum(one.alarm for one in self._probes.newest()),
+            "probe_missing": len(self._probes.missing()),
             "waiting_requests": self._waiting(),
             "delayed": self._delayed()[:SUMMARY_TEXT],
         }
@@ -132,3 +133,4 @@ class LedgerView:
         yield ledger_metrics.AUDITS([(["agrees"], audits - disagree), (["disagrees"], disagree)])
         yield ledger_metrics.PROBE_KL([([name], kl) for name, kl in self._probes.most().items()])
         yield ledger_metrics.PROBE_ALARM(float(sum(one.alarm for one in self._probes.newest())))
+        yield ledger_metrics.PROBE_MISSING(float(len(self._probes.missing())))

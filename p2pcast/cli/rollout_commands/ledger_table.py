@@ -74,6 +74,8 @@ def rollouts_line(rollouts: Found) -> str:
     line += f", {rollouts.part('leases').text('held', '0')} leases, {rollouts.number('tokens_per_s'):.0f} tokens/s"
     if alarm := rollouts.number("probe_alarm"):
         line += f"; ALARM: weights of {alarm:.0f} engines are not those of their version"
+    if missing := rollouts.number("probe_missing"):
+        line += f"; probes of {missing:.0f} engines fail"
     if delayed := rollouts.text("delayed"):
         line += f"; delayed: {delayed}"
     if rollouts.number("age_s") > 10:
@@ -82,12 +84,15 @@ def rollouts_line(rollouts: Found) -> str:
 
 
 def _probes(probes: Found) -> str:
-    """Empty before the first comparison; the engines under alarm by name."""
-    engines = probes.rows("engines")
+    """Empty before the first comparison; the engines under alarm, and those without probes, by name."""
+    engines, missing = probes.rows("engines"), [str(name) for name in probes.row("missing")]
+    line = ""
+    if missing:
+        line += f"\nprobes of {', '.join(missing)} fail: the weights are not checked, and the worker's log says why"
     if not engines:
-        return ""
+        return line
     largest = max(engine.number("kl") for engine in engines)
-    line = f"\nprobes of {len(engines)} engines: KL to the learner at most {largest:.1e} nats a token"
+    line += f"\nprobes of {len(engines)} engines: KL to the learner at most {largest:.1e} nats a token"
     for engine in engines:
         if engine.text("alarm") == "True":
             line += f"\nALARM: the weights of {engine.text('worker')} are not those of version {engine.text('version')}"

@@ -17,6 +17,8 @@ from ledger_stage import END_S, Up, config_of
 from parity_task import Parity
 from test_ledger_daemon import client_of
 
+from p2pcast.cli.rollout_commands.ledger_table import ledger_heading
+from p2pcast.cli.status_document import Found
 from p2pcast.errors import RefusedError
 from p2pcast.rollouts.probe_set import MAX_PROBE_TOKENS, ProbeSet
 from p2pcast.version import Version
@@ -27,11 +29,12 @@ from rollout_node.worker.ledger_client import LedgerClient
 from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
 from rollout_node.worker.probe_loop import ProbeLoop
 from trainer_node.learning.monitoring.run_log import LOG_NAME, RunLog
-from trainer_node.learning.probing.engine_probes import EngineProbes
+from trainer_node.learning.probing.engine_probes import UNPROBED, EngineProbes
 from trainer_node.learning.probing.probe_prompts import probe_set_of
 from trainer_node.learning.probing.probe_rule import FLOOR_VERSIONS
 from trainer_node.ledger_server.callers import WORKER_FILE
 from trainer_node.ledger_server.ledger_daemon import LedgerDaemon
+from trainer_node.ledger_server.probes.probe_desk import MISSED
 from trainer_node.sdk.ledger_connection import LedgerConnection
 from trainer_node.sdk.probe_client import ProbeClient
 
@@ -135,6 +138,67 @@ async def test_engine_with_other_weights_is_alarmed_everywhere_a_person_looks(
     assert 'p2pcast_ledger_probe_kl{worker="wrong"}' in metrics
     (alarm,) = [event for event in events if event.kind == "probe_alarm"]
     assert {key: alarm.facts[key] for key in ("worker", "version")} == {"worker": "wrong", "version": f"0.{STEPS - 1}"}
+
+
+async def test_engine_with_short_texts_is_probed(tmp_path: Path, up: Up, engine: FakeEngine, monkeypatch) -> None:
+    """Of a server with --max-model-len 64, as in the guide of the first run."""
+    for name in ("CHECK_S", "ASK_S"):
+        monkeypatch.setattr(probe_loop, name, 0.01)
+    probe_set = await asyncio.to_thread(found_set)
+    engine.max_model_len, engine.versions = 64, ["0.0"]
+    async with asyncio.timeout(END_S), up(config_of(tmp_path)) as daemon:
+        learner = client_of(daemon, tmp_path)
+        await asyncio.to_thread(learner.resume, 0, 0)
+        await asyncio.to_thread(learner.publish, Version(0, 0), bytes.fromhex(digest_of("0.0")))
+        probes = probes_of(daemon, tmp_path / "http.token")
+        await asyncio.to_thread(probes.put, probe_set)
+        async with working(daemon, tmp_path, engine, "w"):
+            while not await asyncio.to_thread(probes.read, probe_set):  # noqa: ASYNC110 - over HTTP
+                await asyncio.sleep(0.005)
+        assert daemon.view.summary()["probe_missing"] == 0
+
+
+async def test_engine_that_refuses_all_probes_is_named_everywhere(
+    tmp_path: Path, up: Up, engine: FakeEngine, monkeypatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("CHECK_S", "ASK_S"):
+        monkeypatch.setattr(probe_loop, name, 0.01)
+    probe_set = await asyncio.to_thread(found_set)
+    engine.max_model_len, engine.versions = 32, ["0.0"]
+    async with asyncio.timeout(END_S), up(config_of(tmp_path)) as daemon:
+        learner = client_of(daemon, tmp_path)
+        await asyncio.to_thread(learner.resume, 0, 0)
+        with RunLog(tmp_path / LOG_NAME) as log:
+            probes = EngineProbes(probes_of(daemon, tmp_path / "http.token"), probe_set, log.write)
+            async with working(daemon, tmp_path, engine, "w"):
+                for step in range(MISSED + 1):
+                    version = Version(0, step)
+                    await asyncio.to_thread(learner.publish, version, bytes.fromhex(digest_of(str(version))))
+                    probes.published(step, 0, learner_scores(probe_set, version))
+                    await asyncio.to_thread(probes.look)
+                    engine.versions = [str(version)]
+                    asked = daemon.view._probes._workers
+                    while not any(one.version == version for one in asked.values()):  # noqa: ASYNC110 - of the desk
+                        await asyncio.sleep(0.005)
+                assert daemon.view.summary()["probe_missing"] == 1
+                bearer = (tmp_path / "http.token").read_text().strip()
+                status = json.loads(await read(daemon, "/status", bearer))
+                assert status["probes"]["missing"] == ["w"]
+                assert "probes of w fail" in str(ledger_heading(Found(status)))
+                assert "p2pcast_ledger_probe_missing 1.0" in await read(daemon, "/metrics", bearer)
+                engine.max_model_len = None
+                version = Version(0, MISSED + 1)
+                await asyncio.to_thread(learner.publish, version, bytes.fromhex(digest_of(str(version))))
+                probes.published(version.step, 0, learner_scores(probe_set, version))
+                engine.versions = [str(version)]
+                while not log.record.probes:
+                    await asyncio.to_thread(probes.look)
+                    await asyncio.sleep(0.005)
+                assert daemon.view.summary()["probe_missing"] == 0
+        _, events = daemon._events.after(0)
+    told = [(event.kind, event.facts["worker"]) for event in events if event.kind.startswith("probe_missing")]
+    assert told == [("probe_missing", "w"), ("probe_missing_over", "w")]
+    assert f"no engine was probed at the newest {UNPROBED} versions" in caplog.text
 
 
 async def test_worker_neither_sets_nor_reads_nor_judges_probes(tmp_path: Path, up: Up) -> None:

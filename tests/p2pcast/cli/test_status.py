@@ -177,6 +177,9 @@ def test_a_ledger_shows_engines_under_alarm_by_name():
     text = shown(LEDGER | {"probes": {"engines": [right, wrong]}})
     assert "probes of 2 engines: KL to the learner at most 3.0e-02 nats a token" in text
     assert "ALARM: the weights of gpu8 are not those of version 0.7: KL 3.0e-02, floor 1.0e-04" in text
+    text = shown(LEDGER | {"probes": {"engines": [], "missing": ["gpu9"]}})
+    assert "probes of gpu9 fail: the weights are not checked" in text
+    assert "probes of 2 engines fail" in shown(HUB | {"rollouts": SUMMARY | {"probe_missing": 2}})
     line = shown(HUB | {"rollouts": SUMMARY | {"probe_alarm": 1}})
     assert "ALARM: weights of 1 engines are not those of their version" in line
 

@@ -66,6 +66,8 @@ class FakeEngine:
     """Rows that an answer leaves out."""
     finish: str | None = None
     status: int = 200
+    max_model_len: int | None = None
+    """Longest prompt and sample together; longer ones are refused, as by vLLM."""
     asked: list[dict[str, Any]] = field(default_factory=list)
     running: int = 0
     cut: int = 0
@@ -135,6 +137,10 @@ class FakeEngine:
             return web.json_response({"error": {"message": "temperature must be in [0, 2]"}}, status=400)
         if self.status != 200:
             return web.json_response({"error": {"message": "no"}}, status=self.status)
+        asked = len(body["token_ids"]) + body["sampling_params"]["max_tokens"]
+        if self.max_model_len is not None and asked > self.max_model_len:
+            said = f"This model's maximum context length is {self.max_model_len} tokens"
+            return web.json_response({"error": {"message": said}}, status=400)
         if not body["stream"]:
             scores = self._prompt_scores(body)
             tokens = [entry async for entry in self._tokens(body)]

@@ -13,8 +13,10 @@ import pytest
 import torch
 
 from p2pcast.rollouts.probe_set import ProbeSet, unpacked_scores
+from p2pcast.tasks.task import Prompt
 from p2pcast.tasks.task_loader import load_task
 from p2pcast.version import Version
+from tests.daemons.rollouts.parity_task import Parity
 from tests.trainer_node.learning.learner_stage import (
     ALONE,
     STEPS,
@@ -68,7 +70,7 @@ class Desk:
     def answer(self, worker: str, version: Version, scored: Callable[[ProbeSet], np.ndarray]) -> bool:
         """A worker scores the set with its engine, if the ledger wants that."""
         worker_id = worker.encode()
-        if (probe_set := self.desk.take(worker_id, version, 0.0)) is None:
+        if (probe_set := self.desk.take(worker_id, worker, version, 0.0)) is None:
             return False
         scores = scored(probe_set).tobytes()
         id = next(self.numbers).to_bytes(16, "big")
@@ -296,7 +298,23 @@ def test_sequences_are_long_enough_to_show_attention(name: str) -> None:
     found = probe_set_of(load_task(name), 0, 8, 16)
     assert found is not None
     assert len(found.sequences) == 8
-    assert min(map(len, found.sequences)) >= 64
+    assert {len(sequence) for sequence in found.sequences} == {63}, "with a sampled token they fit --max-model-len 64"
+
+
+def test_sequences_leave_a_position_of_the_model_for_a_token() -> None:
+    found = probe_set_of(load_task("sums,digits=2"), 0, 8, 16, 48)
+    assert found is not None
+    assert {len(sequence) for sequence in found.sequences} == {47}
+
+
+def test_long_prompt_is_probed_whole(monkeypatch) -> None:
+    """Engines play it, so they have room for it."""
+    task = Parity()
+    long = [Prompt(bytes([3] * size), 8) for size in (10, 150, 70)]
+    monkeypatch.setattr(task, "jobs", lambda seed: itertools.cycle(long))
+    found = probe_set_of(task, 0, 2, 16)
+    assert found is not None
+    assert [len(sequence) for sequence in found.sequences] == [150, 70]
 
 
 def test_task_with_tokens_that_the_model_lacks_gives_no_probe(caplog) -> None:

@@ -11,6 +11,7 @@ from p2pcast.version import Version
 from trainer_node.ledger_server.probes import probe_desk
 from trainer_node.ledger_server.probes.probe_desk import (
     MAX_WAITING_OF_ONE,
+    MISSED,
     REPEAT_S,
     ProbeDesk,
     Scored,
@@ -26,7 +27,7 @@ def scored(number: int, worker: str = "w", version: Version = V) -> Scored:
 
 
 def asked(desk: ProbeDesk, version: Version = V, worker: bytes = b"w", now_s: float = 0.0) -> bool:
-    return desk.take(worker, version, now_s) is not None
+    return desk.take(worker, worker.decode(), version, now_s) is not None
 
 
 def test_worker_is_asked_once_for_a_version() -> None:
@@ -105,6 +106,32 @@ def test_scores_that_cannot_be_compared_tell_nothing() -> None:
     assert desk.newest() == []
 
 
+def test_probes_that_fail_again_and_again_are_missing() -> None:
+    desk = ProbeDesk()
+    desk.put(SETS[0])
+    for step in range(MISSED):
+        assert asked(desk, Version(0, step))
+        assert desk.missing() == []
+    assert asked(desk, Version(0, MISSED - 1), now_s=REPEAT_S)
+    assert desk.missing() == desk.document()["missing"] == ["w"]
+    assert desk.misses(b"w")
+    assert not desk.misses(b"x")
+    assert desk.answer(b"w", SETS[0].id, scored(1, version=Version(0, MISSED - 1)))
+    assert desk.missing() == []
+
+
+def test_worker_that_was_started_again_is_not_missing() -> None:
+    desk = ProbeDesk()
+    desk.put(SETS[0])
+    for step in range(MISSED + 1):
+        assert asked(desk, Version(0, step))
+    assert desk.missing() == ["w"]
+    assert desk.take(b"other", "w", V, 1.0) is not None
+    assert desk.missing() == []
+    desk.retain(set())
+    assert not desk.misses(b"w")
+
+
 @given(st.integers(MAX_WAITING_OF_ONE + 1, 3 * MAX_WAITING_OF_ONE))
 def test_scores_of_one_worker_take_few_places(count: int) -> None:
     desk = ProbeDesk()
@@ -138,7 +165,7 @@ class Crowd(RuleBasedStateMachine):
     @rule(worker=st.sampled_from("abcdefgh"), step=st.integers(0, 3), answers=st.booleans())
     def take(self, worker: str, step: int, answers: bool) -> None:
         version = Version(0, step)
-        found = self.desk.take(worker.encode(), version, float(self.number))
+        found = self.desk.take(worker.encode(), worker, version, float(self.number))
         if found is not None and answers:
             self.number += 1
             assert self.desk.answer(worker.encode(), found.id, scored(self.number, worker, version))

@@ -26,6 +26,8 @@ CHECK_S: Final = 1.0
 VERSIONS: Final = 64
 """Newest published steps whose scores are kept: 1 MiB."""
 JOIN_S: Final = 10.0
+UNPROBED: Final = 8
+"""Versions in a row that no engine was compared at, from which on the learner warns."""
 
 
 class Probes(Protocol):
@@ -51,6 +53,8 @@ class EngineProbes:
         self._lock = threading.Lock()
         self._scores: dict[int, np.ndarray] = {}
         """The learner's scores by step."""
+        self._unprobed = 0
+        """Versions that were published since the newest comparison."""
         self._first_branch: int | None = None
         self._judged: dict[bytes, ProbeVerdict] = {}
         """Verdicts that the ledger may not have yet."""
@@ -72,6 +76,12 @@ class EngineProbes:
         with self._lock:
             self._first_branch = branch if self._first_branch is None else self._first_branch
             self._scores[step] = scores
+            self._unprobed += 1
+            if self._unprobed == UNPROBED:
+                logger.warning(
+                    "no engine was probed at the newest %d versions, so no engine's weights are checked: see `missing`"
+                    " among the probes of the ledger's /status", UNPROBED,
+                )  # fmt: skip
             if len(self._scores) > VERSIONS:
                 del self._scores[min(self._scores)]
 
@@ -100,6 +110,8 @@ class EngineProbes:
             lineage = self._first_branch is not None and version.branch >= self._first_branch
         if mine is None or not lineage:  # of a process before this one, or too old
             return ProbeVerdict(one.id)
+        with self._lock:
+            self._unprobed = 0
         kl, floor, alarm = self._rule.judge(version, divergence(mine, one.scores))
         names = {"version": str(version), "engine": f"{one.engine} of {one.worker}"}
         self._write({"event": "probe", **names, "kl": kl, "floor": floor, "alarm": alarm})

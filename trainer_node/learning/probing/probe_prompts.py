@@ -20,8 +20,10 @@ from p2pcast.version import Version
 
 logger = logging.getLogger("p2pcast.learner")
 
-LEAST_TOKENS: Final = 64
-"""Tokens up to which prompts are added to one sequence."""
+LEAST_TOKENS: Final = 63
+"""Tokens up to which prompts are added to one sequence: with the token that an engine samples after them, they fit a
+server with --max-model-len 64.
+"""
 MOST_PROMPTS: Final = 1024
 """Prompts that are looked at for one probe set."""
 PLAY_S: Final = 30.0
@@ -51,22 +53,27 @@ class _PromptReader:
         raise _PromptReadError
 
 
-def probe_set_of(task: Task, seed: int, count: int, vocabulary: int) -> ProbeSet | None:
-    """``count``: sequences; each has an equal share of MAX_PROBE_TOKENS, beyond which it is cut. Problems that are
-    trained on, for a task that holds none out. None, with a warning, if the task has no prompt of two tokens, or tokens
-    that the model does not have. Raises UsageError for a prompt of which no group can be made.
+def probe_set_of(task: Task, seed: int, count: int, vocabulary: int, positions: int | None = None) -> ProbeSet | None:
+    """``count``: sequences; each has an equal share of MAX_PROBE_TOKENS, beyond which it is cut. ``positions``: of the
+    model; each sequence leaves one for the token that an engine samples. Prompts in one sequence are cut at
+    LEAST_TOKENS, and a longer prompt is not, since engines play it. Problems that are trained on, for a task that holds
+    none out. None, with a warning, if the task has no prompt of two tokens, or tokens that the model does not have.
+    Raises UsageError for a prompt of which no group can be made.
     """
     most = MAX_PROBE_TOKENS // count
+    if positions is not None:
+        most = min(most, max(2, positions - 1))
     found: list[tuple[int, ...]] = []
     tokens: tuple[int, ...] = ()
+    longest = 0
     for prompt in checked_prompts(task, islice(_prompts(task, seed), MOST_PROMPTS)):
         asked = _asked(task, prompt)
         if asked is None:
             return None
-        tokens += asked
-        if len(tokens) >= LEAST_TOKENS:
-            found.append(tokens[:most])
-            tokens = ()
+        tokens, longest = tokens + asked, max(longest, len(asked))
+        if len(tokens) >= min(LEAST_TOKENS, most):
+            found.append(tokens[: min(most, max(LEAST_TOKENS, longest))])
+            tokens, longest = (), 0
         if len(found) == count:
             break
     else:

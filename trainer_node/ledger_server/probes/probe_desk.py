@@ -19,6 +19,10 @@ MAX_WAITING: Final = 1024
 MAX_WAITING_OF_ONE: Final = 4
 MAX_WORKERS_PROBED: Final = 1024
 """Workers whose last probe is kept."""
+MISSED: Final = 8
+"""Successive requests that a worker has not answered, from which on its probes are missing. A busy engine, or a version
+that passes within a second, costs one.
+"""
 REPEAT_S: Final = 60.0
 """Time in seconds after which a worker that was asked and did not answer is asked again."""
 
@@ -64,6 +68,9 @@ class _Worker:
     version: Version | None = None
     asked_s: float = 0.0
     answered: bool = False
+    name: str = ""
+    missed: int = 0
+    """Requests since the newest answer that were not answered."""
     newest: Comparison | None = None
 
 
@@ -85,14 +92,16 @@ class ProbeDesk:
             self._workers.clear()
             self._waiting.clear()
 
-    def take(self, worker: bytes, version: Version, now_s: float) -> ProbeSet | None:
+    def take(self, worker: bytes, name: str, version: Version, now_s: float) -> ProbeSet | None:
         """The set, if this worker has not scored it with ``version``."""
         if self.probe_set is None:
             return None
         one = self._of(worker)
         if one.version == version and (one.answered or now_s - one.asked_s < REPEAT_S):
             return None
-        one.version, one.asked_s, one.answered = version, now_s, False
+        if one.version is not None and not one.answered:
+            one.missed += 1
+        one.name, one.version, one.asked_s, one.answered = name, version, now_s, False
         return self.probe_set
 
     def answer(self, worker: bytes, probe_set: bytes, scored: Scored) -> bool:
@@ -102,7 +111,7 @@ class ProbeDesk:
             return False
         if one.answered:
             return False
-        one.answered = True
+        one.answered, one.missed = True, 0
         mine = [id for id, (of, _) in self._waiting.items() if of == worker]
         if len(mine) >= MAX_WAITING_OF_ONE:
             del self._waiting[mine[0]]
@@ -137,19 +146,32 @@ class ProbeDesk:
         found = [one.newest for one in self._workers.values() if one.newest is not None]
         return sorted(found, key=lambda one: one.worker)
 
+    def misses(self, worker: bytes) -> bool:
+        """Whether this worker's probes are missing: the weights of its engine are not checked."""
+        return (one := self._workers.get(worker)) is not None and one.missed >= MISSED
+
+    def missing(self) -> list[str]:
+        """Names of the workers whose probes are missing. A worker that was started again has another id."""
+        newest = sorted(self._workers.values(), key=lambda one: one.asked_s)
+        found = {one.name: one.missed >= MISSED for one in newest}
+        return sorted(name for name, missing in found.items() if missing)
+
     def retain(self, names: set[str]) -> None:
         """Forget workers that the ledger has forgotten. ``names``: of the others."""
         for worker, one in list(self._workers.items()):
-            if one.newest is not None and one.newest.worker not in names:
+            if one.name not in names:
                 del self._workers[worker]
 
     def document(self) -> dict[str, Any]:
-        """``tokens``: of the set. ``alarm``: engines whose newest divergence is above the limit."""
+        """``tokens``: of the set. ``alarm``: engines whose newest divergence is above the limit. ``missing``: names of
+        workers.
+        """
         newest = self.newest()
         return {
             "tokens": None if self.probe_set is None else self.probe_set.tokens,
             "alarm": sum(one.alarm for one in newest),
             "alarms": self.alarms,
+            "missing": self.missing(),
             "engines": [one.document() for one in newest],
         }
 

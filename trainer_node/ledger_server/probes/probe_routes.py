@@ -20,7 +20,7 @@ from p2pcast.daemon.events import Events
 from p2pcast.errors import RefusedError, UsageError
 from p2pcast.rollouts.probe_set import MAX_PROBE_TOKENS, MAX_SEQUENCES, SCORE_BYTES, ProbeSet, unpacked_scores
 from p2pcast.version import Version
-from trainer_node.ledger_server.probes.probe_desk import Comparison, ProbeDesk, Scored, Verdict
+from trainer_node.ledger_server.probes.probe_desk import MISSED, Comparison, ProbeDesk, Scored, Verdict
 from trainer_node.ledger_server.request_form import HASH_BYTES, ID_BYTES, Form
 
 logger = logging.getLogger("p2pcast.ledger")
@@ -68,8 +68,20 @@ class ProbeRoutes:
         manifest = form.hexadecimal("manifest", HASH_BYTES)
         # Without a learner that probes, no request reads the database.
         prober = None if self._desk.probe_set is None else await self._prober(session, version, manifest)
-        found = None if prober is None else self._desk.take(prober[0], version, self._clock())
+        found = None if prober is None else self._take_of(*prober, version)
         return _packed({} if found is None else {"set": found.id, "sequences": found.sequences})
+
+    def _take_of(self, worker: bytes, name: str, version: Version) -> ProbeSet | None:
+        before = self._desk.misses(worker)
+        found = self._desk.take(worker, name, version, self._clock())
+        if self._desk.misses(worker) and not before:
+            self._events.emit("probe_missing", worker=name, version=str(version))
+            logger.warning(
+                "%d probes of the engine of worker %s failed, and its weights are not checked: see the worker's log",
+                MISSED,
+                name,
+            )
+        return found
 
     async def _report(self, request: web.Request) -> web.StreamResponse:
         form = await self._form(request)
@@ -81,7 +93,10 @@ class ProbeRoutes:
         if prober is None:
             raise RefusedError(f"version {version} is not known with this manifest")
         worker, name = prober
+        missed = self._desk.misses(worker)
         wanted = self._desk.answer(worker, probe_set, Scored(os.urandom(16), name, engine, version, scores))
+        if missed and wanted:
+            self._events.emit("probe_missing_over", worker=name, version=str(version))
         return web.json_response({"wanted": wanted})
 
     # -- the learner
