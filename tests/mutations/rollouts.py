@@ -328,7 +328,7 @@ ROLLOUTS = [
     ),
     Mutation(
         "names old versions, so that groups",
-        SETTLING,
+        "trainer_node/ledger/failures/failed_jobs.py",
         'if row.purpose == "train" and not admissible(now, policy, Version(row.branch, row.served)):',
         'if row.purpose == "train":',
         LIES + "test_old_version_of_the_leases_own_branch_counts_for_nothing",
