@@ -249,6 +249,47 @@ def test_no_checkpoints_folder(p2pcast: Run, tmp_path: Path) -> None:
     explained(p2pcast(*words), USAGE, str(tmp_path / "none"), "there is no such folder")
 
 
+def test_a_checkpoints_folder_that_is_something_else(p2pcast: Run, tmp_path: Path) -> None:
+    def seed(path: Path, *words: object) -> None:
+        folders = ["--state", tmp_path / "state", "--shadow", tmp_path / "shadow"]
+        explained(p2pcast("seed", path, *folders, *HERE), USAGE, str(path), *map(str, words))
+
+    (tmp_path / "file").touch()
+    seed(tmp_path / "file", "this is a file")
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    seed(tmp_path / "link", "link leads to", tmp_path / "gone")
+    seed(checkpoint(tmp_path / "run" / "step_60"), "one checkpoint", tmp_path / "run")
+    assert not (tmp_path / "state" / "run.key").exists()
+
+
+def test_a_hub_says_what_it_waits_for(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    folders = ["--state", tmp_path / "state", "--shadow", tmp_path / "shadow"]
+    with daemon("has no folder step_{step}/ yet", "seed", tmp_path / "run", *folders, *HERE) as log:
+        assert log.endswith("the first that appears\n")
+    checkpoint(tmp_path / "run" / "global_step60")
+    with daemon("has no folder step_{step}/ yet", "seed", tmp_path / "run", *folders, *HERE) as log:
+        assert "it holds global_step60" in log
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_files_with_a_byte_order_mark(join: Run, hub: Hub, tmp_path: Path, encoding: str) -> None:
+    """As Windows' editors and PowerShell write them: the peer joins, by its token and its file of options."""
+    (tmp_path / "marked").write_text(str(hub.token), encoding)
+    (tmp_path / "options.toml").write_text('[join]\nname = "marked"\n', encoding)
+    words = ["--config", tmp_path / "options.toml", "join", hub.address, "--token-file", tmp_path / "marked"]
+    folders = [
+        "--state",
+        tmp_path / "peer",
+        "--shadow",
+        tmp_path / "shadow",
+        "--install",
+        f"safetensors:{tmp_path}/out",
+    ]
+    with daemon("version 0.0", *words, *folders, *HERE) as log:
+        assert "marked" in log
+
+
 @pytest.mark.parametrize("option", ["--listen", "--http"])
 def test_a_port_in_use(p2pcast: Run, join: Run, tmp_path: Path, bound: str, option: str) -> None:
     (tmp_path / "checkpoints").mkdir()

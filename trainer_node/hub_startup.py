@@ -70,7 +70,7 @@ from trainer_node.membership.welcome_message import WelcomeMessages
 from trainer_node.publish import version_numbers
 from trainer_node.publish.artifact_announcer import ArtifactAnnouncer
 from trainer_node.publish.backpressure import Backpressure, laggards
-from trainer_node.publish.checkpoint_watcher import steps_there
+from trainer_node.publish.checkpoint_watcher import check_folder, steps_there
 from trainer_node.publish.codec_choice import CodecChoice
 from trainer_node.publish.delta_publisher import DeltaPublisher
 from trainer_node.publish.folder_versions import FolderVersions
@@ -169,10 +169,8 @@ class ControlParts:
 async def open_state(config: HubConfig, events: Events, tasks: Tasks) -> StateParts:
     """Raises LocalError, UsageError."""
     checkpoints, folder, names = config.checkpoints, config.state, config.folder_form.names
-    if checkpoints is not None and not checkpoints.is_dir():
-        raise UsageError(
-            f"{checkpoints}: there is no such folder; the trainer's checkpoints ({names}/) are expected in it"
-        )
+    if checkpoints is not None:
+        await asyncio.to_thread(check_folder, checkpoints, names)
     claim(folder, config.shadow)
     await asyncio.to_thread(sweep)
     key = RunKey.load_or_create(folder / "run.key")

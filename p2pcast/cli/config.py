@@ -23,6 +23,7 @@ from typing import Any
 import click
 
 from p2pcast.errors import UsageError
+from p2pcast.plain_text import written_text
 from p2pcast.store.atomic_files import reason
 
 _HEADER = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(?:#.*)?")
@@ -42,7 +43,7 @@ def defaults(path: Path, ctx: click.Context) -> dict[str, Any]:
     where known, the line in the file.
     """
     try:
-        text = path.read_bytes().decode()
+        text = written_text(path.read_bytes())
         document = tomllib.loads(text)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {reason(error)}") from None
@@ -61,7 +62,7 @@ def tables(path: Path, group: click.Group) -> dict[str, dict[str, Any]]:
     """
     ctx = click.Context(group)
     given = defaults(path, ctx)
-    file = _File(path, path.read_text())
+    file = _File(path, written_text(path.read_bytes()))
     out: dict[str, dict[str, Any]] = {}
     for name, command in group.commands.items():
         try:

@@ -17,6 +17,7 @@ from p2pcast.checkpoint.folder_form import MARKERS, StepNames
 from p2pcast.daemon.daemon_process import parse_rate
 from p2pcast.errors import UsageError
 from p2pcast.limits import LEAST_OF_ADDRESS, MAX_KEPT, MAX_STRIPES
+from p2pcast.plain_text import written_text
 from p2pcast.store.atomic_files import atomic_write
 from p2pcast.store.retention import KEEP_ANCHORS, KEEP_DELTAS
 from p2pcast.version import Version
@@ -255,7 +256,7 @@ def read_token(file: Path | None) -> str:
             )
         return text
     try:
-        return file.read_text()
+        return written_text(file.read_bytes())
     except OSError as error:
         raise UsageError(f"cannot read the token file {file}: {error.strerror}") from None
     except UnicodeDecodeError:

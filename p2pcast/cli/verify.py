@@ -13,6 +13,7 @@ import click
 from p2pcast import limits
 from p2pcast.cli.verify_live import verify_live
 from p2pcast.errors import IntegrityError, LocalError, RefusedError, RetryableError, UsageError
+from p2pcast.plain_text import written_text
 from p2pcast.progress_bar import Meter
 from p2pcast.version import Version
 
@@ -118,7 +119,7 @@ def _fetch(hub: str, name: str, token_file: Path | None) -> Any:
     headers = {"Accept": "application/json"}
     if token_file is not None:
         try:
-            headers["Authorization"] = f"Bearer {token_file.read_text().strip()}"
+            headers["Authorization"] = f"Bearer {written_text(token_file.read_bytes()).strip()}"
         except (OSError, UnicodeDecodeError) as error:
             raise LocalError(f"cannot read the token file {token_file}: {error}") from None
     try:

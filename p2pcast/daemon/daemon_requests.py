@@ -20,7 +20,7 @@ from p2pcast.addresses import is_loopback
 from p2pcast.daemon.daemon_process import state_home
 from p2pcast.daemon.listener_owner import foreign_listener
 from p2pcast.errors import LocalError, RefusedError, RetryableError, UsageError
-from p2pcast.plain_text import shown_text
+from p2pcast.plain_text import shown_text, written_text
 from p2pcast.trust import bearer_tokens
 
 DEFAULT_URL = "http://127.0.0.1:7078"
@@ -49,7 +49,7 @@ def bearer_token(url: str, state: Path | None = None, file: Path | None = None) 
     """
     if file is not None:
         try:
-            return file.read_text().strip()
+            return written_text(file.read_bytes()).strip()
         except (OSError, UnicodeDecodeError) as error:
             raise LocalError(
                 f"cannot read the bearer file {file}: {getattr(error, 'strerror', None) or error}"

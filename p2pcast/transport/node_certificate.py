@@ -23,6 +23,7 @@ from p2pcast.addresses import Address
 from p2pcast.backoff import Backoff, Uniform
 from p2pcast.daemon.daemon_process import StateFile, node_id
 from p2pcast.errors import P2PCastError, RetryableError, UsageError
+from p2pcast.plain_text import written_text
 from p2pcast.private_random import uniform
 from p2pcast.store.atomic_files import atomic_write, explained
 from p2pcast.transport.enrolment import enrol, patience_s
@@ -167,4 +168,8 @@ def _kept_token(path: Path, role: Role) -> JoinToken:
         )
     check_private(path)
     with explained("read", path):
-        return JoinToken.parse(path.read_text())
+        contents = path.read_bytes()
+    try:
+        return JoinToken.parse(written_text(contents))
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not a token file: its contents are not UTF-8") from None

@@ -26,6 +26,7 @@ from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.checkpoint.folder_form import FolderForm, Marker
 from p2pcast.daemon.shortages import scarce
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError
+from p2pcast.plain_text import decodable
 from p2pcast.quantised.folder_opening import Opening
 from p2pcast.sparse.budget_schedule import check_schedule
 from p2pcast.state.staging import Staging
@@ -33,7 +34,7 @@ from p2pcast.store import disk
 from p2pcast.store.atomic_files import is_full
 from p2pcast.store.disk_room import check_room
 from topology.version_sizes import RECORDS_BYTES
-from trainer_node.publish.checkpoint_watcher import Damaged, Found, fingerprint_of, same_fingerprint, watch
+from trainer_node.publish.checkpoint_watcher import Damaged, Found, fingerprint_of, same_fingerprint, waits_for, watch
 from trainer_node.publish.pipeline import Pipeline
 from trainer_node.publish.publish_history import PublishHistory
 from trainer_node.publish.published import Published
@@ -106,6 +107,8 @@ class CheckpointSource:
             raise
 
     async def _take_all(self, checkpoints: Path) -> None:
+        if (why := await self._staging.run(waits_for, checkpoints, self._form.names)) is not None:
+            logger.info("%s", decodable(why))
         async with contextlib.aclosing(
             watch(checkpoints, self._form, open_=self._open, known=self._is_published, again=self._again)
         ) as events:

@@ -18,6 +18,7 @@ sizes and times. ``watch`` runs both, at each change that the file system report
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import stat
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
@@ -31,7 +32,7 @@ import blake3
 from p2pcast.checkpoint import Checkpoint
 from p2pcast.checkpoint.folder_form import DEFAULT, MARKERS, STABLE, FolderForm, Marker, StepNames
 from p2pcast.daemon.shortages import scarce
-from p2pcast.errors import IntegrityError, LocalError, P2PCastError
+from p2pcast.errors import IntegrityError, LocalError, P2PCastError, UsageError
 from trainer_node.publish.folder_events import folder_events
 
 T = TypeVar("T")
@@ -47,6 +48,8 @@ SCAN_SHARE = 0.1
 """Largest share of one core that scans may take: with thousands of folders, or a slow file system, polls are rarer."""
 RETRY_S = 5.0
 """Delay after a local error (too many open files, no permission) before a folder is tried again, in seconds."""
+_SHOWN = 3
+"""Names in one message."""
 KEPT_GONE = 4096
 """Deleted folders that are remembered, so that no version is published twice after a hiccup of a network file system.
 """
@@ -131,6 +134,32 @@ def steps_there(path: Path, names: StepNames) -> set[int]:
             return {step for step in found if step is not None}
     except OSError as error:
         raise LocalError(f"{path}: can't list the checkpoints folder: {error.strerror}") from None
+
+
+def check_folder(path: Path, names: StepNames) -> None:
+    """Raises UsageError unless ``path`` is a folder in which step folders may appear, LocalError where it cannot be
+    listed.
+    """
+    expected = f"the trainer's checkpoints ({names}/) are expected in it"
+    if path.is_symlink() and not os.path.exists(path):
+        raise UsageError(f"{path}: this link leads to {os.readlink(path)}, which is missing; {expected}")
+    if not os.path.lexists(path):
+        raise UsageError(f"{path}: there is no such folder; {expected}")
+    if not path.is_dir():
+        raise UsageError(f"{path}: this is a file and not a folder; {expected}")
+    own = path.resolve()
+    if names.step_of(own.name) is not None and not steps_there(path, names) and any(path.glob("*.safetensors")):
+        raise UsageError(f"{path}: this is one checkpoint; give the folder that the checkpoints are in: {own.parent}")
+
+
+def waits_for(path: Path, names: StepNames) -> str | None:
+    """A sentence that says what a hub waits for while no step folder is there. Blocks."""
+    with contextlib.suppress(LocalError, OSError):
+        if not steps_there(path, names):
+            others = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
+            held = f"; it holds {', '.join(others[:_SHOWN])}{', …' if others[_SHOWN:] else ''}" if others else ""
+            return f"{path} has no folder {names}/ yet: the hub publishes the first that appears{held}"
+    return None
 
 
 def fingerprint_of(step: int, path: Path, marker: Marker) -> str | None:

@@ -23,6 +23,7 @@ import msgpack
 from p2pcast import limits
 from p2pcast.backoff import Backoff
 from p2pcast.errors import LocalError, P2PCastError, RefusedError, RemoteError, RetryableError, UsageError
+from p2pcast.plain_text import written_text
 from p2pcast.private_random import uniform
 from p2pcast.trust.node_names import default_name
 from trainer_node.sdk.trainer_certificate import TrainerCertificate, hub_address, join_token
@@ -66,7 +67,8 @@ class LedgerConnection:
         self._headers = {}
         if bearer_file is not None:
             try:
-                self._headers["Authorization"] = f"Bearer {Path(bearer_file).read_text().strip()}"
+                bearer = written_text(Path(bearer_file).read_bytes()).strip()
+                self._headers["Authorization"] = f"Bearer {bearer}"
             except (OSError, UnicodeDecodeError) as error:
                 raise LocalError(f"cannot read {bearer_file}: {getattr(error, 'strerror', None) or error}") from None
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from p2pcast.addresses import parse_address
 from p2pcast.errors import RefusedError, UsageError
+from p2pcast.plain_text import written_text
 from p2pcast.transport.enrolment import enrol, patience_s
 from p2pcast.trust.certificates import new_key
 from p2pcast.trust.credentials import Credentials
@@ -37,7 +38,7 @@ def join_token(file: str | os.PathLike[str] | None) -> JoinToken:
             )
         return JoinToken.parse(text)
     try:
-        return JoinToken.parse(Path(file).read_text())
+        return JoinToken.parse(written_text(Path(file).read_bytes()))
     except OSError as error:
         raise UsageError(f"cannot read the token file {file}: {error.strerror}") from None
     except UnicodeDecodeError:

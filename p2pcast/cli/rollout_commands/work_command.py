@@ -16,6 +16,7 @@ from p2pcast.cli.options import PATH, TOKEN_VARIABLE, Address, check_options, re
 from p2pcast.daemon import event_loop
 from p2pcast.errors import UsageError
 from p2pcast.limits import MAX_SLOTS, MIB
+from p2pcast.plain_text import written_text
 from p2pcast.rollouts.top_logprobs import MAX_TOP_K, TOP_K
 from p2pcast.trust.node_names import default_name, name_fault
 
@@ -232,6 +233,6 @@ def _bearer(file: Path | None) -> str | None:
     if file is None:
         return os.environ.get(BEARER_VARIABLE) or None
     try:
-        return file.read_text().strip()
+        return written_text(file.read_bytes()).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the bearer file {file}: {error}") from None
