@@ -99,7 +99,10 @@ class HubView:
     def _troubles(self) -> list[Document]:
         gap = self.background.gap()
         remedy = "start a peer that held it, or publish the next version"
-        return [] if gap is None else [{"level": "alarm", "words": f"{gap}: {remedy}"}]
+        found = [] if gap is None else [{"level": "alarm", "words": f"{gap}: {remedy}"}]
+        if (clock := self.admission.clock_trouble()) is not None:
+            found.append({"level": "watch", "words": clock})
+        return found
 
     def weights(self) -> Document:
         """The run's versions with their schedules, what engines serve, and evicted nodes, for the ledger."""

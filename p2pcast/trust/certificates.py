@@ -100,6 +100,10 @@ def certified(certificate: bytes) -> Certified:
 _TIME = "%Y-%m-%d %H:%M UTC"
 
 
+def shown_time(unix_s: float) -> str:
+    return f"{datetime.datetime.fromtimestamp(unix_s, datetime.UTC):{_TIME}}"
+
+
 def valid_at(certificate: bytes, now: float) -> bool:
     """Whether a certificate (DER) is within its validity period. ``now`` in Unix seconds."""
     found, at = load(certificate), datetime.datetime.fromtimestamp(now, datetime.UTC)
@@ -116,9 +120,9 @@ def check_issued(certificate: bytes, authority: bytes, now: float) -> Certified:
         raise RefusedError("the certificate was not issued by this run's authority") from None
     for name, one in (("certificate", certificate), ("run's authority", authority)):
         if not valid_at(one, now):
-            found, clock = load(one), datetime.datetime.fromtimestamp(now, datetime.UTC)
+            found = load(one)
             raise RetryableError(
                 f"the {name} is valid from {found.not_valid_before_utc:{_TIME}} to {found.not_valid_after_utc:{_TIME}},"
-                f" and this machine's clock says {clock:{_TIME}}: set the clocks of both machines (NTP)"
+                f" and this machine's clock says {shown_time(now)}: set the clocks of both machines (NTP)"
             )
     return certified(certificate)

@@ -94,6 +94,8 @@ class TokenRegister:
     """
 
     def __init__(self, evicted: Container[bytes] = frozenset()) -> None:
+        self.ages_count = True
+        """Whether records are forgotten by age: not while the clock may be wrong."""
         self.tokens: dict[str, TokenRecord] = {}
         self.holders: dict[str, Holder] = {}
         """Node id in hexadecimal → its record."""
@@ -308,8 +310,23 @@ class TokenRegister:
         if known is not None and self._names.get(known.called) == node:
             del self._names[known.called]
 
+    def rebase(self, now: float) -> None:
+        """Records of a clock that was ahead count from ``now``, which is right: their tokens live no longer for it."""
+        for token in self.tokens.values():
+            if token.created > now:
+                token.expires = None if token.expires is None else token.expires - (token.created - now)
+                token.created = now
+        for holder in self.holders.values():
+            holder.seen = min(holder.seen, now)
+
+    def newest(self) -> float | None:
+        """The newest time in these records; None without any."""
+        return max([*(h.seen for h in self.holders.values()), *(g.created for g in self.tokens.values())], default=None)
+
     def _forget(self, now: float) -> None:
         """Forget holders and tokens that can have no effect any more."""
+        if not self.ages_count:
+            return
         for node in [n for n, h in self.holders.items() if h.until + (0.0 if h.role == "trainer" else KNOWN_S) <= now]:
             self._drop(node)
         bought = {t for h in self.holders.values() for t in (h.token, *h.shown)}

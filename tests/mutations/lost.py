@@ -12,6 +12,20 @@ REPLACED = "tests/daemons/trust/test_replaced_authority.py::"
 
 LOST = [
     Mutation(
+        "the hub's clock: it is wrong for a while",
+        TRUST_STATE,
+        "        self.ledger.ages_count = self.clock.settled\n",
+        "",
+        "tests/daemons/trust/test_trust.py::test_a_clock_that_is_wrong_for_a_moment_forgets_no_admission",
+    ),
+    Mutation(
+        "the hub's clock: it is wrong for a while",
+        TRUST_STATE,
+        "            self.ledger.rebase(now)",
+        "            pass",
+        "tests/daemons/trust/test_trust.py::test_a_clock_that_is_wrong_for_a_moment_forgets_no_admission",
+    ),
+    Mutation(
         "a restored hub's numbers of the time after its backup",
         "trainer_node/backup/hub_backup.py",
         "        numbers.above(floor if branch is None else branch - 1)\n",

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,7 +24,8 @@ from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.stripe import HANDSHAKE_S, Stripe
 from p2pcast.trust import bearer_tokens
 from p2pcast.trust.certificate_authority import Authority
-from p2pcast.trust.certificates import held_key, key_print, load, new_key, requested_key, valid_at
+from p2pcast.trust.certificates import held_key, key_print, load, new_key, requested_key, shown_time, valid_at
+from p2pcast.trust.clock_watch import Jump
 from p2pcast.trust.credentials import Credentials
 from p2pcast.trust.dial_permissions import Certified
 from p2pcast.trust.tls_contexts import Tls
@@ -85,9 +85,9 @@ class Admission:
         self._later = later
         self._entering: dict[Link, None] = {}
         self._saving = False
-        now = time.time()
-        self._seen_at = self._maintain_at = now
         self.trust = TrustState(folder, key, in_thread)
+        self.trust.jumped.add(self._note_jump)
+        self._seen_at = self._maintain_at = now = self.trust.now()
         self.tls: Tls | None = None
         fingerprint = None
         if not plaintext:
@@ -185,7 +185,7 @@ class Admission:
             if link.remote == self._node:
                 raise RefusedError("that is the hub's own name")
             async with self.trust.changing:
-                now = time.time()
+                now = self.trust.now()
                 grant(key_print(key), now, now + self._lifetime_s)
                 await self.trust.save()
             issued = self._authority.issue(key, Certified(self.trust.run, link.remote, role), now, self._lifetime_s)
@@ -210,7 +210,7 @@ class Admission:
 
     def admit(self, session: PeerSession, name: str) -> str:
         """The name under which a peer that asks for ``name`` is known. Raises RefusedError."""
-        link, ledger, now = session.link, self.trust.ledger, time.time()
+        link, ledger, now = session.link, self.trust.ledger, self.trust.now()
         if self.tls is None:
             news = ledger.adopt(link.remote, "", name, now, now)
         elif (certificate := link.certificate) is None:
@@ -266,18 +266,34 @@ class Admission:
 
     def healthy(self) -> tuple[bool, str]:
         """False while no node can make a link: the hub's own certificate is not in force by its clock."""
-        if self.tls is None or (self._credentials.in_force(now := time.time()) and valid_at(self.authority, now)):
+        if self.tls is None or (self._credentials.in_force(now := self.trust.now()) and valid_at(self.authority, now)):
             return True, ""
         return (
             False,
             "by this machine's clock the hub's certificate or the run's authority is not in force: set the clock",
         )
 
+    def clock_trouble(self) -> str | None:
+        """Why no record is forgotten by its age."""
+        if self.trust.clock.settled:
+            return None
+        return (
+            f"this machine's clock has jumped, and now says {shown_time(self.trust.now())}: set it (NTP) if that is"
+            " wrong; no admission is forgotten by age until it has run for a day"
+        )
+
     # -- in time
+
+    def _note_jump(self, jump: Jump) -> None:
+        logger.warning(
+            "this machine's clock has jumped from %s to %s: set it (NTP) if that is wrong",
+            shown_time(jump.expected), shown_time(jump.shown),
+        )  # fmt: skip
+        self._events.emit("clock_jumped", expected=round(jump.expected, 3), shown=round(jump.shown, 3))
 
     def beat(self) -> None:
         """Every second: renew the hub's own certificate and token, and note the connected peers."""
-        now = time.time()
+        now = self.trust.now()
         if self.tls is not None and self._credentials.due(now):
             self._credentials = self._own_credentials(now)
             self.tls.use(self._credentials)
@@ -295,7 +311,7 @@ class Admission:
     async def _maintain(self) -> None:
         """Make the next own token, if it is time, and write what could not be written before."""
         async with self.trust.changing:
-            now = time.time()
+            now = self.trust.now()
             try:
                 if self.own_token.is_due(now):
                     await self.own_token.replace(now)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -65,7 +64,7 @@ class TrustCommands:
             node, name = ledger.find(peer)
             if node == self._node.hex():
                 raise RefusedError("that is the hub itself")
-            now = time.time()
+            now = trust.now()
             others = ledger.others(node, name)
             revoked = [] if keeps else ledger.tokens_to_revoke(node, now)
             # The statement revokes one token at every peer: the hub's own, if the node could use that.
@@ -114,14 +113,14 @@ class TrustCommands:
         secret = secrets.token_bytes(SECRET_BYTES)
         async with self._trust.changing:
             role = str(body.get("role", "peer"))
-            ident = self._trust.ledger.grant(secret, role, time.time(), ttl_s=ttl_s, uses=uses)
+            ident = self._trust.ledger.grant(secret, role, self._trust.now(), ttl_s=ttl_s, uses=uses)
             await self._trust.save()
         return {"id": ident, "token": str(JoinToken(self._trust.run, secret, fingerprint))}
 
     async def list(self, body: Document) -> Document:
         check_keys(body)
         self._require_tls()
-        return {"tokens": self._trust.ledger.rows(time.time())}
+        return {"tokens": self._trust.ledger.rows(self._trust.now())}
 
     async def revoke(self, body: Document) -> Document:
         """``{"id": the token's id, or its beginning}``. Certificates that the token bought stay valid."""
@@ -129,7 +128,7 @@ class TrustCommands:
         self._require_tls()
         async with self._trust.changing:
             ident = self._trust.ledger.revoke(str(body.get("id", "")))
-            fresh = await self._revoke_all([ident], time.time())
+            fresh = await self._revoke_all([ident], self._trust.now())
             await self._trust.save()
             file = await self._own_token.write() if fresh else None
         return {"id": ident, "revoked": True, "token_file": None if file is None else str(file)}

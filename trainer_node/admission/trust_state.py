@@ -15,7 +15,9 @@ from typing import Any
 
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.artifact.signed_records import run_id
+from p2pcast.observers import Observers
 from p2pcast.store.atomic_files import atomic_write
+from p2pcast.trust.clock_watch import ClockWatch, Jump
 from p2pcast.trust.eviction_log import EvictionLog
 from p2pcast.trust.evictions import NO_TOKEN, Statement
 from trainer_node.admission.trust_files import read_ledger
@@ -46,7 +48,21 @@ class TrustState:
         self.evicted = self.evictions.nodes
         """The same set for as long as this lives."""
         self.ledger = read_ledger(folder / LEDGER, self.evicted)
-        self._reconcile(time.time())
+        self.clock = ClockWatch(time.time(), time.monotonic(), self.ledger.newest())
+        self.jumped: Observers[[Jump]] = Observers()
+        """Called when the wall clock has jumped."""
+        self._reconcile(self.now())
+
+    def now(self) -> float:
+        """Unix time. While the clock may be wrong, no record is forgotten by its age."""
+        now, before = time.time(), self.clock.settled
+        jump = self.clock.observe(now, time.monotonic())
+        self.ledger.ages_count = self.clock.settled
+        if self.clock.settled and not before:
+            self.ledger.rebase(now)
+        if jump is not None:
+            self.jumped.notify(jump)
+        return now
 
     def _reconcile(self, now: float) -> None:
         """Make the files agree, each of which may be an older copy."""
@@ -63,7 +79,7 @@ class TrustState:
         """Evict a node or undo that: at once, here and at every connected peer; on disk with the next ``save``. Raises
         RefusedError.
         """
-        made = self.evictions.decide(node, token, evicted=evicted, name=name, now=time.time(), sign=self._key.sign)
+        made = self.evictions.decide(node, token, evicted=evicted, name=name, now=self.now(), sign=self._key.sign)
         self.enforce([made.packed])
 
     def accept(self, signed: Sequence[bytes]) -> list[Statement]:

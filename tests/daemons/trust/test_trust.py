@@ -28,7 +28,7 @@ from p2pcast.trust.tls_contexts import first_contact
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Identity
 from p2pcast.wire.join_token import JoinToken
-from trainer_node.admission import admission as admission_module
+from trainer_node.admission import trust_state
 from trainer_node.admission.admission import Admission
 
 
@@ -113,11 +113,11 @@ async def test_a_peer_whose_first_answer_is_lost_joins_with_its_key_and_one_admi
 @pytest.mark.parametrize(("days", "at_start"), [(30, False), (400, True)])
 async def test_a_hub_whose_clock_was_ahead_takes_peers_once_the_clock_is_right(tls, monkeypatch, days, at_start):
     """The hub's certificate, or the authority of the run, was made by the wrong clock."""
-    ahead = SimpleNamespace(time=lambda: time.time() + 86400.0 * days)
+    ahead = SimpleNamespace(time=lambda: time.time() + 86400.0 * days, monotonic=time.monotonic)
     hub = None if at_start else await tls.hub_up()
     with monkeypatch.context() as patched:
         first = None if hub is None else hub.state.admission.leaf
-        patched.setattr(admission_module, "time", ahead)
+        patched.setattr(trust_state, "time", ahead)
         hub = hub or await tls.hub_up()
         admission = hub.state.admission
         await tls.until(lambda: admission.leaf != first, "the hub has a certificate by the wrong clock")
@@ -128,6 +128,34 @@ async def test_a_hub_whose_clock_was_ahead_takes_peers_once_the_clock_is_right(t
     assert await tls.get(hub, "/healthz") == (200, "ok\n")
     peer = await tls.peer_up("a")
     await tls.until(lambda: peer.startup.hub_session.connected, "the peer has joined")
+
+
+@pytest.mark.parametrize("days", [400, -400])
+async def test_a_clock_that_is_wrong_for_a_moment_forgets_no_admission(tls, monkeypatch, days):
+    """A token is made meanwhile, at which records are looked through; it does not live as long as the clock was off."""
+    hub = await tls.hub_up()
+    peer = await tls.peer_up("a")
+    ident, commands, ledger = peer.ident.hex(), hub.state.admission.commands, hub.state.admission.trust.ledger
+    first = (await commands.create({"ttl_s": 3600}))["id"]
+    await tls.down(peer)
+    wrong = SimpleNamespace(time=lambda: time.time() + 86400.0 * days, monotonic=time.monotonic)
+    with monkeypatch.context() as patched:
+        patched.setattr(trust_state, "time", wrong)
+        made = (await commands.create({"ttl_s": 60}))["id"]
+        assert {ident} <= ledger.holders.keys()
+        assert {first, made} <= ledger.tokens.keys()
+        [said] = (await tls.status(hub))["unready"]
+        assert (said["level"], "clock has jumped" in said["words"]) == ("watch", True)
+    await commands.create({})
+    assert (await tls.status(hub))["unready"] == []
+    jumps = [dict(e.facts) for e in hub.state.events.after(0, 1000)[1] if e.kind == "clock_jumped"]
+    assert [round((jump["shown"] - jump["expected"]) / 86400) for jump in jumps] == [days, -days]
+    rows = {row["id"]: row for row in (await commands.list({}))["tokens"]}
+    assert rows[first]["usable"]
+    assert made not in rows or rows[made]["expires"] <= time.time() + 60
+    back = await tls.peer_up("a")
+    await tls.until(lambda: back.startup.hub_session.connected, "the peer is back")
+    assert hub.state.admission.trust.ledger.holders[ident].key
 
 
 async def test_certificates_are_renewed_while_running(tls):

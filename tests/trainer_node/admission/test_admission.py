@@ -17,7 +17,7 @@ from p2pcast.errors import IntegrityError, LocalError, RefusedError, RemoteError
 from p2pcast.trust.certificates import new_key, request
 from p2pcast.wire.join_token import JoinToken
 from p2pcast.wire.messages import Type
-from trainer_node.admission import admission
+from trainer_node.admission import admission, trust_state
 from trainer_node.admission.admission import Admission
 from trainer_node.membership.peer_record import PeerRecord
 from trainer_node.membership.peer_session import PeerSession
@@ -199,7 +199,7 @@ def own_token_clock(monkeypatch, ahead_s: float) -> float:
     import time
 
     now = time.time() + ahead_s
-    monkeypatch.setattr(admission, "time", SimpleNamespace(time=lambda: now))
+    monkeypatch.setattr(trust_state, "time", SimpleNamespace(time=lambda: now, monotonic=time.monotonic))
     return now
 
 
