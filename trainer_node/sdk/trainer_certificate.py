@@ -1,4 +1,9 @@
-"""A training process's certificate: issued by the hub for the join token, and kept in memory alone."""
+"""A training process's certificate: issued by the hub for the join token, and kept in memory alone.
+
+Promise: no lost answer costs an identity. A process repeats its request with one id and one key, which the hub answers
+again at no cost. A process has no state folder, so each has an id of its own, as new as its key: the hub never meets a
+known id with another key. A process that starts again thus uses up one more admission of a token with ``--uses``.
+"""
 
 from __future__ import annotations
 

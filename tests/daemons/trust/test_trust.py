@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import stat
@@ -14,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from lost_answers import withholding
 from unknown_nodes import NODE, Nobody, at, bought, knock, token_of
 
 from p2pcast.artifact.run_key import RunKey
@@ -78,29 +78,11 @@ async def test_a_certificate_outlasts_its_token_and_is_issued_once(tls):
 async def test_a_peer_whose_first_answer_is_lost_joins_with_its_key_and_one_admission(tls):
     """A proxy withholds the certificate that the hub has issued. The peer ends, and starts again."""
     hub = await tls.hub_up()
-    records, pumps = hub.state.admission.trust.ledger, set[asyncio.Task[None]]()
-    withheld = asyncio.Event()
-
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool) -> None:
-        with contextlib.closing(writer):
-            while chunk := await reader.read(65536):
-                if answers and records.holders:
-                    withheld.set()
-                else:
-                    writer.write(chunk)
-
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there_reader, there_writer = await asyncio.open_connection(*tls.address)
-        for one in (pump(reader, there_writer, answers=False), pump(there_reader, writer, answers=True)):
-            pumps.add(asyncio.create_task(one))
-
-    async with await asyncio.start_server(accept, "127.0.0.1", 0) as proxy:
-        daemon = tls.peer_begun("a", hub=proxy.sockets[0].getsockname())
-        await asyncio.wait_for(withheld.wait(), 60)
+    records = hub.state.admission.trust.ledger
+    async with withholding(tls.address, lambda: bool(records.holders), once=False) as proxy:
+        daemon = tls.peer_begun("a", hub=proxy.address)
+        await asyncio.wait_for(proxy.withheld.wait(), 60)
         await tls.down(daemon)
-    for task in pumps:
-        task.cancel()
-    await asyncio.gather(*pumps, return_exceptions=True)
     [(node, known)] = records.holders.items()
     assert not (tls.folder / "a" / "link.pem").exists()
     peer = await tls.peer_up("a")

@@ -1,0 +1,49 @@
+"""A proxy that withholds a hub's answers, though the hub has done what was asked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+Address = tuple[str, int]
+
+
+@dataclass
+class Withholding:
+    """``address``: of the proxy. ``withheld`` is set when an answer was dropped; then its connection is cut."""
+
+    address: Address
+    withheld: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@contextlib.asynccontextmanager
+async def withholding(hub: Address, done: Callable[[], bool], *, once: bool) -> AsyncIterator[Withholding]:
+    """A proxy before ``hub`` that drops what the hub sends once ``done``. ``once``: it cuts that connection, and passes
+    all that comes later.
+    """
+    pumps: set[asyncio.Task[None]] = set()
+    found: Withholding
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool) -> None:
+        with contextlib.closing(writer):
+            while chunk := await reader.read(65536):
+                if answers and done() and not (once and found.withheld.is_set()):
+                    found.withheld.set()
+                    if once:
+                        return
+                elif not writer.is_closing():
+                    writer.write(chunk)
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there_writer = await asyncio.open_connection(*hub)
+        for one in (pump(reader, there_writer, answers=False), pump(there_reader, writer, answers=True)):
+            pumps.add(asyncio.create_task(one))
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as proxy:
+        found = Withholding(proxy.sockets[0].getsockname())
+        yield found
+    for task in pumps:
+        task.cancel()
+    await asyncio.gather(*pumps, return_exceptions=True)
