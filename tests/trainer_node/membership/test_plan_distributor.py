@@ -421,6 +421,16 @@ async def test_a_witness_alone_demotes_few_peers_at_a_time():
     assert fleet.feeders() == "def"
 
 
+async def test_the_fourth_liar_of_one_witness_is_demoted_once_there_is_room():
+    """The witness repeats its report with each further one."""
+    fleet = Fleet("abcdef")
+    fleet.report_garbled("f", "abcd")
+    assert "d" in fleet.feeders()
+    fleet.report_garbled("f", "abcd", 1, FORGIVEN_S + 1.0)
+    assert fleet.verdicts("garbled")[-1] == ("f", "d", False)
+    assert "d" not in fleet.feeders()
+
+
 # -- withholding
 
 
