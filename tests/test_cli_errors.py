@@ -262,7 +262,7 @@ def test_a_checkpoints_folder_that_is_something_else(p2pcast: Run, tmp_path: Pat
     assert not (tmp_path / "state" / "run.key").exists()
 
 
-def test_a_hub_says_what_it_waits_for(tmp_path: Path) -> None:
+def test_a_hub_without_step_folders_says_so_once(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     folders = ["--state", tmp_path / "state", "--shadow", tmp_path / "shadow"]
     with daemon("has no folder step_{step}/ yet", "seed", tmp_path / "run", *folders, *HERE) as log:
