@@ -94,8 +94,8 @@ class Ledger:
         self.happened: Callable[[Counter[tuple[str, ...]]], object] = lambda counts: None
         """Called in the caller's thread after each commit of a transition that did something to tell of."""
         self.ran_short: Callable[[str, BaseException], object] = lambda short, error: None
-        """Called in the thread of a write that failed, with the shortage of the machine and the error. ``check_room`` says
-        when there is room again.
+        """Called in the thread of a write that failed, with the shortage of the machine and the error. ``check_room``
+        says when there is room again.
         """
         store.ran_short = lambda short, error: self.ran_short(short, error)
         self._transitions = Transitions(store, self._rates, now, lambda counts: self.happened(counts))
