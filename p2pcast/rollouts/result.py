@@ -8,7 +8,7 @@ and 0 where the mask is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -39,6 +39,8 @@ _TOKEN_BYTES = 10
 """Of ids, mask, loss mask and log-probabilities."""
 _OTHER_BYTES = limits.MIB
 """Room for spans, turns and tags."""
+
+Tags: TypeAlias = Annotated[Sequence[tuple[Annotated[str, Text(64)], Annotated[str, Text(256)]]], AtMost(64)]
 
 
 class Span(NamedTuple):
@@ -74,7 +76,7 @@ class Result(RolloutRecord):
     stop: Annotated[str, OneOf(("end", "length", "task"))]
     turns: Annotated[np.ndarray, Array("<u4", MAX_TURNS)] | None = None
     loss_mask: Mask | None = None
-    tags: Annotated[Sequence[tuple[Annotated[str, Text(64)], Annotated[str, Text(256)]]], AtMost(64)] | None = None
+    tags: Tags | None = None
     schedules: Annotated[Sequence[tuple[Version, Hash]], AtMost(MAX_SPANS)] | None = None
     routed_experts: RoutedExperts | None = None
     top_logprobs: TopLogprobs | None = None

@@ -19,21 +19,16 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from p2pcast import limits
-from p2pcast.errors import LocalError, RetryableError
+from p2pcast.errors import LocalError
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result
-from p2pcast.tasks.child_processes.killable_child import BROKEN, KillableChild
+from p2pcast.tasks.child_processes.killable_child import BROKEN, PROCESS_BYTES, START_S, ChildDownError, KillableChild
 from p2pcast.tasks.task import ForgedPlayError
 
 logger = logging.getLogger("p2pcast.tasks")
 
 CHECK_S = 10.0
 """Default time limit of one check, in seconds."""
-START_S = 120.0
-"""Time limit in seconds for a process to import its task."""
-MEMORY_BYTES = 2 * limits.GIB
-"""Default limit of a process's memory, beyond what it maps at its start."""
 
 
 class CheckFailedError(LocalError):
@@ -42,10 +37,6 @@ class CheckFailedError(LocalError):
 
 Outcome = float | ForgedPlayError | CheckFailedError
 """The reward, or why there is none."""
-
-
-class ChecksDownError(RetryableError):
-    """No process for checks can be started: the fault is this machine's, not a result's."""
 
 
 class TaskProcesses:
@@ -59,7 +50,7 @@ class TaskProcesses:
         processes: int = 1,
         check_s: float = CHECK_S,
         start_s: float = START_S,
-        memory_bytes: int = MEMORY_BYTES,
+        memory_bytes: int = PROCESS_BYTES,
     ) -> None:
         """``task``: its name. ``task_hash``: a process that finds another hash is refused."""
         self._task, self._hash = task, task_hash
@@ -79,7 +70,7 @@ class TaskProcesses:
         return self._check_s
 
     async def reward(self, job: Job, token_ids: np.ndarray, mask: np.ndarray) -> float:
-        """Raises ForgedPlayError for tokens that the task refuses, CheckFailedError, and ChecksDownError."""
+        """Raises ForgedPlayError for tokens that the task refuses, CheckFailedError, and ChildDownError."""
         [found] = await self._ask([_one(job, token_ids, mask, None)])
         if isinstance(found, Exception):
             raise found
@@ -88,7 +79,7 @@ class TaskProcesses:
     async def check(self, handed_in: Sequence[tuple[Job, Result]]) -> list[Outcome]:
         """Rewards of the first results, whose other fields have to be those of the task's own play: of at least one,
         and of as many as take ``TOGETHER_S``. ForgedPlayError also for another stop, other turns, or a loss mask that
-        is not the task's. Raises ChecksDownError.
+        is not the task's. Raises ChildDownError.
         """
         return await self._ask([_one(job, result.token_ids, result.mask, _claims(result)) for job, result in handed_in])
 
@@ -119,7 +110,7 @@ class TaskProcesses:
 
     @contextlib.asynccontextmanager
     async def _checker(self) -> AsyncIterator[_Checker]:
-        """An idle process, or a new one; killed afterwards unless it answered. Raises ChecksDownError."""
+        """An idle process, or a new one; killed afterwards unless it answered. Raises ChildDownError."""
         checker = await self._living() or await self._started()
         self._busy.add(checker)
         checker.clean = False
@@ -143,16 +134,16 @@ class TaskProcesses:
         return None
 
     async def recover(self) -> None:
-        """Start a process if the newest attempt failed. Raises ChecksDownError."""
+        """Start a process if the newest attempt failed. Raises ChildDownError."""
         if self.fault:
             async with self._places:
                 self._idle.append(await self._started())
 
     async def _started(self) -> _Checker:
-        """Raises ChecksDownError."""
+        """Raises ChildDownError."""
         try:
             checker = await self._start()
-        except ChecksDownError as error:
+        except ChildDownError as error:
             if str(error) != self.fault:
                 logger.error("%s", error)
             self.fault = str(error)
@@ -161,27 +152,12 @@ class TaskProcesses:
         return checker
 
     async def _start(self) -> _Checker:
-        try:
-            child = await KillableChild.start("p2pcast.tasks.task_checker", self._task, str(self._memory_bytes))
-        except OSError as error:
-            why = error.strerror or type(error).__name__
-            raise ChecksDownError(f"no process for checks can be made ({why}): free memory or processes") from None
+        words = (self._task, self._hash, str(self._memory_bytes))
+        child, failed_reward = await KillableChild.of_task(
+            "checks", "p2pcast.tasks.task_checker", *words, start_s=self._start_s
+        )
         checker = _Checker(child)
-        try:
-            async with asyncio.timeout(self._start_s):
-                what, found = await checker.child.answer()
-        except BROKEN as error:
-            await checker.child.kill()
-            why = f"no answer within {self._start_s:g} s" if isinstance(error, TimeoutError) else type(error).__name__
-            raise ChecksDownError(f"the process for checks did not start ({why}): see its messages above") from None
-        except BaseException:
-            await checker.child.kill()
-            raise
-        if what != "ready" or found[0] != self._hash:
-            await checker.child.kill()
-            changed = f"task {self._task} has changed on disk: restart this program"
-            raise ChecksDownError(f"the process for checks did not start: {found}" if what == "failed" else changed)
-        checker.failed_reward = found[1]
+        checker.failed_reward = failed_reward
         return checker
 
     async def close(self) -> None:

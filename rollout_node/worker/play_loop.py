@@ -3,7 +3,7 @@
 Promises:
 
 - Every lease ends in a result, a return to the ledger, or an abort that the ledger ordered.
-- A play that raises, hangs or is forged by its own task costs that lease only.
+- A play that raises, blocks, crashes or is forged by its own task costs that lease only.
 
 After ``drain`` no lease is taken; plays that end within the given time are handed in, the others go back.
 """
@@ -28,9 +28,11 @@ from p2pcast.rollouts.result import Result, fault
 from p2pcast.rollouts.return_reason import Returned, ReturnReason
 from p2pcast.rollouts.routed_experts import routed_fault
 from p2pcast.rollouts.top_logprobs import TOP_K, top_fault
+from p2pcast.tasks.child_processes.killable_child import ChildDownError
+from p2pcast.tasks.child_processes.play_pool import Played, PlayPool
 from p2pcast.tasks.play import result_of
-from p2pcast.tasks.task import FAILED_CHECK_TAG, Sampler, Task, Trajectory
-from p2pcast.tasks.task_process import CheckFailedError, ChecksDownError, TaskProcesses
+from p2pcast.tasks.task import FAILED_CHECK_TAG, Sampler, Task
+from p2pcast.tasks.task_process import CheckFailedError, TaskProcesses
 from p2pcast.telemetry.log_context import about_job
 from p2pcast.telemetry.repeated_messages import TROUBLE_ENDED
 from p2pcast.version import Version
@@ -114,6 +116,7 @@ PlayTold = Callable[[Lease, float, Result | None, str | None], object]
 
 class PlayLoop:
     """``checks``: compute the reward that is reported; None: the task is trusted to compute it in this process.
+    ``plays``: processes of plays; None: the task is trusted to play in this process, where it must not block.
     ``probes``: run beside the plays. ``told``: called at the end of each play.
     """
 
@@ -125,12 +128,13 @@ class PlayLoop:
         sampler: PlaySampler,
         weights: Weights,
         checks: TaskProcesses | None = None,
+        plays: PlayPool | None = None,
         probes: Probes | None = None,
         told: PlayTold = lambda *_: None,
     ) -> None:
         self._config, self._task, self._ledger = config, task, ledger
         self._sampler, self._weights, self._checks = sampler, weights, checks
-        self._probes, self._told = probes, told
+        self._pool, self._probes, self._told = plays, probes, told
         self._book = LeaseBook(config.slots)
         self._plays: dict[bytes, asyncio.Task[None]] = {}
         self._outbox = _Outbox()
@@ -279,7 +283,7 @@ class PlayLoop:
         until = asyncio.timeout(lease.latest_in_s + LATE_S)
         try:
             async with until:
-                result = await self._result(lease, await self._task.play(sampler, job))
+                result = await self._result(lease, await self._played(sampler, job))
             self._failures.reset()
             self._rests_until = 0.0
         except Exception as error:
@@ -312,22 +316,28 @@ class PlayLoop:
             return
         self._rests_until = asyncio.get_running_loop().time() + self._failures.next_s()
 
-    async def _result(self, lease: Lease, played: Trajectory) -> Result:
+    async def _played(self, sampler: Sampler, job: Job) -> Played:
+        if self._pool is not None:
+            return await self._pool.play(sampler, job)
+        played, loss_mask = await self._task.play(sampler, job), getattr(self._task, "loss_mask", None)
+        return Played(played, None if loss_mask is None else loss_mask(job, played.token_ids, played.mask))
+
+    async def _result(self, lease: Lease, found: Played) -> Result:
         """With the reward for reports. A check that fails leaves a reward of 0 and a tag with its reason. Raises
         RemoteError for a play that the ledger would hold against this worker.
         """
-        job, reward = lease.job, 0.0
+        job, reward, played = lease.job, 0.0, found.trajectory
         try:
             if self._checks is None:
                 reward = self._task.reward(job, played.token_ids, played.mask)
             else:
                 reward = await self._checks.reward(job, played.token_ids, played.mask)
-        except (CheckFailedError, ChecksDownError) as error:
+        except (CheckFailedError, ChildDownError) as error:
             logger.warning("the check of job %s failed: %s", job.job.hex(), error)
             played = replace(played, tags=(*played.tags, (FAILED_CHECK_TAG, str(error)[:MAX_TAG])))
         result = result_of(job, lease.lease, played, reward, self._weights.schedule)
-        if (loss_mask := getattr(self._task, "loss_mask", None)) is not None:
-            result = replace(result, loss_mask=loss_mask(job, played.token_ids, played.mask))
+        if found.loss_mask is not None:
+            result = replace(result, loss_mask=found.loss_mask)
         if result.top_logprobs is not None and top_fault(result.top_logprobs, result.mask, self._task.vocabulary):
             # An engine may pad its vocabulary. The rollout counts without them.
             result = replace(result, top_logprobs=None)

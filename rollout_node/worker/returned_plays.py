@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from p2pcast.errors import RemoteError, RetryableError
 from p2pcast.plain_text import shown_text
 from p2pcast.rollouts.return_reason import MAX_DETAIL, Returned, ReturnReason
-from p2pcast.tasks.task import Sample, Sampler
+from p2pcast.tasks.child_processes.play_pool import PlayBlockedError
+from p2pcast.tasks.task import ForgedPlayError, Sample, Sampler
 
 
 class PromptRefusedError(RemoteError):
@@ -72,7 +73,9 @@ def _reason(error: Exception, heard: HeardSampler, out_of_time: bool) -> ReturnR
         return ReturnReason.REFUSED if isinstance(heard.failed, PromptRefusedError) else ReturnReason.ENGINE
     if out_of_time:
         return ReturnReason.ENGINE if heard.cut_off else ReturnReason.HUNG
-    if isinstance(error, InvalidPlayError):
+    if isinstance(error, PlayBlockedError):
+        return ReturnReason.HUNG
+    if isinstance(error, InvalidPlayError | ForgedPlayError):
         return ReturnReason.INVALID
     # No fault of a job may pass by itself.
     return ReturnReason.ENGINE if isinstance(error, RetryableError) else ReturnReason.FAILED

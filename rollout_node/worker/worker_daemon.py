@@ -16,6 +16,7 @@ from p2pcast.backoff import Backoff
 from p2pcast.errors import RetryableError
 from p2pcast.private_random import uniform
 from p2pcast.rollouts.result import Result
+from p2pcast.tasks.child_processes.play_pool import PlayPool
 from p2pcast.tasks.task import Task
 from p2pcast.tasks.task_process import TaskProcesses
 from p2pcast.telemetry import span_export
@@ -53,8 +54,8 @@ class Addresses:
 
 
 class WorkerDaemon:
-    """``checks`` end with ``run``. ``certificate``: for a ledger over https. ``adapter``: the LoRA adapter that
-    plays.
+    """``checks`` and ``plays`` end with ``run``. ``certificate``: for a ledger over https. ``adapter``: the LoRA
+    adapter that plays.
     """
 
     def __init__(
@@ -63,11 +64,13 @@ class WorkerDaemon:
         config: WorkerConfig,
         task: Task,
         checks: TaskProcesses,
+        plays: PlayPool,
         certificate: NodeCertificate | None = None,
         sampler: SamplerKind = "generate",
         adapter: str | None = None,
     ) -> None:
-        self._addresses, self._config, self._task, self._checks = addresses, config, task, checks
+        self._addresses, self._config, self._task = addresses, config, task
+        self._checks, self._plays = checks, plays
         self._certificate, self._sampler, self._adapter = certificate, sampler, adapter
         self._loop: PlayLoop | None = None
 
@@ -83,6 +86,7 @@ class WorkerDaemon:
                 await self._play()
                 renewals.cancel()
         finally:
+            await self._plays.close()
             await self._checks.close()
 
     async def _play(self) -> None:
@@ -111,7 +115,8 @@ class WorkerDaemon:
                     job = lease.job.job
                     export.add(play_span(versions.run, job, lease.lease, began_s, time.time(), result, error))
 
-            self._loop = PlayLoop(self._config, self._task, ledger, sampler, versions, self._checks, probes, told)
+            parts = (self._checks, self._plays, probes, told)
+            self._loop = PlayLoop(self._config, self._task, ledger, sampler, versions, *parts)
             await _exporting(export, self._loop.run())
 
     async def drain(self) -> None:

@@ -19,10 +19,9 @@ import msgpack
 
 from p2pcast.errors import LocalError
 from p2pcast.rollouts.job import Group
-from p2pcast.tasks.child_processes.killable_child import BROKEN, KillableChild
+from p2pcast.tasks.child_processes.killable_child import BROKEN, PROCESS_BYTES, START_S, KillableChild
 from p2pcast.tasks.prompt_hooks import MAX_WEIGHT
 from p2pcast.tasks.task import Prompt
-from p2pcast.tasks.task_process import MEMORY_BYTES, START_S
 from trainer_node.ledger.ledger_rows import MAX_LIST
 
 HOOK_S = 30.0
@@ -60,7 +59,7 @@ class HookSource:
     state: Callable[[], Awaitable[Mapping[str, str]]]
     histories: Callable[[Sequence[bytes]], Awaitable[Sequence[Sequence[float]]]]
     limit_s: float = HOOK_S
-    memory_bytes: int = MEMORY_BYTES
+    memory_bytes: int = PROCESS_BYTES
 
 
 class HookedChoice:

@@ -14,6 +14,7 @@ from p2pcast.daemon import event_loop
 
 if TYPE_CHECKING:
     from p2pcast.rollouts.job import Job
+    from p2pcast.tasks.child_processes.play_pool import PlayPool
     from p2pcast.tasks.task import Sampler, Task
     from p2pcast.tasks.task_process import TaskProcesses
 
@@ -122,23 +123,25 @@ async def _played(
 ) -> list[dict[str, Any]]:
     import aiohttp
 
+    from p2pcast.tasks.child_processes.play_pool import PlayPool
     from p2pcast.tasks.task_process import TaskProcesses
     from rollout_node.worker.generate_sampler import GenerateSampler
     from rollout_node.worker.sglang_sampler import SglangSampler
     from rollout_node.worker.unnamed_weights import UnnamedWeights
 
-    checks = TaskProcesses(name, task.hash)
+    pool, checks = PlayPool(name, task.hash), TaskProcesses(name, task.hash)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as http:
         engine_sampler = {"generate": GenerateSampler, "sglang": SglangSampler}[sampler](http, engine, UnnamedWeights())
         await engine_sampler.check()
         try:
-            return [await _play(task, job, engine_sampler, checks) for job in jobs]
+            return [await _play(pool, job, engine_sampler, checks) for job in jobs]
         finally:
+            await pool.close()
             await checks.close()
 
 
-async def _play(task: Task, job: Job, sampler: Sampler, checks: TaskProcesses) -> dict[str, Any]:
-    played = await task.play(sampler, job)
+async def _play(pool: PlayPool, job: Job, sampler: Sampler, checks: TaskProcesses) -> dict[str, Any]:
+    played = (await pool.play(sampler, job)).trajectory
     return {
         "prompt": job.prompt.decode(errors="replace"),
         "token_ids": played.token_ids.tolist(),

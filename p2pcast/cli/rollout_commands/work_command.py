@@ -118,6 +118,18 @@ def checked_adapter(adapter: str | None, sampler: SamplerName) -> str | None:
     "work", "drain", click.FloatRange(0.0, 3600.0), 30.0,
     "Time in seconds for running plays to end after SIGTERM; the others return to the ledger.",
 )  # fmt: skip
+@seconds(
+    "work", "play-step", click.FloatRange(0.1, 3600.0), 30.0,
+    "Time limit in seconds of one step of a play: of what the task does without waiting.",
+)  # fmt: skip
+@click.option("--play-processes", type=click.IntRange(1, 64), default=1, help="Number of processes that plays share.")
+@click.option(
+    "--play-memory",
+    type=click.IntRange(64),
+    default=4096,
+    metavar="MIB",
+    help="Memory limit of one process of plays in MiB.",
+)
 @check_options("work")
 def work(
     ledger: str,
@@ -137,6 +149,9 @@ def work(
     token_file: Path | None,
     state: Path | None,
     drain_s: float,
+    play_step_s: float,
+    play_processes: int,
+    play_memory: int,
     check_s: float,
     checks: int,
     check_memory: int,
@@ -154,6 +169,7 @@ def work(
     """
     from p2pcast.daemon.daemon_process import raise_descriptor_limit, restrict_umask, run_until_signal, state_home
     from p2pcast.store.state_format import state_lock
+    from p2pcast.tasks.child_processes.play_pool import PlayPool
     from p2pcast.tasks.task_loader import load_task
     from p2pcast.tasks.task_process import TaskProcesses
     from p2pcast.transport.node_certificate import NodeCertificate
@@ -194,7 +210,8 @@ def work(
 
     async def run(certificate: NodeCertificate | None) -> None:
         processes = TaskProcesses(task, loaded.hash, processes=checks, check_s=check_s, memory_bytes=check_memory * MIB)
-        daemon = WorkerDaemon(addresses, config, loaded, processes, certificate, sampler, adapter)
+        pool = PlayPool(task, loaded.hash, processes=play_processes, step_s=play_step_s, memory_bytes=play_memory * MIB)
+        daemon = WorkerDaemon(addresses, config, loaded, processes, pool, certificate, sampler, adapter)
         await run_until_signal(daemon.run, daemon.drain)
 
     folder = state or state_home() / f"worker-{name or host}"

@@ -8,6 +8,7 @@ of the input end the child. Prints of a user's code go to stderr, so that no pri
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import math
@@ -15,7 +16,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,13 +32,36 @@ class ChildChannel:
     def __init__(self, parent: int) -> None:
         _die_with(parent)
         self._requests, self._answers = _own_descriptors()
+        self.closed = False
+        """This is a copy of the process that was started."""
 
     def requests(self) -> Iterator[Any]:
         """Until the input ends."""
         while len(header := self._requests.read(LENGTH_BYTES)) == LENGTH_BYTES:
             yield msgpack.unpackb(self._requests.read(int.from_bytes(header, "little")))
 
+    async def messages(self) -> AsyncIterator[Any]:
+        """Requests as they come, beside other work of the event loop."""
+        reader = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), self._requests)
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while True:
+                size = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "little")
+                yield msgpack.unpackb(await reader.readexactly(size), use_list=False)
+
+    def close_in_copies(self) -> None:
+        """A process that a user's code forks from this one gets no part in the exchange."""
+        os.register_at_fork(after_in_child=self._close)
+
+    def _close(self) -> None:
+        self.closed = True
+        for file in (self._requests, self._answers):
+            with contextlib.suppress(OSError, ValueError):
+                os.close(file.fileno())
+
     def send(self, answer: list[Any]) -> None:
+        if self.closed:
+            os._exit(1)
         packed = msgpack.packb(answer)
         self._answers.write(len(packed).to_bytes(LENGTH_BYTES, "little") + packed)
         self._answers.flush()

@@ -20,9 +20,10 @@ from p2pcast import limits
 from p2pcast.errors import UsageError
 from p2pcast.rollouts.job import Job
 from p2pcast.tasks import task_process
+from p2pcast.tasks.child_processes.killable_child import ChildDownError
 from p2pcast.tasks.task import ForgedPlayError
 from p2pcast.tasks.task_loader import load_task
-from p2pcast.tasks.task_process import CheckFailedError, ChecksDownError, TaskProcesses
+from p2pcast.tasks.task_process import CheckFailedError, TaskProcesses
 from tests.process_ends import wait_for_end, written_pid
 
 FOLDER = Path(__file__).parent
@@ -192,14 +193,14 @@ async def test_no_more_processes_than_allowed_run_at_once(checks: TaskProcesses)
 async def test_a_task_that_changed_on_disk_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(FOLDER)
     checks = TaskProcesses(NAME, bytes(32))
-    with pytest.raises(ChecksDownError, match="has changed"):
+    with pytest.raises(ChildDownError, match="has changed"):
         await checks.reward(job("good"), TOKENS, MASK)
     assert "has changed" in checks.fault
 
 
 async def test_a_process_that_cannot_load_the_task_says_why() -> None:
     checks = TaskProcesses("no_such_module:Task", bytes(32))
-    with pytest.raises(ChecksDownError, match="no_such_module"):
+    with pytest.raises(ChildDownError, match="no_such_module"):
         await checks.reward(jobs_of(load_task("sums"), 1)[0], TOKENS, MASK)
 
 
@@ -211,9 +212,9 @@ async def test_a_process_that_cannot_be_made_is_no_fault_of_a_result(
 
     with monkeypatch.context() as patched:
         patched.setattr(asyncio, "create_subprocess_exec", full)
-        with pytest.raises(ChecksDownError, match="Resource temporarily unavailable"):
+        with pytest.raises(ChildDownError, match="Resource temporarily unavailable"):
             await checks.reward(job("good"), TOKENS, MASK)
-        with pytest.raises(ChecksDownError):
+        with pytest.raises(ChildDownError):
             await checks.recover()
     await checks.recover()
     assert not checks.fault

@@ -20,6 +20,7 @@ from scripted_sampler import jobs_of
 from p2pcast.backoff import Backoff
 from p2pcast.errors import LocalError, RefusedError, UntrustedError
 from p2pcast.rollouts.job import Job
+from p2pcast.tasks.child_processes.play_pool import PlayPool
 from p2pcast.tasks.sums import Sums
 from p2pcast.tasks.task_process import TaskProcesses
 from p2pcast.transport.node_certificate import FILE, IDENTITY, NodeCertificate
@@ -57,6 +58,7 @@ class Checks(TaskProcesses):
 class Worker:
     def __init__(self, ledger: MemoryLedger, engine: FakeEngine) -> None:
         self.ledger, self.engine, self.checks = ledger, engine, Checks()
+        self.plays = PlayPool("sums", TASK.hash)
 
     def daemon(
         self,
@@ -66,7 +68,8 @@ class Worker:
     ) -> WorkerDaemon:
         bearer = BEARER if certificate is None else None
         where = Addresses(ledger=self.ledger.url, engine=self.engine.url, peer=self.engine.url, bearer=bearer)
-        return WorkerDaemon(where, WorkerConfig(name="w", slots=4), TASK, self.checks, certificate, sampler, adapter)
+        config = WorkerConfig(name="w", slots=4)
+        return WorkerDaemon(where, config, TASK, self.checks, self.plays, certificate, sampler, adapter)
 
     async def run(self, **parts: Any) -> None:
         async with asyncio.timeout(END_S):

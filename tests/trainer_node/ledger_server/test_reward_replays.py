@@ -12,7 +12,8 @@ import pytest
 
 from p2pcast.daemon.events import Events
 from p2pcast.rollouts.result import Result
-from p2pcast.tasks.task_process import ChecksDownError, TaskProcesses
+from p2pcast.tasks.child_processes.killable_child import ChildDownError
+from p2pcast.tasks.task_process import TaskProcesses
 from tests.trainer_node.ledger.crash_run import TASK_HASH
 from tests.trainer_node.ledger.ledger_game import sample
 from tests.trainer_node.ledger.test_replaying import Trusting
@@ -53,7 +54,7 @@ async def test_replays_stay_due_while_no_process_starts(tmp_path: Path) -> None:
     game.play(session, game.lease(session, 3))
     scorers = TaskProcesses("no_such_module:Task", TASK_HASH)
     replays = RewardReplays(game.ledger, scorers, called, lambda: None, Events())
-    with pytest.raises(ChecksDownError):
+    with pytest.raises(ChildDownError):
         await replays.replay()
     await scorers.close()
     assert game.due() == 3

@@ -26,7 +26,7 @@ REPLAY_S = 0.25
 
 
 async def checked_rewards(scorers: TaskProcesses, handed_in: Sequence[tuple[Job, Result]]) -> list[float | Rejection]:
-    """The ledger's own figures of the first results, or why there are none. Raises ChecksDownError."""
+    """The ledger's own figures of the first results, or why there are none. Raises ChildDownError."""
     return [_of(outcome) for outcome in await scorers.check(handed_in)]
 
 
@@ -62,7 +62,7 @@ class RewardReplays:
         self._ledger, self._scorers, self._call, self._changed, self._events = ledger, scorers, call, changed, events
 
     async def replay(self) -> None:
-        """All that is due. Raises ChecksDownError, and what the database raises."""
+        """All that is due. Raises ChildDownError, and what the database raises."""
         while due := await self._call(self._ledger.due_replays, self._scorers.places):
             # All of them end here: a failure of one must not leave others running.
             ended = await asyncio.gather(*map(self._replay, due), return_exceptions=True)

@@ -1,0 +1,178 @@
+"""Plays that block, crash, lie or take all memory, in real processes beside honest ones."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hostile_plays import HostilePlays
+from scripted_sampler import RandomSampler, jobs_of
+
+from p2pcast import limits
+from p2pcast.errors import RetryableError
+from p2pcast.rollouts.job import Job
+from p2pcast.tasks.child_processes.killable_child import ChildDownError
+from p2pcast.tasks.child_processes.play_pool import Played, PlayFailedError, PlayPool
+from p2pcast.tasks.sums import Sums
+from p2pcast.tasks.task import Sample, Trajectory
+from tests.process_ends import wait_for_end, written_pid
+
+FOLDER = Path(__file__).parent
+NAME = "hostile_plays:HostilePlays"
+STEP_S = 3.0
+
+
+@dataclasses.dataclass
+class GatedSampler(RandomSampler):
+    """Second turns wait for ``gate``."""
+
+    gate: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    waiting: int = 0
+
+    async def sample(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        seed: int,
+        temperature: float,
+        max_tokens: int,
+        stop_token_ids: Sequence[int],
+    ) -> Sample:
+        if len(prompt_ids) > 3:
+            self.waiting += 1
+            await self.gate.wait()
+        options = {"seed": seed, "temperature": temperature, "max_tokens": max_tokens}
+        return await super().sample(prompt_ids, stop_token_ids=stop_token_ids, **options)  # type: ignore[arg-type]
+
+    async def until_waiting(self, count: int) -> None:
+        while self.waiting < count:  # noqa: ASYNC110 - a process of its own comes so far
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def pools(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., PlayPool]]:
+    monkeypatch.chdir(FOLDER)
+    made = []
+
+    def pool(**settings: float) -> PlayPool:
+        usual = {"step_s": STEP_S, "memory_bytes": limits.GIB}
+        made.append(PlayPool(NAME, HostilePlays().hash, **(usual | settings)))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield pool
+    for one in made:
+        await one.close()
+
+
+def jobs(*prompts: str) -> list[Job]:
+    made = jobs_of(HostilePlays(), len(prompts))
+    return [dataclasses.replace(job, prompt=prompt.encode()) for job, prompt in zip(made, prompts, strict=True)]
+
+
+def same(found: Trajectory, wanted: Trajectory) -> bool:
+    pairs = [(getattr(found, name), getattr(wanted, name)) for name in ("token_ids", "mask", "logprobs", "turns")]
+    rest = [(one.spans, one.stop, one.tags) for one in (found, wanted)]
+    return all(a.dtype == b.dtype and np.array_equal(a, b) for a, b in pairs) and rest[0] == rest[1]
+
+
+BROKEN = ["sleep", "regex", "thread", "exit", "nonsense", "large", "loss"]
+RAISED = ["leave", "subtask", "raise", "forge tokens", "forge turns", "forge mask", "long", "flood"]
+
+
+@pytest.mark.parametrize("prompt", [*BROKEN, *RAISED, "memory"])
+async def test_a_hostile_play_costs_itself_alone(pools: Callable[..., PlayPool], prompt: str) -> None:
+    sampler, pool = GatedSampler(range(16)), pools()
+    hostile, *honest = jobs(prompt, *["good"] * 4)
+    if prompt.startswith(("forge", "long", "loss")):
+        sampler.gate.set()
+    plays = [asyncio.ensure_future(pool.play(sampler, job)) for job in honest]
+    await sampler.until_waiting(4)
+    with pytest.raises(PlayFailedError):
+        await pool.play(sampler, hostile)
+    sampler.gate.set()
+    found = await asyncio.gather(*plays)
+    wanted = [await HostilePlays().play(RandomSampler(range(16)), job) for job in honest]
+    assert all(same(one.trajectory, other) for one, other in zip(found, wanted, strict=True))
+    assert sorted(sampler.prompts).count((1, 2, 3)) == 5, "no turn is sampled twice"
+    assert all(one.loss_mask is not None and one.loss_mask.tolist() == [0, 0, 0, 0, 0, 0, 0, 1, 1] for one in found)
+
+
+async def test_a_play_that_forks_goes_on_and_its_copy_does_not(pools: Callable[..., PlayPool], tmp_path: Path) -> None:
+    pool = pools()
+    forking, sleeping, *honest = jobs("fork", f"fork {tmp_path / 'pid'}", *["good"] * 4)
+    sampler = RandomSampler(range(16))
+    found = await asyncio.gather(*(pool.play(sampler, job) for job in (forking, sleeping, *honest)))
+    wanted = await HostilePlays().play(RandomSampler(range(16)), jobs("good")[0])
+    assert same(found[0].trajectory, wanted)
+    assert len(sampler.prompts) == 12
+    while (copy := written_pid(tmp_path / "pid")) is None:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    await pool.close()
+    await asyncio.to_thread(wait_for_end, copy)
+
+
+async def test_a_plays_own_figures_are_not_those_of_its_result(pools: Callable[..., PlayPool]) -> None:
+    (job,) = jobs("forge logprobs")
+    found = await pools().play(RandomSampler(range(16)), job)
+    assert same(found.trajectory, await HostilePlays().play(RandomSampler(range(16)), jobs("good")[0]))
+
+
+@pytest.mark.parametrize("prompt", ["sleep", "stubborn"])
+async def test_a_cancelled_play_ends_at_once_and_harms_no_later_one(
+    pools: Callable[..., PlayPool], prompt: str
+) -> None:
+    sampler, pool = GatedSampler(range(16)), pools()
+    sampler.gate.set()
+    hostile, honest = jobs(prompt, "good")
+    playing = asyncio.ensure_future(pool.play(sampler, hostile))
+    while not sampler.prompts:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    assert isinstance(await pool.play(sampler, honest), Played)
+
+
+class Failing(RandomSampler):
+    async def sample(self, prompt_ids: Sequence[int], **options: object) -> Sample:  # type: ignore[override]
+        raise RetryableError("the engine is away")
+
+
+async def test_a_failure_of_the_engine_is_not_the_plays(pools: Callable[..., PlayPool]) -> None:
+    with pytest.raises(RetryableError, match="the engine is away"):
+        await pools().play(Failing(range(16)), jobs("good")[0])
+
+
+async def test_an_answer_without_tokens_is_not_the_plays_fault(pools: Callable[..., PlayPool]) -> None:
+    class Silent(RandomSampler):
+        async def sample(self, prompt_ids: Sequence[int], **options: object) -> Sample:  # type: ignore[override]
+            return Sample((), (), (), "length")
+
+    with pytest.raises(Exception, match="answered with 0 tokens") as raised:
+        await pools().play(Silent(range(16)), jobs("good")[0])
+    assert not isinstance(raised.value, PlayFailedError)
+
+
+async def test_a_play_sees_no_secret(pools: Callable[..., PlayPool], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("P2PCAST_TOKEN", "value")
+    await pools().play(RandomSampler(range(16)), jobs("environment P2PCAST_TOKEN")[0])
+
+
+async def test_a_task_that_changed_on_disk_plays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(FOLDER)
+    with pytest.raises(ChildDownError, match="has changed"):
+        await PlayPool(NAME, bytes(32)).play(RandomSampler(range(16)), jobs("good")[0])
+
+
+async def test_plays_of_many_processes_are_those_of_this_one() -> None:
+    task, sampler = Sums(), RandomSampler(range(16))
+    pool = PlayPool("sums", task.hash, processes=2)
+    played = jobs_of(task, 40)
+    found = await asyncio.gather(*(pool.play(sampler, job) for job in played))
+    await pool.close()
+    for one, job in zip(found, played, strict=True):
+        assert same(one.trajectory, await task.play(sampler, job))
