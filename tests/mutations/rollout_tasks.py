@@ -11,6 +11,8 @@ USER_CODE = "p2pcast/daemon/user_code.py"
 CHECKER = "p2pcast/tasks/task_checker.py"
 PLAYS = "tests/p2pcast/tasks/test_play.py::"
 CHECKS = "tests/p2pcast/tasks/test_task_process.py::"
+POOL = "p2pcast/tasks/child_processes/play_pool.py"
+POOLS = "tests/p2pcast/tasks/test_play_pool.py::"
 CHOICE = "trainer_node/ledger_server/prompt_choice.py"
 CHOICES = "tests/trainer_node/ledger_server/test_prompt_choice.py::"
 
@@ -42,6 +44,41 @@ ROLLOUT_TASKS = [
         "return [*found, checker.failed(died)]",
         "return [checker.failed(died)] * most",
         CHECKS + "test_a_check_that_ends_its_process_costs_no_check_of_the_same_request",
+    ),
+    Mutation(
+        "blocks, crashes or takes all memory",
+        POOL,
+        "if outcome.why and alone:",
+        "if outcome.why:",
+        POOLS + "test_a_hostile_play_costs_itself_alone",
+    ),
+    Mutation(
+        "blocks, crashes or takes all memory",
+        POOL,
+        "if outcome.why and alone:",
+        "if outcome.why:",
+        POOLS + "test_a_cancelled_play_ends_at_once_and_harms_no_later_play",
+    ),
+    Mutation(
+        "blocks, crashes or takes all memory",
+        POOL,
+        "if len(said) < self._again[key]:",
+        "if True:",
+        POOLS + "test_a_hostile_play_costs_itself_alone",
+    ),
+    Mutation(
+        "blocks, crashes or takes all memory",
+        "p2pcast/tasks/child_processes/child_channel.py",
+        "os.register_at_fork(after_in_child=self._close)",
+        "self.closed = False",
+        POOLS + "test_a_play_that_forks_goes_on_and_its_copy_does_not",
+    ),
+    Mutation(
+        "states tokens, log-probabilities or versions that the engine did not give",
+        "p2pcast/tasks/child_processes/said_turns.py",
+        "if list(one.token_ids) == said",
+        "if True",
+        POOLS + "test_a_hostile_play_costs_itself_alone",
     ),
     Mutation(
         "answers `math` with work without end",
@@ -77,6 +114,13 @@ ROLLOUT_TASKS = [
         "_INHERITED.fullmatch(name) and",
         "name and",
         CHECKS + "test_a_check_sees_no_token",
+    ),
+    Mutation(
+        "reads the node's tokens",
+        CHILD,
+        "env=child_environment()",
+        "env=dict(os.environ)",
+        POOLS + "test_a_play_sees_no_secret",
     ),
     Mutation(
         "hang or crash, with a child that hangs too, or take all memory",

@@ -39,7 +39,7 @@ TokenId = Annotated[int, Integer(0, (1 << 32) - 1)]
 
 
 class Ask(NamedTuple):
-    """What a play passes to its sampler. ``ask``: number of the question, unique in its process."""
+    """A question of a play to its sampler. ``ask``: number of the question, unique in its process."""
 
     play: Number
     ask: Number
@@ -51,7 +51,7 @@ class Ask(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """What a play itself decided. All else of a trajectory is the engine's, and the parent has it."""
+    """The part of a trajectory that a play decides. All else of a trajectory is the engine's, and the parent has it."""
 
     play: Number
     token_ids: TokenIds

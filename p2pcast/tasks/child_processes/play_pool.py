@@ -10,7 +10,7 @@ Promises:
 - A process sees no secret of the environment, and has the memory that its limit allows.
 
 Many plays share a process, since plays mostly wait for the engine. A process is blocked when its steps have not gone on
-for ``step_s``: that is 30 s by default, counted in waits of this program, so that a machine that sleeps blames nobody.
+for ``step_s``, which is 30 s by default. This program counts its own waits, so that a machine may sleep meanwhile.
 The process that blocks, dies, or sends nonsense is killed with all that it started. The play whose step it was is
 suspected, or every play if it was none's. The others begin again together.
 
@@ -300,7 +300,7 @@ _Key = tuple[bytes, int, float, int, tuple[int, ...]]
 
 
 class _Run:
-    """One play, in whichever processes: what it asked, and what the engine said."""
+    """One play, in whichever processes, with its questions and the answers of the engine."""
 
     def __init__(self, sampler: Sampler, job: Job) -> None:
         self._sampler, self.job = sampler, job

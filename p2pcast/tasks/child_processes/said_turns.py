@@ -1,4 +1,4 @@
-"""What the engine said in one play, and the trajectory that follows from it. Pure.
+"""The engine's turns in one play, and the trajectory that follows from it. Pure.
 
 Promise: each sampled token of a trajectory, with its log-probability and its version, was said by the engine after the
 tokens before it, at the job's temperature. A play decides on the other tokens alone.

@@ -115,14 +115,14 @@ async def test_a_play_that_forks_goes_on_and_its_copy_does_not(pools: Callable[.
     await asyncio.to_thread(wait_for_end, copy)
 
 
-async def test_a_plays_own_figures_are_not_those_of_its_result(pools: Callable[..., PlayPool]) -> None:
+async def test_a_play_states_no_figures_of_the_engine(pools: Callable[..., PlayPool]) -> None:
     (job,) = jobs("forge logprobs")
     found = await pools().play(RandomSampler(range(16)), job)
     assert same(found.trajectory, await HostilePlays().play(RandomSampler(range(16)), jobs("good")[0]))
 
 
 @pytest.mark.parametrize("prompt", ["sleep", "stubborn"])
-async def test_a_cancelled_play_ends_at_once_and_harms_no_later_one(
+async def test_a_cancelled_play_ends_at_once_and_harms_no_later_play(
     pools: Callable[..., PlayPool], prompt: str
 ) -> None:
     sampler, pool = GatedSampler(range(16)), pools()
@@ -168,7 +168,7 @@ async def test_a_task_that_changed_on_disk_plays_nothing(monkeypatch: pytest.Mon
         await PlayPool(NAME, bytes(32)).play(RandomSampler(range(16)), jobs("good")[0])
 
 
-async def test_plays_of_many_processes_are_those_of_this_one() -> None:
+async def test_plays_of_many_processes_are_equal_to_plays_here() -> None:
     task, sampler = Sums(), RandomSampler(range(16))
     pool = PlayPool("sums", task.hash, processes=2)
     played = jobs_of(task, 40)

@@ -15,6 +15,7 @@ from p2pcast.daemon.http_caller import certified_caller
 from p2pcast.errors import P2PCastError
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result
+from p2pcast.rollouts.return_reason import ReturnReason
 from p2pcast.trust.dial_permissions import Certified
 
 BEARER = "secret"
@@ -29,6 +30,8 @@ class MemoryLedger:
         """Counts that heartbeats gave for each lease."""
         self.aborting: set[bytes] = set()
         self.returned: list[bytes] = []
+        self.rejects = False
+        """A job that was its own return's reason is leased no more."""
         self.reasons: list[tuple[str, str]] = []
         """Reason and detail of each lease that came back."""
         self.results: dict[tuple[bytes, bytes], Result] = {}
@@ -169,7 +172,8 @@ class MemoryLedger:
             self.reasons.append(stated[text])
             if (job := self.leases.pop(lease, None)) is not None:
                 self.returned.append(lease)
-                self.pool.append(job)
+                if not (self.rejects and ReturnReason(stated[text][0]).fails_job):
+                    self.pool.append(job)
         return web.json_response({})
 
     async def _results(self, request: web.Request) -> web.Response:

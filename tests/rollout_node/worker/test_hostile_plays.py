@@ -55,18 +55,16 @@ async def working(ledger: MemoryLedger, engine: FakeEngine, *more: str) -> Async
         await process.communicate()
 
 
-async def test_honest_plays_are_finished_beside_hostile_ones(ledger: MemoryLedger, engine: FakeEngine) -> None:
+async def test_honest_plays_are_finished_beside_hostile_plays(ledger: MemoryLedger, engine: FakeEngine) -> None:
     played = jobs(*["good"] * 4, *HOSTILE, *["good"] * 4)
     ledger.add(played)
-    limits = ["--slots", "16", "--play-step", "3", "--play-memory", "512"]
-    async with working(ledger, engine, *limits) as process:
-        await ledger.until(lambda: len(ledger.settled) == 8 and len(set(ledger.returned)) >= len(HOSTILE))
-        beats = len(ledger.heartbeats)
-        await ledger.until(lambda: len(ledger.heartbeats) > beats)
-        process.send_signal(signal.SIGTERM)
+    ledger.rejects = ledger.finish_when_empty = True
+    async with working(ledger, engine, "--slots", "16", "--play-step", "3", "--play-memory", "512") as process:
         _, said = await process.communicate()
         assert process.returncode == 0, said.decode()
     assert set(ledger.settled) == {job.job for job in played if job.prompt == b"good"}
+    assert len(ledger.returned) == len(HOSTILE)
+    assert {reason for reason, _ in ledger.reasons} == {"failed play", "hung play", "invalid play"}
     for job in played:
         if job.prompt == b"good":
             result = ledger.settled[job.job]
