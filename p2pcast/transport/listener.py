@@ -22,7 +22,7 @@ from p2pcast.transport.listen_sockets import listening
 from p2pcast.transport.rate_limit import LINK_COST, RateLimits
 from p2pcast.transport.socket_options import Sockets
 from p2pcast.transport.stripe import DEFAULT, HANDSHAKE_S, Stripe
-from p2pcast.transport.tls_acceptor import TlsAcceptor
+from p2pcast.transport.tls_acceptor import TlsAcceptor, handshake_places
 from p2pcast.wire.connection import Connection, Established, Event, Identity
 from p2pcast.wire.connection_state import Side
 from p2pcast.wire.messages import Hello
@@ -59,7 +59,7 @@ class Listener:
         self._servers: list[asyncio.Server] = []
         self._tls_acceptor: TlsAcceptor | None = None
         """In place of ``_servers``, with TLS."""
-        self._waiting: PendingConnections[Stripe] = PendingConnections(limits.MAX_HANDSHAKES)
+        self._waiting: PendingConnections[Stripe] = PendingConnections(handshake_places())
         """Connections that have not authenticated yet."""
         self._links: dict[bytes, dict[bytes, Link]] = {}
         """By node id and link id, oldest first."""
@@ -198,7 +198,7 @@ def _make_room(stripes: dict[Stripe, Hello], node: bytes) -> None:
     oldest = None
     if len(own) >= limits.MAX_STRIPES:
         oldest = own[0]
-    elif len(stripes) >= limits.MAX_HANDSHAKES:
+    elif len(stripes) >= handshake_places():
         oldest = next(iter(stripes))
     if oldest is not None:
         del stripes[oldest]

@@ -4,23 +4,25 @@ Promises:
 
 - A connection costs only a descriptor until its whole ClientHello has arrived. TLS begins when ``HandshakeAdmission``
   admits the connection.
-- At most MAX_HANDSHAKES connections are pending. Beyond that, the oldest of the address with the most is closed, so a
-  flood closes its own connections.
+- At most ``handshake_places`` connections are pending. Beyond that, the oldest of the address with the most is closed.
+  So a flood closes its own connections.
 - A connection that is too slow, or sends something else than TLS, is closed.
-- A process without free descriptors accepts again once it has some.
+- A process without free descriptors is unhealthy, and accepts again once it has some.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import socket
 import ssl
 from collections.abc import Callable
 
 from p2pcast import limits
 from p2pcast.addresses import plain_host
-from p2pcast.daemon.background_tasks import spawn
+from p2pcast.daemon.background_tasks import report_bug, spawn
+from p2pcast.daemon.shortages import shortage
 from p2pcast.transport.handshake_admission import HandshakeAdmission, PendingConnections
 
 BACKLOG = 512
@@ -28,6 +30,8 @@ AT_ONCE = 64
 """Connections accepted in one step of the loop."""
 NO_DESCRIPTOR_S = 0.5
 """Pause of accepting in seconds after the process ran out of descriptors."""
+HANDSHAKE_SHARE = 8
+"""One descriptor in so many may belong to a connection that has not authenticated."""
 ADMIT_INTERVAL_S = 0.005
 """Shortest time between two admissions, in seconds."""
 RECORD_BYTES = 5
@@ -41,6 +45,16 @@ _HANDSHAKE, _CLIENT_HELLO = 22, 1
 _ESTABLISHED = 1
 
 
+def handshake_places() -> int:
+    """Connections that may be pending: MAX_HANDSHAKES, and no more than a share of this process's descriptors. Store,
+    links and operator need the others.
+    """
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if descriptors == resource.RLIM_INFINITY:
+        return limits.MAX_HANDSHAKES
+    return max(1, min(limits.MAX_HANDSHAKES, descriptors // HANDSHAKE_SHARE))
+
+
 class TlsAcceptor:
     """Accepts connections on listening sockets and gives each a protocol from ``factory`` once TLS is up."""
 
@@ -49,7 +63,7 @@ class TlsAcceptor:
         self._tls = tls
         self._handshake_s = handshake_s
         self._sockets: list[socket.socket] = []
-        self._pending: PendingConnections[_PendingHandshake] = PendingConnections(limits.MAX_HANDSHAKES)
+        self._pending: PendingConnections[_PendingHandshake] = PendingConnections(handshake_places())
         self._admission: HandshakeAdmission[_PendingHandshake] = HandshakeAdmission()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -93,7 +107,9 @@ class TlsAcceptor:
                 conn, where = sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError:
+            except OSError as error:
+                if shortage(error) is not None:  # any other error is of one connection
+                    report_bug("accepting connections", error)
                 loop.remove_reader(sock)
                 loop.call_later(NO_DESCRIPTOR_S, self._watch, sock)
                 return

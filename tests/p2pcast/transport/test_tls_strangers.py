@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import resource
 import ssl
 import weakref
 
@@ -15,6 +16,7 @@ from p2pcast.daemon import event_loop
 from p2pcast.errors import P2PCastError, RetryableError
 from p2pcast.transport import handshake_admission
 from p2pcast.transport.listener import Listener
+from p2pcast.transport.tls_acceptor import handshake_places
 from p2pcast.trust.tls_contexts import first_contact
 from tests.p2pcast.transport.tls_place import LIMIT_S, LOOPS, PEER, Place
 
@@ -256,6 +258,8 @@ def test_without_descriptors_a_listener_waits_and_continues(place, monkeypatch):
         def __getattr__(self, name):
             return getattr(self.sock, name)
 
+    reported: list[str] = []
+
     async def play(here: Place) -> None:
         acceptor = here.listener._tls_acceptor
         (sock,) = acceptor._sockets
@@ -263,7 +267,15 @@ def test_without_descriptors_a_listener_waits_and_continues(place, monkeypatch):
         short = Short(sock)
         acceptor._sockets[:] = [short]
         acceptor._watch(short)
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["message"]))
         assert not (await here.dial(here.certificate.tls(PEER))).closed
         assert short.left < 0
+        assert set(reported) == {"accepting connections"}, "the daemon is unhealthy for a while"
 
     place(play)
+
+
+@pytest.mark.parametrize(("descriptors", "places"), [(4, 1), (256, 32), (1 << 20, 256), (resource.RLIM_INFINITY, 256)])
+def test_strangers_get_a_share_of_the_descriptors(monkeypatch, descriptors, places):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (descriptors, descriptors))
+    assert handshake_places() == places
