@@ -255,3 +255,6 @@ behind one proxy.
 """
 MAX_SLOTS = 4096
 """Most plays of one rollout worker at the same time; each has a lease in the worker's heartbeats."""
+
+SHADOW_KEPT_DAYS = 7.0
+"""Days for which a shadow that no daemon uses stays in tmpfs: longer than a weekend's pause of a run."""

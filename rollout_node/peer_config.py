@@ -8,6 +8,7 @@ from typing import Any
 
 from p2pcast.checkpoint.folder_form import DEFAULT as STEP_FOLDERS
 from p2pcast.checkpoint.folder_form import FolderForm
+from p2pcast.limits import SHADOW_KEPT_DAYS
 from p2pcast.rollouts.kv_policy import KvPolicy
 from p2pcast.store.retention import AT_A_PEER, Counts
 from p2pcast.transport.socket_options import Sockets
@@ -27,6 +28,8 @@ class PeerConfig:
     state: Path
     shadow: Path
     name: str
+    shadow_days: float = SHADOW_KEPT_DAYS
+    """Days for which shadows of this user that no daemon uses are kept."""
     base: Path | None = None
     quantise: str | None = None
     """Kind of quantised state that the engines take (``p2pcast.quantised.quantisation_kinds``); None: as published."""

@@ -21,7 +21,7 @@ from p2pcast.errors import P2PCastError
 from p2pcast.mirror.object_names import run_folder
 from p2pcast.mirror.object_store import Objects
 from p2pcast.state.staging import Staging
-from p2pcast.state.stale_shadows import claim, sweep
+from p2pcast.state.stale_shadows import claim, leave, sweep
 from p2pcast.transport.listener import Listener
 from p2pcast.trust import bearer_tokens
 from p2pcast.trust.eviction_log import EvictionLog
@@ -97,7 +97,8 @@ class Startup:
 async def start_up(config: PeerConfig, events: Events, tasks: Tasks, ends: AsyncExitStack) -> Startup:
     """Raises RetryableError, RefusedError, LocalError, IntegrityError."""
     claim(config.state, config.shadow)
-    await asyncio.to_thread(sweep)
+    ends.callback(leave, config.shadow)
+    await asyncio.to_thread(sweep, kept_days=config.shadow_days)
     timeline = Timeline(events)
     state_file = StateFile(config.state / "peer.json", {"node": "", "run": "", "evicted": [], "members": None, **FACTS})
     eviction_log = _eviction_log(config, state_file, ends)

@@ -21,6 +21,7 @@ from p2pcast.addresses import ANYWHERE, show_address
 from p2pcast.daemon.background_tasks import Tasks, report_bug
 from p2pcast.daemon.events import Events
 from p2pcast.quantised.folder_opening import opening
+from p2pcast.state.stale_shadows import leave
 from p2pcast.store.atomic_files import atomic_write
 from p2pcast.store.state_format import state_lock
 from p2pcast.telemetry.log_context import note_daemon
@@ -124,6 +125,7 @@ class Hub:
         state.staging.close()
         state.history.close()
         publishing.hub_shadow.close()
+        leave(self.config.shadow)
         state.admission.close()
 
     async def _beat(self) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from p2pcast.checkpoint.folder_form import DEFAULT as STEP_FOLDERS
 from p2pcast.checkpoint.folder_form import FolderForm
+from p2pcast.limits import SHADOW_KEPT_DAYS
 from p2pcast.store.retention import DEFAULT as KEPT
 from p2pcast.store.retention import Counts
 from p2pcast.transport.socket_options import Sockets
@@ -25,6 +26,8 @@ class HubConfig:
     """None: all versions come from a trainer's ranks."""
     state: Path
     shadow: Path
+    shadow_days: float = SHADOW_KEPT_DAYS
+    """Days for which shadows of this user that no daemon uses are kept."""
     folder_form: FolderForm = STEP_FOLDERS
     """Names and markers of the folders in ``checkpoints``."""
     base: Path | None = None

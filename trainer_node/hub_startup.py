@@ -172,7 +172,7 @@ async def open_state(config: HubConfig, events: Events, tasks: Tasks) -> StatePa
     if checkpoints is not None:
         await asyncio.to_thread(check_folder, checkpoints, names)
     claim(folder, config.shadow)
-    await asyncio.to_thread(sweep)
+    await asyncio.to_thread(sweep, kept_days=config.shadow_days)
     key = RunKey.load_or_create(folder / "run.key")
     state_file = StateFile(
         folder / "hub.json", {"node": "", "incarnation": 0, "target": None, "quantise": None, LEADS: {}}

@@ -20,6 +20,7 @@ from p2pcast.cli.options import (
     read_token,
     retention,
     seconds,
+    shadow_days,
     step_folders,
 )
 from p2pcast.daemon import event_loop
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
 )
 @click.option("--state", type=PATH, help="Folder for this peer's keys and artifacts on disk.")
 @click.option("--shadow", type=PATH, help="Folder in tmpfs for the current weights in memory (the size of the model).")
+@shadow_days
 @click.option(
     "--listen",
     type=Address(""),
@@ -202,6 +204,7 @@ def join(
     quantise: str | None,
     state: Path | None,
     shadow: Path | None,
+    shadow_days: float,
     listen: tuple[str, int],
     advertise: tuple[tuple[str, int], ...],
     http: tuple[str, int],
@@ -278,6 +281,7 @@ def join(
         targets=targets,
         state=folder,
         shadow=shadow or default_shadow(folder),
+        shadow_days=shadow_days,
         name=named,
         base=base,
         quantise=quantise,

@@ -16,7 +16,7 @@ from p2pcast.addresses import parse_address
 from p2pcast.checkpoint.folder_form import MARKERS, StepNames
 from p2pcast.daemon.daemon_process import parse_rate
 from p2pcast.errors import UsageError
-from p2pcast.limits import LEAST_OF_ADDRESS, MAX_KEPT, MAX_STRIPES
+from p2pcast.limits import LEAST_OF_ADDRESS, MAX_KEPT, MAX_STRIPES, SHADOW_KEPT_DAYS
 from p2pcast.plain_text import written_text
 from p2pcast.store.atomic_files import atomic_write
 from p2pcast.store.retention import KEEP_ANCHORS, KEEP_DELTAS
@@ -119,6 +119,17 @@ def seconds(command: str, option: str, kind: click.FloatRange, default: float | 
         metavar="SECONDS",
         help=text,
     )
+
+
+def shadow_days(function: F) -> F:
+    """``--shadow-days DAYS``."""
+    return click.option(
+        "--shadow-days",
+        type=click.FloatRange(0),
+        metavar="DAYS",
+        default=SHADOW_KEPT_DAYS,
+        help="Days for which shadows in /dev/shm stay that no daemon uses; removed at this start; inf: always kept.",
+    )(function)
 
 
 def http_per_address(function: F) -> F:

@@ -17,6 +17,7 @@ from p2pcast.cli.options import (
     plaintext,
     retention,
     seconds,
+    shadow_days,
     step_folders,
 )
 from p2pcast.daemon import event_loop
@@ -58,6 +59,7 @@ from p2pcast.store.retention import ANCHOR_EVERY, Counts
 @http_per_address
 @click.option("--state", type=PATH, help="Folder for the run's key, versions and membership.")
 @click.option("--shadow", type=PATH, help="Folder in tmpfs for the current weights in memory (the size of the model).")
+@shadow_days
 @click.option(
     "--uplink",
     type=Rate(),
@@ -200,6 +202,7 @@ def seed(
     http_per_address: int | None,
     state: Path | None,
     shadow: Path | None,
+    shadow_days: float,
     uplink: float | None,
     chains: int | None,
     peer_cap: float | None,
@@ -257,6 +260,7 @@ def seed(
         folder_form=FolderForm(step_names, MARKERS[step_marker]),
         state=folder,
         shadow=shadow or default_shadow(folder),
+        shadow_days=shadow_days,
         base=base,
         quantise=quantise,
         listen=listen,

@@ -181,7 +181,8 @@ def _engines(peers: list[Found]) -> Table:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of tables.")
 @click.option("--watch", is_flag=True, help=f"Continuous display, refreshed every {WATCH_S:g} seconds.")
 def status(url: str | None, state: Path | None, bearer_file: Path | None, as_json: bool, watch: bool) -> None:
-    """Show the run, from its hub, or one peer, from that peer.
+    """Show the run, from its hub, or one peer, from that peer. The last lines name this user's shadows on this machine,
+    used or not (`p2pcast clean`).
 
     \b
     Examples:
@@ -191,11 +192,15 @@ def status(url: str | None, state: Path | None, bearer_file: Path | None, as_jso
     """
     where = daemon_url(url, state)
     if not watch:
-        document = ask(where, "/status", state=state, bearer_file=bearer_file)
-        if as_json:
-            click.echo(json.dumps(document))
-        else:
-            console().print(table(document))
+        try:
+            document = ask(where, "/status", state=state, bearer_file=bearer_file)
+            if as_json:
+                click.echo(json.dumps(document))
+            else:
+                console().print(table(document))
+        finally:
+            if not as_json:
+                _print_shadows()
         return
     if as_json:
         while True:
@@ -207,6 +212,13 @@ def status(url: str | None, state: Path | None, bearer_file: Path | None, as_jso
         while True:
             time.sleep(WATCH_S)
             live.update(table(ask(where, "/status", state=state, bearer_file=bearer_file)), refresh=True)
+
+
+def _print_shadows() -> None:
+    from p2pcast.cli.state_folder import shadow_lines  # only here: its imports take long
+
+    for line in shadow_lines():
+        click.echo(line)
 
 
 @click.command()

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import mmap
 import os
 import struct
@@ -38,7 +37,7 @@ from p2pcast.errors import IntegrityError, LocalError, UsageError
 from p2pcast.ordered_map import ordered_map
 from p2pcast.state.patch_file import PART_SUFFIX, PatchCell, PatchFile
 from p2pcast.state.shadow_snapshot import ShadowSnapshot
-from p2pcast.store import disk, private_folders
+from p2pcast.store import disk, folder_locks, private_folders
 from p2pcast.store.atomic_files import explained, reason
 from p2pcast.version import Version
 
@@ -433,7 +432,7 @@ def locked(folder: Path, *, make: bool = False) -> int:
     while True:
         fd = private_folders.own_folder(folder, (MARKS_NAME, PATCHES_NAME), make=make)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            folder_locks.lock(fd)
         except OSError as error:
             os.close(fd)
             if error.errno != errno.EWOULDBLOCK:

@@ -1,4 +1,4 @@
-"""Which state folder a shadow belongs to, and which shadows in tmpfs no daemon will open again.
+"""Which state folder a shadow belongs to, and which shadows in tmpfs no daemon uses, or will open again.
 
 A shadow survives its process deliberately: the next start with the same state folder continues with it. So each shadow
 folder names its state folder (``owner.json``), and each state folder names its shadow (``shadow.json``); both hold the
@@ -6,7 +6,11 @@ same random id.
 
 Promise: ``remove`` removes a folder only if it belongs to this user, no process has it locked, and its record proves
 that it is stale. A stale shadow's state folder is gone from a file system that is still mounted, or now names another
-shadow. A folder without a record is listed and never removed.
+shadow. A folder without a record is listed and never removed. ``remove_unused`` also removes a shadow that a daemon may
+use again, which costs that daemon's start time alone. A shadow whose state folder a process has locked stays.
+
+A shadow is unused since the time of its file ``unused``. A daemon makes the file at its end and removes it at its
+start. After a daemon was killed, the next ``sweep`` of another daemon makes the file.
 """
 
 from __future__ import annotations
@@ -16,17 +20,19 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from p2pcast.daemon.daemon_process import TMPFS, shadow_prefix
 from p2pcast.errors import LocalError
-from p2pcast.limits import KIB
-from p2pcast.state.shadow import locked
-from p2pcast.store import disk, private_folders
+from p2pcast.limits import KIB, SHADOW_KEPT_DAYS
+from p2pcast.state.shadow import MODEL_NAME, locked
+from p2pcast.store import disk, folder_locks, private_folders
 from p2pcast.store.atomic_files import atomic_write
+from p2pcast.store.state_format import is_in_use
 
 logger = logging.getLogger("p2pcast.state")
 
@@ -34,6 +40,9 @@ OWNER_NAME = "owner.json"
 """Record in the shadow's folder."""
 CLAIM_NAME = "shadow.json"
 """Record in the state folder."""
+UNUSED_NAME = "unused"
+"""Empty file in the shadow's folder."""
+DAY_S = 86400.0
 MAX_RECORD_BYTES = 16 * KIB
 ID_BYTES = 16
 
@@ -46,6 +55,20 @@ class StaleShadow:
     nbytes: int
     proved: bool
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FoundShadow:
+    """``state``: the state folder that the shadow names; None: none. ``state_exists``: None for a shadow of another
+    container. ``unused_s``: seconds since its daemon's end; None: in use, or the end is unknown.
+    """
+
+    folder: Path
+    nbytes: int
+    state: Path | None
+    state_exists: bool | None
+    in_use: bool
+    unused_s: float | None
 
 
 def claim(state: Path, shadow: Path) -> None:
@@ -63,16 +86,47 @@ def claim(state: Path, shadow: Path) -> None:
         record = {"state": str(state), "id": known["id"], "device": state.stat().st_dev, "root": _root()}
         if _read(shadow / OWNER_NAME) != record:
             atomic_write(shadow / OWNER_NAME, json.dumps(record).encode())
+        disk.unlink(shadow / UNUSED_NAME, missing_ok=True)
     finally:
         os.close(lock)
 
 
+def leave(shadow: Path) -> None:
+    """Note that this process, at its end, no longer uses the shadow, and log how much memory the shadow keeps."""
+    try:
+        nbytes = _mark_unused(shadow)
+        if nbytes and (shadow / MODEL_NAME).exists():
+            logger.info(
+                "the shadow stays in memory for a quick start: %.2f GB in %s; `p2pcast clean` removes it",
+                nbytes / 1e9,
+                shadow,
+            )
+    except OSError as error:
+        logger.debug("the shadow %s is not noted as unused: %s", shadow, error)
+
+
+def find_all(tmpfs: Path = TMPFS) -> Iterator[FoundShadow]:
+    """This user's shadows below ``tmpfs``, used or not."""
+    for folder in _folders(tmpfs):
+        with contextlib.suppress(OSError):
+            record = _read(folder / OWNER_NAME)
+            state = Path(record["state"]) if isinstance(record.get("state"), str) else None
+            here = state is not None and record.get("root") == _root()
+            in_use = _in_use(folder)
+            yield FoundShadow(
+                folder,
+                _size(folder),
+                state,
+                state.is_dir() if here and state is not None else None,
+                in_use,
+                None if in_use else _unused_s(folder),
+            )
+
+
 def find_stale(tmpfs: Path = TMPFS) -> Iterator[StaleShadow]:
     """This user's folders below ``tmpfs`` that no known state folder will use again."""
-    for folder in sorted(tmpfs.glob(f"{shadow_prefix()}*")):
+    for folder in _folders(tmpfs):
         with contextlib.suppress(OSError):
-            if folder.is_symlink() or not folder.is_dir() or folder.stat().st_uid != os.getuid():
-                continue
             if (found := _judge(folder)) is not None:
                 proved, reason = found
                 yield StaleShadow(folder, _size(folder), proved, reason)
@@ -82,37 +136,117 @@ def remove(left: StaleShadow) -> bool:
     """Remove a stale shadow; returns whether it was removed. Requires proof, and that no process has the folder
     locked.
     """
+
+    def proved() -> bool:
+        found = _judge(left.folder)
+        return found is not None and found[0]
+
+    return _remove(left.folder, proved)
+
+
+def remove_unused(folder: Path, for_s: float = 0.0) -> bool:
+    """Remove a shadow that no process has used for ``for_s`` seconds; returns whether it was removed. Where the end of
+    its daemon is unknown, ``for_s`` must be 0. Requires a record.
+    """
+
+    def unused() -> bool:
+        state = _read(folder / OWNER_NAME).get("state")
+        return isinstance(state, str) and not is_in_use(Path(state)) and (_unused_s(folder) or 0.0) >= for_s
+
+    return _remove(folder, unused)
+
+
+def _remove(folder: Path, may: Callable[[], bool]) -> bool:
+    """``may`` judges under the folder's lock."""
     try:
-        lock = locked(left.folder)
+        lock = locked(folder)
     except LocalError:
         return False
     try:
-        found = _judge(left.folder)  # judge again under the lock
-        if found is None or not found[0]:
+        if not may():
             return False
-        gone = left.folder.with_name(f"{_gone()}{secrets.token_hex(ID_BYTES)}")
+        gone = folder.with_name(f"{_gone()}{secrets.token_hex(ID_BYTES)}")
         # Rename before deleting, so that a starting daemon never finds a partial folder and does not wait.
-        disk.rename(left.folder, gone)
+        disk.rename(folder, gone)
     finally:
         os.close(lock)
     disk.remove_tree(gone)
     return True
 
 
-def sweep(tmpfs: Path = TMPFS) -> None:
-    """Remove all proved stale shadows and log each. A shadow that can't be removed is logged; no exception is
-    raised.
+def sweep(tmpfs: Path = TMPFS, kept_days: float = SHADOW_KEPT_DAYS) -> None:
+    """Remove all proved stale shadows, and those unused for ``kept_days``, and log each. A shadow that can't be removed
+    is logged; no exception is raised.
     """
+    remove_halves(tmpfs)
+    for left in find_stale(tmpfs):
+        with _logged(left.folder):
+            if left.proved and remove(left):
+                logger.info("removed the shadow %s (%.2f GB): %s", left.folder, left.nbytes / 1e9, left.reason)
+    for found in find_all(tmpfs):
+        with _logged(found.folder):
+            if found.in_use:
+                continue
+            if found.unused_s is None:
+                _mark_unused(found.folder)
+            elif found.unused_s >= kept_days * DAY_S and remove_unused(found.folder, kept_days * DAY_S):
+                what = "removed the shadow %s (%.2f GB): no daemon has used it for %.1f days"
+                logger.info(what, found.folder, found.nbytes / 1e9, found.unused_s / DAY_S)
+
+
+def remove_halves(tmpfs: Path = TMPFS) -> None:
+    """Finish removals that a killed process began."""
     for half in tmpfs.glob(f"{_gone()}*"):
         with contextlib.suppress(OSError):
             if not half.is_symlink():
                 disk.remove_tree(half)
-    for left in find_stale(tmpfs):
+
+
+@contextlib.contextmanager
+def _logged(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        logger.warning("could not remove the shadow %s, which no daemon uses: %s", folder, error)
+
+
+def _folders(tmpfs: Path) -> Iterator[Path]:
+    for folder in sorted(tmpfs.glob(f"{shadow_prefix()}*")):
+        with contextlib.suppress(OSError):
+            if not folder.is_symlink() and folder.is_dir() and folder.stat().st_uid == os.getuid():
+                yield folder
+
+
+def _in_use(folder: Path) -> bool:
+    """Whether a process has the shadow or its state folder locked. Raises OSError."""
+    record = _read(folder / OWNER_NAME)
+    state = record.get("state")
+    waits = isinstance(state, str) and record.get("root") == _root() and is_in_use(Path(state))
+    return waits or folder_locks.is_locked(folder)
+
+
+def _unused_s(folder: Path) -> float | None:
+    try:
+        return max(0.0, time.time() - (folder / UNUSED_NAME).lstat().st_mtime)
+    except FileNotFoundError:
+        return None
+
+
+def _mark_unused(folder: Path) -> int:
+    """Bytes of the shadow, once it is marked; 0: there is none, or it is in use. Raises OSError."""
+    try:
+        lock = locked(folder)
+    except LocalError:
+        return 0
+    try:
+        fd = os.open(UNUSED_NAME, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=lock)
         try:
-            if left.proved and remove(left):
-                logger.info("removed the shadow %s (%.2f GB): %s", left.folder, left.nbytes / 1e9, left.reason)
-        except OSError as error:
-            logger.warning("could not remove the shadow %s, whose state folder is gone: %s", left.folder, error)
+            os.utime(fd)
+        finally:
+            os.close(fd)
+        return _size(folder)
+    finally:
+        os.close(lock)
 
 
 def _gone() -> str:

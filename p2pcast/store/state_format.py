@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from pathlib import Path
 
 from p2pcast.errors import LocalError
 from p2pcast.release import RELEASE
-from p2pcast.store import disk, private_folders
+from p2pcast.store import disk, folder_locks, private_folders
 from p2pcast.store.atomic_files import atomic_write, explained, part_path
 
 FORMAT = 2
@@ -112,6 +111,17 @@ def state_lock(state: Path, *, upgrade: bool = True) -> Iterator[None]:
         os.close(fd)
 
 
+def is_in_use(state: Path) -> bool:
+    """Whether a process works on the folder, or may: its lock cannot be read."""
+    lock = state / LOCK
+    try:
+        return folder_locks.is_locked(lock / HELD if lock.is_dir() and not lock.is_symlink() else lock)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+
+
 def _upgrade(state: Path, found: FolderFormat) -> None:
     with explained("clean", state):
         for name in (LOCK, FILE):
@@ -154,7 +164,7 @@ def _opened(path: Path) -> int:
 
 def _held(fd: int, state: Path) -> int:
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        folder_locks.lock(fd)
     except OSError:
         os.close(fd)
         raise LocalError(

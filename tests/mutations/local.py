@@ -261,15 +261,21 @@ LOCAL = [
     Mutation(
         FILLS,
         LEFTOVERS,
-        "        found = _judge(left.folder)  # judge again under the lock\n"
-        "        if found is None or not found[0]:\n",
-        "        if False:\n",
+        "        return found is not None and found[0]",
+        "        return True",
         LEFT + "test_shadow_claimed_after_the_search_is_kept",
     ),
     Mutation(
         FILLS,
+        LEFTOVERS,
+        "isinstance(state, str) and not is_in_use(Path(state)) and (_unused_s",
+        "isinstance(state, str) and (_unused_s",
+        LEFT + "test_shadow_in_use_is_never_removed_for_its_age",
+    ),
+    Mutation(
+        FILLS,
         SHADOW,
-        "            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        "            folder_locks.lock(fd)",
         "            pass",
         LEFT + "test_locked_shadow_is_kept",
     ),
@@ -283,14 +289,14 @@ LOCAL = [
     Mutation(
         FILLS,
         "trainer_node/hub_startup.py",
-        "    await asyncio.to_thread(sweep)\n",
+        "    await asyncio.to_thread(sweep, kept_days=config.shadow_days)\n",
         "",
         "tests/daemons/peer/test_leftover_shadows.py::test_a_start_removes_abandoned_shadows",
     ),
     Mutation(
         FILLS,
         "rollout_node/peer_startup.py",
-        "    await asyncio.to_thread(sweep)\n",
+        "    await asyncio.to_thread(sweep, kept_days=config.shadow_days)\n",
         "",
         "tests/daemons/peer/test_leftover_shadows.py::test_a_start_removes_abandoned_shadows",
     ),

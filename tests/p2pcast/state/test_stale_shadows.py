@@ -5,20 +5,34 @@ process died.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from p2pcast.cli.state_folder import check
+from p2pcast.cli.state_folder import check, clean
+from p2pcast.cli.status import status
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.daemon.daemon_process import shadow_prefix
 from p2pcast.errors import LocalError
 from p2pcast.state import stale_shadows as module
 from p2pcast.state.shadow import PATCHES_NAME, Shadow, locked
-from p2pcast.state.stale_shadows import OWNER_NAME, claim, find_stale, remove, sweep
+from p2pcast.state.stale_shadows import (
+    OWNER_NAME,
+    UNUSED_NAME,
+    claim,
+    find_all,
+    find_stale,
+    leave,
+    remove,
+    remove_unused,
+    sweep,
+)
 from p2pcast.store.state_format import state_lock
 
 LAYOUT = Layout([Tensor("a", "BF16", (100,))])
@@ -189,3 +203,127 @@ def test_check_command_lists_and_removes_stale_shadows(tmp_path, tmpfs, monkeypa
         assert (item["path"], item["proved"], item["removed"]) == (str(gone), True, removed)
         assert gone.exists() != removed
     assert kept.exists()
+
+
+DAYS = 86400.0
+
+
+def left_behind(state: Path, tmpfs: Path, name: str = "0", days: float = 0.0) -> Path:
+    """The shadow of a daemon that ended that many days ago."""
+    folder = shadow_of(state, tmpfs, name)
+    leave(folder)
+    at = time.time() - days * DAYS
+    os.utime(folder / UNUSED_NAME, (at, at))
+    return folder
+
+
+def test_a_daemon_that_ends_names_the_memory_of_its_shadow(tmp_path, tmpfs, caplog):
+    caplog.set_level(logging.INFO)
+    folder = shadow_of(tmp_path / "a", tmpfs)
+    leave(folder)
+    assert f"GB in {folder}; `p2pcast clean` removes it" in caplog.text
+    caplog.clear()
+    with state_lock(tmp_path / "b"):
+        claim(tmp_path / "b", tmpfs / "empty")
+    leave(tmpfs / "empty")
+    assert caplog.text == ""
+
+
+def test_shadow_unused_for_days_is_removed_at_a_start(tmp_path, tmpfs, caplog):
+    caplog.set_level(logging.INFO)
+    old, new = left_behind(tmp_path / "a", tmpfs, "0", 8), left_behind(tmp_path / "b", tmpfs, "1", 6)
+    sweep(tmpfs)
+    assert (old.exists(), new.exists()) == (False, True)
+    assert f"removed the shadow {old}" in caplog.text
+    sweep(tmpfs, kept_days=float("inf"))
+    assert new.exists()
+    sweep(tmpfs, kept_days=5)
+    assert not new.exists()
+
+
+def test_time_of_a_killed_daemons_shadow_begins_with_the_next_start(tmp_path, tmpfs):
+    folder = shadow_of(tmp_path / "a", tmpfs)
+    sweep(tmpfs, kept_days=0)
+    [found] = find_all(tmpfs)
+    assert found.unused_s is not None
+    claim(tmp_path / "a", folder)
+    assert [one.unused_s for one in find_all(tmpfs)] == [None]
+
+
+@pytest.mark.parametrize("held", ["shadow", "state"])
+def test_shadow_in_use_is_never_removed_for_its_age(tmp_path, tmpfs, held):
+    """``state``: a daemon that waits for its first version has locked its state folder alone."""
+    folder = left_behind(tmp_path / "a", tmpfs, days=30)
+    with Shadow.create(folder, LAYOUT) if held == "shadow" else state_lock(tmp_path / "a"):
+        assert [one.in_use for one in find_all(tmpfs)] == [True]
+        sweep(tmpfs)
+        assert not remove_unused(folder)
+    assert folder.exists()
+    assert remove_unused(folder)
+    assert list(find_all(tmpfs)) == []
+
+
+def test_a_look_at_a_lock_fails_no_daemon(tmp_path, tmpfs):
+    folder = shadow_of(tmp_path / "a", tmpfs)
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            list(find_all(tmpfs))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        for _ in range(200):
+            shadow_of(tmp_path / "a", tmpfs)
+            Shadow.create(folder, LAYOUT).close()
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_clean_command_lists_and_removes_unused_shadows(tmp_path, tmpfs, monkeypatch):
+    monkeypatch.setattr(find_all, "__defaults__", (tmpfs,))
+    monkeypatch.setattr(module.remove_halves, "__defaults__", (tmpfs,))
+    old, new, used = (left_behind(tmp_path / name, tmpfs, name, days) for name, days in (("a", 9), ("b", 1), ("c", 9)))
+    half = tmpfs / f".{shadow_prefix()}gone-00"
+    half.mkdir()
+    with Shadow.create(used, LAYOUT):
+        for options, there in (
+            (("--dry-run",), {old, new, used, half}),
+            (("--older-than", "8"), {new, used}),
+            ((), {used}),
+        ):
+            done = CliRunner().invoke(clean, [*options, "--json"], catch_exceptions=False)
+            rows = {Path(row["path"]): row for row in json.loads(done.stdout)["shadows"]}
+            assert {path for path, row in rows.items() if not row["removed"]} == there - {half}
+            assert set(tmpfs.iterdir()) == there
+        assert rows[used] | {"bytes": 0} == {
+            "path": str(used),
+            "bytes": 0,
+            "state": str(tmp_path / "c"),
+            "state_exists": True,
+            "in_use": True,
+            "unused_s": None,
+            "removed": False,
+        }
+        said = CliRunner().invoke(clean, [], catch_exceptions=False).stdout
+    assert f"shadow {used}: 0.00 GB, in use, state folder {tmp_path / 'c'}" in said
+
+
+def test_clean_command_keeps_folders_without_an_owner(tmp_path, tmpfs, monkeypatch):
+    monkeypatch.setattr(find_all, "__defaults__", (tmpfs,))
+    folder = shadow_of(tmp_path / "a", tmpfs)
+    (folder / OWNER_NAME).unlink()
+    said = CliRunner().invoke(clean, [], catch_exceptions=False).stdout
+    assert folder.exists()
+    assert "no known state folder" in said
+
+
+def test_status_lists_shadows_also_where_no_daemon_answers(tmp_path, tmpfs, monkeypatch):
+    monkeypatch.setattr(find_all, "__defaults__", (tmpfs,))
+    folder = left_behind(tmp_path / "a", tmpfs, days=3)
+    shutil.rmtree(tmp_path / "a")
+    done = CliRunner().invoke(status, ["--hub", "http://127.0.0.1:9"])
+    assert done.exit_code != 0
+    assert f"shadow {folder}: 0.00 GB, unused for 72 h, state folder {tmp_path / 'a'}, which is gone" in done.stdout

@@ -1,0 +1,44 @@
+"""Locks (flock) of folders and files, which other processes may look at.
+
+Promise: a look never makes another process's lock fail. A look holds a lock for a moment, and ``lock`` tries for
+longer.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+TRY_S: Final = 0.5
+_PAUSE_S: Final = 0.01
+
+
+def lock(fd: int) -> None:
+    """Lock the descriptor's file or folder for this process alone. Raises OSError: EWOULDBLOCK where another has it."""
+    until = time.monotonic() + TRY_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError as error:
+            if error.errno != errno.EWOULDBLOCK or time.monotonic() >= until:
+                raise
+        time.sleep(_PAUSE_S)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock of this file or folder. Raises OSError, also where there is none."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno != errno.EWOULDBLOCK:
+            raise
+        return True
+    finally:
+        os.close(fd)
+    return False
