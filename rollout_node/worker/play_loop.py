@@ -64,6 +64,8 @@ MAX_TAG: Final = 200
 """Most characters of a failure in a result's tags."""
 SOON_S, LATER_S = 0.1, 30.0
 """Bounds in seconds of the delay that the ledger asks for when it has no leases."""
+REPEAT_S: Final = 0.5
+"""Rest of leasing in seconds after a job at fault that had failed here before: an older ledger leases it for ever."""
 FAILED_KEPT: Final = 256
 """Jobs at fault that a worker remembers."""
 IDLE_S: Final = 1.0
@@ -143,7 +145,7 @@ class PlayLoop:
         self._registering = asyncio.Lock()
         self._failures = Backoff(0.2, 30.0, uniform)
         self._failed: dict[bytes, None] = {}
-        """Jobs whose own faults ended their plays here: one that comes straight back is no reason to hurry."""
+        """Jobs whose own faults ended their plays here, the oldest first."""
         self._rests_until = 0.0
         self._leasing = True
         self._ended = False
@@ -309,12 +311,12 @@ class PlayLoop:
 
     def _rest(self, job: bytes, why: ReturnReason) -> None:
         """Leasing rests for a moment, unless other jobs may well be played."""
-        if why.fails_job and job not in self._failed:
+        rests_s = self._failures.next_s() if not why.fails_job else REPEAT_S if job in self._failed else 0.0
+        if why.fails_job:
             self._failed[job] = None
             if len(self._failed) > FAILED_KEPT:
                 del self._failed[next(iter(self._failed))]
-            return
-        self._rests_until = asyncio.get_running_loop().time() + self._failures.next_s()
+        self._rests_until = max(self._rests_until, asyncio.get_running_loop().time() + rests_s)
 
     async def _played(self, sampler: Sampler, job: Job) -> Played:
         if self._pool is not None:

@@ -13,7 +13,7 @@ from trainer_node.ledger.audits.replaying import DUE, leave_out
 from trainer_node.ledger.batch_cut import OVERSAMPLE, Candidate, Cut, Verdict, cut
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.body_segments import Place
-from trainer_node.ledger.job_groups import FOREIGN, drop, shorten
+from trainer_node.ledger.job_groups import FOREIGN, NOT_PLAYED, drop, shorten
 from trainer_node.ledger.ledger_rows import (
     Present,
     UnknownIdError,
@@ -26,6 +26,9 @@ from trainer_node.ledger.ledger_rows import (
 )
 from trainer_node.ledger.ledger_states import LIVE_GROUPS, UNSETTLED_JOBS
 from trainer_node.ledger.staleness_rule import Bounds
+
+MOST_UNPLAYABLE = 64
+"""Groups that may end for one batch, those that cannot be played included, before the learner sees an error."""
 
 
 class MemberResult(NamedTuple):
@@ -165,31 +168,39 @@ def _candidates(conn: Connection, opened: dict[bytes, int]) -> list[Candidate]:
 
 
 def _dropped(now: Present) -> ColumnElement[bool]:
-    """Groups that were dropped for the present batch."""
+    """Groups that were played for the present batch, and dropped."""
     groups = db.groups.c
-    dropped = (groups.state == "dropped") & (groups.purpose == "train") & (groups.reason != FOREIGN)
+    return _ended_now(now) & groups.reason.not_in(NOT_PLAYED)
+
+
+def _ended_now(now: Present) -> ColumnElement[bool]:
+    groups = db.groups.c
+    dropped = (groups.state == "dropped") & (groups.purpose == "train")
     return dropped & (groups.ended_epoch == now.epoch) & (groups.ended_step == now.step)
 
 
 def _played(conn: Connection, now: Present) -> int:
-    """Groups that were dropped for the present batch."""
+    """Groups that were played for the present batch, and dropped."""
     return int(conn.scalar(select(func.count()).select_from(db.groups).where(_dropped(now))) or 0)
 
 
 def _refusal(conn: Connection, now: Present, bounds: Bounds, live: Collection[int]) -> str | None:
-    """Why there can be no batch: so many groups were played for it, and none can be trained. Groups that were opened
-    before the last of them, whose numbers are in ``live``, are waited for: fast workers may have played the others.
+    """Why there can be no batch: so many groups ended for it, and none can be trained. Groups that were opened before
+    the last of them, whose numbers are in ``live``, are waited for: fast workers may have played the others.
     """
+    ended = select(db.groups.c.opened, db.groups.c.reason).where(_ended_now(now), db.groups.c.reason != FOREIGN)
+    rows = conn.execute(ended.where(db.groups.c.opened.is_not(None)).order_by(db.groups.c.opened)).all()
+    played = [row for row in rows if row.reason not in NOT_PLAYED]
     most = OVERSAMPLE * bounds.batch_groups
-    played = select(db.groups.c.opened, db.groups.c.reason).where(_dropped(now)).order_by(db.groups.c.opened)
-    rows = conn.execute(played).all()
-    if len(rows) < most or any(opened < rows[most - 1].opened for opened in live):
-        return None
-    reasons = ", ".join(f"{reason}: {count}" for reason, count in Counter(row.reason for row in rows).most_common())
-    return (
-        f"none of the {len(rows)} groups that were played for step {now.step} can be trained ({reasons}): check the"
-        " task's rewards, its difficulty and the temperature"
-    )
+    for which, enough in ((played, most), (rows, max(most, MOST_UNPLAYABLE))):
+        if len(which) >= enough and not any(opened < which[enough - 1].opened for opened in live):
+            counts = Counter(row.reason for row in rows).most_common()
+            reasons = ", ".join(f"{reason}: {count}" for reason, count in counts)
+            return (
+                f"none of the {len(rows)} groups that ended for step {now.step} can be trained ({reasons}): check the"
+                " task's prompts and rewards, its difficulty and the temperature"
+            )
+    return None
 
 
 def _taken(conn: Connection, now: Present, row: Row[Any]) -> Taken:

@@ -34,8 +34,12 @@ logger = logging.getLogger("p2pcast.ledger")
 
 FOREIGN = "another task"
 """Why a group is dropped that no worker of the run may play."""
+UNPLAYABLE = "unplayable prompt"
+"""Why a group is dropped of which a job was rejected and none has an accepted result."""
 UNREADABLE = "unreadable"
 """Why a group is dropped that an earlier release took, though no worker can read it."""
+NOT_PLAYED = (FOREIGN, UNPLAYABLE, UNREADABLE)
+"""Reasons that say nothing of rewards: such a group does not count as played for a batch."""
 
 
 def add_groups(

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 import pytest
 from sqlalchemy import select
 
+from p2pcast.errors import RefusedError
 from p2pcast.rollouts.job import Group
 from p2pcast.rollouts.return_reason import Returned, ReturnReason
 from tests.trainer_node.ledger.crash_run import TASK_HASH, group
 from tests.trainer_node.ledger.ledger_game import Game
 from tests.trainer_node.ledger.ledger_invariants import check_counts, check_rows, dump
 from trainer_node.ledger import ledger_retention
+from trainer_node.ledger.batch_transitions import MOST_UNPLAYABLE
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.leasing import Leased
@@ -98,6 +100,17 @@ def test_one_worker_that_lies_rejects_no_job_while_another_is_there(play: Play) 
     assert "rejected" not in game.ledger.status()["jobs"]
     game.hand_in(other, game.lease(other))
     assert game.ledger.status()["groups"] == {"complete": 1}
+
+
+def test_three_returns_of_two_workers_reject_a_job_while_others_are_there(play: Play) -> None:
+    """The others may be of an older release, and give no reasons."""
+    game = play()
+    (bad,) = game.add(1)
+    first, second, old = (game.join(name) for name in ("a", "b", "old"))
+    for session, why in ((first, FAILED), (second, FAILED), (old, None), (first, FAILED)):
+        assert game.state(bad) != "dropped"
+        give_back(game, session, game.lease(session, 1), why)
+    assert game.ledger.group(bad)["reason"] == "unplayable prompt"
 
 
 def test_names_of_one_certificate_count_as_one_worker(play: Play) -> None:
@@ -250,6 +263,19 @@ def test_a_run_goes_on_although_one_prompt_in_eight_cannot_be_played(play: Play)
     status = game.ledger.status()
     assert status["jobs"]["rejected"] >= 3
     assert not [one for one in bad if game.state(one) not in ("dropped", "open", "waiting")]
+
+
+def test_groups_that_cannot_be_played_end_no_run_before_there_are_many(play: Play) -> None:
+    """A learner sees an error when all groups of a batch have equal rewards; these have none."""
+    game = play(staleness=6)
+    session = game.join("alone", slots=32)
+    for _ in range(MOST_UNPLAYABLE):
+        game.add(1)
+        assert game.take().batch is None
+        for _ in range(MAX_FAILURES):
+            give_back(game, session, game.lease(session, 1))
+    with pytest.raises(RefusedError, match=r"none of the 64 groups .* step 0 .*unplayable prompt: 64"):
+        game.take()
 
 
 # -- the database

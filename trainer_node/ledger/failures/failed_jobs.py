@@ -1,22 +1,23 @@
 """Transitions of jobs that fail: played again, by another caller if there is one, or rejected.
 
-A rejected result and a lease that comes back for the job's own fault are failures alike. Three callers reject a job;
-fewer do where no other caller is left, after three failures; and so do nine failures, whichever callers they are of.
-All jobs of a group have one prompt: a job that is rejected ends its group, unless another job of the group has an
-accepted result. Then the others go on.
+A rejected result and a lease that comes back for the job's own fault are failures alike. A job is rejected by failures
+of three callers, by three returns of two callers, and by three failures where no other caller is left. Nine failures
+reject the job, whichever callers they are of.
+All jobs of a group have one prompt. So a job whose last failure is a return, or a result that is not scored, ends its
+group with it. A group with an accepted result goes on, and so does one whose job failed for another reason.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, insert, select, update
+from sqlalchemy import Connection, Row, insert, select, update
 
 from p2pcast.rollouts.return_reason import Returned
 from p2pcast.version import Version
 from trainer_node.ledger.acceptance import Reason
 from trainer_node.ledger.database import ledger_schema as db
-from trainer_node.ledger.job_groups import count_stale_ending, drop, end_settled
+from trainer_node.ledger.job_groups import UNPLAYABLE, count_stale_ending, drop, end_settled
 from trainer_node.ledger.ledger_rows import (
     MAX_FAILURES,
     MAX_REJECTED,
@@ -34,8 +35,8 @@ NO_FAILURES = tuple(
     one.value for one in (Reason.STALE, Reason.DEAD, Reason.UNVERSIONED, Reason.DUPLICATE, Reason.DISTRUSTED)
 )
 """Reasons that say nothing about the job."""
-UNPLAYABLE = "unplayable prompt"
-"""Why a group is dropped of which a job was rejected and none has an accepted result."""
+LEAST_RETURNERS = 2
+"""Callers whose MAX_FAILURES returns reject a job: no caller does so alone."""
 
 
 def fail_job(conn: Connection, now: Present, policy: Policy, row: Row[Any], reason: Reason, detail: str = "") -> None:
@@ -56,7 +57,7 @@ def fail_job(conn: Connection, now: Present, policy: Policy, row: Row[Any], reas
         conn.execute(job.values(failed_by=caller_of(row), failed_s=now.now_s))
         move(conn, "job", db.jobs, row.job_id, "open")
         return
-    _count(conn, now, row, reason.value, detail)
+    _count(conn, now, row, reason.value, detail, of_prompt=reason is Reason.UNSCORED)
 
 
 def fail_returned(conn: Connection, now: Present, row: Row[Any], returned: Returned) -> None:
@@ -71,18 +72,22 @@ def fail_returned(conn: Connection, now: Present, row: Row[Any], returned: Retur
     if conn.scalar(select(db.jobs.c.state).where(db.jobs.c.id == row.job_id)) not in UNSETTLED_JOBS:
         return
     conn.execute(insert(db.job_returns).values(job_id=row.job_id, lease_id=row.id, caller=caller_of(row)))
-    _count(conn, now, row, returned.reason.value, returned.detail)
+    _count(conn, now, row, returned.reason.value, returned.detail, of_prompt=True)
 
 
-def _count(conn: Connection, now: Present, row: Row[Any], reason: str, detail: str) -> None:
-    """One more failure of the row's job, which can still fail."""
+def _count(conn: Connection, now: Present, row: Row[Any], reason: str, detail: str, *, of_prompt: bool) -> None:
+    """One more failure of the row's job, which can still fail. ``of_prompt``: the group's other jobs would fail too."""
     job = conn.execute(select(db.jobs.c.failures, db.jobs.c.state).where(db.jobs.c.id == row.job_id)).one()
     failures = int(job.failures) + 1
     failed = {"failures": failures, "failed_by": caller_of(row), "failed_s": now.now_s}
     played = _is_played(conn, row)
     if not played and failures >= MAX_FAILURES and _given_up(conn, now, row, failures):
         move(conn, "job", db.jobs, row.job_id, "rejected", reason=reason, **failed)
-        _end_group(conn, now, row, reason, detail)
+        _tell(conn, now, row, reason, detail)
+        if of_prompt and not _has_accepted(conn, row):
+            drop(conn, now, row.group_id, UNPLAYABLE)
+        else:
+            end_settled(conn, now, {bytes(row.group_id)})
         return
     conn.execute(update(db.jobs).where(db.jobs.c.id == row.job_id).values(**failed))
     if not played and job.state != "open":
@@ -95,14 +100,15 @@ def _is_played(conn: Connection, row: Row[Any]) -> bool:
     return conn.execute(held).first() is not None
 
 
-def _end_group(conn: Connection, now: Present, row: Row[Any], reason: str, detail: str) -> None:
+def _tell(conn: Connection, now: Present, row: Row[Any], reason: str, detail: str) -> None:
     source = conn.scalar(select(db.group_sources.c.source).where(db.group_sources.c.group_id == row.group_id))
     now.happened["job_rejected", source or f"group {bytes(row.group_id).hex()}", reason, detail] += 1
-    accepted = select(func.count()).where(db.jobs.c.group_id == row.group_id, db.jobs.c.state == "accepted")
-    if conn.scalar(accepted):
-        end_settled(conn, now, {bytes(row.group_id)})
-    else:
-        drop(conn, now, row.group_id, UNPLAYABLE)
+
+
+def _has_accepted(conn: Connection, row: Row[Any]) -> bool:
+    """Whether a job of the group has an accepted result."""
+    accepted = select(db.jobs.c.id).where(db.jobs.c.group_id == row.group_id, db.jobs.c.state == "accepted")
+    return conn.execute(accepted).first() is not None
 
 
 def _given_up(conn: Connection, now: Present, row: Row[Any], failures: int) -> bool:
@@ -118,7 +124,10 @@ def _given_up(conn: Connection, now: Present, row: Row[Any], failures: int) -> b
         )
     )
     callers = {caller_of(one) for one in conn.execute(failed)}
-    callers |= set(conn.scalars(select(db.job_returns.c.caller).where(db.job_returns.c.job_id == row.job_id)))
+    returned = conn.scalars(select(db.job_returns.c.caller).where(db.job_returns.c.job_id == row.job_id)).all()
+    callers |= set(returned)
     if failures >= MAX_REJECTED or len(callers) >= MAX_FAILURES:
+        return True
+    if len(returned) >= MAX_FAILURES and len(set(returned)) >= LEAST_RETURNERS:
         return True
     return callers_seen(conn, now, bytes(row.task_hash)) <= callers
