@@ -11,7 +11,7 @@ Promises that every task has to keep:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, cast, runtime_checkable
 
@@ -169,6 +169,13 @@ class HoldingOut(Protocol):
         """Held-out prompts without end. Equal seeds give equal prompts. Raises UsageError if none are held out."""
 
 
+class FaultyPrompt(NamedTuple):
+    """``name``: number and row. ``why``: no group can be made of the prompt."""
+
+    name: str
+    why: str
+
+
 def prompt_fault(found: object) -> str | None:
     """Why no group can be made of what a task gave; None for a prompt of which one can."""
     if not isinstance(found, Prompt):
@@ -186,14 +193,6 @@ def prompt_name(number: int, found: object) -> str:
     """``number``: of the prompt, among the prompts of its seed, from 0 on. ``found``: by the task."""
     row = shown_text(found.row)[:MAX_ROW] if isinstance(found, Prompt) and found.row else ""
     return f"prompt {number} ({row})" if row else f"prompt {number}"
-
-
-def checked_prompts(task: Task, prompts: Iterable[Prompt]) -> Iterator[Prompt]:
-    """Raises UsageError with the name of a prompt of which no group can be made."""
-    for number, found in enumerate(prompts):
-        if (fault := prompt_fault(found)) is not None:
-            raise UsageError(f"{prompt_name(number, found)} of task {task.name}: {fault}")
-        yield found
 
 
 def demonstrations_of(task: Task, seed: int) -> Iterator[Demonstration]:

@@ -10,14 +10,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
 from typing import Any, Final, Protocol
 
 import blake3
 
 from p2pcast.errors import P2PCastError
 from p2pcast.rollouts.job import Group
-from p2pcast.tasks.task import Prompt, Task, checked_prompts, evaluation_jobs_of
+from p2pcast.tasks.task import Prompt, Task
 from p2pcast.version import Version
 
 logger = logging.getLogger("p2pcast.learner")
@@ -37,23 +36,22 @@ class GroupClient(Protocol):
 
 class Evaluation:
     """One at a time, in a thread. ``every``: learner steps. ``hold_s``: longest time that ``busy`` delays the next
-    publication. ``write``: of the run's log. Raises UsageError for a prompt of which no group can be made.
+    publication. ``write``: of the run's log. ``prompts``: of held-out problems.
     """
 
     def __init__(
         self,
         client: GroupClient,
         task: Task,
+        prompts: Sequence[Prompt],
         write: Callable[[Mapping[str, object]], object],
         *,
         every: int,
-        problems: int,
         hold_s: float,
-        seed: int,
     ) -> None:
         self._client, self._task, self._write = client, task, write
         self._every, self._hold_s = every, hold_s
-        self._prompts = list(checked_prompts(task, islice(evaluation_jobs_of(task, seed), problems)))
+        self._prompts = prompts
         self._thread: threading.Thread | None = None
         self._until_s = 0.0
         self._last = -every

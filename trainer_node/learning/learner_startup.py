@@ -16,6 +16,7 @@ from rich.console import Console
 
 from p2pcast.errors import LocalError, RefusedError, UsageError
 from p2pcast.store.atomic_files import explained
+from p2pcast.tasks.child_processes.prompt_reader import first_prompts
 from p2pcast.tasks.task import Task
 from p2pcast.tasks.task_loader import load_task
 from p2pcast.version import Version
@@ -43,7 +44,7 @@ from trainer_node.learning.objective.training_rows import TrainingRow, rows_of
 from trainer_node.learning.packing_check import require_separate_rows
 from trainer_node.learning.probing.engine_probes import EngineProbes
 from trainer_node.learning.probing.learner_scores import learner_scores
-from trainer_node.learning.probing.probe_prompts import probe_set_of
+from trainer_node.learning.probing.probe_prompts import probe_prompts_of, probe_set_of
 from trainer_node.learning.publications import Publications
 from trainer_node.learning.run_beginning import RunBeginning, other_base
 from trainer_node.learning.trained_weights import TrainedWeights
@@ -159,11 +160,10 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
         evaluation = Evaluation(
             client,
             task,
+            first_prompts(config.task.name, task, config.train.seed, config.evaluation.problems, held_out=True),
             log.write,
             every=config.evaluation.every,
-            problems=config.evaluation.problems,
             hold_s=config.evaluation.hold,
-            seed=config.train.seed,
         )
         learner.may_publish = lambda: not evaluation.busy
         learner.published = evaluation.published
@@ -212,8 +212,11 @@ def _probing(
 ) -> Callable[[int, int], None]:
     """Scores each version on all ranks; the first rank compares the engines' scores."""
     count, seed = config.probe.prompts, config.train.seed
-    made = probe_set_of(task, seed, count, model.vocabulary, model.positions) if ranks.first else None
-    found = ranks.share(made)
+    probed = None
+    if ranks.first:
+        with contextlib.closing(probe_prompts_of(config.task.name, task, seed)) as prompts:
+            probed = probe_set_of(task, prompts, count, model.vocabulary, model.positions)
+    found = ranks.share(probed)
     if found is None:
         return lambda step, branch: None
     probe_set, probes = found, None

@@ -35,7 +35,8 @@ from p2pcast.daemon.http_server import HttpServer
 from p2pcast.errors import P2PCastError, RetryableError
 from p2pcast.store.atomic_files import atomic_write
 from p2pcast.store.state_format import state_lock
-from p2pcast.tasks.task import Task
+from p2pcast.tasks.child_processes.prompt_reader import PROMPT_S, PromptReader
+from p2pcast.tasks.task import FaultyPrompt, Task
 from p2pcast.tasks.task_process import TaskProcesses
 from p2pcast.telemetry.log_context import note_daemon
 from p2pcast.telemetry.span_export import export_events
@@ -60,7 +61,7 @@ from trainer_node.ledger_server.ledger_routes import LedgerRoutes
 from trainer_node.ledger_server.ledger_view import RENEW_S, SILENT_S, LedgerView
 from trainer_node.ledger_server.probes.probe_desk import ProbeDesk
 from trainer_node.ledger_server.prompt_choice import HookSource
-from trainer_node.ledger_server.prompt_feeder import CHECK_S, FaultyPrompt, Feed, PromptFeeder
+from trainer_node.ledger_server.prompt_feeder import CHECK_S, Feed, PromptFeeder
 from trainer_node.ledger_server.retried_work import RetriedWork
 from trainer_node.ledger_server.rewards.reward_replays import REPLAY_S, RewardReplays
 from trainer_node.ledger_server.run_end import RunEnd
@@ -118,6 +119,7 @@ class LedgerConfig:
     database: str | None = None
     feed: Feed | None = None
     hooks: str | None = None
+    prompt_s: float = PROMPT_S
     check_s: float = 10.0
     checks: int = 1
     check_memory_bytes: int = 2 * limits.GIB
@@ -143,6 +145,7 @@ class LedgerDaemon:
         self._heartbeats = HeartbeatBatch(self._beat)
         self._follower: VersionFollower | None = None
         self._feeder: PromptFeeder | None = None
+        self._prompts: PromptReader | None = None
         self._retried = RetriedWork(events, tasks)
         self._events = events
         self._ledger_events = LedgerEvents(events, SILENT_S)
@@ -151,7 +154,7 @@ class LedgerDaemon:
         self._regions = EngineRegions(self._region_of)
         self._drains = WorkerDrains(partial(self._call, ledger.drain), events, self._queue.changed)
         waiting, delayed = lambda: len(self._queue), lambda: self._retried.why
-        self.view = LedgerView(self._look, waiting, self._facts, tasks, delayed, self._probes)
+        self.view = LedgerView(self._look, waiting, self._facts, tasks, delayed, self._probes, self._awaited)
         bearer = bearer_tokens.text(secret_of(config.state / "http.key"))
         for name, text in ((bearer_tokens.FILE, bearer), (WORKER_FILE, worker_bearer(bearer))):
             atomic_write(config.state / name, f"{text}\n".encode(), 0o600)
@@ -249,7 +252,10 @@ class LedgerDaemon:
                 feed = self._config.feed
                 look, add = partial(self._call, self._ledger.prompts, feed.seed), partial(self._add, feed.seed)
                 hooks, left_out = self._hooks(feed.seed), self._reject_prompts
-                self._feeder = PromptFeeder(self._config.task, feed, look, add, hooks, left_out)
+                self._prompts = PromptReader(
+                    self._config.task_name, self._config.task.hash, feed.seed, limit_s=self._config.prompt_s
+                )
+                self._feeder = PromptFeeder(self._config.task, feed, self._prompts, look, add, hooks, left_out)
                 repeat("prompts", CHECK_S, self._feeder.fill)
 
     async def close(self) -> None:
@@ -338,6 +344,9 @@ class LedgerDaemon:
         served = [Version.parse(row["served"]) for row in active if row["served"] is not None]
         self._times.serve(served, time.monotonic())
         return status, workers
+
+    def _awaited(self) -> tuple[str, float]:
+        return ("", 0.0) if self._prompts is None else (self._prompts.waits_for, self._prompts.waits_s)
 
     def _facts(self) -> dict[str, Any]:
         config, follower = self._config, self._follower

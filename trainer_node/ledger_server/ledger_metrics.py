@@ -7,6 +7,7 @@ from functools import partial
 from p2pcast.daemon.metric_kinds import counter, counters, gauge, gauges
 
 WAITING_REQUESTS = partial(gauge, "p2pcast_ledger_waiting_requests", "Requests that wait for leases")
+IDLE = partial(gauge, "p2pcast_ledger_idle", "Whether no job has been leased for some seconds")
 GROUPS = partial(gauges, "p2pcast_ledger_groups", "Groups of jobs by state", ["state"])
 JOBS = partial(gauges, "p2pcast_ledger_jobs", "Jobs by state", ["state"])
 LEASES = partial(gauges, "p2pcast_ledger_leases", "Leases by state", ["state"])

@@ -23,6 +23,10 @@ RENEW_S = 1.0
 SILENT_S = 60.0
 """A worker without a request for so long counts as silent."""
 SUMMARY_TEXT = 200
+IDLE_LOOKS = 10
+"""Looks in a row that find no lease before the ledger says why."""
+AWAITED_S = 10.0
+"""Time in seconds after which a prompt that has not come is named."""
 
 Document = dict[str, Any]
 
@@ -38,10 +42,14 @@ class LedgerView:
         tasks: Tasks,
         delayed: Callable[[], str],
         probes: ProbeDesk,
+        awaited: Callable[[], tuple[str, float]] = lambda: ("", 0.0),
     ) -> None:
-        """``facts``: of the daemon, for /status. ``delayed``: background work that fails now."""
+        """``facts``: of the daemon, for /status. ``delayed``: background work that fails now. ``awaited``: the prompt
+        that the task is asked for, and since how many seconds.
+        """
         self._look, self._waiting, self._facts, self._tasks, self._delayed = look, waiting, facts, tasks, delayed
-        self._probes = probes
+        self._probes, self._awaited = probes, awaited
+        self._looks_without_leases = 0
         self._status: Document = {}
         self.reward: float | None = None
         """Mean reward of the groups that ended for the newest batch."""
@@ -52,6 +60,7 @@ class LedgerView:
 
     async def renew(self) -> None:
         self._status, self._workers = await self._look()
+        self._looks_without_leases = 0 if self._status.get("leases", {}).get("held") else self._looks_without_leases + 1
 
     def finished(self) -> bool:
         """Whether the run has ended."""
@@ -60,7 +69,49 @@ class LedgerView:
     def ready(self) -> tuple[bool, str]:
         if delayed := self._delayed():
             return False, delayed
-        return (True, "") if self._status.get("versions") else (False, "no version of the weights is known")
+        if not self._status.get("versions"):
+            return False, "no version of the weights is known"
+        awaited = self._awaited_text()
+        if awaited and self._pool_is_empty():
+            return False, f"no prompts: {awaited}"
+        idle = self.idle()
+        return True, f"nothing is leased: {idle}" if idle else awaited
+
+    def idle(self) -> str:
+        """Why no job is leased; empty while one is, for the first looks without one, and after the run's end."""
+        status = self._status
+        if self._looks_without_leases < IDLE_LOOKS or status.get("finished"):
+            return ""
+        if not status.get("versions"):
+            return "no version of the weights is known"
+        present = [row for row in self._workers if row["silent_s"] <= SILENT_S]
+        if self._pool_is_empty():
+            return f"no prompts: {self._no_prompts()}"
+        if not present:
+            return "no worker asks for leases"
+        if all(row["drained_s"] for row in present):
+            return "all workers are drained"
+        if not any(row["served"] for row in present):
+            return "no worker's engine serves a known version"
+        if jobs := status.get("jobs", {}).get("open"):
+            return f"{jobs} open jobs wait for other workers, or for an engine that serves their version"
+        waiting = status.get("groups", {}).get("waiting", 0)
+        return (
+            f"{waiting} groups wait for the learner, at {status.get('learner')}: {status.get('ahead')} are ahead of it"
+        )
+
+    def _pool_is_empty(self) -> bool:
+        return not self._status.get("jobs", {}).get("open") and not self._status.get("groups", {}).get("waiting")
+
+    def _no_prompts(self) -> str:
+        if why := self._awaited_text() or self._delayed():
+            return why
+        return "the task has no further ones" if self._facts().get("prompts_ended") else "no group has been added"
+
+    def _awaited_text(self) -> str:
+        """Names a prompt that has not come for a while."""
+        name, waits_s = self._awaited()
+        return f"{name} has not come for {waits_s:.0f} s" if waits_s >= AWAITED_S else ""
 
     def status(self) -> Document:
         return {
@@ -69,6 +120,7 @@ class LedgerView:
             **self._status,
             "waiting_requests": self._waiting(),
             "delayed": self._delayed(),
+            "idle": self.idle(),
             "workers": self._workers,
             "probes": self._probes.document(),
             "failures": self._tasks.status(),
@@ -95,6 +147,7 @@ class LedgerView:
             "probe_missing": len(self._probes.missing()),
             "waiting_requests": self._waiting(),
             "delayed": self._delayed()[:SUMMARY_TEXT],
+            "idle": self.idle()[:SUMMARY_TEXT],
         }
 
     def workers(self) -> Document:
@@ -105,6 +158,7 @@ class LedgerView:
         yield from daemon_metrics.task_families(self._tasks)
         status = self._status
         yield ledger_metrics.WAITING_REQUESTS(self._waiting())
+        yield ledger_metrics.IDLE(float(bool(self.idle())))
         yield ledger_metrics.AHEAD(status.get("ahead", 0))
         yield ledger_metrics.EPOCH(status.get("epoch", 0))
         for family, kind in (

@@ -8,19 +8,19 @@ without further prompts ends the feeding alone.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import Protocol, TypeVar
 
 import blake3
 
 from p2pcast.errors import LocalError
 from p2pcast.rollouts.job import Group
-from p2pcast.tasks.task import Prompt, Task, prompt_fault, prompt_name
+from p2pcast.tasks.child_processes.prompt_reader import ReadPrompts
+from p2pcast.tasks.task import FaultyPrompt, Prompt, Task, prompt_name
 from trainer_node.ledger.ledger_rows import MAX_LIST
 from trainer_node.ledger.prompts.prompting import Passed, Position
 from trainer_node.ledger_server.prompt_choice import HookedChoice, HookSource, every_prompt
@@ -52,11 +52,13 @@ class Feed:
     waiting: int
 
 
-class FaultyPrompt(NamedTuple):
-    """``name``: number and row. ``why``: no group can be made of the prompt."""
+class Prompts(Protocol):
+    """Of one task and seed."""
 
-    name: str
-    why: str
+    async def read(self, first: int, count: int) -> ReadPrompts:
+        """Prompts from number ``first`` on, at least one unless there are no further ones. Raises P2PCastError."""
+
+    async def close(self) -> None: ...
 
 
 def group_of(task: Task, feed: Feed, number: int, prompt: Prompt, copy: int = 0) -> Group:
@@ -82,15 +84,17 @@ def group_of(task: Task, feed: Feed, number: int, prompt: Prompt, copy: int = 0)
 
 
 class PromptFeeder:
-    """``look``: the cursor in the database, and how many groups wait. ``add``: into the pool, with the cursor.
-    ``hooks``: choose among the prompts; without them each prompt is one group. ``left_out``: told of the faulty prompts
-    behind which the cursor has moved. Raises UsageError for a task or feed with which no group can be made.
+    """``prompts``: of the task, for the feed's seed. ``look``: the cursor in the database, and how many groups wait.
+    ``add``: into the pool, with the cursor. ``hooks``: choose among the prompts; without them each prompt is one group.
+    ``left_out``: told of the faulty prompts behind which the cursor has moved. Raises UsageError for a task or feed
+    that no group can be made with.
     """
 
     def __init__(
         self,
         task: Task,
         feed: Feed,
+        prompts: Prompts,
         look: Callable[[], Awaitable[Position]],
         add: Callable[[Passed], Awaitable[object]],
         hooks: HookSource | None = None,
@@ -100,7 +104,7 @@ class PromptFeeder:
         self._task, self._feed, self._look, self._add, self._left_out = task, feed, look, add, left_out
         self._hooks = None if hooks is None else hooks.name
         self._choice = None if hooks is None else HookedChoice(hooks, feed.seed)
-        self._prompts: Iterator[Prompt] = iter(task.jobs(feed.seed))
+        self._prompts = prompts
         self._read: deque[Prompt | FaultyPrompt] = deque()
         """Prompts from the cursor on that were read and not yet passed on."""
         self._number = 0
@@ -120,8 +124,8 @@ class PromptFeeder:
         return self._exhausted and not self._read
 
     async def fill(self) -> None:
-        """Add groups until enough wait. Raises what ``look`` and ``add`` raise, HooksFailedError, and LocalError after
-        MAX_SKIPPED prompts without a group.
+        """Add groups until enough wait. Raises what ``prompts``, ``look`` and ``add`` raise, HooksFailedError, and
+        LocalError after MAX_SKIPPED prompts without a group.
         """
         if self._choice is not None:
             self._choice.check()
@@ -140,6 +144,7 @@ class PromptFeeder:
             self._count_skipped(0 if made.groups else made.end - made.start, faulty)
 
     async def close(self) -> None:
+        await self._prompts.close()
         if self._choice is not None:
             await self._choice.close()
 
@@ -164,8 +169,7 @@ class PromptFeeder:
         raise LocalError(f"the newest {skipped} prompts gave no group ({why})")
 
     async def _pass(self, cursor: int, missing: int) -> tuple[Passed, list[FaultyPrompt]]:
-        # A user's task may take long for a prompt.
-        await asyncio.to_thread(self._read_on, cursor, missing)
+        await self._read_on(cursor, missing)
         faulty = _leading(FaultyPrompt, self._read)
         first = cursor + len(faulty)
         prompts = _leading(Prompt, islice(self._read, len(faulty), None))
@@ -197,19 +201,13 @@ class PromptFeeder:
         )
         return passed, faulty
 
-    def _read_on(self, cursor: int, count: int) -> None:
+    async def _read_on(self, cursor: int, count: int) -> None:
         """Until ``count`` prompts from the cursor on are there."""
-        try:
-            while self._number < cursor:
-                next(self._prompts)
-                self._number += 1
-            while len(self._read) < count:
-                found = next(self._prompts)
-                fault = prompt_fault(found)
-                self._read.append(found if fault is None else FaultyPrompt(prompt_name(self._number, found), fault))
-                self._number += 1
-        except StopIteration:
-            self._exhausted = True
+        self._number = max(self._number, cursor)
+        while len(self._read) < count and not self._exhausted:
+            rows, self._exhausted = await self._prompts.read(self._number, count - len(self._read))
+            self._read.extend(rows)
+            self._number += len(rows)
 
 
 def _leading(kind: type[K], read: Iterable[object]) -> list[K]:

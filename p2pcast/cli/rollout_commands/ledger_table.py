@@ -31,6 +31,8 @@ def ledger_heading(ledger: Found) -> Text:
         line += "\nthe hub is out of reach: new versions are not known"
     if delayed := ledger.text("delayed"):
         line += f"\ndelayed: {delayed}"
+    if idle := ledger.text("idle"):
+        line += f"\nnothing is leased: {idle}"
     return Text(line + failure_lines(ledger))
 
 
@@ -78,6 +80,8 @@ def rollouts_line(rollouts: Found) -> str:
         line += f"; probes of {missing:.0f} engines fail"
     if delayed := rollouts.text("delayed"):
         line += f"; delayed: {delayed}"
+    if idle := rollouts.text("idle"):
+        line += f"; nothing is leased: {idle}"
     if rollouts.number("age_s") > 10:
         line += f"; the ledger has been silent for {rollouts.number('age_s'):.0f} s"
     return line

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -69,16 +68,16 @@ def try_task(
       p2pcast task try sums,held_out=10 --held-out --jobs 500 --temperature 0 --engine http://127.0.0.1:8000
     """
     from p2pcast.cli.rollout_commands.work_command import http_url
-    from p2pcast.tasks.task import checked_prompts, evaluation_jobs_of
+    from p2pcast.tasks.child_processes.prompt_reader import first_prompts
     from p2pcast.tasks.task_loader import load_task, missing_settings
 
     engine = http_url(engine, "--engine")
     if "tokenizer" in missing_settings(name, Path.cwd()):
         name += f",tokenizer={event_loop.run(_model_of(engine))}"
     found = load_task(name, Path.cwd())
-    prompts = evaluation_jobs_of(found, seed) if held_out else found.jobs(seed)
+    prompts = first_prompts(name, found, seed, jobs, held_out=held_out)
     chosen = [_job(found, prompt.prompt, number, seed, temperature, max_tokens or prompt.max_tokens)
-              for number, prompt in enumerate(checked_prompts(found, islice(prompts, jobs)))]  # fmt: skip
+              for number, prompt in enumerate(prompts)]  # fmt: skip
     plays = event_loop.run(_played(found, name, chosen, engine, sampler))
     mean = sum(play["reward"] for play in plays) / len(plays) if plays else None
     document = {"task": found.name, "hash": found.hash.hex(), "mean_reward": mean, "plays": plays}

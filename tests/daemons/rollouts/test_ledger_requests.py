@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +19,13 @@ import zstandard
 from fake_engine import digest_of
 from ledger_stage import END_S, Up, config_of
 from parity_task import Parity
+from poisoned_task import HALF
 
 from p2pcast.rollouts.job import Group, Job
 from p2pcast.rollouts.result import MAX_RESULT_BYTES, Result, Span
 from p2pcast.tasks.play import Play, result_of
-from p2pcast.tasks.task import Prompt, Sample
+from p2pcast.tasks.task import Sample
+from p2pcast.tasks.task_loader import load_task
 from p2pcast.version import Version
 from trainer_node.ledger.ledger_rows import MAX_FAILURES
 from trainer_node.ledger_server.body_budget import BODY_BYTES
@@ -306,17 +308,10 @@ async def test_workers_play_an_evaluation_after_the_last_step(tmp_path: Path, up
         assert (await stage.ask("/v1/lease", asks))[1]["finished"]
 
 
-class Poisoned(Parity):
-    """Each second prompt is one of which no group can be made."""
-
-    def jobs(self, seed: int) -> Iterator[Prompt]:
-        for number, prompt in enumerate(super().jobs(seed)):
-            yield Prompt(prompt.prompt, 0, f"row {number}") if number % 2 else prompt
-
-
 async def test_prompts_of_which_no_group_can_be_made_refuse_no_lease(tmp_path: Path, up: Up) -> None:
-    config, task = config_of(tmp_path), Poisoned()
-    config = dataclasses.replace(config, task=task, policy=dataclasses.replace(config.policy, task_hash=task.hash))
+    config, task = config_of(tmp_path), load_task(HALF)
+    policy = dataclasses.replace(config.policy, task_hash=task.hash)
+    config = dataclasses.replace(config, task=task, task_name=HALF, policy=policy)
     async with asyncio.timeout(END_S), up(config) as daemon, aiohttp.ClientSession() as http:
         stage = Stage(daemon, tmp_path, http)
         await stage.ask("/v1/learner/resume", {"branch": 0, "step": 0, "batches": []}, "trainer")

@@ -43,7 +43,7 @@ STEPS = FLOOR_VERSIONS + 2
 
 def found_set() -> ProbeSet:
     task = Parity()
-    found = probe_set_of(task, 3, 8, task.vocabulary)
+    found = probe_set_of(task, task.jobs(3), 8, task.vocabulary)
     assert found is not None
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 from collections.abc import Callable, Mapping
@@ -33,7 +34,7 @@ from trainer_node.learning.learner import HOOK, Learner
 from trainer_node.learning.learner_model import LearnerModel
 from trainer_node.learning.probing.engine_probes import EngineProbes
 from trainer_node.learning.probing.learner_scores import learner_scores
-from trainer_node.learning.probing.probe_prompts import probe_set_of
+from trainer_node.learning.probing.probe_prompts import probe_prompts_of, probe_set_of
 from trainer_node.learning.probing.probe_rule import FLOOR_VERSIONS
 from trainer_node.ledger_server.probes.probe_desk import ProbeDesk, Scored, Verdict
 from trainer_node.sdk.batch_client import RolloutBatch
@@ -100,9 +101,15 @@ def played(folder: Path) -> list[RolloutBatch]:
     return batches(folder)
 
 
+def probed(name: str, seed: int, count: int, vocabulary: int) -> ProbeSet | None:
+    task = load_task(name)
+    with contextlib.closing(probe_prompts_of(name, task, seed)) as prompts:
+        return probe_set_of(task, prompts, count, vocabulary)
+
+
 @pytest.fixture(scope="module")
 def probe_set(folder: Path) -> ProbeSet:
-    found = probe_set_of(load_task(TASK), 0, 16, LearnerModel(folder, ALONE).vocabulary)
+    found = probed(TASK, 0, 16, LearnerModel(folder, ALONE).vocabulary)
     assert found is not None
     return found
 
@@ -118,7 +125,7 @@ def versions(folder: Path, played: list[RolloutBatch]) -> tuple[list[Words], lis
     model = LearnerModel(folder, ALONE)
     weights = TrainedWeights(model.parameters, model.published, OptimizerOptions(lr=3e-4))
     step_of = LearnerStep(model, weights, StepOptions(LossOptions(), 512), ALONE)
-    found = probe_set_of(load_task(TASK), 0, 16, model.vocabulary)
+    found = probed(TASK, 0, 16, model.vocabulary)
     assert found is not None
     words: list[Words] = []
     scores: list[np.ndarray] = []
@@ -284,41 +291,40 @@ def test_thread_compares_waiting_scores_at_its_end(probe_set: ProbeSet) -> None:
 
 
 def test_probe_set_is_equal_in_every_process(probe_set: ProbeSet) -> None:
-    again = probe_set_of(load_task(TASK), 0, 16, load_task(TASK).vocabulary)
+    again = probed(TASK, 0, 16, load_task(TASK).vocabulary)
     assert again == probe_set
     assert again is not None
     assert again.id == probe_set.id
-    other = probe_set_of(load_task(TASK), 1, 16, load_task(TASK).vocabulary)
+    other = probed(TASK, 1, 16, load_task(TASK).vocabulary)
     assert other is not None
     assert other.id != probe_set.id
 
 
 @pytest.mark.parametrize("name", ["sums,digits=2", "sums,digits=2,held_out=20"])
 def test_sequences_are_long_enough_to_show_attention(name: str) -> None:
-    found = probe_set_of(load_task(name), 0, 8, 16)
+    found = probed(name, 0, 8, 16)
     assert found is not None
     assert len(found.sequences) == 8
     assert {len(sequence) for sequence in found.sequences} == {63}, "with a sampled token they fit --max-model-len 64"
 
 
 def test_sequences_leave_a_position_of_the_model_for_a_token() -> None:
-    found = probe_set_of(load_task("sums,digits=2"), 0, 8, 16, 48)
+    task = load_task("sums,digits=2")
+    found = probe_set_of(task, task.jobs(0), 8, 16, 48)
     assert found is not None
     assert {len(sequence) for sequence in found.sequences} == {47}
 
 
-def test_long_prompt_is_probed_whole(monkeypatch) -> None:
+def test_long_prompt_is_probed_whole() -> None:
     """Engines play it, so they have room for it."""
-    task = Parity()
     long = [Prompt(bytes([3] * size), 8) for size in (10, 150, 70)]
-    monkeypatch.setattr(task, "jobs", lambda seed: itertools.cycle(long))
-    found = probe_set_of(task, 0, 2, 16)
+    found = probe_set_of(Parity(), itertools.cycle(long), 2, 16)
     assert found is not None
     assert [len(sequence) for sequence in found.sequences] == [150, 70]
 
 
 def test_task_with_tokens_that_the_model_lacks_gives_no_probe(caplog) -> None:
-    assert probe_set_of(load_task("sums"), 0, 8, 4) is None
+    assert probed("sums", 0, 8, 4) is None
     assert "engines are not probed" in caplog.text
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-import pytest
-
-from p2pcast.errors import UsageError
 from p2pcast.rollouts.job import Group
 from p2pcast.tasks.sums import Sums
 from p2pcast.tasks.task import Prompt
 from p2pcast.version import Version
 from trainer_node.learning.evaluation import CHECK_S, RECORD_S, Evaluation
-from trainer_node.learning.probing.probe_prompts import probe_set_of
 from trainer_node.sdk.batch_client import GroupReport
 
 VERSION = Version(1, 4)
@@ -43,11 +39,15 @@ class Answers:
         ]
 
 
+def prompts_of(task: Sums) -> list[Prompt]:
+    return list(islice(task.evaluation_jobs(0), PROBLEMS))
+
+
 def evaluated(client: Answers, hold_s: float) -> list[Mapping[str, object]]:
     """The records of an evaluation, once ``join`` has returned."""
     lines: list[Mapping[str, object]] = []
     task = Sums(held_out=10)
-    evaluation = Evaluation(client, task, lines.append, every=2, problems=PROBLEMS, hold_s=hold_s, seed=0)
+    evaluation = Evaluation(client, task, prompts_of(task), lines.append, every=2, hold_s=hold_s)
     evaluation.published(VERSION, VERSION.step)
     evaluation.join()
     assert not evaluation.busy
@@ -76,20 +76,7 @@ def test_evaluation_that_no_engine_plays_is_recorded_before_the_learner_ends() -
 
 def test_workers_stay_for_the_evaluation_of_the_last_step() -> None:
     client = Answers(PROBLEMS)
-    evaluation = Evaluation(client, Sums(held_out=10), [].append, every=2, problems=1, hold_s=5.0, seed=0)
+    evaluation = Evaluation(client, Sums(held_out=10), [], [].append, every=2, hold_s=5.0)
     evaluation.keep_workers(30.0)
     evaluation.join()
     assert client.stays_s == [30.0 + 5.0 + RECORD_S, 0.0]
-
-
-def test_evaluation_with_a_prompt_of_which_no_group_can_be_made_is_refused_by_name() -> None:
-    class Faulty(Sums):
-        def evaluation_jobs(self, seed: int) -> Iterator[Prompt]:
-            yield from islice(super().evaluation_jobs(seed), 3)
-            yield Prompt(b"1+2", 0, "problems.jsonl, row 4")
-
-    why = r"prompt 3 \(problems.jsonl, row 4\) of task sums: its max_tokens is 0"
-    with pytest.raises(UsageError, match=why):
-        Evaluation(Answers(0), Faulty(held_out=10), [].append, every=2, problems=PROBLEMS, hold_s=5.0, seed=0)
-    with pytest.raises(UsageError, match=why):
-        probe_set_of(Faulty(held_out=10), 0, 8, 16)

@@ -8,7 +8,7 @@ import pytest
 
 from p2pcast.daemon.background_tasks import Tasks
 from p2pcast.daemon.events import Events
-from trainer_node.ledger_server.ledger_view import SILENT_S, SUMMARY_TEXT, LedgerView
+from trainer_node.ledger_server.ledger_view import AWAITED_S, IDLE_LOOKS, SILENT_S, SUMMARY_TEXT, LedgerView
 from trainer_node.ledger_server.probes.probe_desk import ProbeDesk
 
 STATUS = {
@@ -43,8 +43,17 @@ class Ledger:
         self.status: dict[str, Any] = dict(STATUS)
         self.workers = [worker("a"), worker("a", tokens_per_s=None), worker("b", silent_s=SILENT_S + 1)]
         self.delayed, self.looks = "", 0
-        facts = {"task": "sums", "times": {"step_s": 2.0, "wait_s": None}}
-        self.view = LedgerView(self._look, lambda: 9, lambda: facts, Tasks(Events()), lambda: self.delayed, ProbeDesk())
+        self.awaited = ("", 0.0)
+        self.facts: dict[str, Any] = {"task": "sums", "times": {"step_s": 2.0, "wait_s": None}}
+        self.view = LedgerView(
+            self._look,
+            lambda: 9,
+            lambda: self.facts,
+            Tasks(Events()),
+            lambda: self.delayed,
+            ProbeDesk(),
+            lambda: self.awaited,
+        )
 
     async def _look(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         self.looks += 1
@@ -112,3 +121,59 @@ async def test_metrics_sum_workers_of_one_name(ledger: Ledger) -> None:
 
 async def test_metrics_exist_before_the_first_look(ledger: Ledger) -> None:
     assert ledger.metrics()["p2pcast_ledger_epoch"] == {(): 0}
+
+
+EMPTY: dict[str, Any] = {"jobs": {"accepted": 5}, "groups": {"complete": 2}, "leases": {"settled": 5}}
+WAITING = EMPTY | {"groups": {"waiting": 8}}
+
+
+@pytest.mark.parametrize(
+    ("status", "workers", "why"),
+    [
+        (EMPTY, [worker("a")], "no prompts: no group has been added"),
+        (WAITING, [], "no worker asks for leases"),
+        (WAITING, [worker("a", silent_s=SILENT_S + 1)], "no worker asks for leases"),
+        (WAITING, [worker("a", drained_s=9.0)], "all workers are drained"),
+        (WAITING, [worker("a", served=None)], "no worker's engine serves a known version"),
+        (WAITING, [worker("a")], "8 groups wait for the learner, at l: 4 are ahead of it"),
+        (
+            WAITING | {"jobs": {"open": 3}},
+            [worker("a")],
+            "3 open jobs wait for other workers, or for an engine that serves their version",
+        ),
+        (WAITING | {"versions": 0}, [worker("a")], "no version of the weights is known"),
+        (WAITING | {"finished": True}, [worker("a")], ""),
+        (WAITING | {"leases": {"held": 1}}, [worker("a")], ""),
+    ],
+)
+async def test_a_ledger_without_leases_says_why(
+    ledger: Ledger, status: dict[str, Any], workers: list[dict[str, Any]], why: str
+) -> None:
+    ledger.status, ledger.workers = STATUS | status, workers
+    for _ in range(IDLE_LOOKS):
+        assert ledger.view.idle() == ""
+        await ledger.view.renew()
+    assert ledger.view.idle() == ledger.view.status()["idle"] == ledger.view.summary()["idle"] == why
+    assert ledger.metrics()["p2pcast_ledger_idle"] == {(): float(bool(why))}
+    if status.get("versions") != 0:
+        assert ledger.view.ready() == (True, f"nothing is leased: {why}" if why else "")
+
+
+async def test_a_task_whose_prompts_have_ended_is_named(ledger: Ledger) -> None:
+    ledger.status, ledger.facts["prompts_ended"] = STATUS | EMPTY, True
+    for _ in range(IDLE_LOOKS):
+        await ledger.view.renew()
+    assert ledger.view.idle() == "no prompts: the task has no further ones"
+
+
+async def test_a_prompt_that_does_not_come_is_named_before_its_time_limit(ledger: Ledger) -> None:
+    """While groups wait, the ledger stays ready."""
+    ledger.status, ledger.awaited = STATUS | WAITING, ("prompt 7 of jobs(3) of task x", AWAITED_S + 1)
+    await ledger.view.renew()
+    awaited = "prompt 7 of jobs(3) of task x has not come for 11 s"
+    assert ledger.view.ready() == (True, awaited)
+    ledger.status = STATUS | EMPTY
+    await ledger.view.renew()
+    assert ledger.view.ready() == (False, f"no prompts: {awaited}")
+    ledger.awaited = ("prompt 7 of jobs(3) of task x", AWAITED_S - 1)
+    assert ledger.view.ready() == (True, "")

@@ -21,6 +21,7 @@ from p2pcast.tasks.sums import Sums
 from p2pcast.tasks.task import Prompt
 from tests.process_ends import wait_for_end, written_pid
 from tests.trainer_node.ledger.ledger_game import Game
+from tests.trainer_node.ledger_server.test_prompt_feeder import Here
 from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.prompts.prompting import Passed
 from trainer_node.ledger.workers.registration import Registration
@@ -70,7 +71,9 @@ class Stage:
             return ledger.histories(prompts)
 
         source = HookSource(name=NAME + hooks, state=state, histories=histories, limit_s=limit_s)
-        self.feeders.append(PromptFeeder(TASK, Feed(FEED.seed, 4, 1.0, waiting), look, add, source))
+        self.feeders.append(
+            PromptFeeder(TASK, Feed(FEED.seed, 4, 1.0, waiting), Here(TASK, FEED.seed), look, add, source)
+        )
         return self.feeders[-1]
 
     @property

@@ -11,15 +11,37 @@ import pytest
 from p2pcast.errors import LocalError, UsageError
 from p2pcast.rollouts.job import MAX_PROMPT_BYTES, Group
 from p2pcast.rollouts.rollout_fields import MAX_TOKENS
+from p2pcast.tasks.child_processes import prompt_child
+from p2pcast.tasks.child_processes.prompt_reader import PromptsFailedError, ReadPrompts, prompt_of
 from p2pcast.tasks.sums import Sums
-from p2pcast.tasks.task import Prompt
+from p2pcast.tasks.task import FaultyPrompt, Prompt, Task
 from trainer_node.ledger.prompts.prompting import Passed, Position
 from trainer_node.ledger_server import prompt_feeder
-from trainer_node.ledger_server.prompt_feeder import FaultyPrompt, Feed, PromptFeeder, group_of
+from trainer_node.ledger_server.prompt_feeder import Feed, PromptFeeder, group_of
 
 FEED = Feed(seed=7, group_size=4, temperature=1.0, waiting=40)
 TASK = Sums()
 FIRST = [group_of(TASK, FEED, n, prompt) for n, prompt in enumerate(itertools.islice(TASK.jobs(FEED.seed), 200))]
+
+
+class Here:
+    """Prompts of a task, read in this process; ``fails``: the numbers of the calls that raise."""
+
+    def __init__(self, task: Task, seed: int, fails: Sequence[int] = ()) -> None:
+        self._task, self._seed, self._fails = task, seed, fails
+        self.asked: list[int] = []
+        self._prompts = prompt_child.Prompts(task, seed, held_out=False)
+
+    async def read(self, first: int, count: int) -> ReadPrompts:
+        self.asked.append(first)
+        if len(self.asked) in self._fails:
+            self._prompts = prompt_child.Prompts(self._task, self._seed, held_out=False)
+            raise PromptsFailedError("jobs(7) raised")
+        what, rows = list(self._prompts.answers(first, count))[-1]
+        return ReadPrompts([prompt_of(row) for row in rows], what == "ended")
+
+    async def close(self) -> None:
+        return None
 
 
 class Pool:
@@ -57,25 +79,36 @@ async def filled(feeder: PromptFeeder) -> None:
 @pytest.mark.parametrize(("before", "after"), [((), ()), ((1, 2), ()), ((), (1, 2)), ((1,), (3,))])
 async def test_each_prompt_comes_once_and_in_order(before: Sequence[int], after: Sequence[int]) -> None:
     pool = Pool(before, after)
-    feeder = PromptFeeder(TASK, FEED, pool.look, pool.add)
+    feeder = PromptFeeder(TASK, FEED, Here(TASK, FEED.seed), pool.look, pool.add)
     for opened in (0, 13, 20, 64):
         pool.opened = opened
         await filled(feeder)
     assert pool.groups == FIRST[: 64 + FEED.waiting]
 
 
+@pytest.mark.parametrize("fails", [(1,), (2, 3), (1, 2, 4)])
+async def test_each_prompt_comes_once_and_in_order_although_reading_fails(fails: Sequence[int]) -> None:
+    pool, prompts = Pool(), Here(TASK, FEED.seed, fails)
+    feeder = PromptFeeder(TASK, FEED, prompts, pool.look, pool.add)
+    for opened in (0, 13, 20, 64):
+        pool.opened = opened
+        await filled(feeder)
+    assert pool.groups == FIRST[: 64 + FEED.waiting]
+    assert prompts.asked == sorted(prompts.asked)
+
+
 async def test_a_new_feeder_goes_on_at_the_cursor() -> None:
     pool = Pool()
-    await PromptFeeder(TASK, FEED, pool.look, pool.add).fill()
+    await PromptFeeder(TASK, FEED, Here(TASK, FEED.seed), pool.look, pool.add).fill()
     pool.opened = 5
-    await PromptFeeder(TASK, FEED, pool.look, pool.add).fill()
+    await PromptFeeder(TASK, FEED, Here(TASK, FEED.seed), pool.look, pool.add).fill()
     assert pool.groups == FIRST[: 5 + FEED.waiting]
 
 
 async def test_groups_of_a_trainer_fill_the_pool_and_leave_no_prompt_out() -> None:
     pool = Pool()
     pool.groups = FIRST[100:115]
-    await PromptFeeder(TASK, FEED, pool.look, pool.add).fill()
+    await PromptFeeder(TASK, FEED, Here(TASK, FEED.seed), pool.look, pool.add).fill()
     assert pool.groups == [*FIRST[100:115], *FIRST[: FEED.waiting - 15]]
 
 
@@ -86,7 +119,7 @@ class Finite(Sums):
 
 async def test_a_task_without_further_prompts_ends_the_feeding_alone(caplog: pytest.LogCaptureFixture) -> None:
     pool = Pool()
-    feeder = PromptFeeder(Finite(), FEED, pool.look, pool.add)
+    feeder = PromptFeeder(Finite(), FEED, Here(Finite(), FEED.seed), pool.look, pool.add)
     for _ in range(2):
         await feeder.fill()
     assert feeder.ended
@@ -128,7 +161,7 @@ async def test_a_prompt_of_which_no_group_can_be_made_is_left_out_by_name(
     found, why = FAULTY[kind]
     task, pool = Rows([GOOD, found, GOOD]), Pool()
     told: list[FaultyPrompt] = []
-    feeder = PromptFeeder(task, FEED, pool.look, pool.add, left_out=told.extend)
+    feeder = PromptFeeder(task, FEED, Here(task, FEED.seed), pool.look, pool.add, left_out=told.extend)
     await feeder.fill()
     assert pool.groups == [group_of(task, FEED, 0, GOOD), group_of(task, FEED, 2, GOOD)]
     assert (pool.cursor, pool.ended, feeder.rejected) == (3, True, 1)
@@ -139,14 +172,14 @@ async def test_a_prompt_of_which_no_group_can_be_made_is_left_out_by_name(
 
 async def test_the_largest_prompt_has_a_group() -> None:
     task, pool = Rows([Prompt(bytes(MAX_PROMPT_BYTES), MAX_TOKENS)]), Pool()
-    await PromptFeeder(task, FEED, pool.look, pool.add).fill()
+    await PromptFeeder(task, FEED, Here(task, FEED.seed), pool.look, pool.add).fill()
     assert [len(Group.from_bytes(group.to_bytes()).prompt) for group in pool.groups] == [MAX_PROMPT_BYTES]
 
 
 async def test_a_row_of_the_data_is_named() -> None:
     pool, told = Pool(), list[FaultyPrompt]()
     rows = [Prompt(b"", 0, "problems.jsonl, row 12"), Prompt(b"", 0, "a\x1b[2Jb" + 500 * "c")]
-    await PromptFeeder(Rows(rows), FEED, pool.look, pool.add, left_out=told.extend).fill()
+    await PromptFeeder(Rows(rows), FEED, Here(Rows(rows), FEED.seed), pool.look, pool.add, left_out=told.extend).fill()
     assert told[0].name == "prompt 0 (problems.jsonl, row 12)"
     assert told[1].name.startswith("prompt 1 (a\N{REPLACEMENT CHARACTER}[2Jbccc")
     assert len(told[1].name) < 250
@@ -157,7 +190,7 @@ async def test_faulty_prompts_are_told_of_once_behind_the_cursor(before: Sequenc
     faulty = Prompt(b"", 0)
     rows = [faulty, faulty, GOOD, faulty, GOOD, GOOD, *(8 * [faulty])]
     task, pool, told = Rows(rows), Pool(before, after), list[FaultyPrompt]()
-    feeder = PromptFeeder(task, FEED, pool.look, pool.add, left_out=told.extend)
+    feeder = PromptFeeder(task, FEED, Here(task, FEED.seed), pool.look, pool.add, left_out=told.extend)
     await filled(feeder)
     assert pool.groups == [group_of(task, FEED, number, GOOD) for number in (2, 4, 5)]
     assert [one.name for one in told] == [f"prompt {number}" for number in (0, 1, 3, *range(6, 14))]
@@ -168,7 +201,7 @@ async def test_faulty_prompts_are_told_of_once_behind_the_cursor(before: Sequenc
 async def test_a_task_of_faulty_prompts_alone_is_a_failure_that_names_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_feeder, "MAX_SKIPPED", 64)
     task, pool = Rows(1000 * [Prompt(b"", 0)]), Pool()
-    feeder = PromptFeeder(task, FEED, pool.look, pool.add)
+    feeder = PromptFeeder(task, FEED, Here(task, FEED.seed), pool.look, pool.add)
     for last in (63, 127):
         why = rf"newest 64 prompts gave no group \(64 faulty, the last one prompt {last}: its max_tokens is 0"
         with pytest.raises(LocalError, match=why):
@@ -182,7 +215,7 @@ async def test_a_task_of_faulty_prompts_alone_is_a_failure_that_names_the_last(m
 def test_a_feed_with_which_no_group_can_be_made_is_refused_at_the_start(feed: Feed, field: str) -> None:
     pool = Pool()
     with pytest.raises(UsageError, match=f"group: '{field}' is malformed or out of range"):
-        PromptFeeder(TASK, feed, pool.look, pool.add)
+        PromptFeeder(TASK, feed, Here(TASK, feed.seed), pool.look, pool.add)
 
 
 def test_a_task_with_which_no_group_can_be_made_is_refused_at_the_start() -> None:
@@ -191,4 +224,4 @@ def test_a_task_with_which_no_group_can_be_made_is_refused_at_the_start() -> Non
 
     pool = Pool()
     with pytest.raises(UsageError, match="group: 'stop_token_ids' is malformed"):
-        PromptFeeder(Wrong(), FEED, pool.look, pool.add)
+        PromptFeeder(Wrong(), FEED, Here(Wrong(), FEED.seed), pool.look, pool.add)

@@ -7,15 +7,17 @@ attention. Equal tasks, seeds and limits give equal sequences, so a resumed run 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from itertools import islice
 from typing import Final
 
 from p2pcast.errors import UsageError
 from p2pcast.rollouts.job import Group, job_of
 from p2pcast.rollouts.probe_set import MAX_PROBE_TOKENS, ProbeSet
-from p2pcast.tasks.task import Prompt, Sample, Task, checked_prompts, evaluation_jobs_of
+from p2pcast.tasks.child_processes.prompt_reader import FaultyPromptError, prompts_of
+from p2pcast.tasks.task import Prompt, Sample, Task
 from p2pcast.version import Version
 
 logger = logging.getLogger("p2pcast.learner")
@@ -53,12 +55,13 @@ class _PromptReader:
         raise _PromptReadError
 
 
-def probe_set_of(task: Task, seed: int, count: int, vocabulary: int, positions: int | None = None) -> ProbeSet | None:
-    """``count``: sequences; each has an equal share of MAX_PROBE_TOKENS, beyond which it is cut. ``positions``: of the
-    model; each sequence leaves one for the token that an engine samples. Prompts in one sequence are cut at
-    LEAST_TOKENS, and a longer prompt is not, since engines play it. Problems that are trained on, for a task that holds
-    none out. None, with a warning, if the task has no prompt of two tokens, or tokens that the model does not have.
-    Raises UsageError for a prompt of which no group can be made.
+def probe_set_of(
+    task: Task, prompts: Iterable[Prompt], count: int, vocabulary: int, positions: int | None = None
+) -> ProbeSet | None:
+    """``count``: sequences; each has an equal share of MAX_PROBE_TOKENS, and is cut there. ``positions``: of the model;
+    each sequence leaves one for the token that an engine samples. Prompts in one sequence are cut at LEAST_TOKENS, and
+    a longer prompt is not, since engines play it. None, with a warning, if the task has no prompt of two tokens, or
+    tokens that the model does not have.
     """
     most = MAX_PROBE_TOKENS // count
     if positions is not None:
@@ -66,7 +69,7 @@ def probe_set_of(task: Task, seed: int, count: int, vocabulary: int, positions: 
     found: list[tuple[int, ...]] = []
     tokens: tuple[int, ...] = ()
     longest = 0
-    for prompt in checked_prompts(task, islice(_prompts(task, seed), MOST_PROMPTS)):
+    for prompt in islice(prompts, MOST_PROMPTS):
         asked = _asked(task, prompt)
         if asked is None:
             return None
@@ -85,12 +88,23 @@ def probe_set_of(task: Task, seed: int, count: int, vocabulary: int, positions: 
         return None
 
 
-def _prompts(task: Task, seed: int) -> Iterator[Prompt]:
-    try:
-        first = list(islice(evaluation_jobs_of(task, seed), 1))
-    except UsageError:
-        return task.jobs(seed)
-    return evaluation_jobs_of(task, seed) if first else task.jobs(seed)
+def probe_prompts_of(name: str, task: Task, seed: int) -> Generator[Prompt]:
+    """Prompts of held-out problems; of problems that are trained on, for a task that holds none out. ``name``: of the
+    task, as on the command line. Raises FaultyPromptError, LocalError.
+    """
+    with contextlib.closing(prompts_of(name, task, seed, held_out=True)) as prompts:
+        try:
+            first = next(prompts, None)
+        except FaultyPromptError:
+            raise
+        except UsageError:
+            first = None
+        if first is not None:
+            yield first
+            yield from prompts
+            return
+    with contextlib.closing(prompts_of(name, task, seed)) as prompts:
+        yield from prompts
 
 
 def _asked(task: Task, prompt: Prompt) -> tuple[int, ...] | None:

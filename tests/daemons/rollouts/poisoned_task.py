@@ -1,0 +1,76 @@
+"""The parity task with every kind of bad row, prompt, play and reward."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from p2pcast.rollouts.job import Job
+from p2pcast.tasks.task import Prompt, Sampler, Trajectory
+from tests.daemons.rollouts.parity_task import Parity
+
+NAME = "tests.daemons.rollouts.poisoned_task:Poisoned"
+HALF = "tests.daemons.rollouts.poisoned_task:HalfPoisoned"
+MARKS = "P2PCAST_TASK_MARKS"
+"""Folder where ``jobs`` marks what it has done once."""
+ROWS = 8
+GOOD, NO_TOKENS, NO_PROMPT, RAISES, LONG, NO_REWARD, NO_RESULT, NO_BYTES = range(ROWS)
+"""Kinds of rows, by their numbers modulo ROWS."""
+FAILS_AT, HANGS_AT = 10, 19
+"""Rows at which ``jobs`` raises, and hangs, the first time."""
+LONGEST = 16
+
+
+class Poisoned(Parity):
+    def jobs(self, seed: int) -> Iterator[Any]:
+        for number, prompt in enumerate(super().jobs(seed)):
+            if number == FAILS_AT and first_time("failed"):
+                raise OSError("the data set is away")
+            if number == HANGS_AT and first_time("hung"):
+                time.sleep(600)
+            match kind := number % ROWS:
+                case 1:
+                    yield Prompt(prompt.prompt, 0, f"row {number}")
+                case 2:
+                    yield {"row": number}
+                case 7:
+                    yield Prompt("text", 8, f"row {number}")  # type: ignore[arg-type]
+                case _:
+                    length = LONGEST + 1 if kind == LONG else 2
+                    # Tokens of the task tell rows apart.
+                    yield Prompt(bytes([kind + 3]) + prompt.prompt[:1] * (length - 1), 8, f"row {number}")
+
+    async def play(self, sampler: Sampler, job: Job) -> Trajectory:
+        kind = job.prompt[0] - 3
+        if kind == RAISES:
+            raise KeyError("card")
+        played = await super().play(sampler, job)
+        if kind == NO_RESULT:
+            return Trajectory(played.token_ids[:0], *([None] * 5))  # type: ignore[arg-type]
+        return played
+
+    def reward(self, job: Job, token_ids: np.ndarray, mask: np.ndarray) -> float:
+        if job.prompt[0] - 3 == NO_REWARD:
+            raise ZeroDivisionError("no reward")
+        return super().reward(job, token_ids, mask)
+
+
+class HalfPoisoned(Parity):
+    """Each second prompt is one of which no group can be made."""
+
+    def jobs(self, seed: int) -> Iterator[Prompt]:
+        for number, prompt in enumerate(super().jobs(seed)):
+            yield Prompt(prompt.prompt, 0, f"row {number}") if number % 2 else prompt
+
+
+def first_time(what: str) -> bool:
+    mark = Path(os.environ[MARKS]) / what
+    if mark.exists():
+        return False
+    mark.touch()
+    return True
