@@ -124,6 +124,11 @@ LEDGER = {
     "ages": {"in_flight": {"0": 8, "1": 4}, "in_queue": {}},
     "waiting_requests": 2,
     "hub_reached": False,
+    "rejected_jobs": {},
+    "newest_rejected_jobs": [],
+    "rejected_prompts": 0,
+    "newest_rejected_prompts": [],
+    "idle": "",
     "delayed": "status: the ledger's database failed",
     "failures": [],
     "workers": [
@@ -167,6 +172,22 @@ def test_a_ledger_shows_groups_ages_faults_and_workers():
     ):
         assert part in text, part
     assert "in queue" not in text
+
+
+def test_a_ledger_shows_prompts_that_cannot_be_played_and_why_nothing_is_leased():
+    jobs = [{"prompt": f"prompt {n} of seed 7", "reason": "failed play", "why": "KeyError: 'card'"} for n in range(8)]
+    rejected = {"rejected_jobs": {"failed play": 9}, "newest_rejected_jobs": jobs}
+    faulty = {"rejected_prompts": 2, "newest_rejected_prompts": [{"name": "prompt 3 (row 3)", "why": "no bytes"}]}
+    text = shown(LEDGER | rejected | faulty | {"idle": "no worker asks for leases"})
+    for part in (
+        "rejected jobs: 9 failed play\n  prompt 5 of seed 7: failed play: KeyError: 'card'",
+        "prompts of which no group can be made: 2\n  prompt 3 (row 3): no bytes",
+        "nothing is leased: no worker asks for leases",
+    ):
+        assert part in text, part
+    assert "prompt 4 of seed 7" not in text
+    assert "nothing is leased" not in shown(LEDGER)
+    assert "; nothing is leased: no prompts" in shown(HUB | {"rollouts": SUMMARY | {"idle": "no prompts"}})
 
 
 def test_a_ledger_shows_engines_under_alarm_by_name():
