@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 
 import blake3
 
-from p2pcast.errors import LocalError
+from p2pcast.errors import LocalError, P2PCastError
 from p2pcast.rollouts.job import Group
 from p2pcast.tasks.child_processes.prompt_reader import ReadPrompts
 from p2pcast.tasks.task import FaultyPrompt, Prompt, Task, prompt_name
@@ -202,10 +202,15 @@ class PromptFeeder:
         return passed, faulty
 
     async def _read_on(self, cursor: int, count: int) -> None:
-        """Until ``count`` prompts from the cursor on are there."""
+        """Until ``count`` prompts from the cursor on are there, or those before one that does not come."""
         self._number = max(self._number, cursor)
         while len(self._read) < count and not self._exhausted:
-            rows, self._exhausted = await self._prompts.read(self._number, count - len(self._read))
+            try:
+                rows, self._exhausted = await self._prompts.read(self._number, count - len(self._read))
+            except P2PCastError:
+                if not self._read:
+                    raise
+                return
             self._read.extend(rows)
             self._number += len(rows)
 

@@ -15,6 +15,7 @@ from p2pcast.tasks.task import Prompt, Sampler, Trajectory
 from tests.daemons.rollouts.parity_task import Parity
 
 NAME = "tests.daemons.rollouts.poisoned_task:Poisoned"
+AWAY = "tests.daemons.rollouts.poisoned_task:Away"
 HALF = "tests.daemons.rollouts.poisoned_task:HalfPoisoned"
 MARKS = "P2PCAST_TASK_MARKS"
 """Folder where ``jobs`` marks what it has done once."""
@@ -66,6 +67,16 @@ class HalfPoisoned(Parity):
     def jobs(self, seed: int) -> Iterator[Prompt]:
         for number, prompt in enumerate(super().jobs(seed)):
             yield Prompt(prompt.prompt, 0, f"row {number}") if number % 2 else prompt
+
+
+class Away(Parity):
+    """Raises at the fourth prompt."""
+
+    def jobs(self, seed: int) -> Iterator[Prompt]:
+        for number, prompt in enumerate(super().jobs(seed)):
+            if number == 3:
+                raise OSError("the data set is away")
+            yield prompt
 
 
 def first_time(what: str) -> bool:

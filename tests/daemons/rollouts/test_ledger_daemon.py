@@ -12,8 +12,10 @@ from costly_task import NAME, Costly, Lying
 from fake_engine import FakeEngine, digest_of
 from ledger_stage import END_S, Up, config_of
 from parity_task import Parity
+from poisoned_task import AWAY
 
 from p2pcast.tasks.task import Task
+from p2pcast.tasks.task_loader import load_task
 from p2pcast.version import Version
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler
@@ -99,6 +101,28 @@ async def test_hooks_that_fail_make_the_ledger_unready(tmp_path: Path, up: Up) -
                 await asyncio.sleep(0.05)
     assert status == 503
     assert "ValueError: a wrong turn; no further prompts are added" in text
+
+
+async def test_jobs_that_raise_make_the_ledger_unready_and_end_nothing(tmp_path: Path, up: Up) -> None:
+    task = load_task(AWAY)
+    config = config_of(tmp_path)
+    policy = dataclasses.replace(config.policy, task_hash=task.hash)
+    config = dataclasses.replace(config, task=task, task_name=AWAY, policy=policy)
+    async with asyncio.timeout(END_S), up(config) as daemon:
+        url = f"http://127.0.0.1:{daemon.http.address[1]}"
+        async with aiohttp.ClientSession() as http:
+            text = ""
+            while "prompts: " not in text:
+                async with http.get(f"{url}/readyz") as answer:
+                    status, text = answer.status, await answer.text()
+                await asyncio.sleep(0.05)
+            async with http.get(f"{url}/healthz") as answer:
+                assert answer.status == 200
+        # The prompts before the error are there all the same.
+        assert (await asyncio.to_thread(daemon._ledger.prompts, 7)).cursor == 3
+    assert status == 503
+    assert f"jobs(7) of task {AWAY}: prompt 3: OSError: the data set is away" in text
+    assert "poisoned_task.py, line " in text
 
 
 async def test_false_rewards_of_a_worker_are_not_trained(tmp_path: Path, up: Up, engine: FakeEngine) -> None:

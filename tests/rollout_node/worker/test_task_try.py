@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -71,3 +73,23 @@ async def test_a_task_in_text_is_tried_with_its_settings(engine: FakeEngine, nam
     for play in document["plays"]:
         assert play["reward"] <= 0.0
         assert 1 <= sum(play["mask"]) <= 9  # no answer of the engine is a legal action
+
+
+async def test_a_task_whose_prompts_fail_is_named_with_file_and_line(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(__file__).parents[2] / "p2pcast" / "tasks"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+    for name, why in (
+        ("RaisesAtOnce", "prompt 0: LookupError: no data (" + str(folder / "hostile_prompts.py") + ", line "),
+        ("Poisoned", "prompt 1 of task sums: not a Prompt, but of type dict"),
+    ):
+        words = ("task", "try", f"hostile_prompts:{name}", "--engine", engine.url)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "p2pcast.cli", *words), stderr=asyncio.subprocess.PIPE
+        )
+        _, said = await process.communicate()
+        assert process.returncode in (1, 2)
+        assert why in said.decode()
+        assert "Traceback" not in said.decode()
+    assert not engine.asked
