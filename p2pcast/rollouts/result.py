@@ -7,6 +7,7 @@ and 0 where the mask is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple, TypeAlias
 
@@ -40,7 +41,17 @@ _TOKEN_BYTES = 10
 _OTHER_BYTES = limits.MIB
 """Room for spans, turns and tags."""
 
+MAX_REWARD = 1e9
+"""Largest size of a reward: sums of a group's squares stay far from the largest float."""
+
 Tags: TypeAlias = Annotated[Sequence[tuple[Annotated[str, Text(64)], Annotated[str, Text(256)]]], AtMost(64)]
+
+
+def reward_fault(reward: float) -> str | None:
+    """Why a number is no reward: one that is not finite or is huge would spoil the advantages of its whole group."""
+    if math.isfinite(reward) and abs(reward) <= MAX_REWARD:
+        return None
+    return f"a reward of {reward:g}, and rewards are from -{MAX_REWARD:g} to {MAX_REWARD:g}"
 
 
 class Span(NamedTuple):

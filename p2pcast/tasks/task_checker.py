@@ -12,9 +12,9 @@ tokens; turns and loss_mask may be null. Asyncio tasks of a play end with its ch
 from __future__ import annotations
 
 import asyncio
-import math
 import sys
 import time
+import traceback
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -24,6 +24,7 @@ import numpy as np
 
 from p2pcast.errors import P2PCastError
 from p2pcast.rollouts.job import Job
+from p2pcast.rollouts.result import reward_fault
 from p2pcast.tasks.child_processes.child_channel import ChildChannel, OutOfTime, cpu_limit, limit_memory
 from p2pcast.tasks.play import leading, up_to_stop
 from p2pcast.tasks.task import ForgedPlayError, Sample, Task, Trajectory
@@ -74,8 +75,16 @@ def answer_of(task: Task, request: list[Any], loop: PlayLoop) -> list[Any]:
     except ForgedPlayError as error:
         return ["forged", str(error)[:MAX_TEXT]]
     except Exception as error:  # noqa: BLE001 - whatever a user's task raises
-        return ["failed", f"{type(error).__name__}: {error}"[:MAX_TEXT]]
-    return ["reward", found] if math.isfinite(found) else ["failed", f"a reward of {found}"]
+        return ["failed", fault_with_place(error)]
+    return ["reward", found] if (wrong := reward_fault(found)) is None else ["failed", wrong]
+
+
+def fault_with_place(error: BaseException) -> str:
+    """An error of a user's code, with the file and the line that raised the error: at most MAX_TEXT characters."""
+    place = ""
+    if frames := traceback.extract_tb(error.__traceback__):
+        place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
+    return f"{type(error).__name__}: {error}"[: MAX_TEXT - len(place)] + place[:MAX_TEXT]
 
 
 def check_claims(

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ import numpy as np
 
 from p2pcast.errors import LocalError
 from p2pcast.rollouts.job import Job
-from p2pcast.rollouts.result import Result
+from p2pcast.rollouts.result import Result, reward_fault
 from p2pcast.tasks.child_processes.killable_child import BROKEN, PROCESS_BYTES, START_S, ChildDownError, KillableChild
 from p2pcast.tasks.task import ForgedPlayError
 
@@ -194,6 +193,6 @@ def _claims(result: Result) -> list[Any]:
 
 
 def _outcome(what: str, said: Any) -> Outcome:
-    if what == "reward" and type(said) is float and math.isfinite(said):
-        return said
+    if what == "reward" and type(said) is float:
+        return said if (wrong := reward_fault(said)) is None else CheckFailedError(wrong)
     return ForgedPlayError(str(said)) if what == "forged" else CheckFailedError(f"the task's check failed: {said}")

@@ -203,7 +203,7 @@ ROLLOUTS = [
     Mutation(
         "states a reward of its own",
         SETTLING,
-        "None if math.isfinite(reward) else",
+        "None if wrong is None else",
         "None if True else",
         ENDINGS + "test_reward_that_is_not_finite_is_no_reward",
     ),

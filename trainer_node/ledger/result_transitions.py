@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ from sqlalchemy import Connection, Row, bindparam, func, insert, select, update
 
 from p2pcast.errors import RefusedError, RetryableError
 from p2pcast.rollouts.job import Group, Job, job_of
-from p2pcast.rollouts.result import Result
+from p2pcast.rollouts.result import Result, reward_fault
 from p2pcast.version import Version
 from trainer_node.ledger.acceptance import Reason, Rejection, Standards, rejection
 from trainer_node.ledger.audits.replaying import sampler_of
@@ -180,7 +179,7 @@ def settle_all(
             continue
         assert one.row is not None
         assert one.job is not None
-        wrong = one.wrong or _fault_of(reward)
+        wrong = one.wrong or _fault_of(reward, one.job)
         if wrong is None and result.job in accepted:
             wrong = Rejection(Reason.DUPLICATE, "the job has ended")
         if wrong is not None:
@@ -197,11 +196,12 @@ def settle_all(
     return Verdicts([answers[result.job, result.lease] for result in handed_in], new)
 
 
-def _fault_of(reward: float | Rejection | None) -> Rejection | None:
-    """Why the figure is no reward. One that is not finite would spoil the advantages of its whole group."""
+def _fault_of(reward: float | Rejection | None, job: Job) -> Rejection | None:
+    """Why the figure is no reward."""
     if reward is None or isinstance(reward, Rejection):
         return reward
-    return None if math.isfinite(reward) else Rejection(Reason.UNSCORED, f"the task's reward is {reward}")
+    wrong = reward_fault(reward)
+    return None if wrong is None else Rejection(Reason.UNSCORED, f"task {job.task} gives {wrong}")
 
 
 def _replays(conn: Connection, policy: Policy, worker_id: bytes, draw: Callable[[], float]) -> Callable[[], str | None]:

@@ -21,6 +21,7 @@ from p2pcast.rollouts.job import Group
 from p2pcast.tasks.child_processes.child_channel import ChildChannel, limit_memory
 from p2pcast.tasks.prompt_hooks import PromptHooks, load_hooks, state_texts
 from p2pcast.tasks.task import Prompt
+from p2pcast.tasks.task_checker import fault_with_place
 
 MAX_TEXT = 300
 """Most characters of a failure."""
@@ -48,7 +49,7 @@ def main() -> None:
         except UsageError as error:
             channel.send(["failed", str(error)[:MAX_TEXT]])
         except BaseException as error:  # noqa: BLE001 - whatever a user's hooks raise
-            channel.send(["failed", f"{type(error).__name__}: {error}"[:MAX_TEXT]])
+            channel.send(["failed", fault_with_place(error)])
 
 
 class _Hooks:

@@ -55,6 +55,11 @@ async def test_a_failed_check_costs_its_own_result_only(checks: TaskProcesses, p
     assert await checks.reward(job("good"), TOKENS, MASK) == 4.0
 
 
+async def test_error_of_a_task_names_file_and_line(checks: TaskProcesses) -> None:
+    with pytest.raises(CheckFailedError, match=r"ZeroDivisionError: oops \(hostile_task\.py, line 58\)"):
+        await checks.reward(job("raise"), TOKENS, MASK)
+
+
 async def test_a_hung_check_is_killed_with_its_children(
     checks: TaskProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

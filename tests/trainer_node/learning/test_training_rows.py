@@ -133,7 +133,7 @@ def test_the_oldest_admissible_step_is_trained():
 
 
 def test_rewards_that_are_not_finite_are_refused():
-    with pytest.raises(IntegrityError, match="reward is nan"):
+    with pytest.raises(IntegrityError, match="a reward of nan"):
         rows(batch([(result(), math.nan), (result(), 0.0)]))
 
 
@@ -158,6 +158,15 @@ def test_greedy_results_are_refused():
 def test_a_group_of_one_result_is_refused():
     with pytest.raises(IntegrityError, match=r"07070707.* has 1 results"):
         rows(batch([(result(), 1.0)]))
+
+
+def test_cut_answer_is_never_paid_more_than_the_worst_whole_one():
+    long = result(stop="length")
+    made = rows(batch([(long, 5.0), (result(), -1.0), (result(), -3.0)]), overlong="zero")
+    paid = [float(row.advantages[row.learnt][0]) for row in made]
+    assert paid[0] == paid[2] < paid[1]
+    all_cut = rows(batch([(long, 5.0), (long, -1.0)]), overlong="zero")
+    assert not any(row.advantages.any() for row in all_cut)
 
 
 def test_unknown_overlong_treatment_is_refused():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from sqlalchemy import select, update
 
 from p2pcast.errors import LocalError, RefusedError, UsageError
 from p2pcast.rollouts.job import MAX_PROMPT_BYTES, Group
-from p2pcast.rollouts.result import Result
+from p2pcast.rollouts.result import Result, reward_fault
 from p2pcast.version import Version
 from tests.trainer_node.ledger.crash_run import manifest
 from tests.trainer_node.ledger.ledger_game import ZERO, Game, groups_of, last_token, sample
@@ -155,15 +156,17 @@ def test_job_is_rejected_after_three_faulty_results(play: Play) -> None:
     assert game.state(faulty) == "short"
 
 
-def test_reward_that_is_not_finite_is_no_reward(play: Play) -> None:
+@pytest.mark.parametrize("reward", [math.nan, math.inf, 1.7e308, -1.1e9])
+def test_reward_that_is_not_finite_is_no_reward(play: Play, reward: float) -> None:
     game = play()
     session = game.join("a")
     game.add(1)
     (one,) = game.lease(session, 1)
     result = sample(one, ZERO, 1)
     assert game.ledger.unscored(session, [result]) == [one.job]
-    settled = game.ledger.settle(session, [result], [float("nan")])
+    settled = game.ledger.settle(session, [result], [reward])
     assert settled[0].reason == "not scored"
+    assert settled[0].detail == f"task {one.job.task} gives {reward_fault(reward)}"
     assert dump(game.store)["workers"][0].blamed == 0
 
 

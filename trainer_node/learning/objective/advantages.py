@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from p2pcast.errors import UsageError
+from p2pcast.rollouts.result import reward_fault
 
 AdvantageKind = Literal["grpo", "dr_grpo", "leave_one_out"]
 
@@ -23,13 +24,14 @@ AdvantageKind = Literal["grpo", "dr_grpo", "leave_one_out"]
 def group_advantages(rewards: npt.ArrayLike, kind: AdvantageKind, eps: float) -> npt.NDArray[np.float64]:
     """Advantages of one group, (G,) from rewards (G,). ``eps``: added to the standard deviation, so in units of reward.
 
-    Raises UsageError for fewer than two rewards, a reward that is not finite, a negative ``eps``, an unknown kind.
+    Raises UsageError for fewer than two rewards, one that is not finite or beyond MAX_REWARD, a negative ``eps``, an
+    unknown kind.
     """
     values = np.asarray(rewards, np.float64)
     if values.ndim != 1 or len(values) < 2:
         raise UsageError(f"advantages compare at least 2 rewards of one group, not an array of shape {values.shape}")
-    if not np.isfinite(values).all():
-        raise UsageError("a reward is not finite: advantages of its group are undefined")
+    if wrong := [fault for fault in map(reward_fault, values.tolist()) if fault is not None]:
+        raise UsageError(f"{wrong[0]}: advantages of the group are undefined")
     if kind not in get_args(AdvantageKind):
         raise UsageError(f"no advantages are named {kind!r}: use one of {', '.join(get_args(AdvantageKind))}")
     if not 0 <= eps < math.inf:

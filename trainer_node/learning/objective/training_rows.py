@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from p2pcast.errors import IntegrityError, UsageError
 from p2pcast.rollouts.kv_policy import KV_OF_ONE_VERSION
-from p2pcast.rollouts.result import Result, Span, fault
+from p2pcast.rollouts.result import Result, Span, fault, reward_fault
 from p2pcast.rollouts.routed_experts import ExpertShape, RoutedExperts, shape_fault
 from trainer_node.learning.objective.advantages import AdvantageKind, group_advantages
 from trainer_node.learning.objective.judged_tokens import JudgedTokens, in_turns, judged_tokens
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 Overlong = Literal["keep", "mask", "zero"]
 """Treatment of rollouts that ended at the limit of tokens. ``keep``: as others. ``mask``: no token is learnt from, and
-the reward counts in its group. ``zero``: the reward counts as 0 in its group.
+the reward counts in its group. ``zero``: the reward counts as 0 in its group, and as the worst of the group's others
+where that is below 0. The ledger drops groups of equal rewards before, whatever the learner makes of cut answers.
 """
 NOT_SAMPLED = -1
 """In place of a version's step, for tokens of the prompt and of the environment."""
@@ -126,10 +127,11 @@ def rows_of(
     for number, samples in enumerate(batch.groups):
         _check(samples, step - staleness, vocabulary)
         cut_off = [one.result.stop == "length" for one in samples.rollouts]
-        rewards = [
-            0.0 if cut and overlong == "zero" else one.reward
-            for one, cut in zip(samples.rollouts, cut_off, strict=True)
-        ]
+        rewards = [one.reward for one in samples.rollouts]
+        if overlong == "zero":
+            whole = [reward for reward, cut in zip(rewards, cut_off, strict=True) if not cut]
+            worst = min([0.0, *whole])
+            rewards = [worst if cut else reward for reward, cut in zip(rewards, cut_off, strict=True)]
         advantages = group_advantages(rewards, kind, eps)
         for one, cut, advantage in zip(samples.rollouts, cut_off, advantages, strict=True):
             learns = not (cut and overlong == "mask")
@@ -157,8 +159,7 @@ def _check(samples: RolloutGroup, oldest_step: int, vocabulary: int) -> None:
         )
     for one in samples.rollouts:
         reason = _reason(one.result, group, oldest_step, vocabulary)
-        if reason is None and not np.isfinite(one.reward):
-            reason = f"its reward is {one.reward}"
+        reason = reason or reward_fault(one.reward)
         if reason is not None:
             raise IntegrityError(
                 f"the result of job {one.result.job.hex()} is no training data: {reason}; the ledger must not put such"
