@@ -1,5 +1,5 @@
-"""Floods of HTTP connections at processes of a hub, a peer and a ledger that may open few files. The flood comes from
-the same machine, and has no rights.
+"""Processes of a hub, a peer and a ledger that may open few files, under floods of HTTP connections, or none more. The
+floods come from the same machine, and have no rights.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import re
+import resource
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -135,4 +136,48 @@ async def test_floods_of_strangers_leave_the_daemons_to_their_callers(fleet, tmp
         for name, process in fleet.items():
             assert process.running.returncode is None, name
             assert "Traceback" not in process.log.read_text()
+            assert process.log.stat().st_size < MOST_LOG_BYTES, process.log.read_text()[-2000:]
+
+
+def spare(process: Process, files: int | None) -> None:
+    """Let a running daemon open so many files more. None: as many as at its start."""
+    pid = process.running.pid
+    most = FILES if files is None else len(list(Path(f"/proc/{pid}/fd").iterdir())) + files
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, FILES))
+
+
+async def health(http: aiohttp.ClientSession, process: Process) -> str:
+    async with http.get(process.url("/healthz")) as answer:
+        return await answer.text()
+
+
+async def told(http: aiohttp.ClientSession, process: Process, fault: str) -> None:
+    """Wait until the daemon's health tells of the fault; with none, until it is healthy."""
+    while True:
+        text = await health(http, process)
+        if fault in text if fault else text == "ok\n":
+            return
+        assert process.running.returncode is None, process.log.read_text()
+        await asyncio.sleep(0.1)
+
+
+async def test_daemons_without_descriptors_say_so_and_go_on(fleet, tmp_path, states):
+    """Each daemon is asked over a connection that it has accepted before."""
+    state = states.trained(states.first(), 2)
+    async with contextlib.AsyncExitStack() as stack:
+        asks = {name: await stack.enter_async_context(aiohttp.ClientSession()) for name in fleet}
+        assert json.loads(await text(fleet["peer"], f"/wait?version=0.1&timeout_s={DEADLINE_S}"))["waited_s"] >= 0
+        for name, process in fleet.items():
+            assert await health(asks[name], process) == "ok\n"
+            spare(process, 0)
+        states.write(tmp_path / "checkpoints" / "step_2", state)
+        await told(asks["hub"], fleet["hub"], "open files")
+        spare(fleet["hub"], None)
+        await told(asks["hub"], fleet["hub"], "")
+        await told(asks["peer"], fleet["peer"], "open files")
+        for process in fleet.values():
+            spare(process, None)
+        assert json.loads(await text(fleet["peer"], f"/wait?version=0.2&timeout_s={DEADLINE_S}"))["waited_s"] >= 0
+        for name, process in fleet.items():
+            await told(asks[name], process, "")
             assert process.log.stat().st_size < MOST_LOG_BYTES, process.log.read_text()[-2000:]
