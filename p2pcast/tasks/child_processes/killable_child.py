@@ -1,7 +1,7 @@
 """The parent's end of a child process that runs a user's code and answers requests.
 
 Promises: ``kill`` ends the process with all that it started. The process sees no secret of the environment. An answer
-above MAX_ANSWER_BYTES is not read.
+above MAX_ANSWER_BYTES is not read. Prints of the process become plain lines of the log.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from p2pcast import limits
 from p2pcast.daemon.user_code import child_environment
 from p2pcast.errors import RetryableError
 from p2pcast.tasks.child_processes.child_channel import LENGTH_BYTES
+from p2pcast.tasks.child_processes.child_output import ChildOutput
 
 MAX_ANSWER_BYTES = 8 * limits.MIB
 BROKEN = (OSError, EOFError, ValueError, msgpack.UnpackException)
@@ -43,36 +44,43 @@ class KillableChild:
         requests: asyncio.WriteTransport,
         answers_pipe: asyncio.ReadTransport,
         answers: asyncio.StreamReader,
+        output: ChildOutput,
     ) -> None:
+        self._output = output
         self._process, self._requests, self._answers_pipe, self._answers = process, requests, answers_pipe, answers
 
     @classmethod
     async def start(cls, module: str, *words: str, pass_fds: Sequence[int] = ()) -> KillableChild:
         """``python -m module words… PID``, with the process id of this process. Raises OSError."""
         # Pipes of our own: an event loop may take sockets, and a child that writes to its input would break them.
-        to_child, from_child = os.pipe(), os.pipe()
+        to_child, from_child, said = os.pipe(), os.pipe(), os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", module, *words, str(os.getpid())),
                 env=child_environment() | {"PYTHONHASHSEED": "0"},  # equal requests visit sets in equal order
                 stdin=to_child[0],
                 stdout=from_child[1],
+                stderr=said[1],
                 start_new_session=True,
                 pass_fds=pass_fds,
             )
         except BaseException:
             os.close(to_child[1])
             os.close(from_child[0])
+            os.close(said[0])
             raise
         finally:
             os.close(to_child[0])
             os.close(from_child[1])
+            os.close(said[1])
         loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
         requests, _ = await loop.connect_write_pipe(asyncio.Protocol, os.fdopen(to_child[1], "wb", 0))
         answers, _ = await loop.connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(from_child[0], "rb", 0)
         )
-        return cls(process, requests, answers, reader)
+        output = ChildOutput(f"{module.rpartition('.')[2]} {process.pid}")
+        await loop.connect_read_pipe(lambda: output, os.fdopen(said[0], "rb", 0))
+        return cls(process, requests, answers, reader, output)
 
     @classmethod
     async def of_task(
@@ -148,3 +156,4 @@ class KillableChild:
             self._requests.abort()
         self._answers_pipe.close()
         await self._process.wait()
+        self._output.close()
