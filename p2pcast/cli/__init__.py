@@ -49,7 +49,7 @@ COMMANDS = {
     "quantise": ("p2pcast.quantised.quantise_command:quantise", "Write the folder that a quantised engine loads."),
     "inspect": ("p2pcast.cli.inspect:inspect", "Show the contents of a delta, a checkpoint or a state folder."),
     "check": ("p2pcast.cli.state_folder:check", "Verify every byte of a state folder and of its shadow."),
-    "clean": ("p2pcast.cli.state_folder:clean", "Remove shadows that daemons have left in memory."),
+    "clean": ("p2pcast.state.clean_command:clean", "Remove shadows that daemons have left in memory."),
     "backup": (
         "p2pcast.cli.rollout_commands.backup_command:backup",
         "Copy the state of hub and ledger while they run.",

@@ -1,4 +1,4 @@
-"""``p2pcast inspect``, ``check`` and ``clean``: list and verify state folders, and remove unused shadows."""
+"""``p2pcast inspect STATE`` and ``p2pcast check STATE``: list and verify the state folder of a hub or a peer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from p2pcast.errors import EXIT_REFUSED, IntegrityError, LocalError
 from p2pcast.ordered_map import cores
 from p2pcast.progress_bar import Meter
 from p2pcast.state.shadow import MARKS_NAME, Shadow, layout_in
-from p2pcast.state.stale_shadows import DAY_S, FoundShadow, find_all, find_stale, remove, remove_halves, remove_unused
+from p2pcast.state.stale_shadows import find_stale, remove
 from p2pcast.state.version_reader import replay_to, restore_cells
 from p2pcast.store.anchor_log import AnchorLog
 from p2pcast.store.artifact_log import FileLog, Log
@@ -28,7 +28,6 @@ from p2pcast.store.atomic_files import explained
 from p2pcast.store.state_format import check as check_format
 from p2pcast.store.state_format import state_lock
 from p2pcast.store.store_inspection import Item, Survey, set_aside, survey
-from p2pcast.telemetry.repeated_messages import span
 
 
 def describe_state(path: Path) -> dict[str, Any]:
@@ -215,65 +214,3 @@ def _opened(item: Item) -> _Whole:
     log = AnchorLog(item.path, item.assembly.layout)
     log.add_files(item.assembly.manifest)
     return _Whole(item.assembly, log)
-
-
-@click.command()
-@click.option(
-    "--older-than",
-    type=click.FloatRange(0),
-    default=0.0,
-    metavar="DAYS",
-    help="Days for which a removed shadow has been unused.",
-)
-@click.option("--dry-run", is_flag=True, help="List of the shadows alone.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-def clean(older_than: float, dry_run: bool, as_json: bool) -> None:
-    """Remove the shadows in /dev/shm that daemons of this user have left on this machine.
-
-    A shadow stays in memory after its daemon's end, for a quick start. Without the shadow, the next start makes the
-    same state from disk or network. Shadows stay if a daemon uses them, or names their state folder while it waits for
-    a version. Shadows of other users are not touched. A folder of version 0.1, which names no state folder, is listed.
-    """
-    if not dry_run:
-        remove_halves()
-    rows = [_shadow_row(found) for found in find_all()]
-    for row in rows:
-        old = older_than == 0 or (row["unused_s"] or 0.0) >= older_than * DAY_S
-        row["removed"] = (
-            not dry_run and not row["in_use"] and old and remove_unused(Path(row["path"]), older_than * DAY_S)
-        )
-    if as_json:
-        click.echo(json.dumps({"kind": "clean", "shadows": rows}))
-        return
-    for row in rows:
-        click.echo(("removed " if row["removed"] else "") + _shadow_line(row))
-    freed = sum(row["bytes"] for row in rows if row["removed"])
-    click.echo(f"{freed / 1e9:.2f} GB freed" if rows else "no shadows of this user in /dev/shm")
-
-
-def shadow_lines() -> list[str]:
-    """One line for each shadow of this user on this machine."""
-    return [_shadow_line(_shadow_row(found)) for found in find_all()]
-
-
-def _shadow_row(found: FoundShadow) -> dict[str, Any]:
-    return {
-        "path": str(found.folder),
-        "bytes": found.nbytes,
-        "state": None if found.state is None else str(found.state),
-        "state_exists": found.state_exists,
-        "in_use": found.in_use,
-        "unused_s": found.unused_s,
-    }
-
-
-def _shadow_line(row: dict[str, Any]) -> str:
-    if row["in_use"]:
-        use = "in use"
-    elif row["unused_s"] is None:
-        use = "unused, its daemon was killed"
-    else:
-        use = f"unused for {span(row['unused_s'])}"
-    gone = {True: "", False: ", which is gone", None: ", of another container"}[row["state_exists"]]
-    home = "no known state folder" if row["state"] is None else f"state folder {row['state']}{gone}"
-    return f"shadow {row['path']}: {row['bytes'] / 1e9:.2f} GB, {use}, {home}"

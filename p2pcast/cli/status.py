@@ -17,6 +17,7 @@ from p2pcast.cli.rollout_commands.ledger_table import ledger_heading, rollouts_l
 from p2pcast.cli.status_document import Found, failure_lines
 from p2pcast.daemon.daemon_requests import DEFAULT_URL, TIMEOUT_S, ask, daemon_url
 from p2pcast.plain_text import shown_text
+from p2pcast.state.clean_command import shadow_lines
 from p2pcast.version import Version
 
 WATCH_S = 0.5
@@ -215,8 +216,6 @@ def status(url: str | None, state: Path | None, bearer_file: Path | None, as_jso
 
 
 def _print_shadows() -> None:
-    from p2pcast.cli.state_folder import shadow_lines  # only here: its imports take long
-
     for line in shadow_lines():
         click.echo(line)
 
