@@ -4,11 +4,11 @@ process died.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
 import shutil
-import threading
 import time
 from pathlib import Path
 
@@ -34,6 +34,7 @@ from p2pcast.state.stale_shadows import (
     remove_unused,
     sweep,
 )
+from p2pcast.store import folder_locks
 from p2pcast.store.state_format import state_lock
 
 LAYOUT = Layout([Tensor("a", "BF16", (100,))])
@@ -264,23 +265,23 @@ def test_shadow_in_use_is_never_removed_for_its_age(tmp_path, tmpfs, held):
     assert list(find_all(tmpfs)) == []
 
 
-def test_a_look_at_a_lock_fails_no_daemon(tmp_path, tmpfs):
-    folder = shadow_of(tmp_path / "a", tmpfs)
-    stop = threading.Event()
+@pytest.mark.parametrize("held", ["shadow", "state"])
+def test_a_look_at_a_lock_fails_no_daemon(tmp_path, tmpfs, monkeypatch, held):
+    """Another process looks while a daemon starts, and lets go of the lock afterwards."""
+    state = tmp_path / "a"
+    folder = shadow_of(state, tmpfs)
+    look = os.open(folder if held == "shadow" else state / "lock" / "daemon", os.O_RDONLY)
+    fcntl.flock(look, fcntl.LOCK_SH)
+    pauses = []
 
-    def look() -> None:
-        while not stop.is_set():
-            list(find_all(tmpfs))
+    def sleep(pause_s: float) -> None:
+        pauses.append(pause_s)
+        if len(pauses) == 1:
+            os.close(look)
 
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        for _ in range(200):
-            shadow_of(tmp_path / "a", tmpfs)
-            Shadow.create(folder, LAYOUT).close()
-    finally:
-        stop.set()
-        thread.join()
+    monkeypatch.setattr(folder_locks.time, "sleep", sleep)
+    assert shadow_of(state, tmpfs) == folder
+    assert len(pauses) == 1
 
 
 def test_clean_command_lists_and_removes_unused_shadows(tmp_path, tmpfs, monkeypatch):
