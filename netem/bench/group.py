@@ -86,6 +86,10 @@ COMMANDS = {
         "netem.bench.commands.ledger_load_command:ledger",
         "Results per second of a ledger, and times of its requests with a thousand workers.",
     ),
+    "plays": (
+        "netem.bench.commands.ledger_load_command:plays",
+        "Cost of a turn of a play in a process of its own, beside a turn in the worker's process.",
+    ),
     "plan": ("netem.bench.commands.plan_command:plan", "Time of the hub's planning decisions for ten thousand peers."),
     "quantised": (
         "netem.bench.codec_comparison.quantised_command:quantised",

@@ -1,4 +1,4 @@
-"""``p2pcast bench ledger``."""
+"""``p2pcast bench ledger`` and ``plays``: a ledger, and its workers' processes."""
 
 from __future__ import annotations
 
@@ -146,3 +146,23 @@ def _row(database: str, name: str, found: Any, results_s: float) -> dict[str, An
     values = [ms(times, p) for times in (found.lease_s, found.results_s, found.heartbeat_s) for p in (50, 99)]
     about = {"database": database, "load": name, "results_s": results_s, "rejected": found.rejected}
     return about | dict(zip(TIMES, values, strict=True))
+
+
+@click.command()
+@click.option("--rounds", type=click.IntRange(1), default=9, help="Number of measurements of each way.")
+@documented
+def plays(rounds: int, as_json: bool, output: Path | None) -> None:
+    """Measure a turn of a play in a process of its own, beside the same turn in the worker's process. The engine
+    answers at once.
+    """
+    from netem.bench.play_cost import bench_plays
+
+    rows = [bench_plays(tokens, at_once, rounds) for tokens in (1024, 32768) for at_once in (1, 32)]
+    if written({"rows": rows}, output, as_json=as_json):
+        return
+    table = Table("prompt", "plays at once", "here, ms a turn", "in a process", "ratio", "CPU of the worker, ms")
+    for row in rows:
+        here, pool = row["here"], row["pool"]
+        cells = (here["turn_ms"], pool["turn_ms"], pool["turn_ms"] / here["turn_ms"], pool["worker_cpu_ms"])
+        table.add_row(str(row["prompt_tokens"]), str(row["at_once"]), *(f"{cell:.2f}" for cell in cells))
+    console().print(table)
