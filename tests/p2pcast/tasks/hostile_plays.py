@@ -53,6 +53,9 @@ class HostilePlays(HashedTask):
         match job.prompt:
             case b"forge tokens":
                 return dataclasses.replace(played, token_ids=(played.token_ids + 1) % 16)
+            case b"forge answer":
+                last = np.append(played.token_ids[:-1], (played.token_ids[-1:] + 1) % 16)
+                return dataclasses.replace(played, token_ids=last)
             case b"forge turns":
                 return dataclasses.replace(played, turns=played.turns[:1])
             case b"forge mask":

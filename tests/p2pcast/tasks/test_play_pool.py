@@ -80,7 +80,7 @@ def same(found: Trajectory, wanted: Trajectory) -> bool:
 
 
 BROKEN = ["sleep", "regex", "thread", "exit", "nonsense", "large", "loss"]
-RAISED = ["leave", "subtask", "raise", "forge tokens", "forge turns", "forge mask", "long", "flood"]
+RAISED = ["leave", "subtask", "raise", "forge tokens", "forge answer", "forge turns", "forge mask", "long", "flood"]
 
 
 @pytest.mark.parametrize("prompt", [*BROKEN, *RAISED, "memory"])
