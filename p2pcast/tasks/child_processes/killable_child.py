@@ -53,7 +53,7 @@ class KillableChild:
     async def start(cls, module: str, *words: str, pass_fds: Sequence[int] = ()) -> KillableChild:
         """``python -m module words… PID``, with the process id of this process. Raises OSError."""
         # Pipes of our own: an event loop may take sockets, and a child that writes to its input would break them.
-        to_child, from_child, said = os.pipe(), os.pipe(), os.pipe()
+        to_child, from_child, said = _pipes(3)
         try:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", module, *words, str(os.getpid())),
@@ -157,3 +157,16 @@ class KillableChild:
         self._answers_pipe.close()
         await self._process.wait()
         self._output.close()
+
+
+def _pipes(count: int) -> list[tuple[int, int]]:
+    """Raises OSError, and leaves none open then."""
+    made: list[tuple[int, int]] = []
+    try:
+        for _ in range(count):
+            made += [os.pipe()]
+    except OSError:
+        for end in (end for pipe in made for end in pipe):
+            os.close(end)
+        raise
+    return made

@@ -1,7 +1,7 @@
 """The child of ``prompt_reader``: reads the prompts of one task, as ``python -m
 p2pcast.tasks.child_processes.prompt_child``.
 
-    first     ["ready", hash] or ["failed", text]
+    first     ["ready", [hash, null]] or ["failed", text]
     request   [seed, held_out, first, count]: prompts from number ``first`` on
     answers   ["at", number], at least once a second, while earlier prompts are passed over
               then ["rows", [row, …]], ["ended", [row, …]] of a task without further prompts, or ["failed" | "refused",
@@ -44,7 +44,7 @@ def main() -> None:
     except P2PCastError as error:
         channel.send(["failed", str(error)[:MAX_TEXT]])
         return
-    channel.send(["ready", task.hash])
+    channel.send(["ready", [task.hash, None]])
     prompts: Prompts | None = None
     for seed, held_out, first, count in channel.requests():
         if prompts is None or not prompts.goes_on(seed, held_out, first):

@@ -18,15 +18,13 @@ from typing import Any, NamedTuple
 import msgpack
 
 from p2pcast.errors import LocalError, UsageError
-from p2pcast.tasks.child_processes.killable_child import BROKEN, KillableChild
+from p2pcast.tasks.child_processes.killable_child import BROKEN, ChildDownError, KillableChild
 from p2pcast.tasks.task import FaultyPrompt, Prompt, Task, prompt_fault
 
 logger = logging.getLogger("p2pcast.tasks")
 
 FIRST_S = 600.0
 """Time limit of the first prompt, in seconds: a data set may be read for it."""
-START_S = 120.0
-"""Time limit in seconds for a process to import its task."""
 PROMPT_S = 60.0
 """Time limit of each further prompt, in seconds."""
 AT_ONCE = 32
@@ -121,21 +119,11 @@ class PromptReader:
             await child.kill()
 
     async def _started(self) -> KillableChild:
+        module = "p2pcast.tasks.child_processes.prompt_child"
         try:
-            self._child = await KillableChild.start("p2pcast.tasks.child_processes.prompt_child", self._name)
-        except OSError as error:
-            why = error.strerror or type(error).__name__
-            raise PromptsFailedError(f"no process for prompts can be made ({why}): free memory or processes") from None
-        try:
-            async with asyncio.timeout(START_S):
-                what, found = await self._child.answer()
-        except BROKEN as error:
-            why = f"no answer within {START_S:g} s" if isinstance(error, TimeoutError) else type(error).__name__
-            raise PromptsFailedError(f"the process for prompts did not start ({why}): see its messages above") from None
-        if what != "ready":
-            raise PromptsFailedError(f"the process for prompts did not start: {found}")
-        if found != self._hash:
-            raise PromptsFailedError(f"task {self._name} has changed on disk: restart this program")
+            self._child, _ = await KillableChild.of_task("prompts", module, self._name, self._hash)
+        except ChildDownError as error:
+            raise PromptsFailedError(str(error)) from None
         return self._child
 
     async def _answer(self, child: KillableChild) -> ReadPrompts | None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import resource
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -224,6 +225,24 @@ async def test_a_process_that_cannot_be_made_is_no_fault_of_a_result(
     await checks.recover()
     assert not checks.fault
     assert await checks.reward(job("good"), TOKENS, MASK) == 4.0
+
+
+@pytest.mark.parametrize("spare", range(8))
+async def test_a_process_for_which_files_are_short_leaves_none_open(checks: TaskProcesses, spare: int) -> None:
+    one = job("good")
+    held = [os.dup(0) for _ in range(64)]  # the lowest numbers are taken first, so all below the last are
+    before, (soft, hard) = len(os.listdir("/proc/self/fd")), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(held) + 1 + spare, hard))
+    try:
+        with pytest.raises(ChildDownError, match="Too many open files"):
+            await checks.reward(one, TOKENS, MASK)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(os.listdir("/proc/self/fd")) == before
+    for file in held:
+        os.close(file)
+    await checks.recover()
+    assert await checks.reward(one, TOKENS, MASK) == 4.0
 
 
 async def test_a_process_that_died_while_idle_costs_no_result(checks: TaskProcesses) -> None:
