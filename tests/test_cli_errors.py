@@ -109,23 +109,23 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
 
 
 @pytest.fixture
-def join(p2pcast: Run, hub: Hub, tmp_path: Path) -> Run:
-    """``p2pcast join`` at the hub, into folders of this test; ``token`` None: the hub's."""
+def join_words(hub: Hub, tmp_path: Path) -> Callable[..., list[object]]:
+    """Of ``p2pcast join`` at the hub, into folders of this test; ``token`` None: the hub's."""
 
-    def run(*words: object, token: str | None = None, address: str = hub.address) -> subprocess.CompletedProcess[str]:
+    def words_of(*words: object, token: str | None = None, address: str = hub.address) -> list[object]:
         given = tmp_path / "token"
         given.write_text(str(hub.token) if token is None else token)
-        folders = [
-            "--state",
-            tmp_path / "state",
-            "--shadow",
-            tmp_path / "shadow",
-            "--install",
-            f"safetensors:{tmp_path / 'out'}",
-        ]
-        return p2pcast("join", address, "--token-file", given, *folders, *HERE, *words)
+        out = f"safetensors:{tmp_path / 'out'}"
+        folders = ["--state", tmp_path / "state", "--shadow", tmp_path / "shadow", "--install", out]
+        return ["join", address, "--token-file", given, *folders, *HERE, *words]
 
-    return run
+    return words_of
+
+
+@pytest.fixture
+def join(p2pcast: Run, join_words: Callable[..., list[object]]) -> Run:
+    """Runs ``join_words``."""
+    return lambda *words, **given: p2pcast(*join_words(*words, **given))
 
 
 @pytest.fixture
@@ -456,13 +456,17 @@ def test_no_room_for_a_hubs_shadow(hub: Hub, tmpfs: Path) -> None:
 
 
 @pytest.mark.root
-def test_no_room_for_a_peers_state(join: Run, tmpfs: Path) -> None:
-    explained(join("--state", tmpfs / "peer"), FAILED, str(tmpfs), "no space")
+@pytest.mark.parametrize("folder", ["--state", "--shadow"])
+def test_a_peer_without_room_says_so_and_goes_on_once_there_is_room(
+    join_words: Callable[..., list[object]], tmpfs: Path, folder: str
+) -> None:
+    def enlarge() -> None:
+        subprocess.run(["mount", "-o", "remount,size=64m", tmpfs], check=True)
 
-
-@pytest.mark.root
-def test_no_room_for_a_peers_shadow(join: Run, tmpfs: Path) -> None:
-    explained(join("--shadow", tmpfs / "peer"), FAILED, str(tmpfs), "free")
+    words = join_words(folder, tmpfs / "peer")
+    with daemon("version 0.0 committed", *words, at=("make room on the disk", enlarge)) as log:
+        (line,) = [line for line in log.splitlines() if "make room on the disk" in line]
+        assert str(tmpfs) in line
 
 
 @pytest.mark.root

@@ -75,6 +75,11 @@ def unexpected(error: BaseException) -> BaseException | None:
     return None if isinstance(error, P2PCastError | asyncio.CancelledError) else error
 
 
+def _alone(error: BaseException) -> BaseException:
+    """The first error of a group, or of its groups."""
+    return _alone(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+
+
 def spawn(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
     """Start a task whose result is never awaited. The caller keeps the task and cancels it. The task's exception goes
     to the loop's exception handler, which ``Tasks.watching`` sets.
@@ -228,7 +233,7 @@ class Tasks:
             known[1].cancel()
         elif known is None:
             self.failed += 1
-            logger.error("%s: %s (%s)", task, short, error)
+            logger.error("%s: %s (%s)", task, short, _alone(error))
             self._events.emit("work_fails", work=task, why=short)
             if len(self._short) >= limits.MAX_FAILURES_KEPT:
                 self.end_shortage(next(iter(self._short)))
