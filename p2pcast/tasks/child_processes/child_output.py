@@ -1,4 +1,4 @@
-"""What a user's code prints, as lines of the parent's log.
+"""Prints of a user's code, as lines of the parent's log.
 
 Promises: a line holds no control character and at most MAX_SHOWN characters, and follows the name of its process. So
 no print imitates a line of the daemon, or moves a terminal's cursor. Of many lines in a short time the rest is counted.
