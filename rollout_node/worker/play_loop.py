@@ -48,7 +48,7 @@ from rollout_node.worker.ledger_client import (
     SessionLostError,
     UnfitError,
 )
-from rollout_node.worker.returned_plays import HeardSampler, InvalidPlayError, returned_of, text_of
+from rollout_node.worker.returned_plays import EngineFaults, HeardSampler, InvalidPlayError, returned_of, text_of
 
 logger = logging.getLogger("p2pcast.worker")
 
@@ -144,6 +144,7 @@ class PlayLoop:
         self._session: Session | None = None
         self._registering = asyncio.Lock()
         self._failures = Backoff(0.2, 30.0, uniform)
+        self._engine_faults = EngineFaults()
         self._failed: dict[bytes, None] = {}
         """Jobs whose own faults ended their plays here, the oldest first."""
         self._rests_until = 0.0
@@ -287,11 +288,13 @@ class PlayLoop:
             async with until:
                 result = await self._result(lease, await self._played(sampler, job))
             self._failures.reset()
+            self._engine_faults.answered()
             self._rests_until = 0.0
         except Exception as error:
             self.verdicts["failed"] += 1
             unexpected = None if isinstance(error, P2PCastError | TimeoutError) else error
             why, returned = text_of(error), returned_of(error, sampler, out_of_time=until.expired())
+            returned = self._engine_faults.judged(job.job, returned, sampler.failed)
             logger.warning(
                 "a play of job %s failed, and its lease goes back (%s): %s",
                 *(job.job.hex(), returned.reason.value, why),

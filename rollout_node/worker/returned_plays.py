@@ -1,12 +1,14 @@
 """Why a play gave no result: the engine's fault, the job's own, or this machine's.
 
-Promise: the job is at fault only where the engine answered the play's newest request, or refused its prompt.
+Promise: the job is at fault only where the engine answered the play's newest request, refused its prompt, or failed
+again and again at this job alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Final
 
 from p2pcast.errors import RemoteError, RetryableError
 from p2pcast.plain_text import shown_text
@@ -14,13 +16,49 @@ from p2pcast.rollouts.return_reason import MAX_DETAIL, Returned, ReturnReason
 from p2pcast.tasks.child_processes.play_pool import PlayBlockedError
 from p2pcast.tasks.task import ForgedPlayError, Sample, Sampler
 
+MAX_ENGINE_FAULTS: Final = 3
+"""Failures of an engine at one job, other jobs being played between, that are the job's fault."""
+JOBS_KEPT: Final = 256
+"""Jobs whose failures are remembered."""
+
 
 class PromptRefusedError(RemoteError):
     """The engine refused a request because of what was asked."""
 
 
+class EngineFailedError(RetryableError):
+    """The engine answered the request with an error of its own."""
+
+
 class InvalidPlayError(RemoteError):
     """The play is no valid result: the ledger would hold it against this worker."""
+
+
+class EngineFaults:
+    """Tells a prompt at which the engine fails from an engine that fails."""
+
+    def __init__(self) -> None:
+        self._answered = 0
+        """Plays of other jobs that ended well."""
+        self._by_job: dict[bytes, tuple[int, int]] = {}
+        """Failures of the engine at a job, and ``_answered`` at the last one; the oldest jobs first."""
+
+    def answered(self) -> None:
+        self._answered += 1
+
+    def judged(self, job: bytes, returned: Returned, failed: Exception | None) -> Returned:
+        """``failed``: of the play's newest request. A request that was cut off, or not answered, says nothing."""
+        if returned.reason is not ReturnReason.ENGINE or not isinstance(failed, RemoteError | EngineFailedError):
+            return returned
+        count, since = self._by_job.pop(job, (0, -1))
+        count += self._answered > since
+        self._by_job[job] = count, self._answered
+        if len(self._by_job) > JOBS_KEPT:
+            del self._by_job[next(iter(self._by_job))]
+        if count < MAX_ENGINE_FAULTS:
+            return returned
+        detail = f"the engine failed {count} times at this job, and answered others between: {returned.detail}"
+        return Returned(ReturnReason.REFUSED, detail[:MAX_DETAIL])
 
 
 class HeardSampler:

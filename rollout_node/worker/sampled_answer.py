@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple
 from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError
 from p2pcast.rollouts.result import Span
 from p2pcast.tasks.task import Sample
+from rollout_node.worker.returned_plays import PromptRefusedError
 
 LOWEST_LOGPROB: Final = -9000.0
 """vLLM writes -9999 where it has no log-probability, SGLang the least number of its float."""
@@ -136,6 +137,12 @@ class SampledAnswer(ABC):
             raise RemoteError(f"the engine sent {len(self.token_ids)} tokens of at most {self._max_tokens}")
         ended = self.token_ids[-1] in self._stop_token_ids
         if not ended and len(self.token_ids) < self._max_tokens:
+            if self._finish == "length":
+                # vLLM takes such a request, and ends the sample where the model's length ends.
+                raise PromptRefusedError(
+                    f"the engine has room for {len(self.token_ids)} of the {self._max_tokens} tokens after the prompt: "
+                    "start it with a larger --max-model-len, or ask for fewer"
+                )
             raise RemoteError("the engine ended the sample before its limit, and not after a stop token")
         return "end" if ended else "length"
 

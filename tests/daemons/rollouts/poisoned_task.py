@@ -15,6 +15,7 @@ from p2pcast.tasks.task import Prompt, Sampler, Trajectory
 from tests.daemons.rollouts.parity_task import Parity
 
 NAME = "tests.daemons.rollouts.poisoned_task:Poisoned"
+ALL = "tests.daemons.rollouts.poisoned_task:AllPoisoned"
 AWAY = "tests.daemons.rollouts.poisoned_task:Away"
 HALF = "tests.daemons.rollouts.poisoned_task:HalfPoisoned"
 MARKS = "P2PCAST_TASK_MARKS"
@@ -22,6 +23,8 @@ MARKS = "P2PCAST_TASK_MARKS"
 ROWS = 8
 GOOD, NO_TOKENS, NO_PROMPT, RAISES, LONG, NO_REWARD, NO_RESULT, NO_BYTES = range(ROWS)
 """Kinds of rows, by their numbers modulo ROWS."""
+BLOCKS, ENDS, HUGE = range(ROWS, ROWS + 3)
+"""Further kinds, of AllPoisoned: a play that blocks, one that ends its process, a reward above all bounds."""
 FAILS_AT, HANGS_AT = 10, 19
 """Rows at which ``jobs`` raises, and hangs, the first time."""
 LONGEST = 16
@@ -59,6 +62,26 @@ class Poisoned(Parity):
         if job.prompt[0] - 3 == NO_REWARD:
             raise ZeroDivisionError("no reward")
         return super().reward(job, token_ids, mask)
+
+
+class AllPoisoned(Poisoned):
+    def jobs(self, seed: int) -> Iterator[Any]:
+        for number, prompt in enumerate(super().jobs(seed)):
+            yield prompt
+            if number % ROWS == GOOD:
+                for kind in (BLOCKS, ENDS, HUGE):
+                    yield Prompt(bytes([kind + 3, 3]), 8, f"row {number}, kind {kind}")
+
+    async def play(self, sampler: Sampler, job: Job) -> Trajectory:
+        match job.prompt[0] - 3:
+            case 8:
+                time.sleep(600)  # noqa: ASYNC251 - the fault
+            case 9:
+                os._exit(1)
+        return await super().play(sampler, job)
+
+    def reward(self, job: Job, token_ids: np.ndarray, mask: np.ndarray) -> float:
+        return 1e308 if job.prompt[0] - 3 == HUGE else super().reward(job, token_ids, mask)
 
 
 class HalfPoisoned(Parity):

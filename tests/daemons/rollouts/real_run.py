@@ -79,7 +79,8 @@ def segments_of(group: int) -> set[str]:
 class RealRun:
     """``engines``: a peer with a vLLM server each; workers are dealt out among them. ``database``: URL; None: SQLite.
     ``lease_guess_s``: of first leases. ``live_trainer``: versions come from a trainer's process, not from folders.
-    ``engine_flags``, ``engine_options``: of the vLLM servers. ``ledger_options``: more words for the ledger.
+    ``engine_flags``, ``engine_options``: of the vLLM servers. ``ledger_options``,
+    ``worker_options``: more words for the ledger and for each worker.
     """
 
     def __init__(
@@ -97,10 +98,11 @@ class RealRun:
         engine_flags: Sequence[str] = (),
         engine_options: Mapping[str, Any] | None = None,
         ledger_options: Sequence[str] = (),
+        worker_options: Sequence[str] = (),
     ) -> None:
         self._source = ["--base", str(model)] if live_trainer else [str(folder / "checkpoints")]
         self._engine_flags, self._engine_options = engine_flags, engine_options or {}
-        self._ledger_options = ledger_options
+        self._ledger_options, self._worker_options = ledger_options, worker_options
         self.folder, self.task, self.steps, self.model = folder, task, steps, model
         self.database = database
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -178,7 +180,7 @@ class RealRun:
         engine = number % self._engines
         words = [self.http("ledger"), "--task", self.task, "--bearer-file", self._at("ledger/worker.token")]
         words += ["--engine", self.servers[engine].url, "--peer", self.http(f"p{engine}"), "--slots", "4"]
-        self.command(f"w{number}", "work", *words, "--name", f"w{number}")
+        self.command(f"w{number}", "work", *words, "--name", f"w{number}", *self._worker_options)
 
     def _at(self, name: str) -> str:
         return str(self.folder / name)

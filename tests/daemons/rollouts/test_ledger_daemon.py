@@ -100,7 +100,7 @@ async def test_hooks_that_fail_make_the_ledger_unready(tmp_path: Path, up: Up) -
                     break
                 await asyncio.sleep(0.05)
     assert status == 503
-    assert "ValueError: a wrong turn; no further prompts are added" in text
+    assert "ValueError: a wrong turn (wrong_hooks.py, line 11); no further prompts are added" in text
 
 
 async def test_jobs_that_raise_make_the_ledger_unready_and_end_nothing(tmp_path: Path, up: Up) -> None:

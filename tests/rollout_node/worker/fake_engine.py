@@ -67,7 +67,9 @@ class FakeEngine:
     finish: str | None = None
     status: int = 200
     max_model_len: int | None = None
-    """Longest prompt and sample together; longer ones are refused, as by vLLM."""
+    """Longest prompt and sample together. As by vLLM, a prompt without room for a token is refused, and a sample ends
+    early.
+    """
     asked: list[dict[str, Any]] = field(default_factory=list)
     running: int = 0
     cut: int = 0
@@ -131,16 +133,18 @@ class FakeEngine:
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.asked.append(body)
+        self.on_asked(len(self.asked))
         if not self.scale_out:
             return web.json_response({"error": {"message": DISABLED}}, status=403)
         if body["sampling_params"]["temperature"] > 2:
             return web.json_response({"error": {"message": "temperature must be in [0, 2]"}}, status=400)
         if self.status != 200:
             return web.json_response({"error": {"message": "no"}}, status=self.status)
-        asked = len(body["token_ids"]) + body["sampling_params"]["max_tokens"]
-        if self.max_model_len is not None and asked > self.max_model_len:
-            said = f"This model's maximum context length is {self.max_model_len} tokens"
-            return web.json_response({"error": {"message": said}}, status=400)
+        if self.max_model_len is not None:
+            if (room := self.max_model_len - len(body["token_ids"])) <= 0:
+                said = f"This model's maximum context length is {self.max_model_len} tokens"
+                return web.json_response({"error": {"message": said}}, status=400)
+            body["sampling_params"]["max_tokens"] = min(room, body["sampling_params"]["max_tokens"])
         if not body["stream"]:
             scores = self._prompt_scores(body)
             tokens = [entry async for entry in self._tokens(body)]

@@ -19,6 +19,7 @@ from rollout_node.worker import completions_sampler
 from rollout_node.worker.completions_form import Completion, candidates
 from rollout_node.worker.completions_sampler import ATTEMPTS, CompletionsSampler
 from rollout_node.worker.engine_versions import EngineVersions
+from rollout_node.worker.returned_plays import EngineFailedError, PromptRefusedError
 
 
 @pytest.fixture
@@ -124,8 +125,8 @@ async def test_a_fitting_engine_passes_the_check(sampler: CompletionsSampler) ->
     [
         ({"status": 404}, LocalError, "has no /v1/completions"),
         ({"status": 401}, LocalError, "--api-key"),
-        ({"status": 500}, RetryableError, "answered 500"),
-        ({"status": 400}, RemoteError, "refused the request"),
+        ({"status": 500}, EngineFailedError, "answered 500"),
+        ({"status": 400}, PromptRefusedError, "refused the request"),
         ({"choice_change": {"token_ids": None}}, LocalError, "returns no token ids"),
         ({"choice_change": {"logprobs": None}}, LocalError, "returns no log-probabilities"),
         ({"mode": "raw"}, LocalError, "--logprobs-mode processed_logprobs"),

@@ -20,6 +20,7 @@ from p2pcast.tasks.task import Sample
 from p2pcast.version import Version
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler
+from rollout_node.worker.returned_plays import EngineFailedError, PromptRefusedError
 
 
 @pytest.fixture
@@ -124,8 +125,8 @@ async def test_a_fitting_engine_passes_the_check(sampler: GenerateSampler) -> No
         ({"scale_out": False}, LocalError, "--enable-scale-out"),
         ({"status": 404}, LocalError, "vLLM 0.32 or newer"),
         ({"status": 401}, LocalError, "--api-key"),
-        ({"status": 500}, RetryableError, "answered 500"),
-        ({"status": 400}, RemoteError, "refused the request"),
+        ({"status": 500}, EngineFailedError, "answered 500"),
+        ({"status": 400}, PromptRefusedError, "refused the request"),
         ({"reports_versions": False}, LocalError, "which weights made its tokens"),
         ({"mode": "raw"}, LocalError, "--logprobs-mode processed_logprobs"),
         ({"mode": "logits"}, LocalError, "--logprobs-mode processed_logprobs"),

@@ -28,6 +28,7 @@ from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler
 from rollout_node.worker.ledger_client import LedgerClient
 from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
+from rollout_node.worker.returned_plays import MAX_ENGINE_FAULTS
 
 END_S = 600.0
 TASK = Sums()
@@ -208,6 +209,42 @@ async def test_a_return_tells_the_engines_fault_from_the_jobs(
     async with worker(ledger, engine, task):
         await ledger.until(lambda: bool(ledger.returned))
     assert ledger.reasons[0][0] == reason
+
+
+async def test_a_prompt_without_room_for_its_limit_is_refused(ledger: MemoryLedger, engine: FakeEngine) -> None:
+    jobs = own_jobs(TASK, 1)
+    engine.max_model_len = len(jobs[0].prompt) + 3
+    ledger.add(jobs)
+    async with worker(ledger, engine):
+        await ledger.until(lambda: bool(ledger.returned))
+    reason, detail = ledger.reasons[0]
+    assert reason == "refused prompt"
+    assert "--max-model-len" in detail
+
+
+async def test_an_engine_that_fails_at_one_job_alone_refuses_its_prompt(
+    ledger: MemoryLedger, engine: FakeEngine
+) -> None:
+    bad, *others = own_jobs(TASK, 40)
+    others = [job for job in others if job.prompt != bad.prompt]
+
+    faulty: list[int] = []
+
+    def asked(_: int) -> None:
+        found = engine.asked[-1]["token_ids"]
+        faulty.extend([] if faulty else found)
+        engine.status = 500 if found == faulty else 200
+
+    engine.on_asked = asked
+    ledger.add([bad])
+    async with worker(ledger, engine):
+        for count in range(1, MAX_ENGINE_FAULTS + 1):
+            await ledger.until(lambda count=count: len(ledger.returned) >= count)
+            ledger.add([others.pop() for _ in range(4)])
+            await ledger.until(lambda count=count: len(ledger.settled) == 4 * count)
+        await ledger.until(lambda: "refused prompt" in [reason for reason, _ in ledger.reasons])
+    reasons = [reason for reason, _ in ledger.reasons]
+    assert reasons.index("refused prompt") >= MAX_ENGINE_FAULTS - 1
 
 
 class Hanging(Sums):

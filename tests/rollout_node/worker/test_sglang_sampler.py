@@ -16,6 +16,7 @@ from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError
 from p2pcast.version import Version
 from rollout_node.worker import engine_requests
 from rollout_node.worker.engine_versions import EngineVersions
+from rollout_node.worker.returned_plays import PromptRefusedError
 from rollout_node.worker.sglang_sampler import SglangSampler
 
 LOGITS = [0.0, 1.0, 2.0, 3.0]
@@ -136,7 +137,7 @@ async def test_a_fitting_engine_passes_the_check(sampler: SglangSampler) -> None
         ({"labelled": False}, LocalError, r"SGLang 0\.5\.23 or newer"),
         ({"status": 404}, LocalError, r"no /generate: SGLang 0\.5\.23 or newer"),
         ({"status": 401}, LocalError, "--api-key"),
-        ({"status": 400}, RemoteError, "refused the request"),
+        ({"status": 400}, PromptRefusedError, "refused the request"),
         ({"status": 503}, RetryableError, "answered 503"),
     ],
 )
