@@ -13,7 +13,7 @@ import aiohttp
 from aiohttp.http_exceptions import LineTooLong
 
 from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError
-from rollout_node.worker.returned_plays import EngineFailedError, PromptRefusedError
+from rollout_node.worker.returned_plays import FAILURE, REFUSALS, EngineFailedError, PromptRefusedError
 from rollout_node.worker.sampled_answer import COLD, HOT, Route, logprobs_fault
 
 CONNECT_S: Final = 10.0
@@ -113,7 +113,7 @@ def _refusal(engine: str, route: Route, status: int, text: str) -> P2PCastError:
         return LocalError(f"{engine} has no {route.path}: {route.opened}")
     if status in (401, 403):
         return LocalError(f"{engine} refuses requests with status {status}: start it without --api-key")
-    if status in (400, 413, 422):
+    if status in REFUSALS:
         return PromptRefusedError(f"{engine} refused the request: {text[:300]}")
-    kind = EngineFailedError if status == 500 else RetryableError
+    kind = EngineFailedError if status == FAILURE else RetryableError
     return kind(f"{engine} answered {status}: {text[:300]}")

@@ -16,6 +16,10 @@ from p2pcast.rollouts.return_reason import MAX_DETAIL, Returned, ReturnReason
 from p2pcast.tasks.child_processes.play_pool import PlayBlockedError
 from p2pcast.tasks.task import ForgedPlayError, Sample, Sampler
 
+REFUSALS: Final = frozenset({400, 413, 422})
+"""Codes of HTTP with which an engine refuses what was asked."""
+FAILURE: Final = 500
+"""Code of HTTP with which an engine fails at a request."""
 MAX_ENGINE_FAULTS: Final = 3
 """Failures of an engine at one job, other jobs being played between, that are the job's fault."""
 JOBS_KEPT: Final = 256

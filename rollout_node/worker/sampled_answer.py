@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple
 from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError
 from p2pcast.rollouts.result import Span
 from p2pcast.tasks.task import Sample
-from rollout_node.worker.returned_plays import PromptRefusedError
+from rollout_node.worker.returned_plays import FAILURE, REFUSALS, EngineFailedError, PromptRefusedError
 
 LOWEST_LOGPROB: Final = -9000.0
 """vLLM writes -9999 where it has no log-probability, SGLang the least number of its float."""
@@ -90,8 +90,13 @@ class SampledAnswer(ABC):
         """One document. Raises P2PCastError, or an error of ``MALFORMED``."""
 
     def _failure(self, error: Any) -> P2PCastError:
-        """Our error for the engine's."""
-        return RetryableError(f"the engine failed: {str(error)[:200]}")
+        """Our error for the engine's, which has a code of HTTP, in an answer with status 200 too."""
+        code = error.get("code") if isinstance(error, dict) else None
+        text = str(error.get("message") if isinstance(error, dict) else error)[:300]
+        if code in REFUSALS:
+            return PromptRefusedError(f"the engine refused the request: {text}")
+        kind = EngineFailedError if code == FAILURE else RetryableError
+        return kind(f"the engine ended the request early (abort: {text})")
 
     def _take(self, token_ids: list[int], content: Sequence[tuple[int, float]] | None) -> None:
         """New tokens. ``content``: tokens with their log-probabilities; None: there are none."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from p2pcast.errors import P2PCastError, RemoteError, RetryableError
+from p2pcast.errors import RemoteError
 from rollout_node.worker.sampled_answer import (
     LOWEST_LOGPROB,
     MALFORMED,
@@ -133,14 +133,6 @@ class SglangAnswer(SampledAnswer):
         return LabelledSpan(
             str(span["version"]), self._begin + _count(span["start"]), self._begin + _count(span["end"])
         )
-
-    def _failure(self, error: Any) -> P2PCastError:
-        """SGLang's error has a code of HTTP, in an answer with status 200 too."""
-        code = error.get("code") if isinstance(error, dict) else None
-        text = str(error.get("message") if isinstance(error, dict) else error)[:300]
-        if type(code) is int and 400 <= code < 500:
-            return RemoteError(f"the engine refused the request: {text}")
-        return RetryableError(f"the engine ended the request early (abort: {text})")
 
     def proceed(self) -> bool:
         """Whether the engine ended at a token that is none of the stop tokens. Then a request for the rest must follow,

@@ -28,6 +28,7 @@ BLOCKS, ENDS, HUGE = range(ROWS, ROWS + 3)
 FAILS_AT, HANGS_AT = 10, 19
 """Rows at which ``jobs`` raises, and hangs, the first time."""
 LONGEST = 16
+"""Length of the model: a prompt of kind LONG is one token longer."""
 
 
 class Poisoned(Parity):

@@ -65,7 +65,7 @@ async def test_a_run_of_every_kind_of_bad_row_goes_on(
     tmp_path: Path, up: Up, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(MARKS, str(tmp_path))
-    engine.versions, engine.max_model_len = ["0.0"], LONGEST + 8
+    engine.versions, engine.max_model_len = ["0.0"], LONGEST
     task = load_task(NAME)
     config = config_of(tmp_path / "ledger", last_step=STEPS, prompt_s=PROMPT_S)
     policy = dataclasses.replace(config.policy, task_hash=task.hash)

@@ -34,7 +34,7 @@ def test_a_real_run_of_bad_rows_goes_on_and_blames_no_worker(
     monkeypatch.setenv(MARKS, str(tmp_path))
     (tmp_path / "hung").touch()  # the wait for a prompt that hangs is tried elsewhere
     model = make_model(tmp_path / "model", vocabulary=Parity.vocabulary)
-    longest = ["--max-model-len", str(LONGEST + 8)]
+    longest = ["--max-model-len", str(LONGEST)]
     options = {"engine_flags": longest, "worker_options": ["--play-step", "1"]}
     with RealRun(tmp_path, ALL, STEPS, model, engines=1, workers=2, database=database, **options) as run:
         batches = run.learn()

@@ -289,11 +289,12 @@ async def test_an_address_of_the_hubs_machine_is_the_hubs_own_machine(tls):
     hub = await tls.hub_up()
     (route,) = (r for r in hub.http._app.router.routes() if r.resource.canonical == "/token/create")
 
-    async def body():
-        return {}
+    async def parts():
+        yield b"{}"
 
     here = SimpleNamespace(get_extra_info=lambda _: ("192.0.2.7", 7078))
-    assert (await route.handler(SimpleNamespace(remote="192.0.2.7", transport=here, json=body))).status == 200
+    body = {"content_length": 2, "content": SimpleNamespace(iter_any=parts)}
+    assert (await route.handler(SimpleNamespace(remote="192.0.2.7", transport=here, **body))).status == 200
 
 
 @pytest.mark.parametrize(

@@ -142,8 +142,7 @@ class FakeEngine:
             return web.json_response({"error": {"message": "no"}}, status=self.status)
         if self.max_model_len is not None:
             if (room := self.max_model_len - len(body["token_ids"])) <= 0:
-                said = f"This model's maximum context length is {self.max_model_len} tokens"
-                return web.json_response({"error": {"message": said}}, status=400)
+                return await self._refuse_in_stream(request)
             body["sampling_params"]["max_tokens"] = min(room, body["sampling_params"]["max_tokens"])
         if not body["stream"]:
             scores = self._prompt_scores(body)
@@ -164,6 +163,14 @@ class FakeEngine:
             raise
         finally:
             await self._count(-1, 0)
+        return response
+
+    async def _refuse_in_stream(self, request: web.Request) -> web.StreamResponse:
+        """vLLM looks at a prompt's length when the answer with status 200 has begun."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        said = f"The decoder prompt is longer than the maximum model length of {self.max_model_len}"
+        await self._event(response, {"error": {"message": said, "type": "BadRequestError", "code": 400}})
         return response
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:

@@ -12,6 +12,7 @@ from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError
 from p2pcast.rollouts.result import Span
 from p2pcast.version import Version
 from rollout_node.worker import sglang_form
+from rollout_node.worker.returned_plays import PromptRefusedError
 from rollout_node.worker.sampled_answer import COLD, HOT, logprobs_fault
 from rollout_node.worker.sglang_form import PARTS, ROUTE, SglangAnswer, candidates, prompt_logprobs
 
@@ -144,11 +145,11 @@ def test_an_answer_without_versions_asks_for_a_newer_release() -> None:
 @pytest.mark.parametrize(
     ("document", "kind", "why"),
     [
-        ({"error": {"message": "too long", "code": 400}}, RemoteError, "refused the request: too long"),
+        ({"error": {"message": "too long", "code": 400}}, PromptRefusedError, "refused the request: too long"),
         ({"error": {"message": "down", "code": 503}}, RetryableError, "down"),
         ({"error": "down"}, RetryableError, "down"),
         (part([3], finish="abort"), RetryableError, "abort"),
-        (part([3], finish_reason={"type": "abort", "message": "m", "status_code": 400}), RemoteError, "refused"),
+        (part([3], finish_reason={"type": "abort", "message": "m", "status_code": 400}), PromptRefusedError, "refused"),
     ],
 )
 def test_failures_of_the_engine(document: Any, kind: type, why: str) -> None:
