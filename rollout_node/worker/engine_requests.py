@@ -13,8 +13,16 @@ import aiohttp
 from aiohttp.http_exceptions import LineTooLong
 
 from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError
-from rollout_node.worker.returned_plays import FAILURE, REFUSALS, EngineFailedError, PromptRefusedError
-from rollout_node.worker.sampled_answer import COLD, HOT, Route, logprobs_fault
+from rollout_node.worker.sampled_answer import (
+    COLD,
+    FAILURE,
+    HOT,
+    REFUSALS,
+    EngineFailedError,
+    PromptRefusedError,
+    Route,
+    logprobs_fault,
+)
 
 CONNECT_S: Final = 10.0
 SILENT_S: Final = 300.0

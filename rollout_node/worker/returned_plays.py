@@ -15,23 +15,12 @@ from p2pcast.plain_text import shown_text
 from p2pcast.rollouts.return_reason import MAX_DETAIL, Returned, ReturnReason
 from p2pcast.tasks.child_processes.play_pool import PlayBlockedError
 from p2pcast.tasks.task import ForgedPlayError, Sample, Sampler
+from rollout_node.worker.sampled_answer import EngineFailedError, PromptRefusedError
 
-REFUSALS: Final = frozenset({400, 413, 422})
-"""Codes of HTTP with which an engine refuses what was asked."""
-FAILURE: Final = 500
-"""Code of HTTP with which an engine fails at a request."""
 MAX_ENGINE_FAULTS: Final = 3
 """Failures of an engine at one job, other jobs being played between, that are the job's fault."""
 JOBS_KEPT: Final = 256
 """Jobs whose failures are remembered."""
-
-
-class PromptRefusedError(RemoteError):
-    """The engine refused a request because of what was asked."""
-
-
-class EngineFailedError(RetryableError):
-    """The engine answered the request with an error of its own."""
 
 
 class InvalidPlayError(RemoteError):

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple
 from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError
 from p2pcast.rollouts.result import Span
 from p2pcast.tasks.task import Sample
-from rollout_node.worker.returned_plays import FAILURE, REFUSALS, EngineFailedError, PromptRefusedError
 
 LOWEST_LOGPROB: Final = -9000.0
 """vLLM writes -9999 where it has no log-probability, SGLang the least number of its float."""
@@ -32,6 +31,19 @@ FLAT: Final = 1e-3
 """A gap below this says nothing."""
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError)
 """Raised by reading a document in another form than the expected one."""
+REFUSALS: Final = frozenset({400, 413, 422})
+"""Codes of HTTP with which an engine refuses what was asked."""
+FAILURE: Final = 500
+"""Code of HTTP with which an engine fails at a request."""
+
+
+class PromptRefusedError(RemoteError):
+    """The engine refused a request because of what was asked."""
+
+
+class EngineFailedError(RetryableError):
+    """The engine answered the request with an error of its own."""
+
 
 Named = Callable[[str], Span]
 """From a label of the engine's weights to a span without place."""

@@ -19,7 +19,7 @@ from rollout_node.worker import completions_sampler
 from rollout_node.worker.completions_form import Completion, candidates
 from rollout_node.worker.completions_sampler import ATTEMPTS, CompletionsSampler
 from rollout_node.worker.engine_versions import EngineVersions
-from rollout_node.worker.returned_plays import EngineFailedError, PromptRefusedError
+from rollout_node.worker.sampled_answer import EngineFailedError, PromptRefusedError
 
 
 @pytest.fixture

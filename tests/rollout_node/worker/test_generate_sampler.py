@@ -20,7 +20,7 @@ from p2pcast.tasks.task import Sample
 from p2pcast.version import Version
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler
-from rollout_node.worker.returned_plays import EngineFailedError, PromptRefusedError
+from rollout_node.worker.sampled_answer import EngineFailedError, PromptRefusedError
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError
 from p2pcast.rollouts.result import Span
 from p2pcast.version import Version
 from rollout_node.worker import sglang_form
-from rollout_node.worker.returned_plays import PromptRefusedError
-from rollout_node.worker.sampled_answer import COLD, HOT, logprobs_fault
+from rollout_node.worker.sampled_answer import COLD, HOT, PromptRefusedError, logprobs_fault
 from rollout_node.worker.sglang_form import PARTS, ROUTE, SglangAnswer, candidates, prompt_logprobs
 
 STOP = 9

@@ -16,7 +16,7 @@ from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError
 from p2pcast.version import Version
 from rollout_node.worker import engine_requests
 from rollout_node.worker.engine_versions import EngineVersions
-from rollout_node.worker.returned_plays import PromptRefusedError
+from rollout_node.worker.sampled_answer import PromptRefusedError
 from rollout_node.worker.sglang_sampler import SglangSampler
 
 LOGITS = [0.0, 1.0, 2.0, 3.0]
