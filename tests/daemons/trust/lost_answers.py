@@ -1,4 +1,4 @@
-"""A proxy that withholds a hub's answers, though the hub has done what was asked."""
+"""A proxy that withholds the answers of a hub or a ledger, though what was asked has been done."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ class Withholding:
 
 
 @contextlib.asynccontextmanager
-async def withholding(hub: Address, done: Callable[[], bool], *, once: bool) -> AsyncIterator[Withholding]:
+async def withholding(
+    hub: Address, done: Callable[[], bool], *, once: bool, asked: Callable[[bytes], None] = lambda chunk: None
+) -> AsyncIterator[Withholding]:
     """A proxy before ``hub`` that drops what the hub sends once ``done``. ``once``: it cuts that connection, and passes
-    all that comes later.
+    all that comes later. ``asked``: called with what the proxy passes on to the hub.
     """
     pumps: set[asyncio.Task[None]] = set()
     found: Withholding
@@ -34,6 +36,8 @@ async def withholding(hub: Address, done: Callable[[], bool], *, once: bool) -> 
                     if once:
                         return
                 elif not writer.is_closing():
+                    if not answers:
+                        asked(chunk)
                     writer.write(chunk)
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
