@@ -31,7 +31,7 @@ async def hub(encoder: Encoder, tmp_path: Path) -> SimpleNamespace:
     commits = SimpleNamespace(mode="auto", target=Version(0, 1), status=lambda: None, outcomes=Counter(failed=2))
     view = HubView(
         config, Tasks(encoder.events), encoder.events, encoder.node, {},
-        SimpleNamespace(token=SimpleNamespace(run=b"run"), evicted={b"b", b"a"}),
+        SimpleNamespace(token=SimpleNamespace(run=b"run"), evicted={b"b", b"a"}, clock_trouble=lambda: None),
         membership, Uplink(), FleetView(membership, list), FleetTimeline(encoder.events),
         SimpleNamespace(invalid_reports=3), commits,
         VersionView(encoder.pipeline, lifecycle, encoder.store, SimpleNamespace(time_to_last_s=0.5)),

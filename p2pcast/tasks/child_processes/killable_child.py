@@ -157,6 +157,7 @@ class KillableChild:
         self._answers_pipe.close()
         await self._process.wait()
         self._output.close()
+        await asyncio.sleep(0)  # the transports close their pipes in the loop's next turn
 
 
 def _pipes(count: int) -> list[tuple[int, int]]:
