@@ -14,24 +14,19 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-import traceback
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
-from p2pcast.errors import P2PCastError
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import reward_fault
 from p2pcast.tasks.child_processes.child_channel import ChildChannel, OutOfTime, cpu_limit, limit_memory
+from p2pcast.tasks.child_processes.child_faults import fault_with_place
 from p2pcast.tasks.play import leading, up_to_stop
 from p2pcast.tasks.task import ForgedPlayError, Sample, Task, Trajectory
-from p2pcast.tasks.task_loader import load_task
 
-MAX_TEXT = 300
-"""Most characters of a failure."""
 TOGETHER_S = 0.05
 """Seconds after which a request has no further checks: other requests wait."""
 
@@ -40,10 +35,7 @@ def main() -> None:
     """argv: the task's name, the memory limit in bytes, the process id of the parent."""
     name, memory_bytes, parent = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     channel = ChildChannel(parent)
-    try:
-        task = load_task(name, Path.cwd())
-    except P2PCastError as error:
-        channel.send(["failed", str(error)[:MAX_TEXT]])
+    if (task := channel.task(name)) is None:
         return
     limit_memory(memory_bytes)
     channel.send(["ready", [task.hash, getattr(task, "failed_check_reward", None)]])
@@ -73,18 +65,10 @@ def answer_of(task: Task, request: list[Any], loop: PlayLoop) -> list[Any]:
     except OutOfTime:
         return ["hung", f"the check took more than {cpu_s:g} s of processor time"]
     except ForgedPlayError as error:
-        return ["forged", str(error)[:MAX_TEXT]]
+        return ["forged", fault_with_place(error)]
     except Exception as error:  # noqa: BLE001 - whatever a user's task raises
         return ["failed", fault_with_place(error)]
     return ["reward", found] if (wrong := reward_fault(found)) is None else ["failed", wrong]
-
-
-def fault_with_place(error: BaseException) -> str:
-    """An error of a user's code, with the file and the line that raised the error: at most MAX_TEXT characters."""
-    place = ""
-    if frames := traceback.extract_tb(error.__traceback__):
-        place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
-    return f"{type(error).__name__}: {error}"[: MAX_TEXT - len(place)] + place[:MAX_TEXT]
 
 
 def check_claims(

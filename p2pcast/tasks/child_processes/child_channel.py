@@ -22,6 +22,11 @@ from typing import Any, BinaryIO
 
 import msgpack
 
+from p2pcast.errors import P2PCastError
+from p2pcast.tasks.child_processes.child_faults import fault_with_place
+from p2pcast.tasks.task import Task
+from p2pcast.tasks.task_loader import load_task
+
 LENGTH_BYTES = 4
 _PR_SET_PDEATHSIG = 1
 
@@ -34,6 +39,14 @@ class ChildChannel:
         self._requests, self._answers = _own_descriptors()
         self.closed = False
         """This is a copy of the process that was started."""
+
+    def task(self, name: str) -> Task | None:
+        """The task of this name; None if it cannot be loaded, which the parent is told."""
+        try:
+            return load_task(name, Path.cwd())
+        except P2PCastError as error:
+            self.send(["failed", fault_with_place(error)])
+            return None
 
     def requests(self) -> Iterator[Any]:
         """Until the input ends."""

@@ -16,15 +16,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from p2pcast.errors import P2PCastError, UsageError
+from p2pcast.errors import P2PCastError
 from p2pcast.rollouts.job import Group
 from p2pcast.tasks.child_processes.child_channel import ChildChannel, limit_memory
+from p2pcast.tasks.child_processes.child_faults import fault_with_place
 from p2pcast.tasks.prompt_hooks import PromptHooks, load_hooks, state_texts
 from p2pcast.tasks.task import Prompt
-from p2pcast.tasks.task_checker import fault_with_place
-
-MAX_TEXT = 300
-"""Most characters of a failure."""
 
 
 def main() -> None:
@@ -34,7 +31,7 @@ def main() -> None:
     try:
         made = load_hooks(name, Path.cwd())
     except P2PCastError as error:
-        channel.send(["failed", str(error)[:MAX_TEXT]])
+        channel.send(["failed", fault_with_place(error)])
         return
     limit_memory(memory_bytes)
     hooks: _Hooks | None = None
@@ -46,8 +43,6 @@ def main() -> None:
                 channel.send(["begun", None])
             else:
                 channel.send(hooks.answer(what, words))
-        except UsageError as error:
-            channel.send(["failed", str(error)[:MAX_TEXT]])
         except BaseException as error:  # noqa: BLE001 - whatever a user's hooks raise
             channel.send(["failed", fault_with_place(error)])
 

@@ -17,7 +17,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Coroutine, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 from weakref import WeakSet
 
@@ -29,9 +28,9 @@ from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Span
 from p2pcast.rollouts.rollout_fields import MAX_TOKENS
 from p2pcast.tasks.child_processes.child_channel import ChildChannel, limit_memory
-from p2pcast.tasks.child_processes.play_messages import MAX_TEXT, READERS, SLOT_BYTES, Ask, Ended, as_bytes
+from p2pcast.tasks.child_processes.child_faults import fault_with_place
+from p2pcast.tasks.child_processes.play_messages import READERS, SLOT_BYTES, Ask, Ended, as_bytes
 from p2pcast.tasks.task import Sample, Task
-from p2pcast.tasks.task_loader import load_task
 from p2pcast.version import Version
 
 _play: contextvars.ContextVar[int] = contextvars.ContextVar("play", default=0)
@@ -42,10 +41,7 @@ def main() -> None:
     """argv: the task's name, the memory limit in bytes, the descriptor of the slot, the process id of the parent."""
     name, memory_bytes, slot, parent = sys.argv[1], *map(int, sys.argv[2:])
     channel = ChildChannel(parent)
-    try:
-        task = load_task(name, Path.cwd())
-    except P2PCastError as error:
-        channel.send(["failed", str(error)[:MAX_TEXT]])
+    if (task := channel.task(name)) is None:
         return
     channel.close_in_copies()
     steps = Steps(slot, channel)
@@ -159,7 +155,7 @@ class Plays:
         except BaseException as error:  # noqa: BLE001 - whatever a user's task raises
             if not isinstance(error, P2PCastError | asyncio.CancelledError | MemoryError):
                 traceback.print_exception(error)
-            self._channel.send(["raised", [number, _text(error), isinstance(error, MemoryError)]])
+            self._channel.send(["raised", [number, fault_with_place(error), isinstance(error, MemoryError)]])
         finally:
             self._plays.pop(number, None)
             for left in self._tasks.pop(number, ()):
@@ -230,13 +226,6 @@ class _Sampler:
 def _sample(token_ids: bytes, logprobs: bytes, spans: Sequence[Any], stop: Any) -> Sample:
     named = [Span(Version(*version), *rest) for version, *rest in spans]
     return Sample(np.frombuffer(token_ids, "<u4").tolist(), np.frombuffer(logprobs, "<f8").tolist(), named, stop)
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"[:MAX_TEXT]
-    except Exception:  # noqa: BLE001 - a user's class may fail here too
-        return type(error).__name__[:MAX_TEXT]
 
 
 def _error(kind: str, text: str) -> P2PCastError:

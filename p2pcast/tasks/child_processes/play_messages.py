@@ -25,10 +25,9 @@ import numpy as np
 
 from p2pcast.rollouts.result import Tags
 from p2pcast.rollouts.rollout_fields import MAX_TURNS, Array, Count, Mask, Real, Seed, TokenIds
+from p2pcast.tasks.child_processes.child_faults import MAX_TEXT
 from p2pcast.wire.constraints import AtMost, Integer, OneOf, Text, constraint_of
 
-MAX_TEXT: Final = 300
-"""Most characters of a failure."""
 MAX_STOPS: Final = 4096
 """Most stop tokens of one turn."""
 SLOT_BYTES: Final = 16

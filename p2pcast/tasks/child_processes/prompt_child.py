@@ -15,21 +15,17 @@ does. A request that begins at the number behind the last one goes on with the s
 from __future__ import annotations
 
 import sys
-import sysconfig
 import time
-import traceback
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from p2pcast import limits
-from p2pcast.errors import P2PCastError, UsageError
+from p2pcast.errors import UsageError
+from p2pcast.plain_text import shown_text
 from p2pcast.tasks.child_processes.child_channel import ChildChannel
-from p2pcast.tasks.task import Task, evaluation_jobs_of, prompt_fault, prompt_name
-from p2pcast.tasks.task_loader import load_task
+from p2pcast.tasks.child_processes.child_faults import fault_with_place
+from p2pcast.tasks.task import MAX_ROW, Task, evaluation_jobs_of, prompt_fault, prompt_name
 
-MAX_TEXT = 600
-"""Most characters of a failure."""
 PART_S = 0.5
 PART_BYTES = 2 * limits.MIB
 """Time in seconds and bytes after which an answer has no further rows."""
@@ -39,10 +35,7 @@ def main() -> None:
     """argv: the task's name, the process id of the parent."""
     name, parent = sys.argv[1], int(sys.argv[2])
     channel = ChildChannel(parent)
-    try:
-        task = load_task(name, Path.cwd())
-    except P2PCastError as error:
-        channel.send(["failed", str(error)[:MAX_TEXT]])
+    if (task := channel.task(name)) is None:
         return
     channel.send(["ready", [task.hash, None]])
     prompts: Prompts | None = None
@@ -86,10 +79,10 @@ class Prompts:
             yield ["ended", rows]
             return
         except UsageError as error:
-            yield ["refused", str(error)[:MAX_TEXT]]
+            yield ["refused", fault_with_place(error)]
             return
         except BaseException as error:  # noqa: BLE001 - whatever a user's task raises
-            yield ["failed", f"prompt {self._number}: {said(error)}"]
+            yield ["failed", f"prompt {self._number}: {fault_with_place(error)}"]
             return
         yield ["rows", rows]
 
@@ -107,20 +100,7 @@ class Prompts:
 def _row(number: int, found: Any) -> list[Any]:
     if (fault := prompt_fault(found)) is not None:
         return [False, prompt_name(number, found), fault]
-    return [True, found.prompt, found.max_tokens, str(found.row)]
-
-
-def said(error: BaseException) -> str:
-    """The error with its file and line; of libraries that the task calls, the line of the call."""
-    if isinstance(error, P2PCastError):
-        return str(error)[:MAX_TEXT]
-    text, frames = f"{type(error).__name__}: {error}"[: MAX_TEXT // 2], traceback.extract_tb(error.__traceback__)
-    libraries = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    own = [frame for frame in frames if frame.filename != __file__ and not frame.filename.startswith(libraries)]
-    others = [frame for frame in frames if frame.filename != __file__]
-    if not (found := own or others):
-        return text
-    return f"{text} ({found[-1].filename}, line {found[-1].lineno})"[:MAX_TEXT]
+    return [True, found.prompt, found.max_tokens, shown_text(found.row)[:MAX_ROW]]
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,8 @@ sys.path += [
 
 from fake_engine import FakeEngine
 from ledger_stage import END_S, Up, running
+
+from tests.trainer_node.ledger.postgresql_cluster import postgresql
 
 
 @pytest.fixture
@@ -30,3 +32,13 @@ async def engine() -> AsyncIterator[FakeEngine]:
     yield found
     async with asyncio.timeout(END_S):
         await found.stop()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest) -> Iterator[str | None]:
+    """URL of the ledger's database; None: SQLite in its state folder."""
+    if request.param == "sqlite":
+        yield None
+        return
+    with postgresql() as cluster:
+        yield cluster.database()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from real_server import make_model
 
 from p2pcast.store.atomic_files import atomic_write
 from p2pcast.version import Version
-from tests.trainer_node.ledger.postgresql_cluster import postgresql
 
 pytestmark = [pytest.mark.vllm, pytest.mark.prove, pytest.mark.timeout(3600)]
 
@@ -59,15 +57,6 @@ class Learning:
         before = len(self.applied())
         self.allow(2)
         self._run.until(lambda: len(self.applied()) > before, "the run goes on")
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database(request: pytest.FixtureRequest) -> Iterator[str | None]:
-    if request.param == "sqlite":
-        yield None
-        return
-    with postgresql() as cluster:
-        yield cluster.database()
 
 
 def test_run_with_real_engines_survives_the_kill_of_each_part(tmp_path: Path, database: str | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,22 +10,16 @@ from real_run import RealRun
 from real_server import make_model
 
 from tests.daemons.rollouts.parity_task import Parity
-from tests.trainer_node.ledger.postgresql_cluster import postgresql
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3600)]
 
 STEPS = 3
 
 
-@pytest.fixture(params=[pytest.param("sqlite", marks=pytest.mark.prove), "postgresql"])
-def database(request: pytest.FixtureRequest) -> Iterator[str | None]:
-    if request.param == "sqlite":
-        yield None
-        return
-    with postgresql() as cluster:
-        yield cluster.database()
+DATABASES = [pytest.param("sqlite", marks=pytest.mark.prove), "postgresql"]
 
 
+@pytest.mark.parametrize("database", DATABASES, indirect=True)
 def test_a_real_run_of_bad_rows_goes_on_and_blames_no_worker(
     tmp_path: Path, database: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ import random
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -21,7 +21,6 @@ from parity_task import NAME
 
 from p2pcast.store.atomic_files import atomic_write
 from p2pcast.version import Version
-from tests.trainer_node.ledger.postgresql_cluster import postgresql
 
 STALENESS, BATCH_GROUPS, GROUP_SIZE = 2, 2, 4
 END_S = 600.0
@@ -162,15 +161,6 @@ async def announce(folder: Path, engine: FakeEngine) -> None:
         with contextlib.suppress(FileNotFoundError):
             engine.versions = [str(version) for version in sorted(map(Version.parse, os.listdir(folder)))]
         await asyncio.sleep(0.02)
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database(request: pytest.FixtureRequest) -> Iterator[str | None]:
-    if request.param == "sqlite":
-        yield None
-        return
-    with postgresql() as cluster:
-        yield cluster.database()
 
 
 @pytest.mark.timeout(1800)

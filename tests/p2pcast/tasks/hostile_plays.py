@@ -82,6 +82,8 @@ class HostilePlays(HashedTask):
                 await asyncio.create_task(self._leave())
             case "raise":
                 raise ZeroDivisionError("oops")
+            case "unsendable":
+                raise ValueError("\ud800")
             case "memory":
                 while True:
                     self.held.append(bytearray(1 << 26))

@@ -54,6 +54,14 @@ class RaisesAtOnce(Sums):
         raise LookupError("no data")
 
 
+class Unsendable(Sums):
+    """Half a character, in a row and in an error."""
+
+    def jobs(self, seed: int) -> Iterator[Prompt]:
+        yield Prompt(b"1+2", 4, "\ud800")
+        raise ValueError("\ud800")
+
+
 class Missing(Sums):
     def jobs(self, seed: int) -> Iterator[Prompt]:
         raise LocalError("problems.jsonl, line 7 is no JSON")

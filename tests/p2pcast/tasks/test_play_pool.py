@@ -80,7 +80,18 @@ def same(found: Trajectory, wanted: Trajectory) -> bool:
 
 
 BROKEN = ["sleep", "regex", "thread", "exit", "nonsense", "large", "loss"]
-RAISED = ["leave", "subtask", "raise", "forge tokens", "forge answer", "forge turns", "forge mask", "long", "flood"]
+RAISED = [
+    "leave",
+    "subtask",
+    "raise",
+    "unsendable",
+    "forge tokens",
+    "forge answer",
+    "forge turns",
+    "forge mask",
+    "long",
+    "flood",
+]
 
 
 @pytest.mark.parametrize("prompt", [*BROKEN, *RAISED, "memory"])
@@ -99,6 +110,11 @@ async def test_a_hostile_play_costs_itself_alone(pools: Callable[..., PlayPool],
     assert all(same(one.trajectory, other) for one, other in zip(found, wanted, strict=True))
     assert sorted(sampler.prompts).count((1, 2, 3)) == 5, "no turn is sampled twice"
     assert all(one.loss_mask is not None and one.loss_mask.tolist() == [0, 0, 0, 0, 0, 0, 0, 1, 1] for one in found)
+
+
+async def test_an_error_of_a_play_names_file_and_line(pools: Callable[..., PlayPool]) -> None:
+    with pytest.raises(PlayFailedError, match=r"ZeroDivisionError: oops \(hostile_plays.py, line \d+\)$"):
+        await pools().play(RandomSampler(range(16)), jobs("raise")[0])
 
 
 async def test_a_play_that_forks_goes_on_and_its_copy_does_not(pools: Callable[..., PlayPool], tmp_path: Path) -> None:

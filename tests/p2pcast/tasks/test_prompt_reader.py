@@ -86,9 +86,10 @@ def line_of(text: str) -> int:
             "Raising",
             PromptsFailedError,
             r"jobs\(7\) of task hostile_prompts:Raising: prompt 40: JSONDecodeError: .*"
-            rf" \({hostile_prompts.__file__}, line {line_of(hostile_prompts.RAISES)}\)$",
+            rf" \(hostile_prompts.py, line {line_of(hostile_prompts.RAISES)}\)$",
         ),
         ("RaisesAtOnce", PromptsFailedError, r"prompt 0: LookupError: no data \(.*hostile_prompts.py, line \d+\)$"),
+        ("Unsendable", PromptsFailedError, r"prompt 1: ValueError: \? \(hostile_prompts.py, line \d+\)$"),
         ("Missing", PromptsFailedError, r"prompt 0: problems.jsonl, line 7 is no JSON$"),
         ("Refusing", UsageError, r"^the task holds all problems out$"),
         ("Exiting", PromptsFailedError, r"prompt 1: SystemExit: 3 \(.*hostile_prompts.py, line \d+\)$"),
@@ -100,7 +101,7 @@ async def test_an_error_of_jobs_is_named_with_file_and_line(
     make: Make, name: str, error: type[Exception], why: str
 ) -> None:
     reader = make(name)
-    sound = {"Raising": 40, "Exiting": 1, "Crashing": 1}.get(name, 0)
+    sound = {"Raising": 40, "Unsendable": 1, "Exiting": 1, "Crashing": 1}.get(name, 0)
     read = 0
     while read < sound:
         read += len((await reader.read(read, 100)).rows)

@@ -1,0 +1,34 @@
+"""Errors of a user's code, as texts for the parent of its process. Pure."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from typing import Final
+
+from p2pcast.errors import P2PCastError
+
+MAX_TEXT: Final = 300
+"""Most characters of a text."""
+_LIBRARIES: Final = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_FOLDER: Final = __file__.rpartition("/")[0]
+_OURS: Final = (_FOLDER, _FOLDER.rpartition("/")[0] + "/task_checker.py")
+"""Files that call a user's code."""
+
+
+def fault_with_place(error: BaseException) -> str:
+    """An error with the file and the line of the user's code that raised it; of a library that the code called, the
+    line of the call.
+    """
+    try:
+        text = str(error).encode(errors="replace").decode()  # a lone surrogate cannot be sent
+    except Exception:  # noqa: BLE001 - a user's class may fail here too
+        text = ""
+    if isinstance(error, P2PCastError):
+        return text[:MAX_TEXT]
+    # Without the source, which memory may be short for.
+    lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    lines = [one for one in lines if not one[0].startswith(_OURS)]
+    lines = [one for one in lines if not one[0].startswith(_LIBRARIES)] or lines
+    place = f" ({lines[-1][0].rpartition('/')[2]}, line {lines[-1][1]})" if lines else ""
+    return f"{type(error).__name__}: {text}"[: MAX_TEXT - len(place)] + place[:MAX_TEXT]
