@@ -41,16 +41,16 @@ def clean(older_than: float, dry_run: bool, as_json: bool) -> None:
     rows = [_shadow_row(found) for found in find_all()]
     for row in rows:
         old = older_than == 0 or (row["unused_s"] or 0.0) >= older_than * DAY_S
-        row["removed"] = (
-            not dry_run and not row["in_use"] and old and remove_unused(Path(row["path"]), older_than * DAY_S)
-        )
+        row["due"] = not row["in_use"] and row["state"] is not None and old
+        row["removed"] = row["due"] and not dry_run and remove_unused(Path(row["path"]), older_than * DAY_S)
     if as_json:
         click.echo(json.dumps({"kind": "clean", "shadows": rows}))
         return
+    done, verb = ("due", "would be ") if dry_run else ("removed", "")
     for row in rows:
-        click.echo(("removed " if row["removed"] else "") + _shadow_line(row))
-    freed = sum(row["bytes"] for row in rows if row["removed"])
-    click.echo(f"{freed / 1e9:.2f} GB freed" if rows else "no shadows of this user in /dev/shm")
+        click.echo((f"{verb}removed: " if row[done] else "") + _shadow_line(row))
+    freed = sum(row["bytes"] for row in rows if row[done])
+    click.echo(f"{freed / 1e9:.2f} GB {verb}freed" if rows else "no shadows of this user in /dev/shm")
 
 
 def shadow_lines() -> list[str]:

@@ -291,6 +291,12 @@ def test_clean_command_lists_and_removes_unused_shadows(tmp_path, tmpfs, monkeyp
     half = tmpfs / f".{shadow_prefix()}gone-00"
     half.mkdir()
     with Shadow.create(used, LAYOUT):
+        said = CliRunner().invoke(clean, ["--dry-run"], catch_exceptions=False).stdout
+        assert {line.split(":")[1].split()[1] for line in said.splitlines() if line.startswith("would be removed")} == {
+            str(old),
+            str(new),
+        }
+        assert said.endswith(" GB would be freed\n")
         for options, there in (
             (("--dry-run",), {old, new, used, half}),
             (("--older-than", "8"), {new, used}),
@@ -307,6 +313,7 @@ def test_clean_command_lists_and_removes_unused_shadows(tmp_path, tmpfs, monkeyp
             "state_exists": True,
             "in_use": True,
             "unused_s": None,
+            "due": False,
             "removed": False,
         }
         said = CliRunner().invoke(clean, [], catch_exceptions=False).stdout
