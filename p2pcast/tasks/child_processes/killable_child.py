@@ -54,6 +54,7 @@ class KillableChild:
         """``python -m module words… PID``, with the process id of this process. Raises OSError."""
         # Pipes of our own: an event loop may take sockets, and a child that writes to its input would break them.
         to_child, from_child, said = _pipes(3)
+        ends = [os.fdopen(to_child[1], "wb", 0), os.fdopen(from_child[0], "rb", 0), os.fdopen(said[0], "rb", 0)]
         try:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", module, *words, str(os.getpid())),
@@ -65,22 +66,32 @@ class KillableChild:
                 pass_fds=pass_fds,
             )
         except BaseException:
-            os.close(to_child[1])
-            os.close(from_child[0])
-            os.close(said[0])
+            for end in ends:
+                end.close()
             raise
         finally:
             os.close(to_child[0])
             os.close(from_child[1])
             os.close(said[1])
         loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
-        requests, _ = await loop.connect_write_pipe(asyncio.Protocol, os.fdopen(to_child[1], "wb", 0))
-        answers, _ = await loop.connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(from_child[0], "rb", 0)
-        )
         output = ChildOutput(f"{module.rpartition('.')[2]} {process.pid}")
-        await loop.connect_read_pipe(lambda: output, os.fdopen(said[0], "rb", 0))
-        return cls(process, requests, answers, reader, output)
+        transports: list[Any] = []
+        try:
+            for connect, protocol in (
+                (loop.connect_write_pipe, asyncio.Protocol()),
+                (loop.connect_read_pipe, asyncio.StreamReaderProtocol(reader)),
+                (loop.connect_read_pipe, output),
+            ):
+                transport, _ = await connect(lambda protocol=protocol: protocol, ends.pop(0))
+                transports.append(transport)
+        except BaseException:  # a pipe that was being connected is closed by the event loop
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            for one in (*transports, *ends):
+                one.close()
+            await process.wait()
+            raise
+        return cls(process, transports[0], transports[1], reader, output)
 
     @classmethod
     async def of_task(
@@ -155,8 +166,10 @@ class KillableChild:
         if not self._requests.is_closing():
             self._requests.abort()
         self._answers_pipe.close()
-        await self._process.wait()
-        self._output.close()
+        try:
+            await self._process.wait()
+        finally:
+            self._output.close()
         await asyncio.sleep(0)  # the transports close their pipes in the loop's next turn
 
 

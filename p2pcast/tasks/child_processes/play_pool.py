@@ -214,8 +214,11 @@ class _PlayProcess:
             del self._plays[number]
 
     async def close(self) -> None:
-        self._serving.cancel()
+        if self.open:  # else it ends already, and is not to be interrupted in that
+            self._serving.cancel()
         await asyncio.wait([self._serving])
+        if self._child.alive:  # cancelled before its first step
+            await self._child.kill()
 
     async def _serve(self) -> None:
         """Until the process breaks, or is closed."""

@@ -1,0 +1,64 @@
+"""Descriptors of a child process whose parent changes its mind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+from pathlib import Path
+
+import pytest
+
+from p2pcast.tasks.child_processes.killable_child import KillableChild
+from tests.process_ends import wait_for_end, written_pid
+
+
+def _pipes() -> set[str]:
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(f"/proc/self/fd/{number}"))
+    return {one for one in found if one.startswith("pipe:")}
+
+
+async def _until_only(before: set[str]) -> None:
+    while _pipes() - before:
+        gc.collect()
+        await asyncio.sleep(0.01)
+
+
+async def test_a_kill_that_is_cancelled_leaves_no_pipe_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sleeping_child.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.chdir(tmp_path)
+    before = _pipes()
+    child = await KillableChild.start("sleeping_child")
+    killing = asyncio.create_task(child.kill())
+    await asyncio.sleep(0)
+    killing.cancel()
+    await asyncio.wait([killing])
+    await _until_only(before)
+    await child.wait()
+
+
+@pytest.mark.parametrize("turns", range(1, 9))
+async def test_a_start_that_is_cancelled_leaves_neither_pipe_nor_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    written = tmp_path / "pid"
+    (tmp_path / "sleeping_child.py").write_text(
+        f"import os, time\nopen({str(written)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    before = _pipes()
+    starting = asyncio.create_task(KillableChild.start("sleeping_child"))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    starting.cancel()
+    await asyncio.wait([starting])
+    if not starting.cancelled():
+        await starting.result().kill()
+    del starting
+    await _until_only(before)
+    if (child := written_pid(written)) is not None:
+        await asyncio.to_thread(wait_for_end, child)
