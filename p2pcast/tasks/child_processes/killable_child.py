@@ -77,13 +77,9 @@ class KillableChild:
         output = ChildOutput(f"{module.rpartition('.')[2]} {process.pid}")
         transports: list[Any] = []
         try:
-            for connect, protocol in (
-                (loop.connect_write_pipe, asyncio.Protocol()),
-                (loop.connect_read_pipe, asyncio.StreamReaderProtocol(reader)),
-                (loop.connect_read_pipe, output),
-            ):
-                transport, _ = await connect(lambda protocol=protocol: protocol, ends.pop(0))
-                transports.append(transport)
+            transports += (await loop.connect_write_pipe(asyncio.Protocol, ends.pop(0)))[:1]
+            transports += (await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), ends.pop(0)))[:1]
+            transports += (await loop.connect_read_pipe(lambda: output, ends.pop(0)))[:1]
         except BaseException:  # a pipe that was being connected is closed by the event loop
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

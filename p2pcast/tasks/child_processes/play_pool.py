@@ -12,11 +12,13 @@ Promises:
 Many plays share a process, since plays mostly wait for the engine. A process is blocked when its steps have not gone on
 for ``step_s``, which is 30 s by default. This program counts its own waits, so that a machine may sleep meanwhile.
 The process that blocks, dies, or sends nonsense is killed with all that it started. The play whose step it was is
-suspected, or every play if it was none's. The others begin again together.
+suspected, or every play if it was none's. The others begin again together. They leave a step that takes unusually long
+before it counts as blocked: see ``_Patience``.
 
 A suspect begins again alone, in a process of its own. There it comes to the turn for which it waits, and joins the
-others again; or it breaks that process too, and is blamed. So a wrong suspicion costs time and no blame. A play that
-was interrupted ``MAX_BEGUN`` times stays alone.
+others again; or it breaks that process too, and is blamed. So a wrong suspicion costs time and no blame. Plays of a
+suspect's prompt begin alone as well, so that a prompt disturbs the others once. A play that was interrupted
+``MAX_BEGUN`` times stays alone.
 
 A play that ran out of memory is suspected too: another may have taken it.
 """
@@ -53,8 +55,16 @@ STEP_S: Final = 30.0
 """Default time in seconds for one step of a play. A task that searches a game's tree may take long for one."""
 LOOKS: Final = 10
 """Looks at a process during the time of one step."""
-MAX_BEGUN: Final = 4
+LEAVING_LOOKS: Final = 3
+"""Looks at the same step after which the other plays leave it, in a task whose steps are short."""
+KEPT_PER_LOOK: Final = 0.95
+"""A long step is forgotten within a few minutes."""
+MAX_BEGUN: Final = 8
 """A play that has begun so often stays alone."""
+MOST_ALONE: Final = 4
+"""Plays of one pool that are alone at once."""
+MAX_DOUBTED: Final = 256
+"""Prompts in doubt that a pool remembers."""
 MAX_ASKS: Final = 1 << 14
 """Most turns that one play asks for, those included that it does not keep."""
 MAX_AT_ONCE: Final = 256
@@ -90,7 +100,7 @@ class _Interrupted(NamedTuple):
 
 
 class PlayPool:
-    """``processes``: of plays together; as many plays at once play alone. ``memory_bytes``: of one process."""
+    """``processes``: of plays together, beside at most MOST_ALONE for plays alone. ``memory_bytes``: of one process."""
 
     def __init__(
         self,
@@ -106,24 +116,30 @@ class PlayPool:
         self._task, self._hash = task, task_hash
         self._step_s, self._start_s, self._memory_bytes = step_s, start_s, memory_bytes
         self._shared = [_Place() for _ in range(processes)]
-        self._alone = asyncio.Semaphore(processes)
+        self._alone = asyncio.Semaphore(MOST_ALONE)
+        self._doubted = _Doubted()
+        self._patience = _Patience()
         self._processes: set[_PlayProcess] = set()
         self._closed = False
 
     async def play(self, sampler: Sampler, job: Job) -> Played:
         """Raises PlayFailedError, ForgedPlayError, ChildDownError, and what the sampler raised."""
-        run, alone = _Run(sampler, job), False
+        run, alone = _Run(sampler, job), job.prompt in self._doubted
         try:
             for begun in itertools.count(1):
                 async with self._process(alone=alone) as process:
-                    outcome = await process.play(run, suspected=alone and begun <= MAX_BEGUN)
+                    blamed = self._doubted.is_blamed(job.prompt)
+                    outcome = await process.play(run, suspected=alone and begun <= MAX_BEGUN and not blamed)
                 if isinstance(outcome, Raised) and outcome.memory and not alone:
                     outcome = _Interrupted("ran out of memory", suspected=True)
                 if not isinstance(outcome, _Interrupted):
                     return run.played(outcome)
                 if outcome.why and alone:
+                    self._doubted.add(job.prompt, blamed=True)
                     raise outcome.kind(f"the play's process {outcome.why}")
-                alone = outcome.suspected or begun >= MAX_BEGUN
+                if alone:
+                    self._doubted.went_on(job.prompt)
+                alone = outcome.suspected or begun >= MAX_BEGUN or job.prompt in self._doubted
             raise AssertionError
         finally:
             await run.close()
@@ -141,9 +157,13 @@ class PlayPool:
             place.plays += 1
             try:
                 async with place.starting:
-                    if place.process is None or not place.process.open:
+                    if place.process is None or not place.process.shared:
                         place.process = await self._started()
-                yield place.process
+                process = place.process
+                try:
+                    yield process
+                finally:
+                    await process.leave()
             finally:
                 place.plays -= 1
             return
@@ -166,7 +186,7 @@ class PlayPool:
             child, _ = await KillableChild.of_task("plays", module, *words, start_s=self._start_s, pass_fds=(memory,))
         finally:
             os.close(memory)
-        process = _PlayProcess(child, slot, self._step_s, self._processes.discard)
+        process = _PlayProcess(child, slot, self._step_s, self._doubted, self._patience, self._processes.discard)
         self._processes.add(process)
         return process
 
@@ -180,18 +200,69 @@ class _Place:
     starting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
+class _Doubted:
+    """Prompts whose plays begin alone, the oldest first: a play of theirs blocked or broke its process. They stay alone
+    once a play of the prompt was blamed.
+    """
+
+    def __init__(self) -> None:
+        self._blamed: dict[bytes, bool] = {}
+
+    def __contains__(self, prompt: bytes) -> bool:
+        return prompt in self._blamed
+
+    def is_blamed(self, prompt: bytes) -> bool:
+        return self._blamed.get(prompt, False)
+
+    def add(self, prompt: bytes, *, blamed: bool = False) -> None:
+        self._blamed[prompt] = blamed or self.is_blamed(prompt)
+        if len(self._blamed) > MAX_DOUBTED:
+            del self._blamed[next(iter(self._blamed))]
+
+    def went_on(self, prompt: bytes) -> None:
+        """A play of the prompt, alone."""
+        if not self.is_blamed(prompt):
+            self._blamed.pop(prompt, None)
+
+
+class _Patience:
+    """How long plays stay with a step of another one: twice as long as the task's longest step of late, and at least
+    LEAVING_LOOKS.
+    """
+
+    def __init__(self) -> None:
+        self._longest = 0.0
+        """In looks."""
+
+    @property
+    def looks(self) -> int:
+        return max(LEAVING_LOOKS, round(2 * self._longest))
+
+    def went_on(self, looks: int) -> None:
+        """``looks``: during which a step was not over."""
+        self._longest = max(KEPT_PER_LOOK * self._longest, looks)
+
+
 class _PlayProcess:
     """``ended``: called at its end."""
 
     def __init__(
-        self, child: KillableChild, slot: mmap.mmap, step_s: float, ended: Callable[[_PlayProcess], object]
+        self,
+        child: KillableChild,
+        slot: mmap.mmap,
+        step_s: float,
+        doubted: _Doubted,
+        patience: _Patience,
+        ended: Callable[[_PlayProcess], object],
     ) -> None:
         self._child, self._slot, self._step_s, self._ended = child, memoryview(slot).cast("Q"), step_s, ended
+        self._doubted, self._patience = doubted, patience
         self._plays: dict[int, tuple[_Run, asyncio.Future[Ended | Raised | _Interrupted]]] = {}
         self._begun = 0
         """Plays, which are numbered from 1 on."""
         self._suspect = False
-        self.open = True
+        self.open = self.shared = True
+        """``shared``: further plays may come."""
         self._serving = spawn(self._serve(), "plays")
 
     async def play(self, run: _Run, *, suspected: bool) -> Ended | Raised | _Interrupted:
@@ -213,6 +284,11 @@ class _PlayProcess:
         finally:
             del self._plays[number]
 
+    async def leave(self) -> None:
+        """Close a process that its last play has left."""
+        if not self.shared and not self._plays:
+            await self.close()
+
     async def close(self) -> None:
         if self.open:  # else it ends already, and is not to be interrupted in that
             self._serving.cancel()
@@ -222,18 +298,21 @@ class _PlayProcess:
 
     async def _serve(self) -> None:
         """Until the process breaks, or is closed."""
-        why = ""
+        why, broke = "", False
         parts = [asyncio.create_task(part) for part in (self._read(), self._watch(), self._child.wait())]
         try:
             done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            broke = True
             why = next(filter(None, [part.result() for part in done]), "")
         finally:
             for part in parts:
                 part.cancel()
-            self.open = False
+            self.open = self.shared = False
             self._ended(self)
             stepped = self._slot[0]
             unknown = not 0 < stepped <= self._begun
+            if broke:
+                self._doubt(stepped)
             try:
                 await self._child.kill()
             finally:
@@ -289,10 +368,28 @@ class _PlayProcess:
             await asyncio.sleep(self._step_s / LOOKS)
             if self._slot[1] == steps and self._plays:
                 looks += 1
+                if looks == self._patience.looks and self.shared:
+                    self._clear_for(self._slot[0])
                 continue
+            self._patience.went_on(looks)
             steps, looks = self._slot[1], 0
             self._send("alive", None)
         return BLOCKED
+
+    def _clear_for(self, stepped: int) -> None:
+        """The other plays leave the one whose step takes long."""
+        if stepped not in self._plays:
+            return
+        self.shared = False
+        self._doubt(stepped)
+        for number, (_, outcome) in self._plays.items():
+            if number != stepped and not outcome.done():
+                outcome.set_result(_Interrupted("", suspected=False))
+                self._send("end", number)
+
+    def _doubt(self, stepped: int) -> None:
+        if stepped in self._plays:
+            self._doubted.add(self._plays[stepped][0].job.prompt)
 
     def _send(self, what: str, said: Any) -> None:
         if self.open:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from tests.daemons.rollouts.parity_task import Parity
 
 NAME = "tests.daemons.rollouts.poisoned_task:Poisoned"
 ALL = "tests.daemons.rollouts.poisoned_task:AllPoisoned"
+SELDOM = "tests.daemons.rollouts.poisoned_task:SeldomPoisoned"
 AWAY = "tests.daemons.rollouts.poisoned_task:Away"
 HALF = "tests.daemons.rollouts.poisoned_task:HalfPoisoned"
 MARKS = "P2PCAST_TASK_MARKS"
@@ -25,6 +27,7 @@ GOOD, NO_TOKENS, NO_PROMPT, RAISES, LONG, NO_REWARD, NO_RESULT, NO_BYTES = range
 """Kinds of rows, by their numbers modulo ROWS."""
 BLOCKS, ENDS, HUGE = range(ROWS, ROWS + 3)
 """Further kinds, of AllPoisoned: a play that blocks, one that ends its process, a reward above all bounds."""
+KINDS = ROWS + 3
 FAILS_AT, HANGS_AT = 10, 19
 """Rows at which ``jobs`` raises, and hangs, the first time."""
 LONGEST = 16
@@ -38,17 +41,7 @@ class Poisoned(Parity):
                 raise OSError("the data set is away")
             if number == HANGS_AT and first_time("hung"):
                 time.sleep(600)
-            match kind := number % ROWS:
-                case 1:
-                    yield Prompt(prompt.prompt, 0, f"row {number}")
-                case 2:
-                    yield {"row": number}
-                case 7:
-                    yield Prompt("text", 8, f"row {number}")  # type: ignore[arg-type]
-                case _:
-                    length = LONGEST + 1 if kind == LONG else 2
-                    # Tokens of the task tell rows apart.
-                    yield Prompt(bytes([kind + 3]) + prompt.prompt[:1] * (length - 1), 8, f"row {number}")
+            yield row(number % ROWS, number, prompt)
 
     async def play(self, sampler: Sampler, job: Job) -> Trajectory:
         kind = job.prompt[0] - 3
@@ -71,7 +64,7 @@ class AllPoisoned(Poisoned):
             yield prompt
             if number % ROWS == GOOD:
                 for kind in (BLOCKS, ENDS, HUGE):
-                    yield Prompt(bytes([kind + 3, 3]), 8, f"row {number}, kind {kind}")
+                    yield row(kind, number, prompt)
 
     async def play(self, sampler: Sampler, job: Job) -> Trajectory:
         match job.prompt[0] - 3:
@@ -83,6 +76,15 @@ class AllPoisoned(Poisoned):
 
     def reward(self, job: Job, token_ids: np.ndarray, mask: np.ndarray) -> float:
         return 1e308 if job.prompt[0] - 3 == HUGE else super().reward(job, token_ids, mask)
+
+
+class SeldomPoisoned(AllPoisoned):
+    """Each eighth row is bad, of all kinds in turn."""
+
+    def jobs(self, seed: int) -> Iterator[Any]:
+        kinds = itertools.cycle(range(GOOD + 1, KINDS))
+        for number, prompt in enumerate(Parity.jobs(self, seed)):
+            yield row(next(kinds) if number % 8 == 3 else GOOD, number, prompt)
 
 
 class HalfPoisoned(Parity):
@@ -101,6 +103,19 @@ class Away(Parity):
             if number == 3:
                 raise OSError("the data set is away")
             yield prompt
+
+
+def row(kind: int, number: int, prompt: Prompt) -> Any:
+    match kind:
+        case 1:
+            return Prompt(prompt.prompt, 0, f"row {number}")
+        case 2:
+            return {"row": number}
+        case 7:
+            return Prompt("text", 8, f"row {number}")  # type: ignore[arg-type]
+    length = LONGEST + 1 if kind == LONG else 2
+    # Tokens of the task tell rows apart.
+    return Prompt(bytes([kind + 3]) + prompt.prompt[:1] * (length - 1), 8, f"row {number}, kind {kind}")
 
 
 def first_time(what: str) -> bool:

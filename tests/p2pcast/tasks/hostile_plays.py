@@ -70,6 +70,8 @@ class HostilePlays(HashedTask):
         match what:
             case "sleep":
                 block()
+            case "slow":
+                time.sleep(float(rest))  # noqa: ASYNC251 - the fault
             case "regex":
                 catastrophe()
             case "thread":

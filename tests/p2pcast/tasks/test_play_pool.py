@@ -16,7 +16,7 @@ from p2pcast import limits
 from p2pcast.errors import RetryableError
 from p2pcast.rollouts.job import Job
 from p2pcast.tasks.child_processes.killable_child import ChildDownError
-from p2pcast.tasks.child_processes.play_pool import Played, PlayFailedError, PlayPool
+from p2pcast.tasks.child_processes.play_pool import PlayBlockedError, Played, PlayFailedError, PlayPool
 from p2pcast.tasks.sums import Sums
 from p2pcast.tasks.task import ForgedPlayError, Sample, Trajectory
 from tests.process_ends import wait_for_end, written_pid
@@ -110,6 +110,51 @@ async def test_a_hostile_play_costs_itself_alone(pools: Callable[..., PlayPool],
     assert all(same(one.trajectory, other) for one, other in zip(found, wanted, strict=True))
     assert sorted(sampler.prompts).count((1, 2, 3)) == 5, "no turn is sampled twice"
     assert all(one.loss_mask is not None and one.loss_mask.tolist() == [0, 0, 0, 0, 0, 0, 0, 1, 1] for one in found)
+
+
+async def test_plays_leave_a_long_step_before_it_counts_as_blocked(pools: Callable[..., PlayPool]) -> None:
+    sampler, pool = GatedSampler(range(16)), pools(step_s=20.0)
+    hostile, *honest = jobs("sleep", *["good"] * 4)
+    plays = [asyncio.ensure_future(pool.play(sampler, job)) for job in honest]
+    await sampler.until_waiting(4)
+    blocked = asyncio.ensure_future(pool.play(sampler, hostile))
+    while len(sampler.prompts) < 5:  # noqa: ASYNC110 - the hostile play's first turn
+        await asyncio.sleep(0.01)
+    sampler.gate.set()
+    found = await asyncio.gather(*plays)
+    assert not blocked.done()
+    assert all(len(one.trajectory.token_ids) == 9 for one in found)
+    assert len(sampler.prompts) == 9, "no turn is sampled twice"
+    blocked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await blocked
+
+
+async def test_a_long_step_that_ends_costs_its_play_nothing(pools: Callable[..., PlayPool]) -> None:
+    """The others have left the step meanwhile."""
+    sampler, pool = RandomSampler(range(16)), pools(step_s=5.0)
+    slow, *honest = jobs("slow 3", *["good"] * 4)
+    found = await asyncio.gather(*(pool.play(sampler, job) for job in (slow, *honest)))
+    wanted = await HostilePlays().play(RandomSampler(range(16)), jobs("good")[0])
+    assert same(found[0].trajectory, wanted)
+
+
+async def test_further_plays_of_a_prompt_that_blocked_disturb_no_other(
+    pools: Callable[..., PlayPool], caplog: pytest.LogCaptureFixture
+) -> None:
+    sampler, pool = GatedSampler(range(16)), pools()
+    first, *more = jobs(*["sleep"] * 4)
+    with pytest.raises(PlayFailedError):
+        await pool.play(sampler, first)
+    plays = [asyncio.ensure_future(pool.play(sampler, job)) for job in jobs(*["good"] * 4)]
+    await sampler.until_waiting(4)
+    caplog.clear()
+    blamed = await asyncio.gather(*(pool.play(sampler, job) for job in more), return_exceptions=True)
+    assert {type(one) for one in blamed} == {PlayBlockedError}
+    begin_again = [record.args[1] for record in caplog.records if "begin again" in record.msg and record.args]
+    assert begin_again == [1] * 3, "each was alone"
+    sampler.gate.set()
+    assert all(isinstance(one, Played) for one in await asyncio.gather(*plays))
 
 
 async def test_an_error_of_a_play_names_file_and_line(pools: Callable[..., PlayPool]) -> None:

@@ -113,6 +113,31 @@ def test_three_returns_of_two_workers_reject_a_job_while_others_are_there(play: 
     assert game.ledger.group(bad)["reason"] == "unplayable prompt"
 
 
+def test_three_returns_of_two_workers_end_a_group_whichever_jobs_they_are_of(play: Play) -> None:
+    """All jobs of a group have one prompt."""
+    game = play()
+    (bad,) = game.add(1)
+    first, second, _ = (game.join(name) for name in ("a", "b", "other"))
+    held = {session: game.lease(session, 1) for session in (first, second)}
+    (last,) = game.lease(first, 1)
+    assert len({one.job.index for leases in (*held.values(), [last]) for one in leases}) == 3
+    for session, leases in held.items():
+        give_back(game, session, leases)
+    assert game.state(bad) == "open"
+    give_back(game, first, [last])
+    assert game.ledger.group(bad)["reason"] == "unplayable prompt"
+    assert game.ledger.status()["jobs"] == {"rejected": 1, "cancelled": 2}
+
+
+def test_returns_of_one_worker_end_no_group_while_another_is_there(play: Play) -> None:
+    game = play()
+    (kept,) = game.add(1)
+    liar, other = game.join("liar"), game.join("other")
+    give_back(game, liar, game.lease(liar, 3))
+    game.hand_in(other, game.lease(other))
+    assert game.state(kept) == "complete"
+
+
 def test_names_of_one_certificate_count_as_one_worker(play: Play) -> None:
     game = play()
     game.add(1)

@@ -3,8 +3,9 @@
 A rejected result and a lease that comes back for the job's own fault are failures alike. A job is rejected by failures
 of three callers, by three returns of two callers, and by three failures where no other caller is left. Nine failures
 reject the job, whichever callers they are of.
-All jobs of a group have one prompt. So a job whose last failure is a return, or a result that is not scored, ends its
-group with it. A group with an accepted result goes on, and so does one whose job failed for another reason.
+All jobs of a group have one prompt. A return, and a result that is not scored, is a failure of the prompt. So three of
+them in one group, of two callers or of the only one, end the group before anything of it is accepted, whichever jobs
+they are of. A group with an accepted result goes on, and so does one whose job failed for another reason.
 """
 
 from __future__ import annotations
@@ -81,10 +82,14 @@ def _count(conn: Connection, now: Present, row: Row[Any], reason: str, detail: s
     failures = int(job.failures) + 1
     failed = {"failures": failures, "failed_by": caller_of(row), "failed_s": now.now_s}
     played = _is_played(conn, row)
-    if not played and failures >= MAX_FAILURES and _given_up(conn, now, row, failures):
+    ends_group = of_prompt and not _has_accepted(conn, row)
+    given_up = (ends_group and _is_prompt_given_up(conn, now, row)) or (
+        failures >= MAX_FAILURES and _given_up(conn, now, row, failures)
+    )
+    if given_up and not played:
         move(conn, "job", db.jobs, row.job_id, "rejected", reason=reason, **failed)
         _tell(conn, now, row, reason, detail)
-        if of_prompt and not _has_accepted(conn, row):
+        if ends_group:
             drop(conn, now, row.group_id, UNPLAYABLE)
         else:
             end_settled(conn, now, {bytes(row.group_id)})
@@ -109,6 +114,26 @@ def _has_accepted(conn: Connection, row: Row[Any]) -> bool:
     """Whether a job of the group has an accepted result."""
     accepted = select(db.jobs.c.id).where(db.jobs.c.group_id == row.group_id, db.jobs.c.state == "accepted")
     return conn.execute(accepted).first() is not None
+
+
+def _is_prompt_given_up(conn: Connection, now: Present, row: Row[Any]) -> bool:
+    """Whether the group's failures end it: its other jobs have the same prompt."""
+    of_group = select(db.jobs.c.id).where(db.jobs.c.group_id == row.group_id)
+    returned = select(db.job_returns.c.caller).where(db.job_returns.c.job_id.in_(of_group))
+    unscored = (
+        select(db.workers.c.id, db.workers.c.caller)
+        .join(db.leases, db.leases.c.worker_id == db.workers.c.id)
+        .join(db.results, db.results.c.lease_id == db.leases.c.id)
+        .where(
+            db.results.c.job_id.in_(of_group),
+            db.results.c.verdict == "rejected",
+            db.results.c.reason == Reason.UNSCORED.value,
+        )
+    )
+    callers = [*conn.scalars(returned), *(caller_of(one) for one in conn.execute(unscored))]
+    if len(callers) < MAX_FAILURES:
+        return False
+    return len(set(callers)) >= LEAST_RETURNERS or callers_seen(conn, now, bytes(row.task_hash)) <= set(callers)
 
 
 def _given_up(conn: Connection, now: Present, row: Row[Any], failures: int) -> bool:
