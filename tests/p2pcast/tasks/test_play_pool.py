@@ -112,7 +112,7 @@ async def test_a_hostile_play_costs_itself_alone(pools: Callable[..., PlayPool],
     assert all(one.loss_mask is not None and one.loss_mask.tolist() == [0, 0, 0, 0, 0, 0, 0, 1, 1] for one in found)
 
 
-async def test_plays_leave_a_long_step_before_it_counts_as_blocked(pools: Callable[..., PlayPool]) -> None:
+async def test_plays_leave_a_step_that_takes_long(pools: Callable[..., PlayPool]) -> None:
     sampler, pool = GatedSampler(range(16)), pools(step_s=20.0)
     hostile, *honest = jobs("sleep", *["good"] * 4)
     plays = [asyncio.ensure_future(pool.play(sampler, job)) for job in honest]

@@ -113,7 +113,7 @@ def test_three_returns_of_two_workers_reject_a_job_while_others_are_there(play: 
     assert game.ledger.group(bad)["reason"] == "unplayable prompt"
 
 
-def test_three_returns_of_two_workers_end_a_group_whichever_jobs_they_are_of(play: Play) -> None:
+def test_three_returns_of_two_workers_for_any_jobs_of_a_group_end_the_group(play: Play) -> None:
     """All jobs of a group have one prompt."""
     game = play()
     (bad,) = game.add(1)
