@@ -10,6 +10,8 @@ from p2pcast.errors import P2PCastError
 
 MAX_TEXT: Final = 300
 """Most characters of a text."""
+MAX_SEEN: Final = 256
+"""Most errors that a process remembers."""
 _LIBRARIES: Final = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _FOLDER: Final = __file__.rpartition("/")[0]
 _OURS: Final = (_FOLDER, _FOLDER.rpartition("/")[0] + "/task_checker.py")
@@ -26,9 +28,30 @@ def fault_with_place(error: BaseException) -> str:
         text = ""
     if isinstance(error, P2PCastError):
         return text[:MAX_TEXT]
+    found = place(error)
+    where = "" if found is None else f" ({found[0].rpartition('/')[2]}, line {found[1]})"
+    return f"{type(error).__name__}: {text}"[: MAX_TEXT - len(where)] + where[:MAX_TEXT]
+
+
+def place(error: BaseException) -> tuple[str, int] | None:
+    """The file and the line of the user's code that raised an error; None if no code has raised it yet."""
     # Without the source, which memory may be short for.
     lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     lines = [one for one in lines if not one[0].startswith(_OURS)]
     lines = [one for one in lines if not one[0].startswith(_LIBRARIES)] or lines
-    place = f" ({lines[-1][0].rpartition('/')[2]}, line {lines[-1][1]})" if lines else ""
-    return f"{type(error).__name__}: {text}"[: MAX_TEXT - len(place)] + place[:MAX_TEXT]
+    return lines[-1] if lines else None
+
+
+class SeenErrors:
+    """Errors of one process by type, file and line, MAX_SEEN at most."""
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[str, tuple[str, int] | None]] = set()
+
+    def is_new(self, error: BaseException) -> bool:
+        """Whether this is the first such error. No error is new to a process that has seen MAX_SEEN."""
+        known = type(error).__name__, place(error)
+        if known in self._seen or len(self._seen) >= MAX_SEEN:
+            return False
+        self._seen.add(known)
+        return True

@@ -1,7 +1,8 @@
 """The child of ``play_pool``: plays jobs of one task. Run as ``python -m p2pcast.tasks.child_processes.play_child``.
 
 Promises: plays run beside each other on one event loop, and each begins with the job alone. Asyncio tasks that a play
-leaves running end with it. A copy of this process that a play forks ends at its next step, and sends nothing.
+leaves running end with it. A copy of this process that a play forks ends at its next step, and sends nothing. The
+process prints the traceback of an error of the task once for each place that raises it.
 
 ``play_messages`` specifies the messages. A play's code could send others: the parent believes nothing but what a play
 itself decides.
@@ -28,7 +29,7 @@ from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Span
 from p2pcast.rollouts.rollout_fields import MAX_TOKENS
 from p2pcast.tasks.child_processes.child_channel import ChildChannel, limit_memory
-from p2pcast.tasks.child_processes.child_faults import fault_with_place
+from p2pcast.tasks.child_processes.child_faults import SeenErrors, fault_with_place
 from p2pcast.tasks.child_processes.play_messages import READERS, SLOT_BYTES, Ask, Ended, as_bytes
 from p2pcast.tasks.task import Sample, Task
 from p2pcast.version import Version
@@ -112,6 +113,7 @@ class Plays:
         """Asyncio tasks of each play, its own included."""
         self._asks: dict[int, asyncio.Future[Sample]] = {}
         self._numbers = itertools.count(1)
+        self._seen = SeenErrors()
 
     async def run(self) -> None:
         """Until the parent ends."""
@@ -153,7 +155,8 @@ class Plays:
         try:
             self._channel.send(["played", as_bytes(await self._end(number, Job.from_bytes(packed)))])
         except BaseException as error:  # noqa: BLE001 - whatever a user's task raises
-            if not isinstance(error, P2PCastError | asyncio.CancelledError | MemoryError):
+            ours = isinstance(error, P2PCastError | asyncio.CancelledError | MemoryError)
+            if not ours and self._seen.is_new(error):
                 traceback.print_exception(error)
             self._channel.send(["raised", [number, fault_with_place(error), isinstance(error, MemoryError)]])
         finally:

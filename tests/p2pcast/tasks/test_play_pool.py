@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
@@ -160,6 +161,20 @@ async def test_further_plays_of_a_prompt_that_blocked_disturb_no_other(
 async def test_an_error_of_a_play_names_file_and_line(pools: Callable[..., PlayPool]) -> None:
     with pytest.raises(PlayFailedError, match=r"ZeroDivisionError: oops \(hostile_plays.py, line \d+\)$"):
         await pools().play(RandomSampler(range(16)), jobs("raise")[0])
+
+
+async def test_the_log_has_one_traceback_for_each_place_that_raises(
+    pools: Callable[..., PlayPool], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "p2pcast.tasks")
+    pool = pools()
+    for job in jobs("raise", "raise", "unsendable", "raise", "unsendable"):
+        with pytest.raises(PlayFailedError):
+            await pool.play(RandomSampler(range(16)), job)
+    await pool.close()
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("Traceback (most recent call last)" in line for line in said) == 2
+    assert [sum(kind in line for line in said) for kind in ("ZeroDivisionError: oops", "ValueError: ")] == [1, 1]
 
 
 async def test_a_play_that_forks_goes_on_and_its_copy_does_not(pools: Callable[..., PlayPool], tmp_path: Path) -> None:
