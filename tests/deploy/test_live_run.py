@@ -1,7 +1,8 @@
 """A real Prometheus scrapes a hub, peers and a ledger at work.
 
 - Each query of the dashboard has series, for all daemons and for chosen ones.
-- No alert is pending or fires on the healthy run. The alert on refused installs fires once an engine refuses one.
+- No alert is pending or fires on the healthy run. The alert on refused installs fires once an engine refuses one, and
+  the alert on rejected jobs once a job was. The alert on an idle ledger is pending once no worker is there.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ from tests.deploy.prometheus_server import SCRAPE_S, Prometheus
 from trainer_node.learning.monitoring.run_log import LOG_NAME, RunLog
 from trainer_node.learning.probing.engine_probes import EngineProbes
 from trainer_node.ledger.ledger_rows import Trust
+from trainer_node.ledger_server import ledger_view
 from trainer_node.ledger_server.callers import WORKER_FILE
 from trainer_node.ledger_server.ledger_daemon import LedgerConfig, LedgerDaemon
-from trainer_node.sdk.batch_client import BatchClient
+from trainer_node.sdk.batch_client import BatchClient, RolloutBatch
 
 INTERVAL_S = 30 + SCRAPE_S
 """``$__rate_interval`` of a panel whose points are 30 s apart: Grafana adds the interval of scrapes."""
@@ -92,15 +94,34 @@ async def rejected_result(daemon: LedgerDaemon, folder: Path) -> None:
     assert answer["results"][0]["reason"] == "unknown version"
 
 
+async def rejected_job(daemon: LedgerDaemon, folder: Path, client: BatchClient) -> None:
+    """Three more workers cannot play the groups of the learner's next step."""
+    async with aiohttp.ClientSession() as http:
+        stage = Stage(daemon, folder, http)
+        sessions = [await stage.register(name, Costly().hash) for name in ("failing 1", "failing 2", "failing 3")]
+        await stepped(client, STEPS + 1)
+        for session in sessions:
+            [(lease, _)] = await stage.lease(session, served=f"0.{STEPS + 1}", manifest=digest_of(f"0.{STEPS + 1}"))
+            why = {"lease": lease.hex(), "reason": "failed play", "detail": "KeyError: 'card'"}
+            returned = {"session": session, "leases": [lease.hex()], "reasons": [why]}
+            assert await stage.ask("/v1/return", returned) == (200, {})
+
+
+async def stepped(client: BatchClient, step: int) -> RolloutBatch:
+    """The learner takes a batch and publishes the version of ``step``."""
+    batch = await asyncio.to_thread(client.take, step - 1)
+    assert batch is not None
+    await asyncio.to_thread(client.applied, batch, step)
+    await asyncio.to_thread(client.publish, Version(0, step), bytes.fromhex(digest_of(f"0.{step}")))
+    return batch
+
+
 async def learnt(client: BatchClient, engine: FakeEngine, probes: EngineProbes, record: RunLog) -> None:
     """Steps of a learner: a batch, a version, a probe of the engine."""
     probe_set = await asyncio.to_thread(found_set)
     for step in range(1, STEPS + 1):
-        batch = await asyncio.to_thread(client.take, step - 1)
-        assert batch is not None
+        batch = await stepped(client, step)
         version = Version(0, step)
-        await asyncio.to_thread(client.applied, batch, step)
-        await asyncio.to_thread(client.publish, version, bytes.fromhex(digest_of(str(version))))
         engine.versions = [str(version)]
         probes.published(step, 0, learner_scores(probe_set, version))
         await asyncio.to_thread(client.ack, step, [batch.id], bytes(32))
@@ -140,6 +161,7 @@ async def test_each_panel_has_series_and_no_alert_is_pending_on_a_healthy_run(
 ) -> None:
     for name in ("CHECK_S", "ASK_S"):
         monkeypatch.setattr(probe_loop, name, 0.01)
+    monkeypatch.setattr(ledger_view, "IDLE_LOOKS", 10**6)  # the learner ends before the other parts of the run
     engine.versions = ["0.0"]
     swarm.plaintext = False  # certificates have an end behind TLS alone
     mirror = f"file://{tmp_path}/mirror"
@@ -171,8 +193,14 @@ async def test_each_panel_has_series_and_no_alert_is_pending_on_a_healthy_run(
         broken = await swarm.peer_up("c", targets=(BROKEN,))
         prometheus.scrape(broken.http.address)
         await swarm.until(lambda: bool(broken.startup.timeline.refused_installs), "the engine has refused an install")
+        await rejected_job(ledger, folder, client)
+        monkeypatch.setattr(ledger_view, "IDLE_LOOKS", 1)
+        await swarm.until(lambda: bool(ledger.view.idle()), "the ledger is idle")
         await prometheus.scraped(ENOUGH)
-        assert "P2pcastInstallsRefused" in {r["name"] for r in await prometheus.rules() if r["state"] == "firing"}
+        alerts = {rule["name"]: rule["state"] for rule in await prometheus.rules()}
+        for name in ("P2pcastInstallsRefused", "P2pcastJobsRejected"):
+            assert alerts[name] == "firing"
+        assert alerts["P2pcastLedgerIdle"] == "pending"
         assert await without_series(prometheus, dict.fromkeys(variables(), chosen([]))) == []
         listed: dict[str, list[str]] = {}
         for name, (selector, label) in variables().items():
