@@ -12,6 +12,7 @@ CHECKER = "p2pcast/tasks/task_checker.py"
 PLAYS = "tests/p2pcast/tasks/test_play.py::"
 CHECKS = "tests/p2pcast/tasks/test_task_process.py::"
 POOL = "p2pcast/tasks/child_processes/play_pool.py"
+CHILDREN = "tests/p2pcast/tasks/test_killable_child.py::"
 POOLS = "tests/p2pcast/tasks/test_play_pool.py::"
 CHOICE = "trainer_node/ledger_server/prompt_choice.py"
 CHOICES = "tests/trainer_node/ledger_server/test_prompt_choice.py::"
@@ -65,6 +66,55 @@ ROLLOUT_TASKS = [
         "if len(said) < self._again[key]:",
         "if True:",
         POOLS + "test_a_hostile_play_costs_itself_alone",
+    ),
+    Mutation(
+        "blocks, crashes or takes all memory",
+        POOL,
+        "while looks < LOOKS:",
+        "while True:",
+        POOLS + "test_further_plays_of_a_prompt_that_blocked_disturb_no_other",
+    ),
+    Mutation(
+        "blocks, crashes or takes all memory",
+        POOL,
+        "PlayBlockedError if why == BLOCKED else PlayFailedError",
+        "PlayFailedError",
+        POOLS + "test_further_plays_of_a_prompt_that_blocked_disturb_no_other",
+    ),
+    Mutation(
+        "blocks, crashes or takes all memory",
+        POOL,
+        "run, alone = _Run(sampler, job), job.prompt in self._doubted",
+        "run, alone = _Run(sampler, job), False",
+        POOLS + "test_further_plays_of_a_prompt_that_blocked_disturb_no_other",
+    ),
+    Mutation(
+        "blocks, crashes or takes all memory",
+        POOL,
+        "self._clear_for(self._slot[0])",
+        "pass",
+        POOLS + "test_plays_leave_a_step_that_takes_long",
+    ),
+    Mutation(
+        "the start or the kill of a task's process is cancelled",
+        CHILD,
+        "        except BaseException:\n            for end in ends:",
+        "        except OSError:\n            for end in ends:",
+        CHILDREN + "test_a_start_that_is_cancelled_leaves_neither_pipe_nor_process",
+    ),
+    Mutation(
+        "the start or the kill of a task's process is cancelled",
+        CHILD,
+        "        except BaseException:  # a pipe",
+        "        except OSError:  # a pipe",
+        CHILDREN + "test_a_start_that_is_cancelled_leaves_neither_pipe_nor_process",
+    ),
+    Mutation(
+        "the start or the kill of a task's process is cancelled",
+        CHILD,
+        "        try:\n            await self._process.wait()\n        finally:\n            self._output.close()",
+        "        await self._process.wait()\n        self._output.close()",
+        CHILDREN + "test_a_kill_that_is_cancelled_leaves_no_pipe_to_what_the_process_detached",
     ),
     Mutation(
         "blocks, crashes or takes all memory",

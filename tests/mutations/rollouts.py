@@ -350,6 +350,27 @@ ROLLOUTS = [
     Mutation(
         "fails a job again and again",
         FAILING,
+        "return len(set(callers)) >= LEAST_RETURNERS or callers_seen",
+        "return True or callers_seen",
+        FAILED_JOBS + "test_returns_of_one_worker_end_no_group_while_another_is_there",
+    ),
+    Mutation(
+        "three returns for the fault of a prompt",
+        FAILING,
+        "(ends_group and _is_prompt_given_up(conn, now, row)) or (",
+        "False or (",
+        FAILED_JOBS + "test_three_returns_of_two_workers_for_any_jobs_of_a_group_end_the_group",
+    ),
+    Mutation(
+        "three returns for the fault of a prompt",
+        FAILING,
+        "return len(set(callers)) >= LEAST_RETURNERS or callers_seen",
+        "return callers_seen",
+        FAILED_JOBS + "test_three_returns_of_two_workers_for_any_jobs_of_a_group_end_the_group",
+    ),
+    Mutation(
+        "fails a job again and again",
+        FAILING,
         "lease_id=row.id, caller=caller_of(row))",
         "lease_id=row.id, caller=bytes(row.worker_id).hex())",
         FAILED_JOBS + "test_names_of_one_certificate_count_as_one_worker",

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ async def _until_only(before: set[str]) -> None:
 
 async def test_a_kill_that_is_cancelled_leaves_no_pipe_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sleeping_child.py").write_text("import time\ntime.sleep(600)\n")
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     before = _pipes()
     child = await KillableChild.start("sleeping_child")
     killing = asyncio.create_task(child.kill())
@@ -41,6 +42,33 @@ async def test_a_kill_that_is_cancelled_leaves_no_pipe_open(tmp_path: Path, monk
     await child.wait()
 
 
+async def test_a_kill_that_is_cancelled_leaves_no_pipe_to_what_the_process_detached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process of another session outlives the kill, and holds the pipe of prints open."""
+    written = tmp_path / "pid"
+    (tmp_path / "detaching_child.py").write_text(
+        "import subprocess, time\n"
+        "left = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        f"open({str(written)!r}, 'w').write(str(left.pid))\n"
+        "time.sleep(600)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    before = _pipes()
+    child = await KillableChild.start("detaching_child")
+    while (detached := written_pid(written)) is None:  # noqa: ASYNC110 - a process of its own comes so far
+        await asyncio.sleep(0.01)
+    try:
+        killing = asyncio.create_task(child.kill())
+        await asyncio.sleep(0)
+        killing.cancel()
+        await asyncio.wait([killing])
+        await _until_only(before)
+        await child.wait()
+    finally:
+        os.kill(detached, signal.SIGKILL)
+
+
 @pytest.mark.parametrize("turns", range(1, 9))
 async def test_a_start_that_is_cancelled_leaves_neither_pipe_nor_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: int
@@ -49,7 +77,7 @@ async def test_a_start_that_is_cancelled_leaves_neither_pipe_nor_process(
     (tmp_path / "sleeping_child.py").write_text(
         f"import os, time\nopen({str(written)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
     )
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     before = _pipes()
     starting = asyncio.create_task(KillableChild.start("sleeping_child"))
     for _ in range(turns):

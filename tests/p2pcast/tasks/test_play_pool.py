@@ -113,7 +113,9 @@ async def test_a_hostile_play_costs_itself_alone(pools: Callable[..., PlayPool],
     assert all(one.loss_mask is not None and one.loss_mask.tolist() == [0, 0, 0, 0, 0, 0, 0, 1, 1] for one in found)
 
 
-async def test_plays_leave_a_step_that_takes_long(pools: Callable[..., PlayPool]) -> None:
+async def test_plays_leave_a_step_that_takes_long(
+    pools: Callable[..., PlayPool], caplog: pytest.LogCaptureFixture
+) -> None:
     sampler, pool = GatedSampler(range(16)), pools(step_s=20.0)
     hostile, *honest = jobs("sleep", *["good"] * 4)
     plays = [asyncio.ensure_future(pool.play(sampler, job)) for job in honest]
@@ -124,6 +126,7 @@ async def test_plays_leave_a_step_that_takes_long(pools: Callable[..., PlayPool]
     sampler.gate.set()
     found = await asyncio.gather(*plays)
     assert not blocked.done()
+    assert "begin again" not in caplog.text, "no process counts as blocked yet"
     assert all(len(one.trajectory.token_ids) == 9 for one in found)
     assert len(sampler.prompts) == 9, "no turn is sampled twice"
     blocked.cancel()
