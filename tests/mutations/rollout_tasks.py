@@ -114,7 +114,7 @@ ROLLOUT_TASKS = [
         CHILD,
         "        try:\n            await self._process.wait()\n        finally:\n            self._output.close()",
         "        await self._process.wait()\n        self._output.close()",
-        CHILDREN + "test_a_kill_that_is_cancelled_leaves_no_pipe_to_what_the_process_detached",
+        CHILDREN + "test_a_detached_process_holds_no_pipe_of_a_cancelled_kill",
     ),
     Mutation(
         "blocks, crashes or takes all memory",

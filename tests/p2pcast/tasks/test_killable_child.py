@@ -42,7 +42,7 @@ async def test_a_kill_that_is_cancelled_leaves_no_pipe_open(tmp_path: Path, monk
     await child.wait()
 
 
-async def test_a_kill_that_is_cancelled_leaves_no_pipe_to_what_the_process_detached(
+async def test_a_detached_process_holds_no_pipe_of_a_cancelled_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process of another session outlives the kill, and holds the pipe of prints open."""
