@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_type_hints
 
 from p2pcast.errors import UsageError
+from p2pcast.rollouts.overlong import Overlong
 from p2pcast.rollouts.probe_set import MAX_SEQUENCES
 from p2pcast.sparse.budget_guard import FLOOR, TARGET, GuardOptions
 from trainer_node.learning.objective.policy_loss import LossOptions
@@ -57,7 +58,7 @@ class TrainTable:
         "packed", "Rows of a micro-batch in one sequence without padding, or one below the other with padding."
     )
     minibatches: int = setting(1, "Optimiser updates from one batch.", 1, 1024)
-    overlong: Literal["keep", "mask", "zero"] = setting(
+    overlong: Overlong = setting(
         "keep", "Rollouts cut at their token limit. keep: as others; mask: not learnt from; zero: their reward is 0."
     )
     router_replay: Literal["off", "on"] = setting(

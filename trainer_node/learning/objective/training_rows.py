@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from p2pcast.errors import IntegrityError, UsageError
+from p2pcast.errors import IntegrityError
 from p2pcast.rollouts.kv_policy import KV_OF_ONE_VERSION
+from p2pcast.rollouts.overlong import Overlong, overlong_of, paid
 from p2pcast.rollouts.result import Result, Span, fault, reward_fault
 from p2pcast.rollouts.routed_experts import ExpertShape, RoutedExperts, shape_fault
 from trainer_node.learning.objective.advantages import AdvantageKind, group_advantages
@@ -27,11 +28,6 @@ if TYPE_CHECKING:
     from p2pcast.rollouts.job import Group
     from trainer_node.sdk.batch_client import RolloutBatch, RolloutGroup
 
-Overlong = Literal["keep", "mask", "zero"]
-"""Treatment of rollouts that ended at the limit of tokens. ``keep``: as others. ``mask``: no token is learnt from, and
-the reward counts in its group. ``zero``: the reward counts as 0 in its group, and as the worst of the group's others
-where that is below 0. The ledger drops groups of equal rewards before, whatever the learner makes of cut answers.
-"""
 NOT_SAMPLED = -1
 """In place of a version's step, for tokens of the prompt and of the environment."""
 MIXED = -1
@@ -121,17 +117,12 @@ def rows_of(
 
     Raises IntegrityError that names the job and the reason, for a batch that the ledger would not have cut.
     """
-    if overlong not in ("keep", "mask", "zero"):
-        raise UsageError(f"no treatment of overlong rollouts is named {overlong!r}: use keep, mask or zero")
+    overlong_of(overlong)
     rows: list[TrainingRow] = []
     for number, samples in enumerate(batch.groups):
         _check(samples, step - staleness, vocabulary)
         cut_off = [one.result.stop == "length" for one in samples.rollouts]
-        rewards = [one.reward for one in samples.rollouts]
-        if overlong == "zero":
-            whole = [reward for reward, cut in zip(rewards, cut_off, strict=True) if not cut]
-            worst = min([0.0, *whole])
-            rewards = [worst if cut else reward for reward, cut in zip(rewards, cut_off, strict=True)]
+        rewards = paid([one.reward for one in samples.rollouts], cut_off, overlong)
         advantages = group_advantages(rewards, kind, eps)
         for one, cut, advantage in zip(samples.rollouts, cut_off, advantages, strict=True):
             learns = not (cut and overlong == "mask")
