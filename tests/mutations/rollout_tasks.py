@@ -152,6 +152,13 @@ ROLLOUT_TASKS = [
         CHECKS + "test_a_check_has_its_processor_time",
     ),
     Mutation(
+        "answers without end where its other answers are all right",
+        "trainer_node/ledger/batch_cut.py",
+        "return paid([reward for reward, _ in rows], [cut for _, cut in rows], overlong)",
+        "return [reward for reward, _ in rows]",
+        "tests/trainer_node/ledger/test_cut_off_results.py::test_a_batch_has_the_groups_whose_paid_rewards_differ",
+    ),
+    Mutation(
         "answers `math` with an undefined value",
         "p2pcast/tasks/math_answers.py",
         "if _undefined(found) and not _undefined(expected):",

@@ -259,6 +259,7 @@ def _client(config: LearnerConfig) -> BatchClient:
         bearer_file=config.ledger.bearer_file,
         hub=config.hub.address if secure else None,
         token_file=config.hub.token_file if secure else None,
+        overlong=config.train.overlong,
     )
 
 

@@ -6,9 +6,10 @@ The oldest groups come first: freshest first would let the others age until they
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
+from p2pcast.rollouts.overlong import Overlong, paid
 from trainer_node.ledger.staleness_rule import Bounds
 
 OVERSAMPLE = 3
@@ -22,7 +23,8 @@ class Verdict(Enum):
     WAIT = "wait"
     """Jobs of the group are still open."""
     EQUAL = "equal rewards"
-    """Equal rewards have no advantages."""
+    """Equal rewards have no advantages. The rewards compared are what the learner pays (``p2pcast.rollouts.overlong``).
+    """
     SHORT = "too few results"
     STALE = "stale"
 
@@ -31,33 +33,43 @@ class Verdict(Enum):
 class Candidate:
     """A group that is in no batch. ``opened``: its number in the order of opening. ``steps``: of each accepted result,
     the step of its oldest span. ``rewards``: in the same order. ``unsettled``: jobs that may still bring a result,
-    and those whose reward is still replayed.
+    and those whose reward is still replayed. ``cut_off``: whether each result ended at its limit of tokens; empty: no
+    result did.
     """
 
     opened: int
     steps: Sequence[int]
     rewards: Sequence[float]
     unsettled: int = 0
+    cut_off: Sequence[bool] = ()
 
-    def fresh(self, oldest_step: int) -> list[float]:
-        """The rewards of the results that are fresh enough."""
-        return [r for r, step in zip(self.rewards, self.steps, strict=True) if step >= oldest_step]
+    def fresh(self, oldest_step: int, overlong: Overlong) -> list[float]:
+        """The pay of the results that are fresh enough: the learner sees no others."""
+        cut_off = self.cut_off or [False] * len(self.rewards)
+        rows = [
+            (reward, cut)
+            for reward, cut, step in zip(self.rewards, cut_off, self.steps, strict=True)
+            if step >= oldest_step
+        ]
+        return paid([reward for reward, _ in rows], [cut for _, cut in rows], overlong)
 
 
-def judge(group: Candidate, oldest_step: int) -> Verdict:
-    """The verdict on a group, when results of steps before ``oldest_step`` are stale."""
+def judge(group: Candidate, oldest_step: int, overlong: Overlong = "keep") -> Verdict:
+    """The verdict on a group, when results of steps before ``oldest_step`` are stale. ``overlong``: the learner's
+    treatment of results that were cut off.
+    """
     if group.unsettled:
         return Verdict.WAIT
-    fresh = group.fresh(oldest_step)
+    fresh = group.fresh(oldest_step, overlong)
     if len(fresh) < LEAST_SURVIVORS:
         return Verdict.STALE if len(group.rewards) >= LEAST_SURVIVORS else Verdict.SHORT
     return Verdict.USE if min(fresh) != max(fresh) else Verdict.EQUAL
 
 
-def last_chance(group: Candidate, oldest_step: int) -> bool:
+def last_chance(group: Candidate, oldest_step: int, overlong: Overlong = "keep") -> bool:
     """Whether a group with open jobs can be trained now, and has results that will be stale one step later."""
-    settled = Candidate(group.opened, group.steps, group.rewards)
-    return oldest_step in group.steps and judge(settled, oldest_step) is Verdict.USE
+    settled = replace(group, unsettled=0)
+    return oldest_step in group.steps and judge(settled, oldest_step, overlong) is Verdict.USE
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +82,11 @@ class Cut:
     dropped: tuple[tuple[Candidate, Verdict], ...]
 
 
-def cut(bounds: Bounds, groups: Iterable[Candidate], learner_step: int, played: int) -> Cut:
+def cut(
+    bounds: Bounds, groups: Iterable[Candidate], learner_step: int, played: int, overlong: Overlong = "keep"
+) -> Cut:
     """Cut the batch of ``learner_step``. ``played``: groups that ended for this batch before, without being trained.
+    ``overlong``: as of ``judge``.
 
     A batch waits for P whole groups. Then groups whose results would be stale one step later go before whole ones,
     without their open jobs: otherwise one straggler would waste all results of its group.
@@ -81,12 +96,12 @@ def cut(bounds: Bounds, groups: Iterable[Candidate], learner_step: int, played: 
     urgent: list[Candidate] = []
     dropped: list[tuple[Candidate, Verdict]] = []
     for group in sorted(groups, key=lambda g: (min(g.steps, default=0), g.opened)):
-        verdict = judge(group, oldest_step)
+        verdict = judge(group, oldest_step, overlong)
         if verdict is Verdict.USE:
             usable.append(group)
         elif verdict is not Verdict.WAIT:
             dropped.append((group, verdict))
-        elif last_chance(group, oldest_step):
+        elif last_chance(group, oldest_step, overlong):
             urgent.append(group)
     enough = len(usable) >= bounds.batch_groups
     exhausted = played + len(dropped) + len(usable) >= OVERSAMPLE * bounds.batch_groups and len(usable) > 0

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, Row, func, insert, select, update
 
 from p2pcast.errors import RefusedError
+from p2pcast.rollouts.overlong import Overlong
 from trainer_node.ledger.audits.replaying import DUE, leave_out
 from trainer_node.ledger.batch_cut import OVERSAMPLE, Candidate, Cut, Verdict, cut
 from trainer_node.ledger.database import ledger_schema as db
@@ -67,14 +68,23 @@ class Taken(NamedTuple):
 
 
 def take(
-    conn: Connection, now: Present, bounds: Bounds, new_id: Callable[[], bytes], *, epoch: int, branch: int, step: int
+    conn: Connection,
+    now: Present,
+    bounds: Bounds,
+    new_id: Callable[[], bytes],
+    *,
+    epoch: int,
+    branch: int,
+    step: int,
+    overlong: Overlong,
 ) -> Taken:
-    """The batch of the learner's step; the same batch when repeated. Open jobs of its groups are cancelled. Raises
-    RefusedError for another epoch or step.
+    """The batch of the learner's step; the same batch when repeated. Open jobs of its groups are cancelled.
+    ``overlong``: the learner's treatment of results that were cut off, by which groups are judged. Raises RefusedError
+    for another epoch or step.
     """
     if (before := _without_cut(conn, now, bounds, epoch, branch, step)) is not None:
         return before
-    live, made = _cut(conn, now, bounds)
+    live, made = _cut(conn, now, bounds, overlong)
     for candidate, verdict in made.dropped:
         assert verdict is not Verdict.USE
         drop(conn, now, live[candidate.opened], verdict.value)
@@ -104,13 +114,15 @@ def take(
     return _taken(conn, now, conn.execute(select(db.batches).where(db.batches.c.id == batch_id)).one())
 
 
-def foreseen(conn: Connection, now: Present, bounds: Bounds, *, epoch: int, branch: int, step: int) -> Taken | None:
+def foreseen(
+    conn: Connection, now: Present, bounds: Bounds, *, epoch: int, branch: int, step: int, overlong: Overlong
+) -> Taken | None:
     """The answer of ``take`` where it changes nothing; None where it would make a change. The look needs no transition:
     among many groups it takes longer than a request for leases should wait. Raises as ``take``.
     """
     if (before := _without_cut(conn, now, bounds, epoch, branch, step)) is not None:
         return before
-    live, made = _cut(conn, now, bounds)
+    live, made = _cut(conn, now, bounds, overlong)
     if made.batch is not None or made.dropped or _refusal(conn, now, bounds, live) is not None:
         return None
     return Taken(None, False, *_report(conn, now, None, 0))
@@ -127,25 +139,38 @@ def _without_cut(conn: Connection, now: Present, bounds: Bounds, epoch: int, bra
     return None if row is None else _taken(conn, now, row)
 
 
-def _cut(conn: Connection, now: Present, bounds: Bounds) -> tuple[dict[int, bytes], Cut]:
+def _cut(conn: Connection, now: Present, bounds: Bounds, overlong: Overlong) -> tuple[dict[int, bytes], Cut]:
     """The groups that are in no batch, by their numbers, and what becomes of them."""
     groups = select(db.groups.c.id, db.groups.c.opened).where(
         db.groups.c.state.in_(LIVE_GROUPS), db.groups.c.purpose == "train", db.groups.c.id.not_in(live_batch_groups)
     )
     live = {row.opened: row.id for row in conn.execute(groups)}
     candidates = _candidates(conn, {group_id: opened for opened, group_id in live.items()})
-    return live, cut(bounds, candidates, now.step, _played(conn, now))
+    return live, cut(bounds, candidates, now.step, _played(conn, now), overlong)
 
 
 def _candidates(conn: Connection, opened: dict[bytes, int]) -> list[Candidate]:
     steps: dict[bytes, list[int]] = defaultdict(list)
     rewards: dict[bytes, list[float]] = defaultdict(list)
+    cut_off: dict[bytes, list[bool]] = defaultdict(list)
+    marks = db.cut_off_results.c
     unsettled: dict[bytes, int] = {}
     # The list of groups makes the database begin with their jobs, not with all results.
     for ids in in_parts(opened):
         accepted = (
-            select(db.jobs.c.group_id, db.results.c.oldest_step, db.results.c.reward, db.results.c.replay)
+            select(
+                db.jobs.c.group_id,
+                db.results.c.oldest_step,
+                db.results.c.reward,
+                db.results.c.replay,
+                marks.job_id.is_not(None).label("cut_off"),
+            )
             .join(db.results, db.results.c.job_id == db.jobs.c.id)
+            # By the lease too: an earlier result of the job may have been cut off, and count no more.
+            .outerjoin(
+                db.cut_off_results,
+                (marks.job_id == db.results.c.job_id) & (marks.lease_id == db.results.c.lease_id),
+            )
             .where(db.jobs.c.group_id.in_(ids), db.results.c.verdict == "accepted")
             .order_by(db.jobs.c.position)
         )
@@ -156,6 +181,7 @@ def _candidates(conn: Connection, opened: dict[bytes, int]) -> list[Candidate]:
                 continue
             steps[row.group_id].append(row.oldest_step)
             rewards[row.group_id].append(row.reward)
+            cut_off[row.group_id].append(row.cut_off)
         counted = (
             select(db.jobs.c.group_id, func.count().label("jobs"))
             .where(db.jobs.c.group_id.in_(ids), db.jobs.c.state.in_(UNSETTLED_JOBS))
@@ -163,7 +189,8 @@ def _candidates(conn: Connection, opened: dict[bytes, int]) -> list[Candidate]:
         )
         unsettled |= due + Counter({row.group_id: row.jobs for row in conn.execute(counted)})
     return [
-        Candidate(number, steps[group], rewards[group], unsettled.get(group, 0)) for group, number in opened.items()
+        Candidate(number, steps[group], rewards[group], unsettled.get(group, 0), cut_off[group])
+        for group, number in opened.items()
     ]
 
 

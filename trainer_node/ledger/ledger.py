@@ -23,6 +23,7 @@ from sqlalchemy import Connection, insert, update
 
 from p2pcast.errors import IntegrityError, RefusedError, UsageError
 from p2pcast.rollouts.job import Group, Job
+from p2pcast.rollouts.overlong import Overlong
 from p2pcast.rollouts.result import Result
 from p2pcast.rollouts.return_reason import Returned
 from p2pcast.version import Version
@@ -323,17 +324,23 @@ class Ledger:
 
         self._transitions.changing_versions(transition)
 
-    def take(self, epoch: int, branch: int, step: int) -> batch_transitions.Taken:
-        """Raises RefusedError for another epoch or step, and if no group that was played can be trained."""
-        bounds, learner = self._policy.bounds, {"epoch": epoch, "branch": branch, "step": step}
+    def take(self, epoch: int, branch: int, step: int, overlong: Overlong = "keep") -> batch_transitions.Taken:
+        """``overlong``: as of ``batch_transitions.take``. Raises RefusedError for another epoch or step, and if no
+        group that was played can be trained.
+        """
+        bounds = self._policy.bounds
         overdue_s = self._rates.overdue_s() if self._policy.rule == "bounded" else math.inf
 
         def look(conn: Connection, now: Present) -> batch_transitions.Taken | None:
-            found = batch_transitions.foreseen(conn, now, bounds, **learner)
+            found = batch_transitions.foreseen(
+                conn, now, bounds, epoch=epoch, branch=branch, step=step, overlong=overlong
+            )
             return None if _waits(found) and leasing.are_overdue(conn, now, overdue_s) else found
 
         def transition(conn: Connection, now: Present) -> batch_transitions.Taken:
-            taken = batch_transitions.take(conn, now, bounds, self._new_id, **learner)
+            taken = batch_transitions.take(
+                conn, now, bounds, self._new_id, epoch=epoch, branch=branch, step=step, overlong=overlong
+            )
             if _waits(taken):
                 leasing.release_overdue(conn, now, overdue_s)
             return taken

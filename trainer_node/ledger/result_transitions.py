@@ -58,6 +58,7 @@ _HELD_OF_JOBS = select(db.leases.c.id).where(
     db.leases.c.job_id.in_(bindparam("jobs", expanding=True)), db.leases.c.state == "held"
 )
 _NEW_RESULTS = insert(db.results)
+_CUT_OFF = insert(db.cut_off_results)
 _COUNT_TOKENS = (
     update(db.workers)
     .where(db.workers.c.id == bindparam("worker"))
@@ -241,6 +242,9 @@ def _accept_all(
             }
         )
     conn.execute(_NEW_RESULTS, rows)
+    cut_off = [one.result for one in accepted if one.result.stop == "length"]
+    if cut_off:
+        conn.execute(_CUT_OFF, [{"job_id": result.job, "lease_id": result.lease} for result in cut_off])
     move_all(conn, "lease", db.leases, [one.result.lease for one in accepted if one.row.state == "held"], "settled")
     # A late result ends the lease of the worker that plays the job now.
     if late := [one.result.job for one in accepted if one.row.state != "held"]:

@@ -34,6 +34,7 @@ from p2pcast.errors import (
 )
 from p2pcast.limits import MAX_SLOTS
 from p2pcast.rollouts.job import Group
+from p2pcast.rollouts.overlong import MAX_TREATMENT, overlong_of
 from p2pcast.rollouts.record_form import RolloutRecord
 from p2pcast.rollouts.result import Result
 from p2pcast.rollouts.return_reason import MAX_DETAIL, MAX_REASON, Returned, ReturnReason
@@ -393,8 +394,9 @@ class LedgerRoutes:
         form = await self._form(request)
         epoch, branch = form.integer("epoch", 0, 1 << 62), form.integer("branch", 0, 1 << 31)
         step, began_s = form.integer("step", 0, 1 << 62), time.monotonic()
+        overlong = overlong_of(form.text("overlong", MAX_TREATMENT)) if form.has("overlong") else "keep"
         self._times.asked(step, began_s)
-        taken = await self._call(self._ledger.take, epoch, branch, step)
+        taken = await self._call(self._ledger.take, epoch, branch, step, overlong)
         self._queue.changed()
         report = {"groups_played": taken.played, "mean_reward": taken.reward}
         if taken.batch is None:

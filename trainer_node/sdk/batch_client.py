@@ -29,6 +29,7 @@ import msgpack
 
 from p2pcast.errors import RemoteError, UsageError
 from p2pcast.rollouts.job import Group
+from p2pcast.rollouts.overlong import Overlong, overlong_of
 from p2pcast.rollouts.result import Result
 from p2pcast.version import Version
 from trainer_node.sdk.ledger_connection import LedgerConnection
@@ -114,7 +115,10 @@ class GroupReport:
 
 
 class BatchClient:
-    """Arguments as of LedgerConnection. Raises UsageError, LocalError."""
+    """Arguments as of LedgerConnection. ``overlong``: the trainer's treatment of rollouts that were cut off at
+    their limit of tokens (``p2pcast.rollouts.overlong``). The ledger drops groups whose rollouts are then paid equally;
+    a ledger of an earlier release compares the rewards themselves. Raises UsageError, LocalError.
+    """
 
     def __init__(
         self,
@@ -125,7 +129,9 @@ class BatchClient:
         token_file: str | os.PathLike[str] | None = None,
         name: str | None = None,
         give_up_s: float | None = None,
+        overlong: Overlong = "keep",
     ) -> None:
+        self._overlong = overlong_of(overlong)
         self._ledger = LedgerConnection(
             url, bearer_file=bearer_file, hub=hub, token_file=token_file, name=name, give_up_s=give_up_s
         )
@@ -184,7 +190,10 @@ class BatchClient:
         """The batch of the learner's ``step``, if there is one now; the same batch when repeated. Raises
         RefusedError.
         """
-        answer = self._ledger.post("batches/take", {"epoch": self._epoch, "branch": self._branch, "step": step})
+        body: dict[str, Any] = {"epoch": self._epoch, "branch": self._branch, "step": step}
+        if self._overlong != "keep":
+            body["overlong"] = self._overlong
+        answer = self._ledger.post("batches/take", body)
         try:
             if "batch" in answer:
                 return _batch_of(answer)

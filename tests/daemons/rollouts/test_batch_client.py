@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -12,8 +13,11 @@ from parity_task import Parity
 from test_ledger_daemon import client_of
 from test_ledger_requests import MANIFEST, ZERO, Stage, played
 
-from p2pcast.errors import RefusedError
-from p2pcast.rollouts.job import Group
+from p2pcast.errors import RefusedError, UsageError
+from p2pcast.rollouts.job import Group, Job
+from p2pcast.rollouts.result import Result, Span
+from p2pcast.tasks.play import Play, result_of
+from p2pcast.tasks.task import Sample
 from trainer_node.sdk.batch_client import ADD_AT_ONCE, BatchClient, Finished, GroupReport, RolloutBatch, Wait
 
 
@@ -36,6 +40,19 @@ def at_step_0(client: BatchClient) -> Wait | Finished | RolloutBatch:
     return client.poll(0)
 
 
+async def cut_play(lease: bytes, job: Job) -> Result:
+    """Reward 1, as of a whole play, but cut off at the job's limit."""
+
+    class LongSampler:
+        async def sample(self, prompt_ids: Any, **more: Any) -> Sample:
+            ids = [3, *[4] * (job.max_tokens - 1)]
+            return Sample(ids, [-1.0] * len(ids), [Span(ZERO, 0, len(ids), MANIFEST, "recompute")], "length")
+
+    play = Play(job.prompt)
+    sample = await play.turn(LongSampler(), job, job.max_tokens, (2,))
+    return result_of(job, lease, play.end(sample.stop), 0.0)
+
+
 async def test_a_poll_finds_a_wait_a_batch_or_the_end(tmp_path: Path, up: Up) -> None:
     config = config_of(tmp_path, batch_groups=1, last_step=1)
     async with asyncio.timeout(END_S), up(config) as daemon, aiohttp.ClientSession() as http:
@@ -52,6 +69,29 @@ async def test_a_poll_finds_a_wait_a_batch_or_the_end(tmp_path: Path, up: Up) ->
         assert {one.settled_step for group in batch.groups for one in group.rollouts} == {0}
         await asyncio.to_thread(client.applied, batch, 1)
         assert await asyncio.to_thread(client.poll, 1) == Finished()
+
+
+async def test_a_trainer_that_pays_cut_answers_nothing_gets_groups_of_equal_rewards(tmp_path: Path, up: Up) -> None:
+    config = config_of(tmp_path, batch_groups=1, last_step=1)
+    async with asyncio.timeout(END_S), up(config) as daemon, aiohttp.ClientSession() as http:
+        client, stage = client_of(daemon, tmp_path, overlong="zero"), Stage(daemon, tmp_path, http)
+        assert isinstance(await asyncio.to_thread(at_step_0, client), Wait)
+        session = await stage.register("w")
+        [(lease, job), *others] = await stage.lease(session, 4)
+        results = [await played(lease, job) for lease, job in others]
+        cut_off = await cut_play(lease, job)
+        _, answer = await stage.hand_in(session, cut_off, *results)
+        assert {row["verdict"] for row in answer["results"]} == {"accepted"}, answer
+        batch = await asyncio.to_thread(client.poll, 0)
+        assert isinstance(batch, RolloutBatch)
+        (group,) = batch.groups
+        assert [one.reward for one in group.rollouts] == [1.0] * len(group.rollouts), "rewards are stated as they are"
+        assert sorted(one.result.stop for one in group.rollouts)[-1] == "length"
+
+
+async def test_a_treatment_without_a_name_is_refused_before_any_request() -> None:
+    with pytest.raises(UsageError, match="use keep, mask or zero"):
+        BatchClient("http://127.0.0.1:1", overlong="drop")  # type: ignore[arg-type]
 
 
 async def test_groups_of_an_evaluation_are_read_together(tmp_path: Path, up: Up) -> None:

@@ -14,6 +14,7 @@ from ledger_stage import END_S, Up, config_of
 from parity_task import Parity
 from poisoned_task import AWAY
 
+from p2pcast.rollouts.overlong import Overlong
 from p2pcast.tasks.task import Task
 from p2pcast.tasks.task_loader import load_task
 from p2pcast.version import Version
@@ -41,9 +42,9 @@ async def work(
         return loop.verdicts
 
 
-def client_of(daemon: LedgerDaemon, folder: Path) -> BatchClient:
+def client_of(daemon: LedgerDaemon, folder: Path, overlong: Overlong = "keep") -> BatchClient:
     url = f"http://127.0.0.1:{daemon.http.address[1]}"
-    return BatchClient(url, bearer_file=folder / "http.token", give_up_s=END_S)
+    return BatchClient(url, bearer_file=folder / "http.token", give_up_s=END_S, overlong=overlong)
 
 
 def learn(client: BatchClient, engine: FakeEngine, steps: int) -> list[RolloutBatch]:

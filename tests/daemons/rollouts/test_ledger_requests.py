@@ -243,6 +243,22 @@ async def test_no_broadcast_waits_for_the_engine_of_a_drained_worker(stage: Stag
 
 
 @pytest.mark.parametrize(
+    ("overlong", "said"),
+    [
+        ("drop", "no treatment of overlong rollouts is named 'drop': use keep, mask or zero"),
+        (0, "field overlong is not a text"),
+        ("z" * 33, "field overlong is not a printable text of 0 to 32 characters"),
+    ],
+)
+async def test_an_unknown_treatment_of_cut_answers_is_refused(stage: Stage, overlong: Any, said: str) -> None:
+    asks = {"epoch": 1, "branch": 0, "step": 0}
+    assert await stage.ask("/v1/batches/take", asks | {"overlong": overlong}, "trainer") == (400, {"error": said})
+    for known in ({}, {"overlong": "keep"}, {"overlong": "mask"}, {"overlong": "zero"}, {"of_a_newer_learner": 1}):
+        status, answer = await stage.ask("/v1/batches/take", asks | known, "trainer")
+        assert (status, "wait" in answer) == (200, True)
+
+
+@pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"name": ""}, "field name is not a printable text of 1 to 128 characters"),

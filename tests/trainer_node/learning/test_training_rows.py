@@ -6,14 +6,18 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from p2pcast.errors import IntegrityError, UsageError
+from p2pcast.rollouts.overlong import TREATMENTS
 from p2pcast.rollouts.result import Span
 from p2pcast.sparse.budget_schedule import ALL_PAGES_NAME
 from p2pcast.version import Version
 from tests.trainer_node.learning.example_rows import HASH, VOCABULARY, batch, group, result
 from trainer_node.learning.objective.micro_batches import deal, micro_batches
 from trainer_node.learning.objective.training_rows import MIXED, rows_of
+from trainer_node.ledger.batch_cut import Candidate, Verdict, judge
 
 
 def rows(of, **changes):
@@ -167,6 +171,23 @@ def test_cut_answer_is_never_paid_more_than_the_worst_whole_one():
     assert paid[0] == paid[2] < paid[1]
     all_cut = rows(batch([(long, 5.0), (long, -1.0)]), overlong="zero")
     assert not any(row.advantages.any() for row in all_cut)
+
+
+REWARDS = st.sampled_from([-3.0, -1.0, 0.0, 1.0, 5.0])
+
+
+@given(
+    samples=st.lists(st.tuples(REWARDS, st.booleans()), min_size=2, max_size=6),
+    overlong=st.sampled_from(TREATMENTS),
+)
+def test_the_ledger_uses_a_group_if_and_only_if_its_rows_have_advantages(samples, overlong):
+    made = rows(
+        batch([(result(stop="length" if cut else "end"), reward) for reward, cut in samples]),
+        overlong="zero" if overlong == "zero" else "keep",
+    )
+    candidate = Candidate(1, [3] * len(samples), [reward for reward, _ in samples], cut_off=[cut for _, cut in samples])
+    used = judge(candidate, 2, overlong) is Verdict.USE
+    assert used == any(row.advantages.any() for row in made)
 
 
 def test_unknown_overlong_treatment_is_refused():

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from p2pcast.rollouts.job import Group, Job
+from p2pcast.rollouts.overlong import Overlong
 from p2pcast.rollouts.result import Result, Span
 from p2pcast.version import Version
 from tests.trainer_node.ledger.crash_run import TASK_HASH, group, manifest
@@ -28,7 +29,7 @@ def last_token(job: Job, result: Result) -> float:
     return float(result.token_ids[-1])
 
 
-def sample(leased: Leased, version: Version, reward: int, *, tokens: int = 3) -> Result:
+def sample(leased: Leased, version: Version, reward: int, *, tokens: int = 3, stop: str = "end") -> Result:
     """A result of one turn by one version."""
     ids = np.full(tokens, 2, "<u4")
     ids[-1] = reward
@@ -44,7 +45,7 @@ def sample(leased: Leased, version: Version, reward: int, *, tokens: int = 3) ->
         spans=[Span(version, 1, tokens, manifest(version), "keep")],
         temperature=leased.job.temperature,
         reward=0.0,
-        stop="end",
+        stop=stop,
     )
 
 
@@ -108,8 +109,8 @@ class Game:
         done = [sample(one, version, one.job.index % 2 if reward is None else reward) for one in leases]
         return self.ledger.results(session, done, last_token)
 
-    def take(self) -> Taken:
-        return self.ledger.take(self.epoch, self.branch, self.step)
+    def take(self, overlong: Overlong = "keep") -> Taken:
+        return self.ledger.take(self.epoch, self.branch, self.step, overlong)
 
     def learn(self) -> bytes:
         """Take the batch, apply it, and publish."""

@@ -41,6 +41,9 @@ def check_rows(rows: Rows) -> None:
             assert states["accepted"] == row.size
         if row.state in ("complete", "short", "trained") and row.purpose == "train":
             assert states["accepted"] >= 2
+    results = {(bytes(r.job_id), bytes(r.lease_id)): r for r in rows["results"]}
+    cut_off = [results[bytes(r.job_id), bytes(r.lease_id)] for r in rows["cut_off_results"]]
+    assert all(row.oldest_step is not None for row in cut_off), "a result that was never accepted is cut off"
     _check_batches(rows)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -37,6 +37,42 @@ def test_verdicts():
     assert judge(Candidate(1, [5, 4, 4], [1.0, 0.0, 0.0]), 5) is Verdict.STALE
     assert judge(Candidate(1, [5], [1.0]), 5) is Verdict.SHORT
     assert judge(Candidate(1, [5, 5], [0.0, 1.0], unsettled=1), 5) is Verdict.WAIT
+
+
+@pytest.mark.parametrize(
+    ("rewards", "cut_off", "keep", "zero"),
+    [
+        ([1.0, 1.0, 1.0], [True, False, False], Verdict.EQUAL, Verdict.USE),
+        ([1.0, 1.0, 1.0], [False, False, False], Verdict.EQUAL, Verdict.EQUAL),
+        ([1.0, 1.0, 1.0], [True, True, True], Verdict.EQUAL, Verdict.EQUAL),
+        ([-1.0, -1.0, -1.0], [True, False, False], Verdict.EQUAL, Verdict.EQUAL),
+        ([0.0, 0.0, 0.0], [True, False, False], Verdict.EQUAL, Verdict.EQUAL),
+        ([5.0, -1.0, 2.0], [True, True, True], Verdict.USE, Verdict.EQUAL),
+        ([5.0, 0.0, 0.0], [True, False, False], Verdict.USE, Verdict.EQUAL),
+        ([5.0, -1.0, -1.0], [True, False, False], Verdict.USE, Verdict.EQUAL),
+        ([5.0, -1.0, 1.0], [True, False, False], Verdict.USE, Verdict.USE),
+        ([0.0, 1.0, 1.0], (), Verdict.USE, Verdict.USE),
+    ],
+)
+def test_a_group_is_judged_by_the_rewards_that_its_learner_pays(rewards, cut_off, keep, zero):
+    group = Candidate(1, [5, 5, 5], rewards, cut_off=cut_off)
+    assert judge(group, 5) is judge(group, 5, "keep") is judge(group, 5, "mask") is keep
+    assert judge(group, 5, "zero") is zero
+    done = cut(Bounds(3, 1), [group], 5, 0, "zero")
+    assert (done.batch is not None) == (zero is Verdict.USE)
+    urgent = replace(group, unsettled=1)
+    assert last_chance(urgent, 5, "zero") == (zero is Verdict.USE)
+    assert last_chance(urgent, 5) == (keep is Verdict.USE)
+
+
+def test_a_stale_result_does_not_change_the_pay_of_fresh_results():
+    """The learner does not see it: neither its reward nor that it was cut off."""
+    worst_is_stale = Candidate(1, [4, 5, 5], [-3.0, -1.0, 0.0], cut_off=[False, False, True])
+    assert judge(worst_is_stale, 4, "zero") is Verdict.USE
+    assert judge(worst_is_stale, 5, "zero") is Verdict.EQUAL
+    cut_is_stale = Candidate(1, [4, 5, 5], [1.0, 1.0, 1.0], cut_off=[True, False, False])
+    assert judge(cut_is_stale, 4, "zero") is Verdict.USE
+    assert judge(cut_is_stale, 5, "zero") is Verdict.EQUAL
 
 
 def test_the_oldest_groups_come_first():

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from p2pcast.errors import RefusedError
 from p2pcast.rollouts.job import Group, Job
+from p2pcast.rollouts.overlong import TREATMENTS, Overlong, paid
 from p2pcast.rollouts.result import Result, Span
 from p2pcast.version import Version
 from tests.trainer_node.ledger.crash_run import TASK_HASH, group, manifest
@@ -53,7 +54,7 @@ def made(leased: Leased, version: Version, reward: int, kind: str) -> Result:
         spans=[Span(version, 1, 3, bytes(32) if kind == "manifest" else manifest(version), "keep")],
         temperature=leased.job.temperature,
         reward=0.0,
-        stop="end",
+        stop="end" if leased.lease[0] % 4 else "length",
     )
     return Result.from_bytes(result.to_bytes())
 
@@ -63,8 +64,9 @@ class LedgerMachine(RuleBasedStateMachine):
     weights, one a step. ``checkpoints``: (step, history), oldest first.
     """
 
-    @initialize(staleness=st.sampled_from([0, 1, 3]), strict=st.booleans())
-    def begin(self, staleness: int, strict: bool) -> None:
+    @initialize(staleness=st.sampled_from([0, 1, 3]), strict=st.booleans(), overlong=st.sampled_from(TREATMENTS))
+    def begin(self, staleness: int, strict: bool, overlong: Overlong) -> None:
+        self.overlong = overlong
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self.folder = Path(tempfile.mkdtemp(prefix="p2pcast-ledger-", dir=memory))
         rule = "strict" if strict else "bounded"
@@ -372,7 +374,7 @@ class LedgerMachine(RuleBasedStateMachine):
         with pytest.raises(RefusedError):
             self.ledger.take(self.epoch - 1, self.branch, self.step)
         try:
-            taken = self.ledger.take(self.epoch, self.branch, self.step)
+            taken = self.ledger.take(self.epoch, self.branch, self.step, self.overlong)
         except RefusedError as error:
             if "can be trained" not in str(error):
                 raise
@@ -393,9 +395,11 @@ class LedgerMachine(RuleBasedStateMachine):
             assert not self.members[self.batch] & self.members[earlier], "trained twice in a lineage"
         for member in taken.batch.members:
             assert len(member.results) >= 2
-            assert len({one.reward for one in member.results}) > 1
-            for one in member.results:
-                self._check_trained(Result.from_bytes(self.ledger.body(one.place)), one.reward)
+            results = [Result.from_bytes(self.ledger.body(one.place)) for one in member.results]
+            rewards, cut_off = [one.reward for one in member.results], [one.stop == "length" for one in results]
+            assert len(set(paid(rewards, cut_off, self.overlong))) > 1
+            for one, reward in zip(results, rewards, strict=True):
+                self._check_trained(one, reward)
 
     def _check_trained(self, result: Result, reward: float) -> None:
         assert reward == float(result.token_ids[-1])

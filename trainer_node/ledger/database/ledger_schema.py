@@ -13,6 +13,7 @@ from sqlalchemy import (
     Column,
     Float,
     ForeignKey,
+    ForeignKeyConstraint,
     Index,
     Integer,
     LargeBinary,
@@ -306,6 +307,17 @@ Deleting a lease costs a look at all results without ``results_by_lease``. ``acc
 ``rejected_reasons`` are for counts; they are partial, so that no other statement begins with them. ``settled_step``: of
 the learner, when the result was judged, or the step to which the learner has gone back since. ``versions``: of all
 spans, as texts separated by spaces.
+"""
+
+cut_off_results = Table(
+    "cut_off_results",
+    metadata,
+    Column("job_id", LargeBinary, primary_key=True),
+    Column("lease_id", LargeBinary, primary_key=True),
+    ForeignKeyConstraint(["job_id", "lease_id"], ["results.job_id", "results.lease_id"], ondelete="CASCADE"),
+)
+"""The accepted results that ended at their limit of tokens. As ``job_returns``, a database may lack the table: its
+earlier results count as whole. Rows go with their results, also where an older release deletes these.
 """
 
 batches = Table(
