@@ -266,8 +266,8 @@ class LedgerMachine(RuleBasedStateMachine):
         served = self.leases[result.lease][2]
         version = result.spans[0].version
         back = version.branch == served.branch and version.step < served.step
-        if FAULTS[kind] is not None or back:
-            return "forged" if back else FAULTS[kind]
+        if FAULTS[kind] is not None:
+            return FAULTS[kind]
         job = next(row for row in rows["jobs"] if bytes(row.id) == result.job)
         its_group = next(row for row in rows["groups"] if row.id == job.group_id)
         if job.state not in ("open", "leased") or its_group.state != "open":
@@ -283,7 +283,7 @@ class LedgerMachine(RuleBasedStateMachine):
             return None
         if version not in self.live:
             return "dead version"
-        return "stale" if self.step - version.step > self.policy.bounds.staleness else None
+        return "stale" if back or self.step - version.step > self.policy.bounds.staleness else None
 
     @precondition(lambda self: self.sessions)
     @rule(who=INDEX, keep=st.integers(0, 2), equal=st.sampled_from([False, False, False, True]))
