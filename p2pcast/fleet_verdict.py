@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
-from p2pcast.errors import UsageError
-from p2pcast.version import Version
+from p2pcast.ground.errors import UsageError
+from p2pcast.ground.version import Version
 
 LATE_VERSIONS: Final = 2
 """An engine that is behind by more versions is late: one version is always on its way."""

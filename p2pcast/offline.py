@@ -22,7 +22,6 @@ from typing import Any
 import blake3
 import numpy.typing as npt
 
-from p2pcast import limits
 from p2pcast.artifact.artifact_file import P2pdFile, P2pdWriter
 from p2pcast.artifact.assembly import Placed
 from p2pcast.artifact.run_key import RunKey
@@ -32,10 +31,11 @@ from p2pcast.codec.cell import CODEC_NAMES, RAW, Encoded, apply, decode, encode,
 from p2pcast.codec.digest import MASK, digest
 from p2pcast.codec.layout import Cell, Layout, cell_bytes
 from p2pcast.codec.squash_cell import needs_base, squash
-from p2pcast.errors import IntegrityError, LocalError, UsageError
-from p2pcast.ordered_map import cores, ordered_map
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError, LocalError, UsageError
+from p2pcast.ground.ordered_map import cores, ordered_map
+from p2pcast.ground.version import Version
 from p2pcast.store import disk
-from p2pcast.version import Version
 
 _STEP = re.compile(r"step_(\d{1,18})", re.ASCII)
 _SHOWN = 10

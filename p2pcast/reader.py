@@ -19,8 +19,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from p2pcast.daemon.daemon_requests import TIMEOUT_S, ask, daemon_url
-from p2pcast.errors import LocalError, P2PCastError, RetryableError
-from p2pcast.version import Version
+from p2pcast.ground.errors import LocalError, P2PCastError, RetryableError
+from p2pcast.ground.version import Version
 
 if TYPE_CHECKING:
     import torch

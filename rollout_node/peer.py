@@ -15,10 +15,11 @@ import asyncio
 import logging
 from functools import partial
 
-from p2pcast.addresses import show_address
 from p2pcast.daemon import metric_kinds
 from p2pcast.daemon.http_connections import HttpLimits
 from p2pcast.daemon.http_server import Document, HttpServer
+from p2pcast.ground.addresses import show_address
+from p2pcast.ground.version import Version
 from p2pcast.state.shadow import Shadow
 from p2pcast.store.artifact_store import Store
 from p2pcast.store.atomic_files import atomic_write
@@ -26,7 +27,6 @@ from p2pcast.telemetry.log_context import note_daemon
 from p2pcast.telemetry.span_export import export_events
 from p2pcast.transport.link import Link
 from p2pcast.trust import bearer_tokens
-from p2pcast.version import Version
 from rollout_node.control.hub_messages import HubMessages
 from rollout_node.control.peer_link_acceptor import Receivers
 from rollout_node.control.reporter import Reporter

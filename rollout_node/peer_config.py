@@ -8,7 +8,7 @@ from typing import Any
 
 from p2pcast.checkpoint.folder_form import DEFAULT as STEP_FOLDERS
 from p2pcast.checkpoint.folder_form import FolderForm
-from p2pcast.limits import SHADOW_KEPT_DAYS
+from p2pcast.ground.limits import SHADOW_KEPT_DAYS
 from p2pcast.rollouts.kv_policy import KvPolicy
 from p2pcast.store.retention import AT_A_PEER, Counts
 from p2pcast.transport.socket_options import Sockets

@@ -8,14 +8,14 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
-from p2pcast.observers import Observers
-from p2pcast.ordered_map import cores
+from p2pcast.ground.observers import Observers
+from p2pcast.ground.ordered_map import cores
+from p2pcast.ground.version import Version
 from p2pcast.relay.node import Node
 from p2pcast.store.artifact_store import Store
 from p2pcast.transport.dial import Stripes
 from p2pcast.transport.socket_options import own_congestion, window_bytes
 from p2pcast.transport.stripe_count import Way, stripes
-from p2pcast.version import Version
 from rollout_node.control.activity import Activity
 from rollout_node.control.freshness import Freshness
 from rollout_node.control.run_key_source import RunKey

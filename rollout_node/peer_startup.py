@@ -17,7 +17,7 @@ from functools import partial
 from p2pcast.daemon.background_tasks import Tasks
 from p2pcast.daemon.daemon_process import StateFile, node_id
 from p2pcast.daemon.events import Events
-from p2pcast.errors import P2PCastError
+from p2pcast.ground.errors import P2PCastError
 from p2pcast.mirror.object_names import run_folder
 from p2pcast.mirror.object_store import Objects
 from p2pcast.state.staging import Staging

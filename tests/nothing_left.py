@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from p2pcast.errors import P2PCastError
+from p2pcast.ground.errors import P2PCastError
 
 END_S = 600.0
 

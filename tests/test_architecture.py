@@ -275,4 +275,4 @@ def test_every_thread_reports_its_failure() -> None:
 def test_random_state_of_the_surrounding_program_is_left_alone() -> None:
     """Trainers seed ``random`` to repeat a run, engines seed it alike on every machine."""
     found = {module for module in MODULES if not module.startswith("netem.") and "random" in imported_anywhere(module)}
-    assert found == {"p2pcast.private_random"}
+    assert found == {"p2pcast.ground.private_random"}

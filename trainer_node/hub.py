@@ -17,9 +17,9 @@ import socket
 from collections.abc import AsyncIterator
 from functools import partial
 
-from p2pcast.addresses import ANYWHERE, show_address
 from p2pcast.daemon.background_tasks import Tasks, report_bug
 from p2pcast.daemon.events import Events
+from p2pcast.ground.addresses import ANYWHERE, show_address
 from p2pcast.quantised.folder_opening import opening
 from p2pcast.state.stale_shadows import leave
 from p2pcast.store.atomic_files import atomic_write

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from p2pcast.checkpoint.folder_form import DEFAULT as STEP_FOLDERS
 from p2pcast.checkpoint.folder_form import FolderForm
-from p2pcast.limits import SHADOW_KEPT_DAYS
+from p2pcast.ground.limits import SHADOW_KEPT_DAYS
 from p2pcast.store.retention import DEFAULT as KEPT
 from p2pcast.store.retention import Counts
 from p2pcast.transport.socket_options import Sockets

@@ -18,10 +18,12 @@ from p2pcast.daemon.daemon_process import StateFile, node_id
 from p2pcast.daemon.events import Events
 from p2pcast.daemon.http_connections import HttpLimits
 from p2pcast.daemon.http_server import HttpServer
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
+from p2pcast.ground.observers import Observers
+from p2pcast.ground.version import Version
+from p2pcast.ground.wakeup import Wakeup
 from p2pcast.mirror.object_names import run_folder
 from p2pcast.mirror.object_store import Objects
-from p2pcast.observers import Observers
 from p2pcast.page.page_routes import PageRoutes
 from p2pcast.page.picture_feed import PictureFeed
 from p2pcast.page.reading_rights import ReadingRights
@@ -35,8 +37,6 @@ from p2pcast.store.squash_ladder import RUNGS
 from p2pcast.transport.link import Link
 from p2pcast.transport.listener import Listener
 from p2pcast.trust import bearer_tokens
-from p2pcast.version import Version
-from p2pcast.wakeup import Wakeup
 from topology.pull_sources import Sources
 from topology.version_sizes import Sizes, of_steps
 from trainer_node.admission.admission import Admission

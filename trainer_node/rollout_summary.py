@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from p2pcast.daemon.http_server import Document
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from trainer_node.worker_orders import WorkerOrders
 
 MAX_FIELDS = 64

@@ -13,7 +13,7 @@ from typing import Final
 
 from p2pcast.daemon.command_body import check_keys
 from p2pcast.daemon.http_server import Document
-from p2pcast.errors import RefusedError, UsageError
+from p2pcast.ground.errors import RefusedError, UsageError
 
 MAX_ORDERS: Final = 64
 MAX_NAME: Final = 128

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from p2pcast import limits
+from p2pcast.ground import limits
 
 SAMPLE_S = 0.05
 

@@ -21,9 +21,9 @@ import safetensors
 from netem.emulation.loopback import Net
 from netem.fleet.local_fleet import HUB, POLL_S, Document, Fleet, FleetError
 from p2pcast.artifact.artifact_file import P2pdFile
+from p2pcast.ground.version import Version
 from p2pcast.offline import squash_files
 from p2pcast.store.squash_ladder import RUNGS, missing_rungs
-from p2pcast.version import Version
 
 POLICIES = {
     "each delta": "none",

@@ -37,7 +37,7 @@ from netem.demo.wait import HTTP_S, READY_S, Watch, unwrapped
 from netem.demo.workspace import Workspace
 from p2pcast import offline
 from p2pcast.checkpoint import Checkpoint
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.store.atomic_files import atomic_write
 from p2pcast.trust import bearer_tokens
 

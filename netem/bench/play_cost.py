@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from p2pcast.daemon import event_loop
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Group, Job, job_of
 from p2pcast.rollouts.result import Span
 from p2pcast.tasks.child_processes.play_pool import PlayPool
 from p2pcast.tasks.play import Play
 from p2pcast.tasks.task import Prompt, Sample, Sampler, Trajectory
 from p2pcast.tasks.task_hash import HashedTask
-from p2pcast.version import Version
 
 NAME = "netem.bench.play_cost:ManyTurns"
 SAID, HEARD = 64, 16

@@ -20,7 +20,7 @@ import torch
 
 from netem.bench.bench_device import device_name, settle, torch_device
 from netem.demo.processes import Processes, free_port
-from p2pcast.errors import RetryableError
+from p2pcast.ground.errors import RetryableError
 
 SIDE = 2048
 """Side of a matrix of 4 Mi elements: 8 MiB of bf16."""

@@ -35,7 +35,7 @@ from p2pcast.artifact.signed_records import run_id
 from p2pcast.codec.cell import DENSE
 from p2pcast.daemon import event_loop
 from p2pcast.daemon.daemon_process import keep_freed_memory
-from p2pcast.errors import RetryableError
+from p2pcast.ground.errors import RetryableError
 from p2pcast.relay.node import Parent
 from p2pcast.relay.upstream import Upstream
 from p2pcast.transport.dial import dial

@@ -16,7 +16,7 @@ from pathlib import Path
 from netem.bench.catchup_cost import LateFleet, ladder
 from netem.emulation.loopback import Net
 from netem.fleet.local_fleet import POLL_S, FleetError
-from p2pcast import limits
+from p2pcast.ground import limits
 
 VICTIM, OTHER = "p1", "p2"
 CELL_BYTES = 2 * limits.CELL_WORDS

@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 
 from netem.fleet.local_fleet import listening_port
 from p2pcast.codec.kernel_warmup import warm_up
-from p2pcast.errors import RetryableError
+from p2pcast.ground.errors import RetryableError
 from trainer_node import Publisher
 
 WORDS = 1 << 15

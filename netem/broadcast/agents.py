@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from netem.emulation.description import Emulated
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 
 ANSWER_S = 150.0
 """Far longer than the slowest rival's broadcast."""

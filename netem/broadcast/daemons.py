@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 
 BORN_S = 300.0
 """Start of the fork server on a machine that has to compile kernels first."""

@@ -29,8 +29,8 @@ from netem.broadcast.weights import NewWeights, Tensors
 from netem.emulation.description import Emulated
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.checkpoint.folder_form import STABLE
-from p2pcast.errors import IntegrityError, LocalError
-from p2pcast.version import Version
+from p2pcast.ground.errors import IntegrityError, LocalError
+from p2pcast.ground.version import Version
 
 HUB_PORT, PEER_PORT = 7077, 7079
 LIMIT_S = 300.0

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from netem.emulation.description import Emulated
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 
 HTTP_PORT = 7078
 

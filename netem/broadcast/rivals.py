@@ -18,8 +18,8 @@ from netem.broadcast.json_lines import PORT
 from netem.broadcast.rows import Broadcast, BroadcastSeries
 from netem.broadcast.shardcast_roles import settings_for as shardcast_settings
 from netem.emulation.description import Emulated
-from p2pcast.errors import LocalError
-from p2pcast.limits import PIECE_BYTES
+from p2pcast.ground.errors import LocalError
+from p2pcast.ground.limits import PIECE_BYTES
 
 HUB = "hub"
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from p2pcast.limits import KIB
+from p2pcast.ground.limits import KIB
 
 Tensors = dict[str, npt.NDArray[np.float16]]
 TENSOR_BYTES = 256 * KIB

@@ -23,7 +23,7 @@ from netem.broadcast.rows import Broadcast, BroadcastSeries
 from netem.emulation.description import Emulated
 from p2pcast.checkpoint.safetensors_file import header_for
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
 
 
 def rsync(net: Emulated, state_bytes: int, rounds: int, folder: Path) -> BroadcastSeries:

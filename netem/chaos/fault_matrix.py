@@ -17,7 +17,7 @@ from statistics import median
 
 from netem.fleet.hostile import GARBAGE, HONEST, MUTE
 from netem.fleet.local_fleet import HUB, Fleet
-from p2pcast.limits import PIECE_BYTES
+from p2pcast.ground.limits import PIECE_BYTES
 
 OUTAGE_S = 1.5
 """Duration of a hub fault other than a kill; the hub has no stand-in, so it must return."""

@@ -11,7 +11,7 @@ from netem.chaos.soak import IdlePeriod, ProcessHistory, Round, Soak
 from netem.fleet.leak_check import Trend, trend
 from netem.fleet.local_fleet import HUB
 from netem.fleet.process_stats import Reading
-from p2pcast.limits import MIB
+from p2pcast.ground.limits import MIB
 from p2pcast.relay.tuning import CACHE_BYTES
 from p2pcast.store.write_behind import BACKLOG_HIGH_BYTES
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 
 GRACE_S = 60.0
 """Time from the first signal to SIGABRT: on a busy machine a daemon may take many seconds to end."""

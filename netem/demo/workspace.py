@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 from types import TracebackType
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 MARKER = ".p2pcast-demo"
 TMPFS = Path("/dev/shm")

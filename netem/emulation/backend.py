@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from netem.emulation import uml
 from netem.emulation.doctor import Backend, backends, probe
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 
 AUTO: Final = "auto"
 WITH_NETEM: Final = ("native", "uml")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from socket import socket
 from typing import Final, Protocol
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 MAX_HOSTS: Final = 1000
 """Linux's bridge has 1024 ports."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from netem.emulation.namespaces import NEEDED
 from netem.emulation.uml import KERNEL as UML
 from netem.emulation.uml import UNFIT, runs_programs
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 COMMAND_S = 10.0
 """Limit for any command; they take milliseconds."""

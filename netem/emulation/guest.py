@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from netem.emulation.doctor import UML_MODULES, UML_NEEDED
-from p2pcast.errors import P2PCastError, UsageError
+from p2pcast.ground.errors import P2PCastError, UsageError
 
 SERIAL = "/dev/ttyS0"
 FINIT_MODULE = 313

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import msgpack
 
-from p2pcast.wakeup import Wakeup
+from p2pcast.ground.wakeup import Wakeup
 
 CHUNK_BYTES = 16 * 1024
 """Read and forwarded at once: a quarter of a delta's piece, so that a cut falls between pieces or within one."""

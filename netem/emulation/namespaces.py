@@ -23,7 +23,7 @@ from typing import TypeVar
 
 from netem.emulation.description import SUBNET, Link, Network
 from netem.emulation.shaping import shaping
-from p2pcast.errors import LocalError, UsageError
+from p2pcast.ground.errors import LocalError, UsageError
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 
 from netem.emulation.description import Network
 from netem.emulation.namespaces import Namespaces, namespaces
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 
 def rate_network(network: Network) -> AbstractContextManager[Namespaces]:

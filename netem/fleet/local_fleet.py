@@ -28,7 +28,7 @@ import safetensors
 from netem.emulation.loopback import Net
 from netem.emulation.socket_owner import dialler
 from netem.fleet.forkserver import ForkedProcess, ForkServer
-from p2pcast.errors import EXIT_UNREACHABLE, LocalError
+from p2pcast.ground.errors import EXIT_UNREACHABLE, LocalError
 
 POLL_S = 0.02
 PEERS = 5

@@ -27,10 +27,10 @@ from netem.bench.live_figures import quantile
 from p2pcast.codec.cell import Patch
 from p2pcast.codec.digest import MASK, digest, word_dtype
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
+from p2pcast.ground.version import Version
 from p2pcast.state.patch_file import PatchWriter
 from p2pcast.state.shadow import Shadow
-from p2pcast.version import Version
 from rollout_node.in_engine.install_frames import Descriptors
 from rollout_node.in_engine.installation import Installation
 from rollout_node.in_engine.shadow_reader import ShadowReader

@@ -18,7 +18,7 @@ from netem.bench.anonymous_memory import Peak
 from netem.demo.processes import Child, Processes
 from netem.guard.saved_steps import State, moved, save, step
 from netem.guard.source_trees import Tree
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 
 PEERS: Final = ("p1", "p2", "p3")
 STATE_MIB: Final = 16

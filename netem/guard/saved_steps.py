@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import safetensors
 
-from p2pcast.limits import MIB
+from p2pcast.ground.limits import MIB
 
 LEARNING_RATE: Final = 1e-6
 """With this rate a step changes one bf16 word in forty, as in RL."""

@@ -14,7 +14,7 @@ from typing import Any
 from netem.emulation.calibration import calibrated
 from netem.emulation.namespaces import Namespaces, namespaces
 from netem.lab.network_tables import events_of, network_of
-from p2pcast.errors import P2PCastError, UsageError
+from p2pcast.ground.errors import P2PCastError, UsageError
 from p2pcast.transport.socket_options import choose_sockets
 
 WORK = "netem.lab.case_network:results"

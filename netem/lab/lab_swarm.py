@@ -28,8 +28,8 @@ from netem.broadcast.rivals import HUB
 from netem.emulation.description import Emulated
 from netem.lab.event_reader import EventReader, ReportedEvent
 from netem.lab.saved_weights import Tensors
-from p2pcast.errors import IntegrityError, LocalError
-from p2pcast.version import Version
+from p2pcast.ground.errors import IntegrityError, LocalError
+from p2pcast.ground.version import Version
 
 TMPFS = Path("/dev/shm")
 POLL_S = 0.02

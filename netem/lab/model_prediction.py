@@ -28,7 +28,7 @@ from netem.lab.network_tables import Event
 from netem.simulation.broadcast_replay import Fault, replay
 from netem.simulation.fleet_simulator import Scenario
 from p2pcast.artifact.piece_size import piece_bytes
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.relay.tuning import PACING_HEADROOM
 from topology.broadcast_time import Network
 from topology.flow_model import Flow

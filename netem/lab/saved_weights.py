@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from p2pcast.limits import KIB
+from p2pcast.ground.limits import KIB
 
 Tensors = Mapping[str, tuple[str, Sequence[int], npt.NDArray[Any]]]
 """Name → dtype as in a safetensors header (BF16, F16), shape, words."""

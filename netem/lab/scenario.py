@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from netem.lab.network_tables import DO, Event, events_of, network_of
 from netem.lab.tables import Table, filled, kind_of
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 __all__ = [
     "BACKENDS",

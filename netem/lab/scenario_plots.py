@@ -10,7 +10,7 @@ from typing import Any, Final
 from netem.lab.requirements import matches
 from netem.lab.scenario import Plot
 from netem.lab.scenario_report import text
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 
 DPI: Final = 120
 INCHES: Final = (8.0, 4.8)

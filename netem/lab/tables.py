@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from p2pcast.daemon.daemon_process import parse_rate
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 T = TypeVar("T")
 

@@ -27,7 +27,7 @@ from netem.emulation.calibration import calibrated
 from netem.emulation.description import Link, star
 from netem.emulation.namespaces import Namespaces, namespaces
 from netem.latency import FOLDER
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 
 WORK = "netem.latency.version_latency:results"
 MODULE = "netem.latency.live_trainer"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from netem.report.section_text import Comparison, Picture, Section, figure, share, table
-from p2pcast.limits import MIB
+from p2pcast.ground.limits import MIB
 
 Document = Mapping[str, Any]
 PLAINTEXT_S_GB, TLS_S_GB, RSS_BYTES = 1.0, 2.0, 300e6

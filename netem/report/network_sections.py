@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from netem.latency import FOLDER, PUBLISHER
 from netem.report.section_text import Comparison, Picture, Section, cell, figure, share, table
-from p2pcast.limits import MIB
+from p2pcast.ground.limits import MIB
 
 Document = Mapping[str, Any]
 P2PCAST: Final = "p2pcast"

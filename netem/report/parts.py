@@ -12,7 +12,7 @@ from typing import Final
 
 from netem.emulation.backend import chosen
 from netem.rollouts import postgresql_server
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 
 LIMIT_S: Final = 1500.0
 """Limit after which a part counts as hung; every part takes less than a third of it on two cores."""

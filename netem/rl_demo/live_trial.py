@@ -21,10 +21,10 @@ from netem.demo.commands import FIRST_PEER, Programs
 from netem.demo.processes import Processes
 from netem.demo.wait import HTTP_S, Watch
 from netem.demo.workspace import Workspace
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Job
 from p2pcast.tasks.task import Sample, Sampler, Task, Trajectory
-from p2pcast.version import Version
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler
 from trainer_node.sdk.publisher import Publisher

@@ -33,7 +33,7 @@ from netem.demo.workspace import Workspace
 from netem.rl_demo import rl_verdict
 from netem.rl_demo.rl_participants import ENGINE, HUB, LEARNER, LEDGER, RlOptions, RlParticipants
 from netem.rl_demo.rl_view import COLUMNS, RlView
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.store.atomic_files import atomic_write
 from p2pcast.tasks.sums import BEGIN, encode
 

@@ -25,7 +25,7 @@ from typing import Any, Final
 import aiohttp
 from aiohttp import web
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 
 PORT: Final = 7099
 LOOK_S: Final = 0.1

@@ -26,8 +26,8 @@ from transformers import Qwen3ForCausalLM
 
 from netem.rl_lab.dense_star import WEIGHTS
 from netem.rollouts.own_sampler import Turn, answers
+from p2pcast.ground.version import Version
 from p2pcast.tasks.task import Sample
-from p2pcast.version import Version
 
 PATH: Final = "/inference/v1/generate"
 UNKNOWN: Final = Version(0, 0)

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.rollouts.job import Job
 from p2pcast.tasks.play import Play
 from p2pcast.tasks.seeded_draws import draw_below

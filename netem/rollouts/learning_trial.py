@@ -22,10 +22,10 @@ from typing import Final, NamedTuple, Protocol
 import torch
 
 from netem.rollouts.own_sampler import batch_of, groups_of, play_all
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Job
 from p2pcast.tasks.task import Prompt, Task, Trajectory
-from p2pcast.version import Version
 from trainer_node.learning import warm_start
 from trainer_node.learning.learner_config import LearnerConfig
 from trainer_node.learning.learner_model import LearnerModel

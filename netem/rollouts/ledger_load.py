@@ -30,10 +30,10 @@ from sqlalchemy import create_engine, func, make_url, select, text
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from netem.rollouts.long_answers import NAME, TOKENS, LongAnswers
-from p2pcast.errors import LocalError, UsageError
+from p2pcast.ground.errors import LocalError, UsageError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result, Span
-from p2pcast.version import Version
 from trainer_node.ledger.database import ledger_schema
 from trainer_node.ledger_server.callers import WORKER_FILE
 from trainer_node.sdk.batch_client import BatchClient

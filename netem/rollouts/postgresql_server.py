@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 UNPRIVILEGED: Final = 65534
 USER: Final = "bench"

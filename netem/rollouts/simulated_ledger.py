@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from netem.rollouts.simulated_run import Run
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from trainer_node.ledger.acceptance import Reason, Standards, version_rejection
 from trainer_node.ledger.batch_cut import OVERSAMPLE, Candidate, Cut, Verdict, cut, judge
 from trainer_node.ledger.lease_time import Completions, latest_s

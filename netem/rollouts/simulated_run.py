@@ -9,7 +9,7 @@ from statistics import NormalDist
 from typing import Final, Literal
 
 from netem.lab.tables import bounded
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from trainer_node.ledger.acceptance import Rule
 from trainer_node.ledger.lease_time import FACTOR, GUESS_S, LEAST_S
 from trainer_node.scheduling.overlap import CAPACITY_MARGIN

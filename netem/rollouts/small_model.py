@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 ROPE_THETA: Final = 10_000.0
 UNKNOWN: Final = "w0"

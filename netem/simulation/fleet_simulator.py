@@ -17,9 +17,9 @@ from functools import partial
 from random import Random
 from typing import Any
 
+from p2pcast.ground.version import Version
 from p2pcast.relay.child_lag import Inflow, Lag
 from p2pcast.relay.tuning import IDLE_SILENCE_S, SILENCE_FLOOR_S
-from p2pcast.version import Version
 from topology.broadcast_time import Network, ideal_s
 from topology.flow_model import Flow
 from topology.plan_changes import moves

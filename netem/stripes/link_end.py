@@ -6,17 +6,17 @@ import asyncio
 import secrets
 from pathlib import Path
 
-from p2pcast import limits
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.artifact.signed_records import DELTA, Open, run_id
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.errors import P2PCastError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import P2PCastError
+from p2pcast.ground.version import Version
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import Node, Parent
 from p2pcast.store.artifact_log import Log
 from p2pcast.store.artifact_store import Store
 from p2pcast.transport.link import Link, QuietOwner
-from p2pcast.version import Version
 from p2pcast.wire.connection import Identity
 from p2pcast.wire.join_token import JoinToken
 from p2pcast.wire.messages import Hello

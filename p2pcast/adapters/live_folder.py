@@ -6,8 +6,8 @@ import time
 from urllib.parse import quote, urlencode
 
 from p2pcast.daemon.daemon_requests import TIMEOUT_S, ask
-from p2pcast.errors import RetryableError
-from p2pcast.version import Version
+from p2pcast.ground.errors import RetryableError
+from p2pcast.ground.version import Version
 
 WAIT_S = 600.0
 """Longest wait in seconds, by default."""

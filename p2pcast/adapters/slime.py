@@ -18,7 +18,7 @@ from typing import Any
 from p2pcast.adapters.live_folder import WAIT_S, wait_live
 from p2pcast.checkpoint.folder_form import STABLE
 from p2pcast.daemon.daemon_requests import DEFAULT_URL
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 HUB, HOSTS, TIMEOUT = "P2PCAST_HUB_HTTP", "P2PCAST_ROLLOUT_HOSTS", "P2PCAST_LIVE_TIMEOUT_S"
 """Environment variables: the URL of the hub's HTTP server, the number of rollout hosts, and the longest wait in

@@ -29,7 +29,7 @@ from p2pcast.adapters.ledger_steps import (
     tracked,
 )
 from p2pcast.daemon.daemon_requests import DEFAULT_URL
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 if TYPE_CHECKING:
     from trainer_node.learning.objective.training_rows import TrainingRow

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from p2pcast.adapters.ledger_steps import GIVE_UP_S, PATIENCE_S, LedgerSteps
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 if TYPE_CHECKING:
     from trainer_node.learning.objective.advantages import AdvantageKind

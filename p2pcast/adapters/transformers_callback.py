@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from transformers import TrainerCallback
 
 from p2pcast.adapters.tried_versions import untried
-from p2pcast.errors import RetryableError, UsageError
+from p2pcast.ground.errors import RetryableError, UsageError
 
 if TYPE_CHECKING:
     import torch

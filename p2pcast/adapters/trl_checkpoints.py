@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from transformers import TrainerCallback
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 
 
 class Rollouts(Protocol):

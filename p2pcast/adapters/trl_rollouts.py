@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from p2pcast.adapters.ledger_steps import POSITION, LedgerSteps, Position, filled, filler
-from p2pcast.errors import RetryableError, UsageError
+from p2pcast.ground.errors import RetryableError, UsageError
 
 if TYPE_CHECKING:
     from p2pcast.adapters.trl_transfer import P2PCast

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from p2pcast.adapters.gathered_weights import GatheredWeights
 from p2pcast.adapters.tried_versions import untried
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 from vllm.distributed.weight_transfer.base import TrainerInitInfo, TrainerWeightTransferEngine
 
 from p2pcast.adapters.gathered_weights import GatheredWeights
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 
 @dataclass(kw_only=True)

@@ -16,14 +16,14 @@ from typing import NamedTuple, Self
 
 import blake3
 
-from p2pcast import limits
 from p2pcast.artifact.assembly import Assembly, Placed
 from p2pcast.artifact.canonical import pack, take_bin
 from p2pcast.artifact.packer import Packer
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.artifact.signed_records import KEY_BYTES, FileEntry, Manifest, Open
 from p2pcast.codec.layout import Layout
-from p2pcast.errors import IntegrityError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError
 from p2pcast.store import disk
 from p2pcast.store.atomic_files import explained, fsync_dir, part_path
 

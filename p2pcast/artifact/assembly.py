@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from p2pcast import limits
 from p2pcast.artifact.signed_records import (
     ANCHOR,
     HASH_BYTES,
@@ -25,7 +24,8 @@ from p2pcast.artifact.signed_records import (
     run_id,
 )
 from p2pcast.codec.layout import Layout
-from p2pcast.errors import IntegrityError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError
 
 
 class Placed(NamedTuple):

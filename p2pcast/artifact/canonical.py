@@ -11,9 +11,9 @@ from typing import Any
 
 import msgpack
 
-from p2pcast import limits
-from p2pcast.errors import IntegrityError
-from p2pcast.version import Version
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError
+from p2pcast.ground.version import Version
 
 _MAX_LIST = max(limits.BATCH_CELLS, limits.MAX_FILES)
 _MAX_MAP = 32

@@ -10,7 +10,6 @@ from collections import deque
 
 import blake3
 
-from p2pcast import limits
 from p2pcast.artifact.canonical import U64
 from p2pcast.artifact.signed_records import (
     ANCHOR,
@@ -29,7 +28,8 @@ from p2pcast.artifact.signed_records import (
     run_id,
 )
 from p2pcast.codec.layout import Layout
-from p2pcast.errors import UsageError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import UsageError
 
 
 class Packer:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from p2pcast.limits import ANCHOR_PIECE_BYTES, KIB, PIECE_BYTES
+from p2pcast.ground.limits import ANCHOR_PIECE_BYTES, KIB, PIECE_BYTES
 
 ENOUGH: Final = 512
 """Pieces from which the delay is small: 5 % of the transfer time on ENOUGH_HOPS hops of four stripes."""

@@ -20,10 +20,10 @@ import blake3
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from p2pcast import limits
 from p2pcast.artifact.canonical import U64, Fields, pack, take_bin
-from p2pcast.errors import IntegrityError
-from p2pcast.version import Version
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError
+from p2pcast.ground.version import Version
 
 HASH_BYTES = 32
 ID_BYTES = 16

@@ -13,8 +13,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
-from p2pcast.errors import IntegrityError, UsageError
-from p2pcast.limits import MIB
+from p2pcast.ground.errors import IntegrityError, UsageError
+from p2pcast.ground.limits import MIB
 
 CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"

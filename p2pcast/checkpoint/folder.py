@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from p2pcast import limits
 from p2pcast.artifact.signed_records import path_fault
 from p2pcast.checkpoint.adapter_form import CONFIG, WEIGHTS, checked_name, state_name
 from p2pcast.checkpoint.safetensors_file import SafetensorsFile, as_words, header_for, parse_json
 from p2pcast.codec.layout import Cell, Layout, Tensor, cell_bytes
 from p2pcast.codec.scratch import ScratchBuffers
-from p2pcast.errors import IntegrityError, LocalError, UsageError
-from p2pcast.ordered_map import ordered_map
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError, LocalError, UsageError
+from p2pcast.ground.ordered_map import ordered_map
 from p2pcast.store import disk
 from p2pcast.store.atomic_files import atomic_folder, explained
 

@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal, Self
 
-from p2pcast.errors import UsageError
-from p2pcast.limits import MAX_STEP
+from p2pcast.ground.errors import UsageError
+from p2pcast.ground.limits import MAX_STEP
 
 MOST_CHARACTERS: Final = 100
 MOST_DIGITS: Final = len(str(MAX_STEP))

@@ -22,8 +22,8 @@ from typing import Any
 
 import click
 
-from p2pcast.errors import UsageError
-from p2pcast.plain_text import written_text
+from p2pcast.ground.errors import UsageError
+from p2pcast.ground.plain_text import written_text
 from p2pcast.store.atomic_files import reason
 
 _HEADER = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(?:#.*)?")

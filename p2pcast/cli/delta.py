@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from p2pcast.progress_bar import Meter
+from p2pcast.ground.progress_bar import Meter
 
 if TYPE_CHECKING:
     from p2pcast import offline

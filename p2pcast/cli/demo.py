@@ -12,7 +12,7 @@ from click.core import ParameterSource
 from rich.console import Console
 
 from p2pcast.cli.options import PATH
-from p2pcast.errors import EXIT_FAILED, UsageError
+from p2pcast.ground.errors import EXIT_FAILED, UsageError
 
 BROADCAST = ("versions", "pace", "no_vllm")
 """Parameters of the broadcast's demo alone."""

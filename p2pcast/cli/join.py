@@ -24,7 +24,7 @@ from p2pcast.cli.options import (
     step_folders,
 )
 from p2pcast.daemon import event_loop
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.quantised.quantisation_kinds import KINDS
 from p2pcast.rollouts.kv_policy import KV_POLICIES, KvPolicy
 from p2pcast.store.retention import AT_A_PEER

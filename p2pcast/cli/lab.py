@@ -12,7 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from p2pcast.cli.options import PATH, console, write_document
-from p2pcast.errors import EXIT_FAILED, LocalError, UsageError
+from p2pcast.ground.errors import EXIT_FAILED, LocalError, UsageError
 
 DOCTOR = {
     "name": "doctor",

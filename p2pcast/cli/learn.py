@@ -12,7 +12,7 @@ import click
 from p2pcast.cli import config as config_file
 from p2pcast.cli import exit_code
 from p2pcast.cli.options import PATH
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 
 @click.command()

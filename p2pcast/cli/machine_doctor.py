@@ -13,8 +13,8 @@ import click
 from p2pcast.cli.options import PATH, Address, documented, read_token, seconds, written
 from p2pcast.doctor.machine_facts import OUTCOMES, ROLES, Finding, Role
 from p2pcast.doctor.machine_verdicts import could_run, judge
-from p2pcast.errors import LocalError, RetryableError, UsageError
-from p2pcast.plain_text import shown_text
+from p2pcast.ground.errors import LocalError, RetryableError, UsageError
+from p2pcast.ground.plain_text import shown_text
 
 if TYPE_CHECKING:
     from p2pcast.doctor.machine_measurements import WantedPort

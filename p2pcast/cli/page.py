@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from p2pcast.cli.options import BEARER_FILE, PATH, Address
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 
 @click.command()
@@ -47,10 +47,10 @@ def replay(events: Path, speed: float, http: tuple[str, int]) -> None:
 
     Lines of JSON are read, too: {"kind": "sealed", "time": 1795820502.9, "facts": {"version": "0.3", "bytes": 22026}}.
     """
-    from p2pcast.addresses import show_address
     from p2pcast.daemon import event_loop
     from p2pcast.daemon.background_tasks import Tasks
     from p2pcast.daemon.daemon_process import run_until_signal
+    from p2pcast.ground.addresses import show_address
     from p2pcast.page.recorded_run import read_events
     from p2pcast.page.replay import Replay
 

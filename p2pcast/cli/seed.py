@@ -21,8 +21,8 @@ from p2pcast.cli.options import (
     step_folders,
 )
 from p2pcast.daemon import event_loop
-from p2pcast.errors import UsageError
-from p2pcast.limits import MAX_KEPT
+from p2pcast.ground.errors import UsageError
+from p2pcast.ground.limits import MAX_KEPT
 from p2pcast.quantised.quantisation_kinds import KINDS
 from p2pcast.store.retention import ANCHOR_EVERY, Counts
 

@@ -15,7 +15,7 @@ import click
 from rich.table import Table
 
 from p2pcast.cli.options import PATH, Rate, console, documented, written
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 from p2pcast.page.recorded_run import SIMULATED
 
 MBIT = 1e6

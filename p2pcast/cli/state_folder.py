@@ -16,9 +16,9 @@ from p2pcast.artifact.artifact_file import HEADER
 from p2pcast.artifact.assembly import Assembly
 from p2pcast.cli.options import PATH, console
 from p2pcast.daemon.daemon_process import default_shadow
-from p2pcast.errors import EXIT_REFUSED, IntegrityError, LocalError
-from p2pcast.ordered_map import cores
-from p2pcast.progress_bar import Meter
+from p2pcast.ground.errors import EXIT_REFUSED, IntegrityError, LocalError
+from p2pcast.ground.ordered_map import cores
+from p2pcast.ground.progress_bar import Meter
 from p2pcast.state.shadow import MARKS_NAME, Shadow, layout_in
 from p2pcast.state.stale_shadows import find_stale, remove
 from p2pcast.state.version_reader import replay_to, restore_cells

@@ -16,9 +16,9 @@ from p2pcast.cli.options import BEARER_FILE, PATH, VersionType, console
 from p2pcast.cli.rollout_commands.ledger_table import ledger_heading, rollouts_line, workers_table
 from p2pcast.cli.status_document import Found, failure_lines
 from p2pcast.daemon.daemon_requests import DEFAULT_URL, TIMEOUT_S, ask, daemon_url
-from p2pcast.plain_text import shown_text
+from p2pcast.ground.plain_text import shown_text
+from p2pcast.ground.version import Version
 from p2pcast.state.clean_command import shadow_lines
-from p2pcast.version import Version
 
 WATCH_S = 0.5
 MAX_NAMED = 5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from p2pcast.plain_text import shown_text
+from p2pcast.ground.plain_text import shown_text
 
 
 class Found:

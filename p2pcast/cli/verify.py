@@ -10,12 +10,12 @@ from typing import Any
 
 import click
 
-from p2pcast import limits
 from p2pcast.cli.verify_live import verify_live
-from p2pcast.errors import IntegrityError, LocalError, RefusedError, RetryableError, UsageError
-from p2pcast.plain_text import written_text
-from p2pcast.progress_bar import Meter
-from p2pcast.version import Version
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError, LocalError, RefusedError, RetryableError, UsageError
+from p2pcast.ground.plain_text import written_text
+from p2pcast.ground.progress_bar import Meter
+from p2pcast.ground.version import Version
 
 _TIMEOUT_S = 10.0
 

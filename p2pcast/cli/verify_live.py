@@ -11,7 +11,7 @@ from rich.table import Table
 
 from p2pcast.cli.options import console
 from p2pcast.daemon.daemon_requests import ask, bearer_token, daemon_url
-from p2pcast.errors import IntegrityError, RetryableError, UnverifiedError
+from p2pcast.ground.errors import IntegrityError, RetryableError, UnverifiedError
 from p2pcast.trust import bearer_tokens
 
 AUDIT_S = 1860.0

@@ -20,7 +20,7 @@ from p2pcast.codec.digest import MASK, TABLE, check_words, digest, lanes_of, see
 from p2pcast.codec.flat_codec import decode_flat, encode_flat
 from p2pcast.codec.layout import Cell
 from p2pcast.codec.scratch import ScratchBuffers
-from p2pcast.errors import IntegrityError, UsageError
+from p2pcast.ground.errors import IntegrityError, UsageError
 
 __all__ = [
     "CODECS", "CODEC_NAMES", "CONTEXT", "DENSE", "FLAT", "NONE", "RAW",

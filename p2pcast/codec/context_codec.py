@@ -23,7 +23,7 @@ from p2pcast.codec.dense_codec import Buffer
 from p2pcast.codec.digest import TABLE, lanes_of, seed, word_dtype
 from p2pcast.codec.layout import Cell
 from p2pcast.codec.scratch import ScratchBuffers
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
 
 VERSION = 1
 MAX_ROW_WORDS = 1 << 20

@@ -16,7 +16,7 @@ import zstandard
 
 from p2pcast.codec.digest import word_dtype
 from p2pcast.codec.layout import Cell
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
 
 VERSION = 1
 ZSTD_LEVEL = 1

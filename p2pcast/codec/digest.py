@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from p2pcast.codec import kernels
 from p2pcast.codec.layout import Cell
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15

@@ -17,7 +17,7 @@ from p2pcast.codec import kernels
 from p2pcast.codec.dense_codec import Buffer, pack_stream, unpack_stream
 from p2pcast.codec.digest import word_dtype
 from p2pcast.codec.layout import Cell
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
 
 VERSION = 1
 _HEAD = struct.Struct("<BBBBI")

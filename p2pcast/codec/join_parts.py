@@ -23,7 +23,7 @@ from p2pcast.codec.cell import CODECS, DENSE_PAYS_FROM, FLAT, RAW, Encoded, Patc
 from p2pcast.codec.digest import MASK, check_words, digest
 from p2pcast.codec.flat_codec import encode_flat
 from p2pcast.codec.layout import Cell
-from p2pcast.errors import IntegrityError, UsageError
+from p2pcast.ground.errors import IntegrityError, UsageError
 
 Words = npt.NDArray[Any]
 

@@ -16,8 +16,8 @@ from typing import Any
 import blake3
 import msgpack
 
-from p2pcast import limits
-from p2pcast.errors import IntegrityError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError
 
 # dtype -> (bytes a word, words an element); packed sub-byte types are sized by their bits.
 _WORDS: dict[str, tuple[int, int]] = {

@@ -21,7 +21,7 @@ from p2pcast.codec.flat_codec import decode_flat, encode_flat
 from p2pcast.codec.kernels import _kernel, _lowest, readonly
 from p2pcast.codec.layout import Cell
 from p2pcast.codec.scratch import ScratchBuffers
-from p2pcast.errors import IntegrityError, UsageError
+from p2pcast.ground.errors import IntegrityError, UsageError
 
 Words = npt.NDArray[Any]
 Link = tuple[int, bytes, int, int]

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator
 
 from aiohttp import ClientConnectionError, web
 
-from p2pcast.addresses import show_address
 from p2pcast.daemon.http_connections import (
     BACKLOG,
     CONNECTIONS,
@@ -24,7 +23,8 @@ from p2pcast.daemon.http_connections import (
     gone,
     hold,
 )
-from p2pcast.errors import LocalError
+from p2pcast.ground.addresses import show_address
+from p2pcast.ground.errors import LocalError
 
 
 @contextlib.asynccontextmanager

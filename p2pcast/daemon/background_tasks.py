@@ -29,12 +29,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from p2pcast import limits
-from p2pcast.backoff import Backoff
 from p2pcast.daemon.events import Events
 from p2pcast.daemon.shortages import shortage
-from p2pcast.errors import LocalError, P2PCastError
-from p2pcast.private_random import uniform
+from p2pcast.ground import limits
+from p2pcast.ground.backoff import Backoff
+from p2pcast.ground.errors import LocalError, P2PCastError
+from p2pcast.ground.private_random import uniform
 
 logger = logging.getLogger("p2pcast.tasks")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 
 def check_keys(body: dict[str, Any], *known: str) -> None:

@@ -18,8 +18,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from p2pcast import limits
-from p2pcast.errors import LocalError, UsageError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import LocalError, UsageError
 from p2pcast.store import private_folders
 from p2pcast.store.atomic_files import atomic_write, explained
 

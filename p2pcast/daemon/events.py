@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from p2pcast import limits
-from p2pcast.wakeup import Wakeup
+from p2pcast.ground import limits
+from p2pcast.ground.wakeup import Wakeup
 
 
 @dataclass(frozen=True, slots=True)

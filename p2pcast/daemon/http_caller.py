@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from aiohttp import web
 
-from p2pcast.errors import RefusedError, RetryableError
+from p2pcast.ground.errors import RefusedError, RetryableError
 from p2pcast.trust.certificates import certified, load
 from p2pcast.trust.dial_permissions import Certified
 

@@ -24,7 +24,7 @@ from typing import Final, cast
 from aiohttp import web
 
 from p2pcast.daemon.connection_places import ConnectionPlaces
-from p2pcast.limits import LEAST_HTTP_CONNECTIONS, LEAST_OF_ADDRESS, MAX_HTTP_CONNECTIONS
+from p2pcast.ground.limits import LEAST_HTTP_CONNECTIONS, LEAST_OF_ADDRESS, MAX_HTTP_CONNECTIONS
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

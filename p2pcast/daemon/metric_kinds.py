@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 
 Families = Callable[[], Iterable[Metric]]
 Rows = Iterable[tuple[list[str], float]]

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 
 class BodyTooLargeError(UsageError):

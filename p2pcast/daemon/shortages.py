@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 from typing import Final
 
-from p2pcast.errors import P2PCastError
+from p2pcast.ground.errors import P2PCastError
 
 _FILES = "too many files are open: raise the limit of open files (ulimit -n)"
 _MEMORY = "no memory is left: end other programs, or give this machine more"

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from p2pcast.errors import LocalError, UsageError
+from p2pcast.ground.errors import LocalError, UsageError
 from p2pcast.store.private_folders import check_above, check_shared
 
 TASK_PREFIX: Final = "P2PCAST_TASK_"

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from p2pcast import limits
 from p2pcast.codec.digest import word_dtype
 from p2pcast.device.words import words_of
+from p2pcast.ground import limits
 
 RUN_BYTES = 256 * limits.MIB
 """Bytes compared in one pass: long against the device's launch time, short against its memory."""

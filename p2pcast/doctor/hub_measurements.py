@@ -14,9 +14,9 @@ import urllib.error
 import urllib.request
 from dataclasses import replace
 
-from p2pcast.addresses import Address, show_address
 from p2pcast.doctor.machine_facts import HubFacts
-from p2pcast.errors import RefusedError
+from p2pcast.ground.addresses import Address, show_address
+from p2pcast.ground.errors import RefusedError
 from p2pcast.trust.certificates import certified, valid_at
 from p2pcast.trust.tls_contexts import first_contact
 from p2pcast.wire.join_token import JoinToken

@@ -10,7 +10,7 @@ from statistics import median
 
 from p2pcast.doctor.machine_facts import Finding, HubFacts, Role
 from p2pcast.doctor.machine_verdicts import brief, buffers_remedy, chosen
-from p2pcast.limits import MAX_STRIPES, MIB
+from p2pcast.ground.limits import MAX_STRIPES, MIB
 
 ROLES: tuple[Role, ...] = ("peer", "ledger", "learner")
 """Roles that dial the hub."""

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from p2pcast.doctor.machine_facts import ROLES, Finding, MachineFacts, Outcome, Port, Role, Volume
-from p2pcast.limits import GIB, MIB
-from p2pcast.plain_text import shown_text
+from p2pcast.ground.limits import GIB, MIB
+from p2pcast.ground.plain_text import shown_text
 
 LEAST_PYTHON = (3, 11)
 TRIED_ENGINES = {"vllm": "0.32", "sglang": "0.5.23"}

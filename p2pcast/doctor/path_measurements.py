@@ -22,9 +22,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from p2pcast.addresses import Address, show_address
 from p2pcast.doctor.machine_facts import PathFacts
-from p2pcast.limits import KIB
+from p2pcast.ground.addresses import Address, show_address
+from p2pcast.ground.limits import KIB
 from p2pcast.transport import tcp_info
 from p2pcast.transport.listen_sockets import listening
 from p2pcast.transport.socket_options import choose_sockets

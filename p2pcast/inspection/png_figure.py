@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 from typing import Any
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 from p2pcast.store.atomic_files import atomic_write
 
 DPI = 80

@@ -24,8 +24,8 @@ from p2pcast.codec.change_statistics import NO_THRESHOLD, WAYS, ChangeCounts
 from p2pcast.codec.flat_codec import decode_flat
 from p2pcast.codec.floats import FORMATS
 from p2pcast.codec.layout import Cell, Layout, Tensor, cell_bytes
+from p2pcast.ground.ordered_map import cores, ordered_map
 from p2pcast.inspection.findings import findings
-from p2pcast.ordered_map import cores, ordered_map
 
 Progress = Callable[[int, int], None]
 

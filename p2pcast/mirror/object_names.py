@@ -10,9 +10,9 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
-from p2pcast import limits
-from p2pcast.errors import IntegrityError
-from p2pcast.version import Version
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError
+from p2pcast.ground.version import Version
 
 FORMAT = "p2pcast-1"
 SLICE_BYTES = 8 * limits.MIB

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, TypeVar
 
-from p2pcast.errors import RetryableError, UsageError
+from p2pcast.ground.errors import RetryableError, UsageError
 from p2pcast.mirror import requests
 from p2pcast.mirror.object_names import Found
 

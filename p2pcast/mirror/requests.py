@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from p2pcast.step_hook import StepHook
+from p2pcast.ground.step_hook import StepHook
 
 T = TypeVar("T")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from p2pcast.ground.version import Version
 from p2pcast.mirror.object_names import (
     KEY,
     SLICE_BYTES,
@@ -24,7 +25,6 @@ from p2pcast.mirror.object_names import (
 )
 from p2pcast.relay.artifact_path import Edge, cheapest_path
 from p2pcast.store.retention import DEFAULT, Counts, expendable
-from p2pcast.version import Version
 
 LEFT_OVER_S = 3600.0
 """Age in seconds at which parts of incomplete artifacts are removed if this hub no longer has the artifact. The age is

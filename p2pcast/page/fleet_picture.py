@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from p2pcast.fleet_verdict import behind, judge, known_versions
+from p2pcast.ground.version import Version
 from p2pcast.page.fleet_history import FleetHistory
-from p2pcast.version import Version
 
 ENGINES_SHOWN: Final = 16
 

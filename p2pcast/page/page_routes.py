@@ -18,8 +18,8 @@ from aiohttp import web
 from p2pcast.daemon.command_body import check_keys
 from p2pcast.daemon.http_connections import hold
 from p2pcast.daemon.request_body import read_json
-from p2pcast.errors import RefusedError, UsageError
-from p2pcast.limits import KIB
+from p2pcast.ground.errors import RefusedError, UsageError
+from p2pcast.ground.limits import KIB
 from p2pcast.page.picture_feed import PictureFeed
 from p2pcast.page.reading_rights import COOKIE_S, ReadingRights
 

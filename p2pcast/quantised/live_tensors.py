@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from p2pcast.checkpoint.wrapped_names import without_adapter_layers, without_wrappers
 from p2pcast.codec.layout import Tensor
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.quantised.quantisation_kinds import Role, is_quantised, kind_named
 from p2pcast.quantised.quantisers import quantise
 

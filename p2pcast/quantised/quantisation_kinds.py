@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any, Final
 
 from p2pcast.codec.layout import Tensor
-from p2pcast.errors import IntegrityError, UsageError
+from p2pcast.ground.errors import IntegrityError, UsageError
 
 BLOCK: Final = 128
 """Rows, and columns, of a block with one scale (fp8-block)."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from p2pcast.progress_bar import Meter
+from p2pcast.ground.progress_bar import Meter
 from p2pcast.quantised.quantisation_kinds import KINDS
 
 _FOLDER = click.Path(path_type=Path)
@@ -29,8 +29,8 @@ def quantise(folder: Path, output: Path, kind: str, as_json: bool) -> None:
     """
     from p2pcast.checkpoint.folder import Checkpoint, write_folder
     from p2pcast.codec.layout import Cell
+    from p2pcast.ground.ordered_map import cores
     from p2pcast.offline import state_digest
-    from p2pcast.ordered_map import cores
     from p2pcast.quantised.folder_opening import opening
     from p2pcast.state.shadow import Words
 

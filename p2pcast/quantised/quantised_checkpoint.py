@@ -12,11 +12,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from p2pcast import limits
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.checkpoint.safetensors_file import as_words
 from p2pcast.codec.layout import Cell, Layout
-from p2pcast.errors import IntegrityError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError
 from p2pcast.quantised.quantisation_kinds import Kind, Role
 from p2pcast.quantised.quantised_layout import QuantisedLayout
 from p2pcast.quantised.quantisers import as_weights, quantise

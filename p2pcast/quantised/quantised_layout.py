@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
 from p2pcast.quantised.quantisation_kinds import Kind, Role, is_quantised
 
 CONFIG = "config.json"

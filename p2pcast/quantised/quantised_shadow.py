@@ -16,17 +16,17 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from p2pcast import limits
 from p2pcast.codec.cell import Patch
 from p2pcast.codec.digest import MASK, digest_change
 from p2pcast.codec.layout import Cell
-from p2pcast.ordered_map import cores, ordered_map
+from p2pcast.ground import limits
+from p2pcast.ground.ordered_map import cores, ordered_map
+from p2pcast.ground.version import Version
 from p2pcast.quantised.quantisation_kinds import Kind, Role
 from p2pcast.quantised.quantised_checkpoint import quantised_bands, quantised_words
 from p2pcast.quantised.quantised_layout import QuantisedLayout
 from p2pcast.state.patch_file import PatchFile, PatchWriter
 from p2pcast.state.shadow import Phase, Shadow
-from p2pcast.version import Version
 
 Words = npt.NDArray[Any]
 Positions = npt.NDArray[np.int64]

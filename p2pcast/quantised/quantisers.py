@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 
 from p2pcast.codec.layout import Tensor
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
 from p2pcast.quantised.quantisation_kinds import Kind
 
 _DTYPES: Final = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}

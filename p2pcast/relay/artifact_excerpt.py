@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from p2pcast import limits
 from p2pcast.artifact.assembly import Assembly
 from p2pcast.artifact.piece_size import piece_bytes
 from p2pcast.artifact.signed_records import HASH_BYTES
 from p2pcast.codec.layout import Cell, Layout
+from p2pcast.ground import limits
 from p2pcast.relay.artifact_path import Edge
 
 BATCH_BYTES = 160

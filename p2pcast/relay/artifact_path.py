@@ -14,8 +14,8 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from p2pcast.ground.version import Version
 from p2pcast.relay.tuning import CATCH_UP_STEP_S
-from p2pcast.version import Version
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
-from p2pcast import limits
-from p2pcast.errors import P2PCastError, RemoteError, RetryableError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import P2PCastError, RemoteError, RetryableError
+from p2pcast.ground.wakeup import Wakeup
 from p2pcast.relay.child import Child
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.pacing import InboundRate
@@ -31,7 +32,6 @@ from p2pcast.relay.tuning import (
 )
 from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
-from p2pcast.wakeup import Wakeup
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Event, Message
 from p2pcast.wire.messages import Type

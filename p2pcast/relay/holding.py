@@ -17,7 +17,7 @@ from typing import Protocol
 from p2pcast.artifact.assembly import Assembly
 from p2pcast.artifact.signed_records import Open
 from p2pcast.codec.layout import Layout
-from p2pcast.errors import P2PCastError, RetryableError
+from p2pcast.ground.errors import P2PCastError, RetryableError
 from p2pcast.relay.holding_state import (
     BIRTH,
     COMPLETE,

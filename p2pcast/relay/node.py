@@ -15,13 +15,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-from p2pcast import limits
 from p2pcast.artifact.assembly import Assembly
 from p2pcast.artifact.signed_records import Open
 from p2pcast.codec.layout import Layout
 from p2pcast.daemon.shortages import shortage
-from p2pcast.errors import IntegrityError, LocalError, P2PCastError
-from p2pcast.observers import Observers
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError, LocalError, P2PCastError
+from p2pcast.ground.observers import Observers
+from p2pcast.ground.version import Version
 from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.holding import Holding, Source
 from p2pcast.relay.holding_state import State
@@ -32,7 +33,6 @@ from p2pcast.store.artifact_journal import Kind
 from p2pcast.store.artifact_log import Log
 from p2pcast.store.write_behind import BACKLOG_HIGH_BYTES, BACKLOG_LOW_BYTES, WriteBehind
 from p2pcast.transport.link import Link
-from p2pcast.version import Version
 
 DISK_THREADS = 2
 """One thread for writing, one for reading old pieces for children."""

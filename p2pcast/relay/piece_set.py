@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-from p2pcast import limits
-from p2pcast.errors import RemoteError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import RemoteError
 
 
 def ranges_of(indices: Iterable[int]) -> list[int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from p2pcast.errors import RemoteError
+from p2pcast.ground.errors import RemoteError
 from p2pcast.relay.upstream import ReceivingNode, Upstream
 from p2pcast.transport.link import Link
 from p2pcast.wire import messages

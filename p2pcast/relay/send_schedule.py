@@ -17,8 +17,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from p2pcast import limits
-from p2pcast.errors import RemoteError, RetryableError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import RemoteError, RetryableError
 from p2pcast.relay.verified_pieces import VerifiedPieces
 
 MAX_HANDLE = 65535

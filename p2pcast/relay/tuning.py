@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from p2pcast import limits
+from p2pcast.ground import limits
 
 # -- stripes in use (p2pcast.relay.active_stripes); section "Which stripes are used"
 

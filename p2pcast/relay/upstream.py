@@ -7,10 +7,12 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
-from p2pcast import limits
 from p2pcast.artifact.signed_records import Durable, Open
 from p2pcast.codec.layout import Layout
-from p2pcast.errors import IntegrityError, P2PCastError, RemoteError, RetryableError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError, P2PCastError, RemoteError, RetryableError
+from p2pcast.ground.version import Version
+from p2pcast.ground.wakeup import Wakeup
 from p2pcast.relay.child_lag import Inflow, Lag
 from p2pcast.relay.holding import ArtifactReceiver, Holding
 from p2pcast.relay.node import Parent
@@ -19,8 +21,6 @@ from p2pcast.relay.tuning import ALIVE_ACTIVE_S, ALIVE_IDLE_S, EXPECTED_S, IDLE_
 from p2pcast.relay.verified_pieces import Offer
 from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
-from p2pcast.version import Version
-from p2pcast.wakeup import Wakeup
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Event, Message, Piece
 from p2pcast.wire.messages import Type

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from p2pcast import limits
+from p2pcast.ground import limits
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.record_form import RolloutRecord, record
 from p2pcast.rollouts.rollout_fields import MAX_GROUP, MAX_TOKENS, Count, Hash, Id, Seed, TaskName, Temperature
-from p2pcast.version import Version
 from p2pcast.wire.constraints import AtMost, Blob, Integer, OneOf
 
 MAX_PROMPT_BYTES = 4 * limits.MIB

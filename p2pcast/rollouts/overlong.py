@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Literal, get_args
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 Overlong = Literal["keep", "mask", "zero"]
 """Treatment of rollouts that were cut off. ``keep``: as others. ``mask``: no token is learnt from, and the reward

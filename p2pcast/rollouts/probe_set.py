@@ -14,7 +14,7 @@ from typing import Any, Final
 import blake3
 import numpy as np
 
-from p2pcast.errors import RemoteError, UsageError
+from p2pcast.ground.errors import RemoteError, UsageError
 
 MAX_SEQUENCES: Final = 32
 MAX_PROBE_TOKENS: Final = 4096

@@ -27,8 +27,8 @@ import msgpack
 import numpy as np
 import zstandard
 
-from p2pcast import limits
-from p2pcast.errors import RemoteError, UsageError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import RemoteError, UsageError
 from p2pcast.wire.constraints import AtMost, InvalidError, Read, Text, constraint_of
 
 FORMAT: Final = 1

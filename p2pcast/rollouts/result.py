@@ -13,7 +13,8 @@ from typing import Annotated, NamedTuple, TypeAlias
 
 import numpy as np
 
-from p2pcast import limits
+from p2pcast.ground import limits
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.kv_policy import SPAN_KVS
 from p2pcast.rollouts.record_form import RolloutRecord, record
 from p2pcast.rollouts.rollout_fields import (
@@ -32,7 +33,6 @@ from p2pcast.rollouts.rollout_fields import (
 from p2pcast.rollouts.routed_experts import RoutedExperts, routed_fault
 from p2pcast.rollouts.top_logprobs import TopLogprobs, top_fault
 from p2pcast.sparse.budget_schedule import ALL_PAGES_NAME
-from p2pcast.version import Version
 from p2pcast.wire.constraints import AtMost, OneOf, Text
 
 MAX_RESULT_BYTES = 16 * limits.MIB

@@ -13,8 +13,8 @@ from typing import Annotated, Final, NamedTuple
 
 import numpy as np
 
-from p2pcast import limits
-from p2pcast.errors import UsageError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import UsageError
 from p2pcast.rollouts.rollout_fields import MAX_SPANS, Count
 from p2pcast.wire.constraints import AtMost, Blob, Integer, OneOf
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 BIN_TOKENS: Final = 2000
 """Positions of one bin: 125 pages of 16 tokens."""

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.sparse.acceptance_rate import BIN_TOKENS, AcceptanceBins, TailFit, fit_tail
 from p2pcast.sparse.budget_schedule import DENSE, MOST_BINS, PAGE_TOKENS, BudgetSchedule
 

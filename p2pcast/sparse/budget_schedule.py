@@ -14,8 +14,8 @@ from typing import Any, Final
 import numpy as np
 from blake3 import blake3
 
-from p2pcast.errors import UsageError
-from p2pcast.limits import KIB
+from p2pcast.ground.errors import UsageError
+from p2pcast.ground.limits import KIB
 from p2pcast.sparse.acceptance_rate import BIN_TOKENS
 
 LAST_PAGES: Final = 2

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 FIGURES: Final = "PARAMETERS:LAYERS:WIDTH:QUERIES"
 """Form of the figures as a text, as in ``4.02e9:36:1024:4``."""

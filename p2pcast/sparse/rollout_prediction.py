@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.sparse.budget_schedule import DENSE_LAYERS, BudgetSchedule
 from p2pcast.sparse.model_form import ModelForm
 from p2pcast.sparse.rollout_cost import Sampling, dense_cost, mean_budget, sparse_rollout_cost

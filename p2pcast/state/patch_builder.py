@@ -14,10 +14,10 @@ from p2pcast.codec.cell import Patch, decode
 from p2pcast.codec.dense_codec import Buffer
 from p2pcast.codec.digest import MASK
 from p2pcast.codec.layout import Layout
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
+from p2pcast.ground.version import Version
 from p2pcast.state.patch_file import PatchWriter
 from p2pcast.state.shadow import Shadow
-from p2pcast.version import Version
 
 
 class PatchBuilder:

@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from p2pcast import limits
 from p2pcast.codec.cell import Patch
 from p2pcast.codec.digest import word_dtype
 from p2pcast.codec.layout import Layout
-from p2pcast.errors import IntegrityError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError
+from p2pcast.ground.version import Version
 from p2pcast.store import disk, private_folders
 from p2pcast.store.atomic_files import explained
-from p2pcast.version import Version
 
 logger = logging.getLogger("p2pcast.state")
 

@@ -27,19 +27,19 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from p2pcast import limits
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.checkpoint.safetensors_file import SafetensorsFile, header_for
 from p2pcast.codec.cell import apply
 from p2pcast.codec.digest import MASK, digest, digest_change, word_dtype
 from p2pcast.codec.layout import Cell, Layout, cell_bytes
-from p2pcast.errors import IntegrityError, LocalError, UsageError
-from p2pcast.ordered_map import ordered_map
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError, LocalError, UsageError
+from p2pcast.ground.ordered_map import ordered_map
+from p2pcast.ground.version import Version
 from p2pcast.state.patch_file import PART_SUFFIX, PatchCell, PatchFile
 from p2pcast.state.shadow_snapshot import ShadowSnapshot
 from p2pcast.store import disk, folder_locks, private_folders
 from p2pcast.store.atomic_files import explained, reason
-from p2pcast.version import Version
 
 MODEL_NAME = "model.safetensors"
 MARKS_NAME = "shadow.p2ps"

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from p2pcast.codec.layout import Cell
-from p2pcast.errors import RetryableError
-from p2pcast.version import Version
+from p2pcast.ground.errors import RetryableError
+from p2pcast.ground.version import Version
 
 Words = npt.NDArray[Any]
 MOST_BYTES = 2 << 30

@@ -15,7 +15,7 @@ from p2pcast.artifact.piece_size import piece_bytes
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.artifact.signed_records import DELTA, FileEntry, Open, run_id
 from p2pcast.codec.squash_cell import needs_base, squash
-from p2pcast.errors import IntegrityError, UsageError
+from p2pcast.ground.errors import IntegrityError, UsageError
 from p2pcast.state.version_reader import DeltaChain, VersionReader, WholeArtifact
 from p2pcast.store.artifact_store import Store, Stored
 

@@ -21,13 +21,13 @@ from p2pcast.artifact.assembly import Placed
 from p2pcast.codec.digest import word_dtype
 from p2pcast.codec.kernel_warmup import steps, warm_up_for
 from p2pcast.codec.layout import Cell, Layout
-from p2pcast.errors import IntegrityError, LocalError, RetryableError
-from p2pcast.ordered_map import cores, grouped
+from p2pcast.ground.errors import IntegrityError, LocalError, RetryableError
+from p2pcast.ground.ordered_map import cores, grouped
+from p2pcast.ground.version import Version
 from p2pcast.relay.holding import Holding
 from p2pcast.state.patch_builder import PatchBuilder
 from p2pcast.state.patch_file import PatchWriter
 from p2pcast.state.shadow import Shadow
-from p2pcast.version import Version
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from p2pcast.daemon.daemon_process import TMPFS, shadow_prefix
-from p2pcast.errors import LocalError
-from p2pcast.limits import KIB, SHADOW_KEPT_DAYS
+from p2pcast.ground.errors import LocalError
+from p2pcast.ground.limits import KIB, SHADOW_KEPT_DAYS
 from p2pcast.state.shadow import MODEL_NAME, locked
 from p2pcast.store import disk, folder_locks, private_folders
 from p2pcast.store.atomic_files import atomic_write

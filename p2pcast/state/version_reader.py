@@ -17,11 +17,11 @@ from p2pcast.codec.cell import apply, decode
 from p2pcast.codec.digest import word_dtype
 from p2pcast.codec.layout import Cell
 from p2pcast.codec.squash_cell import Link
-from p2pcast.errors import IntegrityError, LocalError, P2PCastError
+from p2pcast.ground.errors import IntegrityError, LocalError, P2PCastError
+from p2pcast.ground.version import Version
 from p2pcast.relay.artifact_path import Edge, cheapest_path
 from p2pcast.state.shadow import Shadow
 from p2pcast.store.artifact_log import Log
-from p2pcast.version import Version
 
 Words = npt.NDArray[Any]
 WordsOf = Callable[[Cell], Words]

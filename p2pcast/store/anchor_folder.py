@@ -14,7 +14,6 @@ from typing import Any
 import blake3
 import numpy.typing as npt
 
-from p2pcast import limits
 from p2pcast.artifact.artifact_file import Tail
 from p2pcast.artifact.assembly import Assembly
 from p2pcast.artifact.packer import Packer
@@ -24,7 +23,8 @@ from p2pcast.checkpoint.folder import SINGLE, write_folder
 from p2pcast.checkpoint.safetensors_file import header_for
 from p2pcast.codec.digest import digest
 from p2pcast.codec.layout import Cell, Layout
-from p2pcast.errors import IntegrityError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError
 from p2pcast.store import disk
 from p2pcast.store.anchor_log import FILES_NAME, AnchorLog
 from p2pcast.store.atomic_files import atomic_write, explained

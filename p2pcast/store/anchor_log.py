@@ -12,7 +12,7 @@ from p2pcast.artifact.signed_records import Manifest
 from p2pcast.checkpoint.folder import SINGLE
 from p2pcast.checkpoint.safetensors_file import header_for
 from p2pcast.codec.layout import Layout
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
 from p2pcast.store import disk
 from p2pcast.store.artifact_journal import ArtifactJournal, Record
 from p2pcast.store.artifact_log import FileLog

@@ -17,10 +17,10 @@ from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from pathlib import Path
 
-from p2pcast import limits
 from p2pcast.artifact.assembly import Assembly
 from p2pcast.codec.layout import Layout
-from p2pcast.errors import IntegrityError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError
 from p2pcast.store import disk
 from p2pcast.store.atomic_files import explained
 

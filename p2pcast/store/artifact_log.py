@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from p2pcast.errors import IntegrityError, LocalError
+from p2pcast.ground.errors import IntegrityError, LocalError
 from p2pcast.store import disk
 from p2pcast.store.artifact_journal import ArtifactJournal, Record
 from p2pcast.store.atomic_files import explained

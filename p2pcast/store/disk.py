@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from p2pcast.limits import KIB
-from p2pcast.step_hook import StepHook
+from p2pcast.ground.limits import KIB
+from p2pcast.ground.step_hook import StepHook
 
 T = TypeVar("T")
 Buffer = bytes | bytearray | memoryview

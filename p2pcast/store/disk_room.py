@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from p2pcast.limits import MIB
+from p2pcast.ground.limits import MIB
 from p2pcast.store import disk
 from p2pcast.store.atomic_files import explained, part_path
 

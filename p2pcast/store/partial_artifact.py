@@ -14,7 +14,7 @@ import blake3
 from p2pcast.artifact.artifact_file import HEADER
 from p2pcast.artifact.assembly import Assembly
 from p2pcast.artifact.signed_records import ANCHOR
-from p2pcast.ordered_map import ordered_map
+from p2pcast.ground.ordered_map import ordered_map
 from p2pcast.relay.piece_set import PieceSet
 from p2pcast.store import artifact_journal, disk
 from p2pcast.store.anchor_log import AnchorLog

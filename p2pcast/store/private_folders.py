@@ -14,7 +14,7 @@ import stat
 from collections.abc import Collection
 from pathlib import Path
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 from p2pcast.store import disk
 from p2pcast.store.atomic_files import explained
 

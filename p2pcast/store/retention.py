@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from p2pcast import limits
-from p2pcast.version import Version
+from p2pcast.ground import limits
+from p2pcast.ground.version import Version
 
 KEEP_DELTAS = 100
 KEEP_ANCHORS = 10

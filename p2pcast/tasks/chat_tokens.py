@@ -12,7 +12,7 @@ from typing import Final
 
 import blake3
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 
 Messages = Sequence[Mapping[str, str]]
 Render = Callable[[Messages], str]

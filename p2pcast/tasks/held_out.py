@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar, Final
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.tasks.seeded_draws import draw_below
 from p2pcast.tasks.task import Prompt
 from p2pcast.tasks.task_hash import Settings

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.rollout_fields import MAX_TOKENS
 from p2pcast.tasks.chat_tokens import ChatTokens

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, Final
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 from p2pcast.rollouts.job import Job
 from p2pcast.tasks.play import Play
 from p2pcast.tasks.poker_task import PokerTask, deal_of

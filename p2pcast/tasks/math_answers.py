@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 
 CORRECT, FORMAT, THINKING, NO_TRAILING = 0.7, 0.15, 0.1, 0.05
 """Weights of the parts of the reward."""

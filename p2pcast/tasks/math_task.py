@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from p2pcast.errors import LocalError, RemoteError
+from p2pcast.ground.errors import LocalError, RemoteError
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.rollout_fields import MAX_TOKENS
 from p2pcast.tasks.held_out import HoldsOut

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import blake3
 
-from p2pcast import limits
-from p2pcast.errors import LocalError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import LocalError
 from p2pcast.tasks.chat_tokens import BYTES, ChatTokens, Messages, NoSystemRoleError, Render, byte_tokens
 
 MAX_FILE_BYTES: Final = 256 * limits.MIB

@@ -12,14 +12,14 @@ from typing import Literal
 
 import numpy as np
 
-from p2pcast.errors import RemoteError
+from p2pcast.ground.errors import RemoteError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result, Span, routed_room
 from p2pcast.rollouts.rollout_fields import MAX_TOKENS
 from p2pcast.rollouts.routed_experts import RoutedTokens
 from p2pcast.rollouts.top_logprobs import TopTokens
 from p2pcast.tasks.task import ForgedPlayError, Sample, Sampler, Trajectory, turn_seed
-from p2pcast.version import Version
 
 
 class Play:

@@ -10,9 +10,9 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from p2pcast import limits
 from p2pcast.daemon.user_code import import_module
-from p2pcast.errors import UsageError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import UsageError
 from p2pcast.rollouts.job import Group
 from p2pcast.tasks.task import Prompt
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from p2pcast import limits
-from p2pcast.errors import LocalError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import LocalError
 from p2pcast.tasks.math_answers import last_box
 
 MAX_FILE_BYTES: Final = 2 * limits.GIB

@@ -18,8 +18,8 @@ from typing import Any, Literal, NamedTuple, Protocol, cast, runtime_checkable
 import blake3
 import numpy as np
 
-from p2pcast.errors import RemoteError, UsageError
-from p2pcast.plain_text import shown_text
+from p2pcast.ground.errors import RemoteError, UsageError
+from p2pcast.ground.plain_text import shown_text
 from p2pcast.rollouts.job import MAX_PROMPT_BYTES, Job
 from p2pcast.rollouts.result import Span
 from p2pcast.rollouts.rollout_fields import MAX_TOKENS

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import blake3
 import msgpack
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 _DOMAIN = b"p2pcast task 1\0"
 Settings = Mapping[str, str | int | float | bool]

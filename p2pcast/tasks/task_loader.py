@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, cast, get_type_hints
 
 from p2pcast.daemon.user_code import import_module
-from p2pcast.errors import P2PCastError, UsageError
+from p2pcast.ground.errors import P2PCastError, UsageError
 from p2pcast.tasks.task import Task, check_task
 
 GROUP: Final = "p2pcast.tasks"

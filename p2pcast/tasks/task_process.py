@@ -18,7 +18,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result, reward_fault
 from p2pcast.tasks.child_processes.killable_child import BROKEN, PROCESS_BYTES, START_S, ChildDownError, KillableChild

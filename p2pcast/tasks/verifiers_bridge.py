@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 
-from p2pcast.errors import LocalError, RemoteError
+from p2pcast.ground.errors import LocalError, RemoteError
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.rollout_fields import MAX_TOKENS
 from p2pcast.tasks.chat_tokens import ChatTokens

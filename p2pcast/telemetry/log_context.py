@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any, Final
 
+from p2pcast.ground.version import Version
 from p2pcast.telemetry.trace_ids import job_trace, version_trace
-from p2pcast.version import Version
 
 _DAEMON: Final[dict[str, str]] = {}
 """Facts of this process: ``run``, ``role``, ``name``."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from p2pcast.errors import P2PCastError, RetryableError
+from p2pcast.ground.errors import P2PCastError, RetryableError
 from p2pcast.transport.dial import DIAL_S, dial
 from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.stripe import Stripe

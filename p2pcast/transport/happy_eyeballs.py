@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
-from p2pcast.errors import P2PCastError
+from p2pcast.ground.errors import P2PCastError
 
 T = TypeVar("T")
 

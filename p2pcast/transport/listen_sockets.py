@@ -6,8 +6,8 @@ import contextlib
 import errno
 import socket
 
-from p2pcast.addresses import ANYWHERE, Address, may_be_advertised
-from p2pcast.errors import LocalError
+from p2pcast.ground.addresses import ANYWHERE, Address, may_be_advertised
+from p2pcast.ground.errors import LocalError
 
 PROBED = {socket.AF_INET6: "2001:db8::1", socket.AF_INET: "192.0.2.1"}
 """Addresses reserved for documentation (RFC 3849, RFC 5737), as targets for looking up routes. No packet is sent."""

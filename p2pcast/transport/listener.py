@@ -13,9 +13,9 @@ import ssl
 from collections.abc import Container
 from typing import Protocol
 
-from p2pcast import limits
-from p2pcast.addresses import show_address
-from p2pcast.errors import IncompatibleError, LocalError, P2PCastError, RemoteError, RetryableError
+from p2pcast.ground import limits
+from p2pcast.ground.addresses import show_address
+from p2pcast.ground.errors import IncompatibleError, LocalError, P2PCastError, RemoteError, RetryableError
 from p2pcast.transport.handshake_admission import PendingConnections
 from p2pcast.transport.link import Link, LinkOwner
 from p2pcast.transport.listen_sockets import listening

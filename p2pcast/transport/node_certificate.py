@@ -19,12 +19,12 @@ import ssl
 import time
 from pathlib import Path
 
-from p2pcast.addresses import Address
-from p2pcast.backoff import Backoff, Uniform
 from p2pcast.daemon.daemon_process import StateFile, node_id
-from p2pcast.errors import P2PCastError, RetryableError, UsageError
-from p2pcast.plain_text import written_text
-from p2pcast.private_random import uniform
+from p2pcast.ground.addresses import Address
+from p2pcast.ground.backoff import Backoff, Uniform
+from p2pcast.ground.errors import P2PCastError, RetryableError, UsageError
+from p2pcast.ground.plain_text import written_text
+from p2pcast.ground.private_random import uniform
 from p2pcast.store.atomic_files import atomic_write, explained
 from p2pcast.transport.enrolment import enrol, patience_s
 from p2pcast.trust.credentials import Credentials

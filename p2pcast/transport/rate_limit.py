@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from p2pcast import limits
+from p2pcast.ground import limits
 from p2pcast.transport.handshake_admission import TokenBucket
 from p2pcast.wire.messages import PLAIN, Type
 

@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from p2pcast.errors import UsageError
-from p2pcast.limits import KIB
+from p2pcast.ground.errors import UsageError
+from p2pcast.ground.limits import KIB
 
 NOTSENT_LOWAT_BYTES = 128 * KIB
 """Unsent bytes that the kernel may hold for one stripe. Fewer would idle the path; more would delay every hop."""

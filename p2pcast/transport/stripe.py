@@ -14,9 +14,9 @@ import ssl
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
-from p2pcast.addresses import plain_host
-from p2pcast.errors import P2PCastError, RemoteError, RetryableError
-from p2pcast.limits import KIB
+from p2pcast.ground.addresses import plain_host
+from p2pcast.ground.errors import P2PCastError, RemoteError, RetryableError
+from p2pcast.ground.limits import KIB
 from p2pcast.transport.socket_options import Sockets, gather, pace, set_close_timeout, unsent_bytes
 from p2pcast.transport.tcp_info import TcpInfo, read
 from p2pcast.transport.tls_errors import explain, record_certificate

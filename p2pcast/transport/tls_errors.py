@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 
-from p2pcast.errors import P2PCastError, RetryableError, UntrustedError
+from p2pcast.ground.errors import P2PCastError, RetryableError, UntrustedError
 from p2pcast.trust.server_role import WrongServerError
 from p2pcast.wire.connection import Connection
 

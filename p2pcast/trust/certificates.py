@@ -17,7 +17,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from p2pcast.errors import RefusedError, RetryableError
+from p2pcast.ground.errors import RefusedError, RetryableError
 from p2pcast.trust.dial_permissions import Certified, Role
 
 _NAME = re.compile(rf"p2pcast://([0-9a-f]{{32}})/({'|'.join(get_args(Role))})/([0-9a-f]{{32}})", re.ASCII)

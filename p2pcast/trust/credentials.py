@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from p2pcast.errors import RefusedError, UntrustedError
+from p2pcast.ground.errors import RefusedError, UntrustedError
 from p2pcast.trust.certificates import Key, certified, check_issued, fingerprint, load, request, valid_at
 from p2pcast.trust.dial_permissions import Certified
 from p2pcast.trust.key_files import pem, read_pem, write_pem

@@ -18,8 +18,8 @@ from typing import Any, Self
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from p2pcast import limits
-from p2pcast.errors import IntegrityError, LocalError, RefusedError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError, LocalError, RefusedError
 from p2pcast.trust.node_names import quoted
 
 Record = dict[str, Any]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from p2pcast.errors import RefusedError
+from p2pcast.ground.errors import RefusedError
 
 MAX_NAME = 128
 """Most characters of a name."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ssl
 
-from p2pcast.errors import RefusedError
+from p2pcast.ground.errors import RefusedError
 from p2pcast.trust.certificates import certified
 from p2pcast.trust.credentials import Credentials
 from p2pcast.trust.dial_permissions import Role

@@ -18,8 +18,8 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from p2pcast import limits
-from p2pcast.errors import LocalError, RefusedError, UsageError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import LocalError, RefusedError, UsageError
 from p2pcast.trust.dial_permissions import BOUGHT
 from p2pcast.trust.node_names import check_name, disambiguated, is_id, is_name, quoted
 from p2pcast.wire.join_token import UNKNOWN_TOKEN, JoinToken

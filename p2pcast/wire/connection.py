@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from p2pcast.errors import P2PCastError, RefusedError, RemoteError
+from p2pcast.ground.errors import P2PCastError, RefusedError, RemoteError
 from p2pcast.wire import messages, records
 from p2pcast.wire.connection_state import TRANSITIONS, Side, State
 from p2pcast.wire.handshake import PARENT as PARENT

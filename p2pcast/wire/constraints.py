@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from operator import lt
 from typing import Annotated, Any, Final, NoReturn, Protocol, Union, get_args, get_origin, get_type_hints
 
-from p2pcast import limits
-from p2pcast.addresses import is_host
-from p2pcast.version import Version
+from p2pcast.ground import limits
+from p2pcast.ground.addresses import is_host
+from p2pcast.ground.version import Version
 
 Read = Callable[[Any], Any]
 """Returns the typed value. Raises InvalidError."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple, TypeAlias
 
-from p2pcast import limits
-from p2pcast.version import Version
+from p2pcast.ground import limits
+from p2pcast.ground.version import Version
 from p2pcast.wire.constraints import AtMost, Binary, Blob, HostText, Integer, OneOf, PieceRanges, Text
 from p2pcast.wire.protocol_versions import MAX_PROTOCOL
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from p2pcast.errors import RefusedError, RemoteError, UntrustedError
+from p2pcast.ground.errors import RefusedError, RemoteError, UntrustedError
 from p2pcast.trust.certificates import certified, fingerprint
 from p2pcast.trust.dial_permissions import DIALERS, ENROL, LISTENERS, Certified
 from p2pcast.wire import messages, protocol_versions

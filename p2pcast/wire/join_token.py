@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import blake3
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 PREFIX = "p2pc1"
 RUN_BYTES = 16

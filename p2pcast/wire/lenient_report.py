@@ -13,9 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Required, TypeAlias, TypedDict
 
-from p2pcast import limits
-from p2pcast.errors import UsageError
-from p2pcast.version import Version
+from p2pcast.ground import limits
+from p2pcast.ground.errors import UsageError
+from p2pcast.ground.version import Version
 from p2pcast.wire.constraints import (
     AtMost,
     Constraint,

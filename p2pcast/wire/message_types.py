@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from p2pcast import limits
+from p2pcast.ground import limits
 
 
 class Type(IntEnum):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from p2pcast import limits
-from p2pcast.version import Version
+from p2pcast.ground import limits
+from p2pcast.ground.version import Version
 from p2pcast.wire.constraints import AtMost, Binary, Blob, Integer, OneOf, Text
 from p2pcast.wire.field_types import (
     Address,

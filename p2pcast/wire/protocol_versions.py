@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from p2pcast.errors import IncompatibleError, RefusedError, RemoteError
-from p2pcast.release import RELEASE
+from p2pcast.ground.errors import IncompatibleError, RefusedError, RemoteError
+from p2pcast.ground.release import RELEASE
 from p2pcast.trust.dial_permissions import BOUGHT
 
 MAX_PROTOCOL = 1 << 31

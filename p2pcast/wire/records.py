@@ -22,8 +22,8 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeVar, dataclass_transfor
 
 import msgpack
 
-from p2pcast import limits
-from p2pcast.errors import RemoteError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import RemoteError
 from p2pcast.wire.constraints import Constraint, InvalidError, Read, constraint_of
 from p2pcast.wire.message_types import PLAIN, Type
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from typing import Any, Protocol
 
-from p2pcast.errors import P2PCastError, RefusedError
+from p2pcast.ground.errors import P2PCastError, RefusedError
 from p2pcast.trust.evictions import Evictions, unsigned
 from p2pcast.wire import messages
 

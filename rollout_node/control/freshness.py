@@ -7,7 +7,7 @@ the peer's knowledge fresher.
 
 from __future__ import annotations
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 
 
 class Freshness:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from p2pcast.observers import Observers
-from p2pcast.version import Version
+from p2pcast.ground.observers import Observers
+from p2pcast.ground.version import Version
 
 
 class SavedOrders(Protocol):

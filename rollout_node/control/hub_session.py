@@ -9,14 +9,14 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from p2pcast.backoff import REDIAL_MAX_S, REDIAL_MIN_S, Backoff
-from p2pcast.errors import P2PCastError, RefusedError, RemoteError, RetryableError, UntrustedError
-from p2pcast.private_random import uniform
+from p2pcast.ground.backoff import REDIAL_MAX_S, REDIAL_MIN_S, Backoff
+from p2pcast.ground.errors import P2PCastError, RefusedError, RemoteError, RetryableError, UntrustedError
+from p2pcast.ground.private_random import uniform
+from p2pcast.ground.version import Version
 from p2pcast.telemetry.repeated_messages import TROUBLE_ENDED
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
-from p2pcast.version import Version
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Event, Identity, Message
 from rollout_node.control.peer_certificate import PeerCertificate

@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from p2pcast.addresses import Address
-from p2pcast.errors import RefusedError, RetryableError, UntrustedError
+from p2pcast.ground.addresses import Address
+from p2pcast.ground.errors import RefusedError, RetryableError, UntrustedError
 from p2pcast.transport.enrolment import enrol, patience_s
 from p2pcast.trust.credentials import Credentials
 from p2pcast.trust.dial_permissions import Certified

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from p2pcast.errors import RefusedError, RemoteError, RetryableError
+from p2pcast.ground.errors import RefusedError, RemoteError, RetryableError
 from p2pcast.relay.downstream import Downstream
 from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.wire import messages

@@ -13,9 +13,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from p2pcast.backoff import REDIAL_MAX_S, REDIAL_MIN_S, Backoff
-from p2pcast.errors import P2PCastError, RetryableError, UntrustedError
-from p2pcast.private_random import uniform
+from p2pcast.ground.backoff import REDIAL_MAX_S, REDIAL_MIN_S, Backoff
+from p2pcast.ground.errors import P2PCastError, RetryableError, UntrustedError
+from p2pcast.ground.private_random import uniform
 from rollout_node.control.hub_session import HubSession
 from rollout_node.control.saved_hub_state import SavedHubState
 from rollout_node.control.welcome import Welcome

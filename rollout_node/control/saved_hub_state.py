@@ -13,8 +13,8 @@ from typing import Any
 
 from p2pcast.artifact.signed_records import KEY_BYTES, run_id
 from p2pcast.daemon.daemon_process import StateFile
-from p2pcast.errors import P2PCastError
-from p2pcast.version import Version
+from p2pcast.ground.errors import P2PCastError
+from p2pcast.ground.version import Version
 
 logger = logging.getLogger("p2pcast.peer")
 

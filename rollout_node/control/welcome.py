@@ -9,7 +9,7 @@ import asyncio
 import logging
 
 from p2pcast.artifact.signed_records import run_id
-from p2pcast.errors import RefusedError
+from p2pcast.ground.errors import RefusedError
 from p2pcast.trust.evictions import Evictions
 from p2pcast.wire import messages
 from rollout_node.control.bearer_file import BearerFile

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from p2pcast.daemon.user_code import import_module
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 logger = logging.getLogger("p2pcast.peer")
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from rollout_node.control.hub_orders import HubOrders
 from rollout_node.control.saved_hub_state import SavedHubState
 from rollout_node.installers.installer import Driver

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from p2pcast.version import Version
-from p2pcast.wakeup import Wakeup
+from p2pcast.ground.version import Version
+from p2pcast.ground.wakeup import Wakeup
 from p2pcast.wire import messages
 from rollout_node.control.hub_orders import HubOrders
 from rollout_node.control.timeline import EngineNow, Timeline

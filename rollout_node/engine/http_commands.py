@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from p2pcast.daemon.command_body import check_keys
-from p2pcast.errors import LocalError, RefusedError, RetryableError, UsageError
-from p2pcast.version import Version
-from p2pcast.wakeup import Wakeup
+from p2pcast.ground.errors import LocalError, RefusedError, RetryableError, UsageError
+from p2pcast.ground.version import Version
+from p2pcast.ground.wakeup import Wakeup
 from rollout_node.engine.commit_permission import CommitRequests
 from rollout_node.engine.runner import Runner
 from rollout_node.installers.installer import Driver

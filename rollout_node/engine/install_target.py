@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
-from p2pcast import limits
 from p2pcast.checkpoint.folder_form import FolderForm
-from p2pcast.errors import UsageError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import UsageError
 from p2pcast.rollouts.kv_policy import KvPolicy, recomputes
 from rollout_node.engine.multi_host_installer import MultiHostInstaller
 from rollout_node.engine.multi_host_leader import MultiHostLeader

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from p2pcast.codec.layout import Layout
-from p2pcast.errors import P2PCastError
-from p2pcast.version import Version
+from p2pcast.ground.errors import P2PCastError
+from p2pcast.ground.version import Version
 from rollout_node.engine.multi_host_leader import MultiHostLeader
 from rollout_node.installers.installer import Audit, CommitReport, Installer, follows_schedules, stretch_of
 

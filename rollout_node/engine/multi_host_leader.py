@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from p2pcast import limits
-from p2pcast.errors import P2PCastError, RefusedError, RemoteError, RetryableError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import P2PCastError, RefusedError, RemoteError, RetryableError
+from p2pcast.ground.version import Version
+from p2pcast.ground.wakeup import Wakeup
 from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
-from p2pcast.version import Version
-from p2pcast.wakeup import Wakeup
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Event, Message
 from rollout_node.installers.install_socket import InstallSocket, Report

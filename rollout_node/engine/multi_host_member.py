@@ -22,16 +22,16 @@ from typing import Any
 
 import msgpack
 
-from p2pcast import limits
-from p2pcast.addresses import show_address
-from p2pcast.backoff import REDIAL_MAX_S, REDIAL_MIN_S, Backoff
-from p2pcast.errors import P2PCastError, RetryableError
-from p2pcast.private_random import uniform
+from p2pcast.ground import limits
+from p2pcast.ground.addresses import show_address
+from p2pcast.ground.backoff import REDIAL_MAX_S, REDIAL_MIN_S, Backoff
+from p2pcast.ground.errors import P2PCastError, RetryableError
+from p2pcast.ground.private_random import uniform
+from p2pcast.ground.version import Version
+from p2pcast.ground.wakeup import Wakeup
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
-from p2pcast.version import Version
-from p2pcast.wakeup import Wakeup
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Event, Identity, Message
 from rollout_node.engine.multi_host_leader import SILENCE_S, Standing

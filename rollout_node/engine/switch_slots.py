@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 
 class Waker(Protocol):

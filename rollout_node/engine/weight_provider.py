@@ -12,9 +12,9 @@ from typing import Any
 
 from blake3 import blake3
 
+from p2pcast.ground.version import Version
 from p2pcast.sparse import budget_schedule
 from p2pcast.store.artifact_store import Store
-from p2pcast.version import Version
 from rollout_node.stage.base_folder import BaseFolder
 from rollout_node.stage.shadow_state import ShadowReader
 

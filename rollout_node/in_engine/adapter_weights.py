@@ -15,8 +15,8 @@ import torch
 
 from p2pcast.checkpoint.adapter_form import adapter_of
 from p2pcast.codec.layout import Layout
-from p2pcast.errors import IntegrityError
-from p2pcast.version import Version
+from p2pcast.ground.errors import IntegrityError
+from p2pcast.ground.version import Version
 from rollout_node.in_engine.loader_recording import TORCH_DTYPES
 
 

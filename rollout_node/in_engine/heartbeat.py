@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any, Final
 
-from p2pcast.errors import P2PCastError
+from p2pcast.ground.errors import P2PCastError
 from rollout_node.in_engine.install_frames import ALIVE, InstallClient
 
 BEAT_S: Final = 1.0

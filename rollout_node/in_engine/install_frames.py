@@ -26,9 +26,9 @@ from typing import Any
 
 import msgpack
 
-from p2pcast import limits
-from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RemoteError, RetryableError
-from p2pcast.version import Version
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError, LocalError, P2PCastError, RemoteError, RetryableError
+from p2pcast.ground.version import Version
 
 ALIVE = "alive"
 """Phase of a report that answers no command."""

@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import torch
 
-from p2pcast import limits
 from p2pcast.codec.digest import MASK
+from p2pcast.ground import limits
 from rollout_node.in_engine.loader_recording import Storages
 from rollout_node.in_engine.shadow_reader import ShadowReader
 from rollout_node.in_engine.weight_mapping import Mapping

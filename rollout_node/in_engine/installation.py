@@ -19,10 +19,10 @@ import torch
 from p2pcast.checkpoint.adapter_form import adapter_of
 from p2pcast.codec.digest import MASK
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.errors import IntegrityError, LocalError, P2PCastError
+from p2pcast.ground.errors import IntegrityError, LocalError, P2PCastError
+from p2pcast.ground.version import Version
 from p2pcast.sparse.budget_schedule import BudgetSchedule
 from p2pcast.state.patch_file import PatchFile
-from p2pcast.version import Version
 from rollout_node.in_engine.adapter_weights import Followers
 from rollout_node.in_engine.dense_install import ReloadAll, install_dense
 from rollout_node.in_engine.install_frames import Descriptors

@@ -28,9 +28,9 @@ import torch
 
 from p2pcast.checkpoint.adapter_form import adapters_beside, adapters_of
 from p2pcast.codec.layout import Layout
-from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RemoteError, RetryableError
+from p2pcast.ground.errors import IntegrityError, LocalError, P2PCastError, RemoteError, RetryableError
+from p2pcast.ground.version import Version
 from p2pcast.sparse.budget_schedule import BudgetSchedule
-from p2pcast.version import Version
 from rollout_node.in_engine import tensor_accounts
 from rollout_node.in_engine.adapter_weights import AdapterWeights, Followers, ModelBesideAdapters
 from rollout_node.in_engine.heartbeat import Heartbeat

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 import torch
 
-from p2pcast import limits
 from p2pcast.checkpoint.safetensors_file import header_bytes, parse_header
 from p2pcast.codec.layout import Layout
-from p2pcast.errors import IntegrityError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError
 from rollout_node.in_engine.loader_recording import TORCH_DTYPES
 
 

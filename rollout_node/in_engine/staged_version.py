@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from p2pcast import limits
 from p2pcast.codec.digest import MASK, digest, digest_change, word_dtype
 from p2pcast.codec.layout import Cell, Layout
-from p2pcast.errors import IntegrityError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError
 from p2pcast.state.patch_file import PatchFile
 from rollout_node.in_engine.install_proof import mark
 from rollout_node.in_engine.loader_recording import Storages

@@ -17,7 +17,7 @@ from collections.abc import Set as AbstractSet
 from enum import IntEnum
 
 from p2pcast.codec.layout import Tensor
-from p2pcast.errors import RemoteError
+from p2pcast.ground.errors import RemoteError
 
 
 class Account(IntEnum):

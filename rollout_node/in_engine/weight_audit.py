@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from p2pcast import limits
 from p2pcast.codec.digest import MASK, digest, digest_change, word_dtype
 from p2pcast.codec.layout import Cell, Layout
 from p2pcast.device import digest_box, digest_row, to_int
+from p2pcast.ground import limits
 from rollout_node.in_engine.loader_recording import TORCH_DTYPES, Storages
 from rollout_node.in_engine.loader_rehearsal import WORDS, Verdict, rehearse
 from rollout_node.in_engine.shadow_reader import ShadowReader

@@ -16,9 +16,9 @@ from typing import TypeVar
 
 from p2pcast.checkpoint.folder_form import DEFAULT, FolderForm
 from p2pcast.codec.layout import Layout
-from p2pcast.errors import LocalError, P2PCastError
-from p2pcast.plain_text import decodable
-from p2pcast.version import Version
+from p2pcast.ground.errors import LocalError, P2PCastError
+from p2pcast.ground.plain_text import decodable
+from p2pcast.ground.version import Version
 from rollout_node.installers.installer import Audit, CommitReport
 from rollout_node.installers.step_folders import StepFolders
 

@@ -36,9 +36,9 @@ from pathlib import Path
 
 from p2pcast.checkpoint.adapter_form import adapter_of
 from p2pcast.codec.layout import Layout
-from p2pcast.errors import LocalError, P2PCastError, RetryableError
+from p2pcast.ground.errors import LocalError, P2PCastError, RetryableError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.kv_policy import KvPolicy
-from p2pcast.version import Version
 from rollout_node.in_engine import tensor_accounts, weight_audit
 from rollout_node.in_engine.tensor_accounts import Account
 from rollout_node.installers.engine_pause import EnginePause

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import logging
 
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.kv_policy import KvPolicy, recomputes
-from p2pcast.version import Version
 from rollout_node.installers.engine_server import EngineServer
 from rollout_node.installers.install_socket import Report
 from rollout_node.installers.install_state import InstallState

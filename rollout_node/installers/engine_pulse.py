@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from p2pcast.errors import P2PCastError
+from p2pcast.ground.errors import P2PCastError
 from rollout_node.installers.engine_server import EngineServer
 from rollout_node.installers.install_socket import Report
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import aiohttp
 
-from p2pcast.errors import LocalError, RetryableError
+from p2pcast.ground.errors import LocalError, RetryableError
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ import secrets
 import time
 from collections.abc import Sequence
 
-from p2pcast.errors import P2PCastError, RetryableError
+from p2pcast.ground.errors import P2PCastError, RetryableError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.kv_policy import recomputes
-from p2pcast.version import Version
 from rollout_node.installers.engine_pause import EnginePause
 from rollout_node.installers.engine_server import EngineServer
 from rollout_node.installers.install_socket import Report

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from rollout_node.installers.installer import CommitReport
 
 

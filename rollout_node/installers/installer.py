@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from p2pcast.codec.layout import Layout
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 
 Driver = Literal["peer", "external"]
 """The program that switches engines: this peer, or an orchestrator that pauses the engine around each commit."""

@@ -12,8 +12,8 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from p2pcast.codec.layout import Layout
-from p2pcast.errors import IntegrityError
-from p2pcast.version import Version
+from p2pcast.ground.errors import IntegrityError
+from p2pcast.ground.version import Version
 from rollout_node.in_engine import weight_audit
 from rollout_node.installers.install_socket import Report
 from rollout_node.installers.install_state import InstallState

@@ -17,8 +17,8 @@ import secrets
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RetryableError
-from p2pcast.version import Version
+from p2pcast.ground.errors import IntegrityError, LocalError, P2PCastError, RetryableError
+from p2pcast.ground.version import Version
 from rollout_node.installers.engine_server import EngineServer, ServerAwayError
 from rollout_node.installers.install_socket import Expectation, InstallSocket, Report
 

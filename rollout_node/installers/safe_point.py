@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Literal
 
-from p2pcast.errors import P2PCastError, RetryableError
+from p2pcast.ground.errors import P2PCastError, RetryableError
 from rollout_node.installers.engine_server import EngineServer
 from rollout_node.installers.install_state import InstallState
 

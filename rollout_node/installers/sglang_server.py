@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from p2pcast.errors import LocalError, RetryableError
+from p2pcast.ground.errors import LocalError, RetryableError
 from rollout_node.installers.engine_server import Deadlines, EngineServer
 from rollout_node.installers.safe_point import StillRunningError
 from rollout_node.sglang_plugin import PREFIX, SOCKET_VARIABLE

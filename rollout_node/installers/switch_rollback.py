@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 
-from p2pcast.errors import IntegrityError, P2PCastError
-from p2pcast.version import Version
+from p2pcast.ground.errors import IntegrityError, P2PCastError
+from p2pcast.ground.version import Version
 from rollout_node.installers.engine_pause import EnginePause
 from rollout_node.installers.engine_server import EngineServer
 from rollout_node.installers.install_state import InstallState

@@ -21,7 +21,7 @@ import os
 import sys
 from typing import Any
 
-from p2pcast.version import NO_VERSION
+from p2pcast.ground.version import NO_VERSION
 from rollout_node.sglang_plugin import drain
 
 SOCKET_VARIABLE = "P2PCAST_SOCK"

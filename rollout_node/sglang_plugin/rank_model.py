@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 from rollout_node.in_engine.adapter_weights import AdapterWeights, Followers
 from rollout_node.in_engine.shadow_reader import ShadowReader
 from rollout_node.in_engine.started_settings import StartedSettings

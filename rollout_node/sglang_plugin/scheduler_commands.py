@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from p2pcast.version import NO_VERSION, Version
+from p2pcast.ground.version import NO_VERSION, Version
 from rollout_node.in_engine.rank_installer import Command, Introduction, RankInstaller
 from rollout_node.in_engine.switch_order import SwitchOrder
 from rollout_node.sglang_plugin import SOCKET_VARIABLE, drain

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 from p2pcast.sparse.acceptance_rate import acceptance_bounds
 from rollout_node.sparse_calibration.engine_process import answer
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.sparse.budget_calibration import Calibration
 from rollout_node.sparse_calibration.calibration_run import CalibrationOrder
 from rollout_node.sparse_calibration.engine_process import run_engine

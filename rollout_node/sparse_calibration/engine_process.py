@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from p2pcast.daemon.user_code import child_environment
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 from rollout_node.vllm_plugin import SPARSE_VARIABLE
 
 SETTINGS: Final = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 
 def prompts_of_file(file: Path) -> list[str | list[int]]:

@@ -8,8 +8,8 @@ from typing import Any
 
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.layout import Layout
+from p2pcast.ground.version import Version
 from p2pcast.offline import state_digest
-from p2pcast.version import Version
 
 WholeVersions = Iterable[tuple[Version, tuple[bytes, int]]]
 """Versions of the run, each with its layout's id and its state's digest."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from p2pcast.codec.layout import Layout
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
 from p2pcast.store.artifact_store import Store

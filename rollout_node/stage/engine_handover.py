@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from rollout_node.control.activity import Activity
 from rollout_node.control.timeline import Timeline
 from rollout_node.engine.engines import Engines

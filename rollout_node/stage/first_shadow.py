@@ -6,8 +6,8 @@ digest.
 
 from __future__ import annotations
 
+from p2pcast.ground.version import Version
 from p2pcast.state.shadow import Shadow
-from p2pcast.version import Version
 from rollout_node.control.activity import Activity
 from rollout_node.stage.base_shadow import BaseShadow
 from rollout_node.stage.saved_shadow import SavedShadow

@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
+from p2pcast.ground.version import Version
 from p2pcast.store.artifact_store import Store, Stored
-from p2pcast.version import Version
 from rollout_node.stage.shadow_state import ShadowWriter
 from rollout_node.sync.artifact_removal import ArtifactRemoval
 

@@ -12,11 +12,11 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
-from p2pcast.errors import P2PCastError
+from p2pcast.ground.errors import P2PCastError
+from p2pcast.ground.version import Version
 from p2pcast.relay.artifact_excerpt import Excerpt
 from p2pcast.relay.artifact_path import Edge
 from p2pcast.relay.holding import ArtifactHolder, Holding
-from p2pcast.version import Version
 from rollout_node.control.activity import Activity
 from rollout_node.sync.artifact_removal import ArtifactRemoval
 from rollout_node.sync.downloader import Downloader

@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from p2pcast.errors import RetryableError
+from p2pcast.ground.errors import RetryableError
+from p2pcast.ground.version import Version
 from p2pcast.quantised.quantisation_kinds import kind_named
 from p2pcast.quantised.quantised_layout import QuantisedLayout
 from p2pcast.relay.holding import ArtifactHolder
-from p2pcast.version import Version
 from rollout_node.engine.version_digests import VersionDigests
 from rollout_node.stage.shadow_state import ShadowReader, ShadowState
 

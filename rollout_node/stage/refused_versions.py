@@ -6,10 +6,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from p2pcast.backoff import Backoff
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.backoff import Backoff
+from p2pcast.ground.errors import IntegrityError
+from p2pcast.ground.version import Version
 from p2pcast.relay.holding import Holding
-from p2pcast.version import Version
 from rollout_node.stage.shadow_check import ShadowCheck
 from rollout_node.stage.shadow_state import ShadowWriter
 from rollout_node.sync.artifact_removal import ArtifactRemoval

@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
 from p2pcast.codec.layout import Layout
-from p2pcast.errors import IntegrityError, LocalError
+from p2pcast.ground.errors import IntegrityError, LocalError
+from p2pcast.ground.version import Version
 from p2pcast.state.shadow import Shadow, layout_in
 from p2pcast.state.staging import Staging
 from p2pcast.store.artifact_store import Store
-from p2pcast.version import Version
 from rollout_node.stage.shadow_check import ShadowCheck
 
 logger = logging.getLogger("p2pcast.peer")

@@ -21,13 +21,13 @@ from typing import Any
 import blake3
 
 from p2pcast.codec.layout import Cell
-from p2pcast.errors import IntegrityError, P2PCastError
+from p2pcast.ground.errors import IntegrityError, P2PCastError
+from p2pcast.ground.version import Version
 from p2pcast.relay.artifact_excerpt import Excerpt, expected_bytes
 from p2pcast.relay.artifact_path import Edge, cheapest_path
 from p2pcast.relay.holding import Holding
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.version_reader import WordsOf, reader_of_path, restore_cells, way_to
-from p2pcast.version import Version
 from rollout_node.control.timeline import Timeline
 from rollout_node.stage.base_folder import BaseFolder
 from rollout_node.stage.part_fetcher import PartFetcher

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from rollout_node.stage.first_shadow import FirstShadow
 from rollout_node.stage.identity_check import IdentityCheck
 from rollout_node.stage.shadow_state import ShadowWriter

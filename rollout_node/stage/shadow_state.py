@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from p2pcast.codec.layout import Layout
-from p2pcast.errors import RetryableError
+from p2pcast.ground.errors import RetryableError
+from p2pcast.ground.version import Version
 from p2pcast.relay.holding import ArtifactHolder
 from p2pcast.state.shadow import Shadow
-from p2pcast.version import Version
 from rollout_node.engine.version_digests import VersionDigests
 
 logger = logging.getLogger("p2pcast.peer")

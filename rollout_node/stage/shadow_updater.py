@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import logging
 
-from p2pcast.errors import IntegrityError, RetryableError
-from p2pcast.version import Version
+from p2pcast.ground.errors import IntegrityError, RetryableError
+from p2pcast.ground.version import Version
 from rollout_node.control.activity import Activity
 from rollout_node.stage.engine_handover import EngineHandover
 from rollout_node.stage.identity_check import IdentityCheck

@@ -14,16 +14,16 @@ from typing import Any
 import blake3
 
 from p2pcast.artifact.signed_records import FileEntry, Manifest
-from p2pcast.backoff import Backoff
 from p2pcast.codec.layout import Layout
-from p2pcast.errors import IntegrityError, P2PCastError
+from p2pcast.ground.backoff import Backoff
+from p2pcast.ground.errors import IntegrityError, P2PCastError
+from p2pcast.ground.version import Version
 from p2pcast.relay.artifact_excerpt import Excerpt, expected_bytes
 from p2pcast.relay.artifact_path import Edge
 from p2pcast.relay.holding import Holding
 from p2pcast.sparse import budget_schedule
 from p2pcast.state.version_reader import way_to
 from p2pcast.store.artifact_store import Store
-from p2pcast.version import Version
 from rollout_node.stage.part_fetcher import PartFetcher
 from rollout_node.sync.artifact_removal import ArtifactRemoval
 from rollout_node.sync.version_path import VersionPlanner

@@ -8,8 +8,8 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from p2pcast.errors import RetryableError
-from p2pcast.progress_bar import Meter
+from p2pcast.ground.errors import RetryableError
+from p2pcast.ground.progress_bar import Meter
 from p2pcast.relay.holding import Holding
 from p2pcast.state.shadow import Phase, Shadow
 from p2pcast.state.staging import Staging

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from p2pcast.ground.version import Version
 from p2pcast.relay.artifact_path import Edge
-from p2pcast.version import Version
 from p2pcast.wire import messages
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from p2pcast.ground.version import Version
 from p2pcast.relay.holding import ArtifactHolder, Holding
-from p2pcast.version import Version
 from p2pcast.wire import messages
 from rollout_node.control.hub_session import HubSession
 from rollout_node.sync.artifact_catalog import Catalog

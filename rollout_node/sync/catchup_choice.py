@@ -15,10 +15,10 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from typing import Literal
 
-from p2pcast.limits import MIB
+from p2pcast.ground.limits import MIB
+from p2pcast.ground.version import Version
 from p2pcast.relay.artifact_path import Edge, Rates, cheapest_path, expected_bytes, find_gap, seconds
 from p2pcast.relay.tuning import SQUASH_LEAST_GAIN_S
-from p2pcast.version import Version
 from p2pcast.wire import messages
 
 Squashes = Literal["none", "kept", "auto", "ask"]

@@ -19,18 +19,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from p2pcast import limits
-from p2pcast.addresses import show_address
-from p2pcast.errors import P2PCastError, RetryableError
-from p2pcast.observers import Observers
-from p2pcast.private_random import fraction
+from p2pcast.ground import limits
+from p2pcast.ground.addresses import show_address
+from p2pcast.ground.errors import P2PCastError, RetryableError
+from p2pcast.ground.observers import Observers
+from p2pcast.ground.private_random import fraction
+from p2pcast.ground.wakeup import Wakeup
 from p2pcast.relay.artifact_excerpt import Excerpt
 from p2pcast.relay.holding import ArtifactHolder
 from p2pcast.relay.pull_schedule import Ask, Leave, PullSchedule, Recall
 from p2pcast.relay.pull_source import Puller, PullSource
 from p2pcast.relay.pull_throttle import Throughput, pull_bytes_s
 from p2pcast.relay.upstream import ReceivingNode
-from p2pcast.wakeup import Wakeup
 from rollout_node.sync.connector import Connector, Place
 
 logger = logging.getLogger("p2pcast.peer")

@@ -13,11 +13,11 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 
-from p2pcast import limits
 from p2pcast.artifact.artifact_file import Tail
 from p2pcast.artifact.signed_records import Manifest
 from p2pcast.codec.layout import Layout
-from p2pcast.errors import IntegrityError, P2PCastError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError, P2PCastError
 from p2pcast.mirror.object_names import READY, Marker, most_tail_bytes, tail_name
 from p2pcast.mirror.object_store import MissingError, Objects, ShortError
 from p2pcast.relay.artifact_path import Edge

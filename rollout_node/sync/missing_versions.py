@@ -15,7 +15,7 @@ import logging
 from collections import deque
 from typing import Protocol
 
-from p2pcast import limits
+from p2pcast.ground import limits
 from p2pcast.relay.artifact_path import Edge
 from p2pcast.relay.holding import ArtifactHolder, Holding
 from p2pcast.relay.upstream import Upstream

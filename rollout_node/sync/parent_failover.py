@@ -20,14 +20,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from p2pcast.addresses import show_address
-from p2pcast.backoff import Backoff
-from p2pcast.errors import P2PCastError
-from p2pcast.private_random import uniform
+from p2pcast.ground.addresses import show_address
+from p2pcast.ground.backoff import Backoff
+from p2pcast.ground.errors import P2PCastError
+from p2pcast.ground.private_random import uniform
+from p2pcast.ground.version import Version
+from p2pcast.ground.wakeup import Wakeup
 from p2pcast.relay.upstream import ReceivingNode, Upstream
 from p2pcast.transport.dial import Stripes
-from p2pcast.version import Version
-from p2pcast.wakeup import Wakeup
 from rollout_node.sync.connector import Connector, Place
 
 logger = logging.getLogger("p2pcast.peer")

@@ -12,10 +12,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from p2pcast.ground.version import Version
 from p2pcast.relay.artifact_path import Edge
 from p2pcast.relay.holding import ArtifactHolder, Holding
 from p2pcast.relay.upstream import Upstream
-from p2pcast.version import Version
 from rollout_node.stage.shadow_state import ShadowState
 from rollout_node.sync.artifact_catalog import Catalog, Entry
 from rollout_node.sync.downloader import Downloader

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum, auto
 
-from p2pcast import limits
+from p2pcast.ground import limits
 from p2pcast.relay.holding import Holding
 
 SMALL_BYTES = 256 * limits.KIB

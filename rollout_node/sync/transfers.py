@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2pcast import limits
+from p2pcast.ground import limits
 
 MEASURABLE_BYTES = limits.MIB
 """A smaller transfer is over before its rate is known."""

@@ -14,11 +14,11 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from p2pcast.codec.layout import Layout
+from p2pcast.ground.version import Version
+from p2pcast.ground.wakeup import Wakeup
 from p2pcast.relay.artifact_path import Edge, Gap, find_gap
 from p2pcast.relay.holding import ArtifactHolder, Holding
 from p2pcast.store.artifact_store import Store
-from p2pcast.version import Version
-from p2pcast.wakeup import Wakeup
 from rollout_node.control.hub_orders import HubOrders
 from rollout_node.control.saved_hub_state import SavedHubState
 from rollout_node.stage.shadow_state import ShadowState

@@ -24,8 +24,8 @@ from vllm.lora.utils import parse_fine_tuned_lora_name
 from vllm.utils.torch_utils import PIN_MEMORY
 
 from p2pcast.checkpoint.adapter_form import configs_of, split_name
-from p2pcast.errors import IntegrityError, LocalError
-from p2pcast.version import Version
+from p2pcast.ground.errors import IntegrityError, LocalError
+from p2pcast.ground.version import Version
 from rollout_node.in_engine.adapter_weights import AdapterConfigs, AdapterWeights
 from rollout_node.in_engine.loader_rehearsal import WORDS
 from rollout_node.vllm_plugin.loaded_adapters import loaded_adapters

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
 from rollout_node.in_engine.shadow_reader import ShadowReader
 
 

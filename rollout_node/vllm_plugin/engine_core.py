@@ -28,7 +28,7 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
-from p2pcast.version import NO_VERSION
+from p2pcast.ground.version import NO_VERSION
 from rollout_node.in_engine.heartbeat import Heartbeat
 from rollout_node.in_engine.switch_order import SwitchOrder
 from rollout_node.vllm_plugin import SOCKET_VARIABLE

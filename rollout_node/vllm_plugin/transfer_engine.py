@@ -17,7 +17,7 @@ import torch
 from vllm.config import set_current_vllm_config
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 from p2pcast.sparse.budget_schedule import BudgetSchedule
 from rollout_node.in_engine.adapter_weights import AdapterWeights
 from rollout_node.in_engine.rank_installer import Command, Introduction, RankInstaller

@@ -11,9 +11,9 @@ import logging
 from collections import Counter
 from typing import Any, Final, Protocol
 
-from p2pcast.errors import RemoteError, RetryableError
+from p2pcast.ground.errors import RemoteError, RetryableError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.result import Result
-from p2pcast.version import Version
 from rollout_node.worker import recomputation
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.probe_loop import Scorer

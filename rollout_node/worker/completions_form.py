@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from p2pcast.errors import LocalError, RemoteError
+from p2pcast.ground.errors import LocalError, RemoteError
 from rollout_node.worker.generate_form import PROCESSED, VLLM, Answer, sampling_fields
 from rollout_node.worker.sampled_answer import MALFORMED, Route, logprob
 

@@ -14,11 +14,11 @@ from typing import Final, Protocol
 import aiohttp
 import numpy as np
 
-from p2pcast.backoff import Backoff
-from p2pcast.errors import RetryableError
-from p2pcast.private_random import uniform
+from p2pcast.ground.backoff import Backoff
+from p2pcast.ground.errors import RetryableError
+from p2pcast.ground.private_random import uniform
+from p2pcast.ground.version import Version
 from p2pcast.tasks.task import Sample
-from p2pcast.version import Version
 from rollout_node.worker import completions_form, recomputation
 from rollout_node.worker.completions_form import ROUTE, Completion
 from rollout_node.worker.engine_requests import PROBE_TOKEN, EngineRequests, checked

@@ -12,7 +12,7 @@ from typing import Any, Final
 import aiohttp
 from aiohttp.http_exceptions import LineTooLong
 
-from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError
+from p2pcast.ground.errors import LocalError, P2PCastError, RemoteError, RetryableError
 from rollout_node.worker.sampled_answer import (
     COLD,
     FAILURE,

@@ -7,11 +7,11 @@ from typing import Any, Final, NamedTuple
 
 import aiohttp
 
-from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError, UsageError
+from p2pcast.ground.errors import LocalError, P2PCastError, RemoteError, RetryableError, UsageError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.kv_policy import SPAN_KVS, SpanKv
 from p2pcast.rollouts.result import Span
 from p2pcast.sparse.budget_schedule import ALL_PAGES_NAME
-from p2pcast.version import Version
 
 HASH_BYTES: Final = 32
 REMEMBERED: Final = 4096

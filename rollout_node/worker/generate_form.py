@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from p2pcast.errors import RemoteError
+from p2pcast.ground.errors import RemoteError
 from p2pcast.tasks.task import SampledTop
 from rollout_node.worker.routed_answer import routed_ids
 from rollout_node.worker.sampled_answer import (

@@ -18,12 +18,12 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from p2pcast.errors import P2PCastError, RemoteError
-from p2pcast.limits import MIB
-from p2pcast.private_random import fraction
+from p2pcast.ground.errors import P2PCastError, RemoteError
+from p2pcast.ground.limits import MIB
+from p2pcast.ground.private_random import fraction
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.top_logprobs import TOP_K
 from p2pcast.tasks.task import Sample, SampledExperts
-from p2pcast.version import Version
 from rollout_node.worker import generate_form, recomputation
 from rollout_node.worker.engine_requests import MAX_LINE_BYTES, PROBE_TOKEN
 from rollout_node.worker.generate_form import Answer

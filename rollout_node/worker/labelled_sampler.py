@@ -17,9 +17,9 @@ from typing import ClassVar, Protocol, Self
 import aiohttp
 import numpy as np
 
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.result import Span
 from p2pcast.tasks.task import Sample
-from p2pcast.version import Version
 from rollout_node.worker.engine_requests import EngineRequests, checked
 from rollout_node.worker.sampled_answer import Route, SampledAnswer
 

@@ -21,10 +21,10 @@ from typing import Any, Final, NamedTuple
 import aiohttp
 import msgpack
 
-from p2pcast import limits
-from p2pcast.backoff import Backoff
-from p2pcast.errors import P2PCastError, RefusedError, RemoteError, RetryableError, UsageError
-from p2pcast.private_random import uniform
+from p2pcast.ground import limits
+from p2pcast.ground.backoff import Backoff
+from p2pcast.ground.errors import P2PCastError, RefusedError, RemoteError, RetryableError, UsageError
+from p2pcast.ground.private_random import uniform
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.probe_set import ProbeSet
 from p2pcast.rollouts.result import Result

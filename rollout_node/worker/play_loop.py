@@ -19,10 +19,12 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final, Protocol
 
-from p2pcast import limits
-from p2pcast.backoff import Backoff
-from p2pcast.errors import P2PCastError, RefusedError, RemoteError, RetryableError
-from p2pcast.private_random import uniform
+from p2pcast.ground import limits
+from p2pcast.ground.backoff import Backoff
+from p2pcast.ground.errors import P2PCastError, RefusedError, RemoteError, RetryableError
+from p2pcast.ground.private_random import uniform
+from p2pcast.ground.version import Version
+from p2pcast.ground.wakeup import Wakeup
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result, fault
 from p2pcast.rollouts.return_reason import Returned, ReturnReason
@@ -35,8 +37,6 @@ from p2pcast.tasks.task import FAILED_CHECK_TAG, Sampler, Task
 from p2pcast.tasks.task_process import CheckFailedError, TaskProcesses
 from p2pcast.telemetry.log_context import about_job
 from p2pcast.telemetry.repeated_messages import TROUBLE_ENDED
-from p2pcast.version import Version
-from p2pcast.wakeup import Wakeup
 from rollout_node.worker.engine_versions import Served
 from rollout_node.worker.lease_book import LeaseBook
 from rollout_node.worker.ledger_client import (

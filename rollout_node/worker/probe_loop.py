@@ -14,11 +14,11 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from p2pcast.backoff import Backoff
-from p2pcast.errors import P2PCastError, RemoteError
-from p2pcast.private_random import uniform
+from p2pcast.ground.backoff import Backoff
+from p2pcast.ground.errors import P2PCastError, RemoteError
+from p2pcast.ground.private_random import uniform
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.probe_set import ProbeSet, packed_scores
-from p2pcast.version import Version
 from rollout_node.worker.engine_versions import Served
 
 logger = logging.getLogger("p2pcast.worker")

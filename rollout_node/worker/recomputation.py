@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from p2pcast.errors import RemoteError
+from p2pcast.ground.errors import RemoteError
 from p2pcast.rollouts.kv_policy import KV_OF_ONE_VERSION
 from p2pcast.rollouts.result import Result
 from rollout_node.worker import completions_form, generate_form

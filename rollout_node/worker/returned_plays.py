@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from p2pcast.errors import RemoteError, RetryableError
-from p2pcast.plain_text import shown_text
+from p2pcast.ground.errors import RemoteError, RetryableError
+from p2pcast.ground.plain_text import shown_text
 from p2pcast.rollouts.return_reason import MAX_DETAIL, Returned, ReturnReason
 from p2pcast.tasks.child_processes.play_pool import PlayBlockedError
 from p2pcast.tasks.task import ForgedPlayError, Sample, Sampler

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
-from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError
+from p2pcast.ground.errors import LocalError, P2PCastError, RemoteError, RetryableError
 from p2pcast.rollouts.result import Span
 from p2pcast.tasks.task import Sample
 

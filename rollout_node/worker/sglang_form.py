@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from p2pcast.errors import RemoteError
+from p2pcast.ground.errors import RemoteError
 from rollout_node.worker.sampled_answer import (
     LOWEST_LOGPROB,
     MALFORMED,

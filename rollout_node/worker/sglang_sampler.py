@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from p2pcast.ground.version import Version
 from p2pcast.tasks.task import Sample
-from p2pcast.version import Version
 from rollout_node.worker import sglang_form
 from rollout_node.worker.engine_requests import PROBE_TOKEN, line_bytes
 from rollout_node.worker.labelled_sampler import LabelledSampler

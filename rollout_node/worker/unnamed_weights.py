@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.result import Span
-from p2pcast.version import Version
 
 NO_MANIFEST = bytes(32)
 

@@ -12,9 +12,9 @@ from typing import Any, Final, Literal, TypeVar
 
 import aiohttp
 
-from p2pcast.backoff import Backoff
-from p2pcast.errors import RetryableError
-from p2pcast.private_random import uniform
+from p2pcast.ground.backoff import Backoff
+from p2pcast.ground.errors import RetryableError
+from p2pcast.ground.private_random import uniform
 from p2pcast.rollouts.result import Result
 from p2pcast.tasks.child_processes.play_pool import PlayPool
 from p2pcast.tasks.task import Task

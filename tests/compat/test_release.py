@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from previous import ARCHIVE, RELEASE, ROOT, unpacked
 
-from p2pcast.release import RELEASE as OURS
+from p2pcast.ground.release import RELEASE as OURS
 
 
 def test_the_package_and_the_code_name_one_release() -> None:

@@ -22,7 +22,7 @@ from test_ledger_daemon import client_of
 from test_ledger_requests import Stage, played
 from test_probes import found_set, learner_scores, probes_of
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from rollout_node.worker import probe_loop
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler

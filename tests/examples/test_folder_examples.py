@@ -16,7 +16,7 @@ from typing import Any
 from aiohttp import web
 
 from netem.demo.processes import free_port
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from tests.daemons.conftest import differing, first_state, read, trained
 from tests.environments import ROOT
 from tests.p2pcast.adapters.bridge_stage import filled_ledger

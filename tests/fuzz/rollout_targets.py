@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgpack
 
-from p2pcast.errors import RemoteError, UsageError
+from p2pcast.ground.errors import RemoteError, UsageError
 from p2pcast.rollouts.job import Group, Job
 from p2pcast.rollouts.record_form import RolloutRecord
 from p2pcast.rollouts.result import Result, fault

@@ -29,9 +29,9 @@ from p2pcast.codec.cell import CODECS, CONTEXT, DENSE, FLAT, RAW, Patch, apply, 
 from p2pcast.codec.digest import MASK
 from p2pcast.codec.layout import Cell, Layout, Tensor
 from p2pcast.codec.squash_cell import squash
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
+from p2pcast.ground.version import Version
 from p2pcast.state.patch_file import PatchFile, PatchWriter
-from p2pcast.version import Version
 
 TESTS = Path(__file__).parents[1]
 CORPUS = Path(__file__).parent / "corpus"

@@ -20,8 +20,8 @@ from p2pcast.daemon import metric_kinds
 from p2pcast.daemon.background_tasks import Tasks, report_bug
 from p2pcast.daemon.events import Events
 from p2pcast.daemon.http_server import HttpServer
-from p2pcast.errors import RemoteError
-from p2pcast.limits import MIB
+from p2pcast.ground.errors import RemoteError
+from p2pcast.ground.limits import MIB
 from p2pcast.wire.connection_state import Side, State
 from p2pcast.wire.messages import RECORDS, SIGNED, Type, decode, encode_map
 

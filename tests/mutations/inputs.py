@@ -30,7 +30,7 @@ INPUTS = [
     ),
     Mutation(
         ONE_MESSAGE,
-        "p2pcast/addresses.py",
+        "p2pcast/ground/addresses.py",
         'return "%" not in text',
         "return True",
         "tests/p2pcast/test_addresses.py::test_hosts_that_may_not",
@@ -107,7 +107,7 @@ INPUTS = [
     ),
     Mutation(
         NONSENSE,
-        "p2pcast/plain_text.py",
+        "p2pcast/ground/plain_text.py",
         "c if c.isprintable() else",
         "c if True else",
         "tests/p2pcast/cli/test_status.py::test_names_cannot_control_the_terminal",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.addresses import (
+from p2pcast.ground.addresses import (
     family_of,
     is_host,
     is_loopback,
@@ -17,7 +17,7 @@ from p2pcast.addresses import (
     site_of,
     unscoped,
 )
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 
 @pytest.mark.parametrize(

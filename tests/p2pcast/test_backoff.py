@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from p2pcast.backoff import Backoff
+from p2pcast.ground.backoff import Backoff
 
 
 def middle(low: float, high: float) -> float:

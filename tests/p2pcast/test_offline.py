@@ -19,9 +19,9 @@ from p2pcast.artifact.artifact_file import HEADER, P2pdFile, P2pdWriter
 from p2pcast.checkpoint import Checkpoint
 from p2pcast.codec.cell import apply, decode, digest
 from p2pcast.codec.layout import DTYPES, Layout, Tensor
-from p2pcast.errors import EXIT_REFUSED, IntegrityError, LocalError, UsageError
+from p2pcast.ground.errors import EXIT_REFUSED, IntegrityError, LocalError, UsageError
+from p2pcast.ground.version import Version
 from p2pcast.inspection import sparsity_report
-from p2pcast.version import Version
 
 Make = Callable[..., Path]
 Table = dict[str, tuple[str, list[int], bytes]]

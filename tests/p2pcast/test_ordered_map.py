@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from p2pcast.ordered_map import TOGETHER_BYTES, grouped, ordered_map
+from p2pcast.ground.ordered_map import TOGETHER_BYTES, grouped, ordered_map
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])

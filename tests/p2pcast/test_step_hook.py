@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from p2pcast.step_hook import StepHook
+from p2pcast.ground.step_hook import StepHook
 
 
 def test_previous_watcher_is_restored_after_an_exception() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from p2pcast import limits
-from p2pcast.errors import UsageError
-from p2pcast.version import Version
+from p2pcast.ground import limits
+from p2pcast.ground.errors import UsageError
+from p2pcast.ground.version import Version
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import click
 from built_wheel import ROOT
 
 from p2pcast.cli import cli
-from p2pcast.release import RELEASE
+from p2pcast.ground.release import RELEASE
 
 PREFORMATTED = "\b"
 """First line of a paragraph of help whose lines are kept, as click has it."""

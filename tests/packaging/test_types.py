@@ -28,7 +28,7 @@ def train(publisher: Publisher, reader: Reader, client: BatchClient) -> None:
 """
 SEEN = (
     'Revealed type is "trainer_node.sdk.publication_handle.Handle"',
-    'p2pcast.version.Version] | None"',
+    'p2pcast.ground.version.Version] | None"',
     'Revealed type is "dict[str, ',
     'Revealed type is "trainer_node.sdk.batch_client.RolloutBatch | None"',
     'Revealed type is "int"',

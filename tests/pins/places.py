@@ -6,8 +6,8 @@ These modules are no interface: only the values are pinned.
 
 from __future__ import annotations
 
-from p2pcast import errors
 from p2pcast.artifact.signed_records import KINDS
+from p2pcast.ground import errors
 from p2pcast.trust import dial_permissions as roles
 from p2pcast.wire import messages
 from p2pcast.wire.connection import HEADER

@@ -9,8 +9,8 @@ import numpy as np
 from p2pcast.checkpoint import Checkpoint
 from p2pcast.codec.digest import word_dtype
 from p2pcast.codec.layout import Layout, Tensor
+from p2pcast.ground.version import Version
 from p2pcast.state.shadow import Shadow
-from p2pcast.version import Version
 
 LAYOUT = Layout(
     [Tensor("a.weight", "BF16", (300, 7)), Tensor("b", "F32", (5,)), Tensor("c", "U8", (3,))], cell_words=512

@@ -7,8 +7,8 @@ from typing import Any
 
 from played_vllm import Engine, Provider
 
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.kv_policy import KvPolicy
-from p2pcast.version import Version
 from rollout_node.installers.engine_installer import EngineInstaller
 from rollout_node.installers.engine_pause import EnginePause
 from rollout_node.installers.engine_server import Deadlines

@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from rollout_node.installers.install_socket import InstallSocket
 
 LAYOUT = Layout([Tensor("w", "U8", (4,))])

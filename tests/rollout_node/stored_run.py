@@ -14,10 +14,10 @@ import numpy as np
 from p2pcast.codec.cell import Patch
 from p2pcast.codec.digest import MASK, digest, word_dtype
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
+from p2pcast.ground.version import Version
 from p2pcast.state.patch_file import PatchWriter
 from p2pcast.state.shadow import Shadow
-from p2pcast.version import Version
 from rollout_node.in_engine.install_frames import Descriptors
 
 

@@ -9,9 +9,9 @@ import pytest
 from recorder import Recorder
 from starting_peer import KEY, options, starting
 
-from p2pcast.errors import RefusedError, RetryableError
+from p2pcast.ground.errors import RefusedError, RetryableError
+from p2pcast.ground.version import Version
 from p2pcast.store.artifact_store import Store
-from p2pcast.version import Version
 from p2pcast.wire import messages
 from rollout_node import peer as module
 from rollout_node.control.run_key_source import RunKey

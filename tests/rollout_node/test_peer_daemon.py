@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from starting_peer import Hub, mirror_in, options
 
-from p2pcast.errors import LocalError, RetryableError, UsageError
+from p2pcast.ground.errors import LocalError, RetryableError, UsageError
 from p2pcast.store.state_format import state_lock
 from rollout_node import peer_daemon
 from rollout_node.control import saved_hub_state

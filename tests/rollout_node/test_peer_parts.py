@@ -14,9 +14,9 @@ from fake_holding import FakeHolding
 from recorder import Recorder
 from starting_peer import KEY, mirror_in, options, starting
 
-from p2pcast.errors import RetryableError, UsageError
+from p2pcast.ground.errors import RetryableError, UsageError
+from p2pcast.ground.version import Version
 from p2pcast.store.artifact_store import Store
-from p2pcast.version import Version
 from rollout_node import peer_parts
 from rollout_node.control.hub_session import HubSession
 from rollout_node.control.run_key_source import RunKey

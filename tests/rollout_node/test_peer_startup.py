@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from starting_peer import HUB, KEY, RUN, TOKEN, Hub, mirror_in, options, starting
 
-from p2pcast.errors import LocalError, RefusedError, UsageError
+from p2pcast.ground.errors import LocalError, RefusedError, UsageError
+from p2pcast.ground.version import Version
 from p2pcast.trust.certificate_authority import Authority
 from p2pcast.trust.certificates import fingerprint, new_key
 from p2pcast.trust.credentials import Credentials
 from p2pcast.trust.dial_permissions import Certified
-from p2pcast.version import Version
 from p2pcast.wire import messages
 from rollout_node import peer_startup
 from rollout_node.control.peer_certificate import FILE as CERTIFICATE

@@ -12,10 +12,10 @@ import aiohttp
 import pytest
 from parts import FakeLink, ident, node
 
-from p2pcast.errors import LocalError, UsageError
+from p2pcast.ground.errors import LocalError, UsageError
+from p2pcast.ground.version import Version
 from p2pcast.store.artifact_store import Store
 from p2pcast.store.state_format import state_lock
-from p2pcast.version import Version
 from p2pcast.wire.messages import Type
 from tests.nothing_left import NothingLeft, StepError, failing, listening_at
 from tests.p2pcast.store.artifacts_at_hand import KEY, put

@@ -11,8 +11,8 @@ from blake3 import blake3
 from parts import Background, Encoder
 
 from p2pcast.daemon.background_tasks import Tasks
+from p2pcast.ground.version import Version
 from p2pcast.sparse.budget_schedule import BudgetSchedule
-from p2pcast.version import Version
 from topology.hub_uplink import Uplink
 from trainer_node.hub_config import HubConfig
 from trainer_node.hub_view import HubView

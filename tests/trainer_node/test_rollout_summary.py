@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from trainer_node.rollout_summary import MAX_FIELDS, MAX_ROWS, MAX_TEXT, RolloutSummary
 
 GOOD = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from p2pcast.errors import RefusedError, UsageError
+from p2pcast.ground.errors import RefusedError, UsageError
 from trainer_node.rollout_summary import HEARD_S, RolloutSummary
 from trainer_node.worker_orders import ADMIT_S, MAX_FOR_S, MAX_ORDERS
 

@@ -14,11 +14,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from p2pcast import limits
-from p2pcast.addresses import is_loopback
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.daemon.events import Events
-from p2pcast.errors import LocalError, P2PCastError, RefusedError, RemoteError, RetryableError
+from p2pcast.ground import limits
+from p2pcast.ground.addresses import is_loopback
+from p2pcast.ground.errors import LocalError, P2PCastError, RefusedError, RemoteError, RetryableError
 from p2pcast.store.atomic_files import atomic_write
 from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.stripe import HANDSHAKE_S, Stripe

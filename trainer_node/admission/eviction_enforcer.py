@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from p2pcast import limits
-from p2pcast.errors import RefusedError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import RefusedError
 from p2pcast.transport.link import Link
 from p2pcast.transport.listener import Listener
 from p2pcast.wire import messages

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from p2pcast.errors import RefusedError
+from p2pcast.ground.errors import RefusedError
 from p2pcast.relay.downstream import Downstream
 from p2pcast.transport.link import Link, LinkOwner, QuietOwner
 from p2pcast.trust.dial_permissions import ENROL

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Container
 from pathlib import Path
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 from p2pcast.store.atomic_files import atomic_write, explained
 from p2pcast.trust.key_files import check_private
 from p2pcast.trust.token_register import TokenRegister

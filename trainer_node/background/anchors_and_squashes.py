@@ -23,11 +23,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from p2pcast import limits
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.codec.layout import Cell
 from p2pcast.daemon.events import Events
-from p2pcast.errors import IntegrityError, P2PCastError, RetryableError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError, P2PCastError, RetryableError
+from p2pcast.ground.version import Version
+from p2pcast.ground.wakeup import Wakeup
 from p2pcast.relay.artifact_path import Edge, Gap, cheapest_path, expected_bytes, find_gap, fitted_exponent
 from p2pcast.relay.holding import Holding
 from p2pcast.state.shadow import Shadow
@@ -36,8 +38,6 @@ from p2pcast.state.version_reader import Words, replay_to
 from p2pcast.store.artifact_store import Store, Stored
 from p2pcast.store.retention import ANCHOR_EVERY
 from p2pcast.store.squash_ladder import RUNGS, Span, missing_rungs
-from p2pcast.version import Version
-from p2pcast.wakeup import Wakeup
 from topology.version_sizes import room_for_next
 from trainer_node.background.background_throttle import BackgroundThrottle
 from trainer_node.publish.hub_shadow import HubShadow

@@ -16,11 +16,13 @@ import logging
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from p2pcast import limits
-from p2pcast.addresses import Address
 from p2pcast.artifact.signed_records import DELTA, Open
 from p2pcast.codec.layout import Layout
-from p2pcast.errors import IntegrityError, P2PCastError, RemoteError
+from p2pcast.ground import limits
+from p2pcast.ground.addresses import Address
+from p2pcast.ground.errors import IntegrityError, P2PCastError, RemoteError
+from p2pcast.ground.version import Version
+from p2pcast.ground.wakeup import Wakeup
 from p2pcast.relay.artifact_path import Edge, cheapest_path
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import Node, Parent
@@ -30,8 +32,6 @@ from p2pcast.store.artifact_log import Log
 from p2pcast.store.artifact_store import Store, Stored
 from p2pcast.transport.dial import dial_any
 from p2pcast.transport.link import QuietOwner
-from p2pcast.version import Version
-from p2pcast.wakeup import Wakeup
 from p2pcast.wire.connection import Identity
 from trainer_node.membership.membership import Membership
 

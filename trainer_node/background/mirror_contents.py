@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import blake3
 
 from p2pcast.artifact.artifact_file import Tail
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
 from p2pcast.mirror.object_names import KEY, SLICE_BYTES, slice_bytes, slice_of, slices, tail_of
 from p2pcast.mirror.suspect_objects import artifact_of
 from p2pcast.store.artifact_store import Store, Stored

@@ -17,21 +17,21 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
-from p2pcast.backoff import Backoff
 from p2pcast.daemon.events import Events
 from p2pcast.daemon.http_server import Document
 from p2pcast.daemon.metric_kinds import lag
-from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RetryableError
+from p2pcast.ground.backoff import Backoff
+from p2pcast.ground.errors import IntegrityError, LocalError, P2PCastError, RetryableError
+from p2pcast.ground.private_random import uniform
+from p2pcast.ground.version import Version
+from p2pcast.ground.wakeup import Wakeup
 from p2pcast.mirror.object_names import KEY, SLICE_BYTES, Marker, slice_name, tail_name
 from p2pcast.mirror.object_store import MissingError, Objects, TooLargeError
 from p2pcast.mirror.suspect_objects import SuspectObject, SuspectObjects, artifact_of
 from p2pcast.mirror.upload_plan import Inventory, head, removals, uploads
-from p2pcast.private_random import uniform
 from p2pcast.relay.artifact_path import Edge
 from p2pcast.store.artifact_store import Store, Stored
 from p2pcast.store.retention import DEFAULT, Counts
-from p2pcast.version import Version
-from p2pcast.wakeup import Wakeup
 from trainer_node import hub_metrics
 from trainer_node.background.mirror_contents import MirrorContents
 

@@ -22,8 +22,8 @@ from typing import Any
 
 import blake3
 
-from p2pcast import limits
-from p2pcast.errors import IntegrityError, LocalError, UsageError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError, LocalError, UsageError
 from p2pcast.store import disk
 from p2pcast.store.atomic_files import explained
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, select, update
 
-from p2pcast.errors import LocalError, UsageError
+from p2pcast.ground.errors import LocalError, UsageError
 from p2pcast.store import disk
 from p2pcast.store.atomic_files import atomic_folder, explained
 from p2pcast.store.state_format import check as check_format

@@ -31,7 +31,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 
 EMPTY_TIMEOUTS = 10
 """Number of time-outs without any peer that has staged a version, after which a newer version takes its place."""

@@ -17,8 +17,8 @@ from p2pcast.daemon.command_body import check_keys
 from p2pcast.daemon.daemon_process import StateFile
 from p2pcast.daemon.events import Events
 from p2pcast.daemon.http_server import Document
-from p2pcast.errors import P2PCastError, RefusedError, UsageError
-from p2pcast.version import Version
+from p2pcast.ground.errors import P2PCastError, RefusedError, UsageError
+from p2pcast.ground.version import Version
 from p2pcast.wire import messages
 from trainer_node.commit.barrier import (
     Barrier,

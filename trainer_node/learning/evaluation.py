@@ -14,10 +14,10 @@ from typing import Any, Final, Protocol
 
 import blake3
 
-from p2pcast.errors import P2PCastError
+from p2pcast.ground.errors import P2PCastError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Group
 from p2pcast.tasks.task import Prompt, Task
-from p2pcast.version import Version
 
 logger = logging.getLogger("p2pcast.learner")
 

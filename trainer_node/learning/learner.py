@@ -28,11 +28,11 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from p2pcast.backoff import Backoff
-from p2pcast.errors import UsageError
-from p2pcast.private_random import uniform
-from p2pcast.step_hook import StepHook
-from p2pcast.version import Version
+from p2pcast.ground.backoff import Backoff
+from p2pcast.ground.errors import UsageError
+from p2pcast.ground.private_random import uniform
+from p2pcast.ground.step_hook import StepHook
+from p2pcast.ground.version import Version
 from trainer_node.learning import checkpoints
 from trainer_node.learning.checkpoints import Position, StoredCheckpoint
 from trainer_node.learning.distillation.sparse_distillation import SparseDistillation

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_type_hints
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.rollouts.overlong import Overlong
 from p2pcast.rollouts.probe_set import MAX_SEQUENCES
 from p2pcast.sparse.budget_guard import FLOOR, TARGET, GuardOptions

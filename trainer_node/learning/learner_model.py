@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, TypeVar, cast
 import torch
 
 from p2pcast.checkpoint.folder import Checkpoint
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from trainer_node.learning.objective.micro_batches import MicroBatch
 from trainer_node.learning.objective.token_scores import (
     Candidates,

@@ -14,12 +14,12 @@ from typing import Any, Final
 import torch
 from rich.console import Console
 
-from p2pcast.errors import LocalError, RefusedError, UsageError
+from p2pcast.ground.errors import LocalError, RefusedError, UsageError
+from p2pcast.ground.version import Version
 from p2pcast.store.atomic_files import explained
 from p2pcast.tasks.child_processes.prompt_reader import first_prompts
 from p2pcast.tasks.task import Task
 from p2pcast.tasks.task_loader import load_task
-from p2pcast.version import Version
 from trainer_node.learning import checkpoints
 from trainer_node.learning import warm_start as warm_starts
 from trainer_node.learning.distillation.adapter_state import AdapterState

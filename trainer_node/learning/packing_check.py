@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from trainer_node.learning.learner_model import LearnerModel
 from trainer_node.learning.objective.micro_batches import micro_batches
 from trainer_node.learning.objective.training_rows import TrainingRow

@@ -17,10 +17,10 @@ from typing import Any, Protocol
 
 import torch
 
-from p2pcast.backoff import Backoff
-from p2pcast.errors import P2PCastError, RetryableError
-from p2pcast.private_random import uniform
-from p2pcast.version import Version
+from p2pcast.ground.backoff import Backoff
+from p2pcast.ground.errors import P2PCastError, RetryableError
+from p2pcast.ground.private_random import uniform
+from p2pcast.ground.version import Version
 from trainer_node.sdk.publication_handle import Handle
 
 logger = logging.getLogger("p2pcast.learner")

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from p2pcast.errors import LocalError, UsageError
+from p2pcast.ground.errors import LocalError, UsageError
 from p2pcast.rollouts.routed_experts import ExpertShape
 from trainer_node.learning.objective.micro_batches import MicroBatch
 

@@ -11,8 +11,8 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from p2pcast.errors import RefusedError
-from p2pcast.version import Version
+from p2pcast.ground.errors import RefusedError
+from p2pcast.ground.version import Version
 from trainer_node.learning.checkpoints import StoredCheckpoint
 from trainer_node.ledger.lineage import KEPT_BATCHES, least_step
 from trainer_node.sdk.batch_client import RunFacts

@@ -16,7 +16,7 @@ import torch
 from torch.distributed.tensor import DTensor, Shard
 
 from p2pcast.checkpoint.folder import Checkpoint
-from p2pcast.errors import LocalError, P2PCastError, UsageError
+from p2pcast.ground.errors import LocalError, P2PCastError, UsageError
 from trainer_node.learning.stored_tensors import Block, blocks, local_part
 from trainer_node.learning.trainer_ranks import TrainerRanks
 

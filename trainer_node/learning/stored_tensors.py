@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from p2pcast.checkpoint.folder import Checkpoint
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)

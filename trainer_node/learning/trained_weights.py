@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch.distributed.tensor import DTensor
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from trainer_node.learning.stochastic_adamw import StochasticAdamW
 
 Masters = Literal["fp32", "kahan", "stochastic"]

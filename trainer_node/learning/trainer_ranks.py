@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn, TypeVar
 import torch
 import torch.distributed as dist
 
-from p2pcast.errors import RetryableError, UsageError
+from p2pcast.ground.errors import RetryableError, UsageError
 
 T = TypeVar("T")
 

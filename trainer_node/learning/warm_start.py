@@ -19,7 +19,7 @@ from typing import Final, get_args
 import numpy as np
 import torch
 
-from p2pcast.errors import LocalError, UsageError
+from p2pcast.ground.errors import LocalError, UsageError
 from p2pcast.tasks.task import Demonstration, Task, demonstrations_of
 from trainer_node.learning.learner_config import LearnerConfig
 from trainer_node.learning.learner_model import LearnerModel

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result, fault
 from p2pcast.rollouts.routed_experts import ExpertShape, shape_fault
-from p2pcast.version import Version
 from trainer_node.ledger.lineage import Lineage
 
 Rule = Literal["strict", "bounded"]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Row, func, insert, select, update
 
-from p2pcast.errors import RefusedError
+from p2pcast.ground.errors import RefusedError
 from p2pcast.rollouts.overlong import Overlong
 from trainer_node.ledger.audits.replaying import DUE, leave_out
 from trainer_node.ledger.batch_cut import OVERSAMPLE, Candidate, Cut, Verdict, cut

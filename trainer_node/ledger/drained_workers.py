@@ -7,7 +7,7 @@ worker may be drained: a worker that is still starting then gets no lease.
 
 from __future__ import annotations
 
-from p2pcast.errors import RefusedError, UsageError
+from p2pcast.ground.errors import RefusedError, UsageError
 
 MAX_ORDERS = 16384
 """As many as workers may be registered."""

@@ -10,9 +10,9 @@ from typing import Any
 import blake3
 from sqlalchemy import Connection, Row, Select, bindparam, func, insert, select, update
 
-from p2pcast.errors import RefusedError, RemoteError, UsageError
+from p2pcast.ground.errors import RefusedError, RemoteError, UsageError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Group
-from p2pcast.version import Version
 from trainer_node.ledger.batch_cut import LEAST_SURVIVORS
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.ledger_rows import (

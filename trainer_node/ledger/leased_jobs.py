@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from p2pcast import limits
+from p2pcast.ground import limits
 from p2pcast.rollouts.job import Job
 
 MAX_BYTES = 64 * limits.MIB

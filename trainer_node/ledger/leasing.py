@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, Select, bindparam, func, insert, or_, select, text, update
 
-from p2pcast.errors import RefusedError, UsageError
+from p2pcast.ground.errors import RefusedError, UsageError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Job, job_of
 from p2pcast.rollouts.return_reason import Returned
-from p2pcast.version import Version
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.drained_workers import DrainedWorkers
 from trainer_node.ledger.failures.failed_jobs import fail_returned

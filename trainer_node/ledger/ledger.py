@@ -21,12 +21,12 @@ from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, insert, update
 
-from p2pcast.errors import IntegrityError, RefusedError, UsageError
+from p2pcast.ground.errors import IntegrityError, RefusedError, UsageError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Group, Job
 from p2pcast.rollouts.overlong import Overlong
 from p2pcast.rollouts.result import Result
 from p2pcast.rollouts.return_reason import Returned
-from p2pcast.version import Version
 from trainer_node.ledger import (
     batch_transitions,
     job_groups,

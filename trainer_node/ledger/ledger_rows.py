@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Table, Update, bindparam, func, select, update
 
-from p2pcast.errors import IntegrityError, LocalError, RefusedError, UsageError
+from p2pcast.ground.errors import IntegrityError, LocalError, RefusedError, UsageError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.routed_experts import ExpertShape
-from p2pcast.version import Version
 from trainer_node.ledger.acceptance import Rule
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.ledger_states import LIVE_GROUPS, sources

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
 
 GROUP: Mapping[str, frozenset[str]] = {
     "waiting": frozenset({"open", "dropped"}),

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from p2pcast.errors import UsageError
-from p2pcast.version import Version
+from p2pcast.ground.errors import UsageError
+from p2pcast.ground.version import Version
 
 KEPT_BATCHES: Final = 16
 """Trained batches whose rows and bodies stay: a learner may resume from a checkpoint so many batches old."""

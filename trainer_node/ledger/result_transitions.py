@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, bindparam, func, insert, select, update
 
-from p2pcast.errors import RefusedError, RetryableError
+from p2pcast.ground.errors import RefusedError, RetryableError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Group, Job, job_of
 from p2pcast.rollouts.result import Result, reward_fault
-from p2pcast.version import Version
 from trainer_node.ledger.acceptance import Reason, Rejection, Standards, rejection
 from trainer_node.ledger.audits.replaying import sampler_of
 from trainer_node.ledger.database import ledger_schema as db

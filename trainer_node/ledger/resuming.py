@@ -9,8 +9,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, insert, select, update
 
-from p2pcast.errors import RefusedError, UsageError
-from p2pcast.version import Version
+from p2pcast.ground.errors import RefusedError, UsageError
+from p2pcast.ground.version import Version
 from trainer_node.ledger.acceptance import Reason
 from trainer_node.ledger.batch_transitions import trained
 from trainer_node.ledger.database import ledger_schema as db

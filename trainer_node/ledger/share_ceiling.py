@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, func, select
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.ledger_rows import MAX_BLAMED, SEEN_S, Policy, Present, admissible, ahead, finished
 from trainer_node.ledger.staleness_rule import room

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from trainer_node.ledger.lease_time import KEPT, LEAST_S, Completions, latest_s
 from trainer_node.scheduling.shares import Load, Throughputs
 

@@ -10,9 +10,9 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
 
-from p2pcast import limits
 from p2pcast.daemon.request_body import BodyTooLargeError
-from p2pcast.wakeup import Wakeup
+from p2pcast.ground import limits
+from p2pcast.ground.wakeup import Wakeup
 from trainer_node.ledger.ledger_rows import FullError
 
 BUDGET_BYTES = 512 * limits.MIB

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from aiohttp import web
 
-from p2pcast.errors import P2PCastError, RefusedError
+from p2pcast.ground.errors import P2PCastError, RefusedError
 from p2pcast.trust import bearer_tokens
 from p2pcast.trust.dial_permissions import Certified
 from trainer_node.ledger.ledger_rows import BEARER

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from p2pcast.wakeup import Wakeup
+from p2pcast.ground.wakeup import Wakeup
 from trainer_node.ledger.leasing import Beat, Held, unknown_session
 
 GATHER_S = 0.05

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 
 KEPT = 16
 """Newest steps, and newest versions, whose times count."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 
-from p2pcast.wakeup import Wakeup
+from p2pcast.ground.wakeup import Wakeup
 from trainer_node.ledger.leasing import Grant, Leased
 
 ROUND_S = 0.02

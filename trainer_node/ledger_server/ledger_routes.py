@@ -18,12 +18,12 @@ from typing import Any, Final, ParamSpec, TypeVar
 import msgpack
 from aiohttp import web
 
-from p2pcast import limits
 from p2pcast.daemon.events import Events
 from p2pcast.daemon.http_connections import hold
 from p2pcast.daemon.request_body import BodyTooLargeError, read_body, read_json
 from p2pcast.daemon.shortages import shortage
-from p2pcast.errors import (
+from p2pcast.ground import limits
+from p2pcast.ground.errors import (
     IntegrityError,
     LocalError,
     P2PCastError,
@@ -32,14 +32,14 @@ from p2pcast.errors import (
     RetryableError,
     UsageError,
 )
-from p2pcast.limits import MAX_SLOTS
+from p2pcast.ground.limits import MAX_SLOTS
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Group
 from p2pcast.rollouts.overlong import MAX_TREATMENT, overlong_of
 from p2pcast.rollouts.record_form import RolloutRecord
 from p2pcast.rollouts.result import Result
 from p2pcast.rollouts.return_reason import MAX_DETAIL, MAX_REASON, Returned, ReturnReason
 from p2pcast.tasks.task_process import TaskProcesses
-from p2pcast.version import Version
 from trainer_node.ledger.batch_transitions import Member, Taken
 from trainer_node.ledger.drained_workers import MAX_FOR_S
 from trainer_node.ledger.leasing import Grant

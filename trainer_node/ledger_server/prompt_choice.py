@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import blake3
 import msgpack
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 from p2pcast.rollouts.job import Group
 from p2pcast.tasks.child_processes.killable_child import BROKEN, PROCESS_BYTES, START_S, KillableChild
 from p2pcast.tasks.prompt_hooks import MAX_WEIGHT

@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 
 import blake3
 
-from p2pcast.errors import LocalError, P2PCastError
+from p2pcast.ground.errors import LocalError, P2PCastError
 from p2pcast.rollouts.job import Group
 from p2pcast.tasks.child_processes.prompt_reader import ReadPrompts
 from p2pcast.tasks.task import FaultyPrompt, Prompt, Task, prompt_name

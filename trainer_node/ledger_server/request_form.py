@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import msgpack
 
-from p2pcast.errors import UsageError
-from p2pcast.version import Version
+from p2pcast.ground.errors import UsageError
+from p2pcast.ground.version import Version
 
 ID_BYTES, HASH_BYTES = 16, 32
 MAX_FIELDS, MAX_TEXT = 64, 4096

@@ -12,12 +12,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from p2pcast.backoff import Backoff
 from p2pcast.daemon.background_tasks import Tasks
 from p2pcast.daemon.events import Events
 from p2pcast.daemon.shortages import shortage
-from p2pcast.errors import IntegrityError, P2PCastError, RefusedError
-from p2pcast.private_random import uniform
+from p2pcast.ground.backoff import Backoff
+from p2pcast.ground.errors import IntegrityError, P2PCastError, RefusedError
+from p2pcast.ground.private_random import uniform
 from p2pcast.telemetry.repeated_messages import TROUBLE_ENDED
 
 logger = logging.getLogger("p2pcast.ledger")

@@ -7,8 +7,8 @@ from typing import Any
 
 import aiohttp
 
-from p2pcast import limits
-from p2pcast.errors import RemoteError, RetryableError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import RemoteError, RetryableError
 
 SEND_S = 1.0
 """Interval between two summaries, in seconds."""

@@ -14,9 +14,9 @@ from typing import Any
 
 import aiohttp
 
-from p2pcast import limits
-from p2pcast.errors import RefusedError, RemoteError, RetryableError, UsageError
-from p2pcast.version import Version
+from p2pcast.ground import limits
+from p2pcast.ground.errors import RefusedError, RemoteError, RetryableError, UsageError
+from p2pcast.ground.version import Version
 from trainer_node.scheduling.served_versions import EngineId, KnownEngine
 
 POLL_S = 0.5

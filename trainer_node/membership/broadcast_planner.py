@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
+from p2pcast.ground.version import Version
 from p2pcast.relay.child_lag import Inflow
-from p2pcast.version import Version
 from trainer_node.membership.broadcast_progress import BroadcastProgress
 from trainer_node.membership.fleet_timeline import FleetTimeline
 from trainer_node.membership.membership import Membership

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 
 SETTLED_S = 30.0
 """Plans may change once all peers have the version, or after this many seconds. Slow peers are looked for until the

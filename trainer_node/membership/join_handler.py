@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from p2pcast.addresses import show_address, unscoped
-from p2pcast.errors import P2PCastError, RemoteError
-from p2pcast.observers import Observers
+from p2pcast.ground.addresses import show_address, unscoped
+from p2pcast.ground.errors import P2PCastError, RemoteError
+from p2pcast.ground.observers import Observers
 from p2pcast.wire import messages
 from trainer_node.membership.lead_directory import LeadDirectory
 from trainer_node.membership.membership import Membership

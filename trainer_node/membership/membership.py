@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
 
 from p2pcast.artifact.piece_size import piece_bytes
-from p2pcast.backoff import Backoff
 from p2pcast.codec.codec_prediction import PEER_CORES, Way
+from p2pcast.ground.backoff import Backoff
 from p2pcast.relay.child_lag import Inflow
 from p2pcast.transport.stripe_count import FEWEST
 from topology.blame import Blame

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from p2pcast.errors import RefusedError
-from p2pcast.limits import CLAIM_S, MAX_CLAIMS, MAX_MEMBERS
+from p2pcast.ground.errors import RefusedError
+from p2pcast.ground.limits import CLAIM_S, MAX_CLAIMS, MAX_MEMBERS
 
 Place = tuple[bytes, str, int]
 """A node and its address."""

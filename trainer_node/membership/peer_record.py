@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from p2pcast.codec.codec_prediction import PEER_CORES
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from p2pcast.wire.messages import Report
 from topology.plan_tree import ROOT, Epoch
 from topology.reachability import Contact

@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import dataclass
 from typing import Protocol
 
-from p2pcast.errors import P2PCastError, RemoteError, RetryableError
+from p2pcast.ground.errors import P2PCastError, RemoteError, RetryableError
+from p2pcast.ground.version import Version
 from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
-from p2pcast.version import Version
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Event, Message
 from topology.plan_tree import Epoch

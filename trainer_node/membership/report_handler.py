@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from p2pcast.observers import Observers
+from p2pcast.ground.observers import Observers
 from p2pcast.wire import messages
 from trainer_node.membership.artifact_reports import ArtifactReports
 from trainer_node.membership.engine_reports import engine_rows

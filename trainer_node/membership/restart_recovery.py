@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from p2pcast.artifact.signed_records import Durable, Open, run_id
-from p2pcast.errors import IntegrityError, LocalError
+from p2pcast.ground.errors import IntegrityError, LocalError
+from p2pcast.ground.version import Version
 from p2pcast.store.append_log import AppendLog
 from p2pcast.store.artifact_store import Store
-from p2pcast.version import Version
 from trainer_node.publish.version_numbers import VersionNumbers
 
 logger = logging.getLogger("p2pcast.hub")

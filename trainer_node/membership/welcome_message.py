@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from p2pcast.addresses import unscoped
+from p2pcast.ground.addresses import unscoped
 from p2pcast.wire.messages import Catalog, Record, Welcome
 from topology.plan_tree import Epoch
 from trainer_node.admission.admission import Admission

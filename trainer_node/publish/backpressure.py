@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from p2pcast.daemon.events import Events
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from trainer_node.membership.peer_record import PeerRecord
 
 logger = logging.getLogger("p2pcast.hub")

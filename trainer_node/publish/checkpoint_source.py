@@ -25,8 +25,8 @@ from blake3 import blake3
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.checkpoint.folder_form import FolderForm, Marker
 from p2pcast.daemon.shortages import scarce
-from p2pcast.errors import IntegrityError, LocalError, P2PCastError
-from p2pcast.plain_text import decodable
+from p2pcast.ground.errors import IntegrityError, LocalError, P2PCastError
+from p2pcast.ground.plain_text import decodable
 from p2pcast.quantised.folder_opening import Opening
 from p2pcast.sparse.budget_schedule import check_schedule
 from p2pcast.state.staging import Staging

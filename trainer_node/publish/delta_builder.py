@@ -23,8 +23,8 @@ from p2pcast.codec.codec_prediction import Choice
 from p2pcast.codec.encode_cell import encode_as_chosen, recode_in_context
 from p2pcast.codec.join_parts import join
 from p2pcast.codec.layout import Cell, cell_bytes
-from p2pcast.errors import RetryableError
-from p2pcast.ordered_map import cores, ordered_map
+from p2pcast.ground.errors import RetryableError
+from p2pcast.ground.ordered_map import cores, ordered_map
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
 from p2pcast.store.artifact_log import Log

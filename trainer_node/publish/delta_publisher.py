@@ -20,12 +20,12 @@ from p2pcast.artifact.run_key import RunKey
 from p2pcast.artifact.signed_records import DELTA, OWN, Open, run_id
 from p2pcast.codec.codec_prediction import Choice
 from p2pcast.codec.digest import MASK
+from p2pcast.ground.version import Version
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import Node
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
 from p2pcast.store.artifact_store import Store
-from p2pcast.version import Version
 from topology.version_sizes import Sizes
 from trainer_node.publish.delta_builder import DeltaBuilder
 from trainer_node.publish.published import Published

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from p2pcast.checkpoint.folder_form import FolderForm
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
+from p2pcast.ground.version import Version
 from p2pcast.state.staging import Staging
 from p2pcast.store.artifact_store import Store
-from p2pcast.version import Version
 from trainer_node.publish.checkpoint_watcher import fingerprint_of, same_fingerprint
 from trainer_node.publish.publish_history import PublishHistory
 

@@ -14,14 +14,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
-from p2pcast.errors import P2PCastError
+from p2pcast.ground.errors import P2PCastError
+from p2pcast.ground.version import Version
 from p2pcast.relay.artifact_path import Edge, cheapest_path
 from p2pcast.relay.node import Node
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
 from p2pcast.state.version_reader import replay_to, restore_cells
 from p2pcast.store.artifact_store import Store
-from p2pcast.version import Version
 
 logger = logging.getLogger("p2pcast.hub")
 

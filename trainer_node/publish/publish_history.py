@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from p2pcast.daemon.daemon_process import StateFile
-from p2pcast.errors import LocalError, UsageError
+from p2pcast.ground.errors import LocalError, UsageError
+from p2pcast.ground.version import Version
 from p2pcast.store.append_log import AppendLog
-from p2pcast.version import Version
 
 FILE = "published.log"
 KEPT_GONE = 4096

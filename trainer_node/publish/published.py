@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from p2pcast.codec.codec_prediction import Choice
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from p2pcast.daemon.background_tasks import Work
+from p2pcast.ground.version import Version
 from p2pcast.relay.artifact_path import Edge, cheapest_path
 from p2pcast.relay.child import Child
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import Node
 from p2pcast.state.staging import Staging
 from p2pcast.store.artifact_store import Store, Stored
-from p2pcast.version import Version
 from trainer_node.publish.artifact_announcer import ArtifactAnnouncer
 
 logger = logging.getLogger("p2pcast.hub")

@@ -13,16 +13,16 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from p2pcast import limits
 from p2pcast.artifact.signed_records import ANCHOR
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.daemon.events import Events
-from p2pcast.errors import P2PCastError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import P2PCastError
+from p2pcast.ground.version import Version
 from p2pcast.quantised.folder_opening import Opening
 from p2pcast.relay.holding import Holding
 from p2pcast.sparse.budget_schedule import check_schedule
 from p2pcast.state.staging import Staging
-from p2pcast.version import Version
 from topology.version_sizes import Sizes
 from trainer_node.membership.broadcast_planner import BroadcastPlanner
 from trainer_node.publish.pipeline import Pipeline

@@ -16,8 +16,8 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+from p2pcast.ground.version import Version
 from p2pcast.store.append_log import AppendLog, Record
-from p2pcast.version import Version
 
 logger = logging.getLogger("p2pcast.hub")
 

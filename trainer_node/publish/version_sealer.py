@@ -9,21 +9,21 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from p2pcast import limits
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.artifact.signed_records import Durable, Open
 from p2pcast.codec.layout import Layout
 from p2pcast.daemon.background_tasks import Work
 from p2pcast.daemon.events import Events
 from p2pcast.daemon.shortages import scarce
-from p2pcast.errors import LocalError, P2PCastError, RemoteError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import LocalError, P2PCastError, RemoteError
+from p2pcast.ground.version import Version
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import Node, Parent
 from p2pcast.relay.tuning import MAX_PULLS
 from p2pcast.state.staging import Staging
 from p2pcast.store.artifact_log import Log
 from p2pcast.store.artifact_store import Store
-from p2pcast.version import Version
 from topology.version_sizes import Sizes
 from trainer_node.commit.barrier import Aborted, Opened, Sealed
 from trainer_node.publish.artifact_announcer import ArtifactAnnouncer

@@ -6,16 +6,16 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Protocol
 
-from p2pcast import limits
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.codec_prediction import Choice
 from p2pcast.codec.join_parts import assemble
 from p2pcast.codec.kernel_warmup import warm_up_for
 from p2pcast.codec.layout import Layout
-from p2pcast.errors import RemoteError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import RemoteError
+from p2pcast.ground.version import Version
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
-from p2pcast.version import Version
 from trainer_node.publish.delta_builder import DeltaBuilder, Incoming, each, encode_folder, join_incoming
 
 Files = dict[str, bytes]

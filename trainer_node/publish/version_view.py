@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from prometheus_client.core import Metric
 
 from p2pcast.daemon.http_server import Document
+from p2pcast.ground.version import Version
 from p2pcast.sparse.budget_schedule import FILE
 from p2pcast.store.artifact_store import Store
-from p2pcast.version import Version
 from trainer_node import hub_metrics
 from trainer_node.membership.broadcast_progress import BroadcastProgress
 from trainer_node.publish.pipeline import Pipeline

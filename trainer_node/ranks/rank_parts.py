@@ -14,11 +14,11 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from p2pcast import limits
 from p2pcast.artifact.signed_records import RAW, path_fault, payload_fits
 from p2pcast.codec.join_parts import Part, within
 from p2pcast.codec.layout import Cell, Layout
-from p2pcast.errors import RemoteError, UsageError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import RemoteError, UsageError
 from p2pcast.sparse.budget_schedule import check_schedule
 from p2pcast.wire import messages
 

@@ -14,8 +14,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, Protocol, TypeVar
 
-from p2pcast import limits
-from p2pcast.errors import P2PCastError, RetryableError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import P2PCastError, RetryableError
 from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
 from p2pcast.wire import messages

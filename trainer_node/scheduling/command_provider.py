@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import IO
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 from p2pcast.store.atomic_files import explained
 
 TIME_LIMIT_S = 600.0

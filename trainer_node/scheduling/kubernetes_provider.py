@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 
 T = TypeVar("T")
 

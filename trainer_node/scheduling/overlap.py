@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 CAPACITY_MARGIN = 1.1
 """γ of ECHO-2, section 4.3: capacity above the least, which absorbs the loss of one worker in ten."""

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Protocol
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 FORMS = "static:NAME,NAME,…, exec:START COMMAND -- STOP COMMAND [-- LIST COMMAND], kubernetes:NAMESPACE/DEPLOYMENT"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 
 
 class EngineId(NamedTuple):

@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 from trainer_node.scheduling.provider import Provider
 from trainer_node.scheduling.worker_fleet import WINDOW_S, Candidate, Change, FleetControl, change_for
 from trainer_node.scheduling.worker_fleet_plan import Offer

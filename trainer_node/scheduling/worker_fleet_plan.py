@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from trainer_node.scheduling.overlap import (
     CAPACITY_MARGIN,
     Pace,

@@ -23,7 +23,7 @@ from p2pcast.checkpoint.adapter_form import (
     state_name,
 )
 from p2pcast.checkpoint.wrapped_names import without_adapter_layers
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from trainer_node.sdk.tensors import Known, Live
 
 _IN_A_MODEL = re.compile(r"(.+\.)?(lora_[AB]|lora_embedding_[AB])\.([^.]+)(\.weight)?")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from p2pcast.errors import RemoteError
+from p2pcast.ground.errors import RemoteError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.result import Result
-from p2pcast.version import Version
 from trainer_node.sdk.ledger_connection import LedgerConnection
 
 

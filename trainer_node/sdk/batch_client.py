@@ -27,11 +27,11 @@ from typing import Any, Final
 
 import msgpack
 
-from p2pcast.errors import RemoteError, UsageError
+from p2pcast.ground.errors import RemoteError, UsageError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Group
 from p2pcast.rollouts.overlong import Overlong, overlong_of
 from p2pcast.rollouts.result import Result
-from p2pcast.version import Version
 from trainer_node.sdk.ledger_connection import LedgerConnection
 
 WAIT_S: Final = 0.02

@@ -20,11 +20,11 @@ from urllib.parse import urlsplit
 
 import msgpack
 
-from p2pcast import limits
-from p2pcast.backoff import Backoff
-from p2pcast.errors import LocalError, P2PCastError, RefusedError, RemoteError, RetryableError, UsageError
-from p2pcast.plain_text import written_text
-from p2pcast.private_random import uniform
+from p2pcast.ground import limits
+from p2pcast.ground.backoff import Backoff
+from p2pcast.ground.errors import LocalError, P2PCastError, RefusedError, RemoteError, RetryableError, UsageError
+from p2pcast.ground.plain_text import written_text
+from p2pcast.ground.private_random import uniform
 from p2pcast.trust.node_names import default_name
 from trainer_node.sdk.trainer_certificate import TrainerCertificate, hub_address, join_token
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from p2pcast.errors import RemoteError, UsageError
+from p2pcast.ground.errors import RemoteError, UsageError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.probe_set import ProbeSet, unpacked_scores
-from p2pcast.version import Version
 from trainer_node.sdk.ledger_connection import LedgerConnection
 
 

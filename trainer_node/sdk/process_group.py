@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import math
 import threading
 import time
 
-from p2pcast.errors import RetryableError, UsageError
-from p2pcast.version import Version
+from p2pcast.ground.errors import RetryableError, UsageError
+from p2pcast.ground.version import Version
 from trainer_node.sdk.hub_connection import Durable, HubConnection, Received
 
 

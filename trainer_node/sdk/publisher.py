@@ -32,19 +32,19 @@ import blake3
 import torch
 from torch.distributed.tensor import DTensor
 
-from p2pcast.addresses import is_loopback
 from p2pcast.artifact.signed_records import path_fault
 from p2pcast.checkpoint.adapter_form import adapters_beside
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.cell import digest
 from p2pcast.codec.kernel_warmup import warm_up, warm_up_for
 from p2pcast.codec.layout import Layout, Tensor, cell_bytes
-from p2pcast.errors import P2PCastError, RetryableError, UsageError
-from p2pcast.limits import MAX_SMALL_FILE_BYTES, MAX_STEP
+from p2pcast.ground.addresses import is_loopback
+from p2pcast.ground.errors import P2PCastError, RetryableError, UsageError
+from p2pcast.ground.limits import MAX_SMALL_FILE_BYTES, MAX_STEP
+from p2pcast.ground.ordered_map import cores, ordered_map
+from p2pcast.ground.version import Version
 from p2pcast.offline import state_digest
-from p2pcast.ordered_map import cores, ordered_map
 from p2pcast.sparse.budget_schedule import check_schedule
-from p2pcast.version import Version
 from p2pcast.wire import messages
 from p2pcast.wire.join_token import JoinToken
 from trainer_node.sdk.adapters import Adapters

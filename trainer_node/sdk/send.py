@@ -15,7 +15,7 @@ from p2pcast.codec.cell import RAW, Encoded, digest
 from p2pcast.codec.codec_prediction import Choice
 from p2pcast.codec.encode_cell import encode_as_chosen
 from p2pcast.codec.layout import Layout
-from p2pcast.ordered_map import ordered_map
+from p2pcast.ground.ordered_map import ordered_map
 from p2pcast.wire import messages
 from trainer_node.sdk.encode import Compared, codec_of
 from trainer_node.sdk.hub_connection import HubConnection

@@ -14,10 +14,10 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from p2pcast import limits
 from p2pcast.codec.join_parts import within
 from p2pcast.codec.layout import Cell, Layout
-from p2pcast.errors import UsageError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import UsageError
 
 MAX_PART_WORDS = limits.CELL_WORDS
 """Larger cells are sent in several parts: a message holds 32 MiB."""

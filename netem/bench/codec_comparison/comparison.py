@@ -27,7 +27,7 @@ from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.cell import CODEC_NAMES, Encoded, decode, digest, encode
 from p2pcast.codec.digest import word_dtype
 from p2pcast.codec.layout import Cell, Layout, Tensor
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 Words = npt.NDArray[Any]
 State = dict[str, Words]

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 from netem.bench.codec_comparison.comparison import Dataset, Work, decode_part, encode_part, work_of
-from p2pcast.ordered_map import ordered_map
+from p2pcast.ground.ordered_map import ordered_map
 
 WORKING_SET_BYTES = 256 << 20
 """At least thirty cells: with ten, the last cell alone would cost the second core a tenth."""

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from netem.bench.bench_device import device_name, settle, torch_device
-from p2pcast import limits
 from p2pcast.device import RUN_BYTES, class_ranks, compare, digest_row
+from p2pcast.ground import limits
 
 SHARE = 0.012
 WARM_ROUNDS = 1

@@ -22,7 +22,7 @@ from p2pcast.codec.codec_prediction import (
     predict,
     sequential_s,
 )
-from p2pcast.limits import CELL_WORDS
+from p2pcast.ground.limits import CELL_WORDS
 
 GBIT_S = (0.1, 0.2, 0.4, 1.0, 2.5, 10.0, 25.0, 100.0)
 MODELS = {"8B": 8_000_000_000, "70B": 70_000_000_000}

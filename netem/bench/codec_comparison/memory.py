@@ -26,9 +26,9 @@ from p2pcast.checkpoint.safetensors_file import header_for
 from p2pcast.codec.cell import decode
 from p2pcast.codec.kernel_warmup import warm_up
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
+from p2pcast.ground.ordered_map import cores, ordered_map
 from p2pcast.offline import diff
-from p2pcast.ordered_map import cores, ordered_map
 
 GIB = 1 << 30
 COLUMNS = 4096

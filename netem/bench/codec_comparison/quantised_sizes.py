@@ -17,8 +17,8 @@ from netem.bench.codec_comparison.adamw_steps import State, consecutive_states
 from p2pcast.checkpoint.folder import write_folder
 from p2pcast.codec.cell import Words
 from p2pcast.codec.layout import Cell, Layout, Tensor
+from p2pcast.ground.ordered_map import cores
 from p2pcast.offline import diff
-from p2pcast.ordered_map import cores
 from p2pcast.quantised.folder_opening import opening
 from p2pcast.quantised.quantisation_kinds import KINDS
 

@@ -23,10 +23,10 @@ from p2pcast.checkpoint import Checkpoint
 from p2pcast.codec.cell import apply, decode, digest, encode
 from p2pcast.codec.layout import Cell, Layout
 from p2pcast.codec.squash_cell import Link, squash
-from p2pcast.errors import IntegrityError, LocalError, UsageError
+from p2pcast.ground.errors import IntegrityError, LocalError, UsageError
+from p2pcast.ground.version import Version
 from p2pcast.relay.artifact_path import Edge, cheapest_path
 from p2pcast.store.squash_ladder import RUNGS, missing_rungs
-from p2pcast.version import Version
 
 Words = npt.NDArray[Any]
 State = Callable[[Cell], Words]

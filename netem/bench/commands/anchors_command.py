@@ -12,7 +12,7 @@ from rich.table import Table
 
 from p2pcast.cli.options import console, documented, written
 from p2pcast.daemon import event_loop
-from p2pcast.limits import MIB
+from p2pcast.ground.limits import MIB
 
 KINDS = {
     "hub": "first cell to seal, at the hub",

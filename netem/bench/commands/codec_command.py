@@ -10,7 +10,7 @@ import click
 
 from p2pcast.cli.options import console, documented, written
 from p2pcast.codec.codec_prediction import PEER_CORES
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 log = logging.getLogger("p2pcast.bench")
 _CORES = click.IntRange(1, 4096)

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from p2pcast.cli.options import Rate, console, documented, written
 from p2pcast.daemon import event_loop
-from p2pcast.limits import MIB
+from p2pcast.ground.limits import MIB
 
 
 @click.command()

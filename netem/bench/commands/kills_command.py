@@ -12,7 +12,7 @@ from rich.table import Table
 
 from p2pcast.cli.options import console, documented, written
 from p2pcast.daemon import event_loop
-from p2pcast.errors import EXIT_FAILED
+from p2pcast.ground.errors import EXIT_FAILED
 
 
 @click.command()

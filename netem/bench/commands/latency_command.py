@@ -12,7 +12,7 @@ from rich.table import Table
 from netem.emulation.backend_option import backend_option
 from netem.latency import SOURCES
 from p2pcast.cli.options import Rate, console, documented, written
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 
 
 @click.command()

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from p2pcast.cli.options import console, documented, written
 from p2pcast.daemon import event_loop
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 
 SQLITE, POSTGRESQL = "SQLite", "PostgreSQL"
 

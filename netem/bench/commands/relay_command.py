@@ -10,7 +10,7 @@ from click.core import ParameterSource
 from rich.table import Table
 
 from p2pcast.cli.options import Rate, console, documented, written
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 
 @click.command()

@@ -12,8 +12,8 @@ from rich.table import Table
 
 from p2pcast.cli.options import Rate, console, documented, written
 from p2pcast.daemon import event_loop
-from p2pcast.errors import EXIT_FAILED
-from p2pcast.limits import MIB
+from p2pcast.ground.errors import EXIT_FAILED
+from p2pcast.ground.limits import MIB
 
 CHAINS = 2
 DEADLINE_S = 60.0

@@ -12,7 +12,7 @@ from rich.table import Table
 from p2pcast.artifact.piece_size import piece_bytes
 from p2pcast.cli.options import Rate, console, documented, written
 from p2pcast.daemon import event_loop
-from p2pcast.limits import MIB
+from p2pcast.ground.limits import MIB
 
 if TYPE_CHECKING:
     from netem.bench.model_agreement import Costs, Measured

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from p2pcast.cli.options import PATH, Rate, console, documented, written
 from p2pcast.daemon import event_loop
-from p2pcast.errors import EXIT_FAILED
-from p2pcast.limits import MIB
+from p2pcast.ground.errors import EXIT_FAILED
+from p2pcast.ground.limits import MIB
 from p2pcast.store.atomic_files import explained
 
 if TYPE_CHECKING:

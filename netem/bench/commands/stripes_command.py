@@ -10,7 +10,7 @@ from rich.table import Table
 
 from netem.emulation.backend_option import backend_option
 from p2pcast.cli.options import Rate, console, documented, written
-from p2pcast.limits import MAX_STRIPES, MIB
+from p2pcast.ground.limits import MAX_STRIPES, MIB
 
 
 @click.command()

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from netem.rollouts.sparse_sampler import Answers, sparse_answers
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.sparse.acceptance_rate import LEAST_TOKENS, PERCENTILE
 from p2pcast.sparse.budget_schedule import BudgetSchedule
 from p2pcast.tasks.trial_tasks.recite import Recite

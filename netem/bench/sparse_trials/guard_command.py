@@ -10,7 +10,7 @@ import click
 from rich.table import Table
 
 from p2pcast.cli.options import PATH, console, documented, written
-from p2pcast.errors import EXIT_FAILED
+from p2pcast.ground.errors import EXIT_FAILED
 from p2pcast.rollouts.top_logprobs import MAX_TOP_K
 from p2pcast.sparse.budget_guard import FLOOR
 

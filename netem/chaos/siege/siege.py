@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from netem.chaos.siege.siege_settings import Place, SiegeSettings
 from netem.chaos.siege.tls_records import client_hello
 from netem.fleet.malformed import frames, mutated
-from p2pcast.errors import P2PCastError
+from p2pcast.ground.errors import P2PCastError
 from p2pcast.transport.dial import dial
 from p2pcast.transport.enrolment import enrol
 from p2pcast.transport.link import Link, QuietOwner

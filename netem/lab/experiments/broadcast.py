@@ -42,8 +42,8 @@ from netem.lab.model_prediction import Tree
 from netem.lab.network_tables import Event, events_of
 from netem.lab.tables import filled
 from p2pcast.artifact.piece_size import piece_bytes
-from p2pcast.errors import LocalError, UsageError
-from p2pcast.limits import MIB
+from p2pcast.ground.errors import LocalError, UsageError
+from p2pcast.ground.limits import MIB
 
 P2PCAST: Final = "p2pcast"
 PLAINTEXT: Final = "p2pcast, plaintext"

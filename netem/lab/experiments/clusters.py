@@ -39,8 +39,8 @@ from netem.lab.model_prediction import Tree
 from netem.lab.network_tables import network_of
 from netem.lab.saved_weights import TENSOR_BYTES, Tensors, nbytes
 from netem.lab.tables import bounded, filled
-from p2pcast.errors import UsageError
-from p2pcast.limits import MIB
+from p2pcast.ground.errors import UsageError
+from p2pcast.ground.limits import MIB
 
 FULL: Final = "full"
 DELTA: Final = "delta"

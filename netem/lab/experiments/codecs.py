@@ -29,8 +29,8 @@ from netem.lab.scenario import network_of
 from netem.lab.tables import bounded, filled, not_empty, rates_of
 from p2pcast.codec.codec_prediction import PEER_CORES, Cost, State, Way, choose, predict, sequential_s
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.errors import UsageError
-from p2pcast.limits import CELL_WORDS
+from p2pcast.ground.errors import UsageError
+from p2pcast.ground.limits import CELL_WORDS
 
 MODULE: Final = "netem.lab.coded_transfer"
 THEIRS: Final = ("pulse zstd-1", "pulse zstd-3", "sparrowrl", "xor + zstd-1")

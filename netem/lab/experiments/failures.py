@@ -42,8 +42,8 @@ from netem.lab.scenario import filled, network_of
 from netem.simulation.broadcast_replay import Fault, replay
 from netem.simulation.fleet_simulator import Scenario
 from p2pcast.artifact.piece_size import piece_bytes
-from p2pcast.errors import LocalError, UsageError
-from p2pcast.limits import MIB
+from p2pcast.ground.errors import LocalError, UsageError
+from p2pcast.ground.limits import MIB
 from p2pcast.relay.tuning import PULL_SHARE
 from topology.plan_tree import ROOT
 

@@ -26,8 +26,8 @@ from netem.lab.experiments.broadcast import CROWDED
 from netem.lab.model_prediction import Tree
 from netem.lab.scenario import network_of
 from netem.lab.tables import bounded, filled
-from p2pcast.errors import UsageError
-from p2pcast.limits import MIB
+from p2pcast.ground.errors import UsageError
+from p2pcast.ground.limits import MIB
 from topology.broadcast_time import Network as Model
 from topology.broadcast_time import predict
 from topology.plan import make_plan

@@ -26,7 +26,7 @@ from netem.lab.lab_swarm import Swarm, swarm
 from netem.lab.scenario import network_of
 from netem.lab.tables import bounded, filled
 from p2pcast.checkpoint.folder import Checkpoint
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.store.retention import ANCHOR_EVERY
 
 WAYS: Final = {"p2pcast": "auto", "PULSE": "none"}

@@ -26,7 +26,7 @@ from netem.rollouts.simulated_run import (
     mean_tokens,
     tokens_per_s,
 )
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 ANSWERS = {"short": Samples(250.0, 0.4, 1024), "long": Samples(2500.0, 0.8, 8192)}
 """Lengths of samples like GSM8K's and like DeepScaleR's."""

@@ -18,7 +18,7 @@ from netem.lab.tables import bounded, filled
 from netem.rollouts.rollout_simulator import simulate_run
 from netem.rollouts.run_figures import RunFigures
 from netem.rollouts.simulated_run import Broadcast, Fault, Machine, Run, Samples, mean_tokens, tokens_per_s
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 RENEWALS = {"heartbeats": (True, 0), "four heartbeats": (True, 4), "none": (False, 0)}
 """Name → whether heartbeats renew a lease, and by how many heartbeats; 0: by the lease's own length."""

@@ -26,7 +26,7 @@ from netem.lab.tables import bounded, filled
 from netem.rollouts.rollout_simulator import simulate_run
 from netem.rollouts.run_figures import RunFigures
 from netem.rollouts.simulated_run import FAULTS, Broadcast, Control, Fault, Machine, Run, Samples, mean_tokens
-from p2pcast.errors import LocalError, UsageError
+from p2pcast.ground.errors import LocalError, UsageError
 from trainer_node.scheduling.overlap import (
     CAPACITY_MARGIN,
     Pace,

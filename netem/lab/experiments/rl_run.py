@@ -36,7 +36,7 @@ from netem.lab.tables import bounded, filled, not_empty
 from netem.rl_lab.phase_figures import Phase, caught_up_s, figures
 from netem.rl_lab.rl_system import MODEL_MODULES, SMALL_MODULES, RlSetup, RlSystem
 from netem.rl_lab.run_observer import RunObserver
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 P2PCAST, STAR = "p2pcast", "dense star"
 SYSTEMS: Final = {"p2pcast": P2PCAST, "star": STAR}

@@ -22,8 +22,8 @@ from netem.broadcast.whole_states import WHOLE, p2pcast
 from netem.emulation.namespaces import Namespaces
 from netem.lab.case_network import emulated
 from netem.lab.tables import filled
-from p2pcast.errors import LocalError, UsageError
-from p2pcast.limits import MIB
+from p2pcast.ground.errors import LocalError, UsageError
+from p2pcast.ground.limits import MIB
 
 P2PCAST: Final = "p2pcast"
 SYSTEMS: Final = (P2PCAST, *WHOLE)

@@ -22,8 +22,8 @@ from netem.lab.network_tables import network_of
 from netem.lab.tables import bounded, filled, not_empty
 from netem.stripes.stripes_comparison import judged
 from netem.stripes.sweep import ENDS, Sweep, ends, link, settings
-from p2pcast.errors import UsageError
-from p2pcast.limits import MAX_STRIPES, MIB
+from p2pcast.ground.errors import UsageError
+from p2pcast.ground.limits import MAX_STRIPES, MIB
 from p2pcast.transport.socket_options import choose_sockets
 
 

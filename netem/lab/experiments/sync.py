@@ -27,8 +27,8 @@ from netem.lab.scenario import network_of
 from netem.lab.tables import bounded, filled, not_empty, rates_of
 from p2pcast.codec.codec_prediction import PEER_CORES, Cost, State, Way, predict
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.errors import UsageError
-from p2pcast.limits import CELL_WORDS, MIB
+from p2pcast.ground.errors import UsageError
+from p2pcast.ground.limits import CELL_WORDS, MIB
 
 CELL_BYTES = 2 * CELL_WORDS
 SAMPLED_BYTES = 64 * MIB

@@ -23,8 +23,8 @@ from netem.lab.network_tables import network_of
 from netem.lab.payloads import FORMATS, measured
 from netem.lab.tables import bounded, filled, not_empty
 from netem.stripes.sweep import Sweep, ends, link
-from p2pcast.errors import UsageError
-from p2pcast.limits import MAX_STRIPES, PIECE_BYTES
+from p2pcast.ground.errors import UsageError
+from p2pcast.ground.limits import MAX_STRIPES, PIECE_BYTES
 from p2pcast.transport.socket_options import choose_sockets, own_congestion, window_bytes
 from p2pcast.transport.stripe_count import LOSS_BLIND, SEGMENT_BYTES, Way, lossy_window
 from topology.broadcast_time import chain_time_s

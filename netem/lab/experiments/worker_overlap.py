@@ -17,7 +17,7 @@ from typing import Any
 from netem.lab.tables import bounded, filled, not_empty
 from netem.rollouts.rollout_simulator import simulate_run
 from netem.rollouts.simulated_run import Broadcast, Machine, Run, Samples, mean_tokens
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from trainer_node.scheduling.overlap import (
     Pace,
     bubble_ratio,

@@ -22,9 +22,9 @@ from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
 
 from p2pcast.adapters.verl_backend.engine_settings import EngineSettings
 from p2pcast.adapters.verl_backend.peer_wait import peer_folder, peer_status, wait_staged
-from p2pcast.errors import P2PCastError, RetryableError
+from p2pcast.ground.errors import P2PCastError, RetryableError
+from p2pcast.ground.version import Version
 from p2pcast.reader import Reader
-from p2pcast.version import Version
 
 if TYPE_CHECKING:
     import torch

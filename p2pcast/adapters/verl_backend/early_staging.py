@@ -21,8 +21,8 @@ from verl.utils.ray_utils import auto_await
 
 from p2pcast.adapters.verl_backend.checkpoint_engine import BACKEND, Metrics
 from p2pcast.adapters.verl_backend.engine_settings import EngineSettings
-from p2pcast.errors import RetryableError
-from p2pcast.version import Version
+from p2pcast.ground.errors import RetryableError
+from p2pcast.ground.version import Version
 
 SPARE_S = 60.0
 """Time of a call beyond the waits inside it, in seconds."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 WHERE = "rollout.checkpoint_engine.engine_kwargs.p2pcast"
 MAX_S = 3600.0

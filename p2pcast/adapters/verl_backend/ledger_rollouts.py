@@ -34,7 +34,7 @@ from p2pcast.adapters.ledger_steps import (
     tracked,
 )
 from p2pcast.daemon.daemon_requests import DEFAULT_URL
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 if TYPE_CHECKING:
     import torch

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from p2pcast.backoff import Backoff
 from p2pcast.daemon.daemon_requests import TIMEOUT_S, ask, daemon_url
-from p2pcast.errors import LocalError, RetryableError, UsageError
-from p2pcast.version import Version
+from p2pcast.ground.backoff import Backoff
+from p2pcast.ground.errors import LocalError, RetryableError, UsageError
+from p2pcast.ground.version import Version
 
 SLICE_S = 5.0
 """Length of one request, in seconds: between two requests the waiting worker looks whether it is still wanted."""

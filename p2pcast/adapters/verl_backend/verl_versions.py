@@ -6,7 +6,7 @@ import importlib.metadata
 import warnings
 
 from p2pcast.adapters.tried_versions import untried
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 
 TRIED = ("0.9.1",)
 OLDEST = (0, 9)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-from p2pcast.addresses import show_address
 from p2pcast.cli.options import PATH, Address, seconds
 from p2pcast.cli.rollout_commands.work_command import (
     SamplerName,
@@ -17,7 +16,8 @@ from p2pcast.cli.rollout_commands.work_command import (
     sampler_option,
 )
 from p2pcast.daemon import event_loop
-from p2pcast.errors import UsageError
+from p2pcast.ground.addresses import show_address
+from p2pcast.ground.errors import UsageError
 
 
 @click.command()

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from p2pcast.cli.options import PATH
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 _HUB = click.option("--hub", type=PATH, help="State folder of the hub.")
 _LEDGER = click.option("--ledger", type=PATH, help="State folder of the ledger.")

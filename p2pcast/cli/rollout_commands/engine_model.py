@@ -6,7 +6,7 @@ import json
 
 import aiohttp
 
-from p2pcast.errors import LocalError, RetryableError
+from p2pcast.ground.errors import LocalError, RetryableError
 
 MAX_BODY = 1 << 20
 TIMEOUT_S = 30.0

@@ -13,7 +13,7 @@ from p2pcast.cli.rollout_commands.fleet_run import run
 from p2pcast.cli.rollout_commands.fleet_status import status
 from p2pcast.cli.rollout_commands.offer_type import OfferType
 from p2pcast.cli.rollout_commands.sparse_options import predicts_sparse
-from p2pcast.errors import EXIT_FAILED, LocalError
+from p2pcast.ground.errors import EXIT_FAILED, LocalError
 
 if TYPE_CHECKING:
     from p2pcast.sparse.rollout_prediction import RolloutPrediction

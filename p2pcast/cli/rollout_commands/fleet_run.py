@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from p2pcast.cli.options import BEARER_FILE, PATH, seconds
-from p2pcast.errors import LocalError, RetryableError, UsageError
+from p2pcast.ground.errors import LocalError, RetryableError, UsageError
 
 if TYPE_CHECKING:
     from trainer_node.scheduling.worker_fleet import Change

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from p2pcast.cli.options import BEARER_FILE, PATH, console, documented, written
 from p2pcast.cli.status_document import Found
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 if TYPE_CHECKING:
     from trainer_node.scheduling.overlap import Pace

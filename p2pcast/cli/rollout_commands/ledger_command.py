@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from p2pcast.addresses import is_loopback, show_address
 from p2pcast.cli.options import (
     PATH,
     TOKEN_VARIABLE,
@@ -21,7 +20,8 @@ from p2pcast.cli.options import (
     task_option,
 )
 from p2pcast.daemon import event_loop
-from p2pcast.errors import UsageError
+from p2pcast.ground.addresses import is_loopback, show_address
+from p2pcast.ground.errors import UsageError
 from p2pcast.trust.node_names import default_name, name_fault
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def ledger(
     """
     from p2pcast.daemon.daemon_process import raise_descriptor_limit, restrict_umask, run_until_signal, state_home
     from p2pcast.daemon.daemon_requests import bearer_token
-    from p2pcast.limits import MIB
+    from p2pcast.ground.limits import MIB
     from p2pcast.rollouts.routed_experts import ExpertShape
     from p2pcast.tasks.prompt_hooks import load_hooks
     from p2pcast.tasks.task_loader import load_task

@@ -19,7 +19,7 @@ class OfferType(click.ParamType["Offer"]):
     name = "KIND=USD_H:RATE[:COUNT]"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Offer:
-        from p2pcast.errors import UsageError
+        from p2pcast.ground.errors import UsageError
         from trainer_node.scheduling.worker_fleet_plan import Offer
 
         if isinstance(value, Offer):

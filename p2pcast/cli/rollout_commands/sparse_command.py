@@ -10,7 +10,7 @@ import click
 from rich.table import Table
 
 from p2pcast.cli.options import console, documented, written
-from p2pcast.errors import LocalError, UsageError
+from p2pcast.ground.errors import LocalError, UsageError
 from p2pcast.inspection.png_figure import require_matplotlib
 from p2pcast.sparse import budget_schedule
 from p2pcast.sparse.acceptance_rate import BIN_TOKENS

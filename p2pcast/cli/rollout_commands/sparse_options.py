@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 if TYPE_CHECKING:
     from p2pcast.sparse.budget_schedule import BudgetSchedule

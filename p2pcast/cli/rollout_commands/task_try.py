@@ -89,8 +89,8 @@ def try_task(
 
 
 def _job(task: Task, prompt: bytes, number: int, seed: int, temperature: float, max_tokens: int) -> Job:
+    from p2pcast.ground.version import Version
     from p2pcast.rollouts.job import Group, job_of
-    from p2pcast.version import Version
 
     ident = number.to_bytes(16, "big")
     group = Group(

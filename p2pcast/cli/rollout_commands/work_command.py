@@ -11,12 +11,12 @@ from urllib.parse import urlsplit
 
 import click
 
-from p2pcast.addresses import is_loopback, parse_address, show_address
 from p2pcast.cli.options import PATH, TOKEN_VARIABLE, Address, check_options, read_token, seconds, task_option
 from p2pcast.daemon import event_loop
-from p2pcast.errors import UsageError
-from p2pcast.limits import MAX_SLOTS, MIB
-from p2pcast.plain_text import written_text
+from p2pcast.ground.addresses import is_loopback, parse_address, show_address
+from p2pcast.ground.errors import UsageError
+from p2pcast.ground.limits import MAX_SLOTS, MIB
+from p2pcast.ground.plain_text import written_text
 from p2pcast.rollouts.top_logprobs import MAX_TOP_K, TOP_K
 from p2pcast.trust.node_names import default_name, name_fault
 

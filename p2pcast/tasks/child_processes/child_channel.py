@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 import msgpack
 
-from p2pcast.errors import P2PCastError
+from p2pcast.ground.errors import P2PCastError
 from p2pcast.tasks.child_processes.child_faults import fault_with_place
 from p2pcast.tasks.task import Task
 from p2pcast.tasks.task_loader import load_task

@@ -6,7 +6,7 @@ import sysconfig
 import traceback
 from typing import Final
 
-from p2pcast.errors import P2PCastError
+from p2pcast.ground.errors import P2PCastError
 
 MAX_TEXT: Final = 300
 """Most characters of a text."""

@@ -12,7 +12,7 @@ import logging
 import os
 from typing import Final
 
-from p2pcast.plain_text import MAX_SHOWN, shown_text
+from p2pcast.ground.plain_text import MAX_SHOWN, shown_text
 
 logger = logging.getLogger("p2pcast.tasks")
 

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from p2pcast.errors import P2PCastError
+from p2pcast.ground.errors import P2PCastError
 from p2pcast.rollouts.job import Group
 from p2pcast.tasks.child_processes.child_channel import ChildChannel, limit_memory
 from p2pcast.tasks.child_processes.child_faults import fault_with_place

@@ -16,9 +16,9 @@ from typing import Any
 
 import msgpack
 
-from p2pcast import limits
 from p2pcast.daemon.user_code import child_environment
-from p2pcast.errors import RetryableError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import RetryableError
 from p2pcast.tasks.child_processes.child_channel import LENGTH_BYTES
 from p2pcast.tasks.child_processes.child_output import ChildOutput
 

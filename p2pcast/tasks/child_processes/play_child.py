@@ -23,8 +23,9 @@ from weakref import WeakSet
 
 import numpy as np
 
-from p2pcast import errors
-from p2pcast.errors import P2PCastError, RemoteError
+from p2pcast.ground import errors
+from p2pcast.ground.errors import P2PCastError, RemoteError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Span
 from p2pcast.rollouts.rollout_fields import MAX_TOKENS
@@ -32,7 +33,6 @@ from p2pcast.tasks.child_processes.child_channel import ChildChannel, limit_memo
 from p2pcast.tasks.child_processes.child_faults import SeenErrors, fault_with_place
 from p2pcast.tasks.child_processes.play_messages import READERS, SLOT_BYTES, Ask, Ended, as_bytes
 from p2pcast.tasks.task import Sample, Task
-from p2pcast.version import Version
 
 _play: contextvars.ContextVar[int] = contextvars.ContextVar("play", default=0)
 """The play whose code runs."""

@@ -19,9 +19,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from p2pcast import limits
-from p2pcast.errors import UsageError
-from p2pcast.plain_text import shown_text
+from p2pcast.ground import limits
+from p2pcast.ground.errors import UsageError
+from p2pcast.ground.plain_text import shown_text
 from p2pcast.tasks.child_processes.child_channel import ChildChannel
 from p2pcast.tasks.child_processes.child_faults import fault_with_place
 from p2pcast.tasks.task import MAX_ROW, Task, evaluation_jobs_of, prompt_fault, prompt_name

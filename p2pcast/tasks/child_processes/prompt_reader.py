@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from p2pcast.errors import LocalError, UsageError
+from p2pcast.ground.errors import LocalError, UsageError
 from p2pcast.tasks.child_processes.killable_child import BROKEN, ChildDownError, KillableChild
 from p2pcast.tasks.task import FaultyPrompt, Prompt, Task, prompt_fault
 

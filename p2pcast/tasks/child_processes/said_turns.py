@@ -11,7 +11,7 @@ from typing import Final
 import blake3
 import numpy as np
 
-from p2pcast import limits
+from p2pcast.ground import limits
 from p2pcast.rollouts.job import Job
 from p2pcast.tasks.child_processes.play_messages import Ended
 from p2pcast.tasks.play import Play

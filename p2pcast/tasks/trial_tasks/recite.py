@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 import blake3
 import numpy as np
 
-from p2pcast.errors import RemoteError, UsageError
+from p2pcast.ground.errors import RemoteError, UsageError
 from p2pcast.rollouts.job import Job
 from p2pcast.tasks.held_out import HoldsOut
 from p2pcast.tasks.play import Play, Replay

@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from p2pcast.limits import MIB
+from p2pcast.ground.limits import MIB
 from p2pcast.sparse.budget_schedule import LAST_PAGES
 
 MOST_BYTES: Final = 128 * MIB

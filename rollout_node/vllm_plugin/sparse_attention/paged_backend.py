@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from vllm.model_executor.models.utils import extract_layer_index
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 from p2pcast.sparse.budget_schedule import DENSE_LAYERS
 from rollout_node.vllm_plugin.sparse_attention import budget_in_use
 from rollout_node.vllm_plugin.sparse_attention.page_choice import KeySums, choose_pages

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from rollout_node.peer import Peer
 
 ONE, TWO, THREE = (Version(0, n) for n in (1, 2, 3))

@@ -8,10 +8,10 @@ import asyncio
 
 import pytest
 
-from p2pcast.errors import P2PCastError, RefusedError
+from p2pcast.ground.errors import P2PCastError, RefusedError
+from p2pcast.ground.version import Version
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import QuietOwner
-from p2pcast.version import Version
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Identity
 from rollout_node.engine import multi_host_member as module

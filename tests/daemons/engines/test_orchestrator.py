@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parents[2] / "rollout_node" / "vllm"))
 
 from real_server import Server, load, make_model, one_off_connections
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 
 pytestmark = [pytest.mark.vllm, pytest.mark.prove]  # test_vllm_life.py is the sample
 

@@ -25,10 +25,10 @@ from ledger_stage import config_of, running
 from parity_task import Parity
 from real_server import PROMPTS, Server, complete, make_model, one_off_connections
 
-from p2pcast.errors import RetryableError
+from p2pcast.ground.errors import RetryableError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.result import Span
 from p2pcast.tasks.play import result_of
-from p2pcast.version import Version
 from rollout_node.engine.runner import CHECK_S
 from rollout_node.installers.engine_pulse import SILENT_S
 from rollout_node.worker.engine_versions import EngineVersions, Served

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from p2pcast.wire.messages import Commit
 from tests.daemons.metrics_guide import documented, served
 

@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from p2pcast import limits
 from p2pcast.cli.status import table
-from p2pcast.errors import RemoteError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import RemoteError
+from p2pcast.ground.version import Version
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import QuietOwner
 from p2pcast.trust.certificates import new_key, request
-from p2pcast.version import Version
 from p2pcast.wire import messages
 from p2pcast.wire.connection import HEADER, Identity
 from p2pcast.wire.join_token import JoinToken

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from p2pcast.errors import RefusedError, UsageError
+from p2pcast.ground.errors import RefusedError, UsageError
 from p2pcast.quantised.live_tensors import quantised
 from tests.daemons.conftest import Swarm
 from tests.p2pcast.quantised.vllm_quantisers import QUANTISERS, bits

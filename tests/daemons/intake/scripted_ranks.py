@@ -15,7 +15,7 @@ from p2pcast.codec.cell import RAW, encode
 from p2pcast.codec.digest import digest
 from p2pcast.codec.join_parts import within
 from p2pcast.codec.layout import Cell, Layout, Tensor
-from p2pcast.errors import P2PCastError
+from p2pcast.ground.errors import P2PCastError
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import QuietOwner
 from p2pcast.wire import messages

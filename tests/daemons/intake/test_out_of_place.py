@@ -23,8 +23,8 @@ from scripted_ranks import (
     part,
 )
 
-from p2pcast import limits
 from p2pcast.codec.layout import Layout, Tensor
+from p2pcast.ground import limits
 from p2pcast.wire.messages import Type
 from trainer_node.ranks import rank_session
 

@@ -12,10 +12,10 @@ from scripted_ranks import (
     layout_of,
 )
 
-from p2pcast import limits
 from p2pcast.artifact.artifact_file import HEADER
 from p2pcast.artifact.piece_size import LEAST_PIECE_BYTES
 from p2pcast.codec.layout import Layout
+from p2pcast.ground import limits
 from trainer_node.publish import delta_builder
 
 

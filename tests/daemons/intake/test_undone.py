@@ -22,8 +22,8 @@ from scripted_ranks import (
     words_of,
 )
 
-from p2pcast import limits
-from p2pcast.version import Version
+from p2pcast.ground import limits
+from p2pcast.ground.version import Version
 
 
 def until_lost(where: str) -> Callable[[int, int], bool]:

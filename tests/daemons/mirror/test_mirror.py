@@ -16,11 +16,11 @@ from rich.console import Console
 
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.cli.status import table
-from p2pcast.errors import RefusedError, RetryableError
+from p2pcast.ground.errors import RefusedError, RetryableError
+from p2pcast.ground.wakeup import Wakeup
 from p2pcast.mirror.object_names import run_folder
 from p2pcast.mirror.object_store import Objects
 from p2pcast.store.artifact_store import Store
-from p2pcast.wakeup import Wakeup
 from trainer_node.background.mirror_uploader import MirrorUploader
 
 

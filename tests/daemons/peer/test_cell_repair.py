@@ -9,8 +9,8 @@ import shutil
 import numpy as np
 import pytest
 
-from p2pcast import limits
-from p2pcast.version import Version
+from p2pcast.ground import limits
+from p2pcast.ground.version import Version
 from rollout_node.sync import downloader
 
 MIB = 1 << 20

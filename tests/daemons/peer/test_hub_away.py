@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from p2pcast.errors import RetryableError
-from p2pcast.version import Version
+from p2pcast.ground.errors import RetryableError
+from p2pcast.ground.version import Version
 
 
 async def run_with(swarm, states, *names, steps=2, **hub):

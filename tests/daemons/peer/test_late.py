@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from p2pcast.artifact.artifact_file import P2pdFile
+from p2pcast.ground.version import Version
 from p2pcast.offline import squash_files
 from p2pcast.store import retention
-from p2pcast.version import Version
 
 SHAPES = {"w": ("bfloat16", (30_000,)), "norm": ("float32", (53,))}
 

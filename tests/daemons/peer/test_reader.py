@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from p2pcast import Reader
-from p2pcast.errors import LocalError, RefusedError, RetryableError, UsageError
+from p2pcast.ground.errors import LocalError, RefusedError, RetryableError, UsageError
 from rollout_node.peer import Peer
 
 SHAPES = {"w": ("bfloat16", (30_000, 3)), "norm": ("float32", (53,))}

@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import pytest
 
-from p2pcast import limits
-from p2pcast.errors import RefusedError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import RefusedError
+from p2pcast.ground.version import Version
 from p2pcast.relay import upstream
 from p2pcast.store import disk, retention
 from p2pcast.store.artifact_journal import Kind
 from p2pcast.store.artifact_store import Store
 from p2pcast.store.retention import Counts
-from p2pcast.version import Version
 from p2pcast.wire.join_token import JoinToken
 from rollout_node.control.reporter import Reporter
 from topology import version_sizes
@@ -272,9 +272,9 @@ async def test_an_unsealed_artifact_is_forgotten(swarm, states):
 
 def begin_unsealed(hub):
     """The first record of a version of which no more will come."""
-    from p2pcast import limits
     from p2pcast.artifact import Open, Packer, run_id
-    from p2pcast.version import Version
+    from p2pcast.ground import limits
+    from p2pcast.ground.version import Version
 
     layout, base = hub.publishing.pipeline.shadow.layout, hub.publishing.pipeline.head
     record = Open(

@@ -19,7 +19,7 @@ import aiohttp
 from fake_engine import FakeEngine, digest_of
 from parity_task import NAME
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from trainer_node.ledger_server.callers import WORKER_FILE
 from trainer_node.sdk.batch_client import BatchClient
 

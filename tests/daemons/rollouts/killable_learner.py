@@ -24,7 +24,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from trainer_node.sdk.batch_client import BatchClient, RolloutBatch
 
 BOUNDARIES = ("resumed", "taken", "trained", "applied", "published", "stored", "acknowledged")

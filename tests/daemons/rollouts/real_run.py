@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from real_server import ENVIRONMENT, Server
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from rollout_node.worker import generate_form, recomputation
 from trainer_node.sdk.batch_client import BatchClient, Rollout, RolloutBatch
 

@@ -11,8 +11,8 @@ from fake_engine import FakeEngine, digest_of
 from ledger_stage import END_S, Up, config_of
 from test_ledger_daemon import client_of, work
 
-from p2pcast.errors import RefusedError
-from p2pcast.version import Version
+from p2pcast.ground.errors import RefusedError
+from p2pcast.ground.version import Version
 from rollout_node.worker.auditor import Auditor
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler

@@ -13,7 +13,7 @@ from parity_task import Parity
 from test_ledger_daemon import client_of
 from test_ledger_requests import MANIFEST, ZERO, Stage, played
 
-from p2pcast.errors import RefusedError, UsageError
+from p2pcast.ground.errors import RefusedError, UsageError
 from p2pcast.rollouts.job import Group, Job
 from p2pcast.rollouts.result import Result, Span
 from p2pcast.tasks.play import Play, result_of

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from learner_run import END_S, STALENESS, started
 
+from p2pcast.ground.version import Version
 from p2pcast.sparse.budget_schedule import ALL_PAGES, FILE, BudgetSchedule
-from p2pcast.version import Version
 from tests.trainer_node.ledger.ledger_invariants import check_rows, dump
 from trainer_node.learning.monitoring.run_record import RunRecord
 from trainer_node.ledger.database.ledger_store import Store

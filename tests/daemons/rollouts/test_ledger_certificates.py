@@ -16,7 +16,7 @@ sys.path.append(str(Path(__file__).parents[1] / "trust"))
 
 from unknown_nodes import token_for, working
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler
 from rollout_node.worker.ledger_client import LedgerClient

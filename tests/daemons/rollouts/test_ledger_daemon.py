@@ -14,10 +14,10 @@ from ledger_stage import END_S, Up, config_of
 from parity_task import Parity
 from poisoned_task import AWAY
 
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.overlong import Overlong
 from p2pcast.tasks.task import Task
 from p2pcast.tasks.task_loader import load_task
-from p2pcast.version import Version
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler
 from rollout_node.worker.ledger_client import LedgerClient

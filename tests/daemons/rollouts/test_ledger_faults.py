@@ -19,9 +19,9 @@ from ledger_stage import END_S, Up, config_of
 from parity_task import Parity
 from test_ledger_requests import MANIFEST, Stage, played
 
-from p2pcast.errors import RefusedError
+from p2pcast.ground.errors import RefusedError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.result import Result
-from p2pcast.version import Version
 from tests.daemons.metrics_guide import documented, served
 from tests.trainer_node.ledger.postgresql_cluster import Cluster, postgresql
 from trainer_node.ledger_server.ledger_daemon import opened

@@ -21,12 +21,12 @@ from ledger_stage import END_S, Up, config_of
 from parity_task import Parity
 from poisoned_task import HALF
 
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Group, Job
 from p2pcast.rollouts.result import MAX_RESULT_BYTES, Result, Span
 from p2pcast.tasks.play import Play, result_of
 from p2pcast.tasks.task import Sample
 from p2pcast.tasks.task_loader import load_task
-from p2pcast.version import Version
 from trainer_node.ledger.ledger_rows import MAX_FAILURES
 from trainer_node.ledger_server.body_budget import BODY_BYTES
 from trainer_node.ledger_server.callers import WORKER_FILE

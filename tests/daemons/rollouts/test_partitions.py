@@ -20,7 +20,7 @@ from ledger_stage import END_S, Up, config_of
 from parity_task import NAME
 from test_ledger_daemon import client_of
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from trainer_node.ledger_server.ledger_daemon import LedgerConfig
 
 SLOTS = 8

@@ -19,9 +19,9 @@ from test_ledger_daemon import client_of
 
 from p2pcast.cli.rollout_commands.ledger_table import ledger_heading
 from p2pcast.cli.status_document import Found
-from p2pcast.errors import RefusedError
+from p2pcast.ground.errors import RefusedError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.probe_set import MAX_PROBE_TOKENS, ProbeSet
-from p2pcast.version import Version
 from rollout_node.worker import probe_loop
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler

@@ -29,8 +29,8 @@ from real_run import (
 )
 from real_server import make_model
 
+from p2pcast.ground.version import Version
 from p2pcast.tasks.task_loader import load_task
-from p2pcast.version import Version
 from trainer_node.sdk.batch_client import Rollout
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3600)]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from learner_run import END_S, STALENESS, LearnerRun, started
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from tests.runbook_blocks import blocks
 from tests.trainer_node.ledger.ledger_invariants import check_rows, dump
 from tests.trainer_node.ledger.postgresql_cluster import postgresql

@@ -6,7 +6,7 @@ import pytest
 
 from p2pcast.codec.cell import CONTEXT, FLAT
 from p2pcast.codec.codec_prediction import MEASURED_BEFORE
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from topology.broadcast_time import DEFAULT_PEER_BPS
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from p2pcast.checkpoint.folder_form import MARKERS, FolderForm, StepNames
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from tests.daemons.conftest import Swarm, differing, first_state, read, trained, write
 
 SLIME = FolderForm(StepNames.parse("weight_v{step:06}"), MARKERS["none"])

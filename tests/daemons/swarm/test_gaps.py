@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 from p2pcast.artifact.artifact_file import HEADER
 from p2pcast.cli.state_folder import check
-from p2pcast.errors import EXIT_REFUSED
-from p2pcast.version import Version
+from p2pcast.ground.errors import EXIT_REFUSED
+from p2pcast.ground.version import Version
 from trainer_node.publish.publish_history import FILE, PublishHistory
 
 RECALL_S = 600.0

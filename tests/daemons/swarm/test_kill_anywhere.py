@@ -25,7 +25,9 @@ from p2pcast.artifact.run_key import RunKey
 from p2pcast.artifact.signed_records import run_id
 from p2pcast.checkpoint import Checkpoint
 from p2pcast.daemon.events import Events
-from p2pcast.errors import IntegrityError, LocalError
+from p2pcast.ground.errors import IntegrityError, LocalError
+from p2pcast.ground.version import Version
+from p2pcast.ground.wakeup import Wakeup
 from p2pcast.mirror import requests, upload_plan
 from p2pcast.mirror.object_names import run_folder
 from p2pcast.mirror.object_store import Objects
@@ -36,8 +38,6 @@ from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
 from p2pcast.store import disk, retention
 from p2pcast.store.artifact_store import Store
-from p2pcast.version import Version
-from p2pcast.wakeup import Wakeup
 from rollout_node.installers.step_folders import StepFolders
 from rollout_node.sync import mirror_source
 from trainer_node.background import anchors_and_squashes

@@ -10,10 +10,10 @@ import os
 import shutil
 import threading
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
+from p2pcast.ground.version import Version
 from p2pcast.store import disk
 from p2pcast.store.artifact_store import Store
-from p2pcast.version import Version
 
 RECALL_S = 600.0
 """Longer than any test: it ends when the peers are back."""

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from p2pcast.ground.version import Version
 from p2pcast.relay.pull_source import PullSource
 from p2pcast.transport import stripe
-from p2pcast.version import Version
 from rollout_node.peer import Peer
 from rollout_node.sync.downloader import Downloader
 

@@ -8,11 +8,11 @@ import subprocess
 
 import pytest
 
-from p2pcast import limits
 from p2pcast.checkpoint import Checkpoint
-from p2pcast.errors import IntegrityError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError
+from p2pcast.ground.version import Version
 from p2pcast.offline import verify_digests
-from p2pcast.version import Version
 
 
 async def test_versions_arrive_bit_for_bit(swarm, states):

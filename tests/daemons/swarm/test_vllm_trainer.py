@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import torch
 
-from p2pcast.errors import UsageError
-from p2pcast.version import Version
+from p2pcast.ground.errors import UsageError
+from p2pcast.ground.version import Version
 from tests.daemons.conftest import Swarm, read
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ import pytest
 from unknown_nodes import NODE, Nobody, bought, joined, knock, token_of
 
 from p2pcast.artifact.run_key import RunKey
-from p2pcast.errors import RefusedError
+from p2pcast.ground.errors import RefusedError
 from p2pcast.trust.credentials import Credentials
 from p2pcast.trust.evictions import NO_TOKEN, Statement
 from p2pcast.wire import messages

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
+from p2pcast.ground.version import Version
 from p2pcast.relay.send_schedule import FrameKind
-from p2pcast.version import Version
 from p2pcast.wire import messages
 from p2pcast.wire.messages import Type
 from rollout_node.sync import missing_versions

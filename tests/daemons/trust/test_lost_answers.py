@@ -10,7 +10,7 @@ import pytest
 from lost_answers import withholding
 from unknown_nodes import token_of
 
-from p2pcast.errors import RetryableError
+from p2pcast.ground.errors import RetryableError
 from trainer_node.sdk.trainer_certificate import TrainerCertificate
 
 TRAINER = """

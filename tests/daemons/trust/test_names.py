@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from unknown_nodes import NODE, Nobody, bought, joined
 
-from p2pcast.errors import RefusedError
+from p2pcast.ground.errors import RefusedError
 from rollout_node.peer import Peer
 from rollout_node.peer_daemon import PeerDaemon
 

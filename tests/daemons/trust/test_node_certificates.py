@@ -14,7 +14,7 @@ from aiohttp import web
 from unknown_nodes import node, token_for, working
 
 from p2pcast.daemon.http_caller import certified_caller
-from p2pcast.errors import RefusedError, UntrustedError, UsageError
+from p2pcast.ground.errors import RefusedError, UntrustedError, UsageError
 from p2pcast.transport import node_certificate
 from p2pcast.transport.enrolment import enrol
 from p2pcast.transport.node_certificate import FILE, IDENTITY, KEY, TOKEN, NodeCertificate

@@ -7,7 +7,7 @@ import time
 import pytest
 from unknown_nodes import NODE, at, bought, knock, node, token_for, token_of
 
-from p2pcast.errors import P2PCastError, RefusedError
+from p2pcast.ground.errors import P2PCastError, RefusedError
 from p2pcast.trust.certificate_authority import Authority
 from p2pcast.trust.certificates import key_print, new_key
 from p2pcast.trust.credentials import Credentials

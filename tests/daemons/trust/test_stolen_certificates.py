@@ -5,10 +5,10 @@ from __future__ import annotations
 import secrets
 
 import p2pcast.artifact.assembly as assembly
-from p2pcast import limits
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.artifact.signed_records import DELTA, Open
-from p2pcast.version import Version
+from p2pcast.ground import limits
+from p2pcast.ground.version import Version
 from p2pcast.wire.messages import Type
 
 

@@ -8,7 +8,7 @@ import time
 import pytest
 from unknown_nodes import NODE, Nobody, bought, joined, knock, token_of
 
-from p2pcast.errors import LocalError, RefusedError
+from p2pcast.ground.errors import LocalError, RefusedError
 from p2pcast.trust.certificates import new_key
 from p2pcast.trust.credentials import Credentials
 from p2pcast.wire import messages

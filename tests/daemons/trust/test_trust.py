@@ -18,7 +18,7 @@ from unknown_nodes import NODE, Nobody, at, bought, knock, token_of
 
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.daemon.events import Events
-from p2pcast.errors import LocalError, RefusedError, RetryableError, UntrustedError, UsageError
+from p2pcast.ground.errors import LocalError, RefusedError, RetryableError, UntrustedError, UsageError
 from p2pcast.transport.dial import dial
 from p2pcast.transport.listener import Listener
 from p2pcast.trust.certificates import new_key, request, valid_at

@@ -24,8 +24,8 @@ from insiders.values import World
 from netem.emulation.loopback import Net
 from netem.fleet import process_stats
 from netem.fleet.local_fleet import HUB, Fleet, FleetError
-from p2pcast.errors import P2PCastError
-from p2pcast.limits import MIB
+from p2pcast.ground.errors import P2PCastError
+from p2pcast.ground.limits import MIB
 from p2pcast.wire.connection_state import State
 from p2pcast.wire.join_token import JoinToken
 

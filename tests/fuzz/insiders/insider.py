@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgpack
 from insiders.values import Nonsense, World
 
-from p2pcast.errors import P2PCastError
+from p2pcast.ground.errors import P2PCastError
 from p2pcast.transport.dial import dial
 from p2pcast.transport.enrolment import enrol
 from p2pcast.transport.link import Link, QuietOwner

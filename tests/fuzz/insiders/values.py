@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgpack
 
-from p2pcast import limits
+from p2pcast.ground import limits
 from p2pcast.wire.constraints import (
     VERSION,
     Binary,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from netem.bench.catchup_cost import POLICIES, catch_up
 from p2pcast.daemon import event_loop
-from p2pcast.limits import MIB
+from p2pcast.ground.limits import MIB
 
 
 def test_on_demand_squash_has_the_size_of_an_exact_squash(tmp_path):

@@ -16,7 +16,7 @@ from netem.bench.commands.engine_commands import live as command
 from netem.bench.live_engine import DENSE, OURS, Options, bench_live, verdict
 from netem.bench.live_figures import Switch
 from netem.demo.verdict import Check
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 
 def switch(began_s: float, ended_s: float, **more: Any) -> Switch:

@@ -23,7 +23,7 @@ from netem.broadcast.rivals import HUB, RIVALS, MissingError
 from netem.broadcast.rows import Broadcast, BroadcastSeries, left_out, quantile, row
 from netem.emulation.description import Link, star
 from netem.emulation.rate import rate_network
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
 
 KEYS = {"system", "peers", "payload_bytes", "ideal_s", "p90_s", "all_s", "all_over_ideal"}
 

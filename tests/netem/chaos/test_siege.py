@@ -8,7 +8,7 @@ from netem.chaos.siege.attack_table import kinds
 from netem.chaos.siege_run import run_siege
 from netem.emulation.loopback import Net
 from netem.fleet.local_fleet import Fleet
-from p2pcast.limits import MIB
+from p2pcast.ground.limits import MIB
 
 CONNECTIONS = 150
 MORE_BYTES = 128 * MIB

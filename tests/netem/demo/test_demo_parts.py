@@ -30,7 +30,7 @@ from netem.demo.traffic import Traffic
 from netem.demo.verdict import check_answers, check_folders, differences
 from netem.demo.version_board import VersionBoard, VersionRow
 from netem.demo.workspace import MARKER, Workspace
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 TINY = ("--hidden", "128", "--layers", "1", "--warmup-steps", "4")
 SALTS: list[str | None] = []

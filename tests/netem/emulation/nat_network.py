@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar
 
 from netem.emulation.namespaces import COMMAND_S, NEEDED, SWITCH, batch, enter, namespace, write_setting
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 
 T = TypeVar("T")
 

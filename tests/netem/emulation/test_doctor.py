@@ -12,7 +12,7 @@ import pytest
 from netem.emulation import doctor
 from netem.emulation.doctor import Check, backends, chosen
 from netem.emulation.namespaces import NEEDED
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 ALL = ("root", "namespaces", "veth", "bridge", "tbf", "netem", "bbr", "user-mode-linux")
 

@@ -16,7 +16,7 @@ from netem.emulation import namespaces
 from netem.emulation.description import Host, Link, Network, star
 from netem.emulation.rate import rate_network
 from netem.emulation.shaping import shaping
-from p2pcast.errors import LocalError, UsageError
+from p2pcast.ground.errors import LocalError, UsageError
 
 
 def test_invalid_networks_are_refused() -> None:

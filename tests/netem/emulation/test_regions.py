@@ -12,7 +12,7 @@ import pytest
 from netem.emulation.calibration import Pair, batches, gauge_of, measure, pairs, with_gauges
 from netem.emulation.description import Bursts, Host, Link, Network, Region, Way
 from netem.emulation.namespaces import Namespaces, namespaces
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 TRUNK = Link(10e6, 5e6, 0.04, loss=0.01)
 NARROW = Link(8e6, 8e6)

@@ -6,7 +6,7 @@ import pytest
 
 from netem.emulation.description import Bursts, Host, Link, Network, way
 from netem.emulation.shaping import SLOTTED_S, shaping
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 
 def words(link: Link, rate_bps: float | None = 100e6) -> list[str]:

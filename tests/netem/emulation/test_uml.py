@@ -21,7 +21,7 @@ import pytest
 
 from netem.emulation import backend, uml
 from netem.emulation.guest import IO_URING, order
-from p2pcast.errors import LocalError, UsageError
+from p2pcast.ground.errors import LocalError, UsageError
 
 HERE = "tests.netem.emulation.test_uml"
 FEWEST = 550

@@ -16,7 +16,7 @@ from netem.gpu import gpu_page
 from netem.gpu.gpu_machine import USUAL_BYTES, describe, missing, state_bytes
 from netem.gpu.gpu_page import FIGURES, page
 from netem.gpu.gpu_steps import STEPS, Sizes, Step
-from p2pcast.limits import GIB
+from p2pcast.ground.limits import GIB
 
 SIZES = Sizes(4 << 20, 2, "cpu")
 OLD, OTHER = "2026-01-01T00:00:00+00:00", "2026-02-02T00:00:00+00:00"

@@ -15,7 +15,7 @@ from netem.guard.__main__ import compared, recorded
 from netem.guard.guarded_figures import BARS, FORM
 from netem.guard.paired_ratios import Figure, row
 from netem.guard.source_trees import BASELINE, ROOT, Tree, baseline, check_pinned
-from p2pcast.errors import LocalError, UsageError
+from p2pcast.ground.errors import LocalError, UsageError
 
 
 @pytest.fixture(scope="module")

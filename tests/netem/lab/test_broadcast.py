@@ -15,8 +15,8 @@ from netem.lab.experiments.broadcast import Parameters, results, sent_twice
 from netem.lab.model_prediction import Tree
 from netem.lab.network_tables import Event
 from p2pcast.artifact.piece_size import piece_bytes
-from p2pcast.errors import UsageError
-from p2pcast.limits import MIB
+from p2pcast.ground.errors import UsageError
+from p2pcast.ground.limits import MIB
 
 PIECE = piece_bytes(10 * MIB)
 FAST = Link(20e6, 20e6, 0.05)

@@ -16,7 +16,7 @@ from netem.lab.network_tables import network_of
 from netem.lab.scenario import cases
 from netem.lab.scenario_run import load
 from netem.lab.tables import filled
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 REGIONS: dict[str, Any] = {
     "regions": [{"name": "east", "rate": "40mbit"}, {"name": "west", "rate": "40mbit"}],

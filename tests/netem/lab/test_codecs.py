@@ -12,7 +12,7 @@ from netem.lab.coded_transfer import OURS, States, costs, frames, undo, write
 from netem.lab.experiments.codecs import FORMATS, expected_s, rows
 from p2pcast.codec.codec_prediction import Cost, State, Way
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
 
 
 @pytest.fixture

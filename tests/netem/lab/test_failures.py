@@ -9,7 +9,7 @@ import pytest
 
 from netem.lab.experiments.failures import DELTAS, NOTHING, OLDER, WHOLE, Parameters, at_scale, longest_chain
 from netem.lab.experiments.fanout import SHARE
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 GIVEN = Parameters(payload_mib=8.0, faults=("none", "kill head", "slow middle"), spare="spare", paper_bytes=1e9)
 

@@ -8,7 +8,7 @@ import pytest
 
 from netem.lab.experiments.fanout import SHARE, Parameters, finished, predicted_s, rates, results, shape, simulated
 from netem.lab.network_tables import network_of
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from topology.plan_tree import ROOT
 
 PEERS = ["a", "b", "c", "d", "e"]

@@ -14,7 +14,7 @@ from netem.lab.experiments.sync import Parameters as Paths
 from netem.lab.lab_swarm import swarm
 from netem.lab.saved_weights import nbytes, noise
 from p2pcast.codec.codec_prediction import Cost
-from p2pcast.errors import IntegrityError, UsageError
+from p2pcast.ground.errors import IntegrityError, UsageError
 
 
 def test_words_are_new_in_every_version_and_the_same_in_every_run() -> None:

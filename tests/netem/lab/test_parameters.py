@@ -12,7 +12,7 @@ import pytest
 from netem.lab import scenario_run
 from netem.lab.scenario import cases, parse
 from netem.lab.scenario_run import checked, known, load
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 
 @pytest.mark.parametrize("name", known())

@@ -12,7 +12,7 @@ from netem.lab.experiments.rl_run import Parameters
 from netem.lab.scenario import cases
 from netem.lab.scenario_run import load
 from netem.lab.tables import filled
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 NETWORK: dict[str, Any] = {
     "regions": [{"name": "east", "rate": "20mbit"}, {"name": "west", "rate": "20mbit"}],

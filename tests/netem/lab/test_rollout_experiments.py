@@ -9,7 +9,7 @@ import pytest
 from netem.lab.experiments import job_shares, lost_worker, paper_fleet, rollout_pace, worker_overlap
 from netem.lab.scenario import cases
 from netem.lab.scenario_run import backend_of, load, run
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 
 def rows(module: Any, **parameters: object) -> list[dict[str, Any]]:

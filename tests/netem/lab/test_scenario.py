@@ -9,7 +9,7 @@ from netem.lab.case_network import experiment
 from netem.lab.network_tables import Event, events_of, network_of
 from netem.lab.scenario import cases, parse
 from netem.lab.scenario_run import backend_of, known, load
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 HEAD = """
 what = "a thing"

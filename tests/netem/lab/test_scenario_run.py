@@ -25,7 +25,7 @@ from netem.lab.case_network import emulated, results
 from netem.lab.experiments import links
 from netem.lab.scenario import parse
 from p2pcast.cli import main
-from p2pcast.errors import LocalError, UsageError
+from p2pcast.ground.errors import LocalError, UsageError
 
 LAB = [sys.executable, "-m", "p2pcast.cli", "lab"]
 END_S = 600.0

@@ -10,7 +10,7 @@ import pytest
 from netem.broadcast.dense_rivals import rsync_options
 from netem.emulation.backend import results
 from netem.emulation.description import Link, star
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 WORK = "netem.lab.experiments.states:results"
 

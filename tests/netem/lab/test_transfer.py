@@ -15,7 +15,7 @@ from netem.lab.experiments.transfer import Parameters
 from netem.lab.payloads import FORMATS, Payloads
 from netem.lab.scenario import cases
 from netem.lab.scenario_run import load
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.transport.stripe_count import Way
 
 SIZES = dict(zip(FORMATS, (1_000_000, 300_001, 200_000, 50_000), strict=True))

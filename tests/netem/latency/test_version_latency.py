@@ -10,7 +10,7 @@ import pytest
 from netem.broadcast.weights import NewWeights, SparseWeights, changed_words
 from netem.latency import SOURCES
 from netem.latency.version_latency import MOMENTS, depth
-from p2pcast.limits import MIB
+from p2pcast.ground.limits import MIB
 
 
 def test_depth_is_that_of_the_deepest_peer() -> None:

@@ -24,7 +24,7 @@ from netem.report.network_sections import STATE, broadcast, faults, latency, str
 from netem.report.parts import PARTS, Part
 from netem.report.section_text import Comparison, figure, share, table
 from netem.report.size_sections import catchup
-from p2pcast.errors import LocalError, UsageError
+from p2pcast.ground.errors import LocalError, UsageError
 
 MACHINE = {"cpu": "a processor", "cores": 4, "memory_bytes": 16_000_000_000, "kernel": "Linux 6", "load": 0.25}
 CATCHUP = {

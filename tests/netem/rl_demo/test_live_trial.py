@@ -14,10 +14,10 @@ from netem.rl_demo.live_trial import LiveEngine, live_engine
 from netem.rollouts.learning_trial import TrialOptions, run_trial
 from netem.rollouts.own_sampler import groups_of
 from netem.rollouts.small_model import make_small_model
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
+from p2pcast.ground.version import Version
 from p2pcast.tasks.sums import VOCABULARY, Sums
 from p2pcast.tasks.task import Prompt
-from p2pcast.version import Version
 from tests.netem.rollouts.trial_ages import watched_ages
 from trainer_node.learning.learner_config import LearnerConfig, ModelTable, OptimizerTable, SftTable, TrainTable
 

@@ -12,7 +12,7 @@ import aiohttp
 from aiohttp import web
 
 from netem.rl_lab.dense_star import INSTALLED, WEIGHTS, StarFetcher, StarServer
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from rollout_node.worker.engine_versions import EngineVersions
 
 END_S = 600.0

@@ -16,10 +16,10 @@ from transformers import Qwen3ForCausalLM
 from netem.rl_lab.paced_engine import PacedEngine
 from netem.rollouts.graded_answers import VOCABULARY
 from netem.rollouts.small_model import make_small_model
-from p2pcast.errors import RetryableError
+from p2pcast.ground.errors import RetryableError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.result import Span
 from p2pcast.tasks.task import Sample
-from p2pcast.version import Version
 from rollout_node.worker.generate_sampler import GenerateSampler
 
 FAST = 1e6

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from netem.rollouts.graded_answers import NAME, PROMPT_TOKENS, VOCABULARY, GradedAnswers
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Group, job_of
 from p2pcast.tasks.task_loader import load_task
-from p2pcast.version import Version
 
 
 def test_prompts_follow_the_seed_and_settings_change_the_hash() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from netem.rollouts.learning_trial import Trial, TrialOptions, run_trial
 from netem.rollouts.small_model import make_small_model
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.tasks.sums import VOCABULARY, Sums
 from tests.netem.rollouts.trial_ages import watched_ages
 from trainer_node.learning.learner_config import LearnerConfig, ModelTable, OptimizerTable, SftTable, TrainTable

@@ -15,11 +15,11 @@ import torch
 from netem.rollouts.own_sampler import batch_of, sampled_groups
 from netem.rollouts.small_model import SmallModel, make_small_model
 from p2pcast.checkpoint import Checkpoint
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.result import fault
 from p2pcast.tasks.sums import END, Sums
 from p2pcast.tasks.task_loader import load_task
-from p2pcast.version import Version
 from trainer_node.learning.objective.training_rows import rows_of
 
 TASKS = ("sums", "leduc")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from netem.rollouts.rollout_simulator import simulate_run
 from netem.rollouts.simulated_run import Broadcast, Control, Fault, Machine, Run, Samples, tokens_per_s
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 MACHINES = tuple(Machine(f"w{n}", 4, 100.0 * (1 + n % 3), usd_per_h=1.0) for n in range(4))
 RUN = Run(MACHINES, Broadcast(20.0), train_s=60.0, groups=4, size=4, steps=12)

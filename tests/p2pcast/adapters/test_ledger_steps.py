@@ -11,7 +11,7 @@ import pytest
 
 from p2pcast.adapters import ledger_steps
 from p2pcast.adapters.ledger_steps import TRACKER, LedgerSteps, filled, filler, first_sampled, tracked
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from trainer_node.learning.objective.training_rows import NOT_SAMPLED, TrainingRow
 from trainer_node.sdk.batch_client import Finished, RolloutBatch, RunFacts
 

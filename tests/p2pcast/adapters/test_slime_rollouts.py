@@ -17,8 +17,8 @@ import pytest
 from p2pcast.adapters import slime_rollouts
 from p2pcast.adapters.ledger_steps import TRACKER
 from p2pcast.adapters.slime_rollouts import JOURNAL, REWARDS, generate_rollout, ledger_rewards
-from p2pcast.errors import RetryableError, UsageError
-from p2pcast.version import Version
+from p2pcast.ground.errors import RetryableError, UsageError
+from p2pcast.ground.version import Version
 from tests.p2pcast.adapters.bridge_stage import GROUPS, SIZE, Ledger, batch_states, filled_ledger, played_hub
 
 FIRST = Version(0, 1)

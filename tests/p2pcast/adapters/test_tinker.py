@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from p2pcast.adapters.tinker import LedgerDatums
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from tests.environments import ROOT
 from tests.p2pcast.adapters.bridge_stage import GROUPS, SIZE, batch_states, filled_ledger, run_in
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, Trainin
 from p2pcast import Reader
 from p2pcast.adapters.transformers_callback import PublishCallback
 from p2pcast.adapters.tried_versions import untried
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from tests.examples.test_examples import Stage
 from tests.trainer_node.learning.expert_models import experts_folder
 from trainer_node.sdk.snapshot import Rooms

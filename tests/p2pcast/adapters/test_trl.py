@@ -13,7 +13,7 @@ import pytest
 
 from netem.demo.processes import Processes
 from p2pcast.adapters.trl import P2PCast
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from tests.environments import ROOT, python_of
 from tests.examples.test_examples import EXAMPLES, Stage
 

@@ -19,9 +19,9 @@ import pytest
 
 from p2pcast.adapters.trl import LedgerRollouts, P2PCast
 from p2pcast.adapters.trl_rollouts import POSITION
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.result import Result
-from p2pcast.version import Version
 from tests.environments import ROOT, python_of
 from tests.trainer_node.ledger.ledger_invariants import check_rows, dump
 from trainer_node.ledger.database.body_segments import Place

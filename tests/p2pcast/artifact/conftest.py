@@ -11,7 +11,7 @@ import pytest
 
 from p2pcast.artifact import Open, Packer, RunKey, run_id
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 
 
 class Made(NamedTuple):

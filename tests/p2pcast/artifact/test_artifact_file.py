@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast import limits
 from p2pcast.artifact import Open, RunKey, run_id
 from p2pcast.artifact.artifact_file import FOOTER_BYTES, HEADER, P2pdFile, P2pdWriter, Tail, footer
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.errors import IntegrityError, LocalError
-from p2pcast.version import Version
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError, LocalError
+from p2pcast.ground.version import Version
 
 GOLDEN = Path(__file__).parent / "golden" / "tiny.p2pd"
 KEY = RunKey(bytes(range(32)))

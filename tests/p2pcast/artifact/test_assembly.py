@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2pcast import limits
 from p2pcast.artifact import Assembly, Batch, CellEntry, FileEntry, Manifest, Open, Packer, RunKey, run_id
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.errors import IntegrityError, UsageError
-from p2pcast.version import Version
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError, UsageError
+from p2pcast.ground.version import Version
 
 Make = Callable[..., Any]
 

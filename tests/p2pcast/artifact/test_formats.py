@@ -10,8 +10,8 @@ from p2pcast.artifact import Open, RunKey
 from p2pcast.artifact.artifact_file import Tail
 from p2pcast.artifact.canonical import pack
 from p2pcast.artifact.signed_records import OWN, Durable, Manifest, PartEntry
-from p2pcast.errors import IntegrityError
-from p2pcast.version import Version
+from p2pcast.ground.errors import IntegrityError
+from p2pcast.ground.version import Version
 
 KEY = RunKey(bytes([3]) * 32)
 BASE_HASH = bytes(range(32))

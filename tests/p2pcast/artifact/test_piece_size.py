@@ -14,7 +14,7 @@ from p2pcast.artifact.piece_size import (
     WIDE_PIECE_BYTES,
     piece_bytes,
 )
-from p2pcast.limits import ANCHOR_PIECE_BYTES, GIB, MIB, MIN_PIECE_BYTES, PIECE_BYTES
+from p2pcast.ground.limits import ANCHOR_PIECE_BYTES, GIB, MIB, MIN_PIECE_BYTES, PIECE_BYTES
 from p2pcast.relay.tuning import ALIVE_ACTIVE_S
 from p2pcast.transport.stripe_count import FEWEST
 

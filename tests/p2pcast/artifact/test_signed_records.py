@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast import limits
 from p2pcast.artifact.canonical import pack
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.artifact.signed_records import (
@@ -22,8 +21,9 @@ from p2pcast.artifact.signed_records import (
     path_fault,
     run_id,
 )
-from p2pcast.errors import IntegrityError, LocalError
-from p2pcast.version import Version
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError, LocalError
+from p2pcast.ground.version import Version
 
 KEY = RunKey(bytes(range(32)))
 U64 = st.integers(0, 2**64 - 1)

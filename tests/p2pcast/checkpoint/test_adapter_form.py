@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from p2pcast.checkpoint.adapter_form import configs_of
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
 
 
 def test_configurations_are_found_by_adapter() -> None:

@@ -14,10 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from p2pcast import limits
 from p2pcast.checkpoint import Checkpoint, write_folder
 from p2pcast.codec.layout import Cell
-from p2pcast.errors import IntegrityError, LocalError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError, LocalError
 
 Make = Callable[..., Path]
 

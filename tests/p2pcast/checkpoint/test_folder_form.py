@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pcast.checkpoint.folder_form import MARKERS, MOST_DIGITS, StepNames
-from p2pcast.errors import UsageError
-from p2pcast.limits import MAX_STEP
+from p2pcast.ground.errors import UsageError
+from p2pcast.ground.limits import MAX_STEP
 
 AFFIXES = st.text("ab_-019Z", max_size=6)
 

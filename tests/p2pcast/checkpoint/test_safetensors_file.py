@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from safetensors.numpy import load as load_numpy
 from safetensors.numpy import save as save_numpy
 
-from p2pcast import limits
 from p2pcast.checkpoint.safetensors_file import SafetensorsFile, header_for, parse_header
 from p2pcast.codec.layout import DTYPES, Layout, Tensor
-from p2pcast.errors import IntegrityError, LocalError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError, LocalError
 
 
 def _file(table: Any, data: bytes = b"") -> bytes:

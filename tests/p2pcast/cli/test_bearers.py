@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from p2pcast.cli.status import commit
 from p2pcast.cli.tokens_and_evictions import token
-from p2pcast.errors import LocalError, RefusedError
+from p2pcast.ground.errors import LocalError, RefusedError
 from p2pcast.trust import bearer_tokens
 
 ASKED: list[str | None] = []

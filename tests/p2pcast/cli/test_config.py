@@ -9,7 +9,7 @@ import click
 import pytest
 
 from p2pcast.cli import cli
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 
 def parsed(command: str, *words: str, config: Path | None = None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from p2pcast.checkpoint import Checkpoint
 from p2pcast.cli.delta import delta
 from p2pcast.cli.inspect import inspect
 from p2pcast.cli.verify import verify
-from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RefusedError, RetryableError, UsageError
+from p2pcast.ground.errors import IntegrityError, LocalError, P2PCastError, RefusedError, RetryableError, UsageError
 
 Make = Callable[..., Path]
 

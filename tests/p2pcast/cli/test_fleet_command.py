@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from p2pcast.cli import cli
-from p2pcast.errors import EXIT_FAILED, EXIT_USAGE, UsageError
+from p2pcast.ground.errors import EXIT_FAILED, EXIT_USAGE, UsageError
 from p2pcast.sparse.budget_schedule import BudgetSchedule
 
 PAPER = ("--t-train", "1631.2", "--t-bcast", "1437", "--rollouts", "2048", "--learner-price", "12.24")

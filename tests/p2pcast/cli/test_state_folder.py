@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from p2pcast import limits
 from p2pcast.artifact.artifact_file import Tail
 from p2pcast.artifact.packer import Packer
 from p2pcast.artifact.run_key import RunKey
@@ -25,11 +24,12 @@ from p2pcast.cli.state_folder import check
 from p2pcast.codec.cell import encode
 from p2pcast.codec.digest import MASK, digest
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.errors import LocalError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import LocalError
+from p2pcast.ground.version import Version
 from p2pcast.state.shadow import Shadow
 from p2pcast.store.artifact_store import Store
 from p2pcast.store.state_format import state_lock
-from p2pcast.version import Version
 
 LAYOUT = Layout([Tensor("a", "BF16", (50, 100)), Tensor("b", "F32", (7,))], cell_words=1000)
 

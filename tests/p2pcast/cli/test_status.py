@@ -17,7 +17,7 @@ from rich.console import Console
 
 from p2pcast.cli import cli
 from p2pcast.cli.status import table
-from p2pcast.errors import P2PCastError
+from p2pcast.ground.errors import P2PCastError
 
 PEER = {
     "name": "a",

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from p2pcast.cli.rollout_commands.work_command import http_url, ledger_url
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 
 @pytest.mark.parametrize("text", ["http://10.1.2.3:7079", "10.1.2.3:7079", "http://ledger.example", "ledger.example:1"])

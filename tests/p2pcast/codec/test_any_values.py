@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from p2pcast.codec import cell as codec
 from p2pcast.codec.digest import digest, word_dtype
 from p2pcast.codec.layout import DTYPES, Cell, Layout, Tensor
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
 
 NAMES = ["auto", "flat", "dense", "raw", "context"]
 

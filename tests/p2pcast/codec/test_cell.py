@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from p2pcast.codec import cell as codec
 from p2pcast.codec.layout import DTYPES, Cell, Layout, Tensor
-from p2pcast.errors import IntegrityError, UsageError
+from p2pcast.ground.errors import IntegrityError, UsageError
 
 WIDTHS = [1, 2, 4, 8]
 NAMES = ["auto", "flat", "dense", "raw"]

@@ -16,7 +16,7 @@ from p2pcast.codec.context_codec import SHIFTS, choose_window, decode_context, e
 from p2pcast.codec.digest import digest
 from p2pcast.codec.kernels import readonly
 from p2pcast.codec.layout import Cell
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
 
 WIDTHS = (1, 2, 4, 8)
 ROOTS = [int((1 << 32) * 2 ** (-j / 8)) for j in range(8)]

@@ -10,7 +10,7 @@ import zstandard
 
 from p2pcast.codec.dense_codec import decode_dense, encode_dense, estimate_dense, unpack_stream
 from p2pcast.codec.layout import Cell
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 8])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from p2pcast.codec import kernels
 from p2pcast.codec.digest import TABLE, digest, digest_change, seed
 from p2pcast.codec.layout import Cell, Layout, Tensor
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 MASK = (1 << 64) - 1
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from p2pcast.codec.flat_codec import decode_flat, encode_flat
 from p2pcast.codec.layout import Cell
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
 
 
 def reference_decode(payload):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from p2pcast.codec import cell as codec
 from p2pcast.codec.layout import Cell
 from p2pcast.codec.squash_cell import squash
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
 
 CASES = {}
 for _width in (1, 2, 4, 8):

@@ -14,7 +14,7 @@ from p2pcast.codec import cell as codec
 from p2pcast.codec.digest import digest
 from p2pcast.codec.join_parts import Part, assemble, join, within
 from p2pcast.codec.layout import Cell
-from p2pcast.errors import IntegrityError, UsageError
+from p2pcast.ground.errors import IntegrityError, UsageError
 
 WIDTHS = [1, 2, 4, 8]
 

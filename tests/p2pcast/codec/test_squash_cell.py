@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from p2pcast.codec import cell as codec
 from p2pcast.codec.layout import Cell
 from p2pcast.codec.squash_cell import needs_base, squash
-from p2pcast.errors import IntegrityError, UsageError
+from p2pcast.ground.errors import IntegrityError, UsageError
 
 
 def link_of(coded):

@@ -13,7 +13,7 @@ from p2pcast.daemon import http_connections
 from p2pcast.daemon.application_server import serving
 from p2pcast.daemon.http_connections import HttpLimits
 from p2pcast.daemon.request_body import read_json
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 
 DEADLINE_S = 600.0
 

@@ -16,7 +16,7 @@ import pytest
 from p2pcast.daemon import event_loop
 from p2pcast.daemon.background_tasks import TaskFailedError, Tasks, spawn
 from p2pcast.daemon.events import Events
-from p2pcast.errors import LocalError, RemoteError
+from p2pcast.ground.errors import LocalError, RemoteError
 
 LIMIT_S = 600.0
 

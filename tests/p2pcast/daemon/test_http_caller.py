@@ -13,7 +13,7 @@ from aiohttp import web
 
 from p2pcast.daemon import http_caller
 from p2pcast.daemon.http_caller import certified_caller
-from p2pcast.errors import RefusedError, RetryableError
+from p2pcast.ground.errors import RefusedError, RetryableError
 from p2pcast.trust.server_role import client_context
 from p2pcast.trust.tls_contexts import first_contact
 

@@ -22,8 +22,8 @@ from p2pcast.daemon.events import Events
 from p2pcast.daemon.http_connections import HttpLimits
 from p2pcast.daemon.http_server import HttpServer
 from p2pcast.daemon.request_body import read_json
-from p2pcast.errors import LocalError, RefusedError, RetryableError, UsageError
-from p2pcast.version import Version
+from p2pcast.ground.errors import LocalError, RefusedError, RetryableError, UsageError
+from p2pcast.ground.version import Version
 
 DEADLINE_S = 600.0
 FILE = Path("/where/http.token")

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from p2pcast.daemon import metric_kinds
 from p2pcast.daemon.daemon_metrics import disk_bytes
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 
 
 def exposed(histogram: metric_kinds.Histogram) -> dict[tuple[str, ...], float]:

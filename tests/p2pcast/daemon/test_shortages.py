@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from p2pcast.daemon.shortages import scarce, shortage
-from p2pcast.errors import LocalError, P2PCastError, RetryableError
+from p2pcast.ground.errors import LocalError, P2PCastError, RetryableError
 from p2pcast.store.atomic_files import explained
 
 

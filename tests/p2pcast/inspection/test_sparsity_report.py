@@ -11,7 +11,7 @@ import pytest
 from p2pcast import offline
 from p2pcast.artifact.artifact_file import P2pdFile
 from p2pcast.checkpoint import Checkpoint
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
 from p2pcast.inspection import sparsity_report
 
 Make = Callable[..., Path]

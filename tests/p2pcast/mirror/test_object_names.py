@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast import limits
-from p2pcast.errors import IntegrityError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError
+from p2pcast.ground.version import Version
 from p2pcast.mirror.object_names import (
     SLICE_BYTES,
     Marker,
@@ -20,7 +21,6 @@ from p2pcast.mirror.object_names import (
     tail_name,
     tail_of,
 )
-from p2pcast.version import Version
 
 versions = st.builds(Version, st.integers(0, limits.MAX_BRANCH), st.integers(0, limits.MAX_STEP))
 ids = st.binary(min_size=16, max_size=16)

@@ -7,10 +7,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2pcast.ground.version import Version
 from p2pcast.mirror.object_names import KEY, Found, Marker, slice_name, tail_name
 from p2pcast.mirror.suspect_objects import MAX_COMPLAINTS, SuspectObjects, artifact_of
 from p2pcast.relay.artifact_path import Edge
-from p2pcast.version import Version
 
 
 def edge(number: int, base: int | None, step: int) -> Edge:

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.limits import KIB, MIB
+from p2pcast.ground.limits import KIB, MIB
+from p2pcast.ground.version import Version
 from p2pcast.mirror.object_names import SLICE_BYTES, Found, Marker, slice_bytes, slice_name, slice_of, slices, tail_name
 from p2pcast.mirror.upload_plan import LEFT_OVER_S, Inventory, head, removals, spans, uploads
 from p2pcast.relay.artifact_path import Edge
 from p2pcast.store.retention import Counts, expendable
-from p2pcast.version import Version
 
 
 def ident(number: int) -> bytes:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.page.fleet_history import FleetHistory
 from p2pcast.page.fleet_picture import picture
 from p2pcast.page.recorded_run import RecordedRun, read_events

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.errors import IntegrityError, UsageError
+from p2pcast.ground.errors import IntegrityError, UsageError
 from p2pcast.offline import state_digest
 from p2pcast.quantised.folder_opening import opening
 from p2pcast.quantised.live_tensors import quantised

@@ -11,13 +11,13 @@ import pytest
 from p2pcast.codec.cell import Patch
 from p2pcast.codec.digest import MASK, digest, word_dtype
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
+from p2pcast.ground.version import Version
 from p2pcast.quantised.quantisation_kinds import KINDS
 from p2pcast.quantised.quantised_checkpoint import quantised_words
 from p2pcast.quantised.quantised_shadow import KEPT_PATCHES, QuantisedShadow
 from p2pcast.state.patch_file import PatchFile, PatchWriter
 from p2pcast.state.shadow import Shadow
-from p2pcast.version import Version
 
 TENSORS = [
     Tensor("l.q_proj.weight", "BF16", (300, 516)),

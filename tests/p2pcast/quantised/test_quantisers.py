@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
 from p2pcast.quantised.quantisation_kinds import KINDS
 from p2pcast.quantised.quantisers import quantise
 from tests.p2pcast.quantised.vllm_quantisers import QUANTISERS, Bytes, fp8_block

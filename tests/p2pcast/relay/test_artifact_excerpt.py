@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from p2pcast import limits
 from p2pcast.artifact.piece_size import LEAST_PIECE_BYTES, piece_bytes
 from p2pcast.artifact.signed_records import HASH_BYTES
 from p2pcast.codec.layout import Layout, Tensor
+from p2pcast.ground import limits
+from p2pcast.ground.version import Version
 from p2pcast.relay.artifact_excerpt import directory_bytes, expected_bytes
 from p2pcast.relay.artifact_path import Edge
 from p2pcast.state.version_reader import way_to
-from p2pcast.version import Version
 
 ANCHOR, DELTA = LEAST_PIECE_BYTES, limits.PIECE_BYTES
 LAYOUT = Layout([Tensor(f"w{n}", "BF16", (3 * ANCHOR // 4,)) for n in range(8)])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2pcast.ground.version import Version
 from p2pcast.relay.artifact_path import Edge, cheapest_path
-from p2pcast.version import Version
 
 VERSION = st.builds(Version, st.integers(0, 1), st.integers(0, 4))
 

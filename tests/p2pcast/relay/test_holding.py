@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from p2pcast.artifact.signed_records import OWN
-from p2pcast.errors import LocalError, RetryableError
+from p2pcast.ground.errors import LocalError, RetryableError
+from p2pcast.ground.version import Version
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.holding_state import BIRTH, IllegalStepError, State
-from p2pcast.version import Version
 
 PIECES = 3
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from p2pcast.errors import IntegrityError, LocalError
+from p2pcast.ground.errors import IntegrityError, LocalError
 from p2pcast.relay import node as module
 from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Node, PieceCache

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast import limits
-from p2pcast.errors import RemoteError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import RemoteError
 from p2pcast.relay.piece_set import PieceSet
 from p2pcast.wire.constraints import PieceRanges
 

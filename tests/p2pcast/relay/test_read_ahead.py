@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.read_ahead import read_pieces
 from p2pcast.store.artifact_store import Store

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pcast.artifact import Assembly
-from p2pcast.errors import RetryableError
+from p2pcast.ground.errors import RetryableError
 from p2pcast.relay import send_schedule as module
 from p2pcast.relay.send_schedule import ChildSchedules, FrameKind
 from p2pcast.relay.verified_pieces import Offer, VerifiedPieces

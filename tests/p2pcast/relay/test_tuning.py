@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from p2pcast import limits
+from p2pcast.ground import limits
 from p2pcast.relay import tuning as t
 from p2pcast.store.write_behind import BACKLOG_HIGH_BYTES
 from rollout_node.sync.downloader import SOURCES, TICK_S

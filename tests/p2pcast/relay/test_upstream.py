@@ -9,12 +9,12 @@ import pytest
 from p2pcast.artifact import RunKey
 from p2pcast.artifact.signed_records import Open
 from p2pcast.codec.layout import Layout, Tensor
+from p2pcast.ground.version import Version
 from p2pcast.relay.node import Node
 from p2pcast.relay.tuning import ALIVE_ACTIVE_S, SILENCE_FLOOR_S
 from p2pcast.relay.upstream import MAX_UNNAMED_LAYOUTS, Upstream
 from p2pcast.store.artifact_store import Store
 from p2pcast.transport.link import Link
-from p2pcast.version import Version
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Message, Piece
 from p2pcast.wire.messages import Type
@@ -298,7 +298,7 @@ async def test_the_number_of_spared_artifacts_is_limited(child, maker, monkeypat
     link = Heard(downstream)
     downstream.accept(link)
     hear(downstream, link, messages.Attach(live=True, layouts=[], want=[]))
-    monkeypatch.setattr("p2pcast.limits.MAX_CATALOG", 3)
+    monkeypatch.setattr("p2pcast.ground.limits.MAX_CATALOG", 3)
     for n in range(4):
         assert not link.closed
         hear(downstream, link, messages.Spare(bytes([n]) * 16))

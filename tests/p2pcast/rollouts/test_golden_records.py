@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Group, Job, job_of
 from p2pcast.rollouts.record_form import RolloutRecord
 from p2pcast.rollouts.result import Result, Span
 from p2pcast.rollouts.routed_experts import RoutedExperts
 from p2pcast.rollouts.top_logprobs import TopLogprobs
-from p2pcast.version import Version
 
 FILE = Path(__file__).parents[2] / "golden" / "rollouts.hex"
 GROUP = Group(

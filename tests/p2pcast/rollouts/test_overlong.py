@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.rollouts.overlong import TREATMENTS, overlong_of, paid
 
 GROUPS = st.lists(st.tuples(st.floats(-1e9, 1e9), st.booleans()), max_size=8)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.errors import RemoteError, UsageError
+from p2pcast.ground.errors import RemoteError, UsageError
 from p2pcast.rollouts.probe_set import MAX_PROBE_TOKENS, MAX_SEQUENCES, ProbeSet, packed_scores, unpacked_scores
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 99), min_size=2, max_size=40), min_size=1, max_size=8)

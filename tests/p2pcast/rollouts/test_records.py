@@ -13,12 +13,12 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast import limits
-from p2pcast.errors import RemoteError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import RemoteError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Group, Job, job_of
 from p2pcast.rollouts.record_form import WINDOW_BYTES
 from p2pcast.rollouts.result import MAX_RESULT_BYTES, Result, Span, fault
-from p2pcast.version import Version
 
 GROUP = Group(
     id=bytes(16),

@@ -10,7 +10,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.errors import RemoteError, UsageError
+from p2pcast.ground.errors import RemoteError, UsageError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.result import MAX_RESULT_BYTES, Result, Span, fault, routed_room
 from p2pcast.rollouts.routed_experts import (
     ExpertShape,
@@ -21,7 +22,6 @@ from p2pcast.rollouts.routed_experts import (
 )
 from p2pcast.tasks.play import Play
 from p2pcast.tasks.task import Sample, SampledExperts
-from p2pcast.version import Version
 
 SHAPE = ExpertShape(layers=3, top_k=2, experts=8)
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from p2pcast.errors import RemoteError
+from p2pcast.ground.errors import RemoteError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.result import Result, Span, fault
 from p2pcast.rollouts.top_logprobs import MAX_TOP_BYTES, TopLogprobs, TopTokens
 from p2pcast.tasks.play import Play
 from p2pcast.tasks.task import Sample, SampledTop
-from p2pcast.version import Version
 
 VOCABULARY = 50
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.sparse.acceptance_rate import LEAST_TOKENS
 from p2pcast.sparse.budget_guard import TARGET, BudgetChange, BudgetGuard, GuardOptions
 from p2pcast.sparse.budget_schedule import DENSE, MOST_BINS, BudgetSchedule

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.sparse.budget_schedule import DENSE, MOST_BINS, BudgetSchedule
 
 SMALL = BudgetSchedule((29, 61, 93, 93, 125, 157, 189, 221, 221, 253))

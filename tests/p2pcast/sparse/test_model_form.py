@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.sparse.model_form import ModelForm
 
 QWEN3_4B: dict[str, Any] = {

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.sparse.budget_schedule import DENSE, BudgetSchedule
 from p2pcast.sparse.rollout_cost import Sampling, dense_cost, mean_budget, sparse_cost, speed_up
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.sparse.budget_schedule import DENSE, BudgetSchedule
 from p2pcast.sparse.model_form import ModelForm
 from p2pcast.sparse.rollout_prediction import RolloutPrediction, predicted

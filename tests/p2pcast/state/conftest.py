@@ -14,10 +14,10 @@ from p2pcast.artifact.assembly import Placed
 from p2pcast.codec.cell import encode
 from p2pcast.codec.digest import MASK, digest, word_dtype
 from p2pcast.codec.layout import Layout, Tensor
+from p2pcast.ground.version import Version
 from p2pcast.state.patch_builder import PatchBuilder
 from p2pcast.state.patch_file import PatchWriter
 from p2pcast.state.shadow import Shadow
-from p2pcast.version import Version
 
 ODD = Layout(
     [

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from p2pcast.codec.digest import word_dtype
 from p2pcast.codec.layout import DTYPES, Layout, Tensor
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
+from p2pcast.ground.version import Version
 from p2pcast.state.patch_builder import PatchBuilder
 from p2pcast.state.patch_file import PatchFile, PatchWriter
-from p2pcast.version import Version
 
 V0, V1 = Version(0, 0), Version(0, 1)
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from p2pcast.codec.cell import Patch
 from p2pcast.codec.digest import word_dtype
-from p2pcast.errors import IntegrityError, LocalError
+from p2pcast.ground.errors import IntegrityError, LocalError
+from p2pcast.ground.version import Version
 from p2pcast.state.patch_file import PatchFile, PatchWriter
-from p2pcast.version import Version
 
 V0, V1 = Version(3, 7), Version(4, 2**62)
 U64 = st.integers(0, 2**64 - 1)

@@ -14,10 +14,10 @@ import pytest
 
 from p2pcast.checkpoint import Checkpoint
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.errors import IntegrityError, LocalError
-from p2pcast.ordered_map import ordered_map
+from p2pcast.ground.errors import IntegrityError, LocalError
+from p2pcast.ground.ordered_map import ordered_map
+from p2pcast.ground.version import Version
 from p2pcast.state.shadow import Phase, Shadow
-from p2pcast.version import Version
 
 V0, V1, V2 = Version(0, 0), Version(0, 1), Version(0, 2)
 

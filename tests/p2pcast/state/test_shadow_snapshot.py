@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from p2pcast.codec.digest import digest
-from p2pcast.errors import RetryableError
+from p2pcast.ground.errors import RetryableError
+from p2pcast.ground.version import Version
 from p2pcast.state import shadow_snapshot as module
 from p2pcast.state.version_reader import VersionReader, restore_cells
-from p2pcast.version import Version
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

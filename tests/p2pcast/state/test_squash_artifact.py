@@ -10,10 +10,10 @@ from p2pcast.artifact.packer import Packer
 from p2pcast.artifact.piece_size import LEAST_PIECE_BYTES
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.artifact.signed_records import DELTA, Open, run_id
+from p2pcast.ground.version import Version
 from p2pcast.state.squash_artifact import make_squash
 from p2pcast.store.artifact_log import Log
 from p2pcast.store.artifact_store import Store
-from p2pcast.version import Version
 
 KEY = RunKey(bytes([5]) * 32)
 

@@ -12,9 +12,9 @@ import blake3
 
 from p2pcast.artifact import Assembly, Open, Packer, RunKey, run_id
 from p2pcast.codec.layout import Layout, Tensor
+from p2pcast.ground.version import Version
 from p2pcast.store.artifact_journal import Kind
 from p2pcast.store.artifact_store import Store, Stored
-from p2pcast.version import Version
 
 KEY = RunKey(bytes([5]) * 32)
 LAYOUT = Layout([Tensor("a", "BF16", (20, 100)), Tensor("b", "F32", ())], cell_words=500)

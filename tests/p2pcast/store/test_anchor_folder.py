@@ -9,8 +9,8 @@ from artifacts_at_hand import KEY, LAYOUT, again, put
 
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.digest import digest
-from p2pcast.errors import IntegrityError
-from p2pcast.version import Version
+from p2pcast.ground.errors import IntegrityError
+from p2pcast.ground.version import Version
 
 
 def test_anchor_is_an_ordinary_checkpoint_folder(store):

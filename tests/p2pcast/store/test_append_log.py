@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 from p2pcast.store import disk
 from p2pcast.store.append_log import AppendLog
 

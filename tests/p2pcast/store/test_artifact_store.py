@@ -9,9 +9,9 @@ from artifacts_at_hand import KEY, LAYOUT, again, assembled, made, put
 
 from p2pcast.artifact import RunKey
 from p2pcast.artifact.artifact_file import P2pdFile
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
+from p2pcast.ground.version import Version
 from p2pcast.store.artifact_store import Store
-from p2pcast.version import Version
 
 
 @pytest.mark.parametrize("seed", range(3))

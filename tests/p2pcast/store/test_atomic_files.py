@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 from p2pcast.store import disk
 from p2pcast.store.atomic_files import atomic_folder, atomic_write, explained, fsync_dir
 

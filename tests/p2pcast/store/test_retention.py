@@ -6,9 +6,9 @@ from artifacts_at_hand import again, put
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2pcast.ground.version import Version
 from p2pcast.store import retention
 from p2pcast.store.retention import Counts, dispensable, expendable
-from p2pcast.version import Version
 
 
 class Item:

@@ -6,8 +6,8 @@ import blake3
 import pytest
 from artifacts_at_hand import LAYOUT, again, assembled, made, put
 
-from p2pcast.errors import IntegrityError, LocalError
-from p2pcast.version import Version
+from p2pcast.ground.errors import IntegrityError, LocalError
+from p2pcast.ground.version import Version
 
 
 def test_damaged_small_file_is_not_returned(store):

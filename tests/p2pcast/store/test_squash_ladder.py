@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
+from p2pcast.ground.version import Version
 from p2pcast.relay.artifact_path import Edge, cheapest_path
 from p2pcast.store.squash_ladder import RUNGS, missing_rungs
-from p2pcast.version import Version
 
 RUNG_SETS = st.sampled_from([(8, 64), (2, 4, 8), (3,), (4, 16), ()])
 

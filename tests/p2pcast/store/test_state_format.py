@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from p2pcast.errors import LocalError
-from p2pcast.release import RELEASE
+from p2pcast.ground.errors import LocalError
+from p2pcast.ground.release import RELEASE
 from p2pcast.store import disk, state_format
 from p2pcast.store.state_format import FORMAT, LOCK, NOTE, state_lock
 

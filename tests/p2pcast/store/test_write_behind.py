@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from p2pcast.errors import LocalError, P2PCastError
+from p2pcast.ground.errors import LocalError, P2PCastError
 from p2pcast.store import write_behind
 from p2pcast.store.artifact_journal import Kind, Record
 from p2pcast.store.write_behind import STEP_BYTES, WriteBehind

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scripted_sampler import ScriptedSampler, jobs_of
 
-from p2pcast.errors import LocalError, RemoteError
+from p2pcast.ground.errors import LocalError, RemoteError
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import fault
 from p2pcast.tasks.play import result_of

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Group, Job, job_of
 from p2pcast.rollouts.result import Span
 from p2pcast.tasks.task import Sample, Task
-from p2pcast.version import Version
 
 MANIFEST = bytes(32)
 

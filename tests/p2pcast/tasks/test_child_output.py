@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from p2pcast.plain_text import MAX_SHOWN
+from p2pcast.ground.plain_text import MAX_SHOWN
 from p2pcast.tasks.child_processes.child_channel import ChildChannel
 from p2pcast.tasks.child_processes.child_output import MOST_LINES
 from p2pcast.tasks.child_processes.killable_child import KillableChild

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_sampler import jobs_of
 
-from p2pcast.errors import RemoteError, UsageError
+from p2pcast.ground.errors import RemoteError, UsageError
 from p2pcast.tasks.sums import END, Sums, encode, prompt_ids
 from p2pcast.tasks.task import (
     Demonstrating,

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_sampler import PlayerSampler, ScriptedSampler, jobs_of
 
-from p2pcast.errors import LocalError, RemoteError
+from p2pcast.ground.errors import LocalError, RemoteError
 from p2pcast.rollouts.job import Job
 
 pytest.importorskip("pokerkit", reason="needs the extra holdem")

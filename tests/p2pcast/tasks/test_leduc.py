@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scripted_sampler import RandomSampler, ScriptedSampler, jobs_of
 
-from p2pcast.errors import RemoteError
+from p2pcast.ground.errors import RemoteError
 
 pytest.importorskip("pyspiel", reason="needs the extra leduc")
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scripted_sampler import ScriptedSampler, jobs_of
 
-from p2pcast import limits
-from p2pcast.errors import LocalError, RemoteError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import LocalError, RemoteError
 from p2pcast.rollouts.job import Job
 from p2pcast.tasks.chat_tokens import byte_tokens
 from p2pcast.tasks.task import ForgedPlayError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 from p2pcast.tasks.chat_tokens import byte_tokens
 from p2pcast.tasks.model_folder import chat_tokens
 

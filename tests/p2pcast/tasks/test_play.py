@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_sampler import PlayerSampler, RandomSampler, jobs_of
 
-from p2pcast.errors import RemoteError
+from p2pcast.ground.errors import RemoteError
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result, fault
 from p2pcast.tasks import task_checker

@@ -13,8 +13,8 @@ import pytest
 from hostile_plays import HostilePlays
 from scripted_sampler import RandomSampler, jobs_of
 
-from p2pcast import limits
-from p2pcast.errors import RetryableError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import RetryableError
 from p2pcast.rollouts.job import Job
 from p2pcast.tasks.child_processes.killable_child import ChildDownError
 from p2pcast.tasks.child_processes.play_pool import PlayBlockedError, Played, PlayFailedError, PlayPool

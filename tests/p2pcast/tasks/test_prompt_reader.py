@@ -11,7 +11,7 @@ from pathlib import Path
 import hostile_prompts
 import pytest
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.tasks.child_processes import prompt_child
 from p2pcast.tasks.child_processes.prompt_reader import (
     FaultyPromptError,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 from p2pcast.tasks.question_files import final_answer, read_questions
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the extra math")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scripted_sampler import ScriptedSampler, jobs_of
 
-from p2pcast.errors import RemoteError, UsageError
+from p2pcast.ground.errors import RemoteError, UsageError
 from p2pcast.rollouts.job import Job
 from p2pcast.tasks.task import ForgedPlayError
 from p2pcast.tasks.trial_tasks.recite import BEGIN, FIRST_BODY, FIRST_STARTER, PHRASE, VOCABULARY, Recite

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from scripted_sampler import ScriptedSampler, jobs_of
 
-from p2pcast.errors import RemoteError
+from p2pcast.ground.errors import RemoteError
 from p2pcast.rollouts.job import Job
 from p2pcast.tasks.sums import END, VOCABULARY, Sums, decode, encode, prompt_ids
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scripted_sampler import ScriptedSampler, jobs_of
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.tasks.sums import Sums
 from p2pcast.tasks.task_hash import code_hash
 from p2pcast.tasks.task_loader import BUILT_IN, GROUP, load_task, missing_settings

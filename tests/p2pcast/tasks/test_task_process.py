@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from scripted_sampler import jobs_of
 
-from p2pcast import limits
-from p2pcast.errors import UsageError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import UsageError
 from p2pcast.rollouts.job import Job
 from p2pcast.tasks import task_process
 from p2pcast.tasks.child_processes.killable_child import ChildDownError

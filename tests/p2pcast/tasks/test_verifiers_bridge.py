@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.tasks.task_loader import load_task
 from tests.environments import ROOT, python_of
 

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from p2pcast.daemon import event_loop
-from p2pcast.errors import RefusedError
+from p2pcast.ground.errors import RefusedError
 from p2pcast.transport import dial as module
 from p2pcast.transport.dial import UnreachableError, dial, dial_any, probe, resolve
 from p2pcast.transport.link import Link, QuietOwner

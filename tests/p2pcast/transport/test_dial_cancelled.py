@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from p2pcast.errors import RetryableError
+from p2pcast.ground.errors import RetryableError
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import QuietOwner
 from p2pcast.wire.connection import Identity

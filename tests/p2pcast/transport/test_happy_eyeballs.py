@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from p2pcast.errors import P2PCastError, RetryableError
+from p2pcast.ground.errors import P2PCastError, RetryableError
 from p2pcast.transport.happy_eyeballs import race
 
 SOON_S = 0.001

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from p2pcast import limits
 from p2pcast.daemon import event_loop
-from p2pcast.errors import LocalError, P2PCastError, RefusedError, RemoteError, RetryableError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import LocalError, P2PCastError, RefusedError, RemoteError, RetryableError
 from p2pcast.transport.dial import MAX_EARLY, dial
 from p2pcast.transport.link import Link
 from p2pcast.transport.listener import Listener

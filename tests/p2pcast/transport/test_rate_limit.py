@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from p2pcast import limits
 from p2pcast.daemon import event_loop
-from p2pcast.errors import RemoteError, RetryableError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import RemoteError, RetryableError
 from p2pcast.transport import stripe as stripe_module
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import QuietOwner

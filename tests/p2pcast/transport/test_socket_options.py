@@ -9,7 +9,7 @@ import struct
 import pytest
 
 from p2pcast.daemon import event_loop
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.transport import socket_options as module
 from p2pcast.transport.dial import UnreachableError, dial
 from p2pcast.transport.link import Link, QuietOwner

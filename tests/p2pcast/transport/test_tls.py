@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from p2pcast.errors import P2PCastError, RefusedError, UntrustedError
+from p2pcast.ground.errors import P2PCastError, RefusedError, UntrustedError
 from p2pcast.transport.enrolment import enrol
 from p2pcast.trust.certificates import new_key
 from p2pcast.trust.dial_permissions import Certified

@@ -11,9 +11,9 @@ import weakref
 
 import pytest
 
-from p2pcast import limits
 from p2pcast.daemon import event_loop
-from p2pcast.errors import P2PCastError, RetryableError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import P2PCastError, RetryableError
 from p2pcast.transport import handshake_admission
 from p2pcast.transport.listener import Listener
 from p2pcast.transport.tls_acceptor import handshake_places

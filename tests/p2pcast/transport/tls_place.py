@@ -9,7 +9,7 @@ import time
 import pytest
 
 from p2pcast.daemon import event_loop
-from p2pcast.errors import RefusedError
+from p2pcast.ground.errors import RefusedError
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from p2pcast.errors import LocalError, RefusedError, RetryableError
+from p2pcast.ground.errors import LocalError, RefusedError, RetryableError
 from p2pcast.trust.certificate_authority import Authority
 from p2pcast.trust.certificates import (
     certified,

@@ -7,9 +7,9 @@ import os
 
 import pytest
 
-from p2pcast import limits
 from p2pcast.artifact.run_key import RunKey
-from p2pcast.errors import IntegrityError, LocalError, RefusedError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError, LocalError, RefusedError
 from p2pcast.trust.eviction_log import FILE, SLACK, EvictionLog
 from p2pcast.trust.evictions import NO_TOKEN, Evictions, Statement, unsigned
 

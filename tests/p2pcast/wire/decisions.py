@@ -12,7 +12,7 @@ from typing import Any
 
 import msgpack
 
-from p2pcast.errors import RemoteError
+from p2pcast.ground.errors import RemoteError
 from p2pcast.wire.messages import RECORDS, Type
 from p2pcast.wire.records import read, unpacked
 from tests.p2pcast.wire.test_connection_state import BODIES

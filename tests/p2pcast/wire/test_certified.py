@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from p2pcast.errors import RefusedError, RemoteError
+from p2pcast.ground.errors import RefusedError, RemoteError
 from p2pcast.trust.certificate_authority import Authority
 from p2pcast.trust.certificates import new_key
 from p2pcast.trust.credentials import pinned

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from p2pcast import limits
-from p2pcast.errors import RemoteError, RetryableError
-from p2pcast.version import Version
+from p2pcast.ground import limits
+from p2pcast.ground.errors import RemoteError, RetryableError
+from p2pcast.ground.version import Version
 from p2pcast.wire.connection import HEADER, SCRATCH_BYTES, Connection, Message, Piece
 from p2pcast.wire.messages import (
     MAX_BODY,

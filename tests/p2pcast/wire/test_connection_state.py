@@ -7,7 +7,7 @@ from __future__ import annotations
 import msgpack
 import pytest
 
-from p2pcast.errors import RemoteError
+from p2pcast.ground.errors import RemoteError
 from p2pcast.wire.connection import HEADER, Connection, Message, Piece
 from p2pcast.wire.connection_state import TRANSITIONS, Side, State
 from p2pcast.wire.messages import MAX_BODY, NO_BODY, RECORDS, SIGNED, Ping, Type

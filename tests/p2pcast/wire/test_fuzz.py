@@ -8,8 +8,8 @@ import tracemalloc
 import pytest
 
 from netem.fleet.malformed import SAMPLES, frames, mutated
-from p2pcast import limits
-from p2pcast.errors import IntegrityError, RemoteError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError, RemoteError
 from p2pcast.wire.connection import HEADER, Connection
 from p2pcast.wire.connection_state import Side
 from p2pcast.wire.messages import Type, encode_map

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pcast.errors import IncompatibleError
+from p2pcast.ground.errors import IncompatibleError
 from p2pcast.wire.connection import Piece
 from p2pcast.wire.connection_state import State
 from tests.p2pcast.wire.decisions import lines

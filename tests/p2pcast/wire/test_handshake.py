@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgpack
 import pytest
 
-from p2pcast.errors import P2PCastError, RefusedError, RemoteError
+from p2pcast.ground.errors import P2PCastError, RefusedError, RemoteError
 from p2pcast.wire import connection as module
 from p2pcast.wire import messages
 from p2pcast.wire.connection import HEADER, Connection, Established, Identity, Piece

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.wire.join_token import JoinToken
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast import limits
+from p2pcast.ground import limits
 from p2pcast.wire.connection import Connection, Identity, Message
 from p2pcast.wire.connection_state import Side, State
 from p2pcast.wire.join_token import JoinToken

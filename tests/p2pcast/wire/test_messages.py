@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast import limits
-from p2pcast.errors import RemoteError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import RemoteError
 from p2pcast.wire.constraints import InvalidError
 from p2pcast.wire.messages import MAX_BODY, PLAIN, RECORDS, SIGNED, Type, decode, encode, encode_map
 from tests.p2pcast.wire.plain_records import as_tuples, plain

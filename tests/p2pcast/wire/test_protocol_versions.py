@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.errors import IncompatibleError, RefusedError, RemoteError
+from p2pcast.ground.errors import IncompatibleError, RefusedError, RemoteError
 from p2pcast.wire import messages, protocol_versions
 from p2pcast.wire.connection import HEADER, Connection
 from p2pcast.wire.connection_state import Side

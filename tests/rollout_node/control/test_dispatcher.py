@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from p2pcast.errors import RefusedError
+from p2pcast.ground.errors import RefusedError
 from p2pcast.wire.messages import Leave, Ping, Pong, Proof
 from rollout_node.control.dispatcher import Dispatcher
 

@@ -4,7 +4,7 @@ import pytest
 from recorder import Background, Recorder, blocking
 
 from p2pcast.artifact.run_key import RunKey
-from p2pcast.errors import IntegrityError, RefusedError
+from p2pcast.ground.errors import IntegrityError, RefusedError
 from p2pcast.trust.evictions import Evictions
 from p2pcast.wire.messages import Evicted
 from rollout_node.control.eviction_handler import EvictionHandler

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from rollout_node.control.freshness import Freshness
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from recorder import Recorder
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from rollout_node.control.hub_orders import HubOrders
 
 ONE, TWO = Version(0, 1), Version(0, 2)

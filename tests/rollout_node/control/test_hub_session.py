@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from recorder import Recorder
 
-from p2pcast.errors import RefusedError, RemoteError, RetryableError, UntrustedError
-from p2pcast.version import Version
+from p2pcast.ground.errors import RefusedError, RemoteError, RetryableError, UntrustedError
+from p2pcast.ground.version import Version
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Message
 from p2pcast.wire.messages import Type

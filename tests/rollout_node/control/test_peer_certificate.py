@@ -5,7 +5,7 @@ import time
 import pytest
 from recorder import blocking
 
-from p2pcast.errors import RefusedError, RetryableError, UntrustedError
+from p2pcast.ground.errors import RefusedError, RetryableError, UntrustedError
 from p2pcast.trust.certificate_authority import Authority
 from p2pcast.trust.certificates import fingerprint, key_print, new_key
 from p2pcast.trust.credentials import Credentials

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from recorder import Recorder
 
-from p2pcast.errors import RefusedError, RemoteError, RetryableError
+from p2pcast.ground.errors import RefusedError, RemoteError, RetryableError
 from rollout_node.control.peer_link_acceptor import LinkAcceptor, Receivers
 
 

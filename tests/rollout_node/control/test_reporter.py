@@ -5,8 +5,8 @@ from collections import Counter
 from functools import partial
 from types import SimpleNamespace
 
-from p2pcast import limits
-from p2pcast.version import Version
+from p2pcast.ground import limits
+from p2pcast.ground.version import Version
 from p2pcast.wire.messages import Report
 from rollout_node.control import reporter as module
 from rollout_node.control.reporter import Reporter, join_body

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from p2pcast.errors import RefusedError, RetryableError, UntrustedError
+from p2pcast.ground.errors import RefusedError, RetryableError, UntrustedError
 from rollout_node.control import run_key_source as run_key
 from rollout_node.control.run_key_source import RunKey, RunKeySource
 

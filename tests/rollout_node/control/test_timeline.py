@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from p2pcast.daemon.events import Events
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from rollout_node.control.timeline import EngineNow, Timeline
 from rollout_node.installers.installer import CommitReport
 

@@ -4,8 +4,8 @@ import pytest
 from recorder import Recorder
 
 from p2pcast.artifact.signed_records import run_id
-from p2pcast.errors import RefusedError
-from p2pcast.version import Version
+from p2pcast.ground.errors import RefusedError
+from p2pcast.ground.version import Version
 from p2pcast.wire import messages
 from rollout_node.control.welcome import Welcome
 

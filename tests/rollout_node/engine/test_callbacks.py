@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from rollout_node.engine.callbacks import Callbacks, check, load
 
 

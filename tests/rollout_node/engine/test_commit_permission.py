@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from rollout_node.engine.commit_permission import CommitPermission, CommitRequests
 
 ONE, TWO, THREE = (Version(0, n) for n in (1, 2, 3))

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from recorder import Recorder
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from rollout_node.engine.engines import Engines
 from rollout_node.engine.multi_host_installer import MultiHostInstaller
 

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 from recorder import until
 
-from p2pcast.errors import LocalError, RefusedError, RetryableError, UsageError
-from p2pcast.version import Version
-from p2pcast.wakeup import Wakeup
+from p2pcast.ground.errors import LocalError, RefusedError, RetryableError, UsageError
+from p2pcast.ground.version import Version
+from p2pcast.ground.wakeup import Wakeup
 from rollout_node.engine import http_commands as module
 from rollout_node.engine.commit_permission import CommitRequests
 from rollout_node.engine.http_commands import HttpCommands

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from p2pcast.checkpoint.folder_form import DEFAULT
-from p2pcast.errors import UsageError
-from p2pcast.limits import MAX_SPAN_NAME
+from p2pcast.ground.errors import UsageError
+from p2pcast.ground.limits import MAX_SPAN_NAME
 from rollout_node.engine.install_target import NO_WAIT, Targets, check, check_span, check_wait
 from rollout_node.engine.multi_host_installer import MultiHostInstaller
 from rollout_node.engine.multi_host_leader import MultiHostLeader

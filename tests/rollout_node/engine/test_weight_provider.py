@@ -6,9 +6,9 @@ import pytest
 from blake3 import blake3
 from recorder import Recorder
 
-from p2pcast.errors import RetryableError
+from p2pcast.ground.errors import RetryableError
+from p2pcast.ground.version import Version
 from p2pcast.sparse.budget_schedule import FILE, MAX_FILE_BYTES
-from p2pcast.version import Version
 from rollout_node.engine.weight_provider import WeightProvider
 
 ONE, TWO = Version(0, 1), Version(0, 2)

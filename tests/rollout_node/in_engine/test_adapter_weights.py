@@ -12,7 +12,7 @@ import torch
 from stored_run import Run
 
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
 from rollout_node.in_engine.adapter_weights import AdapterWeights, ModelBesideAdapters
 from rollout_node.in_engine.installation import Installation
 from rollout_node.in_engine.weight_audit import compare

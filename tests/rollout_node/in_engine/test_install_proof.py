@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.errors import IntegrityError
-from p2pcast.version import Version
+from p2pcast.ground.errors import IntegrityError
+from p2pcast.ground.version import Version
 from rollout_node.in_engine import staged_version
 from rollout_node.in_engine.install_proof import equal_elements, mapped_elements, mark
 from rollout_node.in_engine.installation import Installation

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.errors import IntegrityError, LocalError
-from p2pcast.version import Version
+from p2pcast.ground.errors import IntegrityError, LocalError
+from p2pcast.ground.version import Version
 from rollout_node.in_engine.installation import Installation
 from rollout_node.in_engine.loader_recording import record
 from rollout_node.in_engine.shadow_reader import ShadowReader

@@ -15,8 +15,8 @@ import torch
 from stored_run import Run
 
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.errors import LocalError
-from p2pcast.version import Version
+from p2pcast.ground.errors import LocalError
+from p2pcast.ground.version import Version
 from rollout_node.in_engine.adapter_weights import AdapterWeights
 from rollout_node.in_engine.rank_installer import Command, Introduction, RankInstaller
 from rollout_node.in_engine.tensor_accounts import Account, together

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from p2pcast import limits
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.errors import IntegrityError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError
 from rollout_node.in_engine import shadow_reader
 from rollout_node.in_engine.shadow_reader import ShadowReader
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 from rollout_node.in_engine.installation import Installation
 from rollout_node.in_engine.started_settings import FILE, StartedSettings
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.errors import IntegrityError, LocalError, RemoteError
+from p2pcast.ground.errors import IntegrityError, LocalError, RemoteError
 from rollout_node.in_engine.installation import Installation
 from rollout_node.in_engine.shadow_reader import ShadowReader
 from rollout_node.in_engine.tensor_accounts import Account, pack, skipped, together

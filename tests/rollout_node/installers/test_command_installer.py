@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from held_weights import LAYOUT, check, install, names, small_files
 
-from p2pcast.errors import LocalError, UsageError
-from p2pcast.version import Version
+from p2pcast.ground.errors import LocalError, UsageError
+from p2pcast.ground.version import Version
 from rollout_node.installers.command import CommandInstaller
 from rollout_node.installers.installer import Audit
 from tests.process_ends import wait_for_end

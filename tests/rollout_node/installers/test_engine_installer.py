@@ -11,7 +11,7 @@ from installer_host import ONE, SHADOW, TWO, Host
 from played_vllm import LAYOUT, Engine, digest_of
 
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RetryableError
+from p2pcast.ground.errors import IntegrityError, LocalError, P2PCastError, RetryableError
 from rollout_node.in_engine import tensor_accounts
 from rollout_node.in_engine.tensor_accounts import Account
 from rollout_node.installers.installer import Audit

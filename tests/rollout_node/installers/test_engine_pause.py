@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from installer_host import ONE, Host
 
-from p2pcast.errors import RetryableError
+from p2pcast.ground.errors import RetryableError
 from p2pcast.rollouts.kv_policy import KV_POLICIES, KvPolicy, recomputes
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from installer_host import ONE, TWO, Host, Parts
 
-from p2pcast.errors import IntegrityError, RetryableError
+from p2pcast.ground.errors import IntegrityError, RetryableError
 from p2pcast.rollouts.kv_policy import KvPolicy
 from rollout_node.installers.safe_point import StillRunningError
 

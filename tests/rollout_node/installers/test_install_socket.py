@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast import limits
-from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RemoteError, RetryableError
-from p2pcast.version import Version
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError, LocalError, P2PCastError, RemoteError, RetryableError
+from p2pcast.ground.version import Version
 from rollout_node.in_engine.install_frames import InstallClient, pack, unpack
 from rollout_node.installers import install_socket as module
 from rollout_node.installers.install_socket import InstallSocket

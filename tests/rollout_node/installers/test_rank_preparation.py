@@ -8,7 +8,7 @@ import pytest
 from installer_host import ONE, TWO, Host
 from played_vllm import digest_of
 
-from p2pcast.errors import IntegrityError, LocalError
+from p2pcast.ground.errors import IntegrityError, LocalError
 from rollout_node.installers.rank_reports import FalseReportError
 
 MARKS = {0: digest_of("0.2"), 1: digest_of("0.2")}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from installer_host import ONE, TWO, Host
 
-from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RetryableError
+from p2pcast.ground.errors import IntegrityError, LocalError, P2PCastError, RetryableError
 from rollout_node.installers import rank_reports
 from rollout_node.installers.engine_server import ServerAwayError
 from rollout_node.installers.rank_reports import common_version, raise_first

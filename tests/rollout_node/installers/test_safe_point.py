@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from installer_host import ONE, SHADOW, TWO, Host
 
-from p2pcast.errors import P2PCastError, RetryableError
+from p2pcast.ground.errors import P2PCastError, RetryableError
 
 
 async def test_a_drain_lets_requests_end_before_the_weights_change(host: Host) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from installer_host import ONE, TWO, Host, Parts
 
-from p2pcast.errors import RetryableError
+from p2pcast.ground.errors import RetryableError
 from rollout_node.installers.rank_reports import FalseReportError
 
 CAUSE = RetryableError("by a test")

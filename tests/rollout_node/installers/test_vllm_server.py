@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from p2pcast.errors import LocalError, P2PCastError, RetryableError
+from p2pcast.ground.errors import LocalError, P2PCastError, RetryableError
 from rollout_node.installers.engine_server import Deadlines
 from rollout_node.installers.vllm_server import VllmServer
 

@@ -12,8 +12,8 @@ from real_server import make_model, one_off_connections
 from real_sglang import TWO_RANKS, SglangServer, generate
 from stored_run import state_of
 
-from p2pcast.errors import P2PCastError, RetryableError
-from p2pcast.version import Version
+from p2pcast.ground.errors import P2PCastError, RetryableError
+from p2pcast.ground.version import Version
 from rollout_node.installers.engine_installer import EngineInstaller
 from rollout_node.installers.engine_server import Deadlines
 from rollout_node.installers.install_socket import InstallSocket

@@ -22,10 +22,10 @@ from real_server import make_model, one_off_connections
 from real_sglang import SglangServer
 from stored_run import state_of
 
-from p2pcast.errors import RemoteError
+from p2pcast.ground.errors import RemoteError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.result import Span
 from p2pcast.tasks.task import Sample
-from p2pcast.version import Version
 from rollout_node.installers.engine_installer import EngineInstaller
 from rollout_node.installers.install_socket import InstallSocket
 from rollout_node.installers.sglang_server import SglangServer as Routes

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 from p2pcast.sparse.budget_schedule import BudgetSchedule
 from rollout_node.sparse_calibration.calibration_run import rollouts
 from rollout_node.vllm_plugin import sparse_attention

@@ -9,10 +9,10 @@ from fake_holding import FakeHolding, FakeNode, artifact
 from recorder import Recorder, blocking
 
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
+from p2pcast.ground.version import Version
+from p2pcast.ground.wakeup import Wakeup
 from p2pcast.relay.artifact_path import Edge
-from p2pcast.version import Version
-from p2pcast.wakeup import Wakeup
 from rollout_node.stage import part_fetcher, shadow_repair, small_file_repair
 from rollout_node.stage.part_fetcher import PartFetcher
 from rollout_node.stage.shadow_repair import ShadowRepair

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 from fake_holding import FakeCatalog, FakeHolding, FakeNode, FakeParentFailover
 from recorder import Recorder, blocking
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
+from p2pcast.ground.version import Version
 from p2pcast.relay.artifact_path import Edge
-from p2pcast.version import Version
 from rollout_node.stage import engine_handover, refused_versions, saved_shadow
 from rollout_node.stage.base_shadow import BaseShadow
 from rollout_node.stage.engine_handover import EngineHandover

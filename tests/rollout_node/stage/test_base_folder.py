@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from recorder import blocking
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from rollout_node.stage import base_folder as module
 from rollout_node.stage.base_folder import BaseFolder
 

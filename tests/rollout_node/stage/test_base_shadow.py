@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from staging_peer import LAYOUT, Peer, V
 
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
 
 
 def base_folder(version):

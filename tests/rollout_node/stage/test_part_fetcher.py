@@ -6,7 +6,7 @@ import pytest
 from fake_holding import FakeHolding, FakeMirror, artifact, entry
 from repairing_peer import Peer
 
-from p2pcast.errors import RetryableError
+from p2pcast.ground.errors import RetryableError
 from rollout_node.stage.shadow_repair import TRIES
 
 

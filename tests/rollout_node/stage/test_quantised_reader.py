@@ -12,13 +12,13 @@ from staging_peer import Peer
 from staging_peer import Shadow as FakeShadow
 
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
+from p2pcast.ground.version import Version
 from p2pcast.quantised.quantisation_kinds import kind_named
 from p2pcast.quantised.quantised_checkpoint import quantised_words
 from p2pcast.quantised.quantised_layout import QuantisedLayout
 from p2pcast.quantised.quantised_shadow import QuantisedShadow
 from p2pcast.state.shadow import Shadow
-from p2pcast.version import Version
 from rollout_node.stage.quantised_reader import QuantisedReader
 from rollout_node.stage.shadow_state import ShadowState
 

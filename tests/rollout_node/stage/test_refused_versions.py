@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from staging_peer import Peer, Shadow, V, delta
 
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
 
 
 async def test_a_refused_version_is_tried_again_and_fetched_anew(monkeypatch):

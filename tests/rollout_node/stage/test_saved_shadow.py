@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from staging_peer import Peer, Shadow, V
 
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
 
 
 async def test_a_correct_shadow_of_an_earlier_process_is_reused(monkeypatch):

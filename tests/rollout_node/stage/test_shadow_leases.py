@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from p2pcast.errors import RefusedError, RetryableError, UsageError
-from p2pcast.version import Version
+from p2pcast.ground.errors import RefusedError, RetryableError, UsageError
+from p2pcast.ground.version import Version
 from rollout_node.stage.shadow_leases import FIRST_S, MAX_LEASES, MAX_WAIT_S, ShadowLeases
 from rollout_node.stage.shadow_state import ShadowState
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from fake_holding import FakeHolding, FakeNode
 
-from p2pcast.errors import RetryableError
-from p2pcast.version import Version
+from p2pcast.ground.errors import RetryableError
+from p2pcast.ground.version import Version
 from rollout_node.stage.shadow_state import ShadowReader, ShadowState
 
 V = [Version(0, n) for n in range(10)]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from staging_peer import Peer, Shadow, V, delta
 
-from p2pcast.errors import RetryableError
+from p2pcast.ground.errors import RetryableError
 
 
 async def test_versions_are_staged_one_after_the_other(monkeypatch):

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2pcast.ground.version import Version
 from p2pcast.relay.artifact_path import Edge, Rates, expected_bytes, fitted_exponent, seconds
-from p2pcast.version import Version
 from p2pcast.wire import messages
 from rollout_node.sync.catchup_choice import CatchupChoice
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from p2pcast.errors import RefusedError
+from p2pcast.ground.errors import RefusedError
 from p2pcast.relay.node import Node
 from p2pcast.relay.upstream import Upstream
 from p2pcast.transport.dial import Stripes, UnreachableError, dial_any

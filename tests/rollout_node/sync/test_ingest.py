@@ -7,8 +7,8 @@ import pytest
 from fake_holding import FakeCatalog, FakeHolding, FakeNode, FakeParent, artifact, entry
 from recorder import Background, Recorder, blocking
 
-from p2pcast.errors import LocalError
-from p2pcast.version import Version
+from p2pcast.ground.errors import LocalError
+from p2pcast.ground.version import Version
 from rollout_node.sync.ingest import Ingest, NodeEvents
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from artifact_maker import KEY, LAYOUT, Made, Maker
 
-from p2pcast import limits
 from p2pcast.artifact import Assembly, RunKey, run_id
 from p2pcast.artifact.artifact_file import Tail
-from p2pcast.errors import IntegrityError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError
+from p2pcast.ground.version import Version
 from p2pcast.mirror.object_names import READY, Marker, run_folder, tail_name
 from p2pcast.mirror.object_store import MissingError, Objects
-from p2pcast.version import Version
 from rollout_node.sync.mirror_catalog import MirrorCatalog
 
 RUN = run_id(KEY.public)

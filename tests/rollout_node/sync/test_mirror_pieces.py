@@ -14,7 +14,7 @@ from recorder import Recorder
 from p2pcast.artifact import Assembly, run_id
 from p2pcast.artifact.artifact_file import Tail
 from p2pcast.artifact.signed_records import OWN
-from p2pcast.errors import RetryableError
+from p2pcast.ground.errors import RetryableError
 from p2pcast.mirror.object_names import Marker, run_folder, slice_name, tail_name
 from p2pcast.mirror.object_store import Objects
 from p2pcast.relay.artifact_excerpt import Excerpt

@@ -8,10 +8,10 @@ from fake_holding import FakeHolding, FakeNode, artifact, entry
 from recorder import Recorder
 
 from p2pcast.artifact.signed_records import KEY_BYTES, run_id
-from p2pcast.errors import IntegrityError, RefusedError, RetryableError
+from p2pcast.ground.errors import IntegrityError, RefusedError, RetryableError
+from p2pcast.ground.version import Version
 from p2pcast.mirror.object_store import MissingError
 from p2pcast.relay.artifact_path import Edge
-from p2pcast.version import Version
 from rollout_node.sync import mirror_source as module
 from rollout_node.sync.mirror_catalog import MirrorCatalog, NoMirror
 from rollout_node.sync.mirror_source import MirrorErrors, MirrorSource, read_run_key

@@ -7,9 +7,9 @@ import pytest
 from fake_holding import FakeCatalog, FakeHolding, FakeNode, FakeParent, FakeParentFailover, artifact, entry
 from recorder import Recorder
 
-from p2pcast import limits
+from p2pcast.ground import limits
+from p2pcast.ground.version import Version
 from p2pcast.relay.artifact_path import Edge
-from p2pcast.version import Version
 from rollout_node.sync.missing_versions import COMPLAINT_S, MISSES, WITHHELD_S, MissingVersions
 
 HUB, ONE_TWO = b"h" * 16, artifact(1, 2)

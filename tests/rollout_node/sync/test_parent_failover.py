@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from recorder import Recorder
 
-from p2pcast.errors import RetryableError
+from p2pcast.ground.errors import RetryableError
 from p2pcast.relay.node import Node
 from p2pcast.transport.listener import Listener
 from p2pcast.wire import messages

@@ -16,9 +16,9 @@ from fake_holding import (
 )
 from recorder import Recorder, until
 
+from p2pcast.ground.version import Version
+from p2pcast.ground.wakeup import Wakeup
 from p2pcast.relay.artifact_path import Edge
-from p2pcast.version import Version
-from p2pcast.wakeup import Wakeup
 from rollout_node.sync import requester as module
 from rollout_node.sync.mirror_catalog import NoMirror
 from rollout_node.sync.requester import PATIENCE_S, Requester

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from fake_holding import FakeHolding, FakeMirror, FakeNode, FakeParent, FakeParentFailover, artifact, entry, row
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from p2pcast.wire import messages
 from rollout_node.sync.artifact_catalog import Catalog
 from rollout_node.sync.catchup_choice import CatchupChoice

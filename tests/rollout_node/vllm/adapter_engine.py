@@ -88,7 +88,7 @@ class Installed:
 
 
 def refusal(work: Callable[[], Any]) -> str:
-    from p2pcast.errors import P2PCastError
+    from p2pcast.ground.errors import P2PCastError
 
     try:
         work()

@@ -82,7 +82,7 @@ class Installed:
 
 def rolled_back(llm: LLM, there: Installed, request: LoRARequest) -> list[bool]:
     """After a commit that failed for the adapter, or for the model, both have their old bits."""
-    from p2pcast.errors import IntegrityError
+    from p2pcast.ground.errors import IntegrityError
 
     found: list[bool] = []
     manager, slots = manager_of(llm), there.installation._followers

@@ -112,7 +112,7 @@ def refused(model: torch.nn.Module, config: VllmConfig, layout: Any, state: Any,
     from stored_run import Run
 
     from p2pcast.codec.layout import Layout
-    from p2pcast.errors import IntegrityError
+    from p2pcast.ground.errors import IntegrityError
     from rollout_node.in_engine.shadow_reader import ShadowReader
     from rollout_node.vllm_plugin.dense_reload import reload_all
 

@@ -20,11 +20,11 @@ import pytest
 import torch
 from real_server import Server, one_off_connections
 
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Group, Job, job_of
 from p2pcast.rollouts.result import Result, Span, fault
 from p2pcast.tasks.play import Play, result_of
 from p2pcast.tasks.task import Trajectory
-from p2pcast.version import Version
 from rollout_node.installers.engine_installer import EngineInstaller
 from rollout_node.installers.install_socket import InstallSocket
 from rollout_node.installers.vllm_server import VllmServer

@@ -18,14 +18,14 @@ import pytest
 import torch
 from real_server import Server, make_model, one_off_connections
 
-from p2pcast.errors import LocalError, RetryableError
+from p2pcast.ground.errors import LocalError, RetryableError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Group, Job, job_of
 from p2pcast.rollouts.probe_set import ProbeSet, packed_scores, unpacked_scores
 from p2pcast.rollouts.result import Result, Span, fault
 from p2pcast.tasks.play import result_of
 from p2pcast.tasks.sums import Sums
 from p2pcast.tasks.task import Trajectory
-from p2pcast.version import Version
 from rollout_node.installers.engine_installer import EngineInstaller
 from rollout_node.installers.install_socket import InstallSocket
 from rollout_node.installers.vllm_server import VllmServer

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from p2pcast.checkpoint.folder_form import MARKERS, FolderForm, MarkerStyle, StepNames
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from rollout_node.installers.checkpoint_folder import FolderInstaller
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

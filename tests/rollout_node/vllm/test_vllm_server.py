@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from real_server import PROMPTS, Server, choice, complete, fresh, load, make_model, one_off_connections
 
-from p2pcast.errors import IntegrityError, LocalError, RetryableError
+from p2pcast.ground.errors import IntegrityError, LocalError, RetryableError
 from p2pcast.sparse.budget_schedule import BudgetSchedule
 from rollout_node.installers.engine_installer import EngineInstaller
 from rollout_node.installers.install_socket import InstallSocket

@@ -12,7 +12,7 @@ import msgpack
 from aiohttp import web
 
 from p2pcast.daemon.http_caller import certified_caller
-from p2pcast.errors import P2PCastError
+from p2pcast.ground.errors import P2PCastError
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result
 from p2pcast.rollouts.return_reason import ReturnReason

@@ -14,11 +14,11 @@ from background_run import run_until
 from fake_engine import FakeEngine
 from scripted_sampler import jobs_of
 
-from p2pcast.errors import RetryableError
+from p2pcast.ground.errors import RetryableError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.result import Result
 from p2pcast.tasks.play import result_of
 from p2pcast.tasks.sums import Sums
-from p2pcast.version import Version
 from rollout_node.worker import auditor as module
 from rollout_node.worker.auditor import Auditor
 from rollout_node.worker.engine_versions import EngineVersions

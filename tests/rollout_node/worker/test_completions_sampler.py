@@ -11,10 +11,10 @@ from fake_engine import FakeEngine, digest_of, logprobs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError
+from p2pcast.ground.errors import LocalError, P2PCastError, RemoteError, RetryableError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.result import Span
 from p2pcast.tasks.task import Sample
-from p2pcast.version import Version
 from rollout_node.worker import completions_sampler
 from rollout_node.worker.completions_form import Completion, candidates
 from rollout_node.worker.completions_sampler import ATTEMPTS, CompletionsSampler

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from p2pcast.errors import RetryableError
+from p2pcast.ground.errors import RetryableError
+from p2pcast.ground.version import Version
 from p2pcast.sparse.budget_schedule import ALL_PAGES_NAME
-from p2pcast.version import Version
 from rollout_node.worker.engine_versions import REMEMBERED, EngineVersions
 
 ENGINE = "http://127.0.0.1:8000"

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.errors import P2PCastError, RemoteError
+from p2pcast.ground.errors import P2PCastError, RemoteError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.result import Span
-from p2pcast.version import Version
 from rollout_node.worker.generate_form import ROUTE, Answer
 from rollout_node.worker.sampled_answer import COLD, FLAT, HOT, logprob, logprobs_fault
 

@@ -12,12 +12,12 @@ import pytest
 from fake_engine import FakeEngine, digest_of, logprobs, routed
 from scripted_sampler import jobs_of
 
-from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError
+from p2pcast.ground.errors import LocalError, P2PCastError, RemoteError, RetryableError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.result import fault
 from p2pcast.tasks.play import Play, result_of
 from p2pcast.tasks.sums import Sums
 from p2pcast.tasks.task import Sample
-from p2pcast.version import Version
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler
 from rollout_node.worker.sampled_answer import EngineFailedError, PromptRefusedError

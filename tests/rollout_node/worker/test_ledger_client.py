@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from p2pcast.errors import P2PCastError, RefusedError, RemoteError
+from p2pcast.ground.errors import P2PCastError, RefusedError, RemoteError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.result import Result
-from p2pcast.version import Version
 from rollout_node.worker import ledger_client
 from rollout_node.worker.engine_versions import Served
 from rollout_node.worker.ledger_client import LedgerClient

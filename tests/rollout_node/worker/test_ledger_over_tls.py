@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from memory_ledger import MemoryLedger
 
-from p2pcast.errors import RetryableError, UntrustedError
+from p2pcast.ground.errors import RetryableError, UntrustedError
 from p2pcast.trust.certificate_authority import Authority
 from p2pcast.trust.certificates import new_key
 from p2pcast.trust.credentials import Credentials

@@ -16,7 +16,7 @@ from fake_engine import NODE, FakeEngine
 from memory_ledger import BEARER, MemoryLedger
 from scripted_sampler import jobs_of
 
-from p2pcast.errors import RefusedError
+from p2pcast.ground.errors import RefusedError
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import fault
 from p2pcast.rollouts.return_reason import MAX_DETAIL

@@ -11,9 +11,9 @@ import pytest
 from background_run import run_until
 from fake_engine import FakeEngine, logprobs
 
-from p2pcast.errors import RetryableError
+from p2pcast.ground.errors import RetryableError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.probe_set import ProbeSet, unpacked_scores
-from p2pcast.version import Version
 from rollout_node.worker import probe_loop as module
 from rollout_node.worker.completions_sampler import CompletionsSampler
 from rollout_node.worker.engine_versions import EngineVersions, Served

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.errors import P2PCastError, RemoteError
+from p2pcast.ground.errors import P2PCastError, RemoteError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.result import Result, Span
 from p2pcast.sparse.budget_schedule import ALL_PAGES
-from p2pcast.version import Version
 from rollout_node.worker import recomputation
 
 NEWEST, OLDER = Version(0, 3), Version(0, 2)

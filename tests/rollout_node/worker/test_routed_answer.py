@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from p2pcast.errors import RemoteError
+from p2pcast.ground.errors import RemoteError
 from rollout_node.worker.generate_form import Answer, request
 from rollout_node.worker.routed_answer import KnownTokens, routed_ids, routed_line_bytes
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError
+from p2pcast.ground.errors import LocalError, P2PCastError, RemoteError, RetryableError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.result import Span
-from p2pcast.version import Version
 from rollout_node.worker import sglang_form
 from rollout_node.worker.sampled_answer import COLD, HOT, PromptRefusedError, logprobs_fault
 from rollout_node.worker.sglang_form import PARTS, ROUTE, SglangAnswer, candidates, prompt_logprobs

@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 from fake_engine import FakeEngine, digest_of
 
-from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError
-from p2pcast.version import Version
+from p2pcast.ground.errors import LocalError, P2PCastError, RemoteError, RetryableError
+from p2pcast.ground.version import Version
 from rollout_node.worker import engine_requests
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.sampled_answer import PromptRefusedError

@@ -15,7 +15,7 @@ from aiohttp import web
 from fake_engine import FakeEngine
 
 from p2pcast.cli.rollout_commands.engine_model import model_of
-from p2pcast.errors import LocalError, RetryableError
+from p2pcast.ground.errors import LocalError, RetryableError
 from p2pcast.tasks.task_loader import load_task
 
 

@@ -17,8 +17,8 @@ from fake_engine import FakeEngine
 from memory_ledger import BEARER, MemoryLedger
 from scripted_sampler import jobs_of
 
-from p2pcast.backoff import Backoff
-from p2pcast.errors import LocalError, RefusedError, UntrustedError
+from p2pcast.ground.backoff import Backoff
+from p2pcast.ground.errors import LocalError, RefusedError, UntrustedError
 from p2pcast.rollouts.job import Job
 from p2pcast.tasks.child_processes.play_pool import PlayPool
 from p2pcast.tasks.sums import Sums

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from parts import HUB, Background, FakeLink, emitted, ident, in_thread, node, record_of
 
-from p2pcast import limits
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.daemon.events import Events
-from p2pcast.errors import IntegrityError, LocalError, RefusedError, RemoteError, UsageError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError, LocalError, RefusedError, RemoteError, UsageError
 from p2pcast.trust.certificates import new_key, request
 from p2pcast.wire.join_token import JoinToken
 from p2pcast.wire.messages import Type

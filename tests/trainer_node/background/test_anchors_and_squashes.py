@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from parts import Background, Encoder, emitted, node, until
 
-from p2pcast import limits
-from p2pcast.errors import LocalError, RetryableError
-from p2pcast.version import Version
+from p2pcast.ground import limits
+from p2pcast.ground.errors import LocalError, RetryableError
+from p2pcast.ground.version import Version
 from trainer_node.background.anchors_and_squashes import MAX_WAITING, AnchorsAndSquashes
 from trainer_node.background.live_traffic import live_traffic
 

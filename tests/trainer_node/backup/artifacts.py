@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
-from p2pcast import limits
 from p2pcast.artifact.artifact_file import Tail
 from p2pcast.artifact.packer import Packer
 from p2pcast.artifact.run_key import RunKey
@@ -17,10 +16,11 @@ from p2pcast.artifact.signed_records import DELTA, Open, run_id
 from p2pcast.codec.cell import encode
 from p2pcast.codec.digest import MASK, digest
 from p2pcast.codec.layout import Layout, Tensor
+from p2pcast.ground import limits
+from p2pcast.ground.version import Version
 from p2pcast.store.artifact_store import Store
 from p2pcast.store.retention import Counts
 from p2pcast.store.state_format import state_lock
-from p2pcast.version import Version
 from trainer_node.publish.version_numbers import FILE, VersionNumbers
 
 LAYOUT = Layout([Tensor("a", "BF16", (50, 100))], cell_words=1000)

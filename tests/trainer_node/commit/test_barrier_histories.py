@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from trainer_node.commit.barrier import (
     Aborted,
     Barrier,

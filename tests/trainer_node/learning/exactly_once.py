@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from tests.trainer_node.learning.learner_stage import STEPS
 from tests.trainer_node.learning.whole_run import STALENESS, WholeRun
 from tests.trainer_node.ledger.ledger_invariants import check_rows

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Group
 from p2pcast.rollouts.result import Result, Span
-from p2pcast.version import Version
 from trainer_node.learning.objective.training_rows import NOT_SAMPLED, TrainingRow
 from trainer_node.sdk.batch_client import Rollout, RolloutBatch, RolloutGroup
 

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import save_file
 
 from netem.rollouts.small_model import SmallModel
-from p2pcast.errors import P2PCastError
+from p2pcast.ground.errors import P2PCastError
 from p2pcast.rollouts.probe_set import ProbeSet
 from p2pcast.rollouts.routed_experts import RoutedExperts
 from p2pcast.tasks.sums import Sums

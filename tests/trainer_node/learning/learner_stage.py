@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 
 from netem.rollouts.own_sampler import batch_of, sampled_groups
 from netem.rollouts.small_model import SmallModel, write_small_model
+from p2pcast.ground.version import Version
 from p2pcast.tasks.task_loader import load_task
-from p2pcast.version import Version
 from tests.tensor_device import DEVICE
 from trainer_node.learning.exports import Exports
 from trainer_node.learning.learner import Cadence, Learner
@@ -111,7 +111,7 @@ class MemoryHub:
     fails: int = 0
 
     def publish(self, step: int, named_tensors: Any, *, files: Any) -> Handle:
-        from p2pcast.errors import RetryableError
+        from p2pcast.ground.errors import RetryableError
 
         handle = Handle(step)
         handle.taken()

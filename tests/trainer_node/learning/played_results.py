@@ -11,10 +11,10 @@ from typing import Any
 from netem.rollouts.own_sampler import play_all, sampled_groups
 from p2pcast import offline
 from p2pcast.artifact.artifact_file import P2pdFile
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.result import Result
 from p2pcast.tasks.play import result_of
 from p2pcast.tasks.task_loader import load_task
-from p2pcast.version import Version
 from tests.trainer_node.learning.learner_stage import ALONE, TASK
 from trainer_node.learning.learner_model import LearnerModel
 from trainer_node.ledger.leasing import Leased

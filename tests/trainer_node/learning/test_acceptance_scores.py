@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.result import Span
 from p2pcast.rollouts.top_logprobs import TopLogprobs, TopTokens
-from p2pcast.version import Version
 from tests.trainer_node.learning.example_rows import HASH, VOCABULARY, batch, result, row
 from tests.trainer_node.learning.learner_stage import ALONE
 from tests.trainer_node.learning.tiny_model import tiny_model

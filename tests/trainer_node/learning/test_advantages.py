@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from trainer_node.learning.objective.advantages import group_advantages
 
 KINDS = ("grpo", "dr_grpo", "leave_one_out")

@@ -18,7 +18,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from tests.trainer_node.learning.example_rows import VOCABULARY, row
 from tests.trainer_node.learning.learner_stage import ALONE
 from trainer_node.learning.distillation.rollout_adapter import RolloutAdapter

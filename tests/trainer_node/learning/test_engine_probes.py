@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.probe_set import ProbeSet, unpacked_scores
 from p2pcast.tasks.task import Prompt
 from p2pcast.tasks.task_loader import load_task
-from p2pcast.version import Version
 from tests.daemons.rollouts.parity_task import Parity
 from tests.trainer_node.learning.learner_stage import (
     ALONE,

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Group
 from p2pcast.tasks.sums import Sums
 from p2pcast.tasks.task import Prompt
-from p2pcast.version import Version
 from trainer_node.learning.evaluation import CHECK_S, RECORD_S, Evaluation
 from trainer_node.sdk.batch_client import GroupReport
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.result import Span
 from p2pcast.rollouts.top_logprobs import TopTokens
-from p2pcast.version import Version
 from tests.trainer_node.learning.example_rows import HASH, VOCABULARY, batch, result
 from trainer_node.learning.objective.judged_tokens import MOST_JUDGED, JudgedTokens, in_turns
 from trainer_node.learning.objective.training_rows import rows_of

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from p2pcast.errors import IntegrityError, RefusedError, UsageError
-from p2pcast.version import Version
+from p2pcast.ground.errors import IntegrityError, RefusedError, UsageError
+from p2pcast.ground.version import Version
 from tests.trainer_node.learning.learner_stage import (
     EVERY,
     STEPS,

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from tests.trainer_node.learning.example_rows import row
 from tests.trainer_node.learning.tiny_model import logits_of, logprobs_of, loss_and_gradient, tiny_model
 from trainer_node.learning.objective.micro_batches import deal, micro_batches

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, MambaConfig, PretrainedConfig, Qwen3Config
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from tests.trainer_node.learning.learner_stage import ALONE
 from trainer_node.learning.learner_config import LearnerConfig, ModelTable, TrainTable
 from trainer_node.learning.learner_model import LearnerModel

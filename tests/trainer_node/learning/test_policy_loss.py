@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from tests.trainer_node.learning.example_rows import row
 from trainer_node.learning.objective.policy_loss import LossOptions, policy_loss, token_weights
 from trainer_node.learning.objective.token_scores import scores_of_logits

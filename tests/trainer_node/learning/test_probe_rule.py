@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from trainer_node.learning.monitoring.run_record import ALARM_FACTOR
 from trainer_node.learning.probing.probe_rule import (
     FLOOR_VERSIONS,

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from p2pcast.errors import LocalError, UsageError
+from p2pcast.ground.errors import LocalError, UsageError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.result import Span
 from p2pcast.rollouts.routed_experts import RoutedExperts, RoutedTokens
-from p2pcast.version import Version
 from tests.trainer_node.learning.example_rows import HASH, result, row
 from tests.trainer_node.learning.example_rows import batch as batch_of
 from tests.trainer_node.learning.expert_models import EXPERTS, experts_folder, mixtral, qwen2_moe, qwen3_moe

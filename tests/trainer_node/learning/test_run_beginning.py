@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from p2pcast.errors import RefusedError
-from p2pcast.version import Version
+from p2pcast.ground.errors import RefusedError
+from p2pcast.ground.version import Version
 from trainer_node.learning.checkpoints import Position, StoredCheckpoint
 from trainer_node.learning.run_beginning import RunBeginning
 from trainer_node.sdk.batch_client import RunFacts

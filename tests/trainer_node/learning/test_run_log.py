@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.errors import LocalError
-from p2pcast.version import Version
+from p2pcast.ground.errors import LocalError
+from p2pcast.ground.version import Version
 from tests.trainer_node.learning import run_events as events
 from trainer_node.learning.monitoring import run_log
 from trainer_node.learning.monitoring.run_log import LOG_NAME, MAX_LINE_BYTES, RunLog, read_run

@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib as mpl
 import pytest
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 from p2pcast.inspection import png_figure
 from tests.trainer_node.learning import run_events as events
 from trainer_node.learning.monitoring.run_plot import AVERAGE_STEPS, plot_run

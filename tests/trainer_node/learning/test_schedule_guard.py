@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.sparse.acceptance_rate import LEAST_TOKENS
 from p2pcast.sparse.budget_guard import BudgetChange, GuardOptions
 from p2pcast.sparse.budget_schedule import ALL_PAGES, DENSE, FILE, BudgetSchedule

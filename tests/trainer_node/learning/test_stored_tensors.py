@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from p2pcast.checkpoint.folder import Checkpoint
-from p2pcast.errors import LocalError, UsageError
+from p2pcast.ground.errors import LocalError, UsageError
 from tests.trainer_node.learning.expert_models import experts_folder, mixtral, qwen3_moe
 from tests.trainer_node.sdk.conftest import Run
 from trainer_node import Publisher

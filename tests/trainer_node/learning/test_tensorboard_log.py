@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 from tests.trainer_node.learning import run_events as events
 from trainer_node.learning.monitoring.run_log import LOG_NAME, RunLog
 from trainer_node.learning.monitoring.run_record import Event

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.errors import IntegrityError, UsageError
+from p2pcast.ground.errors import IntegrityError, UsageError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.overlong import TREATMENTS
 from p2pcast.rollouts.result import Span
 from p2pcast.sparse.budget_schedule import ALL_PAGES_NAME
-from p2pcast.version import Version
 from tests.trainer_node.learning.example_rows import HASH, VOCABULARY, batch, group, result
 from trainer_node.learning.objective.micro_batches import deal, micro_batches
 from trainer_node.learning.objective.training_rows import MIXED, rows_of

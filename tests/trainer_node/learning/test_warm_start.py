@@ -12,7 +12,7 @@ import torch
 
 from netem.rollouts.own_sampler import sampled_groups
 from netem.rollouts.small_model import SmallModel, make_small_model
-from p2pcast.errors import LocalError, UsageError
+from p2pcast.ground.errors import LocalError, UsageError
 from p2pcast.tasks.sums import Sums
 from p2pcast.tasks.task import Demonstration
 from p2pcast.tasks.task_loader import load_task

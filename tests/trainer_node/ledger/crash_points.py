@@ -22,9 +22,9 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from sqlalchemy import Engine, create_engine, insert, select, text
 
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Group
 from p2pcast.rollouts.result import Result
-from p2pcast.version import Version
 from tests.trainer_node.ledger.crash_run import TASK_HASH, group, manifest, played, third
 from tests.trainer_node.ledger.ledger_invariants import Rows, check_counts, check_rows, dump
 from trainer_node.ledger.database import ledger_schema as db

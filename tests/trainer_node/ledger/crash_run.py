@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 from sqlalchemy import func, select
 
-from p2pcast.errors import RefusedError
+from p2pcast.ground.errors import RefusedError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Group, Job
 from p2pcast.rollouts.result import Result, Span
-from p2pcast.version import Version
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.body_segments import Place
 from trainer_node.ledger.database.ledger_store import Store

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Group, Job
 from p2pcast.rollouts.overlong import Overlong
 from p2pcast.rollouts.result import Result, Span
-from p2pcast.version import Version
 from tests.trainer_node.ledger.crash_run import TASK_HASH, group, manifest
 from trainer_node.ledger.batch_transitions import Taken
 from trainer_node.ledger.database.ledger_store import Store

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Group, job_of
 from p2pcast.rollouts.result import Result, Span
 from p2pcast.rollouts.routed_experts import ExpertShape, RoutedExperts
-from p2pcast.version import Version
 from trainer_node.ledger.acceptance import Reason, Standards, rejection
 from trainer_node.ledger.lineage import Lineage
 

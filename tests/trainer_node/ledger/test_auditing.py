@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.result import Result
-from p2pcast.version import Version
 from tests.trainer_node.ledger.ledger_game import ZERO, Game
 from trainer_node.ledger.audits.auditing import MOST, VERSIONS, AuditSample, Sampled
 from trainer_node.ledger.database.ledger_store import Store

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pcast.errors import RefusedError
+from p2pcast.ground.errors import RefusedError
 from p2pcast.rollouts.overlong import Overlong
 from p2pcast.rollouts.result import Result
 from tests.trainer_node.ledger.ledger_game import Game, groups_of, last_token, sample

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pcast.errors import LocalError, UsageError
+from p2pcast.ground.errors import LocalError, UsageError
 from tests.trainer_node.ledger.ledger_game import Game
 from tests.trainer_node.ledger.postgresql_cluster import Cluster, postgresql
 from trainer_node.ledger.database.ledger_store import Store

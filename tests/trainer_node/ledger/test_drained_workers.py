@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from p2pcast.errors import RefusedError, UsageError
+from p2pcast.ground.errors import RefusedError, UsageError
 from tests.trainer_node.ledger.ledger_game import Game
 from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.drained_workers import MAX_FOR_S, DrainedWorkers

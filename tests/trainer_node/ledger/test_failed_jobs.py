@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from sqlalchemy import select
 
-from p2pcast.errors import RefusedError
+from p2pcast.ground.errors import RefusedError
 from p2pcast.rollouts.job import Group
 from p2pcast.rollouts.return_reason import Returned, ReturnReason
 from tests.trainer_node.ledger.crash_run import TASK_HASH, group

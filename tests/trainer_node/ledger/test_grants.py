@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from tests.trainer_node.ledger.crash_run import manifest
 from tests.trainer_node.ledger.ledger_game import ZERO, Game
 from trainer_node.ledger.database.ledger_store import Store

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from p2pcast.errors import RefusedError
+from p2pcast.ground.errors import RefusedError
 from tests.trainer_node.ledger.ledger_game import Game
 from trainer_node.ledger.database.ledger_store import Store
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select, update
 
-from p2pcast.errors import LocalError, RefusedError, UsageError
+from p2pcast.ground.errors import LocalError, RefusedError, UsageError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import MAX_PROMPT_BYTES, Group
 from p2pcast.rollouts.result import Result, reward_fault
-from p2pcast.version import Version
 from tests.trainer_node.ledger.crash_run import manifest
 from tests.trainer_node.ledger.ledger_game import ZERO, Game, groups_of, last_token, sample
 from tests.trainer_node.ledger.ledger_invariants import check_counts, check_rows, dump

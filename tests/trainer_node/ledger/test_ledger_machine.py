@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from p2pcast.errors import RefusedError
+from p2pcast.ground.errors import RefusedError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Group, Job
 from p2pcast.rollouts.overlong import TREATMENTS, Overlong, paid
 from p2pcast.rollouts.result import Result, Span
-from p2pcast.version import Version
 from tests.trainer_node.ledger.crash_run import TASK_HASH, group, manifest
 from tests.trainer_node.ledger.ledger_invariants import Rows, check_counts, check_rows, dump
 from trainer_node.ledger.batch_cut import OVERSAMPLE

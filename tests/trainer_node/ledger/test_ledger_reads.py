@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from sqlalchemy import Connection, func, select, update
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 from tests.trainer_node.ledger.ledger_game import ZERO, Game, sample
 from trainer_node.ledger import ledger_retention, lineage
 from trainer_node.ledger.database import ledger_schema as db

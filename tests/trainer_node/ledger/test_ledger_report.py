@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from tests.trainer_node.ledger.ledger_game import Game
 from trainer_node.ledger.database.ledger_store import Store
 

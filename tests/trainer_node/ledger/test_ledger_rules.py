@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from p2pcast.errors import RefusedError, UsageError
-from p2pcast.version import Version
+from p2pcast.ground.errors import RefusedError, UsageError
+from p2pcast.ground.version import Version
 from tests.trainer_node.ledger.crash_run import TASK_HASH, bounded, group, manifest, played, third
 from trainer_node.ledger.database.body_segments import Segments
 from trainer_node.ledger.database.ledger_store import Store

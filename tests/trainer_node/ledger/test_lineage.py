@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.errors import UsageError
-from p2pcast.version import Version
+from p2pcast.ground.errors import UsageError
+from p2pcast.ground.version import Version
 from trainer_node.ledger.lineage import Fork, Lineage
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from p2pcast.errors import RefusedError, UsageError
-from p2pcast.version import Version
+from p2pcast.ground.errors import RefusedError, UsageError
+from p2pcast.ground.version import Version
 from tests.trainer_node.ledger.crash_run import TASK_HASH, group
 from tests.trainer_node.ledger.ledger_game import ZERO, Game, last_token, sample
 from tests.trainer_node.ledger.ledger_invariants import check_counts, check_rows, dump

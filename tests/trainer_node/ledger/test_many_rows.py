@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event, insert, select, update
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from tests.trainer_node.ledger.crash_run import TASK_HASH, group
 from tests.trainer_node.ledger.ledger_game import Game
 from tests.trainer_node.ledger.ledger_invariants import dump

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 from sqlalchemy import select
 
-from p2pcast.errors import RefusedError
+from p2pcast.ground.errors import RefusedError
 from p2pcast.rollouts.job import Group
 from tests.trainer_node.ledger.crash_run import group
 from tests.trainer_node.ledger.ledger_game import Game

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from p2pcast.errors import RefusedError
+from p2pcast.ground.errors import RefusedError
 from tests.trainer_node.ledger.ledger_game import Game
 from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.lineage import KEPT_BATCHES

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.rollouts.result import Result
 from tests.trainer_node.ledger.ledger_game import ZERO, Game
 from trainer_node.ledger.database.ledger_store import Store

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Column, Connection, MetaData, String, Table, func, insert, select
 
-from p2pcast.errors import LocalError, UsageError
+from p2pcast.ground.errors import LocalError, UsageError
 from tests.trainer_node.ledger.ledger_game import ZERO, Game, last_token, sample
 from tests.trainer_node.ledger.ledger_invariants import check_rows, dump
 from trainer_node.ledger.database import ledger_schema as db

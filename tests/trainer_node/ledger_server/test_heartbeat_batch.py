@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 from trainer_node.ledger.leasing import Beat, Held
 from trainer_node.ledger.ledger_rows import UnknownIdError
 from trainer_node.ledger_server import heartbeat_batch

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from p2pcast import limits
+from p2pcast.ground import limits
 from p2pcast.tasks.task_process import TaskProcesses
 from tests.p2pcast.tasks.scripted_sampler import ScriptedSampler, jobs_of
 from trainer_node.ledger_server.rewards import reward_desk

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from trainer_node.ledger_server.learner_times import KEPT, LearnerTimes
 
 

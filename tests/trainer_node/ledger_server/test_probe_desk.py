@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.probe_set import ProbeSet
-from p2pcast.version import Version
 from trainer_node.ledger_server.probes import probe_desk
 from trainer_node.ledger_server.probes.probe_desk import (
     MAX_WAITING_OF_ONE,

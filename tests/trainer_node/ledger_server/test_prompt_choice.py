@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from p2pcast.errors import LocalError, UsageError
+from p2pcast.ground.errors import LocalError, UsageError
 from p2pcast.rollouts.job import Group
 from p2pcast.tasks.prompt_hooks import load_hooks
 from p2pcast.tasks.sums import Sums

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from p2pcast.errors import LocalError, UsageError
+from p2pcast.ground.errors import LocalError, UsageError
 from p2pcast.rollouts.job import MAX_PROMPT_BYTES, Group
 from p2pcast.rollouts.rollout_fields import MAX_TOKENS
 from p2pcast.tasks.child_processes import prompt_child

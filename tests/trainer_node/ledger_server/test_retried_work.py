@@ -8,7 +8,7 @@ import pytest
 
 from p2pcast.daemon.background_tasks import Tasks
 from p2pcast.daemon.events import Events
-from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RefusedError, RemoteError, RetryableError
+from p2pcast.ground.errors import IntegrityError, LocalError, P2PCastError, RefusedError, RemoteError, RetryableError
 from trainer_node.ledger_server import retried_work
 from trainer_node.ledger_server.retried_work import RetriedWork
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from p2pcast.errors import RetryableError
+from p2pcast.ground.errors import RetryableError
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result
 from tests.trainer_node.ledger.ledger_game import ZERO, sample

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from p2pcast.errors import RemoteError, RetryableError
+from p2pcast.ground.errors import RemoteError, RetryableError
 from trainer_node.ledger_server.summary_sender import MAX_ANSWER_BYTES, SummarySender
 
 SUMMARY = {"task": "sums", "workers": 3}

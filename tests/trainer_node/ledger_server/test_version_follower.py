@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from p2pcast.errors import P2PCastError, RefusedError, RemoteError, RetryableError
-from p2pcast.version import Version
+from p2pcast.ground.errors import P2PCastError, RefusedError, RemoteError, RetryableError
+from p2pcast.ground.version import Version
 from trainer_node.ledger_server import version_follower
 from trainer_node.ledger_server.version_follower import VersionFollower
 from trainer_node.scheduling.served_versions import EngineId, KnownEngine

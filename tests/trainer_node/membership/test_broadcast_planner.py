@@ -6,8 +6,8 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+from p2pcast.ground.version import Version
 from p2pcast.relay.child_lag import Inflow
-from p2pcast.version import Version
 from trainer_node.membership.broadcast_planner import BroadcastPlanner
 from trainer_node.membership.broadcast_progress import BroadcastProgress
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from trainer_node.membership.broadcast_progress import SETTLED_S, BroadcastProgress
 
 OLD, NEW = Version(0, 3), Version(0, 4)

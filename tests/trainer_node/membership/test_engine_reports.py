@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from trainer_node.membership.engine_reports import EngineRow, engine_rows
 
 GOOD = {

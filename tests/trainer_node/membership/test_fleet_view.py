@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from trainer_node.membership.engine_reports import EngineRow, live_rows
 from trainer_node.membership.fleet_view import FleetView
 from trainer_node.membership.membership import Membership
@@ -99,6 +99,6 @@ def test_metrics_name_each_peer_and_engine(view: FleetView, members: Membership)
 def test_live_rows_are_bounded_and_named_by_peer(monkeypatch) -> None:
     peers = [SimpleNamespace(name="p", engines=[engine("x", NEW), engine("y", None, ready=False)])]
     assert live_rows(peers) == [("p/x", (0, 2), True), ("p/y", None, False)]
-    monkeypatch.setattr("p2pcast.limits.MAX_ENGINES", 1)
-    monkeypatch.setattr("p2pcast.limits.MAX_ENGINE_NAME", 2)
+    monkeypatch.setattr("p2pcast.ground.limits.MAX_ENGINES", 1)
+    monkeypatch.setattr("p2pcast.ground.limits.MAX_ENGINE_NAME", 2)
     assert live_rows(peers) == [("p/", (0, 2), True)]

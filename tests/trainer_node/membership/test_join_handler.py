@@ -6,8 +6,8 @@ import pytest
 from parts import emitted, ident, node
 from recorded_fleet import Fleet
 
-from p2pcast.errors import RefusedError, RemoteError
-from p2pcast.version import Version
+from p2pcast.ground.errors import RefusedError, RemoteError
+from p2pcast.ground.version import Version
 from p2pcast.wire.messages import Type
 
 V = Version

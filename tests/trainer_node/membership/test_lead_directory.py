@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from parts import Background, FakeLink, ident, in_thread, node
 
-from p2pcast.errors import RefusedError
+from p2pcast.ground.errors import RefusedError
 from p2pcast.wire.messages import Type
 from trainer_node.membership.lead_directory import LEADS, LeadDirectory
 

@@ -9,7 +9,7 @@ from lettered_members import GBIT, ident, joined, links, peer
 
 from p2pcast.artifact.piece_size import WIDE_BPS, WIDE_PIECE_BYTES
 from p2pcast.codec.codec_prediction import PEER_CORES
-from p2pcast.limits import PIECE_BYTES
+from p2pcast.ground.limits import PIECE_BYTES
 from p2pcast.transport.stripe_count import FEWEST
 from p2pcast.wire.messages import Report
 from topology.broadcast_time import DEFAULT_PEER_BPS

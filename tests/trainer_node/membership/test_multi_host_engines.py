@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.errors import RefusedError
-from p2pcast.limits import CLAIM_S, MAX_CLAIMS
+from p2pcast.ground.errors import RefusedError
+from p2pcast.ground.limits import CLAIM_S, MAX_CLAIMS
 from trainer_node.membership.multi_host_engines import MultiHostEngines
 
 A, B = (b"a" * 16, "host-a", 1), (b"b" * 16, "host-b", 2)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from parts import FakeLink, node, record_of
 
-from p2pcast.errors import RefusedError, RemoteError, RetryableError
-from p2pcast.version import Version
+from p2pcast.ground.errors import RefusedError, RemoteError, RetryableError
+from p2pcast.ground.version import Version
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Message
 from p2pcast.wire.messages import Type

@@ -5,8 +5,8 @@ from __future__ import annotations
 from parts import HUB, ident
 from recorded_fleet import REPORT, Fleet
 
+from p2pcast.ground.version import Version
 from p2pcast.relay.child_lag import Inflow
-from p2pcast.version import Version
 from p2pcast.wire.messages import Type
 
 V = Version

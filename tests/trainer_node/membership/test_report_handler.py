@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from recorded_fleet import REPORT, Fleet
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from p2pcast.wire.messages import Type
 
 V = Version

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from parts import FakeLink
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from p2pcast.wire.messages import Catalog, Evicted, Hold, Welcome
 from trainer_node.membership.peer_record import PeerRecord
 from trainer_node.membership.peer_session import PeerSession

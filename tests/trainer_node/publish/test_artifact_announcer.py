@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from p2pcast.wire import messages
 from trainer_node.publish.artifact_announcer import ArtifactAnnouncer
 

@@ -13,9 +13,9 @@ from parts import write_checkpoint
 from p2pcast.checkpoint import Checkpoint, folder
 from p2pcast.checkpoint.folder_form import DEFAULT
 from p2pcast.checkpoint.safetensors_file import SafetensorsFile
-from p2pcast.errors import IntegrityError, LocalError
+from p2pcast.ground.errors import IntegrityError, LocalError
+from p2pcast.ground.version import Version
 from p2pcast.state.staging import Staging
-from p2pcast.version import Version
 from trainer_node.publish.checkpoint_source import CheckpointSource
 from trainer_node.publish.checkpoint_watcher import Found, scan
 from trainer_node.publish.publish_history import PublishHistory

@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 
 from p2pcast.checkpoint import Checkpoint
 from p2pcast.checkpoint.folder_form import MARKERS, FolderForm, StepNames
-from p2pcast.errors import IntegrityError, LocalError
+from p2pcast.ground.errors import IntegrityError, LocalError
 from trainer_node.publish import checkpoint_watcher
 from trainer_node.publish.checkpoint_watcher import SETTLE_S, Damaged, Folder, Found, Watch, fingerprint_of, scan
 

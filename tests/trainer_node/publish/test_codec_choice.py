@@ -12,10 +12,10 @@ from p2pcast.codec.codec_prediction import MEASURED_BEFORE, Choice, Times, Way
 from p2pcast.codec.encode_cell import encode_as_chosen, recode_in_context
 from p2pcast.codec.join_parts import Part, within
 from p2pcast.codec.layout import Layout, Tensor
+from p2pcast.ground.version import Version
 from p2pcast.state.patch_file import PatchFile, PatchWriter
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
-from p2pcast.version import Version
 from trainer_node.publish import codec_choice
 from trainer_node.publish.codec_choice import CodecChoice
 from trainer_node.publish.delta_builder import join_incoming

@@ -10,9 +10,9 @@ import pytest
 from parts import Background, Encoder, until, words_in, write_checkpoint
 
 from p2pcast.checkpoint import Checkpoint
-from p2pcast.errors import IntegrityError, LocalError
+from p2pcast.ground.errors import IntegrityError, LocalError
+from p2pcast.ground.version import Version
 from p2pcast.relay.holding import Holding
-from p2pcast.version import Version
 from trainer_node.publish.delta_builder import DeltaBuilder, encode_folder
 from trainer_node.publish.delta_publisher import Delta, DeltaPublisher
 from trainer_node.publish.version_source import Files

@@ -12,9 +12,9 @@ import pytest
 from parts import Background, Encoder
 
 from p2pcast.codec.layout import Layout
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
+from p2pcast.ground.version import Version
 from p2pcast.state.shadow import Shadow
-from p2pcast.version import Version
 from trainer_node.publish.hub_shadow import HubShadow
 
 V = Version

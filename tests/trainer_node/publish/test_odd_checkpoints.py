@@ -18,7 +18,7 @@ from p2pcast.checkpoint import Checkpoint
 from p2pcast.checkpoint.folder import INDEX
 from p2pcast.checkpoint.folder_form import DEFAULT
 from p2pcast.codec.layout import DTYPES, Tensor
-from p2pcast.errors import P2PCastError
+from p2pcast.ground.errors import P2PCastError
 from tests.trainer_node.publish.test_checkpoint_source import Versions
 from trainer_node.publish.checkpoint_source import CheckpointSource
 from trainer_node.publish.checkpoint_watcher import Found, fingerprint_of

@@ -9,8 +9,8 @@ import pytest
 from parts import Background, Encoder, words_in
 
 from p2pcast.checkpoint import Checkpoint
-from p2pcast.errors import IntegrityError, LocalError
-from p2pcast.version import Version
+from p2pcast.ground.errors import IntegrityError, LocalError
+from p2pcast.ground.version import Version
 from trainer_node.publish.version_source import FolderSource
 
 V = Version

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from parts import Announcer, Background, Encoder
 
+from p2pcast.ground.version import Version
 from p2pcast.store.retention import Counts
-from p2pcast.version import Version
 from p2pcast.wire.messages import Catalog
 from trainer_node.publish.artifact_announcer import ArtifactAnnouncer
 from trainer_node.publish.sealed_artifacts import SealedArtifacts

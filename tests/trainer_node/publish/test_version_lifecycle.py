@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from parts import Background, Encoder, emitted, write_checkpoint
 
-from p2pcast import limits
-from p2pcast.errors import LocalError
-from p2pcast.version import Version
+from p2pcast.ground import limits
+from p2pcast.ground.errors import LocalError
+from p2pcast.ground.version import Version
 from trainer_node.publish.publish_history import PublishHistory
 from trainer_node.publish.version_lifecycle import VersionLifecycle
 

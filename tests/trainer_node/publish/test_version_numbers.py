@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
+from p2pcast.ground.version import Version
 from p2pcast.store import disk
-from p2pcast.version import Version
 from trainer_node.publish.version_numbers import MOST_RECORDS, RESERVED_STEPS, VersionNumbers
 
 V = Version

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from parts import Background, Encoder, emitted
 
-from p2pcast.errors import LocalError, RemoteError, RetryableError
-from p2pcast.version import Version
+from p2pcast.ground.errors import LocalError, RemoteError, RetryableError
+from p2pcast.ground.version import Version
 from trainer_node.commit.barrier import Aborted, Opened, Sealed
 
 V = Version

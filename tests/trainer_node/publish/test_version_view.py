@@ -9,8 +9,8 @@ import pytest
 from blake3 import blake3
 from parts import Background, Encoder
 
+from p2pcast.ground.version import Version
 from p2pcast.sparse.budget_schedule import BudgetSchedule
-from p2pcast.version import Version
 from trainer_node.membership.broadcast_progress import BroadcastProgress
 from trainer_node.publish.version_view import VersionView
 

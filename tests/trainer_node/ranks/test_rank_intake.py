@@ -13,8 +13,8 @@ from p2pcast.codec.cell import RAW
 from p2pcast.codec.digest import digest
 from p2pcast.codec.join_parts import within
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.errors import LocalError, RemoteError, RetryableError
-from p2pcast.version import Version
+from p2pcast.ground.errors import LocalError, RemoteError, RetryableError
+from p2pcast.ground.version import Version
 from p2pcast.wire.messages import Type
 from trainer_node.publish.published import Published
 from trainer_node.ranks import rank_session
@@ -335,8 +335,8 @@ async def test_a_silent_rank_is_dropped_and_a_paused_one_is_not(trainer: Trainer
 
 
 async def test_ranks_ahead_are_not_read_from_while_much_waits(trainer: Trainer, monkeypatch) -> None:
-    monkeypatch.setattr("p2pcast.limits.PARTS_HIGH_BYTES", 1000)
-    monkeypatch.setattr("p2pcast.limits.PARTS_LOW_BYTES", 500)
+    monkeypatch.setattr("p2pcast.ground.limits.PARTS_HIGH_BYTES", 1000)
+    monkeypatch.setattr("p2pcast.ground.limits.PARTS_LOW_BYTES", 500)
     trainer.join(2)
     trainer.begin(1)
     for rank in range(2):

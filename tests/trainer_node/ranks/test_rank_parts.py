@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2pcast import limits
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.errors import RemoteError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import RemoteError
 from p2pcast.wire import messages
 from trainer_node.ranks.rank_parts import Complete, Disagreement, Group, RankParts, Terms
 

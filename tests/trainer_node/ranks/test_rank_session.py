@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from parts import FakeLink
 
-from p2pcast.errors import RemoteError, RetryableError
-from p2pcast.version import Version
+from p2pcast.ground.errors import RemoteError, RetryableError
+from p2pcast.ground.version import Version
 from p2pcast.wire import messages
 from p2pcast.wire.messages import Type
 from trainer_node.ranks.rank_session import PING_S, SILENCE_S, RankSession

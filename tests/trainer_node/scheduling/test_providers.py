@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from p2pcast.errors import LocalError, UsageError
+from p2pcast.ground.errors import LocalError, UsageError
 from tests.process_ends import wait_for_end, written_pid
 from trainer_node.scheduling.command_provider import CommandProvider
 from trainer_node.scheduling.provider import provider_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from trainer_node.scheduling.served_versions import Believed, KnownEngine, believed
 
 OLD, NEW, FORK = Version(0, 3), Version(0, 4), Version(1, 3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 from trainer_node.scheduling.static_provider import StaticProvider
 from trainer_node.scheduling.worker_fleet import MEASUREMENTS, NO_CHANGE, WINDOW_S
 from trainer_node.scheduling.worker_fleet_operator import HOLD_S, START_S, FleetOperator, Source

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from trainer_node.scheduling.overlap import Pace
 from trainer_node.scheduling.worker_fleet_plan import MOST_WORKERS, Offer, planned
 

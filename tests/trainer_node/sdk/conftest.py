@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from netem.demo.processes import Processes, free_port
-from p2pcast.errors import P2PCastError
+from p2pcast.ground.errors import P2PCastError
 from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener
 from p2pcast.transport.stripe import Stripe

@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from p2pcast.errors import P2PCastError
+from p2pcast.ground.errors import P2PCastError
 from trainer_node import Handle, Publisher
 from trainer_node.learning.trainer_ranks import leave
 

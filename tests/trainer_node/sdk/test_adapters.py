@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from trainer_node import Publisher
 from trainer_node.sdk.adapters import Adapters
 from trainer_node.sdk.tensors import Live
@@ -111,7 +111,7 @@ def test_folders_that_peft_saves_are_published(run: Any, states: Any, tmp_path: 
 
 def test_a_folder_of_several_adapters_names_each(tmp_path: Path) -> None:
     from p2pcast.checkpoint import Checkpoint
-    from p2pcast.errors import LocalError
+    from p2pcast.ground.errors import LocalError
 
     for adapter in ("one", "two"):
         (tmp_path / adapter).mkdir()

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from p2pcast.codec.layout import Layout
-from p2pcast.errors import RefusedError, RetryableError, UsageError
-from p2pcast.version import Version
+from p2pcast.ground.errors import RefusedError, RetryableError, UsageError
+from p2pcast.ground.version import Version
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Message
 from p2pcast.wire.join_token import JoinToken

@@ -11,10 +11,10 @@ import pytest
 import torch
 from blake3 import blake3
 
-from p2pcast.errors import RefusedError, RetryableError, UsageError
-from p2pcast.limits import MAX_SMALL_FILE_BYTES
+from p2pcast.ground.errors import RefusedError, RetryableError, UsageError
+from p2pcast.ground.limits import MAX_SMALL_FILE_BYTES
+from p2pcast.ground.version import Version
 from p2pcast.sparse.budget_schedule import FILE, BudgetSchedule
-from p2pcast.version import Version
 from tests.tensor_device import CUDA, DEVICE
 from trainer_node import Publisher
 from trainer_node.sdk import publisher as publisher_module

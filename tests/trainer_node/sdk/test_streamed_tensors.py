@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from tests.tensor_device import CUDA, DEVICE
 from trainer_node.sdk.publisher import _device
 from trainer_node.sdk.shards import Holding, dealt

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from p2pcast.codec.layout import Tensor
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from trainer_node.sdk.tensors import DTYPES, Known, checkpoint_name, fit, named
 
 BF16 = torch.bfloat16

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from p2pcast.checkpoint import Checkpoint
-from p2pcast.errors import IntegrityError, LocalError, UsageError
+from p2pcast.ground.errors import IntegrityError, LocalError, UsageError
 from trainer_node import Publisher
 from trainer_node.sdk.adapters import Adapters
 from trainer_node.sdk.tensors import Known, Live, fit

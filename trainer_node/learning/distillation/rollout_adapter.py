@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 
 from p2pcast.checkpoint.adapter_form import PEFT_MODEL, state_name
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from trainer_node.learning.learner_model import LearnerModel
 from trainer_node.learning.trained_weights import OptimizerOptions, TrainedWeights
 

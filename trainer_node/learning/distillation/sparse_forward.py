@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import torch
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.sparse.budget_schedule import DENSE_LAYERS
 from trainer_node.learning.distillation.decoding_plan import DecodingPlan, chosen_pages
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.sparse.budget_schedule import FILE, BudgetSchedule
 from p2pcast.store.atomic_files import explained
 from trainer_node.learning.guarding.acceptance_scores import acceptance_rates

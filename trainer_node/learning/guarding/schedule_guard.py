@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.sparse.budget_guard import BudgetChange, BudgetGuard, GuardOptions
 from p2pcast.sparse.budget_schedule import ALL_PAGES, ALL_PAGES_NAME, DENSE, FILE, BudgetSchedule
 from trainer_node.learning.guarding.acceptance_scores import Rates

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Final
 
-from p2pcast.errors import UsageError
-from p2pcast.version import Version
+from p2pcast.ground.errors import UsageError
+from p2pcast.ground.version import Version
 
 ALARM_FACTOR: Final = 10.0
 """A probe's alarm: the KL exceeds this multiple of the floor that was measured at the start."""

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.rollouts.result import reward_fault
 
 AdvantageKind = Literal["grpo", "dr_grpo", "leave_one_out"]

@@ -25,7 +25,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 import torch
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.rollouts.routed_experts import RoutedExperts
 from trainer_node.learning.objective.training_rows import NOT_SAMPLED, TrainingRow
 

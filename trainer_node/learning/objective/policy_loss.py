@@ -28,7 +28,7 @@ from typing import Literal, get_args
 
 import torch
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from trainer_node.learning.objective.token_statistics import TokenStatistics
 from trainer_node.learning.objective.training_rows import TrainingRow
 

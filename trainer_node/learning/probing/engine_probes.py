@@ -13,9 +13,9 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from p2pcast.errors import P2PCastError, RefusedError
+from p2pcast.ground.errors import P2PCastError, RefusedError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.probe_set import ProbeSet
-from p2pcast.version import Version
 from trainer_node.learning.probing.probe_rule import ProbeRule, divergence
 from trainer_node.sdk.probe_client import EngineScores, ProbeVerdict
 

@@ -13,12 +13,12 @@ from collections.abc import Generator, Iterable, Sequence
 from itertools import islice
 from typing import Final
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Group, job_of
 from p2pcast.rollouts.probe_set import MAX_PROBE_TOKENS, ProbeSet
 from p2pcast.tasks.child_processes.prompt_reader import FaultyPromptError, prompts_of
 from p2pcast.tasks.task import Prompt, Sample, Task
-from p2pcast.version import Version
 
 logger = logging.getLogger("p2pcast.learner")
 

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from trainer_node.learning.monitoring.run_record import ALARM_FACTOR
 
 FLOOR_VERSIONS: Final = 3

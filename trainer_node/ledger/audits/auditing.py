@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, select, update
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.body_segments import Place
 from trainer_node.ledger.ledger_rows import UnknownIdError

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Row, func, select, update
 
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Job, job_of
-from p2pcast.version import Version
 from trainer_node.ledger.acceptance import Reason, Rejection
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.body_segments import Place

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 from trainer_node.ledger.database.ledger_store import Store, database_errors
 
 SHARE_S = 0.005

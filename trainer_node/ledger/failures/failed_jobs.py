@@ -14,8 +14,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select, update
 
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.return_reason import Returned
-from p2pcast.version import Version
 from trainer_node.ledger.acceptance import Reason
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.job_groups import UNPLAYABLE, count_stale_ending, drop, end_settled

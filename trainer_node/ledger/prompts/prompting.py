@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
-from p2pcast.errors import RefusedError
+from p2pcast.ground.errors import RefusedError
 from p2pcast.rollouts.job import Group
 from trainer_node.ledger import job_groups
 from trainer_node.ledger.audits.replaying import DUE

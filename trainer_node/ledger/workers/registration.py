@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, func, insert, select, update
 
-from p2pcast.errors import UsageError
-from p2pcast.limits import MAX_SLOTS
+from p2pcast.ground.errors import UsageError
+from p2pcast.ground.limits import MAX_SLOTS
 from trainer_node.ledger import leasing
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.ledger_rows import BEARER, MAX_NAMES, MAX_WORKERS, FullError, Present

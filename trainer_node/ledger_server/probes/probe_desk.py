@@ -11,8 +11,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from p2pcast.ground.version import Version
 from p2pcast.rollouts.probe_set import ProbeSet
-from p2pcast.version import Version
 
 MAX_WAITING: Final = 1024
 """Scores of all workers: 16 MiB at most."""

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from p2pcast.errors import RetryableError
+from p2pcast.ground.errors import RetryableError
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result
 from trainer_node.ledger.acceptance import Rejection

@@ -23,7 +23,7 @@ from netem.bench.codec_comparison.cores import two_cores
 from netem.bench.codec_comparison.reference_scan import compact
 from netem.bench.commands.codec_command import codec as command
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 
 SHAPES = st.lists(
     st.one_of(

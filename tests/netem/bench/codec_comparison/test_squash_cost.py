@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from netem.bench.codec_comparison import squash_cost as bench
 from netem.bench.commands.squash_command import squash as command
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 
 def a_run(versions, seed=0):

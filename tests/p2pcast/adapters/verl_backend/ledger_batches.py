@@ -22,7 +22,7 @@ from verl.trainer.ppo.reward import extract_reward
 
 from p2pcast.adapters.ledger_steps import TRACKER
 from p2pcast.adapters.verl import LedgerAgentLoopManager
-from p2pcast.errors import P2PCastError
+from p2pcast.ground.errors import P2PCastError
 
 url, bearer, folder, samples, *runs = sys.argv[1:]
 size = int(samples)

@@ -25,7 +25,7 @@ import verl_workers
 from verl.checkpoint_engine import CheckpointEngineManager
 
 from p2pcast.adapters.verl import P2PCastCheckpointEngine, StagingCheckpointEngineManager
-from p2pcast.errors import P2PCastError
+from p2pcast.ground.errors import P2PCastError
 
 Document = dict[str, Any]
 RANKS = 2

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from p2pcast.adapters.verl_backend.engine_settings import EngineSettings
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 GOOD = {"hub": "trainer:7077", "peer": "~/p2pcast-peer"}
 

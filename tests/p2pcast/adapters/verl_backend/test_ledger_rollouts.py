@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from p2pcast.adapters.verl_backend.ledger_rollouts import JOURNAL, LedgerSettings
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from tests.p2pcast.adapters.bridge_stage import GROUPS, SIZE, batch_states, filled_ledger, played_hub, run_in
 
 TRAINER = Path(__file__).parent / "ledger_batches.py"

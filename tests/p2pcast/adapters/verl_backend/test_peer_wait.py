@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from p2pcast.adapters.verl_backend.peer_wait import peer_folder, wait_staged
-from p2pcast.errors import RetryableError, UsageError
-from p2pcast.version import Version
+from p2pcast.ground.errors import RetryableError, UsageError
+from p2pcast.ground.version import Version
 
 
 def test_variables_of_the_worker_are_expanded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import warnings
 import pytest
 
 from p2pcast.adapters.verl_backend import verl_versions
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 from tests.environments import ENVIRONMENTS
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from p2pcast.artifact.assembly import Assembly
-from p2pcast.errors import P2PCastError
+from p2pcast.ground.errors import P2PCastError
 from p2pcast.relay.node import Node
 from p2pcast.relay.upstream import Upstream
 from p2pcast.store.artifact_store import Store

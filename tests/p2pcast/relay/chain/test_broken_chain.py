@@ -10,7 +10,7 @@ import random
 import pytest
 from chain_members import LIMIT_S, MEGABYTES, Corrupting, Swarm
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 from p2pcast.relay.upstream import Upstream
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import QuietOwner

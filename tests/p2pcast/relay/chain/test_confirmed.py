@@ -6,7 +6,7 @@ import pytest
 from chain_members import MEGABYTES, Swarm
 
 from p2pcast.artifact.signed_records import OWN
-from p2pcast.errors import IntegrityError
+from p2pcast.ground.errors import IntegrityError
 
 
 def whole(member, made) -> bool:

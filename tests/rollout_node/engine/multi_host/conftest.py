@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from p2pcast.version import Version
+from p2pcast.ground.version import Version
 from rollout_node.engine import multi_host_leader, multi_host_member
 
 sys.path.append(str(Path(__file__).parent))  # engine_hosts

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgpack
 
+from p2pcast.ground.version import Version
 from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener
-from p2pcast.version import Version
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Identity
 from p2pcast.wire.join_token import JoinToken

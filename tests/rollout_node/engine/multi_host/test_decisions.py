@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast import limits
-from p2pcast.errors import RemoteError
-from p2pcast.version import Version
+from p2pcast.ground import limits
+from p2pcast.ground.errors import RemoteError
+from p2pcast.ground.version import Version
 from rollout_node.engine.multi_host_leader import Standing, meeting, unpack_report
 
 VERSIONS = st.builds(Version, st.integers(0, 2), st.integers(0, 5))

@@ -10,11 +10,11 @@ import msgpack
 import pytest
 from engine_hosts import LIMIT_S, ONE, REPORT, TOKEN, TWO, Host, seen, together, until
 
-from p2pcast import limits
-from p2pcast.errors import IntegrityError, P2PCastError, RefusedError, RemoteError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError, P2PCastError, RefusedError, RemoteError
+from p2pcast.ground.version import Version
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import Link, QuietOwner
-from p2pcast.version import Version
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Identity
 

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from engine_hosts import LIMIT_S, ONE, THREE, TWO, Host, seen, together, until, work
 
-from p2pcast.errors import RetryableError
-from p2pcast.version import Version
+from p2pcast.ground.errors import RetryableError
+from p2pcast.ground.version import Version
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Message
 from p2pcast.wire.messages import Type

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from engine_hosts import LIMIT_S, ONE, TWO, seen, together, until
 
-from p2pcast.errors import RetryableError
-from p2pcast.version import Version
+from p2pcast.ground.errors import RetryableError
+from p2pcast.ground.version import Version
 from rollout_node.engine.multi_host_installer import MultiHostInstaller
 from rollout_node.installers.installer import Audit, CommitReport
 

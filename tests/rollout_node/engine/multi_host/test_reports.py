@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from engine_hosts import LIMIT_S, ONE, seen, together, until
 
-from p2pcast import limits
-from p2pcast.errors import RemoteError, RetryableError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import RemoteError, RetryableError
 from rollout_node.engine import multi_host_leader, multi_host_member
 
 

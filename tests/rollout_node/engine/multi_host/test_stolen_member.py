@@ -10,9 +10,9 @@ import pytest
 from engine_hosts import LIMIT_S, ONE, REPORT, THREE, TWO, seen, together, until, work
 from test_joining import HELD, knock, member_of
 
-from p2pcast import limits
-from p2pcast.errors import P2PCastError, RefusedError, RetryableError
-from p2pcast.version import Version
+from p2pcast.ground import limits
+from p2pcast.ground.errors import P2PCastError, RefusedError, RetryableError
+from p2pcast.ground.version import Version
 from p2pcast.wire import messages
 from rollout_node.engine import multi_host_leader
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.errors import LocalError, RetryableError
-from p2pcast.version import Version
+from p2pcast.ground.errors import LocalError, RetryableError
+from p2pcast.ground.version import Version
 from rollout_node.engine.runner import Runner
 from rollout_node.engine.version_digests import VersionDigests
 from rollout_node.installers.installer import Audit, CommitReport

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from scripted_target import ONE, THREE, TWO, Target, until
 
-from p2pcast.errors import RefusedError, RetryableError
-from p2pcast.version import Version
+from p2pcast.ground.errors import RefusedError, RetryableError
+from p2pcast.ground.version import Version
 from rollout_node.engine import runner as module
 from rollout_node.installers.installer import Audit
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scripted_target import ONE, TWO, Target, until
 
-from p2pcast.errors import LocalError, RetryableError
+from p2pcast.ground.errors import LocalError, RetryableError
 from rollout_node.engine import runner as module
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scripted_target import ONE, TWO, Target, until
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 from rollout_node.engine.callbacks import Callbacks
 
 

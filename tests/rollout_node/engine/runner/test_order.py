@@ -6,7 +6,7 @@ import asyncio
 
 from scripted_target import ONE, THREE, TWO, Target, until
 
-from p2pcast.errors import LocalError
+from p2pcast.ground.errors import LocalError
 from rollout_node.engine import runner as module
 from rollout_node.engine.runner import Runner
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from scripted_target import ONE, THREE, TWO, Owner, Target, until
 
-from p2pcast.errors import LocalError, RetryableError
+from p2pcast.ground.errors import LocalError, RetryableError
 from rollout_node.engine import runner as module
 from rollout_node.engine.runner import Runner
 from rollout_node.engine.switch_slots import SwitchSlots

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import aiohttp
 from real_server import PROMPTS, TOKENS, Server, choice, complete, one_off_connections
 
-from p2pcast.errors import RetryableError
-from p2pcast.version import Version
+from p2pcast.ground.errors import RetryableError
+from p2pcast.ground.version import Version
 from rollout_node.installers.engine_installer import EngineInstaller
 from rollout_node.installers.engine_server import Deadlines
 from rollout_node.installers.install_socket import InstallSocket

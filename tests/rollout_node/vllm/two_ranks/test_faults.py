@@ -30,7 +30,7 @@ from shared_engine import (
     unmixed,
 )
 
-from p2pcast.errors import IntegrityError, P2PCastError, RetryableError
+from p2pcast.ground.errors import IntegrityError, P2PCastError, RetryableError
 from rollout_node.installers.engine_server import Deadlines
 
 pytestmark = pytest.mark.vllm

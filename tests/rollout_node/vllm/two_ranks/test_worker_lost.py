@@ -13,7 +13,7 @@ import pytest
 from real_server import Server, load, one_off_connections
 from shared_engine import FIRST, Peer, advance, installs
 
-from p2pcast.errors import RetryableError
+from p2pcast.ground.errors import RetryableError
 from rollout_node.installers.engine_installer import EngineInstaller
 from rollout_node.installers.vllm_server import VllmServer
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.sparse.budget_guard import GuardOptions
 from p2pcast.sparse.budget_schedule import FILE, BudgetSchedule
 from tests.trainer_node.learning.learner_stage import (

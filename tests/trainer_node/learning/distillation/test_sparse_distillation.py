@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from tests.trainer_node.learning.distillation.sparse_rows import ALONE, PAGE, deep_folder, schedule_of, sparse_row
 from trainer_node.learning.distillation.rollout_adapter import RolloutAdapter
 from trainer_node.learning.distillation.sparse_distillation import DistillOptions, SparseDistillation, divergence

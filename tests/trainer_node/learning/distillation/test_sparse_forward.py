@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from netem.rollouts.sparse_sampler import sparse_answers
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.sparse.budget_schedule import DENSE, BudgetSchedule
 from tests.rollout_node.vllm.sparse_reference import Reference
 from tests.trainer_node.learning.distillation.sparse_rows import (

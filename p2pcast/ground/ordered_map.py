@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, islice
 from typing import TypeVar
 
-from p2pcast.limits import MIB
+from p2pcast.ground.limits import MIB
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -11,7 +11,7 @@ import ipaddress
 import re
 from typing import Literal, TypeAlias
 
-from p2pcast.errors import UsageError
+from p2pcast.ground.errors import UsageError
 
 Address: TypeAlias = tuple[str, int]
 """Host (a name or a plain IP address, without brackets) and port."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any, Final, NamedTuple
 
-from p2pcast import limits
-from p2pcast.errors import IntegrityError, UsageError
+from p2pcast.ground import limits
+from p2pcast.ground.errors import IntegrityError, UsageError
 
 NO_VERSION: Final = "none"
 """The label of an engine's weights that no peer has installed into this process."""

@@ -1,0 +1,1 @@
+"""Parts that import nothing else of p2pcast: errors, limits, versions, waits and texts."""
