@@ -31,11 +31,11 @@ from p2pcast.codec.cell import CODEC_NAMES, RAW, Encoded, apply, decode, encode,
 from p2pcast.codec.digest import MASK, digest
 from p2pcast.codec.layout import Cell, Layout, cell_bytes
 from p2pcast.codec.squash_cell import needs_base, squash
+from p2pcast.files import disk
 from p2pcast.ground import limits
 from p2pcast.ground.errors import IntegrityError, LocalError, UsageError
 from p2pcast.ground.ordered_map import cores, ordered_map
 from p2pcast.ground.version import Version
-from p2pcast.store import disk
 
 _STEP = re.compile(r"step_(\d{1,18})", re.ASCII)
 _SHOWN = 10

@@ -15,15 +15,15 @@ import asyncio
 import logging
 from functools import partial
 
-from p2pcast.daemon import metric_kinds
 from p2pcast.daemon.http_connections import HttpLimits
 from p2pcast.daemon.http_server import Document, HttpServer
+from p2pcast.files.atomic_files import atomic_write
 from p2pcast.ground.addresses import show_address
 from p2pcast.ground.version import Version
+from p2pcast.process import metric_kinds
+from p2pcast.process.log_context import note_daemon
 from p2pcast.state.shadow import Shadow
 from p2pcast.store.artifact_store import Store
-from p2pcast.store.atomic_files import atomic_write
-from p2pcast.telemetry.log_context import note_daemon
 from p2pcast.telemetry.span_export import export_events
 from p2pcast.transport.link import Link
 from p2pcast.trust import bearer_tokens

@@ -13,7 +13,7 @@ from p2pcast.rollouts.kv_policy import KvPolicy
 from p2pcast.store.retention import AT_A_PEER, Counts
 from p2pcast.transport.socket_options import Sockets
 from p2pcast.transport.stripe import DEFAULT
-from p2pcast.wire.join_token import JoinToken
+from p2pcast.trust.join_token import JoinToken
 from rollout_node.engine.install_target import NO_WAIT, Role, Wait
 from rollout_node.installers.installer import Driver
 from rollout_node.sync.catchup_choice import Squashes

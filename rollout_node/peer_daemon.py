@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 
-from p2pcast.daemon.background_tasks import Tasks
-from p2pcast.daemon.events import Events
+from p2pcast.process.background_tasks import Tasks
+from p2pcast.process.events import Events
 from p2pcast.store.state_format import state_lock
 from rollout_node.peer import Peer, build_peer
 from rollout_node.peer_config import PeerConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from p2pcast.daemon.metric_kinds import PAUSES, SECONDS, Histogram, counter, counters, gauge, gauges, optional
+from p2pcast.process.metric_kinds import PAUSES, SECONDS, Histogram, counter, counters, gauge, gauges, optional
 
 HUB_CONNECTED = partial(gauge, "p2pcast_peer_hub_connected", "Whether the hub is in reach")
 LEVEL = partial(

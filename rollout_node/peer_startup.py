@@ -14,12 +14,12 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 
-from p2pcast.daemon.background_tasks import Tasks
-from p2pcast.daemon.daemon_process import StateFile, node_id
-from p2pcast.daemon.events import Events
 from p2pcast.ground.errors import P2PCastError
 from p2pcast.mirror.object_names import run_folder
 from p2pcast.mirror.object_store import Objects
+from p2pcast.process.background_tasks import Tasks
+from p2pcast.process.daemon_process import StateFile, node_id
+from p2pcast.process.events import Events
 from p2pcast.state.staging import Staging
 from p2pcast.state.stale_shadows import claim, leave, sweep
 from p2pcast.transport.listener import Listener

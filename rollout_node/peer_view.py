@@ -10,15 +10,15 @@ from pathlib import Path
 
 from prometheus_client.core import Metric
 
-from p2pcast.daemon import daemon_metrics
-from p2pcast.daemon.background_tasks import Tasks
-from p2pcast.daemon.events import Events
 from p2pcast.daemon.http_server import Document, Reached
-from p2pcast.daemon.metric_kinds import lag
 from p2pcast.fleet_verdict import RANK, UNVERIFIED, Finding, document, engine_findings, peer_findings, troubles, unready
 from p2pcast.ground import limits
 from p2pcast.ground.addresses import show_address
 from p2pcast.ground.version import Version
+from p2pcast.process.background_tasks import Tasks
+from p2pcast.process.events import Events
+from p2pcast.process.metric_kinds import lag
+from p2pcast.relay import daemon_metrics
 from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Node
 from p2pcast.relay.upstream import Upstream

@@ -20,7 +20,7 @@ IMPURE = {
 }  # fmt: skip
 MOST_MODULES = 20
 TASK_MAKERS = {"create_task", "ensure_future", "run_coroutine_threadsafe"}
-OWNER_OF_TASKS = "p2pcast.daemon.background_tasks"
+OWNER_OF_TASKS = "p2pcast.process.background_tasks"
 LATE_IMPORTERS = ("p2pcast.cli", "p2pcast.adapters")
 """Functions of these packages may import any package of ours."""
 

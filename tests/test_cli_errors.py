@@ -22,8 +22,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from p2pcast.daemon.daemon_process import default_shadow
-from p2pcast.wire.join_token import JoinToken
+from p2pcast.process.daemon_process import default_shadow
+from p2pcast.trust.join_token import JoinToken
 
 FAILED, USAGE, REFUSED, UNREACHABLE, UNREAD = 1, 2, 3, 4, 5
 HERE = ("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--plaintext")

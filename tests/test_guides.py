@@ -14,9 +14,10 @@ import pytest
 from p2pcast.cli import cli, join
 from p2pcast.cli.learn import read
 from p2pcast.cli.rollout_commands import ledger_command, work_command
-from p2pcast.daemon import daemon_process, daemon_requests, event_loop
+from p2pcast.daemon import daemon_requests
 from p2pcast.ground.errors import P2PCastError
-from p2pcast.wire.join_token import JoinToken
+from p2pcast.process import daemon_process, event_loop
+from p2pcast.trust.join_token import JoinToken
 from trainer_node.learning.learner_config import TABLES
 from trainer_node.learning.monitoring.run_record import Evaluation, Probe, Publication, StepEvent
 from trainer_node.learning.monitoring.run_table import COLUMNS

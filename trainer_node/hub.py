@@ -17,16 +17,16 @@ import socket
 from collections.abc import AsyncIterator
 from functools import partial
 
-from p2pcast.daemon.background_tasks import Tasks, report_bug
-from p2pcast.daemon.events import Events
+from p2pcast.files.atomic_files import atomic_write
 from p2pcast.ground.addresses import ANYWHERE, show_address
+from p2pcast.process.background_tasks import Tasks, report_bug
+from p2pcast.process.events import Events
+from p2pcast.process.log_context import note_daemon
 from p2pcast.quantised.folder_opening import opening
 from p2pcast.state.stale_shadows import leave
-from p2pcast.store.atomic_files import atomic_write
 from p2pcast.store.state_format import state_lock
-from p2pcast.telemetry.log_context import note_daemon
 from p2pcast.telemetry.span_export import export_events
-from p2pcast.wire.join_token import JoinToken
+from p2pcast.trust.join_token import JoinToken
 from trainer_node.commit.barrier import Tick
 from trainer_node.hub_config import HubConfig
 from trainer_node.hub_startup import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from p2pcast.daemon.metric_kinds import SECONDS, Histogram, counter, counters, gauge, gauges, optional
+from p2pcast.process.metric_kinds import SECONDS, Histogram, counter, counters, gauge, gauges, optional
 
 PEERS = partial(gauge, "p2pcast_hub_peers", "Peers joined")
 _LEVELS = "0 well, 1 on its way, 2 a trouble that may pass, 3 needs an operator"

@@ -12,10 +12,6 @@ import time
 from dataclasses import dataclass
 
 from p2pcast.artifact.run_key import RunKey
-from p2pcast.daemon import metric_kinds
-from p2pcast.daemon.background_tasks import Tasks
-from p2pcast.daemon.daemon_process import StateFile, node_id
-from p2pcast.daemon.events import Events
 from p2pcast.daemon.http_connections import HttpLimits
 from p2pcast.daemon.http_server import HttpServer
 from p2pcast.ground.errors import UsageError
@@ -27,6 +23,10 @@ from p2pcast.mirror.object_store import Objects
 from p2pcast.page.page_routes import PageRoutes
 from p2pcast.page.picture_feed import PictureFeed
 from p2pcast.page.reading_rights import ReadingRights
+from p2pcast.process import metric_kinds
+from p2pcast.process.background_tasks import Tasks
+from p2pcast.process.daemon_process import StateFile, node_id
+from p2pcast.process.events import Events
 from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import Node

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 
-from p2pcast.daemon import daemon_metrics
-from p2pcast.daemon.background_tasks import Tasks
-from p2pcast.daemon.events import Events
 from p2pcast.daemon.http_server import Document, Reached
 from p2pcast.fleet_verdict import NO_VERSION, RANK, judge
+from p2pcast.process.background_tasks import Tasks
+from p2pcast.process.events import Events
+from p2pcast.relay import daemon_metrics
 from p2pcast.relay.child import Child
 from p2pcast.relay.node import Node
 from p2pcast.transport.link import Link

@@ -37,8 +37,8 @@ from netem.demo.wait import HTTP_S, READY_S, Watch, unwrapped
 from netem.demo.workspace import Workspace
 from p2pcast import offline
 from p2pcast.checkpoint import Checkpoint
+from p2pcast.files.atomic_files import atomic_write
 from p2pcast.ground.errors import UsageError
-from p2pcast.store.atomic_files import atomic_write
 from p2pcast.trust import bearer_tokens
 
 log = logging.getLogger("p2pcast.bench")

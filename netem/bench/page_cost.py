@@ -21,9 +21,9 @@ from typing import Any
 import aiohttp
 
 from netem.fleet.local_fleet import listening_port
-from p2pcast.daemon import event_loop
 from p2pcast.ground.errors import RetryableError
 from p2pcast.ground.version import Version
+from p2pcast.process import event_loop
 from p2pcast.wire.lenient_report import Progress
 from trainer_node.hub import Hub, opened
 from trainer_node.hub_config import HubConfig

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from p2pcast.daemon import event_loop
 from p2pcast.ground.version import Version
+from p2pcast.process import event_loop
 from p2pcast.rollouts.job import Group, Job, job_of
 from p2pcast.rollouts.result import Span
 from p2pcast.tasks.child_processes.play_pool import PlayPool

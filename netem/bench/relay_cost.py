@@ -33,9 +33,9 @@ from p2pcast.artifact.piece_size import piece_bytes
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.artifact.signed_records import run_id
 from p2pcast.codec.cell import DENSE
-from p2pcast.daemon import event_loop
-from p2pcast.daemon.daemon_process import keep_freed_memory
 from p2pcast.ground.errors import RetryableError
+from p2pcast.process import event_loop
+from p2pcast.process.daemon_process import keep_freed_memory
 from p2pcast.relay.node import Parent
 from p2pcast.relay.upstream import Upstream
 from p2pcast.transport.dial import dial

@@ -33,8 +33,8 @@ from netem.demo.verdict import Check, check_answers, check_folders
 from netem.demo.version_board import VersionBoard, VersionRow
 from netem.demo.wait import HTTP_S, POLL_S, READY_S, Watch, unwrapped
 from netem.demo.workspace import Workspace
+from p2pcast.files.atomic_files import atomic_write
 from p2pcast.ground.errors import UsageError
-from p2pcast.store.atomic_files import atomic_write
 
 BASE_S, ENGINE_S, VERSION_S, FRESH_S = 900.0, 900.0, 300.0, 900.0
 """Time limits in seconds: training of the base, vLLM's start, one version at all peers, the new engines of the check.

@@ -20,9 +20,9 @@ from netem.gpu.gpu_machine import describe, missing, state_bytes
 from netem.gpu.gpu_page import add, page, section
 from netem.gpu.gpu_steps import STEPS, Sizes, Step
 from p2pcast.cli.options import PATH
+from p2pcast.files.atomic_files import atomic_write, explained
 from p2pcast.ground.errors import P2PCastError, UsageError
 from p2pcast.ground.limits import GIB
-from p2pcast.store.atomic_files import atomic_write, explained
 
 TAIL_LINES = 15
 """Lines of a failed step's output that the document keeps."""

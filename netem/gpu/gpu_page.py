@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from netem.gpu.gpu_steps import STEPS
+from p2pcast.files.atomic_files import atomic_write
 from p2pcast.ground.limits import GIB, MIB
-from p2pcast.store.atomic_files import atomic_write
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "docs" / "benchmarks" / "gpu.json"

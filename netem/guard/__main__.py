@@ -20,8 +20,8 @@ from netem.guard.guarded_figures import BARS, FORM, MEMORY, Bar, measured
 from netem.guard.paired_ratios import FEWEST, Spread, against, row
 from netem.guard.source_trees import ROOT, Tree, baseline, ours
 from netem.lab.machine import machine, versions
+from p2pcast.files.atomic_files import atomic_write, explained
 from p2pcast.ground.errors import LocalError, P2PCastError, UsageError
-from p2pcast.store.atomic_files import atomic_write, explained
 
 RECORD: Final = ROOT / "docs" / "benchmarks" / "guard.json"
 

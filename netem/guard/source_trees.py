@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from netem.fleet import die_with_parent
+from p2pcast.files.atomic_files import atomic_folder, explained
 from p2pcast.ground.errors import LocalError, UsageError
-from p2pcast.store.atomic_files import atomic_folder, explained
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PINNED: Final = ROOT / "tests" / "compat"

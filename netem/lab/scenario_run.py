@@ -24,8 +24,8 @@ from netem.lab.machine import machine, versions
 from netem.lab.network_tables import events_of
 from netem.lab.requirements import judged
 from netem.lab.scenario import Case, Scenario, cases, filled, parse
+from p2pcast.files.atomic_files import reason
 from p2pcast.ground.errors import LocalError, UsageError
-from p2pcast.store.atomic_files import reason
 
 FOLDER: Final = Path(__file__).parent.parent / "scenarios"
 SUFFIX: Final = ".toml"

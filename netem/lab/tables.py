@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from p2pcast.daemon.daemon_process import parse_rate
 from p2pcast.ground.errors import UsageError
+from p2pcast.process.daemon_process import parse_rate
 
 T = TypeVar("T")
 

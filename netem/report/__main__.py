@@ -16,8 +16,8 @@ from netem.report.document import FOLDER, Kept, write
 from netem.report.measure import kept, measure
 from netem.report.report_plots import draw
 from p2pcast.cli.options import PATH
+from p2pcast.files.atomic_files import atomic_write, explained
 from p2pcast.ground.errors import P2PCastError, UsageError
-from p2pcast.store.atomic_files import atomic_write, explained
 
 RESULT = "result.json"
 

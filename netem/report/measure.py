@@ -21,8 +21,8 @@ from typing import Any, Final
 
 from netem.lab.machine import machine, versions
 from netem.report.parts import LIMIT_S, PARTS, Part
+from p2pcast.files.atomic_files import atomic_write, explained
 from p2pcast.ground.errors import LocalError, UsageError
-from p2pcast.store.atomic_files import atomic_write, explained
 
 COMMAND: Final = (sys.executable, "-P", "-m", "p2pcast.cli")
 END_S: Final = 60.0

@@ -33,8 +33,8 @@ from netem.demo.workspace import Workspace
 from netem.rl_demo import rl_verdict
 from netem.rl_demo.rl_participants import ENGINE, HUB, LEARNER, LEDGER, RlOptions, RlParticipants
 from netem.rl_demo.rl_view import COLUMNS, RlView
+from p2pcast.files.atomic_files import atomic_write
 from p2pcast.ground.errors import UsageError
-from p2pcast.store.atomic_files import atomic_write
 from p2pcast.tasks.sums import BEGIN, encode
 
 ENGINE_S, FRESH_S, RUN_S, IDLE_S = 900.0, 900.0, 3600.0, 120.0

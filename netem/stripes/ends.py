@@ -24,8 +24,8 @@ from netem.stripes.link_end import CELL_BYTES, End
 from p2pcast.artifact.packer import Packer
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.codec.cell import DENSE
-from p2pcast.daemon import event_loop
-from p2pcast.daemon.daemon_process import keep_freed_memory
+from p2pcast.process import event_loop
+from p2pcast.process.daemon_process import keep_freed_memory
 from p2pcast.relay.upstream import Upstream
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import QuietOwner

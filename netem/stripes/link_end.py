@@ -17,8 +17,8 @@ from p2pcast.relay.node import Node, Parent
 from p2pcast.store.artifact_log import Log
 from p2pcast.store.artifact_store import Store
 from p2pcast.transport.link import Link, QuietOwner
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire.connection import Identity
-from p2pcast.wire.join_token import JoinToken
 from p2pcast.wire.messages import Hello
 
 CELL_BYTES = limits.MIB // 2

@@ -31,14 +31,14 @@ import click
 from aiohttp import web
 
 from p2pcast.adapters.ledger_steps import LedgerSteps, filled, newest_version
-from p2pcast.daemon import event_loop
 from p2pcast.daemon.application_server import serving
-from p2pcast.daemon.daemon_process import run_until_signal
 from p2pcast.daemon.daemon_requests import DEFAULT_URL
 from p2pcast.daemon.request_body import read_json
 from p2pcast.ground.addresses import parse_address
 from p2pcast.ground.errors import P2PCastError, RefusedError, UsageError
 from p2pcast.ground.limits import KIB
+from p2pcast.process import event_loop
+from p2pcast.process.daemon_process import run_until_signal
 
 if TYPE_CHECKING:
     from trainer_node.learning.objective.training_rows import TrainingRow

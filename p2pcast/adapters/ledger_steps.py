@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from p2pcast.files.atomic_files import atomic_write
 from p2pcast.ground.errors import RetryableError, UsageError
 from p2pcast.ground.version import Version
-from p2pcast.store.atomic_files import atomic_write
 
 if TYPE_CHECKING:
     from trainer_node.learning.objective.advantages import AdvantageKind

@@ -32,13 +32,14 @@ from yarl import URL
 
 from p2pcast.adapters.live_folder import wait_live
 from p2pcast.checkpoint.folder_form import MARKERS, StepNames
-from p2pcast.daemon import application_server, event_loop
-from p2pcast.daemon.daemon_process import run_until_signal
+from p2pcast.daemon import application_server
 from p2pcast.daemon.daemon_requests import DEFAULT_URL
 from p2pcast.daemon.request_body import BodyTooLargeError, read_json
 from p2pcast.ground.addresses import parse_address
 from p2pcast.ground.errors import P2PCastError, UsageError
 from p2pcast.ground.limits import KIB
+from p2pcast.process import event_loop
+from p2pcast.process.daemon_process import run_until_signal
 
 PAUSE_WAIT_S, UPDATE_WAIT_S = 240.0, 600.0
 """Longest holds in seconds: within prime-rl's limits for one attempt, 300 s and 720 s."""

@@ -22,10 +22,10 @@ from p2pcast.artifact.packer import Packer
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.artifact.signed_records import KEY_BYTES, FileEntry, Manifest, Open
 from p2pcast.codec.layout import Layout
+from p2pcast.files import disk
+from p2pcast.files.atomic_files import explained, fsync_dir, part_path
 from p2pcast.ground import limits
 from p2pcast.ground.errors import IntegrityError
-from p2pcast.store import disk
-from p2pcast.store.atomic_files import explained, fsync_dir, part_path
 
 MAGIC = b"p2pd"
 VERSION = 1

@@ -12,8 +12,8 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2pcast.artifact.signed_records import KEY_BYTES
+from p2pcast.files.atomic_files import atomic_write, explained
 from p2pcast.ground.errors import LocalError
-from p2pcast.store.atomic_files import atomic_write, explained
 
 
 class RunKey:

@@ -22,11 +22,11 @@ from p2pcast.checkpoint.adapter_form import CONFIG, WEIGHTS, checked_name, state
 from p2pcast.checkpoint.safetensors_file import SafetensorsFile, as_words, header_for, parse_json
 from p2pcast.codec.layout import Cell, Layout, Tensor, cell_bytes
 from p2pcast.codec.scratch import ScratchBuffers
+from p2pcast.files import disk
+from p2pcast.files.atomic_files import atomic_folder, explained
 from p2pcast.ground import limits
 from p2pcast.ground.errors import IntegrityError, LocalError, UsageError
 from p2pcast.ground.ordered_map import ordered_map
-from p2pcast.store import disk
-from p2pcast.store.atomic_files import atomic_folder, explained
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -23,9 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from p2pcast.codec.layout import Layout, Tensor
+from p2pcast.files.atomic_files import explained
 from p2pcast.ground import limits
 from p2pcast.ground.errors import IntegrityError, LocalError
-from p2pcast.store.atomic_files import explained
 
 WORD_DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
 _PREFIX_BYTES = 8

@@ -18,9 +18,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from p2pcast.cli import config
-from p2pcast.daemon import garbage_collection, logs
 from p2pcast.ground import missing_packages
 from p2pcast.ground.errors import EXIT_FAILED, EXIT_USAGE, P2PCastError
+from p2pcast.process import garbage_collection, logs
 
 COMMANDS = {
     "seed": ("p2pcast.cli.seed:seed", "Publish every new checkpoint to all peers that join."),

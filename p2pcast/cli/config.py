@@ -22,9 +22,9 @@ from typing import Any
 
 import click
 
+from p2pcast.files.atomic_files import reason
 from p2pcast.ground.errors import UsageError
 from p2pcast.ground.plain_text import written_text
-from p2pcast.store.atomic_files import reason
 
 _HEADER = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(?:#.*)?")
 _KEY = re.compile(r"""\s*("[^"]*"|'[^']*'|[A-Za-z0-9_-]+)\s*[=.]""")

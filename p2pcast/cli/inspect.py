@@ -21,12 +21,12 @@ from p2pcast.cli.options import console
 from p2pcast.cli.state_folder import describe_state, show_state
 from p2pcast.codec.cell import CODEC_NAMES
 from p2pcast.codec.layout import Layout
+from p2pcast.files.atomic_files import explained
 from p2pcast.ground.errors import IntegrityError, LocalError, UsageError
 from p2pcast.ground.progress_bar import Meter
 from p2pcast.inspection import sparsity_report
 from p2pcast.inspection.png_figure import require_matplotlib
-from p2pcast.store.atomic_files import explained
-from p2pcast.store.store_inspection import is_state_folder
+from p2pcast.inspection.store_inspection import is_state_folder
 
 _ROWS = 40
 _NAME = 40

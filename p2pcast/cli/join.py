@@ -23,8 +23,8 @@ from p2pcast.cli.options import (
     shadow_days,
     step_folders,
 )
-from p2pcast.daemon import event_loop
 from p2pcast.ground.errors import UsageError
+from p2pcast.process import event_loop
 from p2pcast.quantised.quantisation_kinds import KINDS
 from p2pcast.rollouts.kv_policy import KV_POLICIES, KvPolicy
 from p2pcast.store.retention import AT_A_PEER
@@ -240,7 +240,7 @@ def join(
       p2pcast join hub.example:7077 --base Qwen3-4B --install safetensors:/models/latest --keep 2
       p2pcast join --from s3://bucket/run --install exec:./reload.sh
     """
-    from p2pcast.daemon.daemon_process import (
+    from p2pcast.process.daemon_process import (
         default_shadow,
         keep_freed_memory,
         name_fatal_signals,
@@ -250,7 +250,7 @@ def join(
         state_home,
     )
     from p2pcast.transport.socket_options import choose_sockets
-    from p2pcast.wire.join_token import JoinToken
+    from p2pcast.trust.join_token import JoinToken
     from rollout_node.engine.callbacks import load
     from rollout_node.engine.install_target import Wait, check, check_span, check_wait
     from rollout_node.peer_config import PeerConfig

@@ -164,7 +164,7 @@ def _run(
     from netem.lab.scenario_plots import draw
     from netem.lab.scenario_report import sentences, table
     from netem.lab.scenario_run import backend_of, load, run
-    from p2pcast.store.atomic_files import explained
+    from p2pcast.files.atomic_files import explained
 
     scenario = load(name, settings)
     folder = folder or Path("lab-out") / scenario.name

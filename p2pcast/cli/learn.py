@@ -58,7 +58,7 @@ def learn(config: Path, overrides: tuple[str, ...], print_config: bool, plot: bo
         plot_run(read_run(checked.checkpoint.folder), picture)
         click.echo(picture)
         return
-    from p2pcast.daemon.daemon_process import restrict_umask
+    from p2pcast.process.daemon_process import restrict_umask
     from trainer_node.learning.learner_startup import run_learner
     from trainer_node.learning.trainer_ranks import by_torchrun, leave
 

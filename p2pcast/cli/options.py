@@ -13,13 +13,13 @@ import click
 from rich.console import Console
 
 from p2pcast.checkpoint.folder_form import MARKERS, StepNames
-from p2pcast.daemon.daemon_process import parse_rate
+from p2pcast.files.atomic_files import atomic_write
 from p2pcast.ground.addresses import parse_address
 from p2pcast.ground.errors import UsageError
 from p2pcast.ground.limits import LEAST_OF_ADDRESS, MAX_KEPT, MAX_STRIPES, SHADOW_KEPT_DAYS
 from p2pcast.ground.plain_text import written_text
 from p2pcast.ground.version import Version
-from p2pcast.store.atomic_files import atomic_write
+from p2pcast.process.daemon_process import parse_rate
 from p2pcast.store.retention import KEEP_ANCHORS, KEEP_DELTAS
 
 F = TypeVar("F", bound=Callable[..., Any])

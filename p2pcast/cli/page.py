@@ -47,12 +47,12 @@ def replay(events: Path, speed: float, http: tuple[str, int]) -> None:
 
     Lines of JSON are read, too: {"kind": "sealed", "time": 1795820502.9, "facts": {"version": "0.3", "bytes": 22026}}.
     """
-    from p2pcast.daemon import event_loop
-    from p2pcast.daemon.background_tasks import Tasks
-    from p2pcast.daemon.daemon_process import run_until_signal
     from p2pcast.ground.addresses import show_address
     from p2pcast.page.recorded_run import read_events
     from p2pcast.page.replay import Replay
+    from p2pcast.process import event_loop
+    from p2pcast.process.background_tasks import Tasks
+    from p2pcast.process.daemon_process import run_until_signal
 
     try:
         with events.open(encoding="utf-8") as lines:

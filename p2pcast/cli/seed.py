@@ -20,9 +20,9 @@ from p2pcast.cli.options import (
     shadow_days,
     step_folders,
 )
-from p2pcast.daemon import event_loop
 from p2pcast.ground.errors import UsageError
 from p2pcast.ground.limits import MAX_KEPT
+from p2pcast.process import event_loop
 from p2pcast.quantised.quantisation_kinds import KINDS
 from p2pcast.store.retention import ANCHOR_EVERY, Counts
 
@@ -237,7 +237,7 @@ def seed(
       p2pcast seed --listen 0.0.0.0:7077 --uplink 1gbit --token-file token
       p2pcast seed runs/math --commit barrier --mirror s3://bucket/run
     """
-    from p2pcast.daemon.daemon_process import (
+    from p2pcast.process.daemon_process import (
         default_shadow,
         keep_freed_memory,
         name_fatal_signals,

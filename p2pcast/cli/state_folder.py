@@ -15,19 +15,19 @@ from rich.table import Table
 from p2pcast.artifact.artifact_file import HEADER
 from p2pcast.artifact.assembly import Assembly
 from p2pcast.cli.options import PATH, console
-from p2pcast.daemon.daemon_process import default_shadow
+from p2pcast.files.atomic_files import explained
 from p2pcast.ground.errors import EXIT_REFUSED, IntegrityError, LocalError
 from p2pcast.ground.ordered_map import cores
 from p2pcast.ground.progress_bar import Meter
+from p2pcast.inspection.store_inspection import Item, Survey, set_aside, survey
+from p2pcast.process.daemon_process import default_shadow
 from p2pcast.state.shadow import MARKS_NAME, Shadow, layout_in
 from p2pcast.state.stale_shadows import find_stale, remove
 from p2pcast.state.version_reader import replay_to, restore_cells
 from p2pcast.store.anchor_log import AnchorLog
 from p2pcast.store.artifact_log import FileLog, Log
-from p2pcast.store.atomic_files import explained
 from p2pcast.store.state_format import check as check_format
 from p2pcast.store.state_format import state_lock
-from p2pcast.store.store_inspection import Item, Survey, set_aside, survey
 
 
 def describe_state(path: Path) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from p2pcast.cli.options import BEARER_FILE, PATH, console
 from p2pcast.daemon.daemon_requests import DEFAULT_URL, ask, daemon_url
+from p2pcast.files.atomic_files import atomic_write
 from p2pcast.ground.errors import UsageError
-from p2pcast.store.atomic_files import atomic_write
 from p2pcast.trust.dial_permissions import BOUGHT
 
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])", re.ASCII)

@@ -19,7 +19,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from p2pcast.transport.handshake_admission import PendingConnections, address_block
+from p2pcast.sockets.handshake_admission import PendingConnections, address_block
 
 T = TypeVar("T", bound=Hashable)
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from p2pcast.daemon.daemon_process import state_home
 from p2pcast.daemon.listener_owner import foreign_listener
 from p2pcast.ground.addresses import is_loopback
 from p2pcast.ground.errors import LocalError, RefusedError, RetryableError, UsageError
 from p2pcast.ground.plain_text import shown_text, written_text
+from p2pcast.process.daemon_process import state_home
 from p2pcast.trust import bearer_tokens
 
 DEFAULT_URL = "http://127.0.0.1:7078"

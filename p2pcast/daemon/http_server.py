@@ -29,7 +29,6 @@ from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from p2pcast.daemon.events import Events
 from p2pcast.daemon.http_connections import (
     BACKLOG,
     CONNECTIONS,
@@ -46,8 +45,9 @@ from p2pcast.ground.addresses import is_loopback, show_address
 from p2pcast.ground.errors import LocalError, P2PCastError, RefusedError, RetryableError, UsageError
 from p2pcast.ground.limits import KIB, MAX_READERS, MAX_STEP, MAX_WAIT_S, MAX_WAITERS
 from p2pcast.ground.version import Version
-from p2pcast.transport.listen_sockets import listening
-from p2pcast.transport.tls_acceptor import TlsAcceptor
+from p2pcast.process.events import Events
+from p2pcast.sockets.listen_sockets import listening
+from p2pcast.sockets.tls_acceptor import TlsAcceptor
 from p2pcast.trust import bearer_tokens as bearer_tokens
 
 logger = logging.getLogger("p2pcast.http")

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
+from p2pcast.files.private_folders import check_above, check_shared
 from p2pcast.ground.errors import LocalError, UsageError
-from p2pcast.store.private_folders import check_above, check_shared
 
 TASK_PREFIX: Final = "P2PCAST_TASK_"
 """Variables that are meant for a user's task or hooks begin with this."""

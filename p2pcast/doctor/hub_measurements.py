@@ -18,8 +18,8 @@ from p2pcast.doctor.machine_facts import HubFacts
 from p2pcast.ground.addresses import Address, show_address
 from p2pcast.ground.errors import RefusedError
 from p2pcast.trust.certificates import certified, valid_at
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.trust.tls_contexts import first_contact
-from p2pcast.wire.join_token import JoinToken
 
 CONNECTS = 8
 """Connections one after the other: enough for a median, and few for the hub's admission of handshakes."""

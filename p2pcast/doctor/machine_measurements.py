@@ -25,14 +25,14 @@ from pathlib import Path
 from statistics import median
 from typing import TypeAlias
 
-from p2pcast.daemon.daemon_process import TMPFS, default_shadow
 from p2pcast.doctor.machine_facts import DiskSpeed, MachineFacts, Port, Role, StateFolder, Volume
+from p2pcast.files.private_folders import check_above
 from p2pcast.ground.errors import LocalError
 from p2pcast.ground.limits import MIB
 from p2pcast.ground.ordered_map import cores
-from p2pcast.store.private_folders import check_above
+from p2pcast.process.daemon_process import TMPFS, default_shadow
+from p2pcast.sockets.listen_sockets import listening
 from p2pcast.transport import socket_options
-from p2pcast.transport.listen_sockets import listening
 
 MODULES = {"torch": "torch", "transformers": "transformers", "optimi": "torch-optimi", "vllm": "vllm",
            "sglang": "sglang", "psycopg": "psycopg"}  # fmt: skip

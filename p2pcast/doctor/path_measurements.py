@@ -25,8 +25,8 @@ from dataclasses import replace
 from p2pcast.doctor.machine_facts import PathFacts
 from p2pcast.ground.addresses import Address, show_address
 from p2pcast.ground.limits import KIB
+from p2pcast.sockets.listen_sockets import listening
 from p2pcast.transport import tcp_info
-from p2pcast.transport.listen_sockets import listening
 from p2pcast.transport.socket_options import choose_sockets
 
 MAGIC = b"p2pcast-doctor-1"

@@ -6,8 +6,8 @@ import io
 from pathlib import Path
 from typing import Any
 
+from p2pcast.files.atomic_files import atomic_write
 from p2pcast.ground.errors import LocalError
-from p2pcast.store.atomic_files import atomic_write
 
 DPI = 80
 """Low resolution for small files: figures go into documents and messages."""

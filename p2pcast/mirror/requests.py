@@ -1,4 +1,4 @@
-"""The single path of requests to a mirror's store, with an optional watcher in tests (as ``p2pcast.store.disk`` has for
+"""The single path of requests to a mirror's store, with an optional watcher in tests (as ``p2pcast.files.disk`` has for
 the disk).
 
 Promise: every read, list, write and removal on a mirror goes through ``ask``. Without a watcher, ``ask`` calls the

@@ -15,12 +15,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from p2pcast.daemon.background_tasks import report_bug
-from p2pcast.daemon.events import Event, Events
 from p2pcast.ground.wakeup import Wakeup
 from p2pcast.page.fleet_history import FleetHistory
 from p2pcast.page.fleet_picture import picture
 from p2pcast.page.picture_changes import changes
+from p2pcast.process.background_tasks import report_bug
+from p2pcast.process.events import Event, Events
 
 INTERVAL_S: Final = 0.5
 """Least time in seconds between two pictures."""

@@ -7,14 +7,14 @@ import secrets
 from collections.abc import Sequence
 from typing import Final
 
-from p2pcast.daemon import metric_kinds
-from p2pcast.daemon.events import Events
 from p2pcast.daemon.http_server import HttpServer
 from p2pcast.fleet_verdict import judge
 from p2pcast.page.page_routes import PageRoutes
 from p2pcast.page.picture_feed import PictureFeed
 from p2pcast.page.reading_rights import ReadingRights
 from p2pcast.page.recorded_run import SIMULATED, Recorded, RecordedRun
+from p2pcast.process import metric_kinds
+from p2pcast.process.events import Events
 
 MOST_PAUSE_S: Final = 3.0
 """Longest time in seconds between two events, however long they were apart."""

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
+from p2pcast.artifact.piece_set import indices_of, ranges_of
 from p2pcast.ground import limits
 from p2pcast.ground.errors import P2PCastError, RemoteError, RetryableError
 from p2pcast.ground.wakeup import Wakeup
 from p2pcast.relay.child import Child
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.pacing import InboundRate
-from p2pcast.relay.piece_set import indices_of, ranges_of
 from p2pcast.relay.pull_throttle import Throughput, pull_bytes_s
 from p2pcast.relay.read_ahead import PieceStore, ReadAhead
 from p2pcast.relay.send_schedule import FrameKind, Send, SendSchedule

@@ -15,6 +15,7 @@ from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 from p2pcast.artifact.assembly import Assembly
+from p2pcast.artifact.piece_set import PieceSet
 from p2pcast.artifact.signed_records import Open
 from p2pcast.codec.layout import Layout
 from p2pcast.ground.errors import P2PCastError, RetryableError
@@ -30,7 +31,6 @@ from p2pcast.relay.holding_state import (
     Step,
     after,
 )
-from p2pcast.relay.piece_set import PieceSet
 from p2pcast.relay.verified_pieces import VerifiedPieces
 from p2pcast.store.artifact_log import Log
 

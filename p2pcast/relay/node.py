@@ -16,17 +16,17 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from p2pcast.artifact.assembly import Assembly
+from p2pcast.artifact.piece_set import PieceSet
 from p2pcast.artifact.signed_records import Open
 from p2pcast.codec.layout import Layout
-from p2pcast.daemon.shortages import shortage
 from p2pcast.ground import limits
 from p2pcast.ground.errors import IntegrityError, LocalError, P2PCastError
 from p2pcast.ground.observers import Observers
 from p2pcast.ground.version import Version
+from p2pcast.process.shortages import shortage
 from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.holding import Holding, Source
 from p2pcast.relay.holding_state import State
-from p2pcast.relay.piece_set import PieceSet
 from p2pcast.relay.tuning import CACHE_BYTES, MAX_PULLS
 from p2pcast.relay.verified_pieces import VerifiedPieces
 from p2pcast.store.artifact_journal import Kind

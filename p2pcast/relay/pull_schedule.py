@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from p2pcast.artifact.piece_set import indices_of, ranges_of
 from p2pcast.ground import limits
-from p2pcast.relay.piece_set import indices_of, ranges_of
 from p2pcast.relay.tuning import (
     PULL_LATE_S,
     PULL_STALL_S,

@@ -15,9 +15,9 @@ from typing import Protocol
 
 import blake3
 
-from p2pcast.daemon.background_tasks import spawn
 from p2pcast.ground.errors import IntegrityError, LocalError, P2PCastError, RemoteError
 from p2pcast.ground.observers import Observers
+from p2pcast.process.background_tasks import spawn
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.send_schedule import ChildSchedules
 from p2pcast.relay.tuning import READ_AHEAD_BYTES, READ_AHEAD_PIECES

@@ -7,8 +7,8 @@ from enum import Enum
 import blake3
 
 from p2pcast.artifact.assembly import Assembly
+from p2pcast.artifact.piece_set import PieceSet
 from p2pcast.artifact.signed_records import Open
-from p2pcast.relay.piece_set import PieceSet
 
 
 class Offer(Enum):

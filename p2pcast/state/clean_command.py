@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from p2pcast.telemetry.repeated_messages import span
+from p2pcast.process.repeated_messages import span
 
 if TYPE_CHECKING:
     from p2pcast.state.stale_shadows import FoundShadow

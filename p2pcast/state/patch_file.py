@@ -22,11 +22,11 @@ import numpy.typing as npt
 from p2pcast.codec.cell import Patch
 from p2pcast.codec.digest import word_dtype
 from p2pcast.codec.layout import Layout
+from p2pcast.files import disk, private_folders
+from p2pcast.files.atomic_files import explained
 from p2pcast.ground import limits
 from p2pcast.ground.errors import IntegrityError
 from p2pcast.ground.version import Version
-from p2pcast.store import disk, private_folders
-from p2pcast.store.atomic_files import explained
 
 logger = logging.getLogger("p2pcast.state")
 

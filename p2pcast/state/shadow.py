@@ -32,14 +32,15 @@ from p2pcast.checkpoint.safetensors_file import SafetensorsFile, header_for
 from p2pcast.codec.cell import apply
 from p2pcast.codec.digest import MASK, digest, digest_change, word_dtype
 from p2pcast.codec.layout import Cell, Layout, cell_bytes
+from p2pcast.files import disk, private_folders
+from p2pcast.files.atomic_files import explained, reason
 from p2pcast.ground import limits
 from p2pcast.ground.errors import IntegrityError, LocalError, UsageError
 from p2pcast.ground.ordered_map import ordered_map
 from p2pcast.ground.version import Version
 from p2pcast.state.patch_file import PART_SUFFIX, PatchCell, PatchFile
 from p2pcast.state.shadow_snapshot import ShadowSnapshot
-from p2pcast.store import disk, folder_locks, private_folders
-from p2pcast.store.atomic_files import explained, reason
+from p2pcast.store import folder_locks
 
 MODEL_NAME = "model.safetensors"
 MARKS_NAME = "shadow.p2ps"

@@ -26,12 +26,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from p2pcast.daemon.daemon_process import TMPFS, shadow_prefix
+from p2pcast.files import disk, private_folders
+from p2pcast.files.atomic_files import atomic_write
 from p2pcast.ground.errors import LocalError
 from p2pcast.ground.limits import KIB, SHADOW_KEPT_DAYS
+from p2pcast.process.daemon_process import TMPFS, shadow_prefix
 from p2pcast.state.shadow import MODEL_NAME, locked
-from p2pcast.store import disk, folder_locks, private_folders
-from p2pcast.store.atomic_files import atomic_write
+from p2pcast.store import folder_locks
 from p2pcast.store.state_format import is_in_use
 
 logger = logging.getLogger("p2pcast.state")

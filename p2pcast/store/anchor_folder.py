@@ -23,11 +23,11 @@ from p2pcast.checkpoint.folder import SINGLE, write_folder
 from p2pcast.checkpoint.safetensors_file import header_for
 from p2pcast.codec.digest import digest
 from p2pcast.codec.layout import Cell, Layout
+from p2pcast.files import disk
+from p2pcast.files.atomic_files import atomic_write, explained
 from p2pcast.ground import limits
 from p2pcast.ground.errors import IntegrityError
-from p2pcast.store import disk
 from p2pcast.store.anchor_log import FILES_NAME, AnchorLog
-from p2pcast.store.atomic_files import atomic_write, explained
 
 RECORD = "p2pcast-anchor"
 SYNC_BYTES = 16 * limits.MIB

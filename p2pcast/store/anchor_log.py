@@ -12,11 +12,11 @@ from p2pcast.artifact.signed_records import Manifest
 from p2pcast.checkpoint.folder import SINGLE
 from p2pcast.checkpoint.safetensors_file import header_for
 from p2pcast.codec.layout import Layout
+from p2pcast.files import disk
+from p2pcast.files.atomic_files import explained
 from p2pcast.ground.errors import IntegrityError
-from p2pcast.store import disk
 from p2pcast.store.artifact_journal import ArtifactJournal, Record
 from p2pcast.store.artifact_log import FileLog
-from p2pcast.store.atomic_files import explained
 
 FILES_NAME = ".files"
 """File with the contents of the small files while an anchor is received; removed at the end."""

@@ -19,10 +19,10 @@ from pathlib import Path
 
 from p2pcast.artifact.assembly import Assembly
 from p2pcast.codec.layout import Layout
+from p2pcast.files import disk
+from p2pcast.files.atomic_files import explained
 from p2pcast.ground import limits
 from p2pcast.ground.errors import IntegrityError
-from p2pcast.store import disk
-from p2pcast.store.atomic_files import explained
 
 SUFFIX = ".records"
 _HEAD = struct.Struct("<IB")

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from p2pcast.files import disk
+from p2pcast.files.atomic_files import explained
 from p2pcast.ground.errors import IntegrityError, LocalError
-from p2pcast.store import disk
 from p2pcast.store.artifact_journal import ArtifactJournal, Record
-from p2pcast.store.atomic_files import explained
 
 
 class Log(Protocol):

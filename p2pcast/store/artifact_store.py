@@ -34,13 +34,14 @@ from p2pcast.artifact.piece_size import piece_bytes
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.artifact.signed_records import ANCHOR, DELTA, FileEntry, Manifest, Open, run_id
 from p2pcast.codec.layout import Cell, Layout
+from p2pcast.files import disk
+from p2pcast.files.atomic_files import explained, fsync_dir
 from p2pcast.ground.errors import LocalError, P2PCastError, RetryableError
 from p2pcast.ground.version import Version
-from p2pcast.store import anchor_folder, artifact_journal, disk, partial_artifact
+from p2pcast.store import anchor_folder, artifact_journal, partial_artifact
 from p2pcast.store.anchor_log import AnchorLog
 from p2pcast.store.artifact_journal import ArtifactJournal
 from p2pcast.store.artifact_log import FileLog, Log
-from p2pcast.store.atomic_files import explained, fsync_dir
 from p2pcast.store.partial_artifact import PartialArtifact
 from p2pcast.store.retention import DEFAULT, Counts, dispensable, expendable
 from p2pcast.store.small_files import SmallFiles

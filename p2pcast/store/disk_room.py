@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from p2pcast.files import disk
+from p2pcast.files.atomic_files import explained, part_path
 from p2pcast.ground.limits import MIB
-from p2pcast.store import disk
-from p2pcast.store.atomic_files import explained, part_path
 
 ROOM_BYTES = MIB
 """Free space without which a disk counts as full."""

@@ -13,14 +13,15 @@ import blake3
 
 from p2pcast.artifact.artifact_file import HEADER
 from p2pcast.artifact.assembly import Assembly
+from p2pcast.artifact.piece_set import PieceSet
 from p2pcast.artifact.signed_records import ANCHOR
+from p2pcast.files import disk
+from p2pcast.files.atomic_files import explained
 from p2pcast.ground.ordered_map import ordered_map
-from p2pcast.relay.piece_set import PieceSet
-from p2pcast.store import artifact_journal, disk
+from p2pcast.store import artifact_journal
 from p2pcast.store.anchor_log import AnchorLog
 from p2pcast.store.artifact_journal import ArtifactJournal
 from p2pcast.store.artifact_log import FileLog, Log
-from p2pcast.store.atomic_files import explained
 
 
 @dataclass(frozen=True, slots=True)

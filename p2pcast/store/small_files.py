@@ -11,10 +11,10 @@ from pathlib import Path
 import blake3
 
 from p2pcast.artifact.signed_records import FileEntry
+from p2pcast.files import disk
+from p2pcast.files.atomic_files import atomic_write, explained
 from p2pcast.ground.errors import IntegrityError
 from p2pcast.ground.version import Version
-from p2pcast.store import disk
-from p2pcast.store.atomic_files import atomic_write, explained
 
 
 class SmallFiles:

@@ -20,10 +20,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from p2pcast.files import disk, private_folders
+from p2pcast.files.atomic_files import atomic_write, explained, part_path
 from p2pcast.ground.errors import LocalError
 from p2pcast.ground.release import RELEASE
-from p2pcast.store import disk, folder_locks, private_folders
-from p2pcast.store.atomic_files import atomic_write, explained, part_path
+from p2pcast.store import folder_locks
 
 FORMAT = 2
 FIRST = 1

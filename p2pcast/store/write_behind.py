@@ -19,9 +19,9 @@ import contextlib
 from collections.abc import Callable
 from concurrent.futures import Executor
 
-from p2pcast.daemon.shortages import shortage
 from p2pcast.ground.errors import P2PCastError
 from p2pcast.ground.limits import MIB
+from p2pcast.process.shortages import shortage
 from p2pcast.store.artifact_journal import Record
 from p2pcast.store.artifact_log import Log
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from p2pcast.process.trace_ids import job_trace, span_id, version_trace
 from p2pcast.rollouts.result import Result
 from p2pcast.telemetry.span import Attribute, Span
-from p2pcast.telemetry.trace_ids import job_trace, span_id, version_trace
 
 
 def play_span(

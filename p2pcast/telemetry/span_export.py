@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from p2pcast.daemon.events import Events
 from p2pcast.ground.release import RELEASE
 from p2pcast.ground.wakeup import Wakeup
+from p2pcast.process.events import Events
 from p2pcast.telemetry.span import Span
 from p2pcast.telemetry.version_spans import Role, VersionSpans
 

@@ -19,8 +19,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
+from p2pcast.process.trace_ids import span_id, version_trace
 from p2pcast.telemetry.span import Attribute, Span
-from p2pcast.telemetry.trace_ids import span_id, version_trace
 
 Role = Literal["hub", "peer", "ledger"]
 BEGUN_KEPT: Final = 256

@@ -18,9 +18,9 @@ from functools import partial
 from itertools import chain, zip_longest
 from typing import Any
 
-from p2pcast.daemon.background_tasks import report_bug
 from p2pcast.ground.addresses import Address, family_of, show_address
 from p2pcast.ground.errors import P2PCastError, RefusedError, RemoteError, RetryableError
+from p2pcast.process.background_tasks import report_bug
 from p2pcast.transport.happy_eyeballs import race
 from p2pcast.transport.link import Link, LinkOwner
 from p2pcast.transport.rate_limit import RateLimit

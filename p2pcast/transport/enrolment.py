@@ -14,9 +14,9 @@ from p2pcast.transport.stripe import Stripe
 from p2pcast.trust.certificates import Key, request
 from p2pcast.trust.credentials import Credentials, pinned, received
 from p2pcast.trust.dial_permissions import ENROL, Certified
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.trust.tls_contexts import first_contact
 from p2pcast.wire.connection import Event, Identity, Message
-from p2pcast.wire.join_token import JoinToken
 from p2pcast.wire.messages import Enrol, Issued
 
 DOUBLINGS = 4

@@ -16,10 +16,10 @@ import asyncio
 from collections.abc import Callable
 from typing import ParamSpec, Protocol
 
-from p2pcast.daemon.background_tasks import report_bug
 from p2pcast.ground import limits
 from p2pcast.ground.addresses import show_address
 from p2pcast.ground.errors import LocalError, P2PCastError, RemoteError, RetryableError
+from p2pcast.process.background_tasks import report_bug
 from p2pcast.transport.rate_limit import RateLimit, cost
 from p2pcast.transport.stripe import Stripe
 from p2pcast.wire.connection import Established, Event, Message

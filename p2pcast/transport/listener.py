@@ -16,13 +16,13 @@ from typing import Protocol
 from p2pcast.ground import limits
 from p2pcast.ground.addresses import show_address
 from p2pcast.ground.errors import IncompatibleError, LocalError, P2PCastError, RemoteError, RetryableError
-from p2pcast.transport.handshake_admission import PendingConnections
+from p2pcast.sockets.handshake_admission import PendingConnections
+from p2pcast.sockets.listen_sockets import listening
+from p2pcast.sockets.tls_acceptor import TlsAcceptor, handshake_places
 from p2pcast.transport.link import Link, LinkOwner
-from p2pcast.transport.listen_sockets import listening
 from p2pcast.transport.rate_limit import LINK_COST, RateLimits
 from p2pcast.transport.socket_options import Sockets
 from p2pcast.transport.stripe import DEFAULT, HANDSHAKE_S, Stripe
-from p2pcast.transport.tls_acceptor import TlsAcceptor, handshake_places
 from p2pcast.wire.connection import Connection, Established, Event, Identity
 from p2pcast.wire.connection_state import Side
 from p2pcast.wire.messages import Hello

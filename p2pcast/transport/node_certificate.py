@@ -19,21 +19,21 @@ import ssl
 import time
 from pathlib import Path
 
-from p2pcast.daemon.daemon_process import StateFile, node_id
+from p2pcast.files.atomic_files import atomic_write, explained
 from p2pcast.ground.addresses import Address
 from p2pcast.ground.backoff import Backoff, Uniform
 from p2pcast.ground.errors import P2PCastError, RetryableError, UsageError
 from p2pcast.ground.plain_text import written_text
 from p2pcast.ground.private_random import uniform
-from p2pcast.store.atomic_files import atomic_write, explained
+from p2pcast.process.daemon_process import StateFile, node_id
 from p2pcast.transport.enrolment import enrol, patience_s
 from p2pcast.trust.credentials import Credentials
 from p2pcast.trust.dial_permissions import Certified, Role
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.trust.kept_certificate import KeptCertificate
 from p2pcast.trust.key_files import check_private, kept_key
 from p2pcast.trust.server_role import client_context
 from p2pcast.trust.tls_contexts import Tls
-from p2pcast.wire.join_token import JoinToken
 
 logger = logging.getLogger("p2pcast.certificate")
 

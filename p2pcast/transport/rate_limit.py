@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from p2pcast.ground import limits
-from p2pcast.transport.handshake_admission import TokenBucket
+from p2pcast.sockets.handshake_admission import TokenBucket
 from p2pcast.wire.messages import PLAIN, Type
 
 LINK_COST: Final = 50.0

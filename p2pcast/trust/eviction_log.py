@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from p2pcast.store.append_log import AppendLog
+from p2pcast.files.append_log import AppendLog
 from p2pcast.trust.evictions import Evictions
 from p2pcast.trust.key_files import check_private
 

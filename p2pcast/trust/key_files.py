@@ -11,8 +11,8 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from p2pcast.files.atomic_files import atomic_write, explained
 from p2pcast.ground.errors import LocalError
-from p2pcast.store.atomic_files import atomic_write, explained
 from p2pcast.trust.certificates import Key, new_key
 
 MAX_PEM_BYTES = 64 * 1024

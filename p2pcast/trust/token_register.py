@@ -21,8 +21,8 @@ from typing import Any
 from p2pcast.ground import limits
 from p2pcast.ground.errors import LocalError, RefusedError, UsageError
 from p2pcast.trust.dial_permissions import BOUGHT
+from p2pcast.trust.join_token import UNKNOWN_TOKEN, JoinToken
 from p2pcast.trust.node_names import check_name, disambiguated, is_id, is_name, quoted
-from p2pcast.wire.join_token import UNKNOWN_TOKEN, JoinToken
 
 IDENT_DIGITS = 16
 DAY_S = 86400.0

@@ -20,9 +20,9 @@ from typing import Any, Protocol
 from p2pcast.ground.errors import RefusedError, RemoteError, UntrustedError
 from p2pcast.trust.certificates import certified, fingerprint
 from p2pcast.trust.dial_permissions import DIALERS, ENROL, LISTENERS, Certified
+from p2pcast.trust.join_token import DIALER_LABEL, LISTENER_LABEL, UNKNOWN_TOKEN, JoinToken
 from p2pcast.wire import messages, protocol_versions
 from p2pcast.wire.connection_state import Side
-from p2pcast.wire.join_token import DIALER_LABEL, LISTENER_LABEL, UNKNOWN_TOKEN, JoinToken
 from p2pcast.wire.messages import Challenge, Hello, Proof, Ready, Type
 from p2pcast.wire.protocol_versions import SPOKEN, ProtocolRange
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from p2pcast.store.atomic_files import atomic_write
+from p2pcast.files.atomic_files import atomic_write
 from p2pcast.trust import bearer_tokens
 
 

@@ -13,7 +13,7 @@ from p2pcast.ground.backoff import REDIAL_MAX_S, REDIAL_MIN_S, Backoff
 from p2pcast.ground.errors import P2PCastError, RefusedError, RemoteError, RetryableError, UntrustedError
 from p2pcast.ground.private_random import uniform
 from p2pcast.ground.version import Version
-from p2pcast.telemetry.repeated_messages import TROUBLE_ENDED
+from p2pcast.process.repeated_messages import TROUBLE_ENDED
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe

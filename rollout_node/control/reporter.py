@@ -11,7 +11,7 @@ from p2pcast.ground import limits
 from p2pcast.ground.addresses import family_of, may_be_advertised
 from p2pcast.ground.version import Version
 from p2pcast.relay.holding import ArtifactHolder
-from p2pcast.transport.listen_sockets import advertised_hosts, own_hosts
+from p2pcast.sockets.listen_sockets import advertised_hosts, own_hosts
 from p2pcast.wire import messages
 from rollout_node.sync.transfers import Transfers
 

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from p2pcast.artifact.signed_records import KEY_BYTES, run_id
-from p2pcast.daemon.daemon_process import StateFile
 from p2pcast.ground.errors import P2PCastError
 from p2pcast.ground.version import Version
+from p2pcast.process.daemon_process import StateFile
 
 logger = logging.getLogger("p2pcast.peer")
 

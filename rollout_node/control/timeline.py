@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 
-from p2pcast.daemon.events import Events
 from p2pcast.ground.version import Version
+from p2pcast.process.events import Events
 from p2pcast.wire import messages
 from rollout_node import peer_metrics
 from rollout_node.installers.installer import CommitReport

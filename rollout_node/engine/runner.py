@@ -24,7 +24,7 @@ from pathlib import Path
 
 from p2pcast.ground.errors import IntegrityError, P2PCastError, RefusedError, RetryableError
 from p2pcast.ground.version import Version
-from p2pcast.telemetry.repeated_messages import TROUBLE_ENDED
+from p2pcast.process.repeated_messages import TROUBLE_ENDED
 from p2pcast.wire import messages
 from rollout_node.engine.callbacks import Callbacks
 from rollout_node.engine.commit_permission import CommitPermission

@@ -25,12 +25,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from p2pcast.codec.layout import Layout
-from p2pcast.daemon.daemon_process import original_umask
+from p2pcast.files.atomic_files import explained
 from p2pcast.ground import limits
 from p2pcast.ground.errors import LocalError, P2PCastError, UsageError
 from p2pcast.ground.plain_text import decodable
 from p2pcast.ground.version import Version
-from p2pcast.store.atomic_files import explained
+from p2pcast.process.daemon_process import original_umask
 from rollout_node.installers.checkpoint_folder import FolderInstaller, SmallFiles
 from rollout_node.installers.installer import Audit, CommitReport
 

@@ -24,12 +24,12 @@ from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.checkpoint.folder_form import DEFAULT, FolderForm
 from p2pcast.codec.digest import MASK
 from p2pcast.codec.layout import Layout
+from p2pcast.files import disk, private_folders
+from p2pcast.files.atomic_files import atomic_write, explained, fsync_dir, part_path
 from p2pcast.ground import limits
 from p2pcast.ground.errors import IntegrityError, LocalError, P2PCastError, RetryableError, UsageError
 from p2pcast.ground.version import Version
 from p2pcast.offline import cell_digests
-from p2pcast.store import disk, private_folders
-from p2pcast.store.atomic_files import atomic_write, explained, fsync_dir, part_path
 
 log = logging.getLogger("p2pcast.peer")
 

@@ -19,10 +19,10 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from p2pcast.daemon.background_tasks import spawn
 from p2pcast.ground.addresses import Address, show_address
 from p2pcast.ground.errors import P2PCastError, RefusedError
 from p2pcast.ground.limits import MAX_CALLS_OF_NODE
+from p2pcast.process.background_tasks import spawn
 from p2pcast.relay.downstream import Downstream
 from p2pcast.transport.dial import DIAL_S, Stripes, UnreachableError, dial_any, probe
 from p2pcast.transport.happy_eyeballs import race

@@ -17,9 +17,9 @@ from typing import Any, Protocol
 
 from p2pcast.artifact.signed_records import Open
 from p2pcast.codec.layout import Layout
-from p2pcast.daemon.background_tasks import Work
-from p2pcast.daemon.shortages import shortage
 from p2pcast.ground.errors import P2PCastError
+from p2pcast.process.background_tasks import Work
+from p2pcast.process.shortages import shortage
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import NodeObserver, Parent
 from p2pcast.store.artifact_log import Log

@@ -22,7 +22,6 @@ from prometheus_client.core import Metric
 from p2pcast.artifact.artifact_file import Tail
 from p2pcast.artifact.signed_records import KEY_BYTES, run_id
 from p2pcast.codec.layout import Layout
-from p2pcast.daemon.events import Events
 from p2pcast.daemon.http_server import Document
 from p2pcast.ground import limits
 from p2pcast.ground.backoff import Backoff
@@ -32,6 +31,7 @@ from p2pcast.ground.wakeup import Wakeup
 from p2pcast.mirror.object_names import KEY, slice_name
 from p2pcast.mirror.object_store import MissingError, Objects
 from p2pcast.mirror.upload_plan import Span, spans
+from p2pcast.process.events import Events
 from p2pcast.relay.artifact_excerpt import Excerpt
 from p2pcast.relay.holding import ArtifactReceiver, Holding
 from p2pcast.relay.verified_pieces import Offer

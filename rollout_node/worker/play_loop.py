@@ -25,6 +25,8 @@ from p2pcast.ground.errors import P2PCastError, RefusedError, RemoteError, Retry
 from p2pcast.ground.private_random import uniform
 from p2pcast.ground.version import Version
 from p2pcast.ground.wakeup import Wakeup
+from p2pcast.process.log_context import about_job
+from p2pcast.process.repeated_messages import TROUBLE_ENDED
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result, fault
 from p2pcast.rollouts.return_reason import Returned, ReturnReason
@@ -35,8 +37,6 @@ from p2pcast.tasks.child_processes.play_pool import Played, PlayPool
 from p2pcast.tasks.play import result_of
 from p2pcast.tasks.task import FAILED_CHECK_TAG, Sampler, Task
 from p2pcast.tasks.task_process import CheckFailedError, TaskProcesses
-from p2pcast.telemetry.log_context import about_job
-from p2pcast.telemetry.repeated_messages import TROUBLE_ENDED
 from rollout_node.worker.engine_versions import Served
 from rollout_node.worker.lease_book import LeaseBook
 from rollout_node.worker.ledger_client import (

@@ -15,13 +15,13 @@ import aiohttp
 from p2pcast.ground.backoff import Backoff
 from p2pcast.ground.errors import RetryableError
 from p2pcast.ground.private_random import uniform
+from p2pcast.process.log_context import note_daemon
 from p2pcast.rollouts.result import Result
 from p2pcast.tasks.child_processes.play_pool import PlayPool
 from p2pcast.tasks.task import Task
 from p2pcast.tasks.task_process import TaskProcesses
 from p2pcast.telemetry import span_export
 from p2pcast.telemetry.job_spans import play_span
-from p2pcast.telemetry.log_context import note_daemon
 from p2pcast.transport.node_certificate import NodeCertificate
 from rollout_node.worker.completions_sampler import CompletionsSampler
 from rollout_node.worker.engine_versions import EngineVersions

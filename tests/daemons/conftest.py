@@ -24,11 +24,11 @@ from p2pcast.artifact.artifact_file import Tail
 from p2pcast.artifact.assembly import Assembly
 from p2pcast.artifact.signed_records import run_id
 from p2pcast.codec.layout import Layout
-from p2pcast.daemon import event_loop
 from p2pcast.ground.version import Version
 from p2pcast.mirror.object_names import SLICE_BYTES, slice_name, slices
 from p2pcast.mirror.object_store import Objects
-from p2pcast.wire.join_token import JoinToken
+from p2pcast.process import event_loop
+from p2pcast.trust.join_token import JoinToken
 from rollout_node.control import saved_hub_state
 from rollout_node.peer import Peer
 from rollout_node.peer_config import PeerConfig

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from insiders.campaign import Infiltrated, Outcome, infiltrate
 
-from p2pcast.daemon import event_loop
+from p2pcast.process import event_loop
 
 MIB = 1 << 20
 

@@ -16,12 +16,12 @@ from insiders.campaign import UNEXPECTED, Infiltrated, Outcome, infiltrate
 from insiders.insider import FIRST, allowed
 from insiders.values import Nonsense, World
 
-from p2pcast.daemon import metric_kinds
-from p2pcast.daemon.background_tasks import Tasks, report_bug
-from p2pcast.daemon.events import Events
 from p2pcast.daemon.http_server import HttpServer
 from p2pcast.ground.errors import RemoteError
 from p2pcast.ground.limits import MIB
+from p2pcast.process import metric_kinds
+from p2pcast.process.background_tasks import Tasks, report_bug
+from p2pcast.process.events import Events
 from p2pcast.wire.connection_state import Side, State
 from p2pcast.wire.messages import RECORDS, SIGNED, Type, decode, encode_map
 

@@ -16,9 +16,9 @@ from netem.fleet.malformed import frames
 from p2pcast.daemon import http_server
 from p2pcast.ground.errors import IntegrityError, RemoteError, UsageError
 from p2pcast.ground.version import Version
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire.connection import Connection, ConnectionRequest, Established, Identity, Message, Piece
 from p2pcast.wire.connection_state import Side, State
-from p2pcast.wire.join_token import JoinToken
 from p2pcast.wire.messages import MAX_BODY
 from rollout_node.in_engine import install_frames
 

@@ -26,7 +26,7 @@ RECOVERY = "tests/daemons/peer/test_recovery.py::"
 EXHAUSTION = [
     Mutation(
         "resetting each connection as soon as it is up",
-        "p2pcast/daemon/event_loop.py",
+        "p2pcast/process/event_loop.py",
         "                sock.detach()",
         "                pass",
         "tests/p2pcast/daemon/test_event_loop.py::test_a_connection_that_ends_before_its_start_keeps_no_descriptor",
@@ -306,7 +306,7 @@ EXHAUSTION = [
     ),
     Mutation(
         "truncating a file that a daemon or a command is reading",
-        "p2pcast/daemon/daemon_process.py",
+        "p2pcast/process/daemon_process.py",
         "        faulthandler.enable()",
         "        pass",
         "tests/p2pcast/state/test_shadow.py::test_shadow_cut_short_ends_its_process_with_a_message",
@@ -435,14 +435,14 @@ SAID = [
     ),
     Mutation(
         "No secret is in a log",
-        "p2pcast/wire/join_token.py",
+        "p2pcast/trust/join_token.py",
         'return f"JoinToken(run={self.run.hex()}, secret=…)"',
         'return f"JoinToken(run={self.run.hex()}, secret={self.secret.hex()})"',
         "tests/p2pcast/wire/test_handshake.py::test_the_secret_is_shown_nowhere",
     ),
     Mutation(
         "No secret is in a log",
-        "p2pcast/wire/join_token.py",
+        "p2pcast/trust/join_token.py",
         'f"that is not a join token: it',
         'f"{text} is not a join token: it',
         "tests/p2pcast/wire/test_join_token.py::test_an_invalid_token_is_not_repeated_in_its_error",

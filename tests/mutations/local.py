@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutation import HTTP, SERVER, Mutation
 
-PRIVATE = "p2pcast/store/private_folders.py"
+PRIVATE = "p2pcast/files/private_folders.py"
 SHADOW = "p2pcast/state/shadow.py"
 LEFTOVERS = "p2pcast/state/stale_shadows.py"
 FOLDERS = "tests/p2pcast/store/test_private_folders.py::"
@@ -83,7 +83,7 @@ LOCAL = [
     ),
     Mutation(
         LINKED,
-        "p2pcast/store/disk.py",
+        "p2pcast/files/disk.py",
         "    safe = os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC",
         "    safe = os.O_CREAT | os.O_CLOEXEC",
         FOLDERS + "test_link_at_an_opened_name_leaves_its_target_unchanged",
@@ -118,7 +118,7 @@ LOCAL = [
     ),
     Mutation(
         RENAMES,
-        "p2pcast/store/private_folders.py",
+        "p2pcast/files/private_folders.py",
         "    _check_links(path.parent.absolute())\n",
         "",
         "tests/p2pcast/store/test_private_folders.py::test_folder_behind_another_users_link_is_refused",
@@ -132,7 +132,7 @@ LOCAL = [
     ),
     Mutation(
         READS,
-        "p2pcast/store/disk.py",
+        "p2pcast/files/disk.py",
         "PRIVATE = Modes(0o600, 0o700)",
         "PRIVATE = Modes(0o644, 0o755)",
         FOLDERS + "test_written_files_are_private_unless_requested",
@@ -146,14 +146,14 @@ LOCAL = [
     ),
     Mutation(
         READS,
-        "p2pcast/store/disk.py",
+        "p2pcast/files/disk.py",
         "PRIVATE = Modes(0o600, 0o700)",
         "PRIVATE = Modes(0o644, 0o755)",
         USER + "test_another_user_reads_nothing",
     ),
     Mutation(
         READS,
-        "p2pcast/daemon/daemon_process.py",
+        "p2pcast/process/daemon_process.py",
         "    os.umask(private_folders.UMASK | _original_umask)",
         "    os.umask(_original_umask)",
         FOLDERS + "test_daemon_files_are_private",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutation import Mutation
 
-TASKS = "p2pcast/daemon/background_tasks.py"
+TASKS = "p2pcast/process/background_tasks.py"
 LEAD = "rollout_node/engine/multi_host_leader.py"
 SPANS = "trainer_node/membership/multi_host_engines.py"
 IN_DAEMONS = "tests/daemons/hub/test_tasks.py::"

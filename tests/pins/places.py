@@ -9,10 +9,10 @@ from __future__ import annotations
 from p2pcast.artifact.signed_records import KINDS
 from p2pcast.ground import errors
 from p2pcast.trust import dial_permissions as roles
+from p2pcast.trust.join_token import DIALER_LABEL, LISTENER_LABEL
 from p2pcast.wire import messages
 from p2pcast.wire.connection import HEADER
 from p2pcast.wire.connection_state import TRANSITIONS, State
-from p2pcast.wire.join_token import DIALER_LABEL, LISTENER_LABEL
 from p2pcast.wire.protocol_versions import SPOKEN
 from rollout_node.engine import callbacks
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from p2pcast.daemon.background_tasks import Work
+from p2pcast.process.background_tasks import Work
 
 
 class Recorder:

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from p2pcast.artifact import RunKey, run_id
-from p2pcast.daemon.background_tasks import Tasks
-from p2pcast.daemon.events import Events
 from p2pcast.mirror.object_names import KEY as KEY_OBJECT
 from p2pcast.mirror.object_names import run_folder
+from p2pcast.process.background_tasks import Tasks
+from p2pcast.process.events import Events
 from p2pcast.transport.link import QuietOwner
 from p2pcast.transport.listener import Listener
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Identity, Message
-from p2pcast.wire.join_token import JoinToken
 from rollout_node.peer_config import PeerConfig
 from rollout_node.peer_startup import Startup, start_up
 

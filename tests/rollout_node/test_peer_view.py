@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from p2pcast.daemon.background_tasks import Tasks
-from p2pcast.daemon.events import Events
 from p2pcast.ground import limits
 from p2pcast.ground.version import Version
+from p2pcast.process.background_tasks import Tasks
+from p2pcast.process.events import Events
 from p2pcast.relay.artifact_path import Gap
 from p2pcast.relay.child_lag import Inflow
 from p2pcast.relay.node import Node
-from p2pcast.wire.join_token import JoinToken
+from p2pcast.trust.join_token import JoinToken
 from rollout_node.control.activity import Activity
 from rollout_node.control.freshness import Freshness
 from rollout_node.control.reporter import Changes

@@ -15,10 +15,10 @@ from safetensors.numpy import save_file
 
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.checkpoint import Checkpoint
-from p2pcast.daemon.background_tasks import Work
-from p2pcast.daemon.events import Events
 from p2pcast.ground.errors import P2PCastError
 from p2pcast.ground.version import Version
+from p2pcast.process.background_tasks import Work
+from p2pcast.process.events import Events
 from p2pcast.sparse import budget_schedule
 from p2pcast.state.staging import Staging
 from p2pcast.store.artifact_store import Store

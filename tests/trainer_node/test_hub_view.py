@@ -10,8 +10,8 @@ import pytest
 from blake3 import blake3
 from parts import Background, Encoder
 
-from p2pcast.daemon.background_tasks import Tasks
 from p2pcast.ground.version import Version
+from p2pcast.process.background_tasks import Tasks
 from p2pcast.sparse.budget_schedule import BudgetSchedule
 from topology.hub_uplink import Uplink
 from trainer_node.hub_config import HubConfig

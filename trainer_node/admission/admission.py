@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from p2pcast.artifact.run_key import RunKey
-from p2pcast.daemon.events import Events
+from p2pcast.files.atomic_files import atomic_write
 from p2pcast.ground import limits
 from p2pcast.ground.addresses import is_loopback
 from p2pcast.ground.errors import LocalError, P2PCastError, RefusedError, RemoteError, RetryableError
-from p2pcast.store.atomic_files import atomic_write
+from p2pcast.process.events import Events
 from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.stripe import HANDSHAKE_S, Stripe
 from p2pcast.trust import bearer_tokens
@@ -28,11 +28,11 @@ from p2pcast.trust.certificates import held_key, key_print, load, new_key, reque
 from p2pcast.trust.clock_watch import Jump
 from p2pcast.trust.credentials import Credentials
 from p2pcast.trust.dial_permissions import Certified
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.trust.tls_contexts import Tls
 from p2pcast.trust.token_register import OWN_TTL_S
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Event, Identity, Message
-from p2pcast.wire.join_token import JoinToken
 from trainer_node.admission.own_token import OwnToken
 from trainer_node.admission.trust_commands import TrustCommands
 from trainer_node.admission.trust_files import secret_of

@@ -9,9 +9,9 @@ import logging
 import secrets
 from pathlib import Path
 
-from p2pcast.store.atomic_files import atomic_write, explained
+from p2pcast.files.atomic_files import atomic_write, explained
+from p2pcast.trust.join_token import SECRET_BYTES, JoinToken
 from p2pcast.trust.token_register import LEGACY_TTL_S
-from p2pcast.wire.join_token import SECRET_BYTES, JoinToken
 from trainer_node.admission.trust_files import secret_of
 from trainer_node.admission.trust_state import InThread, TrustState
 

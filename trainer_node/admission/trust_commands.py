@@ -11,11 +11,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from p2pcast.daemon.command_body import check_keys, flag
-from p2pcast.daemon.events import Events
 from p2pcast.ground import limits
 from p2pcast.ground.errors import RefusedError, UsageError
+from p2pcast.process.events import Events
 from p2pcast.trust.evictions import NO_TOKEN
-from p2pcast.wire.join_token import SECRET_BYTES, JoinToken
+from p2pcast.trust.join_token import SECRET_BYTES, JoinToken
 from trainer_node.admission.own_token import OwnToken
 from trainer_node.admission.trust_state import TrustState
 

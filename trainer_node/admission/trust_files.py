@@ -7,11 +7,11 @@ import secrets
 from collections.abc import Container
 from pathlib import Path
 
+from p2pcast.files.atomic_files import atomic_write, explained
 from p2pcast.ground.errors import LocalError
-from p2pcast.store.atomic_files import atomic_write, explained
+from p2pcast.trust.join_token import SECRET_BYTES
 from p2pcast.trust.key_files import check_private
 from p2pcast.trust.token_register import TokenRegister
-from p2pcast.wire.join_token import SECRET_BYTES
 
 REMEDY = "restore it from a copy, or remove it (then tokens are lost; peers stay in the run, and bring back evictions)"
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.artifact.signed_records import run_id
+from p2pcast.files.atomic_files import atomic_write
 from p2pcast.ground.observers import Observers
-from p2pcast.store.atomic_files import atomic_write
 from p2pcast.trust.clock_watch import ClockWatch, Jump
 from p2pcast.trust.eviction_log import EvictionLog
 from p2pcast.trust.evictions import NO_TOKEN, Statement

@@ -25,11 +25,11 @@ import numpy as np
 
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.codec.layout import Cell
-from p2pcast.daemon.events import Events
 from p2pcast.ground import limits
 from p2pcast.ground.errors import IntegrityError, P2PCastError, RetryableError
 from p2pcast.ground.version import Version
 from p2pcast.ground.wakeup import Wakeup
+from p2pcast.process.events import Events
 from p2pcast.relay.artifact_path import Edge, Gap, cheapest_path, expected_bytes, find_gap, fitted_exponent
 from p2pcast.relay.holding import Holding
 from p2pcast.state.shadow import Shadow

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 
-from p2pcast.daemon.background_tasks import spawn
+from p2pcast.process.background_tasks import spawn
 
 CHECK_S = 0.01
 """Between two checks for live traffic, in seconds."""

@@ -17,9 +17,7 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
-from p2pcast.daemon.events import Events
 from p2pcast.daemon.http_server import Document
-from p2pcast.daemon.metric_kinds import lag
 from p2pcast.ground.backoff import Backoff
 from p2pcast.ground.errors import IntegrityError, LocalError, P2PCastError, RetryableError
 from p2pcast.ground.private_random import uniform
@@ -29,6 +27,8 @@ from p2pcast.mirror.object_names import KEY, SLICE_BYTES, Marker, slice_name, ta
 from p2pcast.mirror.object_store import MissingError, Objects, TooLargeError
 from p2pcast.mirror.suspect_objects import SuspectObject, SuspectObjects, artifact_of
 from p2pcast.mirror.upload_plan import Inventory, head, removals, uploads
+from p2pcast.process.events import Events
+from p2pcast.process.metric_kinds import lag
 from p2pcast.relay.artifact_path import Edge
 from p2pcast.store.artifact_store import Store, Stored
 from p2pcast.store.retention import DEFAULT, Counts

@@ -3,7 +3,7 @@
     backup.json    {"backup": 1, "release", "run", "made_s", "hub": {…} or null, "ledger": {…} or null,
                     "files": {path: [bytes, BLAKE3 in hex]}}
     hub/  ledger/  files as in the state folders, without those that are made anew at each start
-    restored.log   branches that were given to restored hubs (``p2pcast.store.append_log``)
+    restored.log   branches that were given to restored hubs (``p2pcast.files.append_log``)
 
 Promises: the folder appears under its name only when every byte of it is durable. ``Backup.check`` finds a missing, cut
 or changed file. The folder has mode 0700 and its files 0600, since it holds the run's keys.
@@ -22,10 +22,10 @@ from typing import Any
 
 import blake3
 
+from p2pcast.files import disk
+from p2pcast.files.atomic_files import explained
 from p2pcast.ground import limits
 from p2pcast.ground.errors import IntegrityError, LocalError, UsageError
-from p2pcast.store import disk
-from p2pcast.store.atomic_files import explained
 
 FORMAT = 1
 DOCUMENT = "backup.json"

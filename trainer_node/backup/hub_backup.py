@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from p2pcast.files import disk
+from p2pcast.files.append_log import AppendLog
+from p2pcast.files.atomic_files import atomic_folder, explained
 from p2pcast.ground.errors import LocalError, UsageError
 from p2pcast.ground.version import Version
-from p2pcast.store import disk
-from p2pcast.store.append_log import AppendLog
-from p2pcast.store.atomic_files import atomic_folder, explained
+from p2pcast.inspection.store_inspection import Item, survey
 from p2pcast.store.state_format import check as check_format
-from p2pcast.store.store_inspection import Item, survey
 from trainer_node.backup.backup_folder import (
     HUB,
     RESTORED,

@@ -17,9 +17,9 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, select, update
 
+from p2pcast.files import disk
+from p2pcast.files.atomic_files import atomic_folder, explained
 from p2pcast.ground.errors import LocalError, UsageError
-from p2pcast.store import disk
-from p2pcast.store.atomic_files import atomic_folder, explained
 from p2pcast.store.state_format import check as check_format
 from trainer_node.backup.backup_folder import LEDGER, Backup, copy_file, restore_files, top_files
 from trainer_node.backup.row_copy import facts, restore_rows, snapshot

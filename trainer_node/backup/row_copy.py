@@ -12,8 +12,8 @@ from pathlib import Path
 from sqlalchemy import Connection, create_engine, insert, inspect, select
 from sqlalchemy.exc import DBAPIError
 
+from p2pcast.files import disk
 from p2pcast.ground.errors import LocalError, UsageError
-from p2pcast.store import disk
 from trainer_node.ledger.database.ledger_schema import SCHEMA, meta, metadata, results
 from trainer_node.ledger.database.ledger_store import SQLITE, database_errors, readers_of, url_of
 

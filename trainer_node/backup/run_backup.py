@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from p2pcast.files.atomic_files import atomic_folder, atomic_write
 from p2pcast.ground.errors import UsageError
 from p2pcast.ground.release import RELEASE
-from p2pcast.store.atomic_files import atomic_folder, atomic_write
 from trainer_node.backup.backup_folder import DOCUMENT, HUB, LEDGER, Backup, document, opened
 from trainer_node.backup.hub_backup import copy_hub, is_new, restore_hub
 from trainer_node.backup.ledger_backup import copy_ledger, restore_ledger

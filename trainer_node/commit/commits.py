@@ -14,11 +14,11 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from typing import Any
 
 from p2pcast.daemon.command_body import check_keys
-from p2pcast.daemon.daemon_process import StateFile
-from p2pcast.daemon.events import Events
 from p2pcast.daemon.http_server import Document
 from p2pcast.ground.errors import P2PCastError, RefusedError, UsageError
 from p2pcast.ground.version import Version
+from p2pcast.process.daemon_process import StateFile
+from p2pcast.process.events import Events
 from p2pcast.wire import messages
 from trainer_node.commit.barrier import (
     Barrier,

@@ -23,9 +23,9 @@ from typing import Any, Final
 import blake3
 import torch
 
+from p2pcast.files import disk
+from p2pcast.files.atomic_files import explained, fsync_dir, part_path
 from p2pcast.ground.errors import IntegrityError, LocalError
-from p2pcast.store import disk
-from p2pcast.store.atomic_files import explained, fsync_dir, part_path
 from trainer_node.learning.trainer_ranks import TrainerRanks
 
 FORMAT: Final = 1

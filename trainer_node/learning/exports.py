@@ -24,9 +24,9 @@ from torch.distributed.tensor import DTensor
 from p2pcast.checkpoint.folder import Checkpoint, write_folder
 from p2pcast.checkpoint.safetensors_file import WORD_DTYPES
 from p2pcast.codec.layout import Cell, Layout, Tensor
+from p2pcast.files.atomic_files import explained
+from p2pcast.files.disk import USERS
 from p2pcast.ground.errors import LocalError, P2PCastError
-from p2pcast.store.atomic_files import explained
-from p2pcast.store.disk import USERS
 from trainer_node.learning.checkpoints import prune
 from trainer_node.learning.learner_model import LearnerModel
 from trainer_node.learning.trainer_ranks import TrainerRanks

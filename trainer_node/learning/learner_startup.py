@@ -14,9 +14,9 @@ from typing import Any, Final
 import torch
 from rich.console import Console
 
+from p2pcast.files.atomic_files import explained
 from p2pcast.ground.errors import LocalError, RefusedError, UsageError
 from p2pcast.ground.version import Version
-from p2pcast.store.atomic_files import explained
 from p2pcast.tasks.child_processes.prompt_reader import first_prompts
 from p2pcast.tasks.task import Task
 from p2pcast.tasks.task_loader import load_task

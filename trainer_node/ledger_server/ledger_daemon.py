@@ -23,28 +23,28 @@ from typing import Any, TypeVar
 import aiohttp
 from aiohttp import web
 
-from p2pcast.daemon import metric_kinds
-from p2pcast.daemon.background_tasks import Tasks
-from p2pcast.daemon.daemon_process import StateFile
-from p2pcast.daemon.events import Events
 from p2pcast.daemon.http_caller import certified_caller
 from p2pcast.daemon.http_connections import HttpLimits
 from p2pcast.daemon.http_server import HttpServer
+from p2pcast.files.atomic_files import atomic_write
 from p2pcast.ground import limits
 from p2pcast.ground.addresses import show_address
 from p2pcast.ground.errors import P2PCastError, RetryableError
 from p2pcast.ground.version import Version
-from p2pcast.store.atomic_files import atomic_write
+from p2pcast.process import metric_kinds
+from p2pcast.process.background_tasks import Tasks
+from p2pcast.process.daemon_process import StateFile
+from p2pcast.process.events import Events
+from p2pcast.process.log_context import note_daemon
 from p2pcast.store.state_format import state_lock
 from p2pcast.tasks.child_processes.prompt_reader import PROMPT_S, PromptReader
 from p2pcast.tasks.task import FaultyPrompt, Task
 from p2pcast.tasks.task_process import TaskProcesses
-from p2pcast.telemetry.log_context import note_daemon
 from p2pcast.telemetry.span_export import export_events
 from p2pcast.transport.node_certificate import NodeCertificate
 from p2pcast.trust import bearer_tokens
 from p2pcast.trust.dial_permissions import Certified
-from p2pcast.wire.join_token import JoinToken
+from p2pcast.trust.join_token import JoinToken
 from trainer_node.admission.trust_files import secret_of
 from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.job_groups import FOREIGN

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from p2pcast.daemon.events import Events
+from p2pcast.process.events import Events
 
 EMIT_S = 1.0
 """Interval in seconds at which events are emitted."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from p2pcast.daemon.metric_kinds import counter, counters, gauge, gauges
+from p2pcast.process.metric_kinds import counter, counters, gauge, gauges
 
 WAITING_REQUESTS = partial(gauge, "p2pcast_ledger_waiting_requests", "Requests that wait for leases")
 IDLE = partial(gauge, "p2pcast_ledger_idle", "Whether no job has been leased for some seconds")

@@ -18,10 +18,8 @@ from typing import Any, Final, ParamSpec, TypeVar
 import msgpack
 from aiohttp import web
 
-from p2pcast.daemon.events import Events
 from p2pcast.daemon.http_connections import hold
 from p2pcast.daemon.request_body import BodyTooLargeError, read_body, read_json
-from p2pcast.daemon.shortages import shortage
 from p2pcast.ground import limits
 from p2pcast.ground.errors import (
     IntegrityError,
@@ -34,6 +32,8 @@ from p2pcast.ground.errors import (
 )
 from p2pcast.ground.limits import MAX_SLOTS
 from p2pcast.ground.version import Version
+from p2pcast.process.events import Events
+from p2pcast.process.shortages import shortage
 from p2pcast.rollouts.job import Group
 from p2pcast.rollouts.overlong import MAX_TREATMENT, overlong_of
 from p2pcast.rollouts.record_form import RolloutRecord

@@ -11,8 +11,8 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
-from p2pcast.daemon import daemon_metrics
-from p2pcast.daemon.background_tasks import Tasks
+from p2pcast.process.background_tasks import Tasks
+from p2pcast.relay import daemon_metrics
 from trainer_node.ledger_server import ledger_metrics
 from trainer_node.ledger_server.probes.probe_desk import ProbeDesk
 from trainer_node.ledger_server.worker_control.worker_summary import worker_summary

@@ -12,13 +12,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from p2pcast.daemon.background_tasks import Tasks
-from p2pcast.daemon.events import Events
-from p2pcast.daemon.shortages import shortage
 from p2pcast.ground.backoff import Backoff
 from p2pcast.ground.errors import IntegrityError, P2PCastError, RefusedError
 from p2pcast.ground.private_random import uniform
-from p2pcast.telemetry.repeated_messages import TROUBLE_ENDED
+from p2pcast.process.background_tasks import Tasks
+from p2pcast.process.events import Events
+from p2pcast.process.repeated_messages import TROUBLE_ENDED
+from p2pcast.process.shortages import shortage
 
 logger = logging.getLogger("p2pcast.ledger")
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
-from p2pcast.daemon.events import Events
 from p2pcast.ground import limits
 from p2pcast.ground.version import Version
 from p2pcast.page.gone_peers import GonePeers
+from p2pcast.process.events import Events
 from topology.plan_tree import Epoch
 from trainer_node import hub_metrics
 from trainer_node.membership.engine_reports import EngineRow

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from prometheus_client.core import Metric
 
 from p2pcast.daemon.http_server import Document
-from p2pcast.daemon.metric_kinds import lag
 from p2pcast.ground.addresses import ANYWHERE, show_address
 from p2pcast.ground.version import Version
+from p2pcast.process.metric_kinds import lag
 from topology.score import Score
 from trainer_node import hub_metrics
 from trainer_node.membership.membership import Membership

@@ -10,8 +10,8 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from p2pcast.daemon.background_tasks import Work
-from p2pcast.daemon.daemon_process import StateFile
+from p2pcast.process.background_tasks import Work
+from p2pcast.process.daemon_process import StateFile
 from p2pcast.wire import messages
 from topology.reachability import Reach
 from trainer_node.membership.multi_host_engines import MultiHostEngines

@@ -12,7 +12,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from p2pcast.daemon.events import Events
+from p2pcast.process.events import Events
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Identity
 from topology.fallback_neighbours import fallback_parents

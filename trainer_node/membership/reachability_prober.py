@@ -12,10 +12,10 @@ import logging
 import ssl
 from collections.abc import Callable
 
-from p2pcast.daemon.background_tasks import report_bug
 from p2pcast.ground.addresses import Address, family_of, is_loopback, may_be_advertised, show_address, site_of
 from p2pcast.ground.limits import MAX_WAYS
 from p2pcast.ground.wakeup import Wakeup
+from p2pcast.process.background_tasks import report_bug
 from p2pcast.transport.dial import probe as dial_probe
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Identity

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from p2pcast.artifact.signed_records import Durable, Open, run_id
+from p2pcast.files.append_log import AppendLog
 from p2pcast.ground.errors import IntegrityError, LocalError
 from p2pcast.ground.version import Version
-from p2pcast.store.append_log import AppendLog
 from p2pcast.store.artifact_store import Store
 from trainer_node.publish.version_numbers import VersionNumbers
 

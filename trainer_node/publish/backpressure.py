@@ -12,8 +12,8 @@ import logging
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from p2pcast.daemon.events import Events
 from p2pcast.ground.version import Version
+from p2pcast.process.events import Events
 from trainer_node.membership.peer_record import PeerRecord
 
 logger = logging.getLogger("p2pcast.hub")

@@ -24,14 +24,14 @@ from blake3 import blake3
 
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.checkpoint.folder_form import FolderForm, Marker
-from p2pcast.daemon.shortages import scarce
+from p2pcast.files import disk
+from p2pcast.files.atomic_files import is_full
 from p2pcast.ground.errors import IntegrityError, LocalError, P2PCastError
 from p2pcast.ground.plain_text import decodable
+from p2pcast.process.shortages import scarce
 from p2pcast.quantised.folder_opening import Opening
 from p2pcast.sparse.budget_schedule import check_schedule
 from p2pcast.state.staging import Staging
-from p2pcast.store import disk
-from p2pcast.store.atomic_files import is_full
 from p2pcast.store.disk_room import check_room
 from topology.version_sizes import RECORDS_BYTES
 from trainer_node.publish.checkpoint_watcher import Damaged, Found, fingerprint_of, same_fingerprint, waits_for, watch

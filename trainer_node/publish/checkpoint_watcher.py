@@ -31,8 +31,8 @@ import blake3
 
 from p2pcast.checkpoint import Checkpoint
 from p2pcast.checkpoint.folder_form import DEFAULT, MARKERS, STABLE, FolderForm, Marker, StepNames
-from p2pcast.daemon.shortages import scarce
 from p2pcast.ground.errors import IntegrityError, LocalError, P2PCastError, UsageError
+from p2pcast.process.shortages import scarce
 from trainer_node.publish.folder_events import folder_events
 
 T = TypeVar("T")

@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from p2pcast.daemon.background_tasks import spawn
 from p2pcast.ground.backoff import Backoff
+from p2pcast.process.background_tasks import spawn
 
 logger = logging.getLogger("p2pcast.hub")
 

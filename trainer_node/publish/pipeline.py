@@ -20,6 +20,7 @@ from p2pcast.artifact.signed_records import OWN
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.codec_prediction import Choice
 from p2pcast.codec.layout import Layout
+from p2pcast.files.atomic_files import is_full
 from p2pcast.ground.errors import LocalError
 from p2pcast.ground.version import Version
 from p2pcast.offline import state_digest
@@ -27,7 +28,6 @@ from p2pcast.relay.node import Node
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
 from p2pcast.store.artifact_store import Store
-from p2pcast.store.atomic_files import is_full
 from topology.version_sizes import room_for_next
 from trainer_node.publish.codec_choice import CodecChoice
 from trainer_node.publish.delta_publisher import DeltaPublisher

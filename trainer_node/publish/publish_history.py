@@ -22,10 +22,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from p2pcast.daemon.daemon_process import StateFile
+from p2pcast.files.append_log import AppendLog
 from p2pcast.ground.errors import LocalError, UsageError
 from p2pcast.ground.version import Version
-from p2pcast.store.append_log import AppendLog
+from p2pcast.process.daemon_process import StateFile
 
 FILE = "published.log"
 KEPT_GONE = 4096

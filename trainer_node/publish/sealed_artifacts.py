@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
-from p2pcast.daemon.background_tasks import Work
 from p2pcast.ground.version import Version
+from p2pcast.process.background_tasks import Work
 from p2pcast.relay.artifact_path import Edge, cheapest_path
 from p2pcast.relay.child import Child
 from p2pcast.relay.holding import Holding

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from p2pcast.artifact.signed_records import ANCHOR
 from p2pcast.checkpoint.folder import Checkpoint
-from p2pcast.daemon.events import Events
 from p2pcast.ground import limits
 from p2pcast.ground.errors import P2PCastError
 from p2pcast.ground.version import Version
+from p2pcast.process.events import Events
 from p2pcast.quantised.folder_opening import Opening
 from p2pcast.relay.holding import Holding
 from p2pcast.sparse.budget_schedule import check_schedule

@@ -5,7 +5,7 @@ its own. The number of a failed version is skipped by opening the next branch. N
 fsync each, since the kernel keeps written data. Against a crash of the machine, numbers are reserved ahead with one
 fsync for many versions; a reservation of another boot of the machine counts as used.
 
-versions.log, records of ``p2pcast.store.append_log``: {"used": [branch, step]}, {"reserved": [branch, step],
+versions.log, records of ``p2pcast.files.append_log``: {"used": [branch, step]}, {"reserved": [branch, step],
 "boot": text}, {"released": 1}, {"floor": branch}
 """
 
@@ -16,8 +16,8 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+from p2pcast.files.append_log import AppendLog, Record
 from p2pcast.ground.version import Version
-from p2pcast.store.append_log import AppendLog, Record
 
 logger = logging.getLogger("p2pcast.hub")
 

@@ -12,12 +12,12 @@ from functools import partial
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.artifact.signed_records import Durable, Open
 from p2pcast.codec.layout import Layout
-from p2pcast.daemon.background_tasks import Work
-from p2pcast.daemon.events import Events
-from p2pcast.daemon.shortages import scarce
 from p2pcast.ground import limits
 from p2pcast.ground.errors import LocalError, P2PCastError, RemoteError
 from p2pcast.ground.version import Version
+from p2pcast.process.background_tasks import Work
+from p2pcast.process.events import Events
+from p2pcast.process.shortages import scarce
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import Node, Parent
 from p2pcast.relay.tuning import MAX_PULLS

@@ -16,10 +16,10 @@ from typing import Any
 
 from p2pcast.artifact.signed_records import Manifest
 from p2pcast.codec.layout import Layout
-from p2pcast.daemon.background_tasks import report_bug
 from p2pcast.ground import limits
 from p2pcast.ground.errors import IntegrityError, LocalError, P2PCastError, RefusedError, RemoteError, RetryableError
 from p2pcast.ground.version import Version
+from p2pcast.process.background_tasks import report_bug
 from p2pcast.sparse import budget_schedule
 from p2pcast.state.staging import Staging
 from p2pcast.transport.link import Link

@@ -16,8 +16,8 @@ import tempfile
 from collections.abc import Sequence
 from typing import IO
 
+from p2pcast.files.atomic_files import explained
 from p2pcast.ground.errors import LocalError
-from p2pcast.store.atomic_files import explained
 
 TIME_LIMIT_S = 600.0
 """Of a command: clouds take minutes to start a machine."""

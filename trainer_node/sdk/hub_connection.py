@@ -18,12 +18,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from p2pcast.daemon import event_loop
 from p2pcast.ground import limits
 from p2pcast.ground.backoff import Backoff
 from p2pcast.ground.errors import LocalError, P2PCastError, RefusedError, RetryableError
 from p2pcast.ground.private_random import uniform
 from p2pcast.ground.version import Version
+from p2pcast.process import event_loop
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe

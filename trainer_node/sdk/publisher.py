@@ -45,8 +45,8 @@ from p2pcast.ground.ordered_map import cores, ordered_map
 from p2pcast.ground.version import Version
 from p2pcast.offline import state_digest
 from p2pcast.sparse.budget_schedule import check_schedule
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire import messages
-from p2pcast.wire.join_token import JoinToken
 from trainer_node.sdk.adapters import Adapters
 from trainer_node.sdk.hub_connection import HubConnection, Ranked, Received
 from trainer_node.sdk.process_group import ProcessGroup

@@ -20,9 +20,9 @@ from p2pcast.transport.enrolment import enrol, patience_s
 from p2pcast.trust.certificates import new_key
 from p2pcast.trust.credentials import Credentials
 from p2pcast.trust.dial_permissions import Role
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.trust.server_role import client_context
 from p2pcast.trust.tls_contexts import Tls
-from p2pcast.wire.join_token import JoinToken
 
 DEFAULT_PORT = 7077
 TOKEN_VARIABLE = "P2PCAST_TOKEN"

@@ -11,8 +11,8 @@ import click
 from rich.table import Table
 
 from p2pcast.cli.options import console, documented, written
-from p2pcast.daemon import event_loop
 from p2pcast.ground.errors import EXIT_FAILED
+from p2pcast.process import event_loop
 
 
 @click.command()

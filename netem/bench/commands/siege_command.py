@@ -11,9 +11,9 @@ import click
 from rich.table import Table
 
 from p2pcast.cli.options import Rate, console, documented, written
-from p2pcast.daemon import event_loop
 from p2pcast.ground.errors import EXIT_FAILED
 from p2pcast.ground.limits import MIB
+from p2pcast.process import event_loop
 
 CHAINS = 2
 DEADLINE_S = 60.0

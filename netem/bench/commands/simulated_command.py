@@ -11,8 +11,8 @@ from rich.table import Table
 
 from p2pcast.artifact.piece_size import piece_bytes
 from p2pcast.cli.options import Rate, console, documented, written
-from p2pcast.daemon import event_loop
 from p2pcast.ground.limits import MIB
+from p2pcast.process import event_loop
 
 if TYPE_CHECKING:
     from netem.bench.model_agreement import Costs, Measured

@@ -12,10 +12,10 @@ import click
 from rich.table import Table
 
 from p2pcast.cli.options import PATH, Rate, console, documented, written
-from p2pcast.daemon import event_loop
+from p2pcast.files.atomic_files import explained
 from p2pcast.ground.errors import EXIT_FAILED
 from p2pcast.ground.limits import MIB
-from p2pcast.store.atomic_files import explained
+from p2pcast.process import event_loop
 
 if TYPE_CHECKING:
     from netem.fleet.local_fleet import Fleet

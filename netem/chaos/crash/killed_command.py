@@ -8,8 +8,8 @@ import os
 
 from netem.chaos.crash.killer import Killer
 from p2pcast.cli import main
+from p2pcast.files import disk
 from p2pcast.mirror import requests
-from p2pcast.store import disk
 
 KILL_AT = "P2PCAST_KILL_AT"
 

@@ -1,4 +1,4 @@
-"""A hook for ``p2pcast.store.disk`` and ``p2pcast.mirror.requests`` that kills the process at a chosen step."""
+"""A hook for ``p2pcast.files.disk`` and ``p2pcast.mirror.requests`` that kills the process at a chosen step."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from p2pcast.files.disk import Step
 from p2pcast.mirror.requests import Request
-from p2pcast.store.disk import Step
 
 T = TypeVar("T")
 

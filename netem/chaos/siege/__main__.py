@@ -8,7 +8,7 @@ import sys
 from netem.chaos.siege.attack_table import kinds
 from netem.chaos.siege.siege import Siege
 from netem.chaos.siege.siege_settings import SiegeSettings
-from p2pcast.daemon import event_loop
+from p2pcast.process import event_loop
 
 
 def main() -> None:

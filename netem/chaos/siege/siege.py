@@ -27,10 +27,10 @@ from p2pcast.trust.certificate_authority import Authority
 from p2pcast.trust.certificates import new_key
 from p2pcast.trust.credentials import Credentials
 from p2pcast.trust.dial_permissions import Certified
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.trust.tls_contexts import Tls, first_contact
 from p2pcast.wire.connection import Connection, ConnectionRequest, Identity
 from p2pcast.wire.connection_state import Side
-from p2pcast.wire.join_token import JoinToken
 
 HELD_S = 12.0
 """Longer than any daemon should keep an idle connection of an attacker."""

@@ -23,10 +23,10 @@ from netem.fleet.malformed import mutated
 from p2pcast.ground.version import Version
 from p2pcast.transport.enrolment import enrol
 from p2pcast.trust.certificates import new_key
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.trust.tls_contexts import first_contact
 from p2pcast.wire import messages
 from p2pcast.wire.connection import HEADER
-from p2pcast.wire.join_token import JoinToken
 from p2pcast.wire.messages import Type, encode
 
 RECORDS = 2000

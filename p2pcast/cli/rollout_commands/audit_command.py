@@ -15,9 +15,9 @@ from p2pcast.cli.rollout_commands.work_command import (
     ledger_url,
     sampler_option,
 )
-from p2pcast.daemon import event_loop
 from p2pcast.ground.addresses import show_address
 from p2pcast.ground.errors import UsageError
+from p2pcast.process import event_loop
 
 
 @click.command()
@@ -84,7 +84,7 @@ def audit(
     """
     import aiohttp
 
-    from p2pcast.daemon.daemon_process import run_until_signal
+    from p2pcast.process.daemon_process import run_until_signal
     from rollout_node.worker.auditor import Auditor
     from rollout_node.worker.engine_versions import EngineVersions
     from rollout_node.worker.worker_daemon import SAMPLERS

@@ -33,7 +33,7 @@ def backup(to: Path, hub: Path | None, ledger: Path | None, database: str | None
       p2pcast backup --hub hub --ledger ledger /backup/run7-monday
       p2pcast backup --ledger ledger --database postgresql://rollouts@db/run7 /backup/run7-ledger
     """
-    from p2pcast.daemon.daemon_process import restrict_umask
+    from p2pcast.process.daemon_process import restrict_umask
     from trainer_node.backup.run_backup import make
 
     if hub is None and ledger is None:
@@ -85,7 +85,7 @@ def restore(
     Example:
       p2pcast restore /backup/run7-monday --hub hub --ledger ledger --step 1200
     """
-    from p2pcast.daemon.daemon_process import restrict_umask
+    from p2pcast.process.daemon_process import restrict_umask
     from trainer_node.backup.run_backup import restored
 
     if hub is None and ledger is None:

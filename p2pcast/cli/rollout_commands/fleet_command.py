@@ -191,7 +191,7 @@ def _show_sparse(sparse: dict[str, Any], made: FleetPlan) -> None:
 
 def _draw(made: FleetPlan, path: Path) -> None:
     """Raises LocalError without matplotlib, or if the file cannot be written."""
-    from p2pcast.store.atomic_files import explained
+    from p2pcast.files.atomic_files import explained
 
     try:
         from matplotlib.figure import Figure

@@ -90,9 +90,9 @@ def run(
       p2pcast fleet run --price rtx5090=0.35:0.28:12 --provider "rtx5090=exec:./start.sh -- ./stop.sh -- ./list.sh"
     """
     from p2pcast.cli.rollout_commands.fleet_status import DEFAULT_LEDGER
-    from p2pcast.daemon import event_loop
-    from p2pcast.daemon.daemon_process import run_until_signal
     from p2pcast.daemon.daemon_requests import daemon_url
+    from p2pcast.process import event_loop
+    from p2pcast.process.daemon_process import run_until_signal
     from trainer_node.scheduling.worker_fleet_operator import FleetOperator
 
     sources = sources_of(prices, providers)
@@ -158,7 +158,7 @@ class Target:
 
 
 async def _operate(operator: FleetOperator, ledger: LedgerWorkers, target: Target, interval_s: float) -> None:
-    from p2pcast.daemon.daemon_process import raise_descriptor_limit
+    from p2pcast.process.daemon_process import raise_descriptor_limit
 
     raise_descriptor_limit()
     loop, known = asyncio.get_running_loop(), False

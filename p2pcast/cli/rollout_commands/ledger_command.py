@@ -19,9 +19,9 @@ from p2pcast.cli.options import (
     seconds,
     task_option,
 )
-from p2pcast.daemon import event_loop
 from p2pcast.ground.addresses import is_loopback, show_address
 from p2pcast.ground.errors import UsageError
+from p2pcast.process import event_loop
 from p2pcast.trust.node_names import default_name, name_fault
 
 if TYPE_CHECKING:
@@ -166,13 +166,13 @@ def ledger(
         --listen :7080 --hub 127.0.0.1:7077 --token-file ledger.join
       p2pcast ledger --task sums --hub-http 127.0.0.1:7078 --database postgresql://rollouts@db/run7
     """
-    from p2pcast.daemon.daemon_process import raise_descriptor_limit, restrict_umask, run_until_signal, state_home
     from p2pcast.daemon.daemon_requests import bearer_token
     from p2pcast.ground.limits import MIB
+    from p2pcast.process.daemon_process import raise_descriptor_limit, restrict_umask, run_until_signal, state_home
     from p2pcast.rollouts.routed_experts import ExpertShape
     from p2pcast.tasks.prompt_hooks import load_hooks
     from p2pcast.tasks.task_loader import load_task
-    from p2pcast.wire.join_token import JoinToken
+    from p2pcast.trust.join_token import JoinToken
     from trainer_node.ledger.ledger_rows import Policy
     from trainer_node.ledger.staleness_rule import Bounds
     from trainer_node.ledger_server.ledger_daemon import CertificateSource, LedgerConfig, run_ledger

@@ -10,6 +10,7 @@ import click
 from rich.table import Table
 
 from p2pcast.cli.options import console, documented, written
+from p2pcast.files.atomic_files import atomic_write
 from p2pcast.ground.errors import LocalError, UsageError
 from p2pcast.inspection.png_figure import require_matplotlib
 from p2pcast.sparse import budget_schedule
@@ -17,7 +18,6 @@ from p2pcast.sparse.acceptance_rate import BIN_TOKENS
 from p2pcast.sparse.budget_calibration import LADDER, Calibration
 from p2pcast.sparse.budget_guard import TARGET
 from p2pcast.sparse.budget_schedule import BudgetSchedule
-from p2pcast.store.atomic_files import atomic_write
 
 
 @click.group()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from p2pcast.cli.options import documented, task_names, written
-from p2pcast.daemon import event_loop
+from p2pcast.process import event_loop
 
 if TYPE_CHECKING:
     from p2pcast.rollouts.job import Job

@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 import click
 
 from p2pcast.cli.options import PATH, TOKEN_VARIABLE, Address, check_options, read_token, seconds, task_option
-from p2pcast.daemon import event_loop
 from p2pcast.ground.addresses import is_loopback, parse_address, show_address
 from p2pcast.ground.errors import UsageError
 from p2pcast.ground.limits import MAX_SLOTS, MIB
 from p2pcast.ground.plain_text import written_text
+from p2pcast.process import event_loop
 from p2pcast.rollouts.top_logprobs import MAX_TOP_K, TOP_K
 from p2pcast.trust.node_names import default_name, name_fault
 
@@ -167,13 +167,13 @@ def work(
       p2pcast work ledger.example:7079 --hub hub.example:7077 --token-file worker.join \\
         --engine http://127.0.0.1:8000 --peer 127.0.0.1:7080 --task sums
     """
-    from p2pcast.daemon.daemon_process import raise_descriptor_limit, restrict_umask, run_until_signal, state_home
+    from p2pcast.process.daemon_process import raise_descriptor_limit, restrict_umask, run_until_signal, state_home
     from p2pcast.store.state_format import state_lock
     from p2pcast.tasks.child_processes.play_pool import PlayPool
     from p2pcast.tasks.task_loader import load_task
     from p2pcast.tasks.task_process import TaskProcesses
     from p2pcast.transport.node_certificate import NodeCertificate
-    from p2pcast.wire.join_token import JoinToken
+    from p2pcast.trust.join_token import JoinToken
     from rollout_node.worker.play_loop import WorkerConfig
     from rollout_node.worker.worker_daemon import Addresses, WorkerDaemon
 

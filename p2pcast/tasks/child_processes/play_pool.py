@@ -41,8 +41,8 @@ import blake3
 import msgpack
 import numpy as np
 
-from p2pcast.daemon.background_tasks import spawn
 from p2pcast.ground.errors import LocalError, RemoteError
+from p2pcast.process.background_tasks import spawn
 from p2pcast.rollouts.job import Job
 from p2pcast.tasks.child_processes.killable_child import BROKEN, PROCESS_BYTES, START_S, ChildDownError, KillableChild
 from p2pcast.tasks.child_processes.play_messages import READERS, SLOT_BYTES, Ask, Ended, Raised

@@ -10,7 +10,7 @@ import pytest
 
 from p2pcast.doctor.hub_measurements import measure_hub
 from p2pcast.doctor.hub_verdicts import judge_hub
-from p2pcast.wire.join_token import JoinToken
+from p2pcast.trust.join_token import JoinToken
 
 
 def http_of(swarm):

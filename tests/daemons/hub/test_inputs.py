@@ -16,9 +16,9 @@ from p2pcast.ground.version import Version
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import QuietOwner
 from p2pcast.trust.certificates import new_key, request
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire import messages
 from p2pcast.wire.connection import HEADER, Identity
-from p2pcast.wire.join_token import JoinToken
 from p2pcast.wire.messages import Type, encode_map
 
 SCOPED = "::1%" + "a" * 100

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pcast.store import disk
+from p2pcast.files import disk
 from trainer_node.background import anchors_and_squashes
 
 pytestmark = pytest.mark.root

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from p2pcast.cli.status import table
-from p2pcast.daemon.background_tasks import TaskFailedError
 from p2pcast.ground.errors import LocalError
 from p2pcast.ground.version import Version
+from p2pcast.process.background_tasks import TaskFailedError
 from p2pcast.relay import read_ahead
 from p2pcast.store import write_behind
 from p2pcast.wire import messages

@@ -18,9 +18,9 @@ from p2pcast.codec.layout import Cell, Layout, Tensor
 from p2pcast.ground.errors import P2PCastError
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import QuietOwner
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Identity
-from p2pcast.wire.join_token import JoinToken
 from p2pcast.wire.messages import RECORDS, Type
 from tests.p2pcast.wire.plain_records import plain
 

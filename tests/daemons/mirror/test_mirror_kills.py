@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 
 import pytest
 
-from p2pcast.daemon.events import Events
 from p2pcast.ground.version import Version
 from p2pcast.ground.wakeup import Wakeup
 from p2pcast.mirror import requests, upload_plan
 from p2pcast.mirror.object_names import run_folder, slice_name, slices, tail_name
 from p2pcast.mirror.object_store import Objects
 from p2pcast.mirror.requests import Request
+from p2pcast.process.events import Events
 from p2pcast.relay.artifact_path import Edge, cheapest_path
 from p2pcast.store import retention
 from trainer_node.background import anchors_and_squashes

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from p2pcast.daemon.daemon_process import run_until_signal
+from p2pcast.process.daemon_process import run_until_signal
 
 BIG = {"model.weight": ("bfloat16", (8, 1_000_000))}
 

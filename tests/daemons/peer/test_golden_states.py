@@ -16,8 +16,8 @@ from history import FILES, HEAD, VERSIONS, state, step
 
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.ground.version import Version
+from p2pcast.inspection.store_inspection import survey
 from p2pcast.state.version_reader import replay_to
-from p2pcast.store.store_inspection import survey
 from rollout_node.peer import Peer
 
 STATES = Path(__file__).parents[2] / "compat" / "states"

@@ -10,8 +10,8 @@ import shutil
 import pytest
 
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.daemon.daemon_process import shadow_prefix
 from p2pcast.ground.limits import SHADOW_KEPT_DAYS
+from p2pcast.process.daemon_process import shadow_prefix
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.stale_shadows import OWNER_NAME, UNUSED_NAME, claim, leave, sweep
 from p2pcast.store.state_format import state_lock

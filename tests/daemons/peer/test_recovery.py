@@ -9,15 +9,16 @@ from dataclasses import replace
 
 import pytest
 
+from p2pcast.files import disk
 from p2pcast.ground import limits
 from p2pcast.ground.errors import RefusedError
 from p2pcast.ground.version import Version
 from p2pcast.relay import upstream
-from p2pcast.store import disk, retention
+from p2pcast.store import retention
 from p2pcast.store.artifact_journal import Kind
 from p2pcast.store.artifact_store import Store
 from p2pcast.store.retention import Counts
-from p2pcast.wire.join_token import JoinToken
+from p2pcast.trust.join_token import JoinToken
 from rollout_node.control.reporter import Reporter
 from topology import version_sizes
 from trainer_node.background import anchors_and_squashes

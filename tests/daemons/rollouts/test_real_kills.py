@@ -13,8 +13,8 @@ from parity_task import NAME, Parity
 from real_run import STALENESS, RealRun
 from real_server import make_model
 
+from p2pcast.files.atomic_files import atomic_write
 from p2pcast.ground.version import Version
-from p2pcast.store.atomic_files import atomic_write
 
 pytestmark = [pytest.mark.vllm, pytest.mark.prove, pytest.mark.timeout(3600)]
 

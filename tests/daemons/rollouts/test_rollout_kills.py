@@ -19,8 +19,8 @@ from fake_engine import FakeEngine
 from kill_checks import check_ledger, check_lineage, plan
 from parity_task import NAME
 
+from p2pcast.files.atomic_files import atomic_write
 from p2pcast.ground.version import Version
-from p2pcast.store.atomic_files import atomic_write
 
 STALENESS, BATCH_GROUPS, GROUP_SIZE = 2, 2, 4
 END_S = 600.0

@@ -13,8 +13,8 @@ from fake_engine import FakeEngine
 from ledger_stage import Up, config_of
 from parity_task import NAME
 
+from p2pcast.process.trace_ids import version_trace
 from p2pcast.telemetry import span_export
-from p2pcast.telemetry.trace_ids import version_trace
 from tests.daemons.conftest import Swarm, first_state
 from tests.p2pcast.telemetry.collector import Collector, attributes
 from trainer_node.ledger_server.callers import WORKER_FILE

@@ -1,4 +1,4 @@
-"""A hook for ``p2pcast.store.disk`` and ``p2pcast.mirror.requests`` that records every step."""
+"""A hook for ``p2pcast.files.disk`` and ``p2pcast.mirror.requests`` that records every step."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from disk_image import RecordedStep
 
+from p2pcast.files.disk import Step
 from p2pcast.mirror.requests import Request
-from p2pcast.store.disk import Step
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ import pytest
 from netem.chaos.crash.killed_command import KILL_AT
 from netem.emulation.loopback import Net
 from netem.fleet.local_fleet import HUB, POLL_S, Fleet
-from p2pcast.daemon import event_loop
+from p2pcast.process import event_loop
 
 KILLS = 1
 MORE_KILLS = int(os.environ.get("P2PCAST_EQUIVOCATIONS", "6"))

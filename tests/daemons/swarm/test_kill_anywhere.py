@@ -24,7 +24,7 @@ from p2pcast.artifact.artifact_file import P2pdFile
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.artifact.signed_records import run_id
 from p2pcast.checkpoint import Checkpoint
-from p2pcast.daemon.events import Events
+from p2pcast.files import disk
 from p2pcast.ground.errors import IntegrityError, LocalError
 from p2pcast.ground.version import Version
 from p2pcast.ground.wakeup import Wakeup
@@ -32,11 +32,12 @@ from p2pcast.mirror import requests, upload_plan
 from p2pcast.mirror.object_names import run_folder
 from p2pcast.mirror.object_store import Objects
 from p2pcast.offline import state_digest
+from p2pcast.process.events import Events
 from p2pcast.relay.artifact_path import Edge, cheapest_path
 from p2pcast.relay.node import Node
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
-from p2pcast.store import disk, retention
+from p2pcast.store import retention
 from p2pcast.store.artifact_store import Store
 from rollout_node.installers.step_folders import StepFolders
 from rollout_node.sync import mirror_source

@@ -10,9 +10,9 @@ import os
 import shutil
 import threading
 
+from p2pcast.files import disk
 from p2pcast.ground.errors import LocalError
 from p2pcast.ground.version import Version
-from p2pcast.store import disk
 from p2pcast.store.artifact_store import Store
 
 RECALL_S = 600.0

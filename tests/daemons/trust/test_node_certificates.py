@@ -20,7 +20,7 @@ from p2pcast.transport.enrolment import enrol
 from p2pcast.transport.node_certificate import FILE, IDENTITY, KEY, TOKEN, NodeCertificate
 from p2pcast.trust.certificates import key_print
 from p2pcast.trust.credentials import Credentials
-from p2pcast.wire.join_token import JoinToken
+from p2pcast.trust.join_token import JoinToken
 
 
 @contextlib.asynccontextmanager

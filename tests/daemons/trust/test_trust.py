@@ -17,17 +17,17 @@ from lost_answers import withholding
 from unknown_nodes import NODE, Nobody, at, bought, knock, token_of
 
 from p2pcast.artifact.run_key import RunKey
-from p2pcast.daemon.events import Events
 from p2pcast.ground.errors import LocalError, RefusedError, RetryableError, UntrustedError, UsageError
+from p2pcast.process.events import Events
 from p2pcast.transport.dial import dial
 from p2pcast.transport.listener import Listener
 from p2pcast.trust.certificates import new_key, request, valid_at
 from p2pcast.trust.credentials import Credentials, pinned
 from p2pcast.trust.dial_permissions import BOUGHT
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.trust.tls_contexts import first_contact
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Identity
-from p2pcast.wire.join_token import JoinToken
 from trainer_node.admission import trust_state
 from trainer_node.admission.admission import Admission
 

@@ -11,9 +11,9 @@ from p2pcast.transport.node_certificate import NodeCertificate
 from p2pcast.trust.certificates import new_key
 from p2pcast.trust.credentials import Credentials
 from p2pcast.trust.dial_permissions import Role
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.trust.tls_contexts import Tls
 from p2pcast.wire.connection import Identity
-from p2pcast.wire.join_token import JoinToken
 from p2pcast.wire.messages import Join
 
 NODE = b"n" * 16

@@ -26,8 +26,8 @@ from netem.fleet import process_stats
 from netem.fleet.local_fleet import HUB, Fleet, FleetError
 from p2pcast.ground.errors import P2PCastError
 from p2pcast.ground.limits import MIB
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire.connection_state import State
-from p2pcast.wire.join_token import JoinToken
 
 LEAD: Final = "p3"
 """A peer that leads an engine whose server does not answer; insiders connect to it."""
@@ -39,7 +39,7 @@ WARM: Final = 0.2
 """Share of the messages that are sent before memory is read for the first time: kernels load, quotas and caches fill.
 """
 UNEXPECTED: Final = re.compile(r"Traceback|background task .* failed|never retrieved|Fatal|internal error")
-"""Log lines of an unexpected error: of a daemon's tasks and links (p2pcast.daemon.background_tasks), of its HTTP
+"""Log lines of an unexpected error: of a daemon's tasks and links (p2pcast.process.background_tasks), of its HTTP
 server, of the event loop and of the interpreter.
 """
 RANKS: Final = 0.2

@@ -23,11 +23,11 @@ from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener
 from p2pcast.transport.stripe import Stripe
 from p2pcast.trust.certificates import new_key, request
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.trust.tls_contexts import Tls
 from p2pcast.wire import messages
 from p2pcast.wire.connection import HEADER, Event, Identity, Message, Piece
 from p2pcast.wire.connection_state import TRANSITIONS, Side, State
-from p2pcast.wire.join_token import JoinToken
 from p2pcast.wire.messages import RECORDS, SIGNED, Hello, Type, encode
 
 Place = tuple[str, int]

@@ -5,7 +5,7 @@ arrive.
 from __future__ import annotations
 
 from netem.bench.anchor_cost import beside_anchors
-from p2pcast.daemon import event_loop
+from p2pcast.process import event_loop
 
 MIB = 1 << 20
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from netem.bench.catchup_cost import POLICIES, catch_up
-from p2pcast.daemon import event_loop
 from p2pcast.ground.limits import MIB
+from p2pcast.process import event_loop
 
 
 def test_on_demand_squash_has_the_size_of_an_exact_squash(tmp_path):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from netem.bench.repair_cost import CELL_BYTES, DAMAGES, repair
-from p2pcast.daemon import event_loop
 from p2pcast.ground import limits
+from p2pcast.process import event_loop
 
 
 def test_repair_fetches_the_cells_pieces_and_its_share_of_each_delta(tmp_path):

@@ -16,7 +16,7 @@ import pytest
 
 from netem.emulation.loopback import Net
 from netem.fleet.local_fleet import HUB, POLL_S, Fleet
-from p2pcast.daemon import event_loop
+from p2pcast.process import event_loop
 
 PEERS = 5
 STRUCK = 3

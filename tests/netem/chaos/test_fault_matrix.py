@@ -21,7 +21,7 @@ from netem.chaos.fault_matrix import FAULTS, MOMENTS, POSITIONS, Case, matrix, r
 from netem.emulation.loopback import Net
 from netem.fleet.local_fleet import HUB, PEERS, Fleet
 from p2pcast.artifact.piece_size import piece_bytes
-from p2pcast.daemon import event_loop
+from p2pcast.process import event_loop
 
 CASES = [
     Case("garbage", "head", "start"),

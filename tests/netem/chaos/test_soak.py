@@ -14,7 +14,7 @@ from netem.chaos.soak import UNDISTURBED_VERSIONS, Soak
 from netem.chaos.soak_report import document
 from netem.emulation.loopback import Net
 from netem.fleet.local_fleet import HUB, Fleet
-from p2pcast.daemon import event_loop
+from p2pcast.process import event_loop
 
 PEERS = 6
 VERSIONS = 4

@@ -1,5 +1,5 @@
 """Failures of background tasks, callbacks, timers, futures and threads: each is reported, with the consequence that
-p2pcast.daemon.background_tasks states.
+p2pcast.process.background_tasks states.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from functools import partial
 
 import pytest
 
-from p2pcast.daemon import event_loop
-from p2pcast.daemon.background_tasks import TaskFailedError, Tasks, spawn
-from p2pcast.daemon.events import Events
 from p2pcast.ground.errors import LocalError, RemoteError
+from p2pcast.process import event_loop
+from p2pcast.process.background_tasks import TaskFailedError, Tasks, spawn
+from p2pcast.process.events import Events
 
 LIMIT_S = 600.0
 
@@ -249,7 +249,7 @@ def test_all_running_daemons_of_a_loop_record_its_errors(run):
 
 
 def test_at_the_end_running_tasks_finish_and_hanging_tasks_are_cancelled(run, monkeypatch):
-    monkeypatch.setattr("p2pcast.daemon.background_tasks.END_S", 0.01)
+    monkeypatch.setattr("p2pcast.process.background_tasks.END_S", 0.01)
 
     async def work() -> None:
         tasks, done = Tasks(Events()), []
@@ -261,7 +261,7 @@ def test_at_the_end_running_tasks_finish_and_hanging_tasks_are_cancelled(run, mo
         tasks.later(writes(), "evicted")
         tasks.later(hangs.wait(), "hangs")
         tasks.later(fails(Bug()), "fails while it ends")
-        monkeypatch.setattr("p2pcast.daemon.background_tasks.END_S", 0.2)
+        monkeypatch.setattr("p2pcast.process.background_tasks.END_S", 0.2)
         await tasks.end()
         assert done == [1]
         assert not tasks._running
@@ -306,7 +306,7 @@ class Fails:
 @pytest.fixture
 def quick(monkeypatch):
     for name in ("RETRY_S", "PROVED_S"):
-        monkeypatch.setattr(f"p2pcast.daemon.background_tasks.{name}", 0.001)
+        monkeypatch.setattr(f"p2pcast.process.background_tasks.{name}", 0.001)
 
 
 @pytest.mark.parametrize("ends", [False, True])
@@ -355,7 +355,7 @@ def test_a_bug_after_a_shortage_ends_the_group(run, quick):
 
 
 def test_later_work_is_repeated_only_if_its_beginning_is_given(run, quick, monkeypatch):
-    monkeypatch.setattr("p2pcast.daemon.background_tasks.LAPSE_S", 0.001)
+    monkeypatch.setattr("p2pcast.process.background_tasks.LAPSE_S", 0.001)
 
     async def work() -> None:
         tasks, again, once = Tasks(Events()), Fails(2, full(), ends=True), Fails(2, full(), ends=True)
@@ -372,7 +372,7 @@ def test_later_work_is_repeated_only_if_its_beginning_is_given(run, quick, monke
 
 
 def test_a_shortage_in_a_callback_makes_the_daemon_red_for_a_while(run, monkeypatch):
-    monkeypatch.setattr("p2pcast.daemon.background_tasks.LAPSE_S", 0.001)
+    monkeypatch.setattr("p2pcast.process.background_tasks.LAPSE_S", 0.001)
 
     async def work() -> None:
         tasks = Tasks(Events())

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from p2pcast.daemon import event_loop
+from p2pcast.process import event_loop
 
 RESET_AT_ONCE = struct.pack("ii", 1, 0)
 

@@ -8,8 +8,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.daemon.events import Events, Missed
 from p2pcast.ground import limits
+from p2pcast.process.events import Events, Missed
 
 NOON_S = 1_800_000_000.0
 NOON = int(NOON_S * 1e6)

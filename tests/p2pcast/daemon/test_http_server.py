@@ -16,14 +16,15 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from p2pcast.daemon import http_connections, metric_kinds
+from p2pcast.daemon import http_connections
 from p2pcast.daemon import http_server as module
-from p2pcast.daemon.events import Events
 from p2pcast.daemon.http_connections import HttpLimits
 from p2pcast.daemon.http_server import HttpServer
 from p2pcast.daemon.request_body import read_json
 from p2pcast.ground.errors import LocalError, RefusedError, RetryableError, UsageError
 from p2pcast.ground.version import Version
+from p2pcast.process import metric_kinds
+from p2pcast.process.events import Events
 
 DEADLINE_S = 600.0
 FILE = Path("/where/http.token")

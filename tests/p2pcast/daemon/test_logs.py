@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from p2pcast.daemon import logs, repetition_filter
 from p2pcast.ground.version import Version
-from p2pcast.telemetry.repeated_messages import BURST, MAX_TEXT, TROUBLE_ENDED
+from p2pcast.process import logs, repetition_filter
+from p2pcast.process.repeated_messages import BURST, MAX_TEXT, TROUBLE_ENDED
 
 logger = logging.getLogger("p2pcast.test")
 

@@ -8,9 +8,9 @@ import pytest
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from p2pcast.daemon import metric_kinds
-from p2pcast.daemon.daemon_metrics import disk_bytes
 from p2pcast.ground.version import Version
+from p2pcast.process import metric_kinds
+from p2pcast.relay.daemon_metrics import disk_bytes
 
 
 def exposed(histogram: metric_kinds.Histogram) -> dict[tuple[str, ...], float]:

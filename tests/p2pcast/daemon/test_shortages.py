@@ -10,9 +10,9 @@ import sqlite3
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from p2pcast.daemon.shortages import scarce, shortage
+from p2pcast.files.atomic_files import explained
 from p2pcast.ground.errors import LocalError, P2PCastError, RetryableError
-from p2pcast.store.atomic_files import explained
+from p2pcast.process.shortages import scarce, shortage
 
 
 def system(number: int) -> OSError:

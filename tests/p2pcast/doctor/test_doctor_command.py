@@ -16,7 +16,7 @@ from p2pcast.cli.machine_doctor import doctor
 from p2pcast.doctor import hub_measurements, machine_measurements
 from p2pcast.doctor.machine_measurements import disk_speed, measure, volume
 from p2pcast.ground.errors import LocalError
-from p2pcast.wire.join_token import JoinToken
+from p2pcast.trust.join_token import JoinToken
 
 
 @pytest.fixture(autouse=True)

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import blake3
 
 from p2pcast.artifact import Assembly, Open, Packer, RunKey, run_id
+from p2pcast.artifact.piece_set import PieceSet
 from p2pcast.artifact.signed_records import OWN
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.ground.version import Version
-from p2pcast.relay.piece_set import PieceSet
 from p2pcast.relay.verified_pieces import VerifiedPieces
 
 KEY = RunKey(bytes([9]) * 32)

@@ -25,9 +25,9 @@ from p2pcast.transport.socket_options import Sockets
 from p2pcast.transport.stripe import Stripe
 from p2pcast.transport.stripe_count import FEWEST
 from p2pcast.transport.tcp_info import TcpInfo
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Identity, Message
-from p2pcast.wire.join_token import JoinToken
 from p2pcast.wire.messages import Type
 
 TOKEN = JoinToken(bytes(16), bytes(20))

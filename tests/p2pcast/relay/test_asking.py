@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pcast.artifact import Assembly
+from p2pcast.artifact.piece_set import PieceSet, indices_of, ranges_of
 from p2pcast.ground import limits
 from p2pcast.ground.errors import RemoteError
 from p2pcast.relay.node import Node
-from p2pcast.relay.piece_set import PieceSet, indices_of, ranges_of
 from p2pcast.relay.pull_source import PullSource
 from p2pcast.relay.send_schedule import ChildSchedules, FrameKind
 from p2pcast.relay.upstream import Upstream

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2pcast.artifact.piece_set import PieceSet
 from p2pcast.ground import limits
 from p2pcast.ground.errors import RemoteError
-from p2pcast.relay.piece_set import PieceSet
 from p2pcast.wire.constraints import PieceRanges
 
 valid_ranges = PieceRanges().reader()

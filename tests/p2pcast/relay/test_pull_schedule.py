@@ -10,7 +10,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2pcast.relay.piece_set import indices_of, ranges_of
+from p2pcast.artifact.piece_set import indices_of, ranges_of
 from p2pcast.relay.pull_schedule import Ask, Leave, PullSchedule, Recall
 from p2pcast.relay.tuning import PULL_LATE_S, PULL_STALL_S, PULL_WINDOW_LEAST_BYTES, PULL_WINDOW_MOST_BYTES
 

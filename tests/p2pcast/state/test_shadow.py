@@ -426,7 +426,7 @@ def test_shadow_cut_short_ends_its_process_with_a_message(world, tmp_path):
             sys.executable,
             "-c",
             "import mmap, os, pathlib, sys\n"
-            "from p2pcast.daemon.daemon_process import name_fatal_signals\n"
+            "from p2pcast.process.daemon_process import name_fatal_signals\n"
             "from p2pcast.state.shadow import MODEL_NAME, _mapped\n"
             "path = pathlib.Path(sys.argv[1]) / MODEL_NAME\n"
             "name_fatal_signals()\n"

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from p2pcast.files import disk
 from p2pcast.ground.errors import LocalError, RetryableError
 from p2pcast.ground.version import Version
 from p2pcast.state.patch_builder import PatchBuilder
 from p2pcast.state.patch_file import PatchWriter
 from p2pcast.state.staging import Staging
-from p2pcast.store import disk
 
 V1 = Version(0, 1)
 

@@ -18,8 +18,8 @@ from click.testing import CliRunner
 from p2pcast.cli.state_folder import check
 from p2pcast.cli.status import status
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.daemon.daemon_process import shadow_prefix
 from p2pcast.ground.errors import LocalError
+from p2pcast.process.daemon_process import shadow_prefix
 from p2pcast.state import stale_shadows as module
 from p2pcast.state.clean_command import clean
 from p2pcast.state.shadow import PATCHES_NAME, Shadow, locked

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from p2pcast.files import disk
+from p2pcast.files.append_log import AppendLog
 from p2pcast.ground.errors import LocalError
-from p2pcast.store import disk
-from p2pcast.store.append_log import AppendLog
 
 
 def test_records_survive_a_restart_in_order(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pcast.artifact.artifact_file import HEADER
+from p2pcast.files.disk import CALL_BYTES, IOV_MAX
 from p2pcast.ground.errors import IntegrityError, LocalError
 from p2pcast.store.anchor_log import AnchorLog
 from p2pcast.store.artifact_log import FileLog
-from p2pcast.store.disk import CALL_BYTES, IOV_MAX
 
 
 def test_finished_logs_hold_no_descriptors(store):

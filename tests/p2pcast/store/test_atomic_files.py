@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from p2pcast.files import disk
+from p2pcast.files.atomic_files import atomic_folder, atomic_write, explained, fsync_dir
 from p2pcast.ground.errors import LocalError
-from p2pcast.store import disk
-from p2pcast.store.atomic_files import atomic_folder, atomic_write, explained, fsync_dir
 
 
 def test_write_replaces_and_leaves_no_part(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_folder_replaces_an_empty_one(tmp_path: Path) -> None:
 
 def test_killed_writer_leaves_no_final_name(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from p2pcast.store.atomic_files import atomic_folder\n"
+        "import os, sys; from pathlib import Path; from p2pcast.files.atomic_files import atomic_folder\n"
         "with atomic_folder(Path(sys.argv[1])) as part:\n"
         "    (part / 'x').write_bytes(b'half'); os._exit(9)\n"
     )

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.daemon.daemon_process import original_umask, restrict_umask
+from p2pcast.files import disk, private_folders
+from p2pcast.files.atomic_files import atomic_write
 from p2pcast.ground.errors import LocalError
 from p2pcast.ground.version import Version
+from p2pcast.process.daemon_process import original_umask, restrict_umask
 from p2pcast.state.patch_file import PatchFile, PatchWriter
 from p2pcast.state.shadow import MARKS_NAME, MODEL_NAME, PATCHES_NAME, Shadow
 from p2pcast.state.stale_shadows import OWNER_NAME, claim
-from p2pcast.store import disk, private_folders
-from p2pcast.store.atomic_files import atomic_write
 from p2pcast.store.state_format import state_lock
 
 LAYOUT = Layout([Tensor("a", "BF16", (100,))])

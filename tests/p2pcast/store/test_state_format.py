@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
+from p2pcast.files import disk
 from p2pcast.ground.errors import LocalError
 from p2pcast.ground.release import RELEASE
-from p2pcast.store import disk, state_format
+from p2pcast.store import state_format
 from p2pcast.store.state_format import FORMAT, LOCK, NOTE, state_lock
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from p2pcast.daemon.logs import _Json
 from p2pcast.ground.version import Version
-from p2pcast.telemetry import log_context
-from p2pcast.telemetry.log_context import about_job, note_daemon
-from p2pcast.telemetry.trace_ids import version_trace
+from p2pcast.process import log_context
+from p2pcast.process.log_context import about_job, note_daemon
+from p2pcast.process.logs import _Json
+from p2pcast.process.trace_ids import version_trace
 
 RUN, JOB = "ab" * 16, bytes(range(16))
 

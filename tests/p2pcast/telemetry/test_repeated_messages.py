@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.telemetry.repeated_messages import (
+from p2pcast.process.repeated_messages import (
     BURST,
     FRESH_S,
     MAX_PLACES,

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from p2pcast.daemon.events import Events
+from p2pcast.process.events import Events
+from p2pcast.process.trace_ids import version_trace
 from p2pcast.telemetry import span_export
 from p2pcast.telemetry.span import Span
-from p2pcast.telemetry.trace_ids import version_trace
 from tests.p2pcast.telemetry.collector import ERROR, Collector, attributes
 
 RUN = "ab" * 16

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from p2pcast.process.trace_ids import job_trace, span_id, version_trace
 from p2pcast.telemetry.span import Span
-from p2pcast.telemetry.trace_ids import job_trace, span_id, version_trace
 from p2pcast.telemetry.version_spans import BEGUN_KEPT, Role, VersionSpans
 
 RUN = "ab" * 16

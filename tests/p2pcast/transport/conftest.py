@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from p2pcast.daemon import event_loop
+from p2pcast.process import event_loop
 from tests.p2pcast.transport.tls_place import LIMIT_S, Place
 
 

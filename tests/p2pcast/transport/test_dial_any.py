@@ -11,14 +11,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from p2pcast.daemon import event_loop
 from p2pcast.ground.errors import RefusedError
+from p2pcast.process import event_loop
 from p2pcast.transport import dial as module
 from p2pcast.transport.dial import UnreachableError, dial, dial_any, probe, resolve
 from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire.connection import Identity
-from p2pcast.wire.join_token import JoinToken
 from p2pcast.wire.messages import Path, Type, Want
 
 TOKEN = JoinToken(bytes(16), bytes(20))

@@ -8,8 +8,8 @@ import socket
 from p2pcast.ground.errors import RetryableError
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import QuietOwner
+from p2pcast.trust.join_token import SECRET_BYTES, JoinToken
 from p2pcast.wire.connection import Identity
-from p2pcast.wire.join_token import SECRET_BYTES, JoinToken
 
 STEPS = 40
 """Turns of the loop: more than a refused dial takes."""

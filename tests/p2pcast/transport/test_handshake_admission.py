@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.transport import handshake_admission
-from p2pcast.transport.handshake_admission import (
+from p2pcast.sockets import handshake_admission
+from p2pcast.sockets.handshake_admission import (
     BURST,
     RATE_S,
     UNPROVEN_BURST,

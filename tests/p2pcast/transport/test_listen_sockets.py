@@ -7,11 +7,11 @@ import socket
 
 import pytest
 
-from p2pcast.daemon.events import Events
 from p2pcast.daemon.http_server import HttpServer
-from p2pcast.daemon.metric_kinds import registry
 from p2pcast.ground.errors import LocalError
-from p2pcast.transport.listen_sockets import advertised_hosts, listening, own_hosts
+from p2pcast.process.events import Events
+from p2pcast.process.metric_kinds import registry
+from p2pcast.sockets.listen_sockets import advertised_hosts, listening, own_hosts
 
 
 def reaches(host: str, port: int) -> bool:

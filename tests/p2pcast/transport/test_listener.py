@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from p2pcast.daemon import event_loop
 from p2pcast.ground import limits
 from p2pcast.ground.errors import LocalError, P2PCastError, RefusedError, RemoteError, RetryableError
+from p2pcast.process import event_loop
 from p2pcast.transport.dial import MAX_EARLY, dial
 from p2pcast.transport.link import Link
 from p2pcast.transport.listener import Listener
 from p2pcast.transport.stripe import Stripe
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire import messages
 from p2pcast.wire.connection import HEADER, Connection, ConnectionRequest, Identity, Message
 from p2pcast.wire.connection_state import Side
-from p2pcast.wire.join_token import JoinToken
 from p2pcast.wire.messages import Gone, Type, encode_map
 
 TOKEN = JoinToken(bytes(16), bytes(20))

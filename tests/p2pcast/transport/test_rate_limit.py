@@ -10,18 +10,18 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from p2pcast.daemon import event_loop
 from p2pcast.ground import limits
 from p2pcast.ground.errors import RemoteError, RetryableError
+from p2pcast.process import event_loop
 from p2pcast.transport import stripe as stripe_module
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import QuietOwner
 from p2pcast.transport.listener import Listener
 from p2pcast.transport.rate_limit import BYTES_PER_UNIT, COST, RateLimit, RateLimits, cost
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Connection, ConnectionRequest, Identity
 from p2pcast.wire.connection_state import TRANSITIONS, Side, State
-from p2pcast.wire.join_token import JoinToken
 from p2pcast.wire.messages import SIGNED, Pong, Type
 
 TOKEN = JoinToken(bytes(16), bytes(20))

@@ -8,8 +8,8 @@ import struct
 
 import pytest
 
-from p2pcast.daemon import event_loop
 from p2pcast.ground.errors import UsageError
+from p2pcast.process import event_loop
 from p2pcast.transport import socket_options as module
 from p2pcast.transport.dial import UnreachableError, dial
 from p2pcast.transport.link import Link, QuietOwner
@@ -31,8 +31,8 @@ from p2pcast.transport.socket_options import (
     window_bytes,
 )
 from p2pcast.transport.tcp_info import FIELDS, parse, read
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire.connection import Identity
-from p2pcast.wire.join_token import JoinToken
 
 TOKEN = JoinToken(bytes(16), bytes(20))
 ME, THERE = (Identity(bytes([n]) * 16, f"node-{n}", TOKEN) for n in (1, 2))

@@ -15,11 +15,11 @@ from p2pcast.ground.errors import P2PCastError, RefusedError, UntrustedError
 from p2pcast.transport.enrolment import enrol
 from p2pcast.trust.certificates import new_key
 from p2pcast.trust.dial_permissions import Certified
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.trust.tls_contexts import Tls, first_contact
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Connection, ConnectionRequest, Identity
 from p2pcast.wire.connection_state import Side
-from p2pcast.wire.join_token import JoinToken
 from tests.p2pcast.transport.tls_place import HUB, LIMIT_S, LOOPS, PEER, TURNS, Place
 
 

@@ -11,12 +11,12 @@ import weakref
 
 import pytest
 
-from p2pcast.daemon import event_loop
 from p2pcast.ground import limits
 from p2pcast.ground.errors import P2PCastError, RetryableError
-from p2pcast.transport import handshake_admission
+from p2pcast.process import event_loop
+from p2pcast.sockets import handshake_admission
+from p2pcast.sockets.tls_acceptor import handshake_places
 from p2pcast.transport.listener import Listener
-from p2pcast.transport.tls_acceptor import handshake_places
 from p2pcast.trust.tls_contexts import first_contact
 from tests.p2pcast.transport.tls_place import LIMIT_S, LOOPS, PEER, Place
 

@@ -8,17 +8,17 @@ import time
 
 import pytest
 
-from p2pcast.daemon import event_loop
 from p2pcast.ground.errors import RefusedError
+from p2pcast.process import event_loop
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener
 from p2pcast.trust.certificates import requested_key
 from p2pcast.trust.dial_permissions import Certified
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.trust.tls_contexts import Tls
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Identity, Message
-from p2pcast.wire.join_token import JoinToken
 
 LIMIT_S = 600.0
 TURNS = 80

@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
-from p2pcast.daemon import event_loop
 from p2pcast.ground.errors import UntrustedError
+from p2pcast.process import event_loop
 from p2pcast.transport.tls_errors import explain
 from p2pcast.trust.certificates import new_key
 from p2pcast.trust.credentials import Credentials

@@ -8,9 +8,9 @@ import pytest
 
 from p2pcast.ground import limits
 from p2pcast.ground.errors import LocalError, RefusedError, UsageError
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.trust.node_names import default_name, is_name
 from p2pcast.trust.token_register import KNOWN_S, LEGACY_TTL_S, NAME_KEPT_S, Holder, TokenRegister
-from p2pcast.wire.join_token import JoinToken
 
 NOW = 1_000_000.0
 SECRET = bytes(range(20))

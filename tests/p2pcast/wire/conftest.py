@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire.connection import Connection, ConnectionRequest, Event, Identity
 from p2pcast.wire.connection_state import Side
-from p2pcast.wire.join_token import JoinToken
 
 TOKEN = JoinToken(bytes(range(16)), bytes(range(100, 120)))
 DIALER = Identity(b"d" * 16, "peer-1", TOKEN)

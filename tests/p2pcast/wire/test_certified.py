@@ -14,9 +14,9 @@ from p2pcast.trust.certificate_authority import Authority
 from p2pcast.trust.certificates import new_key
 from p2pcast.trust.credentials import pinned
 from p2pcast.trust.dial_permissions import Certified, Role
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire.connection import Connection, ConnectionRequest, Identity
 from p2pcast.wire.connection_state import Side, State
-from p2pcast.wire.join_token import JoinToken
 
 NOW = 1_800_000_000.0
 RUN, SECRET = b"r" * 16, b"s" * 20

@@ -6,11 +6,11 @@ import msgpack
 import pytest
 
 from p2pcast.ground.errors import P2PCastError, RefusedError, RemoteError
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire import connection as module
 from p2pcast.wire import messages
 from p2pcast.wire.connection import HEADER, Connection, Established, Identity, Piece
 from p2pcast.wire.connection_state import Side, State
-from p2pcast.wire.join_token import JoinToken
 from p2pcast.wire.messages import Type
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pcast.ground.errors import UsageError
-from p2pcast.wire.join_token import JoinToken
+from p2pcast.trust.join_token import JoinToken
 
 
 @given(st.binary(min_size=16, max_size=16), st.binary(min_size=20, max_size=20))

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pcast.ground import limits
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire.connection import Connection, Identity, Message
 from p2pcast.wire.connection_state import Side, State
-from p2pcast.wire.join_token import JoinToken
 from p2pcast.wire.messages import Report, Type, decode, encode_map
 from p2pcast.wire.records import read, unpacked
 from tests.p2pcast.wire.plain_records import plain

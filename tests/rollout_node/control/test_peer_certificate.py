@@ -10,7 +10,7 @@ from p2pcast.trust.certificate_authority import Authority
 from p2pcast.trust.certificates import fingerprint, key_print, new_key
 from p2pcast.trust.credentials import Credentials
 from p2pcast.trust.dial_permissions import Certified
-from p2pcast.wire.join_token import JoinToken
+from p2pcast.trust.join_token import JoinToken
 from rollout_node.control import peer_certificate as module
 from rollout_node.control.peer_certificate import FILE, PeerCertificate
 

@@ -6,9 +6,9 @@ import pytest
 from recorder import Background, blocking
 
 from p2pcast.artifact.signed_records import KEY_BYTES, run_id
-from p2pcast.daemon.daemon_process import StateFile
 from p2pcast.ground.errors import LocalError
 from p2pcast.ground.version import Version
+from p2pcast.process.daemon_process import StateFile
 from rollout_node.control import saved_hub_state
 from rollout_node.control.saved_hub_state import FACTS, SavedHubState
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from p2pcast.daemon.events import Events
 from p2pcast.ground.version import Version
+from p2pcast.process.events import Events
 from rollout_node.control.timeline import EngineNow, Timeline
 from rollout_node.installers.installer import CommitReport
 

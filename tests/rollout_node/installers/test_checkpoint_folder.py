@@ -16,9 +16,9 @@ from held_weights import LAYOUT, check, hold, install, names, small_files, state
 
 from p2pcast.checkpoint.folder_form import MARKERS, FolderForm, StepNames
 from p2pcast.codec.digest import MASK, digest, word_dtype
+from p2pcast.files import disk
 from p2pcast.ground.errors import IntegrityError, LocalError, RetryableError, UsageError
 from p2pcast.ground.version import Version
-from p2pcast.store import disk
 from rollout_node.installers import step_folders
 from rollout_node.installers.checkpoint_folder import FolderInstaller
 from rollout_node.installers.installer import Audit

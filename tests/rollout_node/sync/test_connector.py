@@ -14,10 +14,10 @@ from p2pcast.relay.upstream import Upstream
 from p2pcast.transport.dial import Stripes, UnreachableError, dial_any
 from p2pcast.transport.link import Link
 from p2pcast.transport.listener import Listener
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire import messages
 from p2pcast.wire.connection import PARENT, Connection, ConnectionRequest, Identity
 from p2pcast.wire.connection_state import Side
-from p2pcast.wire.join_token import JoinToken
 from rollout_node.sync import connector as module
 from rollout_node.sync.connector import Connector
 

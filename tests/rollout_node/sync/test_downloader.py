@@ -11,15 +11,15 @@ import pytest
 from artifact_maker import Made, Maker
 
 from p2pcast.artifact.assembly import Assembly
+from p2pcast.artifact.piece_set import PieceSet
 from p2pcast.relay.artifact_excerpt import Excerpt
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import Node
-from p2pcast.relay.piece_set import PieceSet
 from p2pcast.store.artifact_store import Store
 from p2pcast.transport.link import Link
 from p2pcast.transport.listener import Listener
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire.connection import Identity
-from p2pcast.wire.join_token import JoinToken
 from rollout_node.sync import downloader as module
 from rollout_node.sync.connector import Connector, Place
 from rollout_node.sync.downloader import Downloader, source_dialler

@@ -13,6 +13,7 @@ from recorder import Recorder
 
 from p2pcast.artifact import Assembly, run_id
 from p2pcast.artifact.artifact_file import Tail
+from p2pcast.artifact.piece_set import PieceSet
 from p2pcast.artifact.signed_records import OWN
 from p2pcast.ground.errors import RetryableError
 from p2pcast.mirror.object_names import Marker, run_folder, slice_name, tail_name
@@ -20,7 +21,6 @@ from p2pcast.mirror.object_store import Objects
 from p2pcast.relay.artifact_excerpt import Excerpt
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import Node
-from p2pcast.relay.piece_set import PieceSet
 from p2pcast.store.artifact_store import Store
 from rollout_node.sync import mirror_source as module
 from rollout_node.sync.mirror_catalog import MirrorCatalog

@@ -12,9 +12,9 @@ from recorder import Recorder
 from p2pcast.ground.errors import RetryableError
 from p2pcast.relay.node import Node
 from p2pcast.transport.listener import Listener
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Identity
-from p2pcast.wire.join_token import JoinToken
 from rollout_node.sync import parent_failover
 from rollout_node.sync.connector import Connector
 from rollout_node.sync.parent_failover import ParentFailover, parent_dialler

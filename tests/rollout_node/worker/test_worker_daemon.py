@@ -28,8 +28,8 @@ from p2pcast.trust.certificate_authority import Authority
 from p2pcast.trust.certificates import fingerprint, new_key
 from p2pcast.trust.credentials import Credentials
 from p2pcast.trust.dial_permissions import Certified, Role
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.trust.tls_contexts import Tls
-from p2pcast.wire.join_token import JoinToken
 from rollout_node.worker import worker_daemon
 from rollout_node.worker.play_loop import WorkerConfig
 from rollout_node.worker.worker_daemon import Addresses, SamplerKind, WorkerDaemon

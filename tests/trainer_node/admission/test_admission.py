@@ -11,11 +11,11 @@ import pytest
 from parts import HUB, Background, FakeLink, emitted, ident, in_thread, node, record_of
 
 from p2pcast.artifact.run_key import RunKey
-from p2pcast.daemon.events import Events
 from p2pcast.ground import limits
 from p2pcast.ground.errors import IntegrityError, LocalError, RefusedError, RemoteError, UsageError
+from p2pcast.process.events import Events
 from p2pcast.trust.certificates import new_key, request
-from p2pcast.wire.join_token import JoinToken
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire.messages import Type
 from trainer_node.admission import admission, trust_state
 from trainer_node.admission.admission import Admission

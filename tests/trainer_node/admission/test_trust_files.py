@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from p2pcast.ground.errors import LocalError
-from p2pcast.wire.join_token import SECRET_BYTES
+from p2pcast.trust.join_token import SECRET_BYTES
 from trainer_node.admission.trust_files import read_ledger, secret_of
 
 NO_NODES: frozenset[bytes] = frozenset()

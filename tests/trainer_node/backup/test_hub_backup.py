@@ -16,11 +16,11 @@ from click.testing import CliRunner
 
 from p2pcast.cli.rollout_commands.backup_command import backup, restore
 from p2pcast.cli.state_folder import check
+from p2pcast.files import disk
+from p2pcast.files.disk import Step
 from p2pcast.ground.errors import IntegrityError, LocalError, UsageError
 from p2pcast.ground.version import Version
-from p2pcast.store import disk
 from p2pcast.store.artifact_store import Store
-from p2pcast.store.disk import Step
 from p2pcast.store.retention import Counts
 from tests.trainer_node.backup.artifacts import HubState
 from trainer_node.backup import run_backup

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from parts import Background, emitted
 
-from p2pcast.daemon.events import Events
 from p2pcast.ground.errors import LocalError, RefusedError, UsageError
 from p2pcast.ground.version import Version
+from p2pcast.process.events import Events
 from p2pcast.wire.messages import Hold, Type
 from trainer_node.commit.barrier import Left, Opened, Sealed, Superseded, Switched
 from trainer_node.commit.commits import REJOIN_S, Commits

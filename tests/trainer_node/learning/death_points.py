@@ -26,7 +26,7 @@ import pytest
 from disk_image import Image, Left
 from step_recorder import Recorder
 
-from p2pcast.store.disk import Step
+from p2pcast.files.disk import Step
 from tests.trainer_node.ledger.crash_points import Died, Point
 from trainer_node.sdk.hub_connection import HubConnection
 

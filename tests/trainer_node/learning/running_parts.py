@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Concatenate
 
 from netem.demo.processes import free_port
-from p2pcast.daemon import event_loop
+from p2pcast.process import event_loop
 from tests.trainer_node.learning.death_points import LEDGER, DiskWatcher, HubDisk, PassedPoints
 from tests.trainer_node.ledger.crash_points import Answer, Died, Terms, as_crashed
 from trainer_node.hub import Hub, opened

@@ -18,11 +18,11 @@ from typing import Any, Concatenate
 import aiohttp
 import torch
 
+from p2pcast.files import disk
 from p2pcast.ground.errors import RetryableError
 from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Group, Job
 from p2pcast.rollouts.result import Result
-from p2pcast.store import disk
 from p2pcast.tasks.task_loader import load_task
 from tests.trainer_node.learning.death_points import Death, DiskWatcher, LearnerLife, PassedPoints
 from tests.trainer_node.learning.learner_stage import STEPS, TASK, learner

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from p2pcast.daemon.events import Events
+from p2pcast.process.events import Events
 from trainer_node.ledger_server.ledger_events import MAX_NAMED, LedgerEvents
 
 

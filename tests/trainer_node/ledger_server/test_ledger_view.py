@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from p2pcast.daemon.background_tasks import Tasks
-from p2pcast.daemon.events import Events
+from p2pcast.process.background_tasks import Tasks
+from p2pcast.process.events import Events
 from trainer_node.ledger_server.ledger_view import AWAITED_S, IDLE_LOOKS, SILENT_S, SUMMARY_TEXT, LedgerView
 from trainer_node.ledger_server.probes.probe_desk import ProbeDesk
 

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from p2pcast.daemon.background_tasks import Tasks
-from p2pcast.daemon.events import Events
 from p2pcast.ground.errors import IntegrityError, LocalError, P2PCastError, RefusedError, RemoteError, RetryableError
+from p2pcast.process.background_tasks import Tasks
+from p2pcast.process.events import Events
 from trainer_node.ledger_server import retried_work
 from trainer_node.ledger_server.retried_work import RetriedWork
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from p2pcast.daemon.events import Events
+from p2pcast.process.events import Events
 from p2pcast.rollouts.result import Result
 from p2pcast.tasks.child_processes.killable_child import ChildDownError
 from p2pcast.tasks.task_process import TaskProcesses

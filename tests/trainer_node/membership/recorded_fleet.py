@@ -7,11 +7,11 @@ from typing import Any
 
 from parts import HUB, FakeLink, ident, record_of
 
-from p2pcast.daemon.events import Events
 from p2pcast.ground.errors import RefusedError
 from p2pcast.ground.observers import Observers
+from p2pcast.process.events import Events
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire.connection import Identity
-from p2pcast.wire.join_token import JoinToken
 from p2pcast.wire.messages import Catalog, Type
 from topology.pull_sources import Sources
 from trainer_node.membership.artifact_reports import ArtifactReports

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from p2pcast.daemon.events import Events
 from p2pcast.ground import limits
 from p2pcast.ground.version import Version
+from p2pcast.process.events import Events
 from trainer_node.membership.engine_reports import EngineRow
 from trainer_node.membership.fleet_timeline import KEPT, FleetTimeline
 from trainer_node.membership.peer_record import PeerRecord

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from parts import HUB, FakeLink, emitted, ident, node, until
 
-from p2pcast.daemon.events import Events
+from p2pcast.process.events import Events
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Identity
-from p2pcast.wire.join_token import JoinToken
 from p2pcast.wire.messages import Type
 from topology.blame import CREDIBLE, FORGIVEN_S
 from topology.pull_sources import Sources

@@ -9,8 +9,8 @@ import pytest
 
 from p2pcast.transport.link import QuietOwner
 from p2pcast.transport.listener import Listener
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire.connection import Identity
-from p2pcast.wire.join_token import JoinToken
 from p2pcast.wire.messages import Join
 from topology.reachability import Contact, Reach
 from trainer_node.membership import reachability_prober as module

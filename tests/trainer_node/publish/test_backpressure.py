@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.daemon.events import Events
 from p2pcast.ground.version import Version
+from p2pcast.process.events import Events
 from trainer_node.membership.engine_reports import EngineRow
 from trainer_node.publish.backpressure import DETACHED, NO_ENGINE, Backpressure, Lag, laggards
 

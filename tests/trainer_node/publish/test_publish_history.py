@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.daemon.daemon_process import StateFile
+from p2pcast.files import disk
 from p2pcast.ground.errors import LocalError
 from p2pcast.ground.version import Version
-from p2pcast.store import disk
+from p2pcast.process.daemon_process import StateFile
 from trainer_node.publish import publish_history
 from trainer_node.publish.publish_history import Known, PublishHistory, settled
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2pcast.files import disk
 from p2pcast.ground.errors import LocalError
 from p2pcast.ground.version import Version
-from p2pcast.store import disk
 from trainer_node.publish.version_numbers import MOST_RECORDS, RESERVED_STEPS, VersionNumbers
 
 V = Version
@@ -59,7 +59,7 @@ def test_an_orderly_end_frees_reserved_numbers(tmp_path: Path) -> None:
 
 def test_notes_within_a_reservation_cost_no_sync_and_others_do(tmp_path: Path, monkeypatch) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr("p2pcast.store.disk.sync", lambda fd, path: synced.append(path))
+    monkeypatch.setattr("p2pcast.files.disk.sync", lambda fd, path: synced.append(path))
     numbers = VersionNumbers(tmp_path / "versions.log", "boot")
     numbers.note(V(0, 1))
     assert len(synced) == 1

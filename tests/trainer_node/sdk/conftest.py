@@ -26,9 +26,9 @@ from p2pcast.ground.errors import P2PCastError
 from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener
 from p2pcast.transport.stripe import Stripe
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Event, Identity, Message
-from p2pcast.wire.join_token import JoinToken
 from p2pcast.wire.messages import Type
 
 DEADLINE_S = 600.0

@@ -12,9 +12,9 @@ import torch
 from p2pcast.codec.layout import Layout
 from p2pcast.ground.errors import RefusedError, RetryableError, UsageError
 from p2pcast.ground.version import Version
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Message
-from p2pcast.wire.join_token import JoinToken
 from p2pcast.wire.messages import Type
 from trainer_node import Publisher
 from trainer_node.sdk import hub_connection, publisher

@@ -8,9 +8,9 @@ from typing import Any
 
 from blake3 import blake3
 
+from p2pcast.files.atomic_files import explained
 from p2pcast.ground.errors import UsageError
 from p2pcast.sparse.budget_schedule import FILE, BudgetSchedule
-from p2pcast.store.atomic_files import explained
 from trainer_node.learning.guarding.acceptance_scores import acceptance_rates
 from trainer_node.learning.guarding.schedule_guard import ScheduleGuard, change_event
 from trainer_node.learning.learner_config import LearnerConfig

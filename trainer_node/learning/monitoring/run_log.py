@@ -17,9 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final
 
+from p2pcast.files.atomic_files import explained
 from p2pcast.ground.errors import LocalError
 from p2pcast.ground.limits import MIB
-from p2pcast.store.atomic_files import explained
 from trainer_node.learning.monitoring.run_record import Event, RunRecord
 
 LOG_NAME: Final = "metrics.jsonl"

@@ -7,8 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+from p2pcast.files.atomic_files import explained
 from p2pcast.ground.errors import LocalError
-from p2pcast.store.atomic_files import explained
 from trainer_node.learning.monitoring.run_record import (
     BudgetEvent,
     CheckpointEvent,

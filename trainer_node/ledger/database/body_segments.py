@@ -18,9 +18,9 @@ from typing import BinaryIO, NamedTuple
 
 import blake3
 
-from p2pcast.daemon.shortages import scarce
 from p2pcast.ground import limits
 from p2pcast.ground.errors import IntegrityError, LocalError
+from p2pcast.process.shortages import scarce
 from p2pcast.store.disk_room import check_room
 
 SEGMENT_BYTES = 64 * limits.MIB

@@ -18,8 +18,8 @@ from sqlalchemy import Connection, Engine, create_engine, event, insert, select
 from sqlalchemy.exc import DBAPIError, OperationalError, PendingRollbackError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from p2pcast.daemon.shortages import shortage
 from p2pcast.ground.errors import LocalError, UsageError
+from p2pcast.process.shortages import shortage
 from trainer_node.ledger.database.body_segments import SEGMENT_BYTES, Segments
 from trainer_node.ledger.database.ledger_schema import SCHEMA, meta, metadata
 

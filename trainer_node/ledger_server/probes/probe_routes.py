@@ -15,10 +15,10 @@ from typing import Any, Final, Protocol
 import msgpack
 from aiohttp import web
 
-from p2pcast.daemon.events import Events
 from p2pcast.ground import limits
 from p2pcast.ground.errors import RefusedError, UsageError
 from p2pcast.ground.version import Version
+from p2pcast.process.events import Events
 from p2pcast.rollouts.probe_set import MAX_PROBE_TOKENS, MAX_SEQUENCES, SCORE_BYTES, ProbeSet, unpacked_scores
 from trainer_node.ledger_server.probes.probe_desk import MISSED, Comparison, ProbeDesk, Scored, Verdict
 from trainer_node.ledger_server.request_form import HASH_BYTES, ID_BYTES, Form

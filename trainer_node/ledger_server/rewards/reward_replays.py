@@ -11,8 +11,8 @@ import functools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from p2pcast.daemon.events import Events
 from p2pcast.ground.errors import IntegrityError
+from p2pcast.process.events import Events
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result
 from p2pcast.tasks.task import FAILED_CHECK_TAG, ForgedPlayError

@@ -10,8 +10,8 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from p2pcast.daemon.events import Events
 from p2pcast.ground.errors import RefusedError, UsageError
+from p2pcast.process.events import Events
 
 logger = logging.getLogger("p2pcast.ledger")
 

@@ -16,8 +16,8 @@ from p2pcast.store.artifact_store import Store
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire.connection import Identity
-from p2pcast.wire.join_token import JoinToken
 
 TOKEN = JoinToken(bytes(16), bytes(20))
 LIMIT_S = 600.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pcast.daemon import event_loop
+from p2pcast.process import event_loop
 
 sys.path.append(str(Path(__file__).parent))  # chain_members
 

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from chain_members import MEGABYTES, Swarm
 
-from p2pcast.daemon import event_loop
-from p2pcast.relay.piece_set import PieceSet
+from p2pcast.artifact.piece_set import PieceSet
+from p2pcast.process import event_loop
 from p2pcast.store.artifact_store import Store
 
 

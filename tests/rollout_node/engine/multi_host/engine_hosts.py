@@ -13,9 +13,9 @@ import msgpack
 from p2pcast.ground.version import Version
 from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener
+from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Identity
-from p2pcast.wire.join_token import JoinToken
 from rollout_node.engine.multi_host_leader import MultiHostLeader
 from rollout_node.engine.multi_host_member import MultiHostMember
 from rollout_node.in_engine.install_frames import InstallClient

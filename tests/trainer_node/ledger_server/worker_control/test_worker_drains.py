@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from p2pcast.daemon.events import Events
 from p2pcast.ground.errors import LocalError, UsageError
+from p2pcast.process.events import Events
 from trainer_node.ledger_server.worker_control.worker_drains import WorkerDrains
 
 

@@ -14,9 +14,9 @@ import stat
 from collections.abc import Collection
 from pathlib import Path
 
+from p2pcast.files import disk
+from p2pcast.files.atomic_files import explained
 from p2pcast.ground.errors import LocalError
-from p2pcast.store import disk
-from p2pcast.store.atomic_files import explained
 
 OTHERS = 0o077
 """Permission bits of all users but the owner."""

@@ -3,7 +3,7 @@
 Promises: each failure in a daemon is in its log with the task's name and a traceback, in ``/status``, in an event
 ``task_failed`` and in a metric. The consequence depends on the work and on the exception:
 
-- Any work meets a shortage of this machine (``p2pcast.daemon.shortages``: a full disk, no free descriptor). Then
+- Any work meets a shortage of this machine (``p2pcast.process.shortages``: a full disk, no free descriptor). Then
   ``/healthz`` answers 503 with the reason, and ``short`` in ``/status`` names the work. A loop of the daemon is begun
   again after pauses that grow, and so is other work that may be repeated. The daemon is healthy again once the work has
   succeeded.
@@ -29,12 +29,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from p2pcast.daemon.events import Events
-from p2pcast.daemon.shortages import shortage
 from p2pcast.ground import limits
 from p2pcast.ground.backoff import Backoff
 from p2pcast.ground.errors import LocalError, P2PCastError
 from p2pcast.ground.private_random import uniform
+from p2pcast.process.events import Events
+from p2pcast.process.shortages import shortage
 
 logger = logging.getLogger("p2pcast.tasks")
 

@@ -11,9 +11,9 @@ import sys
 import time
 from typing import Any
 
-from p2pcast.daemon.repetition_filter import RepetitionFilter
-from p2pcast.telemetry.log_context import fields_of
-from p2pcast.telemetry.repeated_messages import Line, note
+from p2pcast.process.log_context import fields_of
+from p2pcast.process.repeated_messages import Line, note
+from p2pcast.process.repetition_filter import RepetitionFilter
 
 FORMATS = ("auto", "plain", "json")
 _NOT_REPEATED: Line[None] = Line(None)

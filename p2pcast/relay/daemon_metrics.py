@@ -11,9 +11,9 @@ from pathlib import Path
 
 from prometheus_client.core import Metric
 
-from p2pcast.daemon.background_tasks import Tasks
-from p2pcast.daemon.events import Events
-from p2pcast.daemon.metric_kinds import counter, gauge, gauges
+from p2pcast.process.background_tasks import Tasks
+from p2pcast.process.events import Events
+from p2pcast.process.metric_kinds import counter, gauge, gauges
 from p2pcast.relay.node import Node
 
 STORE_PARTS = ("deltas", "anchors", "files", "partial")

@@ -19,11 +19,11 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from p2pcast.daemon.background_tasks import report_bug, spawn
-from p2pcast.daemon.shortages import shortage
 from p2pcast.ground import limits
 from p2pcast.ground.addresses import plain_host
-from p2pcast.transport.handshake_admission import HandshakeAdmission, PendingConnections
+from p2pcast.process.background_tasks import report_bug, spawn
+from p2pcast.process.shortages import shortage
+from p2pcast.sockets.handshake_admission import HandshakeAdmission, PendingConnections
 
 BACKLOG = 512
 AT_ONCE = 64

@@ -10,8 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from p2pcast.telemetry.log_context import fields_of
-from p2pcast.telemetry.repeated_messages import MAX_TEXT, Line, RepeatedMessages
+from p2pcast.process.log_context import fields_of
+from p2pcast.process.repeated_messages import MAX_TEXT, Line, RepeatedMessages
 
 Lines = Iterable[Line[logging.LogRecord]]
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from p2pcast.daemon import garbage_collection
+from p2pcast.process import garbage_collection
 
 T = TypeVar("T")
 

@@ -18,10 +18,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from p2pcast.files import private_folders
+from p2pcast.files.atomic_files import atomic_write, explained
 from p2pcast.ground import limits
 from p2pcast.ground.errors import LocalError, UsageError
-from p2pcast.store import private_folders
-from p2pcast.store.atomic_files import atomic_write, explained
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(bit|bps|b)?(?:/s)?", re.ASCII | re.IGNORECASE)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)

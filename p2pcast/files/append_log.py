@@ -19,10 +19,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from p2pcast.files import disk
+from p2pcast.files.atomic_files import atomic_write, explained
 from p2pcast.ground import limits
 from p2pcast.ground.errors import LocalError
-from p2pcast.store import disk
-from p2pcast.store.atomic_files import atomic_write, explained
 
 Record = dict[str, Any]
 

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 from p2pcast.ground.version import Version
-from p2pcast.telemetry.trace_ids import job_trace, version_trace
+from p2pcast.process.trace_ids import job_trace, version_trace
 
 _DAEMON: Final[dict[str, str]] = {}
 """Facts of this process: ``run``, ``role``, ``name``."""

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from p2pcast.files import disk
 from p2pcast.ground.errors import LocalError
-from p2pcast.store import disk
 
 _REASONS = {
     errno.ENOSPC: "no space is left on the device; free some or choose another folder",

@@ -17,13 +17,14 @@ from p2pcast.artifact.artifact_file import P2pdFile
 from p2pcast.artifact.assembly import Assembly
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.artifact.signed_records import ANCHOR, DELTA, run_id
-from p2pcast.daemon.daemon_metrics import STORE_PARTS, disk_bytes
+from p2pcast.files import disk
+from p2pcast.files.atomic_files import explained, part_path
 from p2pcast.ground.errors import IntegrityError, LocalError, P2PCastError
 from p2pcast.ground.version import Version
 from p2pcast.relay.artifact_path import Edge, Gap, find_gap
-from p2pcast.store import anchor_folder, artifact_journal, disk
+from p2pcast.relay.daemon_metrics import STORE_PARTS, disk_bytes
+from p2pcast.store import anchor_folder, artifact_journal
 from p2pcast.store.anchor_log import AnchorLog
-from p2pcast.store.atomic_files import explained, part_path
 
 DAMAGED = "damaged"
 """Folder for unusable files (``set_aside``)."""
