@@ -27,11 +27,12 @@ from p2pcast.store.artifact_store import Store
 from p2pcast.telemetry.span_export import export_events
 from p2pcast.transport.link import Link
 from p2pcast.trust import bearer_tokens
-from rollout_node.control.hub_messages import HubMessages
+from rollout_node.control.artifact_catalog import Catalog
 from rollout_node.control.peer_link_acceptor import Receivers
 from rollout_node.control.reporter import Reporter
 from rollout_node.control.run_key_source import RunKey
 from rollout_node.engine.http_commands import HttpCommands
+from rollout_node.hub_messages import HubMessages
 from rollout_node.peer_parts import (
     EngineParts,
     RelayParts,
@@ -43,7 +44,6 @@ from rollout_node.peer_parts import (
 from rollout_node.peer_startup import Startup
 from rollout_node.peer_view import PeerView
 from rollout_node.stage.shadow_leases import ShadowLeases
-from rollout_node.sync.artifact_catalog import Catalog
 from rollout_node.sync.catalog_updater import CatalogUpdater
 
 logger = logging.getLogger("p2pcast.peer")

@@ -19,6 +19,7 @@ from p2pcast.transport.stripe_count import Way, stripes
 from rollout_node.control.activity import Activity
 from rollout_node.control.freshness import Freshness
 from rollout_node.control.run_key_source import RunKey
+from rollout_node.control.transfers import Transfers
 from rollout_node.engine.callbacks import Callbacks
 from rollout_node.engine.commit_permission import CommitPermission, CommitRequests
 from rollout_node.engine.engines import Engines
@@ -27,11 +28,12 @@ from rollout_node.engine.multi_host_leader import MultiHostLeader
 from rollout_node.engine.multi_host_member import MultiHostMember
 from rollout_node.engine.runner import Runner
 from rollout_node.engine.switch_slots import SwitchSlots
-from rollout_node.engine.weight_provider import WeightProvider
 from rollout_node.installers.install_socket import InstallSocket
 from rollout_node.installers.installer import Installer
+from rollout_node.installers.weight_provider import WeightProvider
 from rollout_node.peer_config import PeerConfig
 from rollout_node.peer_startup import Startup
+from rollout_node.shadow.shadow_state import ShadowReader, ShadowWriter
 from rollout_node.stage.base_shadow import BaseShadow
 from rollout_node.stage.engine_handover import EngineHandover
 from rollout_node.stage.first_shadow import FirstShadow
@@ -43,7 +45,6 @@ from rollout_node.stage.saved_shadow import SavedShadow
 from rollout_node.stage.shadow_check import ShadowCheck
 from rollout_node.stage.shadow_repair import ShadowRepair
 from rollout_node.stage.shadow_start import ShadowStart
-from rollout_node.stage.shadow_state import ShadowReader, ShadowWriter
 from rollout_node.stage.shadow_updater import ShadowUpdater
 from rollout_node.stage.small_file_repair import SmallFileRepair
 from rollout_node.stage.version_stager import VersionStager
@@ -57,7 +58,6 @@ from rollout_node.sync.mirror_source import MirrorSource
 from rollout_node.sync.missing_versions import MissingVersions
 from rollout_node.sync.parent_failover import ParentFailover, parent_dialler
 from rollout_node.sync.requester import Requester
-from rollout_node.sync.transfers import Transfers
 from rollout_node.sync.version_path import VersionPlanner
 
 # -- relay

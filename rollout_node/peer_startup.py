@@ -28,6 +28,7 @@ from p2pcast.trust.eviction_log import EvictionLog
 from p2pcast.trust.evictions import unsigned
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Identity
+from rollout_node.control.artifact_catalog import Catalog
 from rollout_node.control.bearer_file import BearerFile
 from rollout_node.control.dispatcher import Dispatcher, Handler, Handlers
 from rollout_node.control.eviction_handler import EvictionHandler
@@ -38,14 +39,13 @@ from rollout_node.control.peer_link_acceptor import LinkAcceptor
 from rollout_node.control.reporter import join_body
 from rollout_node.control.run_key_source import RunKeySource
 from rollout_node.control.saved_hub_state import FACTS, SavedHubState
-from rollout_node.control.timeline import Timeline
 from rollout_node.control.welcome import Welcome
 from rollout_node.peer_config import PeerConfig
-from rollout_node.stage.base_folder import BaseFolder
-from rollout_node.stage.shadow_state import ShadowState
-from rollout_node.sync.artifact_catalog import Catalog
+from rollout_node.shadow.base_folder import BaseFolder
+from rollout_node.shadow.shadow_state import ShadowState
 from rollout_node.sync.mirror_catalog import MirrorCatalog
 from rollout_node.sync.mirror_source import AT_ONCE, MirrorErrors, read_run_key
+from rollout_node.timeline import Timeline
 
 logger = logging.getLogger("p2pcast.peer")
 

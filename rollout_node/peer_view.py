@@ -30,17 +30,17 @@ from rollout_node.control.freshness import Freshness
 from rollout_node.control.hub_session import HubSession
 from rollout_node.control.peer_certificate import PeerCertificate
 from rollout_node.control.reporter import Changes
-from rollout_node.control.timeline import Timeline
 from rollout_node.engine.engines import Engines
 from rollout_node.engine.multi_host_leader import MultiHostLeader
 from rollout_node.engine.multi_host_member import MultiHostMember
 from rollout_node.peer_config import PeerConfig
-from rollout_node.stage.shadow_state import ShadowState
+from rollout_node.shadow.shadow_state import ShadowState
 from rollout_node.sync.downloader import Downloader
 from rollout_node.sync.mirror_source import MirrorSource
 from rollout_node.sync.missing_versions import MissingVersions
 from rollout_node.sync.parent_failover import ParentFailover
 from rollout_node.sync.version_path import VersionPlanner
+from rollout_node.timeline import Timeline
 
 MAX_VERSIONS = 256
 """Most versions in one answer: far more than any result's staleness allows."""

@@ -14,7 +14,7 @@ from p2pcast.transport.socket_options import Sockets
 from p2pcast.transport.stripe import DEFAULT
 from p2pcast.trust.token_register import OWN_TTL_S
 from trainer_node.admission.admission import LIFETIME_S
-from trainer_node.membership.restart_recovery import RECALL_S
+from trainer_node.restart_recovery import RECALL_S
 
 DEFAULT_PORT = 7077
 DEFAULT_HTTP_PORT = 7078

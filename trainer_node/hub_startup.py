@@ -64,9 +64,7 @@ from trainer_node.membership.peer_session import PeerSession, SessionHandlers, S
 from trainer_node.membership.plan_distributor import PlanDistributor
 from trainer_node.membership.plan_upkeep import PlanUpkeep
 from trainer_node.membership.report_handler import ReportHandler
-from trainer_node.membership.restart_recovery import ROSTER, Recovery, Roster
 from trainer_node.membership.uplink_meter import UplinkMeter
-from trainer_node.membership.welcome_message import WelcomeMessages
 from trainer_node.publish import version_numbers
 from trainer_node.publish.artifact_announcer import ArtifactAnnouncer
 from trainer_node.publish.backpressure import Backpressure, laggards
@@ -84,7 +82,9 @@ from trainer_node.publish.version_numbers import VersionNumbers
 from trainer_node.publish.version_sealer import VersionSealer
 from trainer_node.publish.version_view import VersionView
 from trainer_node.ranks.rank_intake import RankIntake
+from trainer_node.restart_recovery import ROSTER, Recovery, Roster
 from trainer_node.rollout_summary import RolloutSummary
+from trainer_node.welcome_message import WelcomeMessages
 
 logger = logging.getLogger("p2pcast.hub")
 

@@ -13,7 +13,7 @@ from p2pcast.ground.version import Version
 from p2pcast.relay.holding import ArtifactHolder
 from p2pcast.sockets.listen_sockets import advertised_hosts, own_hosts
 from p2pcast.wire import messages
-from rollout_node.sync.transfers import Transfers
+from rollout_node.control.transfers import Transfers
 
 
 def join_body(

@@ -12,10 +12,10 @@ from p2pcast.artifact.signed_records import run_id
 from p2pcast.ground.errors import RefusedError
 from p2pcast.trust.evictions import Evictions
 from p2pcast.wire import messages
+from rollout_node.control.artifact_catalog import Catalog
 from rollout_node.control.bearer_file import BearerFile
 from rollout_node.control.hub_orders import HubOrders
-from rollout_node.control.timeline import Timeline
-from rollout_node.sync.artifact_catalog import Catalog
+from rollout_node.timeline import Timeline
 
 logger = logging.getLogger("p2pcast.peer")
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from p2pcast.ground.version import Version
+from rollout_node.control.artifact_catalog import Catalog
 from rollout_node.control.hub_orders import HubOrders
 from rollout_node.control.saved_hub_state import SavedHubState
 from rollout_node.installers.installer import Driver
-from rollout_node.sync.artifact_catalog import Catalog
 
 
 class CommitRequests:

@@ -12,11 +12,11 @@ from p2pcast.ground.version import Version
 from p2pcast.ground.wakeup import Wakeup
 from p2pcast.wire import messages
 from rollout_node.control.hub_orders import HubOrders
-from rollout_node.control.timeline import EngineNow, Timeline
 from rollout_node.engine.multi_host_installer import MultiHostInstaller
 from rollout_node.engine.multi_host_leader import MultiHostLeader
 from rollout_node.engine.multi_host_member import MultiHostMember
 from rollout_node.engine.runner import Runner
+from rollout_node.timeline import EngineNow, Timeline
 
 
 class Engines:

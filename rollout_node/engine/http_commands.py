@@ -24,7 +24,7 @@ from p2pcast.ground.wakeup import Wakeup
 from rollout_node.engine.commit_permission import CommitRequests
 from rollout_node.engine.runner import Runner
 from rollout_node.installers.installer import Driver
-from rollout_node.stage.shadow_state import ShadowReader
+from rollout_node.shadow.shadow_state import ShadowReader
 
 Document = dict[str, Any]
 

@@ -35,7 +35,7 @@ from p2pcast.transport.stripe import Stripe
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Event, Identity, Message
 from rollout_node.engine.multi_host_leader import SILENCE_S, Standing
-from rollout_node.stage.shadow_state import ShadowState
+from rollout_node.shadow.shadow_state import ShadowState
 
 logger = logging.getLogger("p2pcast.peer")
 

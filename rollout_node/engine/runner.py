@@ -29,7 +29,6 @@ from p2pcast.wire import messages
 from rollout_node.engine.callbacks import Callbacks
 from rollout_node.engine.commit_permission import CommitPermission
 from rollout_node.engine.switch_slots import SwitchSlots
-from rollout_node.engine.version_digests import VersionDigests
 from rollout_node.installers.installer import (
     Audit,
     CommitReport,
@@ -39,7 +38,8 @@ from rollout_node.installers.installer import (
     pulse_of,
     stretch_of,
 )
-from rollout_node.stage.shadow_state import ShadowReader
+from rollout_node.shadow.shadow_state import ShadowReader
+from rollout_node.shadow.version_digests import VersionDigests
 
 logger = logging.getLogger("p2pcast.peer")
 

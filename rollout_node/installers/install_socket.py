@@ -25,8 +25,8 @@ from p2pcast.ground import limits
 from p2pcast.ground.errors import LocalError, P2PCastError, RemoteError
 from p2pcast.ground.version import Version
 from p2pcast.process.background_tasks import spawn
-from rollout_node.engine.weight_provider import WeightProvider
 from rollout_node.in_engine.install_frames import ALIVE, LENGTH, other_user, pack, unpack
+from rollout_node.installers.weight_provider import WeightProvider
 
 Report = Mapping[str, Any]
 

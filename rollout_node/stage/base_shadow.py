@@ -11,8 +11,8 @@ from p2pcast.ground.errors import IntegrityError
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
 from p2pcast.store.artifact_store import Store
-from rollout_node.stage.base_folder import BaseFolder, WholeVersions
-from rollout_node.stage.shadow_state import log_size
+from rollout_node.shadow.base_folder import BaseFolder, WholeVersions
+from rollout_node.shadow.shadow_state import log_size
 
 logger = logging.getLogger("p2pcast.peer")
 

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 
 from p2pcast.ground.version import Version
 from rollout_node.control.activity import Activity
-from rollout_node.control.timeline import Timeline
 from rollout_node.engine.engines import Engines
-from rollout_node.stage.shadow_state import ShadowWriter
+from rollout_node.shadow.shadow_state import ShadowWriter
 from rollout_node.sync.version_path import VersionPlanner
+from rollout_node.timeline import Timeline
 
 logger = logging.getLogger("p2pcast.peer")
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from p2pcast.ground.version import Version
 from p2pcast.state.shadow import Shadow
 from rollout_node.control.activity import Activity
+from rollout_node.control.artifact_catalog import Catalog
 from rollout_node.stage.base_shadow import BaseShadow
 from rollout_node.stage.saved_shadow import SavedShadow
-from rollout_node.sync.artifact_catalog import Catalog
 from rollout_node.sync.version_path import VersionPlanner
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from p2pcast.ground.version import Version
 from p2pcast.store.artifact_store import Store, Stored
-from rollout_node.stage.shadow_state import ShadowWriter
+from rollout_node.shadow.shadow_state import ShadowWriter
 from rollout_node.sync.artifact_removal import ArtifactRemoval
 
 logger = logging.getLogger("p2pcast.peer")

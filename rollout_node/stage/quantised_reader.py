@@ -18,8 +18,8 @@ from p2pcast.ground.version import Version
 from p2pcast.quantised.quantisation_kinds import kind_named
 from p2pcast.quantised.quantised_layout import QuantisedLayout
 from p2pcast.relay.holding import ArtifactHolder
-from rollout_node.engine.version_digests import VersionDigests
-from rollout_node.stage.shadow_state import ShadowReader, ShadowState
+from rollout_node.shadow.shadow_state import ShadowReader, ShadowState
+from rollout_node.shadow.version_digests import VersionDigests
 
 FOLDER = "quantised"
 """Of the copy, below the folder of the shadow."""

@@ -10,8 +10,8 @@ from p2pcast.ground.backoff import Backoff
 from p2pcast.ground.errors import IntegrityError
 from p2pcast.ground.version import Version
 from p2pcast.relay.holding import Holding
+from rollout_node.shadow.shadow_state import ShadowWriter
 from rollout_node.stage.shadow_check import ShadowCheck
-from rollout_node.stage.shadow_state import ShadowWriter
 from rollout_node.sync.artifact_removal import ArtifactRemoval
 from rollout_node.sync.version_path import VersionPlanner
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from p2pcast.codec.layout import Cell
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
+from rollout_node.shadow.shadow_state import ShadowWriter
 from rollout_node.stage.shadow_repair import ShadowRepair
-from rollout_node.stage.shadow_state import ShadowWriter
 
 REREAD_S = 30.0
 """Between two passes over the shadow because of engines with wrong weights, in seconds: the fault may be theirs."""

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from p2pcast.daemon.command_body import check_keys
 from p2pcast.ground.errors import RefusedError, RetryableError, UsageError
 from p2pcast.ground.version import Version
-from rollout_node.stage.shadow_state import ShadowState
+from rollout_node.shadow.shadow_state import ShadowState
 
 logger = logging.getLogger("p2pcast.peer")
 

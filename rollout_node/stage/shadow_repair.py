@@ -28,11 +28,11 @@ from p2pcast.relay.artifact_path import Edge, cheapest_path
 from p2pcast.relay.holding import Holding
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.version_reader import WordsOf, reader_of_path, restore_cells, way_to
-from rollout_node.control.timeline import Timeline
-from rollout_node.stage.base_folder import BaseFolder
+from rollout_node.shadow.base_folder import BaseFolder
 from rollout_node.stage.part_fetcher import PartFetcher
 from rollout_node.sync.artifact_removal import ArtifactRemoval
 from rollout_node.sync.version_path import VersionPlanner
+from rollout_node.timeline import Timeline
 
 logger = logging.getLogger("p2pcast.peer")
 

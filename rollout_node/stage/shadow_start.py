@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from p2pcast.ground.version import Version
+from rollout_node.shadow.shadow_state import ShadowWriter
 from rollout_node.stage.first_shadow import FirstShadow
 from rollout_node.stage.identity_check import IdentityCheck
-from rollout_node.stage.shadow_state import ShadowWriter
 from rollout_node.stage.small_file_repair import SmallFileRepair
 from rollout_node.sync.version_path import VersionPlanner
 

@@ -14,8 +14,8 @@ from p2pcast.relay.holding import Holding
 from p2pcast.state.shadow import Phase, Shadow
 from p2pcast.state.staging import Staging
 from rollout_node.control.activity import Activity
+from rollout_node.shadow.shadow_state import ShadowWriter, log_size
 from rollout_node.stage.identity_check import IdentityCheck
-from rollout_node.stage.shadow_state import ShadowWriter, log_size
 from rollout_node.stage.small_file_repair import SmallFileRepair
 
 

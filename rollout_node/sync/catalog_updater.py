@@ -11,8 +11,8 @@ from typing import Protocol
 from p2pcast.ground.version import Version
 from p2pcast.relay.holding import ArtifactHolder, Holding
 from p2pcast.wire import messages
+from rollout_node.control.artifact_catalog import Catalog
 from rollout_node.control.hub_session import HubSession
-from rollout_node.sync.artifact_catalog import Catalog
 from rollout_node.sync.downloader import Downloader
 from rollout_node.sync.parent_failover import ParentFailover
 

@@ -24,13 +24,13 @@ from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import NodeObserver, Parent
 from p2pcast.store.artifact_log import Log
 from p2pcast.store.artifact_store import Store, Stored
+from rollout_node.control.artifact_catalog import Catalog
 from rollout_node.control.freshness import Freshness
 from rollout_node.control.hub_session import HubSession
-from rollout_node.control.timeline import Timeline
-from rollout_node.sync.artifact_catalog import Catalog
 from rollout_node.sync.artifact_removal import ArtifactRemoval
 from rollout_node.sync.missing_versions import MissingVersions
 from rollout_node.sync.version_path import VersionPlanner
+from rollout_node.timeline import Timeline
 
 
 class NodeEvents:

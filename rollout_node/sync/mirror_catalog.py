@@ -21,7 +21,7 @@ from p2pcast.ground.errors import IntegrityError, P2PCastError
 from p2pcast.mirror.object_names import READY, Marker, most_tail_bytes, tail_name
 from p2pcast.mirror.object_store import MissingError, Objects, ShortError
 from p2pcast.relay.artifact_path import Edge
-from rollout_node.sync.artifact_catalog import Entry
+from rollout_node.control.artifact_catalog import Entry
 
 Verify = Callable[[Tail, Layout], Awaitable[object]]
 """Checks every signature in a tail, off the loop. Raises IntegrityError."""

@@ -36,7 +36,7 @@ from p2pcast.relay.artifact_excerpt import Excerpt
 from p2pcast.relay.holding import ArtifactReceiver, Holding
 from p2pcast.relay.verified_pieces import Offer
 from rollout_node import peer_metrics
-from rollout_node.sync.artifact_catalog import Entry
+from rollout_node.control.artifact_catalog import Entry
 from rollout_node.sync.mirror_catalog import MirrorCatalog
 from rollout_node.sync.source_choice import due_from_mirror, needs_source
 from rollout_node.sync.version_path import VersionPlanner

@@ -20,11 +20,11 @@ from p2pcast.relay.artifact_path import Edge
 from p2pcast.relay.holding import ArtifactHolder, Holding
 from p2pcast.relay.upstream import Upstream
 from p2pcast.wire import messages
+from rollout_node.control.artifact_catalog import Catalog
 from rollout_node.control.hub_session import HubSession
-from rollout_node.control.timeline import Timeline
-from rollout_node.sync.artifact_catalog import Catalog
 from rollout_node.sync.parent_failover import ParentFailover
 from rollout_node.sync.stalls import Row, Stalls
+from rollout_node.timeline import Timeline
 
 logger = logging.getLogger("p2pcast.peer")
 

@@ -16,8 +16,8 @@ from p2pcast.ground.version import Version
 from p2pcast.relay.artifact_path import Edge
 from p2pcast.relay.holding import ArtifactHolder, Holding
 from p2pcast.relay.upstream import Upstream
-from rollout_node.stage.shadow_state import ShadowState
-from rollout_node.sync.artifact_catalog import Catalog, Entry
+from rollout_node.control.artifact_catalog import Catalog, Entry
+from rollout_node.shadow.shadow_state import ShadowState
 from rollout_node.sync.downloader import Downloader
 from rollout_node.sync.mirror_catalog import MirrorCatalog, NoMirror
 from rollout_node.sync.missing_versions import MissingVersions

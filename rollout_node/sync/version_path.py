@@ -19,10 +19,10 @@ from p2pcast.ground.wakeup import Wakeup
 from p2pcast.relay.artifact_path import Edge, Gap, find_gap
 from p2pcast.relay.holding import ArtifactHolder, Holding
 from p2pcast.store.artifact_store import Store
+from rollout_node.control.artifact_catalog import Catalog
 from rollout_node.control.hub_orders import HubOrders
 from rollout_node.control.saved_hub_state import SavedHubState
-from rollout_node.stage.shadow_state import ShadowState
-from rollout_node.sync.artifact_catalog import Catalog
+from rollout_node.shadow.shadow_state import ShadowState
 from rollout_node.sync.catchup_choice import CatchupChoice
 from rollout_node.sync.mirror_catalog import MirrorCatalog, NoMirror
 from rollout_node.sync.parent_failover import ParentFailover

@@ -30,10 +30,10 @@ from p2pcast.mirror.object_store import Objects
 from p2pcast.process import event_loop
 from p2pcast.trust.join_token import JoinToken
 from rollout_node.control import saved_hub_state
+from rollout_node.control.artifact_catalog import Entry
 from rollout_node.peer import Peer
 from rollout_node.peer_config import PeerConfig
 from rollout_node.peer_daemon import PeerDaemon
-from rollout_node.sync.artifact_catalog import Entry
 from rollout_node.sync.mirror_catalog import MirrorCatalog
 from trainer_node.hub import Hub, opened
 from trainer_node.hub_config import HubConfig

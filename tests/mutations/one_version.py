@@ -39,7 +39,7 @@ ONE_VERSION = [
     ),
     Mutation(
         "the hub's state is restored from an older copy",
-        "trainer_node/membership/restart_recovery.py",
+        "trainer_node/restart_recovery.py",
         "        self._numbers.above(version.branch)\n",
         "",
         RECALL + "test_a_proved_version_that_the_hub_lacks_opens_a_higher_branch",
@@ -67,7 +67,7 @@ ONE_VERSION = [
     ),
     Mutation(
         "making the hub open branches",
-        "trainer_node/membership/restart_recovery.py",
+        "trainer_node/restart_recovery.py",
         "            found.append(kind.from_signed(signed, key))",
         "            found.append(kind.from_signed(signed, bytes(len(key))))",
         RECALL + "test_a_proved_version_that_the_hub_lacks_opens_a_higher_branch",

@@ -12,7 +12,7 @@ from recorder import Recorder
 from p2pcast.ground.errors import RetryableError
 from p2pcast.ground.version import Version
 from p2pcast.wire.messages import Listed
-from rollout_node.sync.artifact_catalog import Entry
+from rollout_node.control.artifact_catalog import Entry
 from rollout_node.sync.mirror_catalog import NoMirror
 
 PIECE = 100

@@ -21,9 +21,9 @@ from p2pcast.trust.join_token import JoinToken
 from rollout_node.control.activity import Activity
 from rollout_node.control.freshness import Freshness
 from rollout_node.control.reporter import Changes
-from rollout_node.control.timeline import Timeline
 from rollout_node.peer_config import PeerConfig
 from rollout_node.peer_view import PeerView
+from rollout_node.timeline import Timeline
 
 NODE, PARENT = b"n" * 16, b"p" * 16
 V = Version

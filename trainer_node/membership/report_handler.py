@@ -23,7 +23,7 @@ logger = logging.getLogger("p2pcast.hub")
 
 
 class VersionProofs(Protocol):
-    """Takes a peer's proofs of versions; see ``trainer_node.membership.restart_recovery``."""
+    """Takes a peer's proofs of versions; see ``trainer_node.restart_recovery``."""
 
     def learn(self, peer: str, name: str, durable: Sequence[bytes], opened: Sequence[bytes]) -> None: ...
 

@@ -28,7 +28,7 @@ from p2pcast.ground.ordered_map import cores, ordered_map
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
 from p2pcast.store.artifact_log import Log
-from trainer_node.ranks.rank_parts import Complete
+from trainer_node.publish.rank_parts import Complete
 
 T = TypeVar("T")
 

@@ -26,9 +26,9 @@ from p2pcast.transport.link import Link
 from p2pcast.wire import messages
 from trainer_node.publish.pipeline import Pipeline
 from trainer_node.publish.published import Published
+from trainer_node.publish.rank_parts import Disagreement, Group, Terms
 from trainer_node.publish.version_lifecycle import VersionLifecycle
 from trainer_node.publish.version_source import RankSource
-from trainer_node.ranks.rank_parts import Disagreement, Group, Terms
 from trainer_node.ranks.rank_session import PendingVersion, RankSession
 from trainer_node.ranks.rank_timeouts import RankTimeouts
 

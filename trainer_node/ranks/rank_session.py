@@ -20,7 +20,7 @@ from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Event, Message
-from trainer_node.ranks.rank_parts import Complete, Group, RankParts, Terms
+from trainer_node.publish.rank_parts import Complete, Group, RankParts, Terms
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ from recorder import Recorder
 
 from p2pcast.ground.version import Version
 from p2pcast.wire import messages
-from rollout_node.control.hub_messages import HubMessages
+from rollout_node.hub_messages import HubMessages
 
 A, B = b"a" * 16, b"b" * 16
 

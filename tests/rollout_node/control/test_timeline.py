@@ -6,8 +6,8 @@ from typing import Any
 
 from p2pcast.ground.version import Version
 from p2pcast.process.events import Events
-from rollout_node.control.timeline import EngineNow, Timeline
 from rollout_node.installers.installer import CommitReport
+from rollout_node.timeline import EngineNow, Timeline
 
 ONE, TWO = (Version(0, n) for n in (1, 2))
 

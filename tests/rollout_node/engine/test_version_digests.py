@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from p2pcast.codec.layout import Layout, Tensor
-from rollout_node.engine.version_digests import VersionDigests
+from rollout_node.shadow.version_digests import VersionDigests
 
 LAYOUT = Layout([Tensor("a", "BF16", (3, 1024)), Tensor("b", "BF16", (1024,))], cell_words=1024)
 TOP = (1 << 64) - 1

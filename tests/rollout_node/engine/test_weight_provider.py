@@ -9,7 +9,7 @@ from recorder import Recorder
 from p2pcast.ground.errors import RetryableError
 from p2pcast.ground.version import Version
 from p2pcast.sparse.budget_schedule import FILE, MAX_FILE_BYTES
-from rollout_node.engine.weight_provider import WeightProvider
+from rollout_node.installers.weight_provider import WeightProvider
 
 ONE, TWO = Version(0, 1), Version(0, 2)
 

@@ -12,6 +12,7 @@ from recorder import Recorder, blocking
 from p2pcast.ground.errors import LocalError
 from p2pcast.ground.version import Version
 from p2pcast.relay.artifact_path import Edge
+from rollout_node.shadow.shadow_state import ShadowState, ShadowWriter
 from rollout_node.stage import engine_handover, refused_versions, saved_shadow
 from rollout_node.stage.base_shadow import BaseShadow
 from rollout_node.stage.engine_handover import EngineHandover
@@ -21,7 +22,6 @@ from rollout_node.stage.refused_versions import RefusedVersions
 from rollout_node.stage.saved_shadow import SavedShadow
 from rollout_node.stage.shadow_check import ShadowCheck
 from rollout_node.stage.shadow_start import ShadowStart
-from rollout_node.stage.shadow_state import ShadowState, ShadowWriter
 from rollout_node.stage.shadow_updater import ShadowUpdater
 from rollout_node.stage.version_stager import VersionStager
 from rollout_node.sync.mirror_catalog import NoMirror

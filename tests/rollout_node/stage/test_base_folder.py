@@ -5,8 +5,8 @@ from types import SimpleNamespace
 from recorder import blocking
 
 from p2pcast.ground.version import Version
-from rollout_node.stage import base_folder as module
-from rollout_node.stage.base_folder import BaseFolder
+from rollout_node.shadow import base_folder as module
+from rollout_node.shadow.base_folder import BaseFolder
 
 LAYOUT = SimpleNamespace(layout_id=b"layout")
 CHECKPOINT = SimpleNamespace(layout=lambda: LAYOUT, small_files=lambda: {"config.json": b"{}"})

@@ -19,8 +19,8 @@ from p2pcast.quantised.quantised_checkpoint import quantised_words
 from p2pcast.quantised.quantised_layout import QuantisedLayout
 from p2pcast.quantised.quantised_shadow import QuantisedShadow
 from p2pcast.state.shadow import Shadow
+from rollout_node.shadow.shadow_state import ShadowState
 from rollout_node.stage.quantised_reader import QuantisedReader
-from rollout_node.stage.shadow_state import ShadowState
 
 KIND, VERSION = "fp8-channel", Version(0, 1)
 

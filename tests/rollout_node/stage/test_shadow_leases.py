@@ -12,8 +12,8 @@ import pytest
 
 from p2pcast.ground.errors import RefusedError, RetryableError, UsageError
 from p2pcast.ground.version import Version
+from rollout_node.shadow.shadow_state import ShadowState
 from rollout_node.stage.shadow_leases import FIRST_S, MAX_LEASES, MAX_WAIT_S, ShadowLeases
-from rollout_node.stage.shadow_state import ShadowState
 
 FILE = Path("/shadow/model.safetensors")
 

@@ -9,7 +9,7 @@ from fake_holding import FakeHolding, FakeNode
 
 from p2pcast.ground.errors import RetryableError
 from p2pcast.ground.version import Version
-from rollout_node.stage.shadow_state import ShadowReader, ShadowState
+from rollout_node.shadow.shadow_state import ShadowReader, ShadowState
 
 V = [Version(0, n) for n in range(10)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from p2pcast.ground.version import Version
 from p2pcast.wire import messages
-from rollout_node.sync.artifact_catalog import Catalog
+from rollout_node.control.artifact_catalog import Catalog
 
 X, Y, Z = (bytes([n]) * 16 for n in (1, 2, 3))
 LAYOUT = bytes(32)

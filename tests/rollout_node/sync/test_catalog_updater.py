@@ -7,7 +7,7 @@ from fake_holding import FakeHolding, FakeNode, FakeParent, FakeParentFailover, 
 from recorder import Recorder
 
 from p2pcast.wire import messages
-from rollout_node.sync.artifact_catalog import Catalog
+from rollout_node.control.artifact_catalog import Catalog
 from rollout_node.sync.catalog_updater import CatalogUpdater
 
 

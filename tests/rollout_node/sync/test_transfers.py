@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from rollout_node.sync.transfers import MEASURABLE_BYTES, Transfers
+from rollout_node.control.transfers import MEASURABLE_BYTES, Transfers
 
 
 def test_the_last_transfer_is_taken_once():

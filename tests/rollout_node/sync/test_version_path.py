@@ -7,7 +7,7 @@ from fake_holding import FakeHolding, FakeMirror, FakeNode, FakeParent, FakePare
 
 from p2pcast.ground.version import Version
 from p2pcast.wire import messages
-from rollout_node.sync.artifact_catalog import Catalog
+from rollout_node.control.artifact_catalog import Catalog
 from rollout_node.sync.catchup_choice import CatchupChoice
 from rollout_node.sync.mirror_catalog import NoMirror
 from rollout_node.sync.version_path import VersionPlanner

@@ -14,9 +14,9 @@ from p2pcast.artifact.run_key import RunKey
 from p2pcast.artifact.signed_records import Durable, Open, run_id
 from p2pcast.ground.errors import LocalError
 from p2pcast.ground.version import Version
-from trainer_node.membership import restart_recovery
-from trainer_node.membership.restart_recovery import Recovery, Roster
+from trainer_node import restart_recovery
 from trainer_node.publish.version_numbers import VersionNumbers
+from trainer_node.restart_recovery import Recovery, Roster
 
 V = Version
 KEY = RunKey(bytes([7]) * 32)

@@ -11,7 +11,7 @@ from p2pcast.ground.version import Version
 from p2pcast.wire.messages import Catalog, Evicted, Hold, Welcome
 from trainer_node.membership.peer_record import PeerRecord
 from trainer_node.membership.peer_session import PeerSession
-from trainer_node.membership.welcome_message import WelcomeMessages
+from trainer_node.welcome_message import WelcomeMessages
 
 
 @pytest.mark.parametrize("plaintext", [True, False])

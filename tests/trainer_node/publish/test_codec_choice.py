@@ -19,7 +19,7 @@ from p2pcast.state.staging import Staging
 from trainer_node.publish import codec_choice
 from trainer_node.publish.codec_choice import CodecChoice
 from trainer_node.publish.delta_builder import join_incoming
-from trainer_node.ranks.rank_parts import Complete
+from trainer_node.publish.rank_parts import Complete
 
 LARGE = Layout([Tensor("w", "BF16", (1 << 17, 1 << 16))])
 SLOW, FAST = Way(1e6, 16, 16), Way(1e12, 16, 16)

@@ -18,7 +18,7 @@ from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.ground import limits
 from p2pcast.ground.errors import RemoteError
 from p2pcast.wire import messages
-from trainer_node.ranks.rank_parts import Complete, Disagreement, Group, RankParts, Terms
+from trainer_node.publish.rank_parts import Complete, Disagreement, Group, RankParts, Terms
 
 LAYOUT = Layout(
     [Tensor("a", "F64", (7,)), Tensor("b", "BF16", (5, 9)), Tensor("c", "U8", (31,)), Tensor("nothing", "F32", (0,))],

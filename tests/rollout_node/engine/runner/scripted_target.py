@@ -13,8 +13,8 @@ from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.ground.errors import LocalError, RetryableError
 from p2pcast.ground.version import Version
 from rollout_node.engine.runner import Runner
-from rollout_node.engine.version_digests import VersionDigests
 from rollout_node.installers.installer import Audit, CommitReport
+from rollout_node.shadow.version_digests import VersionDigests
 
 ONE, TWO, THREE = (Version(0, n) for n in (1, 2, 3))
 NOWHERE = Path("shadow")

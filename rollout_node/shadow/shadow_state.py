@@ -16,7 +16,7 @@ from p2pcast.ground.errors import RetryableError
 from p2pcast.ground.version import Version
 from p2pcast.relay.holding import ArtifactHolder
 from p2pcast.state.shadow import Shadow
-from rollout_node.engine.version_digests import VersionDigests
+from rollout_node.shadow.version_digests import VersionDigests
 
 logger = logging.getLogger("p2pcast.peer")
 

@@ -15,8 +15,8 @@ from blake3 import blake3
 from p2pcast.ground.version import Version
 from p2pcast.sparse import budget_schedule
 from p2pcast.store.artifact_store import Store
-from rollout_node.stage.base_folder import BaseFolder
-from rollout_node.stage.shadow_state import ShadowReader
+from rollout_node.shadow.base_folder import BaseFolder
+from rollout_node.shadow.shadow_state import ShadowReader
 
 logger = logging.getLogger("p2pcast.peer")
 
