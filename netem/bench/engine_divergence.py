@@ -35,7 +35,7 @@ Samples = list[tuple[list[int], list[int], list[float]]]
 
 def measured() -> list[dict[str, Any]]:
     """A row for each kind of engine; ``error`` where vLLM has no kernel for the kind on this machine."""
-    from netem.rollouts.small_model import SmallModel, write_small_model
+    from netem.fleet.small_model import SmallModel, write_small_model
     from p2pcast.checkpoint.folder import write_folder
     from p2pcast.quantised.folder_opening import opening
     from p2pcast.quantised.quantisation_kinds import KINDS

@@ -29,12 +29,12 @@ from typing import Any
 import aiohttp
 
 from netem.bench.live_figures import CLOCK, Switch, pauses, ratios, row, with_pauses
-from netem.demo import commands as demo
-from netem.demo.processes import DemoError, Processes, describe_exit
-from netem.demo.traffic import Traffic
 from netem.demo.verdict import Check, check_answers, check_folders
-from netem.demo.wait import HTTP_S, READY_S, Watch, unwrapped
-from netem.demo.workspace import Workspace
+from netem.fleet import participants as demo
+from netem.fleet.processes import DemoError, Processes, describe_exit
+from netem.fleet.traffic import Traffic
+from netem.fleet.wait import HTTP_S, READY_S, Watch, unwrapped
+from netem.fleet.workspace import Workspace
 from p2pcast import offline
 from p2pcast.checkpoint import Checkpoint
 from p2pcast.files.atomic_files import atomic_write

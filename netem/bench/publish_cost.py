@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from netem.bench.bench_device import device_name, settle, torch_device
-from netem.demo.processes import Processes, free_port
+from netem.fleet.processes import Processes, free_port
 from p2pcast.ground.errors import RetryableError
 
 SIDE = 2048

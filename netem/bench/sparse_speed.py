@@ -64,7 +64,7 @@ def bench_sparse(options: SpeedOptions) -> dict[str, Any]:
 
 
 def _random_model(folder: Path, options: SpeedOptions) -> Path:
-    from netem.rollouts.small_model import SmallModel, write_small_model
+    from netem.fleet.small_model import SmallModel, write_small_model
 
     longest = max(options.lengths) + options.tokens + RESERVE
     form = SmallModel(VOCABULARY, hidden=256, layers=options.layers, head=64, positions=longest)

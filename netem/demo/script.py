@@ -24,15 +24,15 @@ from typing import Any
 
 import aiohttp
 
-from netem.demo import traffic
-from netem.demo.commands import FIRST_PEER, IMPORTS, KERNELS, Options, Participants
 from netem.demo.interruption import KilledTransfer, kill_in_transfer, middle_peer
-from netem.demo.processes import DemoError, Processes, describe_exit
-from netem.demo.traffic import Traffic
 from netem.demo.verdict import Check, check_answers, check_folders
 from netem.demo.version_board import VersionBoard, VersionRow
-from netem.demo.wait import HTTP_S, POLL_S, READY_S, Watch, unwrapped
-from netem.demo.workspace import Workspace
+from netem.fleet import traffic
+from netem.fleet.participants import FIRST_PEER, IMPORTS, KERNELS, Options, Participants
+from netem.fleet.processes import DemoError, Processes, describe_exit
+from netem.fleet.traffic import Traffic
+from netem.fleet.wait import HTTP_S, POLL_S, READY_S, Watch, unwrapped
+from netem.fleet.workspace import Workspace
 from p2pcast.files.atomic_files import atomic_write
 from p2pcast.ground.errors import UsageError
 

@@ -28,7 +28,7 @@ from safetensors.torch import save
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from netem.rollouts.small_model import SmallModel
+from netem.fleet.small_model import SmallModel
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 CHARACTERS = "0123456789+="

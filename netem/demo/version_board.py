@@ -9,7 +9,7 @@ from rich.console import Console, Group
 from rich.table import Table
 
 from netem.demo.board import Board
-from netem.demo.traffic import Counts
+from netem.fleet.traffic import Counts
 
 
 @dataclass(frozen=True, slots=True)

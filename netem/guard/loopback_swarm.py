@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any, Final, TypeVar
 
 from netem.bench.anonymous_memory import Peak
-from netem.demo.processes import Child, Processes
+from netem.fleet.processes import Child, Processes
 from netem.guard.saved_steps import State, moved, save, step
 from netem.guard.source_trees import Tree
 from p2pcast.ground.errors import LocalError

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from netem.broadcast.rivals import HUB
 from netem.emulation.description import MAX_QUEUE_S, Bursts, Host, Link, Network, Region
-from netem.lab.tables import Table
+from netem.emulation.tables import Table
 from p2pcast.ground.errors import UsageError
 
 MAX_AT_S: Final = 3600.0

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from netem.emulation.tables import Table, filled, kind_of
 from netem.lab.network_tables import DO, Event, events_of, network_of
-from netem.lab.tables import Table, filled, kind_of
 from p2pcast.ground.errors import UsageError
 
 __all__ = [

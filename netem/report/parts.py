@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from netem.emulation.backend import chosen
-from netem.rollouts import postgresql_server
+from netem.fleet import postgresql_server
 from p2pcast.ground.errors import LocalError
 
 LIMIT_S: Final = 1500.0

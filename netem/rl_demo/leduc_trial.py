@@ -23,9 +23,9 @@ from typing import Final
 import click
 import torch
 
+from netem.fleet.small_model import make_small_model
 from netem.rl_demo.live_trial import live_engine
 from netem.rollouts.learning_trial import HELD_OUT_SEED, Answer, Trial, TrialOptions, run_trial
-from netem.rollouts.small_model import make_small_model
 from p2pcast.tasks.leduc import Leduc, LeducHand
 from p2pcast.tasks.poker_task import PLAYERS, deal_of
 from p2pcast.tasks.seeded_draws import draw_below

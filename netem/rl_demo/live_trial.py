@@ -17,10 +17,10 @@ from typing import Final
 import aiohttp
 import torch
 
-from netem.demo.commands import FIRST_PEER, Programs
-from netem.demo.processes import Processes
-from netem.demo.wait import HTTP_S, Watch
-from netem.demo.workspace import Workspace
+from netem.fleet.participants import FIRST_PEER, Programs
+from netem.fleet.processes import Processes
+from netem.fleet.wait import HTTP_S, Watch
+from netem.fleet.workspace import Workspace
 from p2pcast.ground.errors import IntegrityError
 from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Job

@@ -16,11 +16,11 @@ from pathlib import Path
 import click
 import torch
 
+from netem.fleet.rl_participants import TASK, VOCABULARY, RlOptions
+from netem.fleet.small_model import make_small_model
 from netem.rl_demo.live_trial import live_engine
-from netem.rl_demo.rl_participants import TASK, VOCABULARY, RlOptions
 from netem.rl_demo.rl_verdict import COMPARED
 from netem.rollouts.learning_trial import Trial, TrialOptions, run_trial
-from netem.rollouts.small_model import make_small_model
 from p2pcast.tasks.sums import Sums
 from p2pcast.tasks.task_loader import load_task
 from trainer_node.learning.learner_config import LearnerConfig, ModelTable, OptimizerTable, SftTable, TrainTable

@@ -23,15 +23,15 @@ from typing import Any, Final
 import aiohttp
 
 from netem.demo.board import Board
-from netem.demo.commands import FIRST_PEER, KERNELS
 from netem.demo.interruption import middle_peer
-from netem.demo.processes import DemoError, Processes, describe_exit
-from netem.demo.traffic import Answer, Traffic
 from netem.demo.verdict import Check, check_answers, check_folders
-from netem.demo.wait import HTTP_S, READY_S, Watch, unwrapped
-from netem.demo.workspace import Workspace
+from netem.fleet.participants import FIRST_PEER, KERNELS
+from netem.fleet.processes import DemoError, Processes, describe_exit
+from netem.fleet.rl_participants import ENGINE, HUB, LEARNER, LEDGER, RlOptions, RlParticipants
+from netem.fleet.traffic import Answer, Traffic
+from netem.fleet.wait import HTTP_S, READY_S, Watch, unwrapped
+from netem.fleet.workspace import Workspace
 from netem.rl_demo import rl_verdict
-from netem.rl_demo.rl_participants import ENGINE, HUB, LEARNER, LEDGER, RlOptions, RlParticipants
 from netem.rl_demo.rl_view import COLUMNS, RlView
 from p2pcast.files.atomic_files import atomic_write
 from p2pcast.ground.errors import UsageError

@@ -23,8 +23,8 @@ from typing import Any, Final
 import click
 import torch
 
+from netem.fleet.rl_participants import RlOptions
 from netem.rl_demo.rl_margin import trial
-from netem.rl_demo.rl_participants import RlOptions
 from netem.rollouts.learning_trial import Trial
 from p2pcast.inspection.png_figure import blank, require_matplotlib, save
 

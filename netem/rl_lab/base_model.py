@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from netem.fleet.small_model import SmallModel, write_small_model
 from netem.rollouts.graded_answers import VOCABULARY
-from netem.rollouts.small_model import SmallModel, write_small_model
 
 HIDDEN: Final = 256
 SPREAD: Final = 0.02

@@ -18,7 +18,7 @@ from netem.broadcast.daemons import Daemon, Daemons
 from netem.broadcast.emulated_fleet import HUB_PORT
 from netem.broadcast.host_http import HTTP_PORT
 from netem.broadcast.rivals import HUB, peers_of
-from netem.lab.lab_swarm import Swarm
+from netem.fleet.lab_swarm import Swarm
 from netem.rl_lab.weight_paths import ENGINE_PORT, ENGINE_URL, PeerPath, StarPath, WeightPath
 from netem.rollouts.graded_answers import NAME
 

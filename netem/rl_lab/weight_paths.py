@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 from netem.broadcast.emulated_fleet import HUB_PORT, PEER_PORT
 from netem.broadcast.host_http import HTTP_PORT
 from netem.broadcast.rivals import HUB, needed
-from netem.lab.lab_swarm import Swarm
+from netem.fleet.lab_swarm import Swarm
 from netem.rl_lab.dense_star import INSTALLED, PORT
 
 ENGINE_PORT: Final = 8000

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Final, Literal
 
-from netem.lab.tables import bounded
+from netem.emulation.tables import bounded
 from p2pcast.ground.errors import UsageError
 from trainer_node.ledger.acceptance import Rule
 from trainer_node.ledger.lease_time import FACTOR, GUESS_S, LEAST_S

@@ -76,16 +76,16 @@ def demo(
             raise UsageError(f"--{name.replace('_', '-')} is an option of a demo {where} --broadcast")
     console = Console(stderr=as_json)
     if broadcast:
-        from netem.demo.commands import Options
         from netem.demo.script import demo as run
         from netem.demo.version_board import VersionBoard
+        from netem.fleet.participants import Options
 
         board = VersionBoard(console)
         result = run(Options(folder, versions, peers or 5, not no_vllm, keep, pace), board)
         _show(result, board, as_json=as_json)
         return
     from netem.demo.board import Board
-    from netem.rl_demo.rl_participants import RlOptions
+    from netem.fleet.rl_participants import RlOptions
     from netem.rl_demo.rl_script import rl_demo
     from netem.rl_demo.rl_view import RlView
 

@@ -19,9 +19,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from netem.demo.commands import ENGINE_ENVIRONMENT, ENGINE_OPTIONS
-from netem.demo.processes import Processes, free_port
 from netem.demo.train import make_model, snapshot, write_checkpoint
+from netem.fleet.participants import ENGINE_ENVIRONMENT, ENGINE_OPTIONS
+from netem.fleet.processes import Processes, free_port
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DEADLINE_S = 600.0

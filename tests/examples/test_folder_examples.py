@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
-from netem.demo.processes import free_port
+from netem.fleet.processes import free_port
 from p2pcast.ground.version import Version
 from tests.daemons.conftest import differing, first_state, read, trained
 from tests.environments import ROOT

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from netem.demo.processes import free_port
+from netem.fleet.processes import free_port
 from tests.environments import ROOT, python_of
 from tests.examples.test_examples import EXAMPLES, STEPS, Stage, stage
 

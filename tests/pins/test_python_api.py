@@ -18,7 +18,7 @@ ROW = re.compile(r"^\| `([\w.]+)` \| ((?:`\w+`(?:, )?)+) \|", re.MULTILINE)
 API = {module: re.findall(r"\w+", names) for module, names in ROW.findall(PAGE.read_text())}
 """Module → names."""
 WITHOUT_VERL = [module for module in API if module != "p2pcast.adapters.verl"]
-OF_TRIALS = {"netem.rollouts.small_model"}
+OF_TRIALS = {"netem.fleet.small_model"}
 """Modules of guides that make a model for a first trial."""
 HIDDEN = {"__enter__", "__exit__"}
 

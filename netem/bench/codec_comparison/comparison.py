@@ -64,7 +64,7 @@ class Dataset:
 
 def trained_datasets(learning_rates: Sequence[float] = LEARNING_RATES, pairs: int = PAIRS) -> Iterator[Dataset]:
     """Real weights under real AdamW steps. Needs torch and transformers. Raises LocalError."""
-    from netem.bench.codec_comparison.adamw_steps import consecutive_states
+    from netem.fleet.adamw_steps import consecutive_states
 
     for rate in learning_rates:
         layout, states = consecutive_states(rate, pairs)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from netem.bench.codec_comparison.adamw_steps import consecutive_states
+from netem.fleet.adamw_steps import consecutive_states
 from p2pcast.codec.context_codec import encode_context
 from p2pcast.codec.layout import Cell, Layout
 

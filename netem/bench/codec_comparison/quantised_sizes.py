@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from netem.bench.codec_comparison.adamw_steps import State, consecutive_states
+from netem.fleet.adamw_steps import State, consecutive_states
 from p2pcast.checkpoint.folder import write_folder
 from p2pcast.codec.cell import Words
 from p2pcast.codec.layout import Cell, Layout, Tensor

@@ -59,7 +59,7 @@ class Run:
 
 def trained_runs(learning_rates: Sequence[float] = LEARNING_RATES) -> Iterator[Run]:
     """Real weights under real AdamW steps, without end. Needs torch and transformers. Raises LocalError."""
-    from netem.bench.codec_comparison.adamw_steps import endless_states
+    from netem.fleet.adamw_steps import endless_states
 
     for rate in learning_rates:
         layout, states = endless_states(rate)

@@ -52,7 +52,8 @@ def ledger(
     it, results a second that one thread writes to the same disk without any rules. With --growth, rows, bytes and CPU
     time in the course of many results.
     """
-    from netem.rollouts import ledger_load, postgresql_server
+    from netem.fleet import postgresql_server
+    from netem.rollouts import ledger_load
 
     with tempfile.TemporaryDirectory(prefix="p2pcast-bench-") as folder, ExitStack() as stack:
         urls: dict[str, str | None] = {SQLITE: None} if database is None else {POSTGRESQL: database}

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from netem.bench.sparse_trials.staged_training import Stage, first_model, train_stage
-from netem.rollouts.small_model import SmallModel, write_model
+from netem.fleet.small_model import SmallModel, write_model
 
 BEGIN, FIRST, TOKENS = 1, 8, 64
 CONCENTRATION: Final = 0.1

@@ -16,11 +16,11 @@ from typing import Any, Final
 
 import aiohttp
 
-from netem.demo.commands import FIRST_PEER
-from netem.demo.processes import Child, DemoError, Processes, describe_exit
-from netem.demo.wait import HTTP_S, Watch, unwrapped
-from netem.demo.workspace import Workspace
-from netem.rl_demo.rl_participants import ENGINE, HUB, LEDGER, LOGPROBS, RlOptions, RlParticipants
+from netem.fleet.participants import FIRST_PEER
+from netem.fleet.processes import Child, DemoError, Processes, describe_exit
+from netem.fleet.rl_participants import ENGINE, HUB, LEDGER, LOGPROBS, RlOptions, RlParticipants
+from netem.fleet.wait import HTTP_S, Watch, unwrapped
+from netem.fleet.workspace import Workspace
 from p2pcast.inspection import png_figure
 from p2pcast.rollouts.top_logprobs import TOP_K
 from p2pcast.sparse.acceptance_rate import LEAST_TOKENS

@@ -25,7 +25,7 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from netem.bench.sparse_trials.staged_training import Stage, first_model, next_scores, train_stage
-from netem.rollouts.small_model import SmallModel, write_model
+from netem.fleet.small_model import SmallModel, write_model
 from p2pcast.tasks.trial_tasks.recite import FIRST_BODY, VOCABULARY, Recite
 
 logger = logging.getLogger("p2pcast.bench")

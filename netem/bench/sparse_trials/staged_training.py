@@ -17,7 +17,7 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from netem.bench.sparse_trials.orthogonal_steps import OrthogonalSteps
-from netem.rollouts.small_model import SmallModel
+from netem.fleet.small_model import SmallModel
 
 logger = logging.getLogger("p2pcast.bench")
 

@@ -36,11 +36,11 @@ from netem.broadcast.process_folders import own_folder
 from netem.broadcast.rivals import HUB, RIVALS, peers_of
 from netem.broadcast.rows import BroadcastSeries, left_out, row
 from netem.emulation.namespaces import Namespaces
+from netem.emulation.tables import filled
 from netem.lab.case_events import EventPlayer
 from netem.lab.case_network import emulated
 from netem.lab.model_prediction import Tree
 from netem.lab.network_tables import Event, events_of
-from netem.lab.tables import filled
 from p2pcast.artifact.piece_size import piece_bytes
 from p2pcast.ground.errors import LocalError, UsageError
 from p2pcast.ground.limits import MIB

@@ -33,12 +33,12 @@ from netem.broadcast.cpu import Meter
 from netem.broadcast.rivals import HUB, peers_of
 from netem.emulation.description import Network
 from netem.emulation.namespaces import Namespaces
+from netem.emulation.tables import bounded, filled
+from netem.fleet.lab_swarm import Swarm, swarm
+from netem.fleet.saved_weights import TENSOR_BYTES, Tensors, nbytes
 from netem.lab.case_network import emulated
-from netem.lab.lab_swarm import Swarm, swarm
 from netem.lab.model_prediction import Tree
 from netem.lab.network_tables import network_of
-from netem.lab.saved_weights import TENSOR_BYTES, Tensors, nbytes
-from netem.lab.tables import bounded, filled
 from p2pcast.ground.errors import UsageError
 from p2pcast.ground.limits import MIB
 

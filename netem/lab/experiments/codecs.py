@@ -22,11 +22,11 @@ from netem.broadcast.rivals import HUB, peers_of
 from netem.emulation.description import Link
 from netem.emulation.namespaces import Namespaces, namespaces
 from netem.emulation.streamed_rate import streamed, wire_share
+from netem.emulation.tables import bounded, filled, not_empty, rates_of
+from netem.fleet.lab_swarm import TMPFS
+from netem.fleet.saved_weights import Tensors, trained
 from netem.lab.coded_transfer import OURS, PORT, write
-from netem.lab.lab_swarm import TMPFS
-from netem.lab.saved_weights import Tensors, trained
 from netem.lab.scenario import network_of
-from netem.lab.tables import bounded, filled, not_empty, rates_of
 from p2pcast.codec.codec_prediction import PEER_CORES, Cost, State, Way, choose, predict, sequential_s
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.ground.errors import UsageError

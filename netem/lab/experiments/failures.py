@@ -34,10 +34,10 @@ from netem.broadcast.host_http import HTTP_PORT
 from netem.broadcast.rivals import HUB, peers_of
 from netem.emulation.description import Link
 from netem.emulation.namespaces import Namespaces, namespaces
+from netem.fleet.lab_swarm import folders
 from netem.lab.case_events import EventPlayer
 from netem.lab.experiments.broadcast import sent_twice
 from netem.lab.experiments.fanout import SHARE, rates, sampled, shape
-from netem.lab.lab_swarm import folders
 from netem.lab.scenario import filled, network_of
 from netem.simulation.broadcast_replay import Fault, replay
 from netem.simulation.fleet_simulator import Scenario

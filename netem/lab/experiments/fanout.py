@@ -20,12 +20,12 @@ from netem.broadcast.rows import row
 from netem.emulation.description import Host, Network
 from netem.emulation.namespaces import Namespaces, namespaces
 from netem.emulation.streamed_rate import streamed
+from netem.emulation.tables import bounded, filled
 from netem.lab.case_network import CALIBRATED
 from netem.lab.experiments import broadcast
 from netem.lab.experiments.broadcast import CROWDED
 from netem.lab.model_prediction import Tree
 from netem.lab.scenario import network_of
-from netem.lab.tables import bounded, filled
 from p2pcast.ground.errors import UsageError
 from p2pcast.ground.limits import MIB
 from topology.broadcast_time import Network as Model

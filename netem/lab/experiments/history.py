@@ -19,12 +19,12 @@ from statistics import fmean, median
 from typing import Any, Final
 
 from netem.broadcast.rivals import HUB, peers_of
-from netem.demo.processes import Processes
 from netem.emulation.namespaces import namespaces
 from netem.emulation.streamed_rate import streamed
-from netem.lab.lab_swarm import Swarm, swarm
+from netem.emulation.tables import bounded, filled
+from netem.fleet.lab_swarm import Swarm, swarm
+from netem.fleet.processes import Processes
 from netem.lab.scenario import network_of
-from netem.lab.tables import bounded, filled
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.ground.errors import UsageError
 from p2pcast.store.retention import ANCHOR_EVERY

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from netem.emulation.tables import filled
 from netem.lab.case_network import emulated
-from netem.lab.tables import filled
 
 WAYS = ("rate_bps", "rtt_s", "loss")
 

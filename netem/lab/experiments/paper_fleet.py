@@ -21,8 +21,8 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
+from netem.emulation.tables import bounded, filled
 from netem.lab.experiments.worker_overlap import BOUNDED, NEWEST
-from netem.lab.tables import bounded, filled
 from netem.rollouts.rollout_simulator import simulate_run
 from netem.rollouts.run_figures import RunFigures
 from netem.rollouts.simulated_run import FAULTS, Broadcast, Control, Fault, Machine, Run, Samples, mean_tokens

@@ -29,10 +29,10 @@ from netem.broadcast.cpu import Meter
 from netem.broadcast.daemons import Daemons
 from netem.broadcast.rivals import HUB
 from netem.emulation.namespaces import Namespaces
+from netem.emulation.tables import bounded, filled, not_empty
+from netem.fleet.lab_swarm import Swarm, folders
 from netem.lab.case_network import emulated
-from netem.lab.lab_swarm import Swarm, folders
 from netem.lab.network_tables import network_of
-from netem.lab.tables import bounded, filled, not_empty
 from netem.rl_lab.phase_figures import Phase, caught_up_s, figures
 from netem.rl_lab.rl_system import MODEL_MODULES, SMALL_MODULES, RlSetup, RlSystem
 from netem.rl_lab.run_observer import RunObserver

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from netem.lab.tables import bounded, filled
+from netem.emulation.tables import bounded, filled
 from netem.rollouts.rollout_simulator import simulate_run
 from netem.rollouts.run_figures import RunFigures
 from netem.rollouts.simulated_run import Broadcast, Fault, Machine, Run, Samples, mean_tokens, tokens_per_s

@@ -20,8 +20,8 @@ from netem.broadcast.rivals import HUB, peers_of
 from netem.broadcast.rows import left_out, row
 from netem.broadcast.whole_states import WHOLE, p2pcast
 from netem.emulation.namespaces import Namespaces
+from netem.emulation.tables import filled
 from netem.lab.case_network import emulated
-from netem.lab.tables import filled
 from p2pcast.ground.errors import LocalError, UsageError
 from p2pcast.ground.limits import MIB
 

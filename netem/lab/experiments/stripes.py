@@ -17,9 +17,9 @@ from typing import Any
 
 from netem.emulation.description import Way
 from netem.emulation.streamed_rate import wire_share
+from netem.emulation.tables import bounded, filled, not_empty
 from netem.lab.case_network import emulated
 from netem.lab.network_tables import network_of
-from netem.lab.tables import bounded, filled, not_empty
 from netem.stripes.stripes_comparison import judged
 from netem.stripes.sweep import ENDS, Sweep, ends, link, settings
 from p2pcast.ground.errors import UsageError

@@ -21,10 +21,10 @@ from netem.broadcast.rivals import HUB, peers_of
 from netem.emulation.description import Link
 from netem.emulation.namespaces import Namespaces, namespaces
 from netem.emulation.streamed_rate import streamed
-from netem.lab.lab_swarm import Swarm, swarm
-from netem.lab.saved_weights import Tensors, nbytes, trained
+from netem.emulation.tables import bounded, filled, not_empty, rates_of
+from netem.fleet.lab_swarm import Swarm, swarm
+from netem.fleet.saved_weights import Tensors, nbytes, trained
 from netem.lab.scenario import network_of
-from netem.lab.tables import bounded, filled, not_empty, rates_of
 from p2pcast.codec.codec_prediction import PEER_CORES, Cost, State, Way, predict
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.ground.errors import UsageError

@@ -18,10 +18,10 @@ from statistics import median
 from typing import Any, Final
 
 from netem.emulation.streamed_rate import wire_share
+from netem.emulation.tables import bounded, filled, not_empty
 from netem.lab.case_network import emulated
 from netem.lab.network_tables import network_of
 from netem.lab.payloads import FORMATS, measured
-from netem.lab.tables import bounded, filled, not_empty
 from netem.stripes.sweep import Sweep, ends, link
 from p2pcast.ground.errors import UsageError
 from p2pcast.ground.limits import MAX_STRIPES, PIECE_BYTES

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from netem.lab.tables import bounded, filled, not_empty
+from netem.emulation.tables import bounded, filled, not_empty
 from netem.rollouts.rollout_simulator import simulate_run
 from netem.rollouts.simulated_run import Broadcast, Machine, Run, Samples, mean_tokens
 from p2pcast.ground.errors import UsageError

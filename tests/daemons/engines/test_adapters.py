@@ -59,7 +59,7 @@ def larger_model(folder: Path) -> Path:
     """About 15 million weights."""
     script = f"""
 from pathlib import Path
-from netem.rollouts.small_model import SmallModel, write_small_model
+from netem.fleet.small_model import SmallModel, write_small_model
 write_small_model(Path({str(folder)!r}), SmallModel(500, 512, 6, mlp=2, spread=0.1), seed=1, dtype="bfloat16")
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=900, capture_output=True)

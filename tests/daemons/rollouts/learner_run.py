@@ -17,7 +17,7 @@ from aiohttp import web
 from fake_engine import VOCABULARY, FakeEngine
 from parity_task import NAME
 
-from netem.rollouts.small_model import SmallModel, write_small_model
+from netem.fleet.small_model import SmallModel, write_small_model
 from p2pcast.ground.errors import EXIT_REFUSED
 from p2pcast.ground.version import Version
 from trainer_node.learning.monitoring.run_log import read_run

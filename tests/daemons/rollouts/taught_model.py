@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from netem.rollouts.small_model import make_small_model
+from netem.fleet.small_model import make_small_model
 from p2pcast.tasks.task import demonstrations_of
 from p2pcast.tasks.task_loader import load_task
 from trainer_node.learning.learner_model import LearnerModel

@@ -21,15 +21,15 @@ import pytest
 from aiohttp import web
 from rich.console import Console
 
-from netem.demo import processes as processes_module
-from netem.demo.commands import Options
 from netem.demo.interruption import kill_in_transfer
-from netem.demo.processes import DemoError, Processes
 from netem.demo.script import demo
-from netem.demo.traffic import Traffic
 from netem.demo.verdict import check_answers, check_folders, differences
 from netem.demo.version_board import VersionBoard, VersionRow
-from netem.demo.workspace import MARKER, Workspace
+from netem.fleet import processes as processes_module
+from netem.fleet.participants import Options
+from netem.fleet.processes import DemoError, Processes
+from netem.fleet.traffic import Traffic
+from netem.fleet.workspace import MARKER, Workspace
 from p2pcast.ground.errors import UsageError
 
 TINY = ("--hidden", "128", "--layers", "1", "--warmup-steps", "4")
@@ -192,7 +192,7 @@ def test_children_end_when_the_demo_is_killed(tmp_path: Path) -> None:
     code = f"""
 import signal, sys
 from pathlib import Path
-from netem.demo.processes import Processes
+from netem.fleet.processes import Processes
 print(Processes(Path({str(tmp_path)!r})).start("child", {SLEEPER!r}).process.pid, flush=True)
 signal.pause()
 """

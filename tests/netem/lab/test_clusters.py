@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from netem.emulation import calibration
+from netem.emulation.tables import filled
 from netem.lab.experiments import clusters
 from netem.lab.experiments.clusters import DELTA, FULL, Parameters, at_scale, entries, states, whole
 from netem.lab.model_prediction import Tree
 from netem.lab.network_tables import network_of
 from netem.lab.scenario import cases
 from netem.lab.scenario_run import load
-from netem.lab.tables import filled
 from p2pcast.ground.errors import UsageError
 
 REGIONS: dict[str, Any] = {

@@ -8,11 +8,11 @@ import pytest
 
 from netem.emulation.description import Link, star
 from netem.emulation.namespaces import namespaces
+from netem.fleet.lab_swarm import swarm
+from netem.fleet.saved_weights import nbytes, noise
 from netem.lab.experiments.history import Parameters
 from netem.lab.experiments.sync import COLD, FAST, SLOW, Path, at_scale, row
 from netem.lab.experiments.sync import Parameters as Paths
-from netem.lab.lab_swarm import swarm
-from netem.lab.saved_weights import nbytes, noise
 from p2pcast.codec.codec_prediction import Cost
 from p2pcast.ground.errors import IntegrityError, UsageError
 

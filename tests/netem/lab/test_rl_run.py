@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from netem.emulation import calibration
+from netem.emulation.tables import filled
 from netem.lab.experiments import rl_run
 from netem.lab.experiments.rl_run import Parameters
 from netem.lab.scenario import cases
 from netem.lab.scenario_run import load
-from netem.lab.tables import filled
 from p2pcast.ground.errors import UsageError
 
 NETWORK: dict[str, Any] = {

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from netem.fleet.small_model import make_small_model
 from netem.rl_demo.live_trial import LiveEngine, live_engine
 from netem.rollouts.learning_trial import TrialOptions, run_trial
 from netem.rollouts.own_sampler import groups_of
-from netem.rollouts.small_model import make_small_model
 from p2pcast.ground.errors import IntegrityError
 from p2pcast.ground.version import Version
 from p2pcast.tasks.sums import VOCABULARY, Sums

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from netem.fleet.rl_participants import RlOptions
 from netem.rl_demo import staleness_trials
-from netem.rl_demo.rl_participants import RlOptions
 from netem.rl_demo.staleness_trials import LAST, difference
 from netem.rollouts.learning_trial import Answer, Trial
 

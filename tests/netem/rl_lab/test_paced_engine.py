@@ -13,9 +13,9 @@ import torch
 from aiohttp import web
 from transformers import Qwen3ForCausalLM
 
+from netem.fleet.small_model import make_small_model
 from netem.rl_lab.paced_engine import PacedEngine
 from netem.rollouts.graded_answers import VOCABULARY
-from netem.rollouts.small_model import make_small_model
 from p2pcast.ground.errors import RetryableError
 from p2pcast.ground.version import Version
 from p2pcast.rollouts.result import Span

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from netem.fleet.small_model import make_small_model
 from netem.rollouts.learning_trial import Trial, TrialOptions, run_trial
-from netem.rollouts.small_model import make_small_model
 from p2pcast.ground.errors import UsageError
 from p2pcast.tasks.sums import VOCABULARY, Sums
 from tests.netem.rollouts.trial_ages import watched_ages

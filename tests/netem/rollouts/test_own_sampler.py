@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from netem.fleet.small_model import SmallModel, make_small_model
 from netem.rollouts.own_sampler import batch_of, sampled_groups
-from netem.rollouts.small_model import SmallModel, make_small_model
 from p2pcast.checkpoint import Checkpoint
 from p2pcast.ground.errors import UsageError
 from p2pcast.ground.version import Version

@@ -11,7 +11,7 @@ from statistics import median
 
 import pytest
 
-from netem.demo.processes import Processes
+from netem.fleet.processes import Processes
 from p2pcast.adapters.trl import P2PCast
 from p2pcast.ground.errors import UsageError
 from tests.environments import ROOT, python_of

@@ -22,7 +22,7 @@ import torch
 from real_sglang import TWO_RANKS, SglangServer, generate
 from safetensors.torch import load_file, save_file
 
-from netem.demo.processes import Processes, free_port
+from netem.fleet.processes import Processes, free_port
 from trainer_node import Publisher
 
 DEADLINE_S = 900.0

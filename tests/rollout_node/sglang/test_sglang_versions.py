@@ -26,7 +26,7 @@ CLIENTS, VERSIONS, OWN_LOADS = 8, 30, 6
 SAMPLED = (10, 20, 30)
 MODEL = """
 from pathlib import Path
-from netem.rollouts.small_model import SmallModel, write_small_model
+from netem.fleet.small_model import SmallModel, write_small_model
 write_small_model(Path({folder!r}), SmallModel(2000, hidden=512, layers=8, spread=0.1), seed=1, dtype="bfloat16")
 """
 

@@ -57,7 +57,7 @@ def make_model(
     """A Qwen3 of random weights whose greedy choices don't depend on rounding."""
     script = f"""
 from pathlib import Path
-from netem.rollouts.small_model import SmallModel, write_small_model
+from netem.fleet.small_model import SmallModel, write_small_model
 form = SmallModel({vocabulary}, layers={layers}, mlp=2, spread=0.3, tied={tied})
 write_small_model(Path({str(folder)!r}), form, seed=1, dtype={dtype!r})
 """

@@ -27,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sparse") / "model"
     script = f"""
 from pathlib import Path
-from netem.rollouts.small_model import SmallModel, write_small_model
+from netem.fleet.small_model import SmallModel, write_small_model
 write_small_model(Path({str(folder)!r}), SmallModel({VOCABULARY}, layers={LAYERS}, positions=2048), seed=1)
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=900, capture_output=True)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from netem.rollouts.small_model import SmallModel, write_small_model
+from netem.fleet.small_model import SmallModel, write_small_model
 from p2pcast.sparse.budget_schedule import BudgetSchedule
 from tests.rollout_node.vllm.test_sparse_attention import LAYERS, PAGE, VOCABULARY, answers, text
 from trainer_node.learning.distillation.rollout_adapter import RolloutAdapter

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from netem.rollouts.small_model import SmallModel
+from netem.fleet.small_model import SmallModel
 from p2pcast.ground.errors import P2PCastError
 from p2pcast.rollouts.probe_set import ProbeSet
 from p2pcast.rollouts.routed_experts import RoutedExperts

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from netem.fleet.small_model import SmallModel, write_small_model
 from netem.rollouts.own_sampler import batch_of, sampled_groups
-from netem.rollouts.small_model import SmallModel, write_small_model
 from p2pcast.ground.version import Version
 from p2pcast.tasks.task_loader import load_task
 from tests.tensor_device import DEVICE

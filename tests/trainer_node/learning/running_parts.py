@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Concatenate
 
-from netem.demo.processes import free_port
+from netem.fleet.processes import free_port
 from p2pcast.process import event_loop
 from tests.trainer_node.learning.death_points import LEDGER, DiskWatcher, HubDisk, PassedPoints
 from tests.trainer_node.ledger.crash_points import Answer, Died, Terms, as_crashed

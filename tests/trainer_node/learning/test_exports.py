@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from netem.rollouts.small_model import SmallModel, write_small_model
+from netem.fleet.small_model import SmallModel, write_small_model
 from p2pcast.ground.errors import LocalError
 from p2pcast.ground.version import Version
 from p2pcast.tasks.task_loader import load_task

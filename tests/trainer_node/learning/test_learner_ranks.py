@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from netem.rollouts.small_model import SmallModel, write_small_model
+from netem.fleet.small_model import SmallModel, write_small_model
 from p2pcast.tasks.task_loader import load_task
 from tests.tensor_device import CUDA
 from tests.trainer_node.learning.expert_models import EXPERTS, experts_folder

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from netem.demo.processes import free_port
+from netem.fleet.processes import free_port
 
 LEAVES = """
 import atexit

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from netem.fleet.small_model import SmallModel, make_small_model
 from netem.rollouts.own_sampler import sampled_groups
-from netem.rollouts.small_model import SmallModel, make_small_model
 from p2pcast.ground.errors import LocalError, UsageError
 from p2pcast.tasks.sums import Sums
 from p2pcast.tasks.task import Demonstration

@@ -21,7 +21,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from netem.demo.processes import Processes, free_port
+from netem.fleet.processes import Processes, free_port
 from p2pcast.ground.errors import P2PCastError
 from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener

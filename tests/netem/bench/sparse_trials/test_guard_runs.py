@@ -21,14 +21,14 @@ import torch
 from safetensors.torch import load_file
 
 from netem.bench.sparse_trials.guard_runs import GuardRunOptions, sparse_run
-from netem.demo.commands import FIRST_PEER
-from netem.demo.processes import Processes
-from netem.demo.wait import unwrapped
-from netem.demo.workspace import Workspace
-from netem.rl_demo.rl_participants import ENGINE, HUB, LEDGER
+from netem.fleet.participants import FIRST_PEER
+from netem.fleet.processes import Processes
+from netem.fleet.rl_participants import ENGINE, HUB, LEDGER
+from netem.fleet.small_model import SmallModel, write_small_model
+from netem.fleet.wait import unwrapped
+from netem.fleet.workspace import Workspace
 from netem.rl_demo.rl_verdict import RunLines, check_once, check_requests, check_staleness, exported_steps
 from netem.rollouts import graded_answers
-from netem.rollouts.small_model import SmallModel, write_small_model
 from p2pcast.rollouts.result import Result
 from p2pcast.sparse.budget_schedule import FILE
 from tests.trainer_node.ledger.ledger_invariants import check_rows, dump

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from netem.demo.processes import Processes
+from netem.fleet.processes import Processes
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from netem.demo.processes import Processes, free_port
+from netem.fleet.processes import Processes, free_port
 from tests.environments import python_of
 from tests.p2pcast.adapters.bridge_stage import batch_states
 from tests.p2pcast.adapters.verl_backend.odd_model import write_prompts

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from netem.demo.processes import Processes
+from netem.fleet.processes import Processes
 from tests.environments import ROOT, python_of
 from tests.p2pcast.adapters.verl_backend.odd_model import write_prompts
 from tests.p2pcast.adapters.verl_backend.two_machines import ENVIRONMENT, Stage

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from netem.demo.processes import Processes
+from netem.fleet.processes import Processes
 from tests.p2pcast.adapters.verl_backend.two_machines import Document, Stage
 
 

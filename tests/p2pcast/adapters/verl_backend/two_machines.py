@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from netem.demo.processes import Processes, free_port
+from netem.fleet.processes import Processes, free_port
 from tests.environments import ROOT, python_of
 from tests.p2pcast.adapters.verl_backend.odd_model import write_odd_model
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from netem.rollouts.small_model import SmallModel, write_small_model
+from netem.fleet.small_model import SmallModel, write_small_model
 from p2pcast.sparse.budget_schedule import BudgetSchedule
 from trainer_node.learning.objective.training_rows import NOT_SAMPLED, TrainingRow
 from trainer_node.learning.trainer_ranks import TrainerRanks

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from netem.demo.commands import FEW_THREADS, FIRST_PEER, P2PCAST, Programs
-from netem.demo.processes import Child, Processes
-from netem.demo.workspace import Workspace
+from netem.fleet.participants import FEW_THREADS, FIRST_PEER, P2PCAST, Programs
+from netem.fleet.processes import Child, Processes
+from netem.fleet.workspace import Workspace
 
 TASK: Final = "sums,held_out=10"
 VOCABULARY: Final = 16
@@ -20,7 +20,7 @@ SLOTS: Final = 32
 HUB, LEDGER, LEARNER, ENGINE = "hub", "ledger", "learner", "vllm"
 BASE: Final = """
 from pathlib import Path
-from netem.rollouts.small_model import make_small_model
+from netem.fleet.small_model import make_small_model
 make_small_model(Path({folder!r}), {vocabulary}, seed={seed}, dtype="bfloat16")
 """
 CONFIG: Final = """\

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from netem.demo import traffic
-from netem.demo.processes import Child, Processes, free_port
-from netem.demo.workspace import Workspace
+from netem.fleet import traffic
+from netem.fleet.processes import Child, Processes, free_port
+from netem.fleet.workspace import Workspace
 
 P2PCAST: tuple[str, ...] = (sys.executable, "-P", "-m", "p2pcast.cli")
 FIRST_PEER = "p1"

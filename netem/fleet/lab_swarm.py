@@ -26,8 +26,8 @@ from netem.broadcast.host_http import HTTP_PORT, document
 from netem.broadcast.process_folders import own_folder
 from netem.broadcast.rivals import HUB
 from netem.emulation.description import Emulated
-from netem.lab.event_reader import EventReader, ReportedEvent
-from netem.lab.saved_weights import Tensors
+from netem.fleet.event_reader import EventReader, ReportedEvent
+from netem.fleet.saved_weights import Tensors
 from p2pcast.ground.errors import IntegrityError, LocalError
 from p2pcast.ground.version import Version
 

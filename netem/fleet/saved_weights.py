@@ -30,7 +30,7 @@ def trained(learning_rate: float, copies: int = 1) -> Iterator[Tensors]:
     """
     import torch
 
-    from netem.bench.codec_comparison.adamw_steps import endless_states
+    from netem.fleet.adamw_steps import endless_states
 
     torch.set_num_threads(TRAINING_THREADS)
     layout, states = endless_states(learning_rate)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from netem.demo.processes import Child, DemoError, Processes
+from netem.fleet.processes import Child, DemoError, Processes
 
 POLL_S = 0.1
 READY_S = 600.0
