@@ -24,6 +24,7 @@ import torch
 from netem.rollouts.own_sampler import batch_of, groups_of, play_all
 from p2pcast.ground.errors import UsageError
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.batch_client import RolloutGroup
 from p2pcast.rollouts.job import Job
 from p2pcast.tasks.task import Prompt, Task, Trajectory
 from trainer_node.learning import warm_start
@@ -33,7 +34,6 @@ from trainer_node.learning.learner_step import LearnerStep, StepOptions
 from trainer_node.learning.objective.training_rows import rows_of
 from trainer_node.learning.trained_weights import TrainedWeights
 from trainer_node.learning.trainer_ranks import TrainerRanks
-from trainer_node.sdk.batch_client import RolloutGroup
 
 OVERSAMPLE: Final = 3
 """As the ledger's default: a batch is cut with what there is after so many times its groups were played."""

@@ -32,11 +32,11 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from netem.rollouts.long_answers import NAME, TOKENS, LongAnswers
 from p2pcast.ground.errors import LocalError, UsageError
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.batch_client import BatchClient
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result, Span
 from trainer_node.ledger.database import ledger_schema
 from trainer_node.ledger_server.callers import WORKER_FILE
-from trainer_node.sdk.batch_client import BatchClient
 
 BATCH_GROUPS, GROUP_SIZE = 512, 8
 MOST_BATCH_GROUPS = 65536

@@ -22,11 +22,11 @@ import torch
 
 from p2pcast.ground.errors import UsageError
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.batch_client import Rollout, RolloutBatch, RolloutGroup
 from p2pcast.rollouts.job import Group, Job, job_of
 from p2pcast.rollouts.result import Span
 from p2pcast.tasks.play import result_of
 from p2pcast.tasks.task import Prompt, Sample, Task, Trajectory
-from trainer_node.sdk.batch_client import Rollout, RolloutBatch, RolloutGroup
 
 MOST_ROWS: Final = 1024
 """Of one forward pass, to bound memory."""

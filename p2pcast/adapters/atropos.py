@@ -41,8 +41,8 @@ from p2pcast.process import event_loop
 from p2pcast.process.daemon_process import run_until_signal
 
 if TYPE_CHECKING:
+    from p2pcast.ledger_api.batch_client import RolloutBatch
     from trainer_node.learning.objective.training_rows import TrainingRow
-    from trainer_node.sdk.batch_client import RolloutBatch
 
 TRIED: Final = ("0.4.0",)
 """Versions of atroposlib."""
@@ -135,7 +135,7 @@ class TrainerRoutes:
 
     async def _fetch(self) -> float:
         """Time in seconds until the next request."""
-        from trainer_node.sdk.batch_client import Finished, Wait
+        from p2pcast.ledger_api.batch_client import Finished, Wait
 
         if not self._wanted.is_set() or self._trainer is None:
             return 0.0
@@ -338,7 +338,7 @@ def main(
     """Hand the batches of the ledger at URL LEDGER to a trainer of atropos. JOURNAL: file with the batches since the
     last checkpoint, of one run alone.
     """
-    from trainer_node.sdk.batch_client import BatchClient
+    from p2pcast.ledger_api.batch_client import BatchClient
 
     async def work() -> None:
         client = BatchClient(ledger, bearer_file=bearer_file, hub=hub, token_file=token_file, give_up_s=GIVE_UP_S)

@@ -28,9 +28,9 @@ from p2pcast.ground.errors import RetryableError, UsageError
 from p2pcast.ground.version import Version
 
 if TYPE_CHECKING:
+    from p2pcast.ledger_api.batch_client import BatchClient, Finished, RolloutBatch, RunFacts, Wait
     from trainer_node.learning.objective.advantages import AdvantageKind
     from trainer_node.learning.objective.training_rows import TrainingRow
-    from trainer_node.sdk.batch_client import BatchClient, Finished, RolloutBatch, RunFacts, Wait
 
 POSITION: Final = "p2pcast-ledger.json"
 """In a checkpoint's folder: its step, its batches since the checkpoint before, and the digest that the ledger knows."""
@@ -107,7 +107,7 @@ class LedgerSteps:
         """The batch of ``step``, if there is one now; the batch before it is trained. Raises RefusedError, RemoteError,
         RetryableError.
         """
-        from trainer_node.sdk.batch_client import RolloutBatch
+        from p2pcast.ledger_api.batch_client import RolloutBatch
 
         before = self._before
         if before is not None and before.step < step:
@@ -129,7 +129,7 @@ class LedgerSteps:
         """As ``poll``, once there is a batch. Raises RetryableError if there is none within ``patience_s``, UsageError
         once the ledger's run has ended.
         """
-        from trainer_node.sdk.batch_client import Finished, Wait
+        from p2pcast.ledger_api.batch_client import Finished, Wait
 
         began = said = time.monotonic()
         while isinstance(found := self.poll(step), Wait):

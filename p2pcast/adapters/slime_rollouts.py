@@ -83,7 +83,7 @@ class SlimeRollouts:
     """
 
     def __init__(self, args: Any, first: int) -> None:
-        from trainer_node.sdk.batch_client import BatchClient
+        from p2pcast.ledger_api.batch_client import BatchClient
 
         check(args)
         settings = Settings.read()

@@ -62,7 +62,7 @@ class LedgerDatums:
         inputs: Sequence[str] = IMPORTANCE,
         give_up_s: float = GIVE_UP_S,
     ) -> None:
-        from trainer_node.sdk.batch_client import BatchClient
+        from p2pcast.ledger_api.batch_client import BatchClient
 
         if unknown := [name for name in inputs if name not in INPUTS]:
             raise UsageError(f"no input of a datum is named {unknown[0]!r}: use some of {', '.join(INPUTS)}")

@@ -29,9 +29,9 @@ from p2pcast.ground.errors import RetryableError, UsageError
 
 if TYPE_CHECKING:
     from p2pcast.adapters.trl_transfer import P2PCast
+    from p2pcast.ledger_api.batch_client import RolloutBatch
     from trainer_node.learning.objective.advantages import AdvantageKind
     from trainer_node.learning.objective.training_rows import TrainingRow
-    from trainer_node.sdk.batch_client import RolloutBatch
 
 STOP_S: Final = 15.0
 """Time in seconds for the thread to end."""
@@ -93,7 +93,7 @@ class LedgerRollouts:
         """After the first sync: tell the ledger where this run continues. Raises RefusedError, RetryableError and
         UsageError.
         """
-        from trainer_node.sdk.batch_client import BatchClient
+        from p2pcast.ledger_api.batch_client import BatchClient
 
         version = self._transfer.version()
         if version is None:
@@ -199,7 +199,7 @@ class LedgerRollouts:
 
     def _taken(self, step: int) -> RolloutBatch | None:
         """None at the end of the ledger's run, or of TRL's."""
-        from trainer_node.sdk.batch_client import Finished, Wait
+        from p2pcast.ledger_api.batch_client import Finished, Wait
 
         assert self._steps is not None
         while True:

@@ -23,6 +23,7 @@ from test_ledger_requests import Stage, played
 from test_probes import found_set, learner_scores, probes_of
 
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.batch_client import BatchClient, RolloutBatch
 from rollout_node.worker import probe_loop
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler
@@ -38,7 +39,6 @@ from trainer_node.ledger.ledger_rows import Trust
 from trainer_node.ledger_server import ledger_view
 from trainer_node.ledger_server.callers import WORKER_FILE
 from trainer_node.ledger_server.ledger_daemon import LedgerConfig, LedgerDaemon
-from trainer_node.sdk.batch_client import BatchClient, RolloutBatch
 
 INTERVAL_S = 30 + SCRAPE_S
 """``$__rate_interval`` of a panel whose points are 30 s apart: Grafana adds the interval of scrapes."""

@@ -181,7 +181,7 @@ LOST = [
     ),
     Mutation(
         "the hub's record of admitted nodes",
-        "trainer_node/sdk/trainer_certificate.py",
+        "p2pcast/ledger_api/trainer_certificate.py",
         "                if self._held is None or not self._held.in_force(time.time()):",
         "                if True:",
         TOKENS + "test_a_trainer_goes_on_by_its_key",

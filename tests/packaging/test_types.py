@@ -14,7 +14,7 @@ PROGRAM = """
 from p2pcast import Reader
 from p2pcast.tasks.task import Prompt
 from trainer_node import Handle, Publisher
-from trainer_node.sdk.batch_client import BatchClient
+from p2pcast.ledger_api.batch_client import BatchClient
 
 
 def train(publisher: Publisher, reader: Reader, client: BatchClient) -> None:
@@ -30,7 +30,7 @@ SEEN = (
     'Revealed type is "trainer_node.sdk.publication_handle.Handle"',
     'p2pcast.ground.version.Version] | None"',
     'Revealed type is "dict[str, ',
-    'Revealed type is "trainer_node.sdk.batch_client.RolloutBatch | None"',
+    'Revealed type is "p2pcast.ledger_api.batch_client.RolloutBatch | None"',
     'Revealed type is "int"',
     'has incompatible type "str"; expected "int"',
     'Missing positional argument "named_tensors"',

@@ -33,6 +33,7 @@ from p2pcast.ground.errors import UsageError
 from p2pcast.ground.private_random import uniform
 from p2pcast.ground.step_hook import StepHook
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.batch_client import Finished, RolloutBatch, Wait
 from trainer_node.learning import checkpoints
 from trainer_node.learning.checkpoints import Position, StoredCheckpoint
 from trainer_node.learning.distillation.sparse_distillation import SparseDistillation
@@ -42,7 +43,6 @@ from trainer_node.learning.objective.training_rows import TrainingRow
 from trainer_node.learning.publications import RETRY_MOST_S, RETRY_S, Publications
 from trainer_node.learning.trained_weights import TrainedWeights
 from trainer_node.learning.trainer_ranks import TrainerRanks
-from trainer_node.sdk.batch_client import Finished, RolloutBatch, Wait
 
 logger = logging.getLogger("p2pcast.learner")
 
@@ -56,7 +56,7 @@ HOOK: StepHook[Callable[[str], None]] = StepHook()
 
 
 class Ledger(Protocol):
-    """``trainer_node.sdk.batch_client.BatchClient``."""
+    """``p2pcast.ledger_api.batch_client.BatchClient``."""
 
     def resume(
         self,

@@ -17,6 +17,8 @@ from rich.console import Console
 from p2pcast.files.atomic_files import explained
 from p2pcast.ground.errors import LocalError, RefusedError, UsageError
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.batch_client import BatchClient, RolloutBatch
+from p2pcast.ledger_api.probe_client import ProbeClient
 from p2pcast.tasks.child_processes.prompt_reader import first_prompts
 from p2pcast.tasks.task import Task
 from p2pcast.tasks.task_loader import load_task
@@ -49,8 +51,6 @@ from trainer_node.learning.publications import Publications
 from trainer_node.learning.run_beginning import RunBeginning, other_base
 from trainer_node.learning.trained_weights import TrainedWeights
 from trainer_node.learning.trainer_ranks import TrainerRanks
-from trainer_node.sdk.batch_client import BatchClient, RolloutBatch
-from trainer_node.sdk.probe_client import ProbeClient
 from trainer_node.sdk.publisher import Publisher
 
 logger = logging.getLogger("p2pcast.learner")

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from p2pcast.ground.errors import RefusedError
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.batch_client import RunFacts
 from trainer_node.learning.checkpoints import StoredCheckpoint
 from trainer_node.ledger.lineage import KEPT_BATCHES, least_step
-from trainer_node.sdk.batch_client import RunFacts
 
 logger = logging.getLogger("p2pcast.learner")
 

@@ -23,13 +23,13 @@ from p2pcast.ground.backoff import Backoff
 from p2pcast.ground.errors import LocalError, P2PCastError, RefusedError, RetryableError
 from p2pcast.ground.private_random import uniform
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.trainer_certificate import TrainerCertificate
 from p2pcast.process import event_loop
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Established, Event, Identity, Message
-from trainer_node.sdk.trainer_certificate import TrainerCertificate
 
 logger = logging.getLogger("p2pcast.publisher")
 

@@ -43,6 +43,7 @@ from p2pcast.ground.errors import P2PCastError, RetryableError, UsageError
 from p2pcast.ground.limits import MAX_SMALL_FILE_BYTES, MAX_STEP
 from p2pcast.ground.ordered_map import cores, ordered_map
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.trainer_certificate import TrainerCertificate, hub_address, join_token
 from p2pcast.offline import state_digest
 from p2pcast.sparse.budget_schedule import check_schedule
 from p2pcast.trust.join_token import JoinToken
@@ -56,7 +57,6 @@ from trainer_node.sdk.shards import Holding, dealt, holding
 from trainer_node.sdk.snapshot import Copy, Rooms, slots_for
 from trainer_node.sdk.streamed_tensors import StreamedTensors, on_host
 from trainer_node.sdk.tensors import TORCH_DTYPES, Known, Live, NamedTensors, Rename, fit, named
-from trainer_node.sdk.trainer_certificate import TrainerCertificate, hub_address, join_token
 
 logger = logging.getLogger("p2pcast.publisher")
 

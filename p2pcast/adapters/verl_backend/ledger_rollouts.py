@@ -137,7 +137,7 @@ class LedgerAgentLoopManager:
         return data_of(places, self._prompt, self._response, batch.step, waited_s)
 
     def _begin(self, step: int) -> None:
-        from trainer_node.sdk.batch_client import BatchClient
+        from p2pcast.ledger_api.batch_client import BatchClient
 
         settings = self._settings
         newest = newest_version(settings.hub_http)

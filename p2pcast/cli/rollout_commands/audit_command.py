@@ -84,12 +84,12 @@ def audit(
     """
     import aiohttp
 
+    from p2pcast.ledger_api.audit_client import AuditClient
+    from p2pcast.ledger_api.ledger_connection import LedgerConnection
     from p2pcast.process.daemon_process import run_until_signal
     from rollout_node.worker.auditor import Auditor
     from rollout_node.worker.engine_versions import EngineVersions
     from rollout_node.worker.worker_daemon import SAMPLERS
-    from trainer_node.sdk.audit_client import AuditClient
-    from trainer_node.sdk.ledger_connection import LedgerConnection
 
     adapter = checked_adapter(adapter, sampler)
     if hub is None and bearer_file is None:

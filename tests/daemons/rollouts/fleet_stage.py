@@ -20,8 +20,8 @@ from fake_engine import FakeEngine, digest_of
 from parity_task import NAME
 
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.batch_client import BatchClient
 from trainer_node.ledger_server.callers import WORKER_FILE
-from trainer_node.sdk.batch_client import BatchClient
 
 ROOT = Path(__file__).parents[3]
 END_S = 600.0

@@ -25,7 +25,7 @@ from typing import Any
 from blake3 import blake3
 
 from p2pcast.ground.version import Version
-from trainer_node.sdk.batch_client import BatchClient, RolloutBatch
+from p2pcast.ledger_api.batch_client import BatchClient, RolloutBatch
 
 BOUNDARIES = ("resumed", "taken", "trained", "applied", "published", "stored", "acknowledged")
 CHECKPOINT_EVERY = 2

@@ -21,8 +21,8 @@ import numpy as np
 from real_server import ENVIRONMENT, Server
 
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.batch_client import BatchClient, Rollout, RolloutBatch
 from rollout_node.worker import generate_form, recomputation
-from trainer_node.sdk.batch_client import BatchClient, Rollout, RolloutBatch
 
 FLAGS = ["--enable-scale-out", "--logprobs-mode", "processed_logprobs"]
 END_S = 900.0

@@ -13,13 +13,13 @@ from test_ledger_daemon import client_of, work
 
 from p2pcast.ground.errors import RefusedError
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.audit_client import AuditClient
+from p2pcast.ledger_api.ledger_connection import LedgerConnection
 from rollout_node.worker.auditor import Auditor
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler
 from trainer_node.ledger_server.callers import WORKER_FILE
 from trainer_node.ledger_server.ledger_daemon import LedgerDaemon
-from trainer_node.sdk.audit_client import AuditClient
-from trainer_node.sdk.ledger_connection import LedgerConnection
 
 SCHEDULE = b"s" * 32
 """Name of a schedule of sparse attention."""

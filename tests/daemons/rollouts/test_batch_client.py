@@ -14,11 +14,11 @@ from test_ledger_daemon import client_of
 from test_ledger_requests import MANIFEST, ZERO, Stage, played
 
 from p2pcast.ground.errors import RefusedError, UsageError
+from p2pcast.ledger_api.batch_client import ADD_AT_ONCE, BatchClient, Finished, GroupReport, RolloutBatch, Wait
 from p2pcast.rollouts.job import Group, Job
 from p2pcast.rollouts.result import Result, Span
 from p2pcast.tasks.play import Play, result_of
 from p2pcast.tasks.task import Sample
-from trainer_node.sdk.batch_client import ADD_AT_ONCE, BatchClient, Finished, GroupReport, RolloutBatch, Wait
 
 
 def groups(count: int, purpose: str) -> list[Group]:

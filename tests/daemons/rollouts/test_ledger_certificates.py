@@ -17,12 +17,12 @@ sys.path.append(str(Path(__file__).parents[1] / "trust"))
 from unknown_nodes import token_for, working
 
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.batch_client import BatchClient
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler
 from rollout_node.worker.ledger_client import LedgerClient
 from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
 from trainer_node.ledger_server.ledger_daemon import CertificateSource, LedgerDaemon
-from trainer_node.sdk.batch_client import BatchClient
 
 
 async def secured(tls, **more):

@@ -15,6 +15,7 @@ from parity_task import Parity
 from poisoned_task import AWAY
 
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.batch_client import BatchClient, RolloutBatch
 from p2pcast.rollouts.overlong import Overlong
 from p2pcast.tasks.task import Task
 from p2pcast.tasks.task_loader import load_task
@@ -25,7 +26,6 @@ from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
 from trainer_node.ledger.ledger_rows import Trust
 from trainer_node.ledger_server.callers import WORKER_FILE
 from trainer_node.ledger_server.ledger_daemon import LedgerDaemon
-from trainer_node.sdk.batch_client import BatchClient, RolloutBatch
 
 
 async def work(

@@ -12,13 +12,13 @@ from ledger_stage import END_S, Up, config_of
 from lost_answers import withholding
 from test_ledger_daemon import learn
 
+from p2pcast.ledger_api.batch_client import BatchClient
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler
 from rollout_node.worker.ledger_client import LedgerClient
 from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
 from tests.daemons.rollouts.parity_task import Parity
 from trainer_node.ledger_server.callers import WORKER_FILE
-from trainer_node.sdk.batch_client import BatchClient
 
 STEPS = 3
 

@@ -21,6 +21,8 @@ from p2pcast.cli.rollout_commands.ledger_table import ledger_heading
 from p2pcast.cli.status_document import Found
 from p2pcast.ground.errors import RefusedError
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.ledger_connection import LedgerConnection
+from p2pcast.ledger_api.probe_client import ProbeClient
 from p2pcast.rollouts.probe_set import MAX_PROBE_TOKENS, ProbeSet
 from rollout_node.worker import probe_loop
 from rollout_node.worker.engine_versions import EngineVersions
@@ -35,8 +37,6 @@ from trainer_node.learning.probing.probe_rule import FLOOR_VERSIONS
 from trainer_node.ledger_server.callers import WORKER_FILE
 from trainer_node.ledger_server.ledger_daemon import LedgerDaemon
 from trainer_node.ledger_server.probes.probe_desk import MISSED
-from trainer_node.sdk.ledger_connection import LedgerConnection
-from trainer_node.sdk.probe_client import ProbeClient
 
 STEPS = FLOOR_VERSIONS + 2
 

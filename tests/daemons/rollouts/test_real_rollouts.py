@@ -30,8 +30,8 @@ from real_run import (
 from real_server import make_model
 
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.batch_client import Rollout
 from p2pcast.tasks.task_loader import load_task
-from trainer_node.sdk.batch_client import Rollout
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3600)]
 

@@ -11,11 +11,11 @@ from lost_answers import withholding
 from unknown_nodes import token_of
 
 from p2pcast.ground.errors import RetryableError
-from trainer_node.sdk.trainer_certificate import TrainerCertificate
+from p2pcast.ledger_api.trainer_certificate import TrainerCertificate
 
 TRAINER = """
 import asyncio, pathlib, sys
-from trainer_node.sdk.trainer_certificate import TrainerCertificate, hub_address, join_token
+from p2pcast.ledger_api.trainer_certificate import TrainerCertificate, hub_address, join_token
 certificate = TrainerCertificate(join_token(sys.argv[2]))
 asyncio.run(certificate.show(hub_address(sys.argv[1]), "host rank 0"))
 print(certificate.node.hex())

@@ -9,10 +9,10 @@ import pytest
 from unknown_nodes import NODE, Nobody, bought, joined, knock, token_of
 
 from p2pcast.ground.errors import LocalError, RefusedError
+from p2pcast.ledger_api.trainer_certificate import TrainerCertificate
 from p2pcast.trust.certificates import new_key
 from p2pcast.trust.credentials import Credentials
 from p2pcast.wire import messages
-from trainer_node.sdk.trainer_certificate import TrainerCertificate
 
 
 def end(hub, token, at: float) -> None:

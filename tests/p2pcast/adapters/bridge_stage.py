@@ -24,10 +24,10 @@ from test_ledger_daemon import client_of  # noqa: E402
 from test_ledger_requests import MANIFEST, ZERO, Stage, played  # noqa: E402
 
 from p2pcast.ground.version import Version  # noqa: E402
+from p2pcast.ledger_api.batch_client import BatchClient  # noqa: E402
 from tests.trainer_node.ledger.ledger_invariants import check_rows, dump  # noqa: E402
 from trainer_node.ledger.database.ledger_store import Store  # noqa: E402
 from trainer_node.ledger_server.ledger_daemon import LedgerDaemon  # noqa: E402
-from trainer_node.sdk.batch_client import BatchClient  # noqa: E402
 
 GROUPS, SIZE = 2, 4
 """Groups of a batch, and samples of a group."""

@@ -18,9 +18,9 @@ import pytest
 from p2pcast.adapters.atropos import END_S, MOST_STEPS, NO_LOGPROB, NOT_LEARNT, TrainerRoutes
 from p2pcast.adapters.ledger_steps import LedgerSteps
 from p2pcast.daemon.application_server import serving
+from p2pcast.ledger_api.batch_client import BatchClient
 from tests.environments import ROOT
 from tests.p2pcast.adapters.bridge_stage import GROUPS, SIZE, Ledger, batch_states, filled_ledger, played_hub, run_in
-from trainer_node.sdk.batch_client import BatchClient
 
 HERE = Path(__file__).parent
 SEQUENCES = GROUPS * SIZE

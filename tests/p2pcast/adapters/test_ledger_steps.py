@@ -12,8 +12,8 @@ import pytest
 from p2pcast.adapters import ledger_steps
 from p2pcast.adapters.ledger_steps import TRACKER, LedgerSteps, filled, filler, first_sampled, tracked
 from p2pcast.ground.errors import UsageError
+from p2pcast.ledger_api.batch_client import Finished, RolloutBatch, RunFacts
 from trainer_node.learning.objective.training_rows import NOT_SAMPLED, TrainingRow
-from trainer_node.sdk.batch_client import Finished, RolloutBatch, RunFacts
 
 ROW = TrainingRow(
     token_ids=np.array([5, 6, 3, 4, 2]),

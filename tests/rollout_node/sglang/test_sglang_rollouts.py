@@ -24,6 +24,7 @@ from stored_run import state_of
 
 from p2pcast.ground.errors import RemoteError
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.batch_client import BatchClient
 from p2pcast.rollouts.result import Span
 from p2pcast.tasks.task import Sample
 from rollout_node.installers.engine_installer import EngineInstaller
@@ -34,7 +35,6 @@ from rollout_node.worker.auditor import LARGEST
 from rollout_node.worker.sglang_sampler import SglangSampler
 from tests.environments import ROOT
 from trainer_node.ledger_server.callers import WORKER_FILE
-from trainer_node.sdk.batch_client import BatchClient
 
 REFERENCE = Path(__file__).parents[1] / "vllm" / "reference_logprobs.py"
 VOCABULARY = Parity.vocabulary

@@ -21,6 +21,7 @@ import torch
 from real_server import Server, one_off_connections
 
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.batch_client import Rollout, RolloutBatch, RolloutGroup
 from p2pcast.rollouts.job import Group, Job, job_of
 from p2pcast.rollouts.result import Result, Span, fault
 from p2pcast.tasks.play import Play, result_of
@@ -33,7 +34,6 @@ from trainer_node.learning.learner_model import LearnerModel
 from trainer_node.learning.objective.micro_batches import MicroBatch, micro_batches
 from trainer_node.learning.objective.training_rows import TrainingRow, rows_of
 from trainer_node.learning.trainer_ranks import TrainerRanks
-from trainer_node.sdk.batch_client import Rollout, RolloutBatch, RolloutGroup
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.batch_client import Rollout, RolloutBatch, RolloutGroup
 from p2pcast.rollouts.job import Group
 from p2pcast.rollouts.result import Result, Span
 from trainer_node.learning.objective.training_rows import NOT_SAMPLED, TrainingRow
-from trainer_node.sdk.batch_client import Rollout, RolloutBatch, RolloutGroup
 
 VOCABULARY = 23
 HASH = bytes(range(32))

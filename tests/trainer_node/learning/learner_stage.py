@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from netem.fleet.small_model import SmallModel, write_small_model
 from netem.rollouts.own_sampler import batch_of, sampled_groups
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.batch_client import Finished, RolloutBatch, Wait
 from p2pcast.tasks.task_loader import load_task
 from tests.tensor_device import DEVICE
 from trainer_node.learning.exports import Exports
@@ -25,7 +26,6 @@ from trainer_node.learning.objective.training_rows import rows_of
 from trainer_node.learning.publications import Publications, Publishing
 from trainer_node.learning.trained_weights import Masters, OptimizerOptions, TrainedWeights
 from trainer_node.learning.trainer_ranks import TrainerRanks
-from trainer_node.sdk.batch_client import Finished, RolloutBatch, Wait
 from trainer_node.sdk.hub_connection import Durable
 from trainer_node.sdk.publication_handle import Handle
 

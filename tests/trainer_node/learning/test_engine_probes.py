@@ -14,6 +14,8 @@ import pytest
 import torch
 
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.batch_client import RolloutBatch
+from p2pcast.ledger_api.probe_client import EngineScores, ProbeVerdict
 from p2pcast.rollouts.probe_set import ProbeSet, unpacked_scores
 from p2pcast.tasks.task import Prompt
 from p2pcast.tasks.task_loader import load_task
@@ -37,8 +39,6 @@ from trainer_node.learning.probing.learner_scores import learner_scores
 from trainer_node.learning.probing.probe_prompts import probe_prompts_of, probe_set_of
 from trainer_node.learning.probing.probe_rule import FLOOR_VERSIONS
 from trainer_node.ledger_server.probes.probe_desk import ProbeDesk, Scored, Verdict
-from trainer_node.sdk.batch_client import RolloutBatch
-from trainer_node.sdk.probe_client import EngineScores, ProbeVerdict
 
 pytestmark = pytest.mark.device
 

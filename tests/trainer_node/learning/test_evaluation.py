@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.batch_client import GroupReport
 from p2pcast.rollouts.job import Group
 from p2pcast.tasks.sums import Sums
 from p2pcast.tasks.task import Prompt
 from trainer_node.learning.evaluation import CHECK_S, RECORD_S, Evaluation
-from trainer_node.sdk.batch_client import GroupReport
 
 VERSION = Version(1, 4)
 PROBLEMS = 40

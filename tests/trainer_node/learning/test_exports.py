@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from netem.fleet.small_model import SmallModel, write_small_model
 from p2pcast.ground.errors import LocalError
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.batch_client import RolloutBatch
 from p2pcast.tasks.task_loader import load_task
 from tests.trainer_node.learning.learner_stage import (
     ALONE,
@@ -27,7 +28,6 @@ from tests.trainer_node.learning.learner_stage import (
 from trainer_node.learning.exports import GENERATION, Exports
 from trainer_node.learning.learner import HOOK
 from trainer_node.learning.learner_model import LearnerModel
-from trainer_node.sdk.batch_client import RolloutBatch
 
 pytestmark = pytest.mark.device
 

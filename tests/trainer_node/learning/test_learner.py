@@ -12,6 +12,7 @@ import torch
 
 from p2pcast.ground.errors import IntegrityError, RefusedError, UsageError
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.batch_client import Finished, RolloutBatch, Wait
 from tests.trainer_node.learning.learner_stage import (
     EVERY,
     STEPS,
@@ -26,7 +27,6 @@ from tests.trainer_node.learning.learner_stage import (
 from trainer_node.learning import checkpoints
 from trainer_node.learning.learner import HOOK, publish_every
 from trainer_node.learning.publications import Publication
-from trainer_node.sdk.batch_client import Finished, RolloutBatch, Wait
 from trainer_node.sdk.hub_connection import Durable
 from trainer_node.sdk.publication_handle import Handle
 

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from netem.fleet.small_model import SmallModel, write_small_model
+from p2pcast.ledger_api.batch_client import RolloutBatch
 from p2pcast.tasks.task_loader import load_task
 from tests.tensor_device import CUDA
 from tests.trainer_node.learning.expert_models import EXPERTS, experts_folder
@@ -37,7 +38,6 @@ from tests.trainer_node.sdk.conftest import Run
 from trainer_node.learning import checkpoints
 from trainer_node.learning.learner_model import LearnerModel
 from trainer_node.learning.probing.learner_scores import learner_scores
-from trainer_node.sdk.batch_client import RolloutBatch
 
 ROOT = Path(__file__).parents[3]
 LIMIT_S = 600

@@ -8,9 +8,9 @@ import pytest
 
 from p2pcast.ground.errors import RefusedError
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.batch_client import RunFacts
 from trainer_node.learning.checkpoints import Position, StoredCheckpoint
 from trainer_node.learning.run_beginning import RunBeginning
-from trainer_node.sdk.batch_client import RunFacts
 
 
 def begun(step: int | None, ledger: tuple[int, int] = (0, 0), newest: Version | None = None, every: int = 10) -> None:

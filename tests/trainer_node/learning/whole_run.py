@@ -21,6 +21,7 @@ import torch
 from p2pcast.files import disk
 from p2pcast.ground.errors import RetryableError
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.batch_client import Finished, Rollout, RolloutBatch, RolloutGroup, Wait
 from p2pcast.rollouts.job import Group, Job
 from p2pcast.rollouts.result import Result
 from p2pcast.tasks.task_loader import load_task
@@ -39,7 +40,6 @@ from trainer_node.ledger.prompts.prompting import Passed
 from trainer_node.ledger.staleness_rule import Bounds
 from trainer_node.ledger.workers.registration import Registration
 from trainer_node.ledger_server.version_follower import VersionFollower
-from trainer_node.sdk.batch_client import Finished, Rollout, RolloutBatch, RolloutGroup, Wait
 from trainer_node.sdk.publication_handle import Handle
 from trainer_node.sdk.publisher import Publisher
 

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from p2pcast.ledger_api.batch_client import Rollout, RolloutBatch
 from trainer_node.learning.learner_step import ReplayEffect, StepReport
 from trainer_node.learning.objective.training_rows import TrainingRow
-from trainer_node.sdk.batch_client import Rollout, RolloutBatch
 
 
 def step_record(batch: RolloutBatch, rows: Sequence[TrainingRow], report: StepReport) -> dict[str, Any]:

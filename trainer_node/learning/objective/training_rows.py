@@ -25,8 +25,8 @@ from trainer_node.learning.objective.judged_tokens import JudgedTokens, in_turns
 from trainer_node.ledger.batch_cut import LEAST_SURVIVORS
 
 if TYPE_CHECKING:
+    from p2pcast.ledger_api.batch_client import RolloutBatch, RolloutGroup
     from p2pcast.rollouts.job import Group
-    from trainer_node.sdk.batch_client import RolloutBatch, RolloutGroup
 
 NOT_SAMPLED = -1
 """In place of a version's step, for tokens of the prompt and of the environment."""

@@ -15,9 +15,9 @@ import numpy as np
 
 from p2pcast.ground.errors import P2PCastError, RefusedError
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.probe_client import EngineScores, ProbeVerdict
 from p2pcast.rollouts.probe_set import ProbeSet
 from trainer_node.learning.probing.probe_rule import ProbeRule, divergence
-from trainer_node.sdk.probe_client import EngineScores, ProbeVerdict
 
 logger = logging.getLogger("p2pcast.learner")
 
@@ -31,7 +31,7 @@ UNPROBED: Final = 8
 
 
 class Probes(Protocol):
-    """``trainer_node.sdk.probe_client.ProbeClient``."""
+    """``p2pcast.ledger_api.probe_client.ProbeClient``."""
 
     def put(self, probe_set: ProbeSet) -> None: ...
     def read(self, probe_set: ProbeSet) -> Sequence[EngineScores] | None: ...

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from p2pcast.ground.errors import UsageError
+from p2pcast.ledger_api.batch_client import RolloutBatch
 from p2pcast.sparse.budget_guard import GuardOptions
 from p2pcast.sparse.budget_schedule import FILE, BudgetSchedule
 from tests.trainer_node.learning.learner_stage import (
@@ -40,7 +41,6 @@ from trainer_node.learning.objective.policy_loss import LossOptions
 from trainer_node.learning.objective.training_rows import NOT_SAMPLED
 from trainer_node.learning.trained_weights import OptimizerOptions
 from trainer_node.sdk.adapters import Adapters
-from trainer_node.sdk.batch_client import RolloutBatch
 from trainer_node.sdk.publisher import Publisher
 from trainer_node.sdk.tensors import Live
 

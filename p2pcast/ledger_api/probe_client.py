@@ -9,8 +9,8 @@ import numpy as np
 
 from p2pcast.ground.errors import RemoteError, UsageError
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.ledger_connection import LedgerConnection
 from p2pcast.rollouts.probe_set import ProbeSet, unpacked_scores
-from trainer_node.sdk.ledger_connection import LedgerConnection
 
 
 @dataclass(frozen=True, slots=True)

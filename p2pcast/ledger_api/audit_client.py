@@ -7,8 +7,8 @@ from typing import Any
 
 from p2pcast.ground.errors import RemoteError
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.ledger_connection import LedgerConnection
 from p2pcast.rollouts.result import Result
-from trainer_node.sdk.ledger_connection import LedgerConnection
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,10 +29,10 @@ import msgpack
 
 from p2pcast.ground.errors import RemoteError, UsageError
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.ledger_connection import LedgerConnection
 from p2pcast.rollouts.job import Group
 from p2pcast.rollouts.overlong import Overlong, overlong_of
 from p2pcast.rollouts.result import Result
-from trainer_node.sdk.ledger_connection import LedgerConnection
 
 WAIT_S: Final = 0.02
 WAIT_MOST_S: Final = 5.0

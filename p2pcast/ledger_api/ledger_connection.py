@@ -25,8 +25,8 @@ from p2pcast.ground.backoff import Backoff
 from p2pcast.ground.errors import LocalError, P2PCastError, RefusedError, RemoteError, RetryableError, UsageError
 from p2pcast.ground.plain_text import written_text
 from p2pcast.ground.private_random import uniform
+from p2pcast.ledger_api.trainer_certificate import TrainerCertificate, hub_address, join_token
 from p2pcast.trust.node_names import default_name
-from trainer_node.sdk.trainer_certificate import TrainerCertificate, hub_address, join_token
 
 ANSWER_S: Final = 60.0
 """Time limit for each part of an answer, in seconds."""
