@@ -11,13 +11,14 @@ from pathlib import Path
 import click
 import pytest
 
-from p2pcast.cli import cli, join
-from p2pcast.cli.learn import read
-from p2pcast.cli.rollout_commands import ledger_command, work_command
+from p2pcast.cli import cli
 from p2pcast.daemon import daemon_requests
 from p2pcast.ground.errors import P2PCastError
 from p2pcast.process import daemon_process, event_loop
 from p2pcast.trust.join_token import JoinToken
+from rollout_node.commands import join, work_command
+from trainer_node.commands import ledger_command
+from trainer_node.commands.learn import read
 from trainer_node.learning.learner_config import TABLES
 from trainer_node.learning.monitoring.run_record import Evaluation, Probe, Publication, StepEvent
 from trainer_node.learning.monitoring.run_table import COLUMNS

@@ -23,52 +23,52 @@ from p2pcast.ground.errors import EXIT_FAILED, EXIT_USAGE, P2PCastError
 from p2pcast.process import garbage_collection, logs
 
 COMMANDS = {
-    "seed": ("p2pcast.cli.seed:seed", "Publish every new checkpoint to all peers that join."),
-    "join": ("p2pcast.cli.join:join", "Receive every version of a run, pass it on, install it."),
+    "seed": ("trainer_node.commands.seed:seed", "Publish every new checkpoint to all peers that join."),
+    "join": ("rollout_node.commands.join:join", "Receive every version of a run, pass it on, install it."),
     "ledger": (
-        "p2pcast.cli.rollout_commands.ledger_command:ledger",
+        "trainer_node.commands.ledger_command:ledger",
         "Lease jobs to workers, and cut batches for the learner.",
     ),
     "work": (
-        "p2pcast.cli.rollout_commands.work_command:work",
+        "rollout_node.commands.work_command:work",
         "Play jobs of the ledger with the engine beside a peer.",
     ),
-    "learn": ("p2pcast.cli.learn:learn", "Train on rollouts of a ledger, and publish the new weights."),
+    "learn": ("trainer_node.commands.learn:learn", "Train on rollouts of a ledger, and publish the new weights."),
     "audit": (
-        "p2pcast.cli.rollout_commands.audit_command:audit",
+        "rollout_node.commands.audit_command:audit",
         "Score rollouts of other engines with an engine of one's own.",
     ),
-    "task": ("p2pcast.cli.rollout_commands.task_try:task", "Try a task with a local engine."),
+    "task": ("rollout_node.commands.task_try:task", "Try a task with a local engine."),
     "status": ("p2pcast.cli.status:status", "Show the run, or one peer."),
     "page": ("p2pcast.cli.page:page", "Show where the run's page is in a browser."),
     "replay": ("p2pcast.cli.page:replay", "Play recorded events of a hub on the run's page."),
     "commit": ("p2pcast.cli.status:commit", "Let engines switch to a version."),
-    "token": ("p2pcast.cli.tokens_and_evictions:token", "Create, list and revoke join tokens."),
-    "evict": ("p2pcast.cli.tokens_and_evictions:evict", "Exclude a peer from the run for good."),
+    "token": ("trainer_node.commands.tokens_and_evictions:token", "Create, list and revoke join tokens."),
+    "evict": ("trainer_node.commands.tokens_and_evictions:evict", "Exclude a peer from the run for good."),
     "delta": ("p2pcast.cli.delta:delta", "Make, apply and squash delta files, offline."),
     "quantise": ("p2pcast.quantised.quantise_command:quantise", "Write the folder that a quantised engine loads."),
     "inspect": ("p2pcast.cli.inspect:inspect", "Show the contents of a delta, a checkpoint or a state folder."),
     "check": ("p2pcast.cli.state_folder:check", "Verify every byte of a state folder and of its shadow."),
     "clean": ("p2pcast.state.clean_command:clean", "Remove shadows that daemons have left in memory."),
     "backup": (
-        "p2pcast.cli.rollout_commands.backup_command:backup",
+        "trainer_node.commands.backup_command:backup",
         "Copy the state of hub and ledger while they run.",
     ),
     "restore": (
-        "p2pcast.cli.rollout_commands.backup_command:restore",
+        "trainer_node.commands.backup_command:restore",
         "Write the state of hub and ledger from a backup.",
     ),
     "verify": ("p2pcast.cli.verify:verify", "Compare a folder, or an engine's memory, with a version's digest."),
     "doctor": ("p2pcast.cli.machine_doctor:doctor", "Say what this machine is fit for, and how to correct each fault."),
     "bench": ("netem.bench.group:bench", "Measure this installation."),
-    "simulate": ("p2pcast.cli.simulate:simulate", "Simulate broadcasts to a fleet of thousands, with churn."),
-    "fleet": ("p2pcast.cli.rollout_commands.fleet_command:fleet", "Plan, start and stop the rollout workers of a run."),
+    "simulate": ("netem.commands.simulate:simulate", "Simulate broadcasts to a fleet of thousands, with churn."),
+    "fleet": ("trainer_node.commands.fleet_command:fleet", "Plan, start and stop the rollout workers of a run."),
     "sparse": (
-        "p2pcast.cli.rollout_commands.sparse_command:sparse",
+        "rollout_node.commands.sparse_command:sparse",
         "Calibrate the budgets of sparse attention for a model.",
     ),
-    "lab": ("p2pcast.cli.lab:lab", "Run experiments on emulated WANs."),
-    "demo": ("p2pcast.cli.demo:demo", "Train, broadcast and serve a small model on this machine, and verify it."),
+    "lab": ("netem.commands.lab:lab", "Run experiments on emulated WANs."),
+    "demo": ("netem.commands.demo:demo", "Train, broadcast and serve a small model on this machine, and verify it."),
 }
 """Command name → (module:attribute, one line for ``--help``)."""
 

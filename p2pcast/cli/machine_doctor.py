@@ -157,22 +157,23 @@ def _answer(listen: tuple[str, int], time_s: float) -> None:
 
 def _ports(roles: Sequence[Role], more: Sequence[tuple[str, int]]) -> list[WantedPort]:
     """The default ports of ``roles``, as their commands state them, and ``more``."""
-    from p2pcast.cli.rollout_commands.ledger_command import ledger
-    from p2pcast.cli.seed import seed
-
     wanted: list[WantedPort] = []
     if "hub" in roles:
-        wanted += [(("hub",), f"--{name}", *_default(seed, name)) for name in ("listen", "http")]
+        wanted += [(("hub",), f"--{name}", *_default("seed", name)) for name in ("listen", "http")]
     if "ledger" in roles:
-        wanted.append((("ledger",), "--http", *_default(ledger, "http")))
+        wanted.append((("ledger",), "--http", *_default("ledger", "http")))
     if "engine" in roles:
         wanted.append((("engine",), "--port", "127.0.0.1", ENGINE_PORT))
     return [*wanted, *((DAEMONS, "--listen", *each) for each in more)]
 
 
-def _default(command: click.Command, name: str) -> tuple[str, int]:
+def _default(command: str, name: str) -> tuple[str, int]:
     """The default address of a command's option."""
-    (option,) = (each for each in command.params if each.name == name)
+    from p2pcast.cli import cli
+
+    found = cli.get_command(click.get_current_context(), command)
+    assert found is not None
+    (option,) = (each for each in found.params if each.name == name)
     return cast(tuple[str, int], option.type.convert(option.default, option, None))
 
 

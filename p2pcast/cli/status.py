@@ -12,8 +12,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from p2pcast.cli.ledger_table import ledger_heading, rollouts_line, workers_table
 from p2pcast.cli.options import BEARER_FILE, PATH, VersionType, console
-from p2pcast.cli.rollout_commands.ledger_table import ledger_heading, rollouts_line, workers_table
 from p2pcast.cli.status_document import Found, failure_lines
 from p2pcast.daemon.daemon_requests import DEFAULT_URL, TIMEOUT_S, ask, daemon_url
 from p2pcast.ground.plain_text import shown_text

@@ -82,7 +82,7 @@ def test_arguments_are_read_by_the_command_itself(found: Pods) -> None:
             name, read = parsed(words(container), values(container))
             assert name in ("seed", "join", "ledger", "work", "fleet run"), container["name"]
             if name == "fleet run":
-                from p2pcast.cli.rollout_commands.offer_type import OfferType
+                from trainer_node.commands.offer_type import OfferType
 
                 kinds = {OfferType().convert(text, None, None).kind for text in read["prices"]}
                 assert kinds == {text.partition("=")[0] for text in read["providers"]}

@@ -15,7 +15,7 @@ REQUESTS = "tests/daemons/rollouts/test_ledger_requests.py::"
 ROLLOUT_TRUST = [
     Mutation(
         "reads a worker's bearer on its way to the ledger",
-        "p2pcast/cli/rollout_commands/work_command.py",
+        "rollout_node/commands/work_command.py",
         'if parts.scheme == "http" and not (',
         "if False and not (",
         "tests/p2pcast/cli/test_work_command.py::test_a_bearer_does_not_leave_the_machine_in_plain_text",

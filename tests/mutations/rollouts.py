@@ -83,14 +83,14 @@ ROLLOUTS = [
     ),
     Mutation(
         "states false rewards",
-        "p2pcast/cli/rollout_commands/ledger_command.py",
+        "trainer_node/commands/ledger_command.py",
         "        if why is not None:\n            raise UsageError(",
         "        if False:\n            raise UsageError(",
         "tests/p2pcast/cli/test_ledger_command.py::test_a_ledger_trusts_no_worker_without_the_option",
     ),
     Mutation(
         "reads the hub's bearer on its way from the ledger",
-        "p2pcast/cli/rollout_commands/ledger_command.py",
+        "trainer_node/commands/ledger_command.py",
         'if hub_http[0] != "localhost" and not is_loopback(hub_http[0]):',
         "if False:",
         "tests/p2pcast/cli/test_ledger_command.py::test_the_hubs_bearer_does_not_leave_the_machine_in_plain_text",

@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -40,6 +39,7 @@ from p2pcast.store.retention import ANCHOR_EVERY
 from p2pcast.store.squash_ladder import RUNGS, Span, missing_rungs
 from topology.version_sizes import room_for_next
 from trainer_node.background.background_throttle import BackgroundThrottle
+from trainer_node.membership.peer_session import Promise
 from trainer_node.publish.hub_shadow import HubShadow
 
 logger = logging.getLogger("p2pcast.hub")
@@ -51,16 +51,6 @@ MAX_WAITING = 16
 SQUASH_BYTES_S = 0.5e9
 """Assumed speed of one core, in bytes of the state a second and link, until the first squash has been made here."""
 RETRY_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Promise:
-    """A squash that is being made, or is ready. ``bytes``: expected size; ``wait_s``: expected delay in seconds."""
-
-    base: Version
-    version: Version
-    bytes: int
-    wait_s: float
 
 
 def _bytes(parts: Sequence[Holding]) -> int:

@@ -1,7 +1,7 @@
 """The configuration of a learner: one table of a TOML file for each class here, one key for each field.
 
-A field's ``help`` is a noun phrase with its unit. ``p2pcast.cli.learn`` makes options of the fields, and the reader of
-``--config`` files checks them. Underscores of a name become dashes of a key.
+A field's ``help`` is a noun phrase with its unit. ``trainer_node.commands.learn`` makes options of the fields, and the
+reader of ``--config`` files checks them. Underscores of a name become dashes of a key.
 """
 
 from __future__ import annotations

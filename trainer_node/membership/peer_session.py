@@ -13,7 +13,6 @@ from p2pcast.transport.stripe import Stripe
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Event, Message
 from topology.plan_tree import Epoch
-from trainer_node.background.anchors_and_squashes import Promise
 from trainer_node.membership.peer_record import PeerRecord
 
 Place = tuple[bytes, str, int]
@@ -48,6 +47,16 @@ class Reports(Protocol):
 
     def on_invalid_values(self, session: PeerSession, keys: tuple[str, ...], *, first: bool) -> None:
         """The decoder removed these values from a report. ``first``: for the first time in this session."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A squash that is being made, or is ready. ``bytes``: expected size; ``wait_s``: expected delay in seconds."""
+
+    base: Version
+    version: Version
+    bytes: int
+    wait_s: float
 
 
 class Squashes(Protocol):

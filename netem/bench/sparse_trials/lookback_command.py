@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from p2pcast.cli.options import PATH, console, documented, written
-from p2pcast.cli.rollout_commands.sparse_command import calibration_document, percentile_table
 from p2pcast.inspection.png_figure import require_matplotlib
 from p2pcast.sparse.budget_guard import TARGET
+from rollout_node.commands.sparse_command import calibration_document, percentile_table
 
 
 @click.command()

@@ -17,7 +17,7 @@ from ledger_stage import END_S, Up, config_of
 from parity_task import Parity
 from test_ledger_daemon import client_of
 
-from p2pcast.cli.rollout_commands.ledger_table import ledger_heading
+from p2pcast.cli.ledger_table import ledger_heading
 from p2pcast.cli.status_document import Found
 from p2pcast.ground.errors import RefusedError
 from p2pcast.ground.version import Version

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from netem.bench.commands.plan_command import plan
+from netem.commands.simulate import simulate as command
 from netem.simulation.fleet_simulator import Scenario, simulate
-from p2pcast.cli.simulate import simulate as command
 
 CALM = Scenario(peers=60, regions=1, versions=5, uplink_bps=3e8, deaths=0, slowdowns=0)
 

@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from p2pcast.cli.status import commit
-from p2pcast.cli.tokens_and_evictions import token
 from p2pcast.ground.errors import LocalError, RefusedError
 from p2pcast.trust import bearer_tokens
+from trainer_node.commands.tokens_and_evictions import token
 
 ASKED: list[str | None] = []
 

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from p2pcast.cli import cli
-from p2pcast.cli.rollout_commands.fleet_run import FIRST_STEPS, LedgerWorkers, Target
 from p2pcast.ground.errors import EXIT_USAGE, RefusedError, RetryableError, UsageError
+from trainer_node.commands.fleet_run import FIRST_STEPS, LedgerWorkers, Target
 
 TIMES = {"steps": 9, "train_s": 8.0, "wait_s": 2.0, "rollouts": 32, "bubble": 0.2, "broadcast_s": 1.0}
 WORKER = {"name": "own", "served": "0.9", "leases": 4, "silent_s": 0.1, "tokens_per_s": 300.0, "price_usd_h": 1.8}

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pcast.cli import cli
-from p2pcast.cli.rollout_commands.fleet_status import fleet_document
 from p2pcast.cli.status_document import Found
 from p2pcast.ground.errors import RefusedError, UsageError
+from trainer_node.commands.fleet_status import fleet_document
 
 TIMES = {"steps": 9, "train_s": 8.0, "wait_s": 2.0, "rollouts": 32, "bubble": 0.2, "broadcast_s": 1.0}
 WORKER = {"name": "a", "served": "0.9", "leases": 4, "silent_s": 0.1, "tokens_per_s": 300.0, "price_usd_h": 1.8}

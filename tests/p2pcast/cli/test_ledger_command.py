@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from p2pcast.cli.rollout_commands.ledger_command import REPLAY_SHARE, hub_url, trust_of
 from p2pcast.ground.errors import UsageError
 from p2pcast.tasks.sums import Sums
+from trainer_node.commands.ledger_command import REPLAY_SHARE, hub_url, trust_of
 from trainer_node.ledger.ledger_rows import Trust
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from p2pcast.cli.rollout_commands.sparse_command import sparse
 from p2pcast.ground.errors import UsageError
+from rollout_node.commands.sparse_command import sparse
 from rollout_node.sparse_calibration import engine_calibration
 
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from p2pcast.cli.rollout_commands.work_command import http_url, ledger_url
 from p2pcast.ground.errors import UsageError
+from rollout_node.commands.work_command import http_url, ledger_url
 
 
 @pytest.mark.parametrize("text", ["http://10.1.2.3:7079", "10.1.2.3:7079", "http://ledger.example", "ledger.example:1"])

@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 import pytest
 
-from p2pcast.cli.join import join
 from p2pcast.rollouts import kv_policy
 from p2pcast.rollouts.kv_policy import KV_OF_ONE_VERSION, KV_POLICIES, SPAN_KVS, KvPolicy, recomputes
+from rollout_node.commands.join import join
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "vllm.md"
 

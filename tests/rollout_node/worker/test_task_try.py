@@ -14,9 +14,9 @@ import pytest
 from aiohttp import web
 from fake_engine import FakeEngine
 
-from p2pcast.cli.rollout_commands.engine_model import model_of
 from p2pcast.ground.errors import LocalError, RetryableError
 from p2pcast.tasks.task_loader import load_task
+from rollout_node.commands.engine_model import model_of
 
 
 @pytest.fixture

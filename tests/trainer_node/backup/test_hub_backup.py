@@ -14,7 +14,6 @@ from typing import TypeVar
 import pytest
 from click.testing import CliRunner
 
-from p2pcast.cli.rollout_commands.backup_command import backup, restore
 from p2pcast.cli.state_folder import check
 from p2pcast.files import disk
 from p2pcast.files.disk import Step
@@ -25,6 +24,7 @@ from p2pcast.store.retention import Counts
 from tests.trainer_node.backup.artifacts import HubState
 from trainer_node.backup import run_backup
 from trainer_node.backup.backup_folder import opened
+from trainer_node.commands.backup_command import backup, restore
 from trainer_node.publish.version_numbers import FILE, VersionNumbers, this_boot
 
 T = TypeVar("T")

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from p2pcast.cli.options import PATH, console, documented, seconds, written
-from p2pcast.cli.rollout_commands.fleet_run import run
-from p2pcast.cli.rollout_commands.fleet_status import status
-from p2pcast.cli.rollout_commands.offer_type import OfferType
-from p2pcast.cli.rollout_commands.sparse_options import predicts_sparse
+from p2pcast.cli.sparse_options import predicts_sparse
 from p2pcast.ground.errors import EXIT_FAILED, LocalError
+from trainer_node.commands.fleet_run import run
+from trainer_node.commands.fleet_status import status
+from trainer_node.commands.offer_type import OfferType
 
 if TYPE_CHECKING:
     from p2pcast.sparse.rollout_prediction import RolloutPrediction

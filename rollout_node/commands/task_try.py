@@ -67,9 +67,9 @@ def try_task(
       p2pcast task try math,questions=problems.jsonl --engine http://127.0.0.1:8000
       p2pcast task try sums,held_out=10 --held-out --jobs 500 --temperature 0 --engine http://127.0.0.1:8000
     """
-    from p2pcast.cli.rollout_commands.work_command import http_url
     from p2pcast.tasks.child_processes.prompt_reader import first_prompts
     from p2pcast.tasks.task_loader import load_task, missing_settings
+    from rollout_node.commands.work_command import http_url
 
     engine = http_url(engine, "--engine")
     if "tokenizer" in missing_settings(name, Path.cwd()):
@@ -111,7 +111,7 @@ def _job(task: Task, prompt: bytes, number: int, seed: int, temperature: float, 
 async def _model_of(engine: str) -> str:
     import aiohttp
 
-    from p2pcast.cli.rollout_commands.engine_model import model_of
+    from rollout_node.commands.engine_model import model_of
 
     async with aiohttp.ClientSession() as http:
         return await model_of(http, engine)

@@ -89,10 +89,10 @@ def run(
     Example:
       p2pcast fleet run --price rtx5090=0.35:0.28:12 --provider "rtx5090=exec:./start.sh -- ./stop.sh -- ./list.sh"
     """
-    from p2pcast.cli.rollout_commands.fleet_status import DEFAULT_LEDGER
     from p2pcast.daemon.daemon_requests import daemon_url
     from p2pcast.process import event_loop
     from p2pcast.process.daemon_process import run_until_signal
+    from trainer_node.commands.fleet_status import DEFAULT_LEDGER
     from trainer_node.scheduling.worker_fleet_operator import FleetOperator
 
     sources = sources_of(prices, providers)
@@ -112,7 +112,7 @@ def run(
 
 def sources_of(prices: tuple[str, ...], providers: tuple[str, ...]) -> list[Source]:
     """An offer and a provider for each kind. Raises UsageError, LocalError."""
-    from p2pcast.cli.rollout_commands.offer_type import OfferType
+    from trainer_node.commands.offer_type import OfferType
     from trainer_node.scheduling.provider import Provider, provider_of
     from trainer_node.scheduling.worker_fleet_operator import Source
 
@@ -209,8 +209,8 @@ class LedgerWorkers:
 
     async def refresh(self) -> dict[str, Any]:
         """The figures of `fleet status`. Raises P2PCastError."""
-        from p2pcast.cli.rollout_commands.fleet_status import fleet_document
         from p2pcast.cli.status_document import Found
+        from trainer_node.commands.fleet_status import fleet_document
 
         found = Found(await self._ask("/status"))
         if found.text("role") != "ledger":

@@ -7,7 +7,10 @@ from pathlib import Path
 import click
 
 from p2pcast.cli.options import PATH, Address, seconds
-from p2pcast.cli.rollout_commands.work_command import (
+from p2pcast.ground.addresses import show_address
+from p2pcast.ground.errors import UsageError
+from p2pcast.process import event_loop
+from rollout_node.commands.work_command import (
     SamplerName,
     adapter_option,
     checked_adapter,
@@ -15,9 +18,6 @@ from p2pcast.cli.rollout_commands.work_command import (
     ledger_url,
     sampler_option,
 )
-from p2pcast.ground.addresses import show_address
-from p2pcast.ground.errors import UsageError
-from p2pcast.process import event_loop
 
 
 @click.command()

@@ -1,0 +1,1 @@
+"""Commands of experiments. ``p2pcast.cli`` names them, and imports one when it runs."""
