@@ -39,7 +39,7 @@ mkdir -p "$BROADCASTS"
 "$python" -m p2pcast.cli seed "$BROADCASTS" --step-marker prime-rl --token-file "$TOKEN_FILE" \
     --state "$state" --listen "$listen" --http "$http" &
 hub=$!
-"$python" -m p2pcast.adapters.prime_rl "$BROADCASTS" "${engines[@]}" --folder "$FOLDER" --hub "http://$http" \
+"$python" -m trainer_node.frameworks.prime_rl "$BROADCASTS" "${engines[@]}" --folder "$FOLDER" --hub "http://$http" \
     --hosts "${HOSTS:-${#servers[@]}}" &
 proxy=$!
 wait -n

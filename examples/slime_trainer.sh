@@ -12,7 +12,7 @@ mkdir -p "$WEIGHTS"
 export P2PCAST_HUB_HTTP=http://$http P2PCAST_ROLLOUT_HOSTS=${HOSTS:-1}
 
 options=(--update-weight-transport disk --update-weight-disk-dir "$WEIGHTS"
-    --custom-update-weight-post-write-path p2pcast.adapters.slime.publish_folder)
+    --custom-update-weight-post-write-path trainer_node.frameworks.slime.publish_folder)
 if [ -n "${LEDGER:-}" ]; then
     export P2PCAST_LEDGER=$LEDGER P2PCAST_LEDGER_BEARER_FILE=${BEARER_FILE:-}
     # slime counts its weights from 1 at each start; the ledger counts rollouts, so slime begins at the checkpoint's.
@@ -21,8 +21,8 @@ if [ -n "${LEDGER:-}" ]; then
     saved=$(cat "$SAVE/latest_checkpointed_iteration.txt" 2>/dev/null || echo -1)
     echo "update_weight_start_version: $((saved + 1))" >"$settings"
     options+=(--save "$SAVE" --load "$SAVE" --custom-config-path "$settings"
-        --rollout-function-path p2pcast.adapters.slime_rollouts.generate_rollout
-        --custom-reward-post-process-path p2pcast.adapters.slime_rollouts.ledger_rewards)
+        --rollout-function-path trainer_node.frameworks.slime_rollouts.generate_rollout
+        --custom-reward-post-process-path trainer_node.frameworks.slime_rollouts.ledger_rewards)
 fi
 
 "$python" -m p2pcast.cli seed "$WEIGHTS" --step-names 'weight_v{step:06}' --token-file "$TOKEN_FILE" \

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from p2pcast.adapters.transformers_callback import PublishCallback
+from trainer_node.frameworks.transformers_callback import PublishCallback
 
 base, hub, token_file, steps, out = sys.argv[1:]
 ranks = int(os.environ.get("WORLD_SIZE", "1"))

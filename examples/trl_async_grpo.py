@@ -21,7 +21,7 @@ from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
 from p2pcast import Reader
-from p2pcast.adapters.trl import P2PCast
+from trainer_node.frameworks.trl import P2PCast
 
 base, hub, token_file, steps, out, peer = sys.argv[1:]
 ranks = int(os.environ.get("WORLD_SIZE", "1"))

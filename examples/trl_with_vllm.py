@@ -13,7 +13,7 @@ import torch
 from datasets import Dataset
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 
-from p2pcast.adapters.trl import P2PCast
+from trainer_node.frameworks.trl import P2PCast
 
 base, hub, token_file, steps, out, server = sys.argv[1:]
 

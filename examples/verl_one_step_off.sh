@@ -17,8 +17,8 @@ exec "${PYTHON:-python3}" -m verl.experimental.one_step_off_policy.main_ppo \
     data.train_files="$TRAIN" data.val_files="$TRAIN" \
     $rollout.name=vllm \
     $rollout.checkpoint_engine.backend=p2pcast \
-    +$rollout.checkpoint_engine.custom_backend_module=p2pcast.adapters.verl \
-    +$rollout.checkpoint_manager_class=p2pcast.adapters.verl.StagingCheckpointEngineManager \
+    +$rollout.checkpoint_engine.custom_backend_module=trainer_node.frameworks.verl \
+    +$rollout.checkpoint_manager_class=trainer_node.frameworks.verl.StagingCheckpointEngineManager \
     +$ours.hub="\"$HUB\"" \
     +$ours.token_file="$TOKEN_FILE" \
     +$ours.peer="$PEER" \

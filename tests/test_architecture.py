@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from p2pcast import adapters, cli
+
 ROOT = Path(__file__).parent.parent
 RULES = ROOT / "docs" / "design" / "rules.md"
 OURS = ("p2pcast", "topology", "trainer_node", "rollout_node", "netem")
@@ -21,8 +23,10 @@ IMPURE = {
 MOST_MODULES = 20
 TASK_MAKERS = {"create_task", "ensure_future", "run_coroutine_threadsafe"}
 OWNER_OF_TASKS = "p2pcast.process.background_tasks"
-LATE_IMPORTERS = ("p2pcast.adapters",)
-"""Functions of these packages may import any package of ours."""
+FRAMEWORKS = "trainer_node.frameworks"
+NAMES_IN_STRINGS = {"p2pcast.cli", "p2pcast.adapters"}
+"""Modules of ours that import others of ours by strings: commands, and modules that have moved."""
+IMPORTERS_OF_OTHERS_CODE = {"p2pcast.daemon.user_code", "p2pcast.tasks.task_hash"}
 
 
 def table(first: str) -> list[list[list[str]]]:
@@ -103,35 +107,67 @@ def reached(start: str) -> dict[str, str]:
 def test_packages_import_one_way(package: str) -> None:
     allowed = {row[0][0]: {row[0][0], *row[2]} for row in table("package")}[package]
     for module in MODULES:
-        if module.split(".")[0] == package and not module.startswith(LATE_IMPORTERS):
+        if module.split(".")[0] == package:
             found = {name.split(".")[0] for name in imported_anywhere(module)} & set(OURS)
             assert found <= allowed, module
 
 
-def test_importing_a_command_or_an_adapter_imports_no_other_package() -> None:
+def room_of(module: str) -> str:
+    """The folder below the package, or the module itself where it lies in the package's own folder."""
+    return ".".join(module.split(".")[:2])
+
+
+@pytest.mark.parametrize("package", [row[0][0] for row in table("package of rooms")])
+def test_rooms_import_the_rooms_before_them(package: str) -> None:
+    (rooms,) = [row[1] for row in table("package of rooms") if row[0][0] == package]
+    order = {f"{package}.{room}": number for number, room in enumerate(rooms)}
+    mine = {module for module in MODULES if module.startswith(f"{package}.")}
+    assert {room_of(module) for module in mine} == set(order)
+    for module in mine:
+        for name in imported_anywhere(module) & mine:
+            here, there = room_of(module), room_of(name)
+            assert here == there or order[there] < order[here], f"{module} imports {name}"
+
+
+def test_names_in_strings_are_there() -> None:
+    """They alone lead upwards."""
+    for module, _ in cli.COMMANDS.values():
+        assert module.partition(":")[0] in MODULES
+    assert set(adapters.MOVED.values()) == {FRAMEWORKS}
+    found = {
+        module
+        for module in MODULES
+        for node in ast.walk(parsed(module))
+        if not module.startswith("netem.") and isinstance(node, ast.Attribute) and node.attr == "import_module"
+    }
+    assert found == NAMES_IN_STRINGS | IMPORTERS_OF_OTHERS_CODE
+
+
+def test_importing_a_command_imports_no_program() -> None:
     for module in MODULES:
         package = module.split(".")[0]
-        if module.startswith((*LATE_IMPORTERS, "p2pcast.cli", f"{package}.commands.")):
+        if module.startswith(("p2pcast.cli", f"{package}.commands.")):
             others = {name for name in reached(module) if not name.startswith(("p2pcast.", f"{package}.commands."))}
             assert not others, module
 
 
-def test_adapters_alone_import_adapters() -> None:
+def test_frameworks_modules_alone_import_them() -> None:
     for module in MODULES:
-        if not module.startswith("p2pcast.adapters"):
-            assert not any(name.startswith("p2pcast.adapters") for name in imported_anywhere(module)), module
+        if not module.startswith(FRAMEWORKS):
+            assert not any(name.startswith(FRAMEWORKS) for name in imported_anywhere(module)), module
 
 
-def test_importing_the_package_of_adapters_imports_nothing() -> None:
-    assert imported_at_once("p2pcast.adapters") == frozenset()
+def test_importing_the_package_of_frameworks_imports_nothing() -> None:
+    assert imported_at_once(FRAMEWORKS) == frozenset()
 
 
-def test_importing_an_adapter_imports_no_torch() -> None:
-    """An adapter's framework decides when torch is imported."""
+def test_importing_a_frameworks_module_imports_no_torch() -> None:
+    """Its framework decides when torch is imported."""
     for module in MODULES:
-        if module.startswith("p2pcast.adapters"):
-            found = {name.split(".")[0] for inner in reached(module) for name in imported_at_once(inner)}
-            assert not found & {"torch", "trainer_node"}, module
+        if module.startswith(FRAMEWORKS):
+            inner = reached(module)
+            assert not any(name.startswith("trainer_node.") and not name.startswith(FRAMEWORKS) for name in inner)
+            assert "torch" not in {name.split(".")[0] for one in inner for name in imported_at_once(one)}, module
 
 
 def test_code_inside_engines_does_not_depend_on_the_engine() -> None:

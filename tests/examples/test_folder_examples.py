@@ -19,7 +19,7 @@ from netem.fleet.processes import free_port
 from p2pcast.ground.version import Version
 from tests.daemons.conftest import differing, first_state, read, trained
 from tests.environments import ROOT
-from tests.p2pcast.adapters.bridge_stage import filled_ledger
+from tests.trainer_node.frameworks.bridge_stage import filled_ledger
 
 HERE, EXAMPLES = Path(__file__).parent, ROOT / "examples"
 END_S = 120.0

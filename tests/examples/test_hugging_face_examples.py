@@ -22,7 +22,7 @@ CHAT = {
     },
 }
 """Of the tokenizer of a chat model: TRL's rollout worker needs both."""
-ON_CPU = ROOT / "tests" / "p2pcast" / "adapters" / "trl_on_cpu.py"
+ON_CPU = ROOT / "tests" / "trainer_node" / "frameworks" / "trl_on_cpu.py"
 
 
 def test_async_grpo_trains_with_the_weights_of_a_peer(stage: Stage) -> None:

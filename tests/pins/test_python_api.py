@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "reference" / "python-api.md"
 ROW = re.compile(r"^\| `([\w.]+)` \| ((?:`\w+`(?:, )?)+) \|", re.MULTILINE)
 API = {module: re.findall(r"\w+", names) for module, names in ROW.findall(PAGE.read_text())}
 """Module → names."""
-WITHOUT_VERL = [module for module in API if module != "p2pcast.adapters.verl"]
+WITHOUT_VERL = [module for module in API if module != "trainer_node.frameworks.verl"]
 OF_TRIALS = {"netem.fleet.small_model"}
 """Modules of guides that make a model for a first trial."""
 HIDDEN = {"__enter__", "__exit__"}
@@ -65,9 +65,9 @@ def test_each_name_can_be_imported_and_has_a_docstring(module: str) -> None:
 
 def test_names_for_verl_match_the_module() -> None:
     """verl is not installed here; its adapter refuses to be imported without."""
-    tree = ast.parse((ROOT / "p2pcast" / "adapters" / "verl.py").read_text())
+    tree = ast.parse((ROOT / "trainer_node" / "frameworks" / "verl.py").read_text())
     [names] = [node.value for node in tree.body if isinstance(node, ast.Assign) and "__all__" in ast.unparse(node)]
-    assert sorted(ast.literal_eval(names)) == sorted(API["p2pcast.adapters.verl"])
+    assert sorted(ast.literal_eval(names)) == sorted(API["trainer_node.frameworks.verl"])
 
 
 def test_signatures_match_the_pin() -> None:

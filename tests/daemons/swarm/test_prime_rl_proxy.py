@@ -20,10 +20,10 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from p2pcast.adapters import prime_rl
-from p2pcast.adapters.prime_rl import Broadcasts, serving
 from p2pcast.checkpoint.folder_form import MARKERS, FolderForm
 from tests.daemons.conftest import State, Swarm, differing, first_state, read, trained, write
+from trainer_node.frameworks import prime_rl
+from trainer_node.frameworks.prime_rl import Broadcasts, serving
 
 FORM = FolderForm(marker=MARKERS["prime-rl"])
 
@@ -200,7 +200,7 @@ async def test_a_dead_server_is_named(swarm: Swarm) -> None:
 async def test_the_command_serves_until_its_signal(tmp_path: Path) -> None:
     async def run(*words: Any) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "p2pcast.adapters.prime_rl", tmp_path, *words, stdout=-1, stderr=-1
+            sys.executable, "-m", "trainer_node.frameworks.prime_rl", tmp_path, *words, stdout=-1, stderr=-1
         )
 
     proxy = await run("--engine", "127.0.0.1:0=http://127.0.0.1:1")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from p2pcast.adapters import slime
 from p2pcast.checkpoint.folder_form import STABLE, FolderForm, StepNames
 from p2pcast.ground.errors import RetryableError, UsageError
 from tests.daemons.conftest import State, Swarm, differing, first_state, read, trained, write
+from trainer_node.frameworks import slime
 
 FORM = FolderForm(StepNames.parse("weight_v{step:06}"))
 

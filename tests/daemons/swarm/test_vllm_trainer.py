@@ -93,7 +93,7 @@ def interface(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "TrainerInitInfo", TrainerInitInfo, raising=False)
     monkeypatch.setattr(base, "TrainerWeightTransferEngine", TrainerWeightTransferEngine, raising=False)
     monkeypatch.setattr(Factory, "_registry", {})
-    monkeypatch.delitem(sys.modules, "p2pcast.adapters.vllm_trainer", raising=False)
+    monkeypatch.delitem(sys.modules, "trainer_node.frameworks.vllm_trainer", raising=False)
 
 
 def bits(tensor: torch.Tensor) -> bytes:
@@ -101,7 +101,7 @@ def bits(tensor: torch.Tensor) -> bytes:
 
 
 async def test_weights_of_a_source_are_live_when_a_send_returns(swarm: Swarm, interface: None) -> None:
-    from p2pcast.adapters import vllm
+    from trainer_node.frameworks import vllm
 
     vllm.register()
     vllm.register()
@@ -133,7 +133,7 @@ async def test_weights_of_a_source_are_live_when_a_send_returns(swarm: Swarm, in
 
 
 async def test_an_engine_without_a_source_is_refused(interface: None) -> None:
-    from p2pcast.adapters import vllm
+    from trainer_node.frameworks import vllm
 
     vllm.register()
     with pytest.raises(UsageError, match="give trainer_init a source"):

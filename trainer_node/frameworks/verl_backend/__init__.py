@@ -1,0 +1,1 @@
+"""p2pcast as verl's checkpoint engine, and its rollouts from a ledger."""
