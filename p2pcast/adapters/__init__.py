@@ -58,4 +58,4 @@ def _new_name(fullname: str) -> str:
     return "" if package is None else MOVED[package] + fullname.removeprefix(package)
 
 
-sys.meta_path.append(_Moved())
+sys.meta_path.insert(0, _Moved())  # before files below a package that has moved

@@ -18,7 +18,15 @@ import pytest
 from p2pcast.daemon.application_server import serving
 from p2pcast.ledger_api.batch_client import BatchClient
 from tests.environments import ROOT
-from tests.trainer_node.frameworks.bridge_stage import GROUPS, SIZE, Ledger, batch_states, filled_ledger, played_hub, run_in
+from tests.trainer_node.frameworks.bridge_stage import (
+    GROUPS,
+    SIZE,
+    Ledger,
+    batch_states,
+    filled_ledger,
+    played_hub,
+    run_in,
+)
 from trainer_node.frameworks.atropos import END_S, MOST_STEPS, NO_LOGPROB, NOT_LEARNT, TrainerRoutes
 from trainer_node.frameworks.ledger_steps import LedgerSteps
 

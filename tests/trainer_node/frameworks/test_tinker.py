@@ -62,7 +62,7 @@ def test_importing_the_bridges_loads_no_framework() -> None:
         import trainer_node.frameworks.atropos
         import trainer_node.frameworks.slime_rollouts
         import trainer_node.frameworks.tinker
-        print([name for name in ("torch", "tinker", "atroposlib", "slime", "trainer_node") if name in sys.modules])
+        print([name for name in ("torch", "tinker", "atroposlib", "slime", "trainer_node.sdk") if name in sys.modules])
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.stdout.strip() == "[]", done.stderr

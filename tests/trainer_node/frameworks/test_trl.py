@@ -51,9 +51,9 @@ def test_a_share_of_no_engines_is_refused(fraction: float) -> None:
 def test_importing_the_adapter_loads_no_framework() -> None:
     code = """if True:
         import sys
-        import p2pcast.adapters
+        import trainer_node.frameworks
         import trainer_node.frameworks.trl
-        print([name for name in ("torch", "transformers", "trl", "trainer_node") if name in sys.modules])
+        print([name for name in ("torch", "transformers", "trl", "trainer_node.sdk") if name in sys.modules])
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.stdout.strip() == "[]", done.stderr

@@ -19,7 +19,8 @@ def check() -> None:
         installed = importlib.metadata.version("verl")
     except importlib.metadata.PackageNotFoundError:
         raise LocalError(
-            f"trainer_node.frameworks.verl needs the package verl, which is missing: pip install verl=={TRIED[-1]}"
+            "trainer_node.frameworks.verl needs the package verl, which is not installed:"
+            f" pip install verl=={TRIED[-1]}"
         ) from None
     if _numbers(installed) < OLDEST:
         raise LocalError(

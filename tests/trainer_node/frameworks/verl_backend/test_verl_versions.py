@@ -37,7 +37,7 @@ def test_another_version_brings_a_warning() -> None:
 @pytest.mark.parametrize("installed", ["0.8.3", "0.5"], indirect=True)
 @pytest.mark.usefixtures("installed")
 def test_a_version_with_another_interface_is_refused() -> None:
-    with pytest.raises(LocalError, match=r"is too old for p2pcast\.adapters\.verl: install verl 0\.9\.1"):
+    with pytest.raises(LocalError, match=r"is too old for trainer_node\.frameworks\.verl: install verl 0\.9\.1"):
         verl_versions.check()
 
 
