@@ -118,7 +118,7 @@ def room_of(module: str) -> str:
 
 
 @pytest.mark.parametrize("package", [row[0][0] for row in table("package of rooms")])
-def test_rooms_import_the_rooms_before_them(package: str) -> None:
+def test_rooms_import_earlier_rooms(package: str) -> None:
     (rooms,) = [row[1] for row in table("package of rooms") if row[0][0] == package]
     order = {f"{package}.{room}": number for number, room in enumerate(rooms)}
     mine = {module for module in MODULES if module.startswith(f"{package}.")}
@@ -130,7 +130,7 @@ def test_rooms_import_the_rooms_before_them(package: str) -> None:
 
 
 def test_names_in_strings_are_there() -> None:
-    """They alone lead upwards."""
+    """These names alone lead upwards."""
     for module, _ in cli.COMMANDS.values():
         assert module.partition(":")[0] in MODULES
     assert set(adapters.MOVED.values()) == {FRAMEWORKS}
@@ -151,7 +151,7 @@ def test_importing_a_command_imports_no_program() -> None:
             assert not others, module
 
 
-def test_frameworks_modules_alone_import_them() -> None:
+def test_frameworks_modules_alone_import_frameworks() -> None:
     for module in MODULES:
         if not module.startswith(FRAMEWORKS):
             assert not any(name.startswith(FRAMEWORKS) for name in imported_anywhere(module)), module
@@ -162,7 +162,7 @@ def test_importing_the_package_of_frameworks_imports_nothing() -> None:
 
 
 def test_importing_a_frameworks_module_imports_no_torch() -> None:
-    """Its framework decides when torch is imported."""
+    """The framework decides when torch is imported."""
     for module in MODULES:
         if module.startswith(FRAMEWORKS):
             inner = reached(module)

@@ -1,4 +1,4 @@
-"""A hook into a process's steps, for tests and experiments: the steps of ``store.disk``, the requests of
+"""A hook into a process's steps, for tests and experiments: the steps of ``files.disk``, the requests of
 ``mirror.requests``.
 
 Promise: at most one watcher is active. When its block ends, even by an exception, the previous watcher (or none) is

@@ -1,4 +1,4 @@
-"""Log handlers show a repeated warning or error rarely, with its count (``telemetry.repeated_messages``).
+"""Log handlers show a repeated warning or error rarely, with its count (``repeated_messages``).
 
 Lines below WARNING pass. A line with ``extra=TROUBLE_ENDED`` passes after the counts of its module.
 """

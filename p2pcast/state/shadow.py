@@ -3,7 +3,7 @@
 Promise: every cell's bytes match its mark, and the marks are those of ``version``, whenever the phase is clean. A
 process killed between any two writes loses nothing: ``open`` replays the patch that was being applied. No other user of
 the machine can read the shadow or have another file opened in its place. Folder and files are checked when they are
-opened (``store.private_folders``). An interrupted first fill is reported and starts over. All memory is allocated when
+opened (``files.private_folders``). An interrupted first fill is reported and starts over. All memory is allocated when
 the shadow is created, so a full tmpfs is an error then and never a SIGBUS later. Format: docs/formats/delta-format.md,
 section 8.
 
