@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
@@ -12,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from p2pcast import adapters, cli
+from tests.rules_of_code import table
 
 ROOT = Path(__file__).parent.parent
-RULES = ROOT / "docs" / "design" / "rules.md"
 OURS = ("p2pcast", "topology", "trainer_node", "rollout_node", "netem")
 IMPURE = {
     "aiohttp", "asyncio", "concurrent", "fcntl", "mmap", "multiprocessing", "os", "pathlib", "random", "secrets",
@@ -27,18 +26,6 @@ FRAMEWORKS = "trainer_node.frameworks"
 NAMES_IN_STRINGS = {"p2pcast.cli", "p2pcast.adapters"}
 """Modules of ours that import others of ours by strings: commands, and modules that have moved."""
 IMPORTERS_OF_OTHERS_CODE = {"p2pcast.daemon.user_code", "p2pcast.tasks.task_hash"}
-
-
-def table(first: str) -> list[list[list[str]]]:
-    """Rows below the header whose first cell is ``first``: of each cell, the names in backticks."""
-    lines = RULES.read_text().splitlines()
-    start = next(number for number, line in enumerate(lines) if line.startswith(f"| {first} |"))
-    rows = []
-    for line in lines[start + 2 :]:
-        if not line.startswith("|"):
-            break
-        rows.append([re.findall(r"`([^`]+)`", cell) for cell in line.strip("|").split("|")])
-    return rows
 
 
 def name_of(path: Path) -> str:
