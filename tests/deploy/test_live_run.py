@@ -130,14 +130,21 @@ async def learnt(client: BatchClient, engine: FakeEngine, probes: EngineProbes, 
             await asyncio.sleep(0.01)
 
 
-async def without_series(prometheus: Prometheus, values: dict[str, str]) -> list[str]:
-    """Queries of the dashboard without series, or with series that lack a label of the legend."""
+async def faults_of_queries(prometheus: Prometheus, values: dict[str, str]) -> dict[str, str]:
+    """By panel and query of the dashboard: no series, or series that lack a label of the legend."""
+    faults = {}
+    for target in targets():
+        found = await prometheus.query(filled(target.expr, values, INTERVAL_S))
+        if not found or not all(target.legend_labels <= row["metric"].keys() for row in found):
+            faults[f"{target.panel}: {target.expr}"] = f"{found[:1]}"
+    return faults
+
+
+async def without_series(prometheus: Prometheus, values: dict[str, str], before: dict[str, str]) -> dict[str, str]:
+    """Queries of the dashboard that have a fault now, and had one ``before``."""
     for _ in range(TRIES):
-        faults = []
-        for target in targets():
-            found = await prometheus.query(filled(target.expr, values, INTERVAL_S))
-            if not found or not all(target.legend_labels <= row["metric"].keys() for row in found):
-                faults.append(f"{target.panel}: {target.expr}: {found[:1]}")
+        faults = await faults_of_queries(prometheus, values)
+        faults = {query: found for query, found in faults.items() if query in before}
         if not faults:
             break
         await prometheus.scraped(1)
@@ -190,6 +197,8 @@ async def test_each_panel_has_series_and_no_alert_is_pending_on_a_healthy_run(
                 await swarm.mirrored(f"0.{VERSIONS[-1]}")
                 await prometheus.scraped(ENOUGH)
                 await until_no_alert_is_pending(prometheus)
+        everything = dict.fromkeys(variables(), chosen([]))
+        before = await faults_of_queries(prometheus, everything)
         broken = await swarm.peer_up("c", targets=(BROKEN,))
         prometheus.scrape(broken.http.address)
         await swarm.until(lambda: bool(broken.startup.timeline.refused_installs), "the engine has refused an install")
@@ -201,10 +210,10 @@ async def test_each_panel_has_series_and_no_alert_is_pending_on_a_healthy_run(
         for name in ("P2pcastInstallsRefused", "P2pcastJobsRejected"):
             assert alerts[name] == "firing"
         assert alerts["P2pcastLedgerIdle"] == "pending"
-        assert await without_series(prometheus, dict.fromkeys(variables(), chosen([]))) == []
+        assert await without_series(prometheus, everything, before) == {}
         listed: dict[str, list[str]] = {}
         for name, (selector, label) in variables().items():
             values = {known: chosen(found) for known, found in listed.items()}
             listed[name] = await prometheus.label_values(filled(selector, values, INTERVAL_S), label)
         assert {name: len(found) for name, found in listed.items()} == {"job": 1, "instance": 5, "peer": 3}
-        assert await without_series(prometheus, {name: chosen(found) for name, found in listed.items()}) == []
+        assert await without_series(prometheus, {name: chosen(found) for name, found in listed.items()}, before) == {}

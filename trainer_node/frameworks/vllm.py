@@ -1,6 +1,6 @@
 """vLLM's trainer side, by name: programs that speak its interface send their weights through p2pcast.
 
-    from p2pcast.adapters import vllm
+    from trainer_node.frameworks import vllm
     from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
 
     vllm.register()

@@ -40,7 +40,7 @@ from trainer_node.ledger_server.callers import WORKER_FILE
 
 KIND = "fp8-channel"
 VOCABULARY = 500
-PREFILL = 28_000
+PREFILL = 40_000
 """Tokens of a prompt whose only step lasts longer than a silence that counts as frozen."""
 FROZEN = {
     "VLLM::EngineCore": "no sign of life of the engine core",

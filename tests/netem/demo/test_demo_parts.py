@@ -413,8 +413,9 @@ def test_interrupted_demo_leaves_nothing(tmp_path: Path) -> None:
     code = f"""
 import sys
 from pathlib import Path
-from netem.demo import commands, script
-tiny = commands.Options(Path({str(tmp_path / "d")!r}), versions=1000, peers=3, vllm=False, trainer={TINY!r})
+from netem.demo import script
+from netem.fleet import participants
+tiny = participants.Options(Path({str(tmp_path / "d")!r}), versions=1000, peers=3, vllm=False, trainer={TINY!r})
 from netem.demo.version_board import VersionBoard
 from rich.console import Console
 try:

@@ -70,7 +70,7 @@ def test_garbage_is_collected_rarely_at_a_start_and_as_usual_in_a_loop_and_after
 import gc
 usual = gc.get_threshold()
 from p2pcast import cli
-from p2pcast.daemon import event_loop, garbage_collection
+from p2pcast.process import event_loop, garbage_collection
 
 async def look():
     return gc.get_threshold()

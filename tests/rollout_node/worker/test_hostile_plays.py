@@ -62,7 +62,7 @@ async def test_honest_plays_are_finished_beside_hostile_plays(ledger: MemoryLedg
     async with working(ledger, engine, "--slots", "16", "--play-step", "3", "--play-memory", "512") as process:
         _, said = await process.communicate()
         assert process.returncode == 0, said.decode()
-    assert set(ledger.settled) == {job.job for job in played if job.prompt == b"good"}
+    assert set(ledger.settled) == {job.job for job in played if job.prompt == b"good"}, said.decode()
     assert len(ledger.returned) == len(HOSTILE)
     assert {reason for reason, _ in ledger.reasons} == {"failed play", "hung play", "invalid play"}
     for job in played:
