@@ -59,6 +59,7 @@ class TaskProcesses:
         self._places = asyncio.Semaphore(processes)
         self._idle: list[_Checker] = []
         self._busy: set[_Checker] = set()
+        self._closed = False
         self.failed = 0
         """Checks that hung or crashed."""
         self.fault = ""
@@ -155,11 +156,15 @@ class TaskProcesses:
         child, failed_reward = await KillableChild.of_task(
             "checks", "p2pcast.tasks.task_checker", *words, start_s=self._start_s
         )
+        if self._closed:
+            await child.kill()
+            raise ChildDownError("checks have ended")
         checker = _Checker(child)
         checker.failed_reward = failed_reward
         return checker
 
     async def close(self) -> None:
+        self._closed = True
         for checker in [*self._idle, *self._busy]:
             await checker.child.kill()
         self._idle.clear()
