@@ -21,7 +21,7 @@ from p2pcast.ground import limits
 from p2pcast.ground.errors import UsageError
 from p2pcast.rollouts.job import Job
 from p2pcast.tasks import task_process
-from p2pcast.tasks.child_processes.killable_child import ChildDownError
+from p2pcast.tasks.child_processes.killable_child import ChildDownError, KillableChild
 from p2pcast.tasks.task import ForgedPlayError
 from p2pcast.tasks.task_loader import load_task
 from p2pcast.tasks.task_process import CheckFailedError, TaskProcesses
@@ -208,6 +208,27 @@ async def test_a_process_that_cannot_load_the_task_says_why() -> None:
     checks = TaskProcesses("no_such_module:Task", bytes(32))
     with pytest.raises(ChildDownError, match="no_such_module"):
         await checks.reward(jobs_of(load_task("sums"), 1)[0], TOKENS, MASK)
+
+
+async def test_a_process_that_starts_while_checks_are_closed_ends(
+    checks: TaskProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, made, closed = KillableChild.of_task, asyncio.Queue[KillableChild](), asyncio.Event()
+
+    async def late(*words: Any, **options: Any) -> tuple[KillableChild, Any]:
+        found = await start(*words, **options)
+        made.put_nowait(found[0])
+        await closed.wait()
+        return found
+
+    monkeypatch.setattr(KillableChild, "of_task", late)
+    asking = asyncio.create_task(checks.reward(job("good"), TOKENS, MASK))
+    child = await made.get()
+    await checks.close()
+    closed.set()
+    with pytest.raises(ChildDownError, match="checks have ended"):
+        await asking
+    assert not child.alive
 
 
 async def test_a_process_that_cannot_be_made_is_no_fault_of_a_result(

@@ -59,7 +59,7 @@ async def test_honest_plays_are_finished_beside_hostile_plays(ledger: MemoryLedg
     played = jobs(*["good"] * 4, *HOSTILE, *["good"] * 4)
     ledger.add(played)
     ledger.rejects = ledger.finish_when_empty = True
-    async with working(ledger, engine, "--slots", "16", "--play-step", "6", "--play-memory", "512") as process:
+    async with working(ledger, engine, "--slots", "16", "--play-step", "3", "--play-memory", "512") as process:
         _, said = await process.communicate()
         assert process.returncode == 0, said.decode()
     assert set(ledger.settled) == {job.job for job in played if job.prompt == b"good"}, said.decode()
