@@ -124,9 +124,9 @@ async def _played(
 
     from p2pcast.tasks.child_processes.play_pool import PlayPool
     from p2pcast.tasks.task_process import TaskProcesses
+    from rollout_node.worker.engine_versions import UnnamedWeights
     from rollout_node.worker.generate_sampler import GenerateSampler
     from rollout_node.worker.sglang_sampler import SglangSampler
-    from rollout_node.worker.unnamed_weights import UnnamedWeights
 
     pool, checks = PlayPool(name, task.hash), TaskProcesses(name, task.hash)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as http:

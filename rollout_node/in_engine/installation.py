@@ -19,12 +19,12 @@ import torch
 from p2pcast.checkpoint.adapter_form import adapter_of
 from p2pcast.codec.digest import MASK
 from p2pcast.codec.layout import Layout, Tensor
+from p2pcast.ground import limits
 from p2pcast.ground.errors import IntegrityError, LocalError, P2PCastError
 from p2pcast.ground.version import Version
 from p2pcast.sparse.budget_schedule import BudgetSchedule
 from p2pcast.state.patch_file import PatchFile
 from rollout_node.in_engine.adapter_weights import Followers
-from rollout_node.in_engine.dense_install import ReloadAll, install_dense
 from rollout_node.in_engine.install_frames import Descriptors
 from rollout_node.in_engine.install_proof import equal_elements, mapped_elements
 from rollout_node.in_engine.loader_recording import Storages, record, twins_of
@@ -37,6 +37,11 @@ from rollout_node.in_engine.weight_audit import Entry, digests, rehearsals
 from rollout_node.in_engine.weight_mapping import Mapping
 
 _SHOWN = 10
+ReloadAll = Callable[[ShadowReader], None]
+"""Loads every tensor as the engine does at its start, with all that the engine derives from the weights, into the
+storage that the model already has. Each engine's plugin provides one. Raises IntegrityError when the shadow lacks a
+parameter.
+"""
 
 
 class Source(Protocol):
@@ -359,3 +364,22 @@ class Installation:
     def finish(self) -> None:
         """Make the committed version permanent."""
         self._committed = None
+
+
+def install_dense(shadow: ShadowReader, layout: Layout, mapping: Mapping, storages: Storages, model: Any) -> None:
+    """Overwrite all weights with the shadow's values, block by block, in the existing storage. A block takes at most
+    ``INSTALL_CHUNK_BYTES`` of device memory. ``mapping.reload`` goes through ``model.load_weights``. Only another dense
+    install undoes this one.
+    """
+    with torch.inference_mode():
+        for view, value in storages.fills:
+            view.fill_(value)
+        for number, blocks in mapping.blocks.items():
+            for block in blocks:
+                words = storages.table[block.storage].words
+                source = shadow.words(number, words.dtype)
+                for part in block.split(limits.INSTALL_CHUNK_BYTES // words.element_size()):
+                    to = words.as_strided(part.shape, part.to_stride, part.at)
+                    to.copy_(source.as_strided(part.shape, part.from_stride, part.start))
+        if mapping.reload:
+            model.load_weights((layout.tensors[n].name, shadow.tensor(n)) for n in sorted(mapping.reload))

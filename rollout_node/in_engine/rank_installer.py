@@ -86,7 +86,7 @@ class RankModel(Protocol):
         """The engine's copies of the adapters. Raises LocalError where they cannot be installed."""
 
     def reload_all(self, shadow: ShadowReader) -> None:
-        """``dense_install.ReloadAll``."""
+        """``installation.ReloadAll``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from p2pcast.rollouts.result import Span
 from p2pcast.sparse.budget_schedule import ALL_PAGES_NAME
 
 HASH_BYTES: Final = 32
+NO_MANIFEST: Final = bytes(HASH_BYTES)
 REMEMBERED: Final = 4096
 """Versions whose hashes are kept, beyond those that the peer still lists: a long play began with old ones."""
 ASK_S: Final = 10.0
@@ -22,6 +23,15 @@ ASK_S: Final = 10.0
 
 SERVERS: Final = ("vllm", "sglang")
 """Kinds of install target that are servers: the peer names a server's engine by kind and URL."""
+
+
+class UnnamedWeights:
+    """Weights that no peer names, for plays that are not handed in: every label is version 0.0."""
+
+    salt: str | None = None
+
+    async def span(self, label: str) -> Span:
+        return Span(Version(0, 0), 0, 0, NO_MANIFEST, "recompute")
 
 
 class Served(NamedTuple):

@@ -31,11 +31,10 @@ from p2pcast.rollouts.result import Span
 from p2pcast.tasks.play import result_of
 from rollout_node.engine.runner import CHECK_S
 from rollout_node.installers.engine_pulse import SILENT_S
-from rollout_node.worker.engine_versions import EngineVersions, Served
+from rollout_node.worker.engine_versions import EngineVersions, Served, UnnamedWeights
 from rollout_node.worker.generate_sampler import GenerateSampler
 from rollout_node.worker.ledger_client import LedgerClient
 from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
-from rollout_node.worker.unnamed_weights import UnnamedWeights
 from trainer_node.ledger_server.callers import WORKER_FILE
 
 KIND = "fp8-channel"

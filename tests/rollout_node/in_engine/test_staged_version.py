@@ -13,7 +13,7 @@ from p2pcast.codec.digest import digest
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.ground.errors import IntegrityError
 from p2pcast.ground.version import Version
-from rollout_node.in_engine.dense_install import install_dense
+from rollout_node.in_engine.installation import install_dense
 from rollout_node.in_engine.loader_recording import Storages
 from rollout_node.in_engine.staged_version import stage
 from rollout_node.in_engine.weight_mapping import Block, Mapping
