@@ -29,7 +29,7 @@ EXHAUSTION = [
         "p2pcast/process/event_loop.py",
         "                sock.detach()",
         "                pass",
-        "tests/p2pcast/daemon/test_event_loop.py::test_a_connection_that_ends_before_its_start_keeps_no_descriptor",
+        "tests/p2pcast/process/test_event_loop.py::test_a_connection_that_ends_before_its_start_keeps_no_descriptor",
     ),
     Mutation(
         "many silent connections",
@@ -445,6 +445,6 @@ SAID = [
         "p2pcast/trust/join_token.py",
         'f"that is not a join token: it',
         'f"{text} is not a join token: it',
-        "tests/p2pcast/wire/test_join_token.py::test_an_invalid_token_is_not_repeated_in_its_error",
+        "tests/p2pcast/trust/test_join_token.py::test_an_invalid_token_is_not_repeated_in_its_error",
     ),
 ]

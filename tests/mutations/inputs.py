@@ -33,7 +33,7 @@ INPUTS = [
         "p2pcast/ground/addresses.py",
         'return "%" not in text',
         "return True",
-        "tests/p2pcast/test_addresses.py::test_hosts_that_may_not",
+        "tests/p2pcast/ground/test_addresses.py::test_hosts_that_may_not",
     ),
     Mutation(
         ONE_MESSAGE,

@@ -7,7 +7,7 @@ from mutation import HTTP, SERVER, Mutation
 PRIVATE = "p2pcast/files/private_folders.py"
 SHADOW = "p2pcast/state/shadow.py"
 LEFTOVERS = "p2pcast/state/stale_shadows.py"
-FOLDERS = "tests/p2pcast/store/test_private_folders.py::"
+FOLDERS = "tests/p2pcast/files/test_private_folders.py::"
 BACKUPS = "tests/trainer_node/backup/test_hub_backup.py::"
 LEFT = "tests/p2pcast/state/test_stale_shadows.py::"
 USER = "tests/daemons/trust/test_another_user.py::"
@@ -121,7 +121,7 @@ LOCAL = [
         "p2pcast/files/private_folders.py",
         "    _check_links(path.parent.absolute())\n",
         "",
-        "tests/p2pcast/store/test_private_folders.py::test_folder_behind_another_users_link_is_refused",
+        "tests/p2pcast/files/test_private_folders.py::test_folder_behind_another_users_link_is_refused",
     ),
     Mutation(
         RENAMES,

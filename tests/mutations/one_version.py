@@ -6,7 +6,7 @@ from mutation import Mutation
 
 DAEMONS = "tests/daemons/swarm/test_one_version.py::"
 NUMBERS = "tests/trainer_node/publish/test_version_numbers.py::"
-RECALL = "tests/trainer_node/membership/test_restart_recovery.py::"
+RECALL = "tests/trainer_node/test_restart_recovery.py::"
 
 ONE_VERSION = [
     Mutation(

@@ -18,7 +18,7 @@ ROLLOUT_TRUST = [
         "rollout_node/commands/work_command.py",
         'if parts.scheme == "http" and not (',
         "if False and not (",
-        "tests/p2pcast/cli/test_work_command.py::test_a_bearer_does_not_leave_the_machine_in_plain_text",
+        "tests/rollout_node/commands/test_work_command.py::test_a_bearer_does_not_leave_the_machine_in_plain_text",
     ),
     Mutation(
         "answers in the ledger's place, with its own valid certificate",
@@ -173,7 +173,7 @@ ROLLOUT_TRUST = [
         "trainer_node/ledger_server/probes/probe_desk.py",
         "if len(mine) >= MAX_WAITING_OF_ONE:",
         "if False:",
-        "tests/trainer_node/ledger_server/test_probe_desk.py::test_scores_of_one_worker_take_few_places",
+        "tests/trainer_node/ledger_server/probes/test_probe_desk.py::test_scores_of_one_worker_take_few_places",
     ),
     Mutation(
         "reads other workers' scores",

@@ -7,7 +7,7 @@ from mutation import Mutation
 SETTLING = "trainer_node/ledger/result_transitions.py"
 LEASING = "trainer_node/ledger/leasing.py"
 FAILING = "trainer_node/ledger/failures/failed_jobs.py"
-FAILED_JOBS = "tests/trainer_node/ledger/test_failed_jobs.py::"
+FAILED_JOBS = "tests/trainer_node/ledger/failures/test_failed_jobs.py::"
 LEDGER_RULES = "tests/trainer_node/ledger/test_ledger_rules.py::"
 ENDINGS = "tests/trainer_node/ledger/test_ledger_endings.py::"
 SHARES = "tests/trainer_node/ledger/test_share_ceiling.py::"
@@ -26,9 +26,9 @@ BUDGET = "trainer_node/ledger_server/body_budget.py"
 BUDGETS = "tests/trainer_node/ledger_server/test_body_budget.py::"
 REQUESTS = "tests/daemons/rollouts/test_ledger_requests.py::"
 REPLAYING = "trainer_node/ledger/audits/replaying.py"
-REPLAYS = "tests/trainer_node/ledger/test_replaying.py::"
+REPLAYS = "tests/trainer_node/ledger/audits/test_replaying.py::"
 DESK = "trainer_node/ledger_server/rewards/reward_desk.py"
-DESKS = "tests/trainer_node/ledger_server/test_reward_desk.py::"
+DESKS = "tests/trainer_node/ledger_server/rewards/test_reward_desk.py::"
 COMPLETIONS = "tests/rollout_node/worker/test_completions_sampler.py::"
 
 ROLLOUTS = [
@@ -86,14 +86,14 @@ ROLLOUTS = [
         "trainer_node/commands/ledger_command.py",
         "        if why is not None:\n            raise UsageError(",
         "        if False:\n            raise UsageError(",
-        "tests/p2pcast/cli/test_ledger_command.py::test_a_ledger_trusts_no_worker_without_the_option",
+        "tests/trainer_node/commands/test_ledger_command.py::test_a_ledger_trusts_no_worker_without_the_option",
     ),
     Mutation(
         "reads the hub's bearer on its way from the ledger",
         "trainer_node/commands/ledger_command.py",
         'if hub_http[0] != "localhost" and not is_loopback(hub_http[0]):',
         "if False:",
-        "tests/p2pcast/cli/test_ledger_command.py::test_the_hubs_bearer_does_not_leave_the_machine_in_plain_text",
+        "tests/trainer_node/commands/test_ledger_command.py::test_the_hubs_bearer_does_not_leave_the_machine_in_plain_text",
     ),
     Mutation(
         "settles, prolongs or gives back",
@@ -317,7 +317,7 @@ ROLLOUTS = [
         "trainer_node/ledger/ledger.py",
         "        for one in verdicts.new:\n            versions",
         "        for one in verdicts.given:\n            versions",
-        "tests/trainer_node/ledger/test_auditing.py::test_a_result_that_is_sent_again_is_no_likelier_to_be_audited",
+        "tests/trainer_node/ledger/audits/test_auditing.py::test_a_result_that_is_sent_again_is_no_likelier_to_be_audited",
     ),
     Mutation(
         "names old versions, so that groups",
@@ -429,7 +429,7 @@ ROLLOUTS = [
         "trainer_node/ledger/database/shared_transactions.py",
         "queues = (self._ordinary, self._urgent) if urgent else (self._urgent, self._ordinary)",
         "queues = (self._urgent, self._ordinary)",
-        "tests/trainer_node/ledger/test_shared_transactions.py::test_endless_urgent_calls_leave_turns_to_ordinary_calls",
+        "tests/trainer_node/ledger/database/test_shared_transactions.py::test_endless_urgent_calls_leave_turns_to_ordinary_calls",
     ),
     Mutation(
         "fills the ledger's writer with requests",

@@ -14,9 +14,9 @@ from p2pcast.process.events import Events
 from p2pcast.rollouts.result import Result
 from p2pcast.tasks.child_processes.killable_child import ChildDownError
 from p2pcast.tasks.task_process import TaskProcesses
+from tests.trainer_node.ledger.audits.test_replaying import Trusting
 from tests.trainer_node.ledger.crash_run import TASK_HASH
 from tests.trainer_node.ledger.ledger_game import sample
-from tests.trainer_node.ledger.test_replaying import Trusting
 from trainer_node.ledger.acceptance import Reason, Rejection
 from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger_server.rewards.reward_replays import RewardReplays, stated_reward

@@ -22,7 +22,7 @@ from p2pcast.tasks.sums import Sums
 from p2pcast.tasks.task import ForgedPlayError, Sample, Trajectory
 from tests.process_ends import wait_for_end, written_pid
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parents[1]
 NAME = "hostile_plays:HostilePlays"
 STEP_S = 3.0
 
