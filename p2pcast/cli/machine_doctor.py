@@ -100,10 +100,9 @@ def doctor(
       p2pcast doctor --to gpu1.example:7079
     """
     from p2pcast.doctor.hub_measurements import measure_hub
-    from p2pcast.doctor.hub_verdicts import judge_hub
     from p2pcast.doctor.machine_measurements import measure
     from p2pcast.doctor.path_measurements import measure_path
-    from p2pcast.doctor.path_verdicts import judge_path
+    from p2pcast.doctor.remote_verdicts import judge_hub, judge_path
     from p2pcast.process.daemon_process import TMPFS, state_home
     from p2pcast.trust.join_token import JoinToken
 

@@ -1,6 +1,6 @@
 """The picture of a run: the one document that its page shows. Pure.
 
-Rows of peers are keyed by name, so that ``picture_changes`` can send those that changed. Keys of a row:
+Rows of peers are keyed by name, so that ``changes`` can send those that changed. Keys of a row:
 
 - ``parent``: name of the node that feeds this peer; ``hub`` for the hub.
 - ``behind``: known versions that are newer than the oldest one served here; None where nothing is served.
@@ -97,3 +97,21 @@ def _progress(found: Mapping[str, Any] | None) -> tuple[str, float] | None:
     if found is None or not 0 <= found["pieces"] < found["of"]:
         return None
     return str(found["version"]), round(found["pieces"] / found["of"], 3)
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Document:
+    """``apply(old, changes(old, new))`` is ``new``, for pictures with the same keys.
+
+    A change: ``{"set": {key: value, …}, "peers": {name: row or null, …}}``; a null row: the peer is gone.
+    """
+    before, after = old["peers"], new["peers"]
+    rows = {name: row for name, row in after.items() if before.get(name) != row}
+    gone = {name: None for name in before if name not in after}
+    fields = {key: value for key, value in new.items() if key != "peers" and old.get(key) != value}
+    return {"set": fields, "peers": rows | gone}
+
+
+def apply(old: Mapping[str, Any], change: Mapping[str, Any]) -> Document:
+    """As the page does."""
+    rows = {name: row for name, row in (old["peers"] | change["peers"]).items() if row is not None}
+    return {**old, **change["set"], "peers": rows}

@@ -17,8 +17,7 @@ from typing import Any, Final
 
 from p2pcast.ground.wakeup import Wakeup
 from p2pcast.page.fleet_history import FleetHistory
-from p2pcast.page.fleet_picture import picture
-from p2pcast.page.picture_changes import changes
+from p2pcast.page.fleet_picture import changes, picture
 from p2pcast.process.background_tasks import report_bug
 from p2pcast.process.events import Event, Events
 

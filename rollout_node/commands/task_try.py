@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from p2pcast.cli.options import documented, task_names, written
+from p2pcast.ground.errors import LocalError, RetryableError
 from p2pcast.process import event_loop
 
 if TYPE_CHECKING:
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from p2pcast.tasks.child_processes.play_pool import PlayPool
     from p2pcast.tasks.task import Sampler, Task
     from p2pcast.tasks.task_process import TaskProcesses
+
+MAX_BODY = 1 << 20
+TIMEOUT_S = 30.0
 
 
 @click.group()
@@ -73,7 +77,7 @@ def try_task(
 
     engine = http_url(engine, "--engine")
     if "tokenizer" in missing_settings(name, Path.cwd()):
-        name += f",tokenizer={event_loop.run(_model_of(engine))}"
+        name += f",tokenizer={event_loop.run(model_of(engine))}"
     found = load_task(name, Path.cwd())
     prompts = first_prompts(name, found, seed, jobs, held_out=held_out)
     chosen = [_job(found, prompt.prompt, number, seed, temperature, max_tokens or prompt.max_tokens)
@@ -108,13 +112,24 @@ def _job(task: Task, prompt: bytes, number: int, seed: int, temperature: float, 
     return job_of(group, 0, ident, Version(0, 0))
 
 
-async def _model_of(engine: str) -> str:
+async def model_of(engine: str) -> str:
+    """The folder of the model that the engine serves, or its name at Hugging Face."""
     import aiohttp
 
-    from rollout_node.commands.engine_model import model_of
-
-    async with aiohttp.ClientSession() as http:
-        return await model_of(http, engine)
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    try:
+        async with aiohttp.ClientSession() as http, http.get(f"{engine}/v1/models", timeout=timeout) as response:
+            body = await response.content.read(MAX_BODY)
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise RetryableError(f"the engine at {engine} does not answer: {error or type(error).__name__}") from None
+    try:
+        model = json.loads(body)["data"][0]
+        root = model.get("root") or model["id"]
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+        root = None
+    if type(root) is not str or "," in root:
+        raise LocalError(f"the engine at {engine} names no model: write the model's folder as tokenizer=DIR")
+    return root
 
 
 async def _played(

@@ -5,7 +5,7 @@ A slot is one adapter's place in a layer's stacked matrices, which all requests 
 casts and scales as vLLM's own loader does, bit for bit. Each slot and cached matrix is read back.
 
 Under tensor parallelism each rank has whole matrices in its cache and its own share of them in its slots, by vLLM's own
-rule (``sharded_matrices``).
+rule (``share_of_rank``).
 
 Refused, since no proof covers it: fully sharded LoRA, and layers other than plain linears.
 """
@@ -17,6 +17,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from vllm.lora.layers import (
+    MergedColumnParallelLinearWithLoRA,
+    MergedQKVParallelLinearWithLoRA,
+    QKVParallelLinearWithLoRA,
+)
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.lora_weights import LoRALayerWeights, PackedLoRALayerWeights
 from vllm.lora.peft_helper import PEFTHelper
@@ -29,7 +34,6 @@ from p2pcast.ground.version import Version
 from rollout_node.in_engine.adapter_weights import AdapterConfigs, AdapterWeights
 from rollout_node.in_engine.loader_rehearsal import WORDS
 from rollout_node.vllm_plugin.loaded_adapters import loaded_adapters
-from rollout_node.vllm_plugin.sharded_matrices import share_of_rank, whole_size
 
 _PLAIN_LAYERS = frozenset(
     {
@@ -298,3 +302,36 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether the two hold the same bits."""
     words = WORDS[one.element_size()]
     return bool(torch.equal(one.contiguous().view(words), other.to(one.device).contiguous().view(words)))
+
+
+def share_of_rank(layer: Any, part: int, matrix: torch.Tensor, *, is_a: bool) -> torch.Tensor:
+    """The share of A (rank, columns) or B (rows, rank) of part ``part`` of one of vLLM's plain linear LoRA layers. A
+    view where the share is one range.
+
+    A rank of a column-parallel layer has rows of B, and one of a row-parallel layer columns of A. The other matrix is
+    whole on each rank. Several ranks may have the same key and value heads. Promise: the shares are those that vLLM's
+    own layers cut, by their own methods.
+    """
+    found = matrix
+    if layer.tp_size > 1:
+        cut = layer.slice_lora_a if is_a else layer.slice_lora_b
+        if isinstance(layer, MergedColumnParallelLinearWithLoRA):
+            found = cut([matrix if n == part else None for n in range(layer.n_slices)])[part]
+        else:
+            found = cut(matrix)
+    return found
+
+
+def whole_size(layer: Any, part: int, *, is_a: bool) -> int:
+    """Columns of A or rows of B, those of all ranks."""
+    base = layer.base_layer
+    if is_a:
+        return int(base.input_size)
+    if isinstance(layer, QKVParallelLinearWithLoRA | MergedQKVParallelLinearWithLoRA):
+        # vLLM's output sizes count a key head as often as ranks have it.
+        heads = (base.total_num_heads, base.total_num_kv_heads, base.total_num_kv_heads)
+        rows = [base.head_size * count for count in heads]
+        return rows[part] if layer.n_slices > 1 else sum(rows)
+    if isinstance(layer, MergedColumnParallelLinearWithLoRA):
+        return int(base.output_sizes[part])
+    return int(base.output_size)

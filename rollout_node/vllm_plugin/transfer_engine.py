@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from vllm.config import set_current_vllm_config
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.lora.layers import BaseLayerWithLoRA
 
 from p2pcast.ground.errors import LocalError
 from p2pcast.sparse.budget_schedule import BudgetSchedule
@@ -26,16 +27,13 @@ from rollout_node.in_engine.started_settings import StartedSettings
 from rollout_node.vllm_plugin import (
     SOCKET_VARIABLE,
     SPARSE_VARIABLE,
-    cpu_lora,
+    cpu_repairs,
     cpu_weights,
     derived_weights,
     quantised_layers,
-    seeded_chunks,
     sparse_attention,
 )
 from rollout_node.vllm_plugin.adapter_slots import AdapterSlots
-from rollout_node.vllm_plugin.dense_reload import reload_all
-from rollout_node.vllm_plugin.lora_layers import without_lora_layers
 from rollout_node.vllm_plugin.sparse_attention import budget_in_use
 
 log = logging.getLogger("vllm.p2pcast")
@@ -117,7 +115,7 @@ class VllmRankModel:
         return AdapterSlots(self._served, weights)
 
     def reload_all(self, shadow: ShadowReader) -> None:
-        reload_all(shadow, self.model, self._model_config)
+        derived_weights.reload_all(shadow, self.model, self._model_config)
 
 
 class P2PCastEngine(WeightTransferEngine[P2PCastInitInfo, P2PCastUpdateInfo]):  # type: ignore[misc]
@@ -130,11 +128,11 @@ class P2PCastEngine(WeightTransferEngine[P2PCastInitInfo, P2PCastUpdateInfo]):  
         if device.type == "cpu":
             from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-            seeded_chunks.keep_generators(CPUModelRunner)
+            cpu_repairs.keep_generators(CPUModelRunner)
             if getattr(model, "lora_manager", None) is not None:
                 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
-                cpu_lora.repair(PunicaWrapperCPU)
+                cpu_repairs.repair_lora(PunicaWrapperCPU)
         rank_model = VllmRankModel(vllm_config, self.model_config, device, model)
         self._installer = RankInstaller(rank_model, Path(os.environ.get(SOCKET_VARIABLE, "")), log)
 
@@ -172,3 +170,30 @@ class P2PCastEngine(WeightTransferEngine[P2PCastInitInfo, P2PCastUpdateInfo]):  
 
     def shutdown(self) -> None:
         self._installer.close()
+
+
+def without_lora_layers(model: torch.nn.Module) -> torch.nn.Module:
+    """The model for its loader, with the layers inside LoRA's in their place; the model itself if it has none.
+
+    With ``--enable-lora`` vLLM puts a layer of its own around each linear one, after loading. The parameters then have
+    other names (``….base_layer.weight``) than those for which the model's loader looks. Promise: the result shares
+    every parameter and buffer with the served model, and nothing in that model changes, so a loader may be recorded and
+    rehearsed while the engine computes.
+    """
+    return _unwrapped(model, {})
+
+
+def _unwrapped(module: torch.nn.Module, known: dict[torch.nn.Module, torch.nn.Module]) -> torch.nn.Module:
+    if module in known:
+        return known[module]
+    if isinstance(module, BaseLayerWithLoRA):
+        found = _unwrapped(module.base_layer, known)
+    else:
+        parts = {n: None if part is None else _unwrapped(part, known) for n, part in module._modules.items()}
+        found = module
+        if any(parts[name] is not part for name, part in module._modules.items()):
+            # The dictionaries of parameters and buffers are shared: a parameter that vLLM rebinds is found here too.
+            found = object.__new__(type(module))
+            vars(found).update(vars(module), _modules=parts)
+    known[module] = found
+    return found

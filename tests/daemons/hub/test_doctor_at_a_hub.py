@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from p2pcast.doctor.hub_measurements import measure_hub
-from p2pcast.doctor.hub_verdicts import judge_hub
+from p2pcast.doctor.remote_verdicts import judge_hub
 from p2pcast.trust.join_token import JoinToken
 
 

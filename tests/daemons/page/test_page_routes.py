@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 
 from p2pcast.page import page_routes, picture_feed
+from p2pcast.page.fleet_picture import apply
 from p2pcast.page.page_routes import COOKIE
-from p2pcast.page.picture_changes import apply
 
 
 @pytest.fixture(autouse=True)

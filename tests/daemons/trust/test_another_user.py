@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pcast.daemon.daemon_requests import ask, bearer_token
-from p2pcast.daemon.listener_owner import foreign_listener
+from p2pcast.daemon.daemon_requests import ask, bearer_token, foreign_listener
 from p2pcast.ground.errors import LocalError, RefusedError
 from p2pcast.trust import bearer_tokens
 from rollout_node.in_engine.install_frames import InstallClient

@@ -15,7 +15,7 @@ from p2pcast.cli.machine_doctor import doctor
 from p2pcast.doctor import path_measurements
 from p2pcast.doctor.machine_facts import OUTCOMES, ROLES, PathFacts
 from p2pcast.doctor.path_measurements import MAGIC, SEND, answer, measure_path
-from p2pcast.doctor.path_verdicts import judge_path
+from p2pcast.doctor.remote_verdicts import judge_path
 from p2pcast.ground.addresses import parse_address
 from p2pcast.ground.errors import RetryableError
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pcast.page.fleet_history import FleetHistory
-from p2pcast.page.fleet_picture import picture
-from p2pcast.page.picture_changes import apply, changes
+from p2pcast.page.fleet_picture import apply, changes, picture
 
 NOW = 1000.0
 

@@ -147,11 +147,11 @@ def noticed(llm: LLM, there: Installed) -> list[bool]:
 def versions(model: Path, work: Path) -> dict[str, Any]:
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
-    from rollout_node.vllm_plugin import cpu_lora, cpu_weights
+    from rollout_node.vllm_plugin import cpu_repairs, cpu_weights
     from rollout_node.vllm_plugin.loaded_adapters import keep_installed_adapters
 
     keep_installed_adapters()
-    cpu_lora.repair(PunicaWrapperCPU)
+    cpu_repairs.repair_lora(PunicaWrapperCPU)
     cpu_weights.keep_weights_in_place()
     first = save(work / "first", matrices(model, seed=1, targets=["q_proj"], dtype=torch.float32), config(alpha=3))
     adapter = save(

@@ -114,7 +114,7 @@ def refused(model: torch.nn.Module, config: VllmConfig, layout: Any, state: Any,
     from p2pcast.codec.layout import Layout
     from p2pcast.ground.errors import IntegrityError
     from rollout_node.in_engine.shadow_reader import ShadowReader
-    from rollout_node.vllm_plugin.dense_reload import reload_all
+    from rollout_node.vllm_plugin.derived_weights import reload_all
 
     fewer = [t for t in layout.tensors if left_out not in t.name]
     if len(fewer) == len(layout.tensors):
@@ -149,8 +149,7 @@ def install(llm: LLM, folder: Path, work: Path) -> dict[str, Any]:
     from rollout_node.in_engine.shadow_reader import ShadowReader
     from rollout_node.in_engine.weight_audit import compare
     from rollout_node.vllm_plugin import cpu_weights, quantised_layers
-    from rollout_node.vllm_plugin.dense_reload import reload_all
-    from rollout_node.vllm_plugin.derived_weights import derived_parts
+    from rollout_node.vllm_plugin.derived_weights import derived_parts, reload_all
 
     if packed := cpu_weights.packed_layers(model_of(llm)):
         return {"packed": packed[:1]}

@@ -17,7 +17,7 @@ with warnings.catch_warnings():
     from vllm.model_executor import parameter
     from vllm.model_executor.layers import linear
 
-    from rollout_node.vllm_plugin.sharded_matrices import share_of_rank, whole_size
+    from rollout_node.vllm_plugin.adapter_slots import share_of_rank, whole_size
 
 HIDDEN, HEAD, HEADS, KEY_HEADS, MLP = 16, 4, 8, 2, 24
 RANK, LARGEST = 3, 4

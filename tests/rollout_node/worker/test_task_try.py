@@ -9,14 +9,13 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import aiohttp
 import pytest
 from aiohttp import web
 from fake_engine import FakeEngine
 
 from p2pcast.ground.errors import LocalError, RetryableError
 from p2pcast.tasks.task_loader import load_task
-from rollout_node.commands.engine_model import model_of
+from rollout_node.commands.task_try import model_of
 
 
 @pytest.fixture
@@ -39,11 +38,10 @@ async def naming() -> AsyncIterator[tuple[str, list[bytes]]]:
 
 async def test_the_engines_model_is_its_folder_or_its_name(naming: tuple[str, list[bytes]]) -> None:
     url, said = naming
-    async with aiohttp.ClientSession() as http:
-        said[0] = b'{"data": [{"id": "m", "root": "/models/m"}]}'
-        assert await model_of(http, url) == "/models/m"
-        said[0] = b'{"data": [{"id": "org/m", "root": null}]}'
-        assert await model_of(http, url) == "org/m"
+    said[0] = b'{"data": [{"id": "m", "root": "/models/m"}]}'
+    assert await model_of(url) == "/models/m"
+    said[0] = b'{"data": [{"id": "org/m", "root": null}]}'
+    assert await model_of(url) == "org/m"
 
 
 @pytest.mark.parametrize(
@@ -52,11 +50,10 @@ async def test_the_engines_model_is_its_folder_or_its_name(naming: tuple[str, li
 async def test_an_engine_that_names_no_model_is_told_apart(naming: tuple[str, list[bytes]], answer: bytes) -> None:
     url, said = naming
     said[0] = answer
-    async with aiohttp.ClientSession() as http:
-        with pytest.raises(LocalError, match="tokenizer=DIR"):
-            await model_of(http, url)
-        with pytest.raises(RetryableError, match="does not answer"):
-            await model_of(http, "http://127.0.0.1:9")
+    with pytest.raises(LocalError, match="tokenizer=DIR"):
+        await model_of(url)
+    with pytest.raises(RetryableError, match="does not answer"):
+        await model_of("http://127.0.0.1:9")
 
 
 @pytest.mark.parametrize("name", ["math,tokenizer=bytes,max_tokens=9", "holdem,tokenizer=bytes,turn_tokens=9"])

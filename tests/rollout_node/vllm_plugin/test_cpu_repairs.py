@@ -1,14 +1,18 @@
-"""Batches of base and adapter, and logits of scored prompts, in vLLM's own LoRA wrapper for CPUs."""
+"""Batches of base and adapter, and logits of scored prompts, in vLLM's own LoRA wrapper for CPUs; and when a runner's
+generators are hidden. Real engines are in ``tests/rollout_node/vllm/test_generate.py``.
+"""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
-from rollout_node.vllm_plugin.cpu_lora import repair
+from rollout_node.vllm_plugin.cpu_repairs import is_faulty, keep_generators, repair_lora
 
 RANK, HIDDEN, ROWS, VOCABULARY = 4, 8, (6, 3), 16
 SLOTS = 2
@@ -28,7 +32,7 @@ class Kept(PunicaWrapperCPU):
     pass
 
 
-repair(Kept)
+repair_lora(Kept)
 
 
 def output(kind: type[PunicaWrapperCPU], tokens: list[int], *, slots: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,7 +84,7 @@ class KeptRunning(Running):
     pass
 
 
-repair(KeptRunning)
+repair_lora(KeptRunning)
 
 
 def added(wrapper: Running, rows: int, size: float) -> torch.Tensor:
@@ -113,5 +117,52 @@ def test_an_adapter_of_the_head_is_left_to_vllm() -> None:
 
 def test_a_second_call_changes_nothing() -> None:
     before = Kept.add_lora_linear, Kept.add_lora_logits
-    repair(Kept)
+    repair_lora(Kept)
     assert (Kept.add_lora_linear, Kept.add_lora_logits) == before
+
+
+class Runner:
+    """The parts of vLLM's runner that matter: four rows, of which the second and the third have unfinished prompts."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.input_batch = SimpleNamespace(num_reqs=4, generators={0: "a", 2: "c", 3: "d"})
+        self.discard_request_mask = SimpleNamespace(np=np.array([False, True, True, False, True]))
+        self.seen: dict[int, str] = {}
+        self._fails = fails
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        self.seen = dict(self.input_batch.generators)
+        if self._fails:
+            raise ValueError("no sample")
+        return grammar_output
+
+
+class FaultyRunner(Runner):
+    def _bookkeeping_sync(self, generator: Any) -> None:
+        generator.set_offset(generator.get_offset() - 4)
+
+
+class SoundRunner(Runner):
+    def _bookkeeping_sync(self, generator: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_rows_with_unfinished_prompts_keep_their_generators(fails: bool) -> None:
+    keep_generators(FaultyRunner)
+    keep_generators(FaultyRunner)
+    runner = FaultyRunner(fails=fails)
+    if fails:
+        with pytest.raises(ValueError, match="no sample"):
+            runner.sample_tokens("grammar")
+    else:
+        assert runner.sample_tokens("grammar") == "grammar"
+    assert runner.seen == {0: "a", 3: "d"}
+    assert runner.input_batch.generators == {0: "a", 2: "c", 3: "d"}
+
+
+def test_a_runner_without_the_fault_is_left_alone() -> None:
+    before = SoundRunner.sample_tokens
+    keep_generators(SoundRunner)
+    assert SoundRunner.sample_tokens is before
+    assert not is_faulty(SoundRunner)

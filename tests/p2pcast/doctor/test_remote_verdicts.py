@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.doctor.hub_verdicts import judge_hub
 from p2pcast.doctor.machine_facts import OUTCOMES, ROLES, HubFacts
+from p2pcast.doctor.remote_verdicts import judge_hub
 
 RUN, OTHER = "ab" * 16, "cd" * 16
 WELL = HubFacts(
