@@ -34,9 +34,8 @@ from rollout_node.installers.weight_provider import WeightProvider
 from rollout_node.peer_config import PeerConfig
 from rollout_node.peer_startup import Startup
 from rollout_node.shadow.shadow_state import ShadowReader, ShadowWriter
-from rollout_node.stage.base_shadow import BaseShadow
 from rollout_node.stage.engine_handover import EngineHandover
-from rollout_node.stage.first_shadow import FirstShadow
+from rollout_node.stage.first_shadow import BaseShadow, FirstShadow, ShadowStart
 from rollout_node.stage.identity_check import IdentityCheck
 from rollout_node.stage.part_fetcher import PartFetcher
 from rollout_node.stage.quantised_reader import QuantisedReader
@@ -44,7 +43,6 @@ from rollout_node.stage.refused_versions import RefusedVersions
 from rollout_node.stage.saved_shadow import SavedShadow
 from rollout_node.stage.shadow_check import ShadowCheck
 from rollout_node.stage.shadow_repair import ShadowRepair
-from rollout_node.stage.shadow_start import ShadowStart
 from rollout_node.stage.shadow_updater import ShadowUpdater
 from rollout_node.stage.small_file_repair import SmallFileRepair
 from rollout_node.stage.version_stager import VersionStager

@@ -40,10 +40,9 @@ from p2pcast.trust import bearer_tokens
 from topology.pull_sources import Sources
 from topology.version_sizes import Sizes, of_steps
 from trainer_node.admission.admission import Admission
-from trainer_node.admission.eviction_enforcer import EvictionEnforcer
-from trainer_node.admission.hub_link_acceptor import LinkAcceptor
+from trainer_node.admission.hub_links import EvictionEnforcer, LinkAcceptor, WelcomeMessages
 from trainer_node.background.anchors_and_squashes import AnchorsAndSquashes
-from trainer_node.background.live_traffic import live_traffic
+from trainer_node.background.background_throttle import live_traffic
 from trainer_node.background.lost_artifacts import LostArtifacts
 from trainer_node.background.mirror_uploader import MirrorUploader
 from trainer_node.commit.barrier import Left
@@ -71,7 +70,6 @@ from trainer_node.publish.backpressure import Backpressure, laggards
 from trainer_node.publish.checkpoint_watcher import check_folder, steps_there
 from trainer_node.publish.codec_choice import CodecChoice
 from trainer_node.publish.delta_publisher import DeltaPublisher
-from trainer_node.publish.folder_versions import FolderVersions
 from trainer_node.publish.hub_shadow import HubShadow
 from trainer_node.publish.pipeline import Pipeline
 from trainer_node.publish.publish_history import FILE as PUBLISHED
@@ -80,11 +78,10 @@ from trainer_node.publish.sealed_artifacts import SealedArtifacts
 from trainer_node.publish.version_lifecycle import VersionLifecycle
 from trainer_node.publish.version_numbers import VersionNumbers
 from trainer_node.publish.version_sealer import VersionSealer
-from trainer_node.publish.version_view import VersionView
+from trainer_node.publish.version_view import FolderVersions, VersionView
 from trainer_node.ranks.rank_intake import RankIntake
 from trainer_node.restart_recovery import ROSTER, Recovery, Roster
 from trainer_node.rollout_summary import RolloutSummary
-from trainer_node.welcome_message import WelcomeMessages
 
 logger = logging.getLogger("p2pcast.hub")
 

@@ -6,13 +6,26 @@ digest.
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
+from typing import Protocol
+
+from p2pcast.codec.layout import Layout
+from p2pcast.ground.errors import IntegrityError
 from p2pcast.ground.version import Version
 from p2pcast.state.shadow import Shadow
+from p2pcast.state.staging import Staging
+from p2pcast.store.artifact_store import Store
 from rollout_node.control.activity import Activity
 from rollout_node.control.artifact_catalog import Catalog
-from rollout_node.stage.base_shadow import BaseShadow
+from rollout_node.shadow.base_folder import BaseFolder, WholeVersions
+from rollout_node.shadow.shadow_state import ShadowWriter, log_size
+from rollout_node.stage.identity_check import IdentityCheck
 from rollout_node.stage.saved_shadow import SavedShadow
+from rollout_node.stage.small_file_repair import SmallFileRepair
 from rollout_node.sync.version_path import VersionPlanner
+
+logger = logging.getLogger("p2pcast.peer")
 
 
 class FirstShadow:
@@ -65,3 +78,68 @@ class FirstShadow:
             self._activity.enter("waiting")
             await self._planner.news.wait()
         return await base.make(self._planner.whole())
+
+
+class LayoutTaker(Protocol):
+    def add_layout(self, layout: Layout) -> None: ...
+
+
+class BaseShadow:
+    """The first shadow of a peer that has the base folder: nothing is downloaded for it. ``folder``: where the shadow
+    lies.
+    """
+
+    def __init__(self, base: BaseFolder, folder: Path, node: LayoutTaker, store: Store, staging: Staging) -> None:
+        self._base = base
+        self._folder = folder
+        self._node = node
+        self._store = store
+        self._staging = staging
+
+    async def make(self, whole: WholeVersions) -> Shadow:
+        """``whole``: the run's versions. Raises IntegrityError for a folder that is none of them."""
+        base = self._base
+        version, folder = base.version_among(whole), base.checkpoint.folder
+        if version is None:
+            raise IntegrityError(
+                f"wrong base: {folder} (digest {base.digest:016x}) is not a version that this run keeps whole; "
+                "give the folder that the hub was started from, or leave --base out to fetch it"
+            )
+        self._node.add_layout(base.layout)
+        await self._staging.run(self._store.keep_files, await self._staging.run(base.small_files))
+        logger.info("base %s is version %s: nothing to download", folder, version)
+        log_size(base.layout, self._folder)
+        return await self._staging.new_shadow(self._folder, base.layout, version, base.checkpoint.lent, base.digest)
+
+
+class ShadowStart:
+    """Stages the shadow of a peer's start, if there is one. Without a shadow, an anchor is fetched."""
+
+    def __init__(
+        self,
+        first: FirstShadow,
+        writer: ShadowWriter,
+        identities: IdentityCheck,
+        files: SmallFileRepair,
+        planner: VersionPlanner,
+    ) -> None:
+        self._first = first
+        self._writer = writer
+        self._identities = identities
+        self._files = files
+        self._planner = planner
+
+    async def begin(self) -> Version | None:
+        """The version of the first shadow, which is staged; None without a shadow. After an error it may be called
+        again. Raises IntegrityError for a wrong base folder.
+        """
+        await self._first.until_listed()
+        await self._identities.settle()
+        if (shadow := self._writer.shadow) is None:
+            shadow = await self._first.find()
+            self._writer.open(shadow)
+        if shadow is not None:
+            await self._files.complete(shadow.version, shadow.layout, deep=True)
+            self._writer.stage(shadow.version, self._identities.identity_of(shadow.version))
+        self._planner.begun.set()
+        return self._writer.staged

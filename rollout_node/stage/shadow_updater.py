@@ -16,10 +16,10 @@ from p2pcast.ground.errors import IntegrityError, RetryableError
 from p2pcast.ground.version import Version
 from rollout_node.control.activity import Activity
 from rollout_node.stage.engine_handover import EngineHandover
+from rollout_node.stage.first_shadow import ShadowStart
 from rollout_node.stage.identity_check import IdentityCheck
 from rollout_node.stage.refused_versions import RefusedVersions
 from rollout_node.stage.shadow_check import ShadowCheck
-from rollout_node.stage.shadow_start import ShadowStart
 from rollout_node.stage.version_stager import VersionStager
 from rollout_node.sync.version_path import VersionPlanner
 

@@ -177,7 +177,7 @@ INPUTS = [
     ),
     Mutation(
         SILENT,
-        "trainer_node/admission/hub_link_acceptor.py",
+        "trainer_node/admission/hub_links.py",
         '            link.expect_first_message("JOIN")\n',
         "",
         INPUTS_TESTS + "test_a_link_that_says_nothing_ends",

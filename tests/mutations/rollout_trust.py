@@ -142,7 +142,7 @@ ROLLOUT_TRUST = [
     ),
     Mutation(
         "opens connections until no other worker",
-        "trainer_node/ledger_server/caller_connections.py",
+        "trainer_node/ledger_server/callers.py",
         "if len(mine) >= self._most:",
         "if False:",
         "tests/trainer_node/ledger_server/test_caller_connections.py::test_further_connections_are_refused_until_one_is_closed",

@@ -9,9 +9,9 @@ from parts import FakeLink
 
 from p2pcast.ground.version import Version
 from p2pcast.wire.messages import Catalog, Evicted, Hold, Welcome
+from trainer_node.admission.hub_links import WelcomeMessages
 from trainer_node.membership.peer_record import PeerRecord
 from trainer_node.membership.peer_session import PeerSession
-from trainer_node.welcome_message import WelcomeMessages
 
 
 @pytest.mark.parametrize("plaintext", [True, False])

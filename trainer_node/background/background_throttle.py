@@ -11,9 +11,11 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 
 from p2pcast.process.background_tasks import spawn
+from p2pcast.relay.child import Child
+from p2pcast.relay.holding import Holding
 
 CHECK_S = 0.01
 """Between two checks for live traffic, in seconds."""
@@ -67,3 +69,8 @@ class BackgroundThrottle:
             self._free.clear()
         else:
             self._free.set()
+
+
+def live_traffic(holdings: Iterable[Holding], children: Iterable[Child]) -> bool:
+    """Whether the hub makes or sends a version now: an artifact is incomplete, or a child waits for pieces."""
+    return any(h.incomplete for h in holdings) or any(child.schedules.waiting for child in children)

@@ -24,8 +24,8 @@ from p2pcast.tasks.task import Task
 from p2pcast.tasks.task_loader import load_task
 from trainer_node.learning import checkpoints
 from trainer_node.learning import warm_start as warm_starts
-from trainer_node.learning.distillation.adapter_state import AdapterState
 from trainer_node.learning.distillation.distillation_startup import (
+    AdapterState,
     adapter_fault,
     distillation_of,
     published_words,

@@ -8,6 +8,7 @@ lengthen it, and be repeated for ever.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 FACTOR = 2.5
 LEAST_S = 5.0
@@ -15,6 +16,8 @@ GUESS_S = 120.0
 """Of first leases, unless the run states another."""
 KEPT = 64
 """Completions in a median."""
+RECORD_S = 1.0
+"""A process that dies loses at most so much of the time that has run."""
 
 
 class Completions:
@@ -56,3 +59,23 @@ def latest_s(max_tokens: int, slowest_tokens_s: float, lease_s: float) -> float:
     sample, at the slowest rate that was observed.
     """
     return max(lease_s, max_tokens / slowest_tokens_s) if slowest_tokens_s > 0 else lease_s
+
+
+class LedgerClock:
+    """The ledger's own time: seconds that it has run, all its processes together. ``source``: seconds from any origin;
+    a step back counts as no time. ``ran_s``: seconds that earlier processes ran.
+
+    Leases are measured in this time. A wall clock that jumps neither ends leases nor prolongs them. The time between
+    two processes of the ledger counts for no lease: workers could not have reached the ledger then.
+    """
+
+    def __init__(self, source: Callable[[], float], ran_s: float) -> None:
+        self._source = source
+        self._ran_s = ran_s
+        self._last_s = source()
+
+    def now_s(self) -> float:
+        source_s = self._source()
+        self._ran_s += max(0.0, source_s - self._last_s)
+        self._last_s = source_s
+        return self._ran_s

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from aiohttp import web
 
 from p2pcast.ground.errors import P2PCastError, RefusedError
 from p2pcast.trust import bearer_tokens
 from p2pcast.trust.dial_permissions import Certified
-from trainer_node.ledger.ledger_rows import BEARER
+from trainer_node.ledger.ledger_rows import BEARER, FullError
 
 Role = Literal["worker", "trainer"]
 WORKER_FILE = "worker.token"
 """File in the ledger's state folder: the bearer token of workers on this machine."""
 _WORKER = b"worker"
+MOST = 64
+"""Connections of one certificate. A worker uses fewer than ten."""
 
 
 class ForbiddenError(P2PCastError):
@@ -73,3 +75,38 @@ class Callers:
             known = "this caller has no role" if caller is None else f"this caller's role is {caller.role}"
             raise ForbiddenError(f"{request.method} {request.path} needs the role {role}, and {known}")
         return caller
+
+
+class ManyConnectionsError(FullError):
+    """The connection of the refused request is closed."""
+
+
+class CallerConnections:
+    """Open connections of each certificate's holder: bounded, so that no worker takes the places of others."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._open: dict[str, set[Any]] = {}
+        self._forget_at = most
+        """Number of callers at which those without an open connection are forgotten."""
+
+    def check(self, caller: Caller, request: web.Request) -> None:
+        """Count the request's connection. Raises ManyConnectionsError. Holders of a bearer token cannot be told apart
+        and are not counted.
+        """
+        if caller.name == BEARER:
+            return
+        mine = self._open.setdefault(caller.name, set())
+        if request.protocol in mine:
+            return
+        mine -= {protocol for protocol in mine if protocol.transport is None}
+        if len(mine) >= self._most:
+            raise ManyConnectionsError(f"{self._most} connections with this certificate are open already")
+        mine.add(request.protocol)
+        if len(self._open) > self._forget_at:
+            self._forget_closed()
+
+    def _forget_closed(self) -> None:
+        for name in [n for n, found in self._open.items() if all(protocol.transport is None for protocol in found)]:
+            del self._open[name]
+        self._forget_at = max(self._most, 2 * len(self._open))

@@ -48,8 +48,7 @@ from trainer_node.ledger.ledger_report import MAX_READ
 from trainer_node.ledger.ledger_rows import BEARER, MAX_LIST, FullError, UnknownIdError
 from trainer_node.ledger.workers.registration import Registration
 from trainer_node.ledger_server.body_budget import BODY_BYTES, BodyBudget
-from trainer_node.ledger_server.caller_connections import CallerConnections, ManyConnectionsError
-from trainer_node.ledger_server.callers import Callers, ForbiddenError, Role
+from trainer_node.ledger_server.callers import CallerConnections, Callers, ForbiddenError, ManyConnectionsError, Role
 from trainer_node.ledger_server.heartbeat_batch import HeartbeatBatch
 from trainer_node.ledger_server.learner_times import LearnerTimes
 from trainer_node.ledger_server.lease_queue import LeaseQueue

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Protocol
 
-from p2pcast.ground.errors import UsageError
+from p2pcast.ground.errors import LocalError, UsageError
 
 FORMS = "static:NAME,NAME,…, exec:START COMMAND -- STOP COMMAND [-- LIST COMMAND], kubernetes:NAMESPACE/DEPLOYMENT"
 
@@ -39,8 +39,6 @@ def provider_of(text: str) -> Provider:
     """The provider that the text names (``FORMS``). Raises UsageError; LocalError without the package that it needs."""
     form, _, rest = text.partition(":")
     if form == "static":
-        from trainer_node.scheduling.static_provider import StaticProvider
-
         return StaticProvider([name.strip() for name in rest.split(",")])
     if form == "exec":
         return _commands(rest)
@@ -70,3 +68,23 @@ def _commands(text: str) -> Provider:
     if not 2 <= len(parts) <= 3 or not all(parts):
         raise UsageError(f"provider exec:{text}: write exec:START COMMAND -- STOP COMMAND [-- LIST COMMAND]")
     return CommandProvider(parts[0], parts[1], parts[2] if len(parts) > 2 else None)
+
+
+class StaticProvider:
+    """Workers that a person starts: the fleet's controller measures them and changes nothing."""
+
+    changes = False
+
+    def __init__(self, names: Sequence[str]) -> None:
+        if not all(names) or len(set(names)) != len(names):
+            raise UsageError(f"provider static: worker names must be there, each once: {', '.join(names)!r}")
+        self._names = tuple(names)
+
+    async def running(self) -> Sequence[str]:
+        return self._names
+
+    async def start(self, name: str) -> None:
+        raise LocalError(f"worker {name} is started by hand: its provider is static")
+
+    async def stop(self, name: str) -> None:
+        raise LocalError(f"worker {name} is stopped by hand: its provider is static")

@@ -14,14 +14,12 @@ from p2pcast.ground.version import Version
 from p2pcast.relay.artifact_path import Edge
 from rollout_node.shadow.shadow_state import ShadowState, ShadowWriter
 from rollout_node.stage import engine_handover, refused_versions, saved_shadow
-from rollout_node.stage.base_shadow import BaseShadow
 from rollout_node.stage.engine_handover import EngineHandover
-from rollout_node.stage.first_shadow import FirstShadow
+from rollout_node.stage.first_shadow import BaseShadow, FirstShadow, ShadowStart
 from rollout_node.stage.identity_check import IdentityCheck
 from rollout_node.stage.refused_versions import RefusedVersions
 from rollout_node.stage.saved_shadow import SavedShadow
 from rollout_node.stage.shadow_check import ShadowCheck
-from rollout_node.stage.shadow_start import ShadowStart
 from rollout_node.stage.shadow_updater import ShadowUpdater
 from rollout_node.stage.version_stager import VersionStager
 from rollout_node.sync.mirror_catalog import NoMirror

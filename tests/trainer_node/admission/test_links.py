@@ -11,8 +11,7 @@ from parts import FakeLink, ident, node, record_of
 from p2pcast.ground import limits
 from p2pcast.ground.errors import RefusedError
 from p2pcast.wire.messages import Type
-from trainer_node.admission.eviction_enforcer import EvictionEnforcer
-from trainer_node.admission.hub_link_acceptor import LinkAcceptor
+from trainer_node.admission.hub_links import EvictionEnforcer, LinkAcceptor
 from trainer_node.membership.peer_session import PeerSession, Sessions
 
 

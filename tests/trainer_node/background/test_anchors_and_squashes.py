@@ -13,7 +13,7 @@ from p2pcast.ground import limits
 from p2pcast.ground.errors import LocalError, RetryableError
 from p2pcast.ground.version import Version
 from trainer_node.background.anchors_and_squashes import MAX_WAITING, AnchorsAndSquashes
-from trainer_node.background.live_traffic import live_traffic
+from trainer_node.background.background_throttle import live_traffic
 
 V = Version
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.trainer_node.ledger.ledger_game import Game
 from tests.trainer_node.ledger.ledger_invariants import dump
 from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.lease_time import RECORD_S, LedgerClock
 from trainer_node.ledger.ledger import Ledger
-from trainer_node.ledger.ledger_clock import RECORD_S, LedgerClock
 
 DAY_S = 86_400.0
 

@@ -25,9 +25,9 @@ from tests.trainer_node.ledger.crash_run import TASK_HASH, group, manifest
 from tests.trainer_node.ledger.ledger_invariants import Rows, check_counts, check_rows, dump
 from trainer_node.ledger.batch_cut import OVERSAMPLE
 from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.lease_time import RECORD_S
 from trainer_node.ledger.leasing import Leased
 from trainer_node.ledger.ledger import Ledger
-from trainer_node.ledger.ledger_clock import RECORD_S
 from trainer_node.ledger.ledger_rows import MAX_BLAMED, Policy
 from trainer_node.ledger.staleness_rule import Bounds
 from trainer_node.ledger.workers.registration import Registration

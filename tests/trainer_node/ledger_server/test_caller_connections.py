@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from trainer_node.ledger.ledger_rows import BEARER
-from trainer_node.ledger_server.caller_connections import CallerConnections, ManyConnectionsError
-from trainer_node.ledger_server.callers import Caller
+from trainer_node.ledger_server.callers import Caller, CallerConnections, ManyConnectionsError
 
 
 class Protocol:

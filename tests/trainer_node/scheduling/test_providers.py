@@ -15,8 +15,7 @@ from aiohttp import web
 from p2pcast.ground.errors import LocalError, UsageError
 from tests.process_ends import wait_for_end, written_pid
 from trainer_node.scheduling.command_provider import CommandProvider
-from trainer_node.scheduling.provider import provider_of
-from trainer_node.scheduling.static_provider import StaticProvider
+from trainer_node.scheduling.provider import StaticProvider, provider_of
 
 # -- commands
 

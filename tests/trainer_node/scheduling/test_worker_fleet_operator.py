@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from p2pcast.ground.errors import LocalError
-from trainer_node.scheduling.static_provider import StaticProvider
+from trainer_node.scheduling.provider import StaticProvider
 from trainer_node.scheduling.worker_fleet import MEASUREMENTS, NO_CHANGE, WINDOW_S
 from trainer_node.scheduling.worker_fleet_operator import HOLD_S, START_S, FleetOperator, Source
 from trainer_node.scheduling.worker_fleet_plan import Offer

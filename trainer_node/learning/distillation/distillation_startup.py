@@ -1,9 +1,10 @@
-"""A run's distillation as its configuration asks, and how its adapter is published."""
+"""A run's distillation as its configuration asks, and how its adapter is published and kept in checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -12,6 +13,11 @@ from trainer_node.learning.distillation.rollout_adapter import NAME, RolloutAdap
 from trainer_node.learning.distillation.sparse_distillation import DistillOptions, SparseDistillation
 from trainer_node.learning.learner_config import LearnerConfig
 from trainer_node.learning.learner_model import LearnerModel
+from trainer_node.learning.trained_weights import TrainedWeights
+
+logger = logging.getLogger("p2pcast.learner")
+
+_PHI: Final = "phi/"
 
 
 def distillation_of(config: LearnerConfig, model: LearnerModel, schedule_of: ScheduleOf) -> SparseDistillation:
@@ -55,3 +61,34 @@ def published_words(model: LearnerModel, distillation: SparseDistillation) -> It
     """Of the policy, and of the adapter under its name."""
     yield from model.working_copy()
     yield from distillation.adapter.published()
+
+
+class AdapterState(NamedTuple):
+    """The rollout adapter in the checkpoints of a run, under names of its own. ``weights``: the adapter's; None for a
+    run without one. See ``trainer_node.learning.learner.Kept``.
+
+    Promises: a run continues exactly with its adapter. A checkpoint without an adapter, or with one of another rank or
+    other layers, begins with the present adapter. A run without an adapter leaves the checkpoint's out, and so do its
+    own.
+    """
+
+    weights: TrainedWeights | None
+
+    def state(self) -> dict[str, torch.Tensor]:
+        if self.weights is None:
+            return {}
+        return {_PHI + name: value for name, value in self.weights.state().items()}
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        stored = {name.removeprefix(_PHI): value for name, value in state.items() if name.startswith(_PHI)}
+        if self.weights is None:
+            if stored:
+                logger.warning("the checkpoint has an adapter, and [distill] rank is 0: the adapter is left out")
+        elif _shapes(stored) == _shapes(self.weights.state()):
+            self.weights.restore(stored)
+        else:
+            logger.warning("the checkpoint has no adapter of this rank and model: phi begins anew")
+
+
+def _shapes(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in state.items() if name.startswith("weights.")}

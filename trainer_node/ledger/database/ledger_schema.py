@@ -1,6 +1,6 @@
 """Tables of the ledger, in SQLAlchemy Core, alike on SQLite and PostgreSQL.
 
-Times are seconds that the ledger has run (``ledger_clock``). Ids are 16 bytes. Bodies of results lie in segment files
+Times are seconds that the ledger has run (``LedgerClock``). Ids are 16 bytes. Bodies of results lie in segment files
 (``body_segments``): a row of ``results`` points to its body. The database itself refuses a second accepted result of a
 job, and a second live batch of a step.
 """

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, select, update
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.database.shared_transactions import SharedTransactions
-from trainer_node.ledger.ledger_clock import RECORD_S, LedgerClock
+from trainer_node.ledger.lease_time import RECORD_S, LedgerClock
 from trainer_node.ledger.ledger_rows import Present, PresentReader
 
 T = TypeVar("T")

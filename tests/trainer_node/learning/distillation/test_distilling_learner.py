@@ -29,8 +29,7 @@ from tests.trainer_node.learning.learner_stage import (
     small_folder,
 )
 from trainer_node.learning import checkpoints
-from trainer_node.learning.distillation.adapter_state import AdapterState
-from trainer_node.learning.distillation.distillation_startup import adapter_fault, published_words
+from trainer_node.learning.distillation.distillation_startup import AdapterState, adapter_fault, published_words
 from trainer_node.learning.distillation.rollout_adapter import NAME, RolloutAdapter
 from trainer_node.learning.distillation.sparse_distillation import DistillOptions, SparseDistillation
 from trainer_node.learning.guarding.schedule_guard import ScheduleGuard

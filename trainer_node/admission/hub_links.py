@@ -1,0 +1,123 @@
+"""The hub's connections: each goes to the part that its HELLO asks for, a peer that has joined gets the first messages,
+and no connection of an evicted node is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from p2pcast.ground import limits
+from p2pcast.ground.addresses import unscoped
+from p2pcast.ground.errors import RefusedError
+from p2pcast.relay.downstream import Downstream
+from p2pcast.transport.link import Link, LinkOwner, QuietOwner
+from p2pcast.transport.listener import Listener
+from p2pcast.trust.dial_permissions import ENROL
+from p2pcast.wire import messages
+from p2pcast.wire.connection import PARENT
+from p2pcast.wire.messages import Catalog, Record, Welcome
+from topology.plan_tree import Epoch
+from trainer_node.admission.admission import Admission
+from trainer_node.commit.commits import Commits
+from trainer_node.membership.lead_directory import LeadDirectory
+from trainer_node.membership.peer_session import PeerSession, Sessions
+from trainer_node.ranks.rank_intake import RankIntake
+
+
+class LinkAcceptor(QuietOwner):
+    """``session(link, token)`` owns a control connection; ``token``: ident of the token that the peer has."""
+
+    def __init__(
+        self,
+        children: Downstream,
+        ranks: RankIntake,
+        enrolment: Admission,
+        session: Callable[[Link, bytes], LinkOwner],
+    ) -> None:
+        self._children = children
+        self._ranks = ranks
+        self._enrolment = enrolment
+        self._session = session
+
+    def accept_link(self, link: Link, hello: messages.Hello) -> None:
+        """Raises RemoteError, RefusedError: then the link ends."""
+        purpose = hello.purpose
+        if purpose == "data":
+            if hello.role == PARENT:
+                raise RefusedError("a hub has no parent")
+            link.owner = self._children
+            self._children.accept(link)
+        elif purpose == "publish":
+            self._ranks.accept(link, hello)
+        elif purpose == ENROL:
+            self._enrolment.accept(link, hello)
+        elif purpose == "engine":
+            raise RefusedError("a hub leads no engine; dial the peer that does")
+        else:
+            link.owner = self._session(link, hello.token)
+            link.expect_first_message("JOIN")
+
+
+class EvictionEnforcer:
+    """An eviction takes effect: connections of evicted nodes are closed, and all peers are told. ``children``: the
+    links of peers that the hub feeds.
+    """
+
+    def __init__(
+        self, sessions: Sessions, leads: LeadDirectory, connections: Listener, children: Collection[Link]
+    ) -> None:
+        self._sessions = sessions
+        self._leads = leads
+        self._connections = connections
+        self._children = children
+
+    def enforce(self, nodes: frozenset[bytes], signed: list[bytes]) -> None:
+        """``nodes``: all evicted nodes; ``signed``: the new statements. Afterwards these nodes have no connection."""
+        for node in nodes:
+            if (session := self._sessions.get(node.hex())) is not None:
+                # The end of an evicted peer's session is no failure of the network.
+                session.farewell = True
+        self._leads.evict(nodes)
+        error = RefusedError("this node was evicted from the run")
+        self._connections.drop(nodes, error)
+        for link in [link for link in self._children if link.remote in nodes]:
+            link.close(error)
+        for at in range(0, len(signed), limits.MAX_STATEMENTS):
+            part = signed[at : at + limits.MAX_STATEMENTS]
+            self._sessions.send_all(messages.Evicted(sorted(nodes), part))
+
+
+class WelcomeMessages:
+    """The first messages to a peer that has joined: WELCOME, EVICTED, CATALOG, and where to HOLD. ``epoch``: of the
+    plan in force. ``catalog``: a CATALOG with all artifacts of the hub.
+    """
+
+    def __init__(
+        self,
+        run_key: bytes,
+        commits: Commits,
+        trust: Admission,
+        *,
+        epoch: Callable[[], Epoch],
+        catalog: Callable[[], Catalog],
+        plaintext: bool,
+    ) -> None:
+        self._run_key = run_key
+        self._commits = commits
+        self._trust = trust
+        self._epoch = epoch
+        self._catalog = catalog
+        self._plaintext = plaintext
+
+    def messages(self, session: PeerSession) -> list[Record]:
+        """In the order in which they are sent."""
+        welcome = Welcome(
+            key=self._run_key,
+            epoch=self._epoch(),
+            commit=self._commits.mode,
+            target=self._commits.target,
+            host=unscoped(session.link.remote_host),
+            bearer=None if self._plaintext else self._trust.bearer_of(session.link.remote),
+            name=None if session.peer is None else session.peer.name,
+        )
+        return [welcome, *self._trust.evictions(), self._catalog(), *self._commits.greeting()]
