@@ -145,7 +145,7 @@ ROLLOUT_TRUST = [
         "trainer_node/ledger_server/callers.py",
         "if len(mine) >= self._most:",
         "if False:",
-        "tests/trainer_node/ledger_server/test_caller_connections.py::test_further_connections_are_refused_until_one_is_closed",
+        "tests/trainer_node/ledger_server/test_callers.py::test_further_connections_are_refused_until_one_is_closed",
     ),
     Mutation(
         "takes batches, adds groups",

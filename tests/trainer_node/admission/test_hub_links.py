@@ -1,4 +1,4 @@
-"""The part that takes over a new connection, and the connections that an eviction ends."""
+"""The part that takes over a new connection, the first messages to a peer, and connections that an eviction ends."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from parts import FakeLink, ident, node, record_of
 
 from p2pcast.ground import limits
 from p2pcast.ground.errors import RefusedError
-from p2pcast.wire.messages import Type
-from trainer_node.admission.hub_links import EvictionEnforcer, LinkAcceptor
+from p2pcast.ground.version import Version
+from p2pcast.wire.messages import Catalog, Evicted, Hold, Type, Welcome
+from trainer_node.admission.hub_links import EvictionEnforcer, LinkAcceptor, WelcomeMessages
+from trainer_node.membership.peer_record import PeerRecord
 from trainer_node.membership.peer_session import PeerSession, Sessions
 
 
@@ -65,3 +67,26 @@ async def test_an_eviction_closes_every_connection_of_the_node_and_tells_all_pee
     link: Any = sessions[ident("b")].link
     sizes = [len(body["signed"]) for body in link.bodies(Type.EVICTED)]
     assert sizes == [limits.MAX_STATEMENTS, 1]
+
+
+@pytest.mark.parametrize("plaintext", [True, False])
+@pytest.mark.parametrize("target", [None, Version(1, 2)])
+async def test_a_welcome_lists_its_facts_in_order(plaintext, target) -> None:
+    commits = SimpleNamespace(mode="barrier", target=target, greeting=lambda: [Hold(Version(1, 2))])
+    trust = SimpleNamespace(bearer_of=lambda node: "bearer", evictions=lambda: [Evicted([], [])] * 2)
+    welcome = WelcomeMessages(
+        b"key", commits, trust, epoch=lambda: (3, 4), catalog=lambda: Catalog([], []), plaintext=plaintext
+    )
+    session = PeerSession(FakeLink("a", "192.0.2.7"), None)
+    session.peer = PeerRecord("aa", "given", "", "host", 1, 0.0)
+    messages = welcome.messages(session)
+    assert [type(message) for message in messages] == [Welcome, Evicted, Evicted, Catalog, Hold]
+    assert messages[0] == Welcome(
+        key=b"key",
+        epoch=(3, 4),
+        commit="barrier",
+        target=target,
+        host="192.0.2.7",
+        bearer=None if plaintext else "bearer",
+        name="given",
+    )
