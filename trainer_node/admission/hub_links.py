@@ -1,5 +1,5 @@
-"""The hub's connections: each goes to the part that its HELLO asks for, a peer that has joined gets the first messages,
-and no connection of an evicted node is left.
+"""The hub's connections. Each goes to the part that its HELLO asks for. A peer that has joined gets the first messages.
+An evicted node keeps no connection.
 """
 
 from __future__ import annotations
