@@ -6,8 +6,6 @@ import datetime
 import json
 import os
 import re
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,8 +13,9 @@ from typing import Any
 
 import click
 
+from netem.bench import step_run
 from netem.bench.bench_device import torch_device
-from netem.gpu.gpu_machine import describe, missing, state_bytes
+from netem.gpu.gpu_machine import describe, state_bytes
 from netem.gpu.gpu_page import add, page, section
 from netem.gpu.gpu_steps import STEPS, Sizes, Step
 from p2pcast.cli.options import PATH
@@ -26,8 +25,6 @@ from p2pcast.ground.limits import GIB
 
 TAIL_LINES = 15
 """Lines of a failed step's output that the document keeps."""
-END_S = 60.0
-"""Seconds that an interrupted step has to end its processes."""
 COUNTS = re.compile(r"(\d+) (passed|failed|error|errors|skipped)\b")
 
 
@@ -102,8 +99,8 @@ def run(
         step = STEPS[name]
         if step.only_cuda and machine["kind"] != "cuda":
             steps[name] = {"left_out": "for a GPU alone"}
-        elif lacks := missing(step.needs):
-            steps[name] = {"left_out": f"not installed: {', '.join(lacks)}"}
+        elif (why := step_run.lacks(step.needs)) is not None:
+            steps[name] = {"left_out": why}
         else:
             print(f"{name}: {step.shows}", file=sys.stderr, flush=True)
             steps[name] = run_step(step, sizes)
@@ -113,30 +110,18 @@ def run(
 
 def run_step(step: Step, sizes: Sizes) -> dict[str, Any]:
     """``result`` of a step and its seconds, or the end of its output as ``failed``."""
-    environment = os.environ | {"P2PCAST_TEST_DEVICE": sizes.device}
     begun = time.monotonic()
-    command = [sys.executable, *step.arguments(sizes)]
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            printed, errors = process.communicate(timeout=step.limit_s)
-        except subprocess.TimeoutExpired:
-            # Not SIGKILL at first: benches end their daemons and engines when they are interrupted.
-            process.send_signal(signal.SIGINT)
-            try:
-                process.communicate(timeout=END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-            return {"failed": f"not done after {step.limit_s:.0f} s"}
-    output = printed.strip().splitlines()
-    if process.returncode:
-        return {"failed": "\n".join([*output, *errors.strip().splitlines()][-TAIL_LINES:])}
+    environment = os.environ | {"P2PCAST_TEST_DEVICE": sizes.device}
+    ended = step_run.run([sys.executable, *step.arguments(sizes)], step.limit_s, environment=environment)
+    if ended.overdue:
+        return {"failed": ended.overdue}
+    if ended.code:
+        return {"failed": "\n".join([*ended.out, *ended.error][-TAIL_LINES:])}
     try:
-        result = json.loads(output[-1]) if step.json else counts(output[-1])
+        result = json.loads(ended.out[-1]) if step.json else counts(ended.out[-1])
         kept = {key: result[key] for key in step.keys or result}
     except (ValueError, LookupError):
-        return {"failed": "\n".join(["the last line is no result:", *output[-TAIL_LINES:]])}
+        return {"failed": "\n".join(["the last line is no result:", *ended.out[-TAIL_LINES:]])}
     return {"result": kept, "s": round(time.monotonic() - begun, 1)}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import shutil
@@ -52,11 +51,6 @@ def versions(modules: Iterable[str]) -> dict[str, str]:
 
 def memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def missing(modules: Iterable[str]) -> list[str]:
-    """The modules that are not installed here."""
-    return [module for module in modules if importlib.util.find_spec(module) is None]
 
 
 def state_bytes(machine: dict[str, Any], wanted_bytes: int | None, folder: Path) -> int:

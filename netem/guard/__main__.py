@@ -16,10 +16,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from netem.bench import step_run
+from netem.bench.figures_text import Column
+from netem.bench.rendering import table
 from netem.guard.guarded_figures import BARS, FORM, MEMORY, Bar, measured
 from netem.guard.paired_ratios import FEWEST, Spread, against, row
 from netem.guard.source_trees import ROOT, Tree, baseline, ours
 from netem.lab.machine import machine, versions
+from p2pcast.cli.options import console
 from p2pcast.files.atomic_files import atomic_write, explained
 from p2pcast.ground.errors import LocalError, P2PCastError, UsageError
 
@@ -117,7 +121,7 @@ def _measured(bars: Sequence[Bar], trees: tuple[Tree, Tree], pairs: int, folder:
     for tree in trees:
         tree.warm(folder)
     for bar in bars:
-        if (why := bar.lacks()) is not None:
+        if (why := step_run.lacks(bar.needs)) is not None:
             document["left_out"][bar.name] = why
             _report(f"{bar.name}: left out, {why}")
             continue
@@ -168,30 +172,28 @@ def _same_form(document: Document, before: Document) -> bool:
 
 
 def _print(document: Document, before: Document | None) -> None:
-    from rich.table import Table
-
-    from p2pcast.cli.options import console
-
     same = before is not None and _same_form(document, before)
-    out, table = (
-        console(),
-        Table("figure", "", "ours", document["baseline"], "ratio", "quartiles", "beside it", "recorded", "since then"),
-    )
-    for key, figure in document["figures"].items():
-        ratio, low, high = figure["ratio"]
-        was = before["figures"].get(key) if same and before is not None else None
-        table.add_row(
-            key,
-            figure["unit"],
-            _number(figure["ours"]),
-            _number(figure["baseline"]),
-            f"{ratio:.3f}",
-            f"{low:.3f} to {high:.3f}",
-            figure["verdict"],
-            "–" if was is None else f"{was['ratio'][0]:.3f}",
-            figure.get("since", "–"),
-        )
-    out.print(table)
+    was = before["figures"] if same and before is not None else {}
+    rows = [
+        {
+            **figure, "figure": key, "quartiles": figure["ratio"][1:], "since": figure.get("since"),
+            "was": was.get(key, {"ratio": [None]})["ratio"][0],
+        }
+        for key, figure in document["figures"].items()
+    ]  # fmt: skip
+    columns: list[tuple[str, Column]] = [
+        ("figure", "figure"),
+        ("", "unit"),
+        ("ours", lambda row: _number(row["ours"])),
+        (document["baseline"], lambda row: _number(row["baseline"])),
+        ("ratio", "{ratio[0]:.3f}"),
+        ("quartiles", "{quartiles[0]:.3f} to {quartiles[1]:.3f}"),
+        ("beside it", "verdict"),
+        ("recorded", "{was:.3f}"),
+        ("since then", "since"),
+    ]
+    out = console()
+    out.print(table(rows, columns))
     out.print(
         f"Ratio: ours ({document['commit'] or 'no commit'}) over {document['baseline']}, of runs that followed each "
         f"other; {document['took_s']:.0f} s. Worse or better: both quartiles more than 5 % from 1, of {FEWEST} pairs "

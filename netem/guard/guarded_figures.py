@@ -4,9 +4,8 @@ named ``BAR: FIGURE``; the form is unchanged until ``FORM`` changes.
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
+import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,36 +21,36 @@ FORM: Final = 1
 """Records of another form are not comparable."""
 STATE_MIB: Final = 32
 CODECS: Final = ("context", "flat", "dense")
-FAULT: Final = "kill head middle"
 MEMORY: Final = "/dev/shm"
 
 Run = Callable[[Tree, Path], dict[str, float]]
-SECONDS, BYTES, TIMES = "s", "bytes", "×"
+SECONDS, TIMES, SIZE = Figure("s"), Figure("×"), Figure("bytes", exact=True)
+PEAK: Final = Figure("bytes")
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
     """``run``: one measurement with a tree's code in an empty folder; returns figures by name. ``once``: the same code
-    always gives the same figures. ``lacks``: the missing requirement, or None.
+    always gives the same figures. ``needs``: of the machine, as of ``step_run``.
     """
 
     name: str
     figures: Mapping[str, Figure]
     run: Run
     once: bool = False
-    lacks: Callable[[], str | None] = lambda: None
+    needs: tuple[str, ...] = ()
 
 
-def _root() -> str | None:
-    return None if os.geteuid() == 0 else "only root can make its networks"
+def _bench(name: str, words: str, figures: Mapping[str, tuple[Figure, Callable[[Any], float]]], **options: Any) -> Bar:
+    """A command of ``p2pcast bench``. ``figures``: each with its value in the command's document. ``DIR`` in ``words``
+    is the folder.
+    """
 
+    def run(tree: Tree, folder: Path) -> dict[str, float]:
+        found = tree.bench(folder, name, *(folder if word == "DIR" else word for word in shlex.split(words)))
+        return {figure: value(found) for figure, (_, value) in figures.items()}
 
-def _torch() -> str | None:
-    return (
-        None
-        if importlib.util.find_spec("torch") is not None
-        else "torch is not installed: pip install 'p2pcast[trainer]'"
-    )
+    return Bar(name, {figure: kind for figure, (kind, _) in figures.items()}, run, **options)
 
 
 def _pair(folder: Path) -> tuple[Path, Path]:
@@ -81,101 +80,74 @@ def _codec(tree: Tree, folder: Path) -> dict[str, float]:
     }
 
 
-def _relay(tree: Tree, folder: Path) -> dict[str, float]:
-    found = tree.bench(folder, "relay", "--payload", 128, "--runs", 1)
-    return {
-        "CPU a GB, plain": found["cpu_s_per_gb_plaintext"],
-        "CPU a GB, TLS": found["cpu_s_per_gb_tls"],
-        "memory peak": found["peak_rss_bytes"],
-    }
-
-
-def _broadcast(tree: Tree, folder: Path) -> dict[str, float]:
-    found = tree.bench(
-        folder, "broadcast", "--peers", 8, "--payload", 24, "--rounds", 1, "--no-rivals", "--dir", folder
-    )
-    [row] = found["rows"]
-    return {
-        "to the last peer over the ideal": row["all_over_ideal"],
-        "CPU of all": row["cpu_s"],
-        "CPU of the busiest": row["busiest_cpu_s"],
-    }
-
-
-def _catchup(tree: Tree, folder: Path) -> dict[str, float]:
-    found = tree.bench(folder, "catchup", "--versions", 8, "--state", 16)
-    out: dict[str, float] = {"deltas": found["chain_bytes"], "one squash, offline": found["exact_bytes"]}
-    return out | {f"received, {row['way']}": row["bytes"] for row in found["rows"][:3]}
-
-
-def _faults(tree: Tree, folder: Path) -> dict[str, float]:
-    found = tree.bench(folder, "faults", "--only", FAULT)
-    [row] = found["rows"]
-    return {
-        "until bytes flow again": row["gap_s"],
-        "until all have it": row["all_s"],
-        "bytes sent twice": row["bytes_duplicate"],
-    }
-
-
-def _publish(tree: Tree, folder: Path) -> dict[str, float]:
-    found = tree.bench(folder, "publish", "--mib", 64, "--steps", 3)
-    row = next(row for row in found["rows"] if row["row"].startswith("bf16"))
-    return {"snapshot": row["snapshot_s"], "to the end of publishing": row["total_s"]}
-
-
-def _figures(text: str, **options: Any) -> dict[str, Figure]:
-    """One ``name | unit`` a line."""
-    rows = [line.strip().partition(" | ") for line in text.strip().splitlines()]
-    return {name: Figure(unit, **options) for name, _, unit in rows}
+def _bf16(found: Any) -> Any:
+    return next(row for row in found["rows"] if row["row"].startswith("bf16"))
 
 
 BARS: Final[Mapping[str, Bar]] = {
     bar.name: bar
     for bar in (
-        Bar(
-            "sizes",
-            {f"{codec}, {what}": Figure(BYTES, exact=True) for codec in CODECS for what in ("payload", "file")},
-            _sizes,
-            once=True,
+        Bar("sizes", {f"{codec}, {what}": SIZE for codec in CODECS for what in ("payload", "file")}, _sizes, once=True),
+        Bar("codec", {f"{c}, {way} over a scan": TIMES for c in CODECS for way in ("encode", "decode")}, _codec),
+        _bench(
+            "relay",
+            "--payload 128 --runs 1",
+            {
+                "CPU a GB, plain": (SECONDS, lambda found: found["cpu_s_per_gb_plaintext"]),
+                "CPU a GB, TLS": (SECONDS, lambda found: found["cpu_s_per_gb_tls"]),
+                "memory peak": (PEAK, lambda found: found["peak_rss_bytes"]),
+            },
         ),
-        Bar(
-            "codec",
-            {f"{codec}, {way} over a scan": Figure(TIMES) for codec in CODECS for way in ("encode", "decode")},
-            _codec,
-        ),
-        Bar("relay", _figures("CPU a GB, plain | s\nCPU a GB, TLS | s\nmemory peak | bytes"), _relay),
-        Bar(
+        _bench(
             "broadcast",
-            _figures("to the last peer over the ideal | ×\nCPU of all | s\nCPU of the busiest | s"),
-            _broadcast,
-            lacks=_root,
+            "--peers 8 --payload 24 --rounds 1 --no-rivals --dir DIR",
+            {
+                "to the last peer over the ideal": (TIMES, lambda found: found["rows"][0]["all_over_ideal"]),
+                "CPU of all": (SECONDS, lambda found: found["rows"][0]["cpu_s"]),
+                "CPU of the busiest": (SECONDS, lambda found: found["rows"][0]["busiest_cpu_s"]),
+            },
+            needs=("root",),
         ),
         Bar(
             "swarm",
-            _figures(
-                "hub start to answering | s\nhub SIGTERM to its end | s\n20 kB delta to the last peer | s\npeer "
-                "memory peak | bytes"
-            ),
+            {
+                "hub start to answering": SECONDS,
+                "hub SIGTERM to its end": SECONDS,
+                "20 kB delta to the last peer": SECONDS,
+                "peer memory peak": PEAK,
+            },
             loopback_swarm.measured,
         ),
-        Bar(
+        _bench(
             "catchup",
-            _figures(
-                "deltas | bytes\none squash, offline | bytes\nreceived, each delta | bytes\nreceived, squashes that "
-                "are kept | bytes\nreceived, by predicted time | bytes",
-                exact=True,
-            ),
-            _catchup,
+            "--versions 8 --state 16",
+            {
+                "deltas": (SIZE, lambda found: found["chain_bytes"]),
+                "one squash, offline": (SIZE, lambda found: found["exact_bytes"]),
+                "received, each delta": (SIZE, lambda found: found["rows"][0]["bytes"]),
+                "received, squashes that are kept": (SIZE, lambda found: found["rows"][1]["bytes"]),
+                "received, by predicted time": (SIZE, lambda found: found["rows"][2]["bytes"]),
+            },
             once=True,
         ),
-        Bar(
+        _bench(
             "faults",
-            _figures("until bytes flow again | s\nuntil all have it | s")
-            | {"bytes sent twice": Figure(BYTES, exact=True)},
-            _faults,
+            "--only 'kill head middle'",
+            {
+                "until bytes flow again": (SECONDS, lambda found: found["rows"][0]["gap_s"]),
+                "until all have it": (SECONDS, lambda found: found["rows"][0]["all_s"]),
+                "bytes sent twice": (SIZE, lambda found: found["rows"][0]["bytes_duplicate"]),
+            },
         ),
-        Bar("publish", _figures("snapshot | s\nto the end of publishing | s"), _publish, lacks=_torch),
+        _bench(
+            "publish",
+            "--mib 64 --steps 3",
+            {
+                "snapshot": (SECONDS, lambda found: _bf16(found)["snapshot_s"]),
+                "to the end of publishing": (SECONDS, lambda found: _bf16(found)["total_s"]),
+            },
+            needs=("torch",),
+        ),
     )
 }
 """In the order of running."""

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tarfile
@@ -18,7 +17,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 
-from netem.fleet import die_with_parent
+from netem.bench import step_run
 from p2pcast.files.atomic_files import atomic_folder, explained
 from p2pcast.ground.errors import LocalError, UsageError
 
@@ -29,7 +28,6 @@ UNPACKED: Final = ROOT / "bench-out" / "guard"
 """Kept between runs, since it holds numba's compiled code of a tree."""
 RUN_S: Final = 300.0
 """Limit for one run of one bar; each takes a tenth of it on two quiet cores."""
-END_S: Final = 30.0
 WARM_UP: Final = """
 try:
     from p2pcast.codec.kernel_warmup import warm_up
@@ -49,10 +47,6 @@ class Tree:
     path: Path
     ident: str
 
-    def command(self, *words: object) -> list[str]:
-        """A command that ends when this process dies. It is named by path, since another tree may lack this module."""
-        return [sys.executable, die_with_parent.__file__, str(os.getpid()), "0", sys.executable, *map(str, words)]
-
     @property
     def environment(self) -> dict[str, str]:
         """Only this tree's code is importable, even if the work folder is our repository."""
@@ -60,21 +54,12 @@ class Tree:
 
     def run(self, folder: Path, *words: object) -> str:
         """Run ``python WORDS`` with this tree's code to its end; returns its stdout. Raises LocalError."""
-        process = subprocess.Popen(
-            self.command(*words), cwd=folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, start_new_session=True,
-        )  # fmt: skip
-        try:
-            out, error = process.communicate(timeout=RUN_S)
-        except BaseException as reason:
-            _end(process)
-            if isinstance(reason, subprocess.TimeoutExpired):
-                raise LocalError(f"{self.name}: still running after {RUN_S:.0f} s") from None
-            raise
-        if process.returncode:
-            last = [line for line in error.splitlines() if line.strip()][-LINES:] or [f"exit code {process.returncode}"]
-            raise LocalError(f"{self.name}: " + "\n".join(last))
-        return out
+        ended = step_run.run([sys.executable, *words], RUN_S, folder=folder, environment=self.environment)
+        if ended.overdue:
+            raise LocalError(f"{self.name}: {ended.overdue}")
+        if ended.code:
+            raise LocalError(f"{self.name}: " + "\n".join(ended.error[-LINES:] or [ended.why]))
+        return "\n".join(ended.out)
 
     def bench(self, folder: Path, *words: object) -> dict[str, Any]:
         """The document of ``p2pcast bench WORDS``. Raises LocalError."""
@@ -86,15 +71,6 @@ class Tree:
     def warm(self, folder: Path) -> None:
         """Compile what is compiled at the first use, so that no bar pays for it."""
         self.run(folder, "-c", WARM_UP)
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGINT)
-    try:
-        process.communicate(timeout=END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
 
 
 def ours() -> Tree:

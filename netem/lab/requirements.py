@@ -13,12 +13,15 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """``margin``: distance to the bound as a share of the bound; negative for a miss."""
+    """``margin``: distance to the bound as a share of the bound; negative for a miss. ``other``: the divisor of the
+    value, and its row; None where the value is not divided.
+    """
 
     row: Row
     value: float
     bound: float
     margin: float
+    other: tuple[float, Row] | None = None
 
 
 def judged(hold: Requirement, rows: Sequence[Row], swept: Iterable[str]) -> dict[str, Any]:
@@ -43,28 +46,30 @@ def compared(hold: Requirement, rows: Sequence[Row], swept: tuple[str, ...]) -> 
         for other in _others(hold, row, rows, swept):
             value = float(row[hold.key])
             if other is not None:
-                value /= other
+                value /= other[0]
             for bound, margin in _margins(hold, row, value):
-                yield Comparison(row, value, bound, margin)
+                yield Comparison(row, value, bound, margin, other)
 
 
 def matches(row: Row, where: Mapping[str, Sequence[Any]]) -> bool:
     return all(row.get(key) in values for key, values in where.items())
 
 
-def _others(hold: Requirement, row: Row, rows: Sequence[Row], swept: tuple[str, ...]) -> Iterator[float | None]:
-    """The divisors of the value; None if the value is not divided."""
+def _others(
+    hold: Requirement, row: Row, rows: Sequence[Row], swept: tuple[str, ...]
+) -> Iterator[tuple[float, Row] | None]:
+    """The divisors of the value, each with its row; None if the value is not divided."""
     if hold.against is None:
         yield None
     elif isinstance(hold.against, str):
         if (other := row.get(hold.against)) and isinstance(other, int | float):
-            yield float(other)
+            yield float(other), row
     else:
         alike = [key for key in (*swept, *hold.same) if key not in hold.against]
         for each in rows:
             same = matches(each, hold.against) and all(each.get(key) == row.get(key) for key in alike)
             if same and each is not row and isinstance(each.get(hold.key), int | float) and each[hold.key]:
-                yield float(each[hold.key])
+                yield float(each[hold.key]), each
 
 
 def _margins(hold: Requirement, row: Row, value: float) -> Iterator[tuple[float, float]]:

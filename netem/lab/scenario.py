@@ -66,12 +66,12 @@ class Requirement:
 
     what: str
     key: str
-    where: Mapping[str, tuple[Value, ...]]
-    against: str | Mapping[str, tuple[Value, ...]] | None
-    same: tuple[str, ...]
-    above: float | str | None
-    below: float | str | None
-    within: float | None
+    where: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    against: str | Mapping[str, tuple[Value, ...]] | None = None
+    same: tuple[str, ...] = ()
+    above: float | str | None = None
+    below: float | str | None = None
+    within: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

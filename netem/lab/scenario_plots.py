@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any, Final
 
 from netem.lab.requirements import matches
 from netem.lab.scenario import Plot
 from netem.lab.scenario_report import text
-from p2pcast.ground.errors import LocalError
+from p2pcast.inspection.png_figure import require_matplotlib
 
 DPI: Final = 120
 INCHES: Final = (8.0, 4.8)
@@ -18,41 +19,68 @@ GROUP: Final = 0.8
 """Share of the space between two groups that the bars fill."""
 
 Row = Mapping[str, Any]
-Series = dict[str, dict[Any, float]]
+Series = Mapping[str, Mapping[Any, float]]
 """Name → x → y; y is the mean of rows with the same x."""
 
 
 def draw(plots: Sequence[Plot], document: Mapping[str, Any], folder: Path) -> list[Path]:
     """A PNG for each plot that has rows. Raises LocalError without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise LocalError("matplotlib is not installed: pip install 'p2pcast[lab]'") from None
     drawn = []
     for plot in plots:
         ours, theirs = series(plot, document["rows"]), series(plot, document["reference"], paper=True)
         if not ours:
             continue
-        figure = Figure(INCHES, layout="constrained")
-        axes = figure.add_subplot()
-        if plot.kind == "bar":
-            _bars(axes, ours, theirs)
-        else:
-            _lines(axes, plot, ours, theirs)
-        axes.set_title(plot.title)
-        axes.set_xlabel(plot.x_label or document["columns"].get(plot.x, plot.x))
-        axes.set_ylabel(plot.y_label or document["columns"].get(plot.y, plot.y))
-        if "y" in plot.log:
-            axes.set_yscale("log")
-        else:
-            axes.set_ylim(bottom=0)
-        if len(ours) + len(theirs) > 1 or plot.series:
-            axes.legend(fontsize="small")
-        axes.grid(visible=True, axis="y", alpha=0.3)
         path = folder / f"{document['scenario']}-{plot.file}.png"
-        figure.savefig(path, dpi=DPI)
+        x_label = plot.x_label or document["columns"].get(plot.x, plot.x)
+        y_label = plot.y_label or document["columns"].get(plot.y, plot.y)
+        paint(
+            path, plot.title, x_label, y_label, _ordered(ours), _ordered(theirs), bars=plot.kind == "bar",
+            log=plot.log, legend=len(ours) + len(theirs) > 1 or bool(plot.series),
+        )  # fmt: skip
         drawn.append(path)
     return drawn
+
+
+def paint(
+    path: Path,
+    title: str,
+    x_label: str,
+    y_label: str,
+    ours: Series,
+    theirs: Series = MappingProxyType({}),
+    *,
+    bars: bool = False,
+    log: str = "",
+    legend: bool = True,
+    bound: tuple[str, float] | None = None,
+) -> None:
+    """Write one figure: ``ours`` and ``theirs`` as lines, or as groups of bars in the order of their x. ``bound``: a
+    named horizontal line. Equal data give equal bytes. Raises LocalError without matplotlib.
+    """
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
+    figure = Figure(INCHES, layout="constrained")
+    axes = figure.add_subplot()
+    if bars:
+        _bars(axes, ours, theirs)
+    else:
+        _lines(axes, ours, theirs)
+    axes.set_title(title)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    if "x" in log:
+        axes.set_xscale("log")
+    if "y" in log:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
+    if bound is not None:
+        axes.axhline(bound[1], color="black", linewidth=0.8, linestyle=":", label=bound[0])
+    if legend:
+        axes.legend(fontsize="small")
+    axes.grid(visible=True, axis="y", alpha=0.3)
+    figure.savefig(path, dpi=DPI, metadata={"Software": None})
 
 
 def series(plot: Plot, rows: Sequence[Row], *, paper: bool = False) -> Series:
@@ -70,15 +98,18 @@ def series(plot: Plot, rows: Sequence[Row], *, paper: bool = False) -> Series:
     return {name: {x: fmean(ys) for x, ys in points.items()} for name, points in found.items()}
 
 
-def _lines(axes: Any, plot: Plot, ours: Series, theirs: Series) -> None:
+def _ordered(found: Series) -> Series:
+    """Numbers by size."""
+    return {
+        name: dict(sorted(points.items())) if all(isinstance(x, int | float) for x in points) else points
+        for name, points in found.items()
+    }
+
+
+def _lines(axes: Any, ours: Series, theirs: Series) -> None:
     for shown, style in ((ours, {"marker": "o"}), (theirs, {"marker": "x", "linestyle": "--", "alpha": 0.7})):
         for name, points in shown.items():
-            ordered = (
-                sorted(points.items()) if all(isinstance(x, int | float) for x in points) else list(points.items())
-            )
-            axes.plot([x for x, _ in ordered], [y for _, y in ordered], label=name, **style)
-    if "x" in plot.log:
-        axes.set_xscale("log")
+            axes.plot(list(points), list(points.values()), label=name, **style)
 
 
 def _bars(axes: Any, ours: Series, theirs: Series) -> None:

@@ -13,8 +13,8 @@ import click
 from netem.lab import scenario_plots as lab_plots
 from netem.lab.scenario_run import load
 from netem.report.document import FOLDER, Kept, write
-from netem.report.measure import kept, measure
-from netem.report.report_plots import draw
+from netem.report.parts import kept, measure
+from netem.report.section_text import Picture
 from p2pcast.cli.options import PATH
 from p2pcast.files.atomic_files import atomic_write, explained
 from p2pcast.ground.errors import P2PCastError, UsageError
@@ -57,10 +57,18 @@ def report(measured: Path, labs: Path, docs: Path) -> Path:
     documents = scenarios(labs)
     written = write(kept(measured), documents, plotted(documents, folder))
     for picture in written.pictures:
-        draw(picture, folder)
+        _draw(picture, folder)
     path = docs / "benchmarks.md"
     atomic_write(path, written.text.encode(), None)
     return path
+
+
+def _draw(picture: Picture, folder: Path) -> None:
+    """Raises LocalError without matplotlib."""
+    lab_plots.paint(
+        folder / f"{picture.file}.png", picture.title, picture.x_label, picture.y_label, picture.series,
+        bars=picture.bars, log=picture.log, bound=picture.bound,
+    )  # fmt: skip
 
 
 @click.command()

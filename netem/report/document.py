@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from netem.report import host_sections, network_sections, rollout_sections, size_sections
 from netem.report.lab_sections import lab
 from netem.report.parts import PARTS
 from netem.report.section_text import Comparison, Picture, Section, figure, table
@@ -14,13 +13,6 @@ from netem.report.section_text import Comparison, Picture, Section, figure, tabl
 Kept = Mapping[str, Any]
 FOLDER: Final = "benchmarks"
 """Folder of the plots, beside the text."""
-WRITERS: Final[Mapping[str, Callable[[Mapping[str, Any]], Section]]] = {
-    "codec": size_sections.codec, "squash": size_sections.squash, "catchup": size_sections.catchup,
-    "broadcast": network_sections.broadcast, "stripes": network_sections.stripes, "faults": network_sections.faults,
-    "latency": network_sections.latency,
-    "relay": host_sections.relay, "publish": host_sections.publish, "live": host_sections.live,
-    "ledger": rollout_sections.ledger,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +31,7 @@ def write(parts: Mapping[str, Kept], labs: Sequence[Kept], lab_plots: Mapping[st
         if "document" not in (kept := parts.get(name, {})):
             continue
         try:
-            sections[name] = WRITERS[name](kept["document"])
+            sections[name] = PARTS[name].section(kept["document"])
             measured[name] = kept
         except KeyError as error:
             why[name] = (

@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, Final
 
+from netem.bench.figures_text import Column, Row
+from netem.lab.scenario import Requirement
 from netem.latency import FOLDER, PUBLISHER
-from netem.report.section_text import Comparison, Picture, Section, cell, figure, share, table
+from netem.report.section_text import Comparison, Picture, Section, cell, figure, judged, share, table, table_of
 from p2pcast.ground.limits import MIB
 
 Document = Mapping[str, Any]
@@ -18,23 +20,24 @@ STATE: Final = "p2pcast, whole state"
 NO_DELTAS: Final = ("rsync", "zstd of the file")
 IDEAL_BARS: Final = {8: 1.10, 16: 1.12}
 """Bound on the time to the last peer ÷ ideal, by number of peers."""
-OF_THE_BEST, OF_ONE_CUBIC = 0.9, 1.6
 STRIPES_WAY: Final = (0.15, 0.005)
-"""Round trip in s, and loss, of the path to which OF_ONE_CUBIC applies."""
-FLOW_S: Final = 1.0
+"""Round trip in s, and loss, of the path to which the bar beside one CUBIC stream applies."""
 CROWDED: Final = 0.95
 BEYOND_S: Final = {PUBLISHER: 0.06, FOLDER: 0.12}
 """Bound on a small version's time beyond transfer and way, by source."""
 SMALL_BYTES, NEAR_S = 50_000, 0.001
 """The versions and the round trips to which BEYOND_S applies."""
+NOT_SETTINGS: Final = ("moved_bytes", "peer_sent_bytes", "changed_share")
 
 
 def broadcast(document: Document) -> Section:
     rows = [row for row in document["rows"] if "skipped" not in row]
-    skipped = [row for row in document["rows"] if "skipped" in row]
     given = [row for row in rows if row["system"] not in (*NO_DELTAS, STATE)]
     whole = [row for row in rows if row["system"] in (*NO_DELTAS, STATE)]
     payload = next((row["payload_bytes"] for row in given if row["system"] != P2PCAST), None)
+    last: tuple[tuple[str, Column], ...] = (
+        ("system", "system"), ("peers", "peers"), ("time to the last, s", "{all_s:.3f}"),
+    )  # fmt: skip
     blocks = [
         f"From a hub of {figure(document['uplink_bps'] / 1e6)} Mbit/s to hosts of "
         f"{figure(document['peer_bps'] / 1e6)} Mbit/s. Each host is a network namespace with its own processes. "
@@ -45,62 +48,58 @@ def broadcast(document: Document) -> Section:
     ]  # fmt: skip
     if given:
         mib = f"{payload / MIB:.3g} MiB" if payload else "a version"
-        blocks += [
-            f"The same {mib} of incompressible bytes to all peers:",
-            table(
-                [
-                    "system",
-                    "peers",
-                    "time to the last, s",
-                    "÷ ideal",
-                    "of each broadcast",
-                    "CPU s, all",
-                    "cores in use",
-                ],
-                (
-                    [
-                        r["system"],
-                        r["peers"],
-                        f"{r['all_s']:.3f}",
-                        f"{r['all_over_ideal']:.3f}",
-                        " ".join(f"{x:.2f}" for x in r["every_over_ideal"]),
-                        r["cpu_s"],
-                        f"{r['machine_busy']:.0%}",
-                    ]
-                    for r in given
-                ),
-            ),
-        ]
+        columns = (
+            *last, ("÷ ideal", "{all_over_ideal:.3f}"),
+            ("of each broadcast", lambda row: " ".join(f"{x:.2f}" for x in row["every_over_ideal"])),
+            ("CPU s, all", "cpu_s"), ("cores in use", "{machine_busy:.0%}"),
+        )  # fmt: skip
+        blocks += [f"The same {mib} of incompressible bytes to all peers:", table_of(given, columns)]
     if whole:
-        state = whole[0]["payload_bytes"]
         changed = next((r["settings"]["changed_share"] for r in whole if "changed_share" in r["settings"]), None)
+        columns = (
+            *last, ("MB to a peer", lambda row: _megabytes(row, "moved_bytes")),
+            ("MB from a peer", lambda row: _megabytes(row, "peer_sent_bytes")), ("CPU s, all", "cpu_s"),
+        )  # fmt: skip
         blocks += [
-            f"A state of {state / MIB:.3g} MiB of which {share(changed)} has changed at random places, until all "
-            "peers have the new state. The rivals here have no deltas. p2pcast gets the same states, and finds, codes "
-            "and signs the delta within that time. Bytes are those received and sent over one peer's link, headers "
-            "included:",
-            table(
-                ["system", "peers", "time to the last, s", "MB to a peer", "MB from a peer", "CPU s, all"],
-                (
-                    [
-                        r["system"], r["peers"], f"{r['all_s']:.3f}", _megabytes(r, "moved_bytes"),
-                        _megabytes(r, "peer_sent_bytes"), r["cpu_s"],
-                    ]
-                    for r in whole
-                ),
-            ),
-        ]  # fmt: skip
-    blocks += [f"{r['system']}, {r['peers']} peers: left out, {r['skipped']}." for r in skipped]
+            f"A state of {whole[0]['payload_bytes'] / MIB:.3g} MiB of which {share(changed)} has changed at random "
+            "places, until all peers have the new state. The rivals here have no deltas. p2pcast gets the same "
+            "states, and finds, codes and signs the delta within that time. Bytes are those received and sent over "
+            "one peer's link, headers included:",
+            table_of(whole, columns),
+        ]
+    blocks += [
+        f"{r['system']}, {r['peers']} peers: left out, {r['skipped']}." for r in document["rows"] if "skipped" in r
+    ]
     if crowded := [r for r in rows if r["machine_busy"] > CROWDED]:
         names = ", ".join(f"{r['system']} (N = {r['peers']})" for r in crowded)
         blocks.append(
             f"More than {CROWDED:.0%} of the cores were in use, so the processors limit these times in part: {names}."
         )
     blocks.append(_settings(rows))
-    return Section("Broadcast", blocks, [*_ahead(given), *_whole(whole), *_ideal(given)], _pictures(given, whole))
+    bars = [row | {"bar": IDEAL_BARS[row["peers"]]} for row in given if row["peers"] in IDEAL_BARS]
+    ours = tuple(row["system"] for row in given if row["system"].startswith(P2PCAST))
+    compared = [
+        *_races(given, P2PCAST, "time to the last ÷ ideal, N = {peers}", "all_over_ideal"),
+        *_races(whole, STATE, "a state, time to the last in s, N = {peers}", "all_s"),
+        *judged(
+            "broadcast",
+            bars,
+            Requirement(
+                "{system}, time to the last ÷ ideal, N = {peers}", "all_over_ideal", {"system": ours}, below="bar"
+            ),
+        ),
+    ]
+    return Section("Broadcast", blocks, compared, _pictures(given, whole))
 
 
-def _megabytes(row: Document, key: str) -> str | None:
+def _races(rows: Sequence[Row], ours: str, what: str, key: str) -> list[Comparison]:
+    """The row of ``ours`` beside each other system's row with as many peers."""
+    others = tuple(dict.fromkeys(r["system"] for r in rows if not r["system"].startswith(P2PCAST)))
+    hold = Requirement(what, key, {"system": (ours,)}, {"system": others}, ("peers",), below=1.0)
+    return list(judged("broadcast", rows, hold, "{system}"))
+
+
+def _megabytes(row: Row, key: str) -> str | None:
     return None if key not in row["settings"] else f"{row['settings'][key] / 1e6:.2f}"
 
 
@@ -108,54 +107,11 @@ def _settings(rows: Sequence[Document]) -> str:
     """The settings of each system, once, for repeating the run."""
     found: dict[str, str] = {}
     for row in rows:
-        plain = {
-            k: v for k, v in row["settings"].items() if k not in ("moved_bytes", "peer_sent_bytes", "changed_share")
-        }
+        plain = {key: value for key, value in row["settings"].items() if key not in NOT_SETTINGS}
         if plain:
             found.setdefault(row["system"], ", ".join(f"{key} {cell(value)}" for key, value in plain.items()))
     lines = [f"- {system}: {settings}" for system, settings in found.items()]
     return "\n".join(["<details><summary>Settings</summary>", "", *lines, "", "</details>"])
-
-
-def _ahead(rows: Sequence[Document]) -> list[Comparison]:
-    return [
-        Comparison(
-            "broadcast",
-            f"time to the last ÷ ideal, N = {ours['peers']}",
-            ours["all_over_ideal"],
-            r["all_over_ideal"],
-            r["system"],
-        )
-        for ours in rows
-        if ours["system"] == P2PCAST
-        for r in rows
-        if r["peers"] == ours["peers"] and not r["system"].startswith(P2PCAST)
-    ]
-
-
-def _whole(rows: Sequence[Document]) -> list[Comparison]:
-    return [
-        Comparison(
-            "broadcast", f"a state, time to the last in s, N = {ours['peers']}", ours["all_s"], r["all_s"], r["system"]
-        )
-        for ours in rows
-        if ours["system"] == STATE
-        for r in rows
-        if r["peers"] == ours["peers"] and r["system"] != STATE
-    ]
-
-
-def _ideal(rows: Sequence[Document]) -> list[Comparison]:
-    return [
-        Comparison(
-            "broadcast",
-            f"{r['system']}, time to the last ÷ ideal, N = {r['peers']}",
-            r["all_over_ideal"],
-            IDEAL_BARS[r["peers"]],
-        )
-        for r in rows
-        if r["system"].startswith(P2PCAST) and r["peers"] in IDEAL_BARS
-    ]
 
 
 def _pictures(given: Sequence[Document], whole: Sequence[Document]) -> list[Picture]:
@@ -165,130 +121,84 @@ def _pictures(given: Sequence[Document], whole: Sequence[Document]) -> list[Pict
             found.setdefault(row["system"], {})[f"{row['peers']} peers"] = row[key]
         return found
 
-    made = []
-    if given:
-        made.append(
-            Picture(
-                "broadcast",
-                "time to the last peer ÷ payload at a peer's rate",
-                "",
-                "÷ ideal",
-                series(given, "all_over_ideal"),
-                bars=True,
-                bound=("ideal", 1.0),
-            )
-        )
-    if whole:
-        made.append(
-            Picture(
-                "broadcast-state",
-                "a state with 1 % changed: time to the last peer",
-                "",
-                "s",
-                series(whole, "all_s"),
-                bars=True,
-                log="y",
-            )
-        )
-    return made
+    ideal, state = series(given, "all_over_ideal"), series(whole, "all_s")
+    title, changed = (
+        "time to the last peer ÷ payload at a peer's rate",
+        "a state with 1 % changed: time to the last peer",
+    )
+    pictures = [
+        Picture("broadcast", title, "", "÷ ideal", ideal, bars=True, bound=("ideal", 1.0)),
+        Picture("broadcast-state", changed, "", "s", state, bars=True, log="y"),
+    ]
+    return [picture for picture in pictures if picture.series]
 
 
 def stripes(document: Document) -> Section:
-    measured = [way for way in document["ways"] if "choice" in way]
+    ways = [way | {"name": f"{way['rtt_s'] * 1e3:.0f} ms, {way['loss']:.1%}"} for way in document["ways"]]
+    measured = [way for way in ways if "choice" in way]
     numbers = sorted({row["stripes"] for row in document["rows"] if not row.get("chosen")})
     names = list(dict.fromkeys(row["congestion"] for row in document["rows"]))
+
+    def goodput(name: str, number: int) -> tuple[str, Column]:
+        return (
+            f"{name}: {number}",
+            lambda way: way["by_congestion"].get(name, {}).get("of_ceiling", {}).get(str(number)),
+        )
+
+    columns: list[tuple[str, Column]] = [
+        ("round trip", "{rtt_s:ms .0f} ms"), ("loss", "{loss:.1%}"),
+        *(goodput(name, number) for name in names for number in numbers),
+        ("chosen", "{choice[congestion]}: {choice[stripes]}"), ("÷ best", lambda way: way["choice"]["to_best"]),
+        ("÷ one CUBIC", lambda way: way["choice"]["to_single_cubic"]),
+    ]  # fmt: skip
     blocks = [
         f"One p2pcast link over real netem ({document['backend']}), {figure(document['rate_bps'] / 1e6)} Mbit/s, "
         f"versions of {document['payload_bytes'] / MIB:.3g} MiB. Goodput ÷ path capacity after headers; p2pcast's own "
         "choice has a link of its own. Each path was measured first; a path that deviates by more than 5 % has no "
         "figures.",
-        table(
-            [
-                "round trip",
-                "loss",
-                *(f"{name}: {n}" for name in names for n in numbers),
-                "chosen",
-                "÷ best",
-                "÷ one CUBIC",
-            ],
-            (
-                [
-                    f"{way['rtt_s'] * 1e3:.0f} ms",
-                    f"{way['loss']:.1%}",
-                    *(
-                        way["by_congestion"].get(name, {}).get("of_ceiling", {}).get(str(n))
-                        for name in names
-                        for n in numbers
-                    ),
-                    f"{way['choice']['congestion']}: {way['choice']['stripes']}",
-                    way["choice"]["to_best"],
-                    way["choice"]["to_single_cubic"],
-                ]
-                for way in measured
-            ),
-        ),
-        *(
-            f"{way['rtt_s'] * 1e3:.0f} ms, {way['loss']:.1%}: left out, {'; '.join(way['off'])}."
-            for way in document["ways"]
-            if way.get("off")
-        ),
+        table_of(measured, columns),
+        *(f"{way['name']}: left out, {'; '.join(way['off'])}." for way in ways if way.get("off")),
     ]
-    compared, series = [], {}
+    compared: list[Comparison] = []
+    series = {}
+    best = Requirement("p2pcast's choice ÷ the best tried, {name}", "to_best", above=0.9)
+    cubic = Requirement("p2pcast's choice ÷ one CUBIC, {name}", "to_single_cubic", above=1.6)
     for way in measured:
-        name, choice = f"{way['rtt_s'] * 1e3:.0f} ms, {way['loss']:.1%}", way["choice"]
-        if choice["to_best"] is not None:
-            compared.append(
-                Comparison(
-                    "stripes", f"p2pcast's choice ÷ the best tried, {name}", choice["to_best"], OF_THE_BEST, less=False
-                )
-            )
-        if (way["rtt_s"], way["loss"]) == STRIPES_WAY and choice["to_single_cubic"] is not None:
-            compared.append(
-                Comparison(
-                    "stripes",
-                    f"p2pcast's choice ÷ one CUBIC, {name}",
-                    choice["to_single_cubic"],
-                    OF_ONE_CUBIC,
-                    less=False,
-                )
-            )
+        choice = way["choice"] | {"name": way["name"]}
+        for hold in (best, cubic) if (way["rtt_s"], way["loss"]) == STRIPES_WAY else (best,):
+            compared += judged("stripes", [choice], hold)
         for congestion, found in way["by_congestion"].items():
-            series[f"{congestion}, {name}"] = {int(n): value for n, value in found["of_ceiling"].items()}
-    pictures = (
-        [Picture("stripes", "goodput by number of stripes", "stripes", "share of the way", series, log="x")]
-        if series
-        else []
-    )
-    return Section("One link over a long path", blocks, compared, pictures)
+            series[f"{congestion}, {way['name']}"] = {int(n): value for n, value in found["of_ceiling"].items()}
+    picture = Picture("stripes", "goodput by number of stripes", "stripes", "share of the way", series, log="x")
+    return Section("One link over a long path", blocks, compared, [picture] if series else [])
 
 
 def latency(document: Document) -> Section:
-    stages = ("opened_s", "receiving_s", "received_s", "staged_s", "first_live_s", "live_s", "beyond_s")
+    stages = {
+        "begun": "opened_s", "first message": "receiving_s", "received": "received_s", "staged": "staged_s",
+        "first peer live": "first_live_s", "last peer live": "live_s", "beyond": "beyond_s",
+    }  # fmt: skip
+    rows = [
+        row | {"rtt_ms": 1e3 * row["rtt_s"], "kb": row["bytes"] / 1e3, "bar": BEYOND_S[row["source"]]}
+        for row in document["rows"]
+    ]
     blocks = [
         f"A hub and {document['peers']} peers at {figure(document['rate_bps'] / 1e6)} Mbit/s, a state of "
         f"{figure(document['state_bytes'] / 1e6)} MB. Milliseconds from `publish()`, or from a folder's rename, until "
         f"the last peer has reached each stage; medians of {document['rounds']} versions. *Beyond*: the last live "
         "peer, less transfer and half round trips.",
         table(
-            ["source", "round trip, ms", "delta, kB", "begun", "first message", "received", "staged", "first peer live",
-             "last peer live", "beyond"],
-            (
-                [row["source"], 1e3 * row["rtt_s"], row["bytes"] / 1e3, *(round(1e3 * row[stage]) for stage in stages)]
-                for row in document["rows"]
-            ),
+            ["source", "round trip, ms", "delta, kB", *stages],
+            ([r["source"], r["rtt_ms"], r["kb"], *(round(1e3 * r[key]) for key in stages.values())] for r in rows),
         ),
     ]  # fmt: skip
-    compared = [
-        Comparison("latency", f"beyond transfer and way in ms, {row['source']}, {row['bytes'] / 1e3:.0f} kB",
-                   1e3 * row["beyond_s"], 1e3 * BEYOND_S[row["source"]])
-        for row in document["rows"]
-        if row["bytes"] < SMALL_BYTES and row["rtt_s"] <= NEAR_S
-    ]  # fmt: skip
-    return Section("Small versions", blocks, compared)
+    hold = Requirement("beyond transfer and way in ms, {source}, {kb:.0f} kB", "beyond_s", below="bar")
+    near = [row for row in rows if row["bytes"] < SMALL_BYTES and row["rtt_s"] <= NEAR_S]
+    return Section("Small versions", blocks, list(judged("latency", near, hold, times=1e3)))
 
 
 def faults(document: Document) -> Section:
-    rows = document["rows"]
+    rows = [row | {"gap": max(0.0, float(row["gap_s"]) - float(row["outage_s"]))} for row in document["rows"]]
     groups: dict[tuple[str, str], list[Document]] = {}
     for row in rows:
         groups.setdefault((row["fault"], row["position"]), []).append(row)
@@ -301,34 +211,17 @@ def faults(document: Document) -> Section:
         table(
             ["fault", "at", "gap, s: median", "worst", "all peers have it, s: median", "worst"],
             (
-                [
-                    fault, position, *(f"{pick(_gap(r) for r in some):.2f}" for pick in (median, max)),
-                    *(f"{pick([r['all_s'] for r in some]):.2f}" for pick in (median, max)),
-                ]
-                for (fault, position), some in groups.items()
+                [*group, *(f"{pick([r[key] for r in some]):.2f}" for key in ("gap", "all_s") for pick in (median, max))]
+                for group, some in groups.items()
             ),
         ),
     ]  # fmt: skip
+    killed = {"fault": ("kill", "several")}
+    case = "{fault} {position} {moment}"
     compared = [
-        Comparison("faults", "bytes sent twice", document["bytes_duplicate"], 0),
-        Comparison("faults", "cases with other bits", document["wrong"], 0),
-        *(
-            Comparison("faults", f"gap in s, {r['fault']} {r['position']} {r['moment']}", _gap(r), FLOW_S)
-            for r in rows
-            if r["fault"] in ("kill", "several")
-        ),
-        *(
-            Comparison(
-                "faults",
-                f"until all peers have it in s, {r['fault']} {r['position']} {r['moment']}",
-                r["all_s"],
-                r["most_s"],
-            )
-            for r in rows
-        ),
+        *judged("faults", [document], Requirement("bytes sent twice", "bytes_duplicate", below=0)),
+        *judged("faults", [document], Requirement("cases with other bits", "wrong", below=0)),
+        *judged("faults", rows, Requirement(f"gap in s, {case}", "gap", killed, below=1.0)),
+        *judged("faults", rows, Requirement(f"until all peers have it in s, {case}", "all_s", below="most_s")),
     ]
     return Section("Faults", blocks, compared)
-
-
-def _gap(row: Document) -> float:
-    return max(0.0, float(row["gap_s"]) - float(row["outage_s"]))

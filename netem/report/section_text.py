@@ -4,11 +4,13 @@ the same text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
-NONE: Final = "–"
+from netem.bench.figures_text import NONE, Column, Row, filled, value_of
+from netem.lab.requirements import compared
+from netem.lab.scenario import Requirement
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,20 @@ class Comparison:
         above, below = (self.ours, self.theirs) if self.less else (self.theirs, self.ours)
         by = f"{above / below:.2f} ×" if below > 0 else figure(above - below)
         return [self.where, self.what, figure(self.ours), f"{self.rival or 'bar'}: {figure(self.theirs)}", by]
+
+
+def judged(
+    where: str, rows: Sequence[Row], hold: Requirement, rival: str | None = None, *, times: float = 1.0
+) -> Iterator[Comparison]:
+    """Judge a requirement in the language of scenarios. ``hold.what`` is a template of the judged row, and ``rival`` of
+    the row with which that row is compared. ``times``: factor of the figures that are shown.
+    """
+    for found in compared(hold, rows, ()):
+        other, against = found.other or (1.0, found.row)
+        yield Comparison(
+            where, filled(hold.what, found.row), times * found.row[hold.key], times * found.bound * other,
+            rival and filled(rival, against), less=hold.above is None,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +105,8 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     lines = [f"| {' | '.join(headings)} |", "|" + "---|" * len(headings)]
     lines += [f"| {' | '.join(map(cell, row))} |" for row in rows]
     return "\n".join(lines)
+
+
+def table_of(rows: Iterable[Row], columns: Sequence[tuple[str, Column]]) -> str:
+    """A line for each row, with its values in the columns (heading, column)."""
+    return table([heading for heading, _ in columns], ([value_of(row, one) for _, one in columns] for row in rows))

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 import netem.gpu.__main__ as command
 from netem.gpu import gpu_page
-from netem.gpu.gpu_machine import USUAL_BYTES, describe, missing, state_bytes
-from netem.gpu.gpu_page import FIGURES, page
+from netem.gpu.gpu_machine import USUAL_BYTES, describe, state_bytes
+from netem.gpu.gpu_page import PAGE, RECORD, page
 from netem.gpu.gpu_steps import STEPS, Sizes, Step
 from p2pcast.ground.limits import GIB
 
@@ -30,12 +30,8 @@ def test_the_command_of_each_bench_has_the_options_that_its_step_gives(name: str
     assert all(f"{option} " in shown.stdout or f"{option}\n" in shown.stdout for option in options)
 
 
-def test_every_step_has_figures_on_the_page() -> None:
-    assert FIGURES.keys() == STEPS.keys()
-
-
-def test_missing_modules_are_named() -> None:
-    assert missing(["json", "no_such_module", "os"]) == ["no_such_module"]
+def test_the_page_is_that_of_the_record() -> None:
+    assert page(json.loads(RECORD.read_text()).values()) == PAGE.read_text()
 
 
 def test_a_step_without_its_packages_is_left_out_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,19 +39,19 @@ def test_a_step_without_its_packages_is_left_out_by_name(tmp_path: Path, monkeyp
         raise AssertionError("a step that is left out has no command")
 
     steps = {
-        "passes": Step("x", ("json", "no_such_module"), never),
-        "publish-pinned": Step("y", (), never, only_cuda=True),
+        "passes": Step("x", ("json", "no_such_module", "nor_this"), never, str),
+        "publish-pinned": Step("y", (), never, str, only_cuda=True),
     }
     monkeypatch.setattr(command, "STEPS", steps)
     found = command.run("cpu", GIB, 2, tuple(steps), tmp_path)["steps"]
     assert found == {
-        "passes": {"left_out": "not installed: no_such_module"},
+        "passes": {"left_out": "no_such_module is not installed; nor_this is not installed"},
         "publish-pinned": {"left_out": "for a GPU alone"},
     }
 
 
 def step_of(code: str, **options: Any) -> Step:
-    return Step("x", (), lambda sizes: ("-c", code), **options)
+    return Step("x", (), lambda sizes: ("-c", code), str, **options)
 
 
 def test_a_steps_last_line_is_its_result() -> None:
@@ -73,7 +69,7 @@ def test_a_step_that_fails_or_hangs_costs_no_other() -> None:
     for printed in ("", "print('no result')"):
         assert command.run_step(step_of(printed), SIZES)["failed"].startswith("the last line is no result:")
     assert command.run_step(step_of("import time; time.sleep(99)", limit_s=0.1), SIZES) == {
-        "failed": "not done after 0 s"
+        "failed": "still running after 0 s"
     }
 
 

@@ -17,11 +17,11 @@ import pytest
 from click.testing import CliRunner
 
 from netem.report import __main__ as command
-from netem.report import measure as measuring
-from netem.report.document import WRITERS, write
-from netem.report.measure import kept, measure
+from netem.report import parts as measuring
+from netem.report.document import write
+from netem.report.host_sections import publish
 from netem.report.network_sections import STATE, broadcast, faults, latency, stripes
-from netem.report.parts import PARTS, Part
+from netem.report.parts import PARTS, Part, kept, measure
 from netem.report.section_text import Comparison, figure, share, table
 from netem.report.size_sections import catchup
 from p2pcast.ground.errors import LocalError, UsageError
@@ -185,10 +185,6 @@ def lost(section: Any) -> list[tuple[str, str | None]]:
     return [(loss.what, loss.rival) for loss in section.compared if loss.lost]
 
 
-def test_every_part_has_a_writer() -> None:
-    assert set(WRITERS) == set(PARTS)
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [(None, "–"), (0.0, "0"), (0.00123, "0.00123"), (1.2345, "1.23"), (99.95, "100"), (12345.6, "12 346"), (7, "7")],
@@ -250,6 +246,18 @@ def test_stripes_faults_and_catchup_sections_report_misses() -> None:
     assert lost(catchup(CATCHUP)) == [("s, by policy of the peer", "each delta")]
 
 
+def test_publish_section_follows_from_the_document_of_its_bench() -> None:
+    rows = [
+        {
+            "row": "bf16 → bf16", "changed": 1, "params": 100, "bytes": 2e6, "memcpy_s": 0.01, "publish_s": 0.01,
+            "snapshot_s": 0.02, "snapshot_to_memcpy": 2.0, "total_s": 0.05, "total_to_memcpy": 5.0,
+        }
+    ]  # fmt: skip
+    section = publish({"state_bytes": 2 << 20, "steps": 5, "device": "CPU, 2 threads", "rows": rows})
+    assert lost(section) == [("snapshot in ms, bf16 → bf16", "memcpy")]
+    assert "| bf16 → bf16 | 1 % | 2.00 | 10 | 20 | 2 | 50 | 5 |" in section.blocks[1]
+
+
 def test_the_text_follows_from_the_data_alone() -> None:
     written = write(ALL, [LAB], {"wan": ["wan-a.png"]})
     assert written == write(dict(reversed(ALL.items())), [LAB], {"wan": ["wan-a.png"]})
@@ -289,12 +297,12 @@ def test_report_names_parts_run_on_a_busy_machine() -> None:
     assert "so other programs affect their times: catchup." in write(ALL | {"catchup": crowded}, [LAB], {}).text
 
 
-def short_part(monkeypatch: pytest.MonkeyPatch, *words: str, **lacks: Any) -> None:
-    monkeypatch.setattr(measuring, "PARTS", {"plan": Part("plan", words, words, **lacks)})
+def short_part(monkeypatch: pytest.MonkeyPatch, options: str = "", **needs: Any) -> None:
+    monkeypatch.setattr(measuring, "PARTS", {"plan": Part("plan", PARTS["relay"].section, options, options, **needs)})
 
 
 def test_a_part_is_kept_and_measured_again_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    short_part(monkeypatch, "--peers", "20")
+    short_part(monkeypatch, "--peers 20")
     said: list[str] = []
     assert measure(tmp_path, [], quick=True, show=said.append)
     first = kept(tmp_path)["plan"]
@@ -314,10 +322,10 @@ def test_a_part_is_kept_and_measured_again_by_name(monkeypatch: pytest.MonkeyPat
 
 def test_skipped_and_failed_parts_have_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     said: list[str] = []
-    short_part(monkeypatch, requirements=(lambda: "there is no moon",))
+    short_part(monkeypatch, needs=("no_moon",))
     assert measure(tmp_path, [], quick=False, show=said.append)
-    assert kept(tmp_path)["plan"] == {"part": "plan", "why": "there is no moon"}
-    short_part(monkeypatch, "--peers", "1")
+    assert kept(tmp_path)["plan"] == {"part": "plan", "why": "no_moon is not installed"}
+    short_part(monkeypatch, "--peers 1")
     assert not measure(tmp_path, [], quick=False, show=said.append)
     assert "--peers" in kept(tmp_path)["plan"]["why"]
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]

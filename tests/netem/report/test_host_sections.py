@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from netem.report.rollout_sections import GROWTH, ledger
+from netem.report.host_sections import GROWTH, ledger
 
 
 def _row(database: str, load: str, results_s: float, p99_ms: float) -> dict[str, Any]:
