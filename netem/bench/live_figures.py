@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from netem.bench.measuring import quantile
+
 Gap = tuple[int, float, float]
 """(client, start, end)."""
 Span = tuple[float, float]
@@ -86,10 +88,6 @@ def sort_gaps(gaps: Sequence[Gap], switches: Sequence[Switch]) -> tuple[list[lis
         seen.append([float((ended - began)[met & (client == one)].max()) for one in np.unique(client[met])])
         free &= ~met
     return seen, [float(length) for length in (ended - began)[free]]
-
-
-def quantile(values: Sequence[float], share: float) -> float | None:
-    return round(float(np.quantile(np.array(values, dtype=np.float64), share)), 6) if values else None
 
 
 def row(system: str, switches: Sequence[Switch], gaps: Sequence[Gap], facts: Mapping[str, Any]) -> dict[str, Any]:

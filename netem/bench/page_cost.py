@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from typing import Any
 
 import aiohttp
 
+from netem.broadcast.cpu import process_s
 from netem.fleet.local_fleet import listening_port
 from p2pcast.ground.errors import RetryableError
 from p2pcast.ground.version import Version
@@ -94,15 +94,9 @@ async def _hub(peers: int) -> AsyncIterator[tuple[int, str]]:
 
 async def _share(pid: int, seconds: float) -> float:
     """CPU time of the process, as a share of one core."""
-    before_s, began_s = _cpu_s(pid), time.monotonic()
+    before_s, began_s = process_s(pid), time.monotonic()
     await asyncio.sleep(seconds)
-    return (_cpu_s(pid) - before_s) / (time.monotonic() - began_s)
-
-
-def _cpu_s(pid: int) -> float:
-    """User and system time (proc(5), stat)."""
-    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return (process_s(pid) - before_s) / (time.monotonic() - began_s)
 
 
 async def _view(http: aiohttp.ClientSession, url: str) -> None:

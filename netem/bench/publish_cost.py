@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from netem.bench.bench_device import device_name, settle, torch_device
+from netem.bench.measuring import device_clock, device_name, torch_device
 from netem.fleet.processes import Processes, free_port
 from p2pcast.ground.errors import RetryableError
 
@@ -92,15 +92,13 @@ def _measure(publisher: Any, tensors: Tensors, first_step: int, steps: int) -> d
     published = [t.to(torch.bfloat16) for t in tensors.values()]
     copies = [torch.zeros_like(t) for t in published]
     taken: dict[str, list[float]] = {"memcpy_s": [], "publish_s": [], "snapshot_s": [], "total_s": []}
-    last = None
+    last, now = None, device_clock(published[0].device)
     for turn in range(WARM_STEPS + steps):
         _train(tensors, turn)
-        settle(published[0].device)
-        begin = time.perf_counter()
+        begin = now()
         for target, source in zip(copies, published, strict=True):
             target.copy_(source)
-        settle(published[0].device)
-        copied = time.perf_counter()
+        copied = now()
         handle = publisher.publish(first_step + turn + 1, tensors)
         called = time.perf_counter()
         handle.wait_snapshot()

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from netem.bench import bare_relay
-from netem.bench.anonymous_memory import Peak
+from netem.bench.measuring import Peak
 from netem.stripes.link_end import CELL_BYTES, End
 from p2pcast.artifact.packer import Packer
 from p2pcast.artifact.piece_size import piece_bytes

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from netem.bench import step_run
-from netem.bench.bench_device import torch_device
+from netem.bench.measuring import torch_device
 from netem.gpu.gpu_machine import describe, state_bytes
 from netem.gpu.gpu_page import add, page, section
 from netem.gpu.gpu_steps import STEPS, Sizes, Step

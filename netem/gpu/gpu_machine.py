@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from netem.bench.bench_device import device_name, torch_device
+from netem.bench.measuring import device_name, torch_device
 
 NAMED = ("torch", "vllm", "numba", "numpy", "transformers", "safetensors", "zstandard", "blake3", "uvloop")
 """Packages whose versions the record names."""

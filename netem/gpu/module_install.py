@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,7 @@ import click
 import numpy as np
 import torch
 
-from netem.bench.bench_device import device_name, settle, torch_device
-from netem.bench.live_figures import quantile
+from netem.bench.measuring import device_clock, device_name, quantile, torch_device
 from p2pcast.codec.cell import Patch
 from p2pcast.codec.digest import MASK, digest, word_dtype
 from p2pcast.codec.layout import Layout, Tensor
@@ -142,15 +140,13 @@ def bench_module_install(
         live = Blocks(layers, hidden, where)
         forward, graph = _forward(live, where)
         installation = Installation(live, layout, [], lambda shadow: live.load_weights(shadow.all()))
-        prepare_s, pause_s, values = [], [], []
+        prepare_s, pause_s, values, now = [], [], [], device_clock(where)
         for number in range(versions + 1):
-            begun = time.perf_counter()
+            begun = now()
             found = installation.prepare(run, run.version, lambda: False)
-            settle(where)
-            staged = time.perf_counter()
+            staged = now()
             installation.commit(run.version)
-            settle(where)
-            committed = time.perf_counter()
+            committed = now()
             installation.finish()
             _check(run, live, forward, where)
             if number and found is not None:

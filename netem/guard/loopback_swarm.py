@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, TypeVar
 
-from netem.bench.anonymous_memory import Peak
+from netem.bench.measuring import Peak
 from netem.fleet.processes import Child, Processes
 from netem.guard.saved_steps import State, moved, save, step
 from netem.guard.source_trees import Tree

@@ -9,11 +9,7 @@ the new ones. Decoding ends in a patch, with both digests verified.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +19,7 @@ import numpy.typing as npt
 
 from netem.bench.codec_comparison import pulse_format, sparrowrl_format, verl_format, xor_format
 from netem.bench.codec_comparison.reference_scan import compact
+from netem.bench.measuring import one_core, take_turns
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.cell import CODEC_NAMES, Encoded, decode, digest, encode
 from p2pcast.codec.digest import word_dtype
@@ -181,17 +178,6 @@ def other_sizes(tensors: Sequence[Tensor], old: State, new: State) -> dict[str, 
     return out
 
 
-@contextlib.contextmanager
-def one_core() -> Iterator[None]:
-    """Keep this process on one of its cores during a measurement."""
-    allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(allowed)})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, allowed)
-
-
 def tiled(dataset: Dataset, working_set_bytes: int) -> tuple[Words, Words]:
     """The first pair's words, of the width with the most bytes, repeated or evenly sampled to fill the working set."""
     old, new = dataset.pairs[0]
@@ -265,20 +251,6 @@ def speeds(
     with one_core():
         taken = take_turns({"scan_s": scan, "encode_s": encode_all, "decode_s": decode_all}, repeats)
     return {**taken, "timed_bytes": float(sum(part.old.nbytes for part in work))}
-
-
-def take_turns(works: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
-    """Median CPU seconds of each work, measured in turns after one uncounted round. Time of other programs on the core
-    does not count.
-    """
-    taken: dict[str, list[float]] = {name: [] for name in works}
-    for turn in range(repeats + 1):
-        for name, work in works.items():
-            begin = time.thread_time()
-            work()
-            if turn:
-                taken[name].append(time.thread_time() - begin)
-    return {name: statistics.median(values) for name, values in taken.items()}
 
 
 def measure(

@@ -14,19 +14,16 @@ Passes take turns with a copy of the same bytes, and medians are compared. Entro
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from netem.bench.bench_device import device_name, settle, torch_device
+from netem.bench.measuring import device_clock, device_name, take_turns, torch_device
 from p2pcast.device import RUN_BYTES, class_ranks, compare, digest_row
 from p2pcast.ground import limits
 
 SHARE = 0.012
-WARM_ROUNDS = 1
 CLASSES = (8, 110, 11)
 """Shift, base and top: the exponents of bf16 weights around 0.02."""
 SPARSE = 16
@@ -49,13 +46,7 @@ def bench_device(state_bytes: int, rounds: int, *, device: str | None = None) ->
         "ranks": lambda: _ranks(old, places),
         "scatter": lambda: (spare.index_put_((places,), values), spare.index_select(0, places)),
     }
-    taken: dict[str, list[float]] = {name: [] for name in passes}
-    for turn in range(WARM_ROUNDS + rounds):
-        for name, work in passes.items():
-            seconds = _timed(work, where)
-            if turn >= WARM_ROUNDS:
-                taken[name].append(seconds)
-    medians = {name: statistics.median(row) for name, row in taken.items()}
+    medians = take_turns(passes, rounds, device_clock(where))
     return {
         "device": device_name(where),
         "state_bytes": 2 * words,
@@ -111,11 +102,3 @@ def _ranks(row: torch.Tensor, places: torch.Tensor) -> None:
         class_ranks(cell, places[begin:end] - first, *CLASSES)
 
     _by_cells(row, work)
-
-
-def _timed(work: Callable[[], object], device: torch.device) -> float:
-    settle(device)
-    begin = time.perf_counter()
-    work()
-    settle(device)
-    return time.perf_counter() - begin

@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from netem.bench.codec_comparison import pulse_format, sparrowrl_format, verl_format, xor_format
-from netem.bench.codec_comparison.comparison import Dataset, one_core, other_sizes, take_turns, tiled
+from netem.bench.codec_comparison.comparison import Dataset, other_sizes, tiled
 from netem.bench.codec_comparison.reference_scan import compact
+from netem.bench.measuring import one_core, take_turns
 from p2pcast.codec.cell import decode, digest, encode
 from p2pcast.codec.codec_prediction import Cost
 from p2pcast.codec.layout import Layout, Tensor

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from netem.bench.anonymous_memory import Peak, anonymous_bytes
+from netem.bench.measuring import Peak, anonymous_bytes
 from p2pcast.artifact.artifact_file import P2pdFile
 from p2pcast.artifact.assembly import Placed
 from p2pcast.checkpoint.folder import Checkpoint

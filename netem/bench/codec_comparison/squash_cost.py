@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from netem.bench.codec_comparison.comparison import one_core, take_turns
+from netem.bench.measuring import one_core, take_turns
 from p2pcast.checkpoint import Checkpoint
 from p2pcast.codec.cell import apply, decode, digest, encode
 from p2pcast.codec.layout import Cell, Layout
