@@ -43,7 +43,7 @@ def filled(template: str, row: Row) -> str:
 
 
 def value_of(row: Row, column: Column) -> object:
-    """What a table shows of the row in the column. Raises KeyError."""
+    """The value of the row that a table shows in the column. Raises KeyError."""
     if callable(column):
         return column(row)
     return filled(column, row) if "{" in column else row[column]

@@ -54,7 +54,7 @@ INSTALLED: Final = {
 
 
 def lacks(needs: Iterable[str]) -> str | None:
-    """What this machine is missing of ``needs``, which are names of NEEDS, and modules; None: nothing."""
+    """A sentence about the ``needs`` that this machine is missing, which are names of NEEDS, and modules; None: none."""
     return "; ".join(why for need in needs if (why := _lacks(need)) is not None) or None
 
 
