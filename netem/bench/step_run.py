@@ -1,5 +1,5 @@
-"""Steps of ``make bench``, ``make guard`` and ``make gpu``: what a step needs of this machine, and its command in a
-process of its own.
+"""The runner of the steps of ``make bench``, ``make guard`` and ``make gpu``. A step needs something of this machine,
+and is a command in a process of its own.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ INSTALLED: Final = {
 
 
 def lacks(needs: Iterable[str]) -> str | None:
-    """A sentence about the ``needs`` that this machine is missing, which are names of NEEDS, and modules; None: none."""
+    """A text about the ``needs`` that this machine is missing: names of NEEDS, and modules. None: it has all."""
     return "; ".join(why for need in needs if (why := _lacks(need)) is not None) or None
 
 
