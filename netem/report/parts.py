@@ -1,9 +1,10 @@
 """The parts of ``make bench``: commands of ``p2pcast bench`` with options that fit into half an hour on four cores, and
 their results.
 
-Each result is stored in ``FOLDER/NAME.json``, with the command, the machine and the time beside the document: {part,
-command, quick, began, took_s, machine, versions, exit_code, document}, or {part, why} if the part could not run or
-failed. An interrupted part leaves nothing. A measured part is not run again unless the caller names it.
+Each result is stored in ``FOLDER/NAME.json``, with the command, the machine and the time beside the document.
+
+A file holds {part, command, quick, began, took_s, machine, versions, exit_code, document}, or {part, why} if the part
+could not run or failed. An interrupted part leaves nothing. A measured part is not run again unless the caller names it.
 """
 
 from __future__ import annotations
