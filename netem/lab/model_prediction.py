@@ -4,7 +4,7 @@ an emulated network. Pure.
 Payload gets a link's rate minus headers. Pieces on several stripes share that rate, so each takes a multiple of the
 time; links over a trunk share the trunk's rate. Each hop adds its delay and one round trip. Some of a version's last
 packets are lost while connections probe for bandwidth, and are sent again a round trip later. That round trip was
-measured (docs/notes/measurements.md, chains over long paths); the rest is arithmetic. Each pair of hosts has the round
+measured (docs/design/decisions/chains.md); the rest is arithmetic. Each pair of hosts has the round
 trip of the network's description.
 
 Connections are assumed to be open and warm, as between versions. BBR, which p2pcast uses, resumes at its last known

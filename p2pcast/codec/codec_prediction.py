@@ -103,7 +103,7 @@ MEASURED_BEFORE: Mapping[str, Cost] = {
     "dense": Cost(0.4e9, 1.0e9, 1 / 1.46),
 }
 """Costs until this machine is measured: one core of an AMD EPYC (Zen 3), bf16, 1.5 % changed
-(docs/notes/measurements.md).
+(docs/design/decisions/codec.md).
 """
 
 

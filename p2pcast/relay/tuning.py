@@ -2,7 +2,7 @@
 
 "Derived" means that the value follows from quantities that are stated with it; tests/p2pcast/relay/test_tuning.py
 holds the values to these derivations. "Not measured" means that no run compared the value with another. The sections
-named are in docs/notes/measurements.md; "Constants of the relay" lists what is still without a measurement.
+named are in docs/design/decisions/stripes.md, which lists what is still without a measurement.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from p2pcast.ground.version import Version
 
 RUNGS = (4, 16, 64)
 """Deltas per squash; ascending, each a multiple of the previous one. Reason for these values:
-docs/notes/measurements.md.
+docs/design/decisions/squashes.md.
 """
 
 Span = tuple[Version, Version]

@@ -2,7 +2,7 @@
 one part at a time. So the work ends however busy a run is.
 
 A low thread priority would not do: the interpreter's lock goes to a waiting thread in turn, and all others wait until
-that thread has really run. At the lowest priority on busy cores that takes long (docs/notes/measurements.md, anchors).
+that thread has really run. At the lowest priority on busy cores that takes long (docs/design/decisions/anchors.md).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from topology.pull_sources import PARTIAL, WHOLE
 from trainer_node.hub import SILENCE_S
 
 LONGEST_RTT_S = 0.3
-"""Of the paths in docs/notes/measurements.md."""
+"""Of the paths in docs/design/decisions/stripes.md."""
 SLOWEST_BPS = 10e6
 ORDINARY_BPS = 20e6
 PROBE_GAIN, PHASES = 1.25, 8
