@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from p2pcast.relay.downstream import Downstream
 from p2pcast.wire import messages
-from rollout_node.control.dispatcher import Handlers
+from p2pcast.wire.dispatch import Handlers
 from rollout_node.control.hub_orders import HubOrders
 from rollout_node.control.saved_hub_state import SavedHubState, row
 from rollout_node.engine.multi_host_leader import MultiHostLeader

@@ -28,9 +28,10 @@ from p2pcast.trust.eviction_log import EvictionLog
 from p2pcast.trust.evictions import unsigned
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Identity
+from p2pcast.wire.dispatch import Handlers
 from rollout_node.control.artifact_catalog import Catalog
 from rollout_node.control.bearer_file import BearerFile
-from rollout_node.control.dispatcher import Dispatcher, Handler, Handlers
+from rollout_node.control.dispatcher import Dispatcher
 from rollout_node.control.eviction_handler import EvictionHandler
 from rollout_node.control.hub_orders import HubOrders
 from rollout_node.control.hub_session import HubSession
@@ -210,13 +211,14 @@ async def _certificate(config: PeerConfig, ident: bytes, staging: Staging) -> Pe
 def _first_handlers(
     welcome: Welcome, evictions: EvictionHandler, certificate: PeerCertificate | None, tasks: Tasks
 ) -> Handlers:
-    handlers: dict[type[messages.Record], Handler] = {
+    handlers: Handlers = {
         messages.Welcome: welcome.accept,
         messages.Evicted: lambda body: evictions.accept(body, welcome.hub_key),
     }
-    if certificate is not None:
-        handlers[messages.Issued] = lambda body: tasks.later(_renew(certificate, body.certificate), "certificate")
-    return handlers
+    if certificate is None:
+        return handlers
+    renew: Handlers = {messages.Issued: lambda body: tasks.later(_renew(certificate, body.certificate), "certificate")}
+    return {**handlers, **renew}
 
 
 async def _renew(certificate: PeerCertificate, issued: bytes) -> None:

@@ -34,6 +34,7 @@ from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Event, Message
+from p2pcast.wire.dispatch import Handlers, dispatch
 from p2pcast.wire.messages import Type
 
 
@@ -67,6 +68,15 @@ class Downstream:
         self._inbound = InboundRate()
         self.fewer = Wakeup()
         """Notified when a child has left."""
+        self._handlers: Handlers = {
+            messages.Attach: self._attach,
+            messages.Spare: self._spare,
+            messages.Want: self._on_want,
+            messages.Ask: self._ask,
+            messages.Recall: self._recall,
+            messages.Ease: self._ease,
+            messages.Ping: lambda child, body: child.link.send(messages.Pong(body.t)),
+        }
 
     @property
     def count(self) -> int:
@@ -219,24 +229,7 @@ class Downstream:
         child = self.children.get(link)
         if child is None or not isinstance(event, Message):
             return
-        body = event.body
-        if isinstance(body, messages.Attach):
-            self._attach(child, body)
-        elif isinstance(body, messages.Spare):
-            self._spare(child, body.artifact)
-        elif isinstance(body, messages.Want):
-            child.spared.discard(body.artifact)
-            self._want(child, body.artifact, body.have, live=False)
-            self._pump_all(child)
-        elif isinstance(body, messages.Ask):
-            self._ask(child, body.artifact, body.pieces, seal=body.seal)
-        elif isinstance(body, messages.Recall):
-            self._recall(child, body.artifact, body.pieces)
-        elif isinstance(body, messages.Ease):
-            child.eased = body.bytes_s
-            self._pace()
-        elif isinstance(body, messages.Ping):
-            link.send(messages.Pong(body.t))
+        dispatch(self._handlers, event, child)
 
     def on_link_read(self, link: Link, payload_bytes: int) -> None:
         child = self.children.get(link)
@@ -291,6 +284,11 @@ class Downstream:
             self._want(child, artifact, have, live=True)
         self._pump_all(child)
 
+    def _on_want(self, child: Child, body: messages.Want) -> None:
+        child.spared.discard(body.artifact)
+        self._want(child, body.artifact, body.have, live=False)
+        self._pump_all(child)
+
     def _want(self, child: Child, artifact: bytes, have: Sequence[int], *, live: bool) -> None:
         holding = self.node.holdings.get(artifact)
         if holding is not None and not holding.excerpt:
@@ -300,29 +298,32 @@ class Downstream:
         else:
             child.link.send(messages.Gone(artifact))
 
-    def _spare(self, child: Child, artifact: bytes) -> None:
-        child.wishes.pop(artifact, None)
-        child.spared.add(artifact)
+    def _spare(self, child: Child, body: messages.Spare | messages.Recall) -> None:
+        child.wishes.pop(body.artifact, None)
+        child.spared.add(body.artifact)
         if len(child.spared) > limits.MAX_CATALOG:
             child.link.close(RemoteError(f"more than {limits.MAX_CATALOG} artifacts that are not to be pushed"))
-        elif (holding := self.node.holdings.get(artifact)) is not None:
+        elif (holding := self.node.holdings.get(body.artifact)) is not None:
             child.schedules.drop(holding.artifact)
 
     # -- for children that pull
 
-    def _ask(self, child: Child, artifact: bytes, pieces: Sequence[int], *, seal: bool) -> None:
+    def _ask(self, child: Child, body: messages.Ask) -> None:
+        artifact = body.artifact
         holding = self.node.holdings.get(artifact)
         if holding is None or not holding.offered:
             child.link.send(messages.Gone(artifact))
             return
         first = child.schedules.get(artifact) is None
         try:
-            unheld = child.schedules.ask(holding.artifact, indices_of(pieces, limits.MAX_ASKED + 1), seal=seal)
+            unheld = child.schedules.ask(
+                holding.artifact, indices_of(body.pieces, limits.MAX_ASKED + 1), seal=body.seal
+            )
         except P2PCastError as error:
             child.link.close(error)
             return
         schedule = child.schedules.get(artifact)
-        if (first or not (pieces or seal)) and schedule is not None:
+        if (first or not (body.pieces or body.seal)) and schedule is not None:
             # An ASK without pieces and seal asks which pieces are here.
             self._send_have(child, schedule, holding.artifact.held.ranges())
             self._pace()
@@ -339,17 +340,20 @@ class Downstream:
         schedule.news.clear()
         child.link.send(have)
 
-    def _recall(self, child: Child, artifact: bytes, pieces: Sequence[int]) -> None:
+    def _recall(self, child: Child, body: messages.Recall) -> None:
         """The child asks another source. Of an artifact that is pushed to the child the answer is all or nothing: an
         artifact that is on its way is sent to the end.
         """
-        schedule = child.schedules.get(artifact)
-        if schedule is None and child.live:
-            self._spare(child, artifact)
-            unsent = pieces
+        unsent = body.pieces
+        if child.schedules.get(body.artifact) is None and child.live:
+            self._spare(child, body)
         else:
-            unsent = ranges_of(child.schedules.recall(artifact, pieces))
-        child.link.send(messages.Unsent(artifact, unsent))
+            unsent = ranges_of(child.schedules.recall(body.artifact, body.pieces))
+        child.link.send(messages.Unsent(body.artifact, unsent))
+
+    def _ease(self, child: Child, body: messages.Ease) -> None:
+        child.eased = body.bytes_s
+        self._pace()
 
     def _pace(self) -> None:
         """Limit the rate of children that pull while a version is on its way, here or at the child."""

@@ -12,7 +12,7 @@ from p2pcast.relay.upstream import ReceivingNode, Upstream
 from p2pcast.transport.link import Link
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Message, Piece
-from p2pcast.wire.messages import Type
+from p2pcast.wire.dispatch import Handlers
 
 
 class Puller(Protocol):
@@ -78,6 +78,9 @@ class PullSource(Upstream):
         """Ask the source to send no faster than this until the next EASE; None: no limit."""
         self.link.send(messages.Ease(bytes_s))
 
+    def _make_handlers(self) -> Handlers:
+        return {**super()._make_handlers(), messages.Have: self._on_have}
+
     # -- LinkOwner
 
     def on_link_read(self, link: Link, payload_bytes: int) -> None:
@@ -96,17 +99,21 @@ class PullSource(Upstream):
         if holding is not None:
             self._puller.came(self, holding.id, piece.index)
 
-    def _on_message(self, link: Link, message: Message) -> None:
-        body = message.body
-        if isinstance(body, messages.Have):
-            self.answered.add(body.artifact)
-            self._puller.held(self, body.artifact, body.pieces, sealed=body.sealed)
-        elif isinstance(body, messages.Unsent):
-            self._puller.unsent(self, body.artifact, body.pieces)
-        elif isinstance(body, messages.Gone):
-            self.answered.add(body.artifact)
-            self._puller.gone(self, body.artifact)
-        else:
-            super()._on_message(link, message)
-            if message.type in (Type.BATCH, Type.SEAL):
-                self._puller.received(self, 0)
+    def _on_batch(self, message: Message) -> None:
+        super()._on_batch(message)
+        self._puller.received(self, 0)
+
+    def _on_seal(self, message: Message) -> None:
+        super()._on_seal(message)
+        self._puller.received(self, 0)
+
+    def _on_have(self, body: messages.Have) -> None:
+        self.answered.add(body.artifact)
+        self._puller.held(self, body.artifact, body.pieces, sealed=body.sealed)
+
+    def _on_unsent(self, body: messages.Unsent) -> None:
+        self._puller.unsent(self, body.artifact, body.pieces)
+
+    def _on_gone(self, body: messages.Gone) -> None:
+        self.answered.add(body.artifact)
+        self._puller.gone(self, body.artifact)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from p2pcast.artifact.signed_records import Durable, Open
@@ -23,6 +23,7 @@ from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Event, Message, Piece
+from p2pcast.wire.dispatch import Handlers, dispatch
 from p2pcast.wire.messages import Type
 
 MAX_PINGS = 256
@@ -101,6 +102,24 @@ class Upstream:
         """Notified when a transfer begins, and at the end of the link."""
         self._active = False
         """``active`` as of the last round of ``run``."""
+        self._handlers = self._make_handlers()
+
+    def _make_handlers(self) -> Handlers:
+        return {
+            Type.BATCH: self._on_batch,
+            Type.OPEN: self._on_open,
+            Type.SEAL: self._on_seal,
+            Type.CONFIRM: self._on_confirm,
+            Type.ABORT: self._on_abort,
+            messages.Alive: self._on_alive,
+            messages.Ping: lambda body: self.link.send(messages.Pong(body.t)),
+            messages.Pong: self._on_pong,
+            messages.Layout: self._on_layout,
+            messages.Attached: self._on_attached,
+            messages.Path: self._on_path,
+            messages.Unsent: self._on_unsent,
+            messages.Gone: self._on_gone,
+        }
 
     def start(self) -> None:
         """Send ATTACH with the held pieces, and receive. Without effect once the link is closed."""
@@ -269,7 +288,7 @@ class Upstream:
             if type(event) is Piece:
                 self._on_piece(event)
             elif isinstance(event, Message):
-                self._on_message(link, event)
+                dispatch(self._handlers, event)
         except P2PCastError as error:
             link.close(error)
 
@@ -313,72 +332,83 @@ class Upstream:
         else:
             raise RemoteError(f"piece {piece.index} of {holding.open.version}: {offer.value}")
 
-    def _on_message(self, link: Link, message: Message) -> None:
-        kind, body, node = message.type, message.body, self.node
-        if kind is Type.BATCH:
-            if (holding := self._holding(message)) is not None:
-                node.add_batch(holding, message.signed)
-        elif kind is Type.OPEN:
-            if message.handle not in self.handles:
-                self._open(message)
-        elif kind is Type.SEAL:
-            if (holding := self._holding(message)) is not None:
-                node.seal(holding, message.signed)
-                self.wanted.discard(holding.id)
-        elif kind is Type.CONFIRM:
-            # CONFIRM names its artifact: it may come long after the last frame of the artifact's handle.
-            confirmed = node.holdings.get(Durable.from_signed(message.signed, node.run_key).artifact)
-            if confirmed is not None and confirmed.assembly.sealed:
-                node.confirm(confirmed, message.signed)
-        elif isinstance(body, messages.Abort):
-            # The OPEN may still be in flight on another stripe.
-            holding = self.handles.get(message.handle)
-            self.handles[message.handle] = None
-            self._retire()
-            if holding is not None:
-                self.wanted.discard(holding.id)
-                if node.is_sealed(holding.id):
-                    self.give_up_on(holding.id)
-                elif (held := node.holdings.get(holding.id)) is not None and not held.irrevocable:
-                    node.abort(held)
-        elif isinstance(body, messages.Alive):
-            self._watch.high = dict(body.high)
-        elif isinstance(body, messages.Ping):
-            link.send(messages.Pong(body.t))
-        elif isinstance(body, messages.Pong):
-            # An answer to no PING could set any round trip, and the watch would wait for this parent as long.
-            if body.t in self._pinged:
-                self._pinged.remove(body.t)
-                self._watch.ping_answered(max(0.0, self._loop.time() - body.t / 1e6))
-        elif isinstance(body, messages.Layout):
-            if body.layout not in node.layouts:
-                # A layout is not signed. It is kept only until the OPEN that follows has named it.
-                self._layouts[body.layout] = body.document
-                while len(self._layouts) > MAX_UNNAMED_LAYOUTS:
-                    del self._layouts[next(iter(self._layouts))]
-        elif isinstance(body, messages.Attached | messages.Path):
-            if node.ident in body.path and not (self.beside and isinstance(body, messages.Path)):
-                self.looped = True
-                raise RemoteError("attaching here would close a loop")
-            if self.live and not self.beside:
-                node.set_path(list(body.path))
-            if isinstance(body, messages.Attached):
-                self.offers = {
-                    offer.artifact: (offer.kind, offer.base, offer.version, offer.complete)
-                    for offer in body.artifacts
-                    if offer.artifact not in self.withheld
-                }
-                self.attached.set()
-                self._attached_at = self._loop.time()
-                if self.beside:
-                    self.want_newer()
-                node.offers_changed(self)
-        elif isinstance(body, messages.Unsent):
-            if (answer := self._declined.get(body.artifact)) is not None and not answer.done():
-                answer.set_result(bool(body.pieces))
-        elif isinstance(body, messages.Gone):
-            self.offers.pop(body.artifact, None)
-            self._release(body.artifact)
+    def _on_batch(self, message: Message) -> None:
+        if (holding := self._holding(message)) is not None:
+            self.node.add_batch(holding, message.signed)
+
+    def _on_open(self, message: Message) -> None:
+        if message.handle not in self.handles:
+            self._open(message)
+
+    def _on_seal(self, message: Message) -> None:
+        if (holding := self._holding(message)) is not None:
+            self.node.seal(holding, message.signed)
+            self.wanted.discard(holding.id)
+
+    def _on_confirm(self, message: Message) -> None:
+        # CONFIRM names its artifact: it may come long after the last frame of the artifact's handle.
+        confirmed = self.node.holdings.get(Durable.from_signed(message.signed, self.node.run_key).artifact)
+        if confirmed is not None and confirmed.assembly.sealed:
+            self.node.confirm(confirmed, message.signed)
+
+    def _on_abort(self, message: Message) -> None:
+        # The OPEN may still be in flight on another stripe.
+        holding = self.handles.get(message.handle)
+        self.handles[message.handle] = None
+        self._retire()
+        if holding is not None:
+            self.wanted.discard(holding.id)
+            if self.node.is_sealed(holding.id):
+                self.give_up_on(holding.id)
+            elif (held := self.node.holdings.get(holding.id)) is not None and not held.irrevocable:
+                self.node.abort(held)
+
+    def _on_alive(self, body: messages.Alive) -> None:
+        self._watch.high = dict(body.high)
+
+    def _on_pong(self, body: messages.Pong) -> None:
+        # An answer to no PING could set any round trip, and the watch would wait for this parent as long.
+        if body.t in self._pinged:
+            self._pinged.remove(body.t)
+            self._watch.ping_answered(max(0.0, self._loop.time() - body.t / 1e6))
+
+    def _on_layout(self, body: messages.Layout) -> None:
+        if body.layout not in self.node.layouts:
+            # A layout is not signed. It is kept only until the OPEN that follows has named it.
+            self._layouts[body.layout] = body.document
+            while len(self._layouts) > MAX_UNNAMED_LAYOUTS:
+                del self._layouts[next(iter(self._layouts))]
+
+    def _on_path(self, body: messages.Path) -> None:
+        self._take_path(body.path, checked=not self.beside)
+
+    def _on_attached(self, body: messages.Attached) -> None:
+        self._take_path(body.path, checked=True)
+        self.offers = {
+            offer.artifact: (offer.kind, offer.base, offer.version, offer.complete)
+            for offer in body.artifacts
+            if offer.artifact not in self.withheld
+        }
+        self.attached.set()
+        self._attached_at = self._loop.time()
+        if self.beside:
+            self.want_newer()
+        self.node.offers_changed(self)
+
+    def _take_path(self, path: Sequence[bytes], *, checked: bool) -> None:
+        if checked and self.node.ident in path:
+            self.looped = True
+            raise RemoteError("attaching here would close a loop")
+        if self.live and not self.beside:
+            self.node.set_path(list(path))
+
+    def _on_unsent(self, body: messages.Unsent) -> None:
+        if (answer := self._declined.get(body.artifact)) is not None and not answer.done():
+            answer.set_result(bool(body.pieces))
+
+    def _on_gone(self, body: messages.Gone) -> None:
+        self.offers.pop(body.artifact, None)
+        self._release(body.artifact)
 
     def _release(self, artifact: bytes) -> None:
         """The parent does not have the artifact. It may still open it, with the held pieces that ATTACH or WANT named;

@@ -6,17 +6,14 @@ Promise: messages that need parts of the peer that do not exist yet are kept in 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from p2pcast.ground.errors import RefusedError
+from p2pcast.wire.connection import Message
+from p2pcast.wire.dispatch import Handlers, dispatch
 from p2pcast.wire.messages import Record
 
 logger = logging.getLogger("p2pcast.peer")
-
-Handler = Callable[[Any], None]
-Handlers = Mapping[type[Record], Handler]
-"""Each takes the records of its class."""
 
 
 class Dispatcher:
@@ -43,10 +40,7 @@ class Dispatcher:
             self.on_hub_message(record)
 
     def on_hub_message(self, record: Record) -> None:
-        handler = self._handlers.get(type(record))
-        if handler is not None:
-            handler(record)
-        elif self._early is not None:
+        if not dispatch(self._handlers, Message(record.type, record)) and self._early is not None:
             self._early.append(record)
 
     def on_hub_lost(self) -> None:

@@ -27,6 +27,7 @@ from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Event, Message
+from p2pcast.wire.dispatch import Handlers, dispatch
 from rollout_node.installers.install_socket import InstallSocket, Report
 
 logger = logging.getLogger("p2pcast.peer")
@@ -39,6 +40,9 @@ LOST_S = 5.0
 """Time after a member's connection is lost, in seconds, before its workers' reports count as lost."""
 PATIENCE_S = 60.0
 """Time for which a lead waits for its members, in seconds, counted anew whenever one makes progress."""
+
+_ANY_TIME = (messages.Type.PING, messages.Type.PONG)
+"""Messages that a member may send before MEMBER."""
 
 
 # -- decisions
@@ -115,15 +119,10 @@ class _MemberLink:
         link.expect_first_message("MEMBER")
 
     def on_link_event(self, link: Link, stripe: Stripe, event: Event) -> None:
-        if not isinstance(event, Message) or isinstance(event.body, messages.Pong):
-            return
-        if isinstance(event.body, messages.Ping):
-            link.send(messages.Pong(event.body.t))
+        if not isinstance(event, Message):
             return
         try:
-            if isinstance(event.body, messages.Member) == bool(self.incarnation):
-                raise RemoteError("MEMBER comes first, and once")
-            self._lead.on_member_message(self, event.body)
+            self._lead.on_member_message(self, event)
         except P2PCastError as error:
             link.close(error)
 
@@ -169,6 +168,12 @@ class MultiHostLeader:
         """Ranks that may have moved to other hosts: the server may be another process."""
         self._relaying = False
         """The report at hand comes from a member."""
+        self._handlers: Handlers = {
+            messages.Ping: lambda member, body: member.link.send(messages.Pong(body.t)),
+            messages.Member: self._introduced,
+            messages.Held: self._stands,
+            messages.Reported: self._relay,
+        }
         socket.elsewhere = self._sources
 
     async def run(self) -> None:
@@ -313,23 +318,27 @@ class MultiHostLeader:
                 f"the hub names no such member of engine {self.name}: join with --engine {self.name} --role member"
             )
 
-    def on_member_message(self, member: _MemberLink, body: messages.Record) -> None:
-        if isinstance(body, messages.Member):
-            self._introduced(member, body)
-        elif isinstance(body, messages.Held):
-            standing = Standing(body.version, body.still and body.round == self._round)
-            if standing != member.standing:
-                member.standing = standing
-                if member.link.remote in self._ranks.values():
-                    self._news.notify()
-                    self._changed()
-        elif isinstance(body, messages.Reported):
-            report = unpack_report(body.report)
-            self._relaying = True
-            try:
-                self._socket.offer(report, body.age_us / 1e6, lambda checked: self._claim(member, checked["rank"]))
-            finally:
-                self._relaying = False
+    def on_member_message(self, member: _MemberLink, message: Message) -> None:
+        """Raises P2PCastError: then the member's connection ends."""
+        if message.type not in _ANY_TIME and (message.type is messages.Type.MEMBER) == bool(member.incarnation):
+            raise RemoteError("MEMBER comes first, and once")
+        dispatch(self._handlers, message, member)
+
+    def _stands(self, member: _MemberLink, body: messages.Held) -> None:
+        standing = Standing(body.version, body.still and body.round == self._round)
+        if standing != member.standing:
+            member.standing = standing
+            if member.link.remote in self._ranks.values():
+                self._news.notify()
+                self._changed()
+
+    def _relay(self, member: _MemberLink, body: messages.Reported) -> None:
+        report = unpack_report(body.report)
+        self._relaying = True
+        try:
+            self._socket.offer(report, body.age_us / 1e6, lambda checked: self._claim(member, checked["rank"]))
+        finally:
+            self._relaying = False
 
     def _claim(self, member: _MemberLink, rank: int) -> None:
         """A worker of this engine answered through ``member``. Raises RefusedError for a rank of another host."""

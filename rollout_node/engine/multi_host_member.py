@@ -34,6 +34,7 @@ from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Event, Identity, Message
+from p2pcast.wire.dispatch import Handlers, dispatch
 from rollout_node.engine.multi_host_leader import SILENCE_S, Standing
 from rollout_node.shadow.shadow_state import ShadowState
 
@@ -89,6 +90,11 @@ class MultiHostMember:
         self._kept: deque[tuple[float, bytes]] = deque()
         """Reports that are not sent to the lead yet, and when they were made."""
         self._news = Wakeup()
+        self._handlers: Handlers = {
+            messages.Ping: self._on_ping,
+            messages.Still: self._on_still,
+            messages.Serves: self._on_serves,
+        }
 
     @property
     def connected(self) -> bool:
@@ -250,22 +256,25 @@ class MultiHostMember:
     # -- LinkOwner
 
     def on_link_event(self, link: Link, stripe: Stripe, event: Event) -> None:
-        if not isinstance(event, Message) or isinstance(event.body, messages.Pong):
-            return
-        if link is not self._link:
-            return  # an earlier connection
-        if isinstance(event.body, messages.Ping):
-            link.send(messages.Pong(event.body.t))
-            self._send_standing()
-        elif isinstance(event.body, messages.Still):
-            self._order = event.body.version
-            self._round, self._lost_at = event.body.round, None
-            self._orders += 1
-            self._news.notify()
-        elif isinstance(event.body, messages.Serves):
-            self._error, self._welcomed = None, True
-            self.serves, self._ready = event.body.version, event.body.ready
-            self._on_changed()
+        # An earlier connection has nothing to say any more.
+        if isinstance(event, Message) and link is self._link:
+            dispatch(self._handlers, event)
+
+    def _on_ping(self, body: messages.Ping) -> None:
+        if self._link is not None:
+            self._link.send(messages.Pong(body.t))
+        self._send_standing()
+
+    def _on_still(self, body: messages.Still) -> None:
+        self._order = body.version
+        self._round, self._lost_at = body.round, None
+        self._orders += 1
+        self._news.notify()
+
+    def _on_serves(self, body: messages.Serves) -> None:
+        self._error, self._welcomed = None, True
+        self.serves, self._ready = body.version, body.ready
+        self._on_changed()
 
     def on_link_read(self, link: Link, payload_bytes: int) -> None:
         self._last_received_at = asyncio.get_running_loop().time()

@@ -12,8 +12,11 @@ from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Event, Message
+from p2pcast.wire.dispatch import Handlers, dispatch
 from topology.plan_tree import Epoch
 from trainer_node.membership.peer_record import PeerRecord
+
+_BEFORE_JOIN = (messages.Type.JOIN, messages.Type.PING, messages.Type.PONG)
 
 Place = tuple[bytes, str, int]
 """A node and its address."""
@@ -105,6 +108,17 @@ class PeerSession:
         self._known: tuple[int, tuple[Place, ...]] = (-1, ())
         self._ways: dict[bytes, messages.Route] = {}
         """The addresses that this peer was sent, by node."""
+        self._table: Handlers = {
+            messages.Join: self._on_join,
+            messages.Ping: lambda body: link.send(messages.Pong(body.t)),
+            messages.Type.REPORT: self._on_report,
+            messages.Enrol: self._on_enrol,
+            messages.Call: lambda body: handlers.routes.on_dial_request(self, body),
+            messages.Unreached: lambda body: handlers.routes.on_unreached(self, body.node),
+            messages.Seek: lambda body: handlers.routes.on_source_request(self, body),
+            messages.Squash: self._on_squash,
+            messages.Leave: self._on_leave,
+        }
 
     def is_news(self, turn: int, places: tuple[Place, ...]) -> bool:
         """True if this peer has not been told, as of ``turn``, how to reach ``places``; then they count as told."""
@@ -151,31 +165,14 @@ class PeerSession:
     def on_link_event(self, link: Link, stripe: Stripe, event: Event) -> None:
         if not isinstance(event, Message):
             return
-        body = event.body
-        match body:
-            case messages.Join():
-                self._on_join(body)
-            case messages.Ping():
-                link.send(messages.Pong(body.t))
-            case messages.Pong():
-                pass
-            case _ if self.peer is None:
-                link.close(RemoteError(f"{event.type.name} before JOIN"))
-            case messages.Report():
-                self._on_report(body, event.invalid_keys)
-            case messages.Enrol():
-                self._on_enrol(body)
-            case messages.Call():
-                self._handlers.routes.on_dial_request(self, body)
-            case messages.Unreached():
-                self._handlers.routes.on_unreached(self, body.node)
-            case messages.Seek():
-                self._handlers.routes.on_source_request(self, body)
-            case messages.Squash():
-                self._on_squash(body)
-            case messages.Leave():
-                self.farewell = True
-                link.close()
+        if self.peer is None and event.type not in _BEFORE_JOIN:
+            link.close(RemoteError(f"{event.type.name} before JOIN"))
+        else:
+            dispatch(self._table, event)
+
+    def _on_leave(self, body: messages.Leave) -> None:
+        self.farewell = True
+        self.link.close()
 
     def _on_join(self, body: messages.Join) -> None:
         if self.peer is not None:
@@ -199,12 +196,13 @@ class PeerSession:
             answer = messages.Squashing(body.base, promise.version, bytes=promise.bytes, wait_us=wait_us)
         self.link.send(answer)
 
-    def _on_report(self, body: messages.Report, invalid_keys: tuple[str, ...]) -> None:
-        if invalid_keys:
-            self._handlers.reports.on_invalid_values(self, invalid_keys, first=not self._reported_invalid)
+    def _on_report(self, message: Message) -> None:
+        assert isinstance(message.body, messages.Report)
+        if message.invalid_keys:
+            self._handlers.reports.on_invalid_values(self, message.invalid_keys, first=not self._reported_invalid)
             self._reported_invalid = True
         try:
-            self._handlers.reports.on_report(self, body)
+            self._handlers.reports.on_report(self, message.body)
         except P2PCastError as error:
             self.link.close(error)
 

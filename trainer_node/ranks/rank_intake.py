@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from p2pcast.artifact.signed_records import Manifest
@@ -24,9 +25,11 @@ from p2pcast.sparse import budget_schedule
 from p2pcast.state.staging import Staging
 from p2pcast.transport.link import Link
 from p2pcast.wire import messages
+from p2pcast.wire.connection import Message
+from p2pcast.wire.dispatch import Handlers, dispatch
 from trainer_node.publish.pipeline import Pipeline
 from trainer_node.publish.published import Published
-from trainer_node.publish.rank_parts import Disagreement, Group, Terms
+from trainer_node.publish.rank_parts import Disagreement, Group, RankParts, Terms
 from trainer_node.publish.version_lifecycle import VersionLifecycle
 from trainer_node.publish.version_source import RankSource
 from trainer_node.ranks.rank_session import PendingVersion, RankSession
@@ -90,6 +93,16 @@ class RankIntake:
         """Why the group's last version was aborted."""
         self._overdue = RankTimeouts(wait_s)
         self._serving = False
+        self._handlers: Handlers = {
+            messages.Rank: self._rank,
+            messages.Layout: self._layout,
+            messages.Begin: self._begin,
+            messages.Aborted: self._gave_up,
+            messages.Cell: partial(self._part, RankParts.add),
+            messages.Passed: partial(self._part, lambda parts, rank, body: parts.passed(rank, body.cell)),
+            messages.File: partial(self._part, lambda parts, rank, body: parts.file(rank, body.path, body.contents)),
+            messages.Done: partial(self._part, lambda parts, rank, body: parts.done(rank, body.parts)),
+        }
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -158,27 +171,18 @@ class RankIntake:
 
     # -- what ranks say
 
-    def on_message(self, session: RankSession, body: messages.Record) -> None:
+    def on_message(self, session: RankSession, message: Message) -> None:
         """Raises RemoteError, RetryableError: then the rank's connection ends, and with it its group."""
-        if isinstance(body, messages.Rank):
-            self._rank(session, body)
-            return
         group = session.group
-        if group is None:
-            raise RemoteError(f"{body.type.name} before RANK")
-        if group is not self._group:
-            return
-        if isinstance(body, messages.Layout):
-            self._layout(session, body)
-        elif isinstance(body, messages.Begin):
-            self._begin(group, session, body)
-        elif isinstance(body, messages.Aborted):
-            self._gave_up(group, session, body)
-        elif isinstance(body, Part) and not group.late(body.serial):
-            self._part(group, session.rank, body)
+        if message.type is not messages.Type.RANK:
+            if group is None:
+                raise RemoteError(f"{message.type.name} before RANK")
+            if group is not self._group:
+                return
+        dispatch(self._handlers, message, group, session)
 
-    def _rank(self, session: RankSession, body: messages.Rank) -> None:
-        if session.group is not None:
+    def _rank(self, before: Group | None, session: RankSession, body: messages.Rank) -> None:
+        if before is not None:
             raise RemoteError("RANK came twice")
         ident, rank, ranks = body.group, body.rank, body.ranks
         if ident in self._retired:
@@ -211,7 +215,7 @@ class RankIntake:
             session.link.send(ranked)
         self.changed()
 
-    def _layout(self, session: RankSession, body: messages.Layout) -> None:
+    def _layout(self, group: Group, session: RankSession, body: messages.Layout) -> None:
         if session.rank != 0 or self._pending is not None:
             raise RemoteError("LAYOUT is for rank 0 to send, before its BEGIN")
         self._document = body.document
@@ -255,20 +259,15 @@ class RankIntake:
         else:
             raise RemoteError(f"ABORTED of serial {serial}, which was not begun")
 
-    def _part(self, group: Group, rank: int, body: Part) -> None:
+    def _part(self, put: Callable[[RankParts, int, Any], None], group: Group, session: RankSession, body: Part) -> None:
+        if group.late(body.serial):
+            return
         parts = group.receiving(body.serial, body.type.name)
         pending = self._pending
         if pending is None or not pending.open:
             return
         try:
-            if isinstance(body, messages.Cell):
-                parts.add(rank, body)
-            elif isinstance(body, messages.Passed):
-                parts.passed(rank, body.cell)
-            elif isinstance(body, messages.File):
-                parts.file(rank, body.path, body.contents)
-            else:
-                parts.done(rank, body.parts)
+            put(parts, session.rank, body)
         except RemoteError as error:
             pending.fail(error)
             return

@@ -20,6 +20,7 @@ from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Event, Message
+from p2pcast.wire.dispatch import Handlers, dispatch
 from trainer_node.publish.rank_parts import Complete, Group, RankParts, Terms
 
 T = TypeVar("T")
@@ -32,7 +33,7 @@ while it compiles or saves.
 
 
 class RankOwner(Protocol):
-    def on_message(self, session: RankSession, body: messages.Record) -> None:
+    def on_message(self, session: RankSession, message: Message) -> None:
         """Raises P2PCastError: then the rank's connection ends."""
 
     def on_closed(self, session: RankSession, error: P2PCastError | None) -> None: ...
@@ -53,6 +54,11 @@ class RankSession:
         self._paused = False
         self._last_received_at = self._pinged_at = asyncio.get_running_loop().time()
         self._live: messages.Live | None = None
+        self._handlers: Handlers = {
+            messages.Ping: lambda body: link.send(messages.Pong(body.t)),
+            messages.Pong: lambda body: None,
+            messages.Leave: self._on_leave,
+        }
         link.expect_first_message("RANK")
 
     def beat(self, now: float) -> None:
@@ -89,19 +95,17 @@ class RankSession:
     # -- LinkOwner
 
     def on_link_event(self, link: Link, stripe: Stripe, event: Event) -> None:
-        if not isinstance(event, Message) or isinstance(event.body, messages.Pong):
-            return
-        if isinstance(event.body, messages.Ping):
-            link.send(messages.Pong(event.body.t))
-            return
-        if isinstance(event.body, messages.Leave):
-            self.farewell = True
-            link.close()
+        if not isinstance(event, Message):
             return
         try:
-            self._owner.on_message(self, event.body)
+            if not dispatch(self._handlers, event):
+                self._owner.on_message(self, event)
         except P2PCastError as error:
             link.close(error)
+
+    def _on_leave(self, body: messages.Leave) -> None:
+        self.farewell = True
+        self.link.close()
 
     def on_link_read(self, link: Link, payload_bytes: int) -> None:
         self._last_received_at = asyncio.get_running_loop().time()

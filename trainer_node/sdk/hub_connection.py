@@ -30,6 +30,7 @@ from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Established, Event, Identity, Message
+from p2pcast.wire.dispatch import Handlers, dispatch
 
 logger = logging.getLogger("p2pcast.publisher")
 
@@ -93,23 +94,38 @@ class Received:
     _document: tuple[bytes, bytes] | None = None
 
     def take(self, message: Message) -> None:
-        body = message.body
-        if isinstance(body, messages.Layout):
-            self._document = (body.layout, body.document)
-        elif isinstance(body, messages.Ranked):
-            known = self._document is not None and self._document[0] == body.layout
-            document = self._document[1] if known and self._document is not None else None
-            self.ranked = Ranked(body.head, body.layout, document, body.state, body.schedule)
-        elif isinstance(body, messages.Begun):
-            self.begun = {body.serial: Begun(body.version, body.base, body.codec or "auto")}
-            self.aborted = {serial: reason for serial, reason in self.aborted.items() if serial >= body.serial}
-        elif isinstance(body, messages.Durable):
-            done = Durable(body.version, body.bytes, body.changed, body.params)
-            self.durable = {body.serial: done}
-        elif isinstance(body, messages.Aborted):
-            self.aborted[body.serial] = body.reason
-        elif isinstance(body, messages.Live):
-            self.engines = {name: (committed, ready) for name, committed, ready in body.engines}
+        dispatch(_RECEIVERS, message, self)
+
+    def _layout(self, body: messages.Layout) -> None:
+        self._document = (body.layout, body.document)
+
+    def _ranked(self, body: messages.Ranked) -> None:
+        known = self._document is not None and self._document[0] == body.layout
+        document = self._document[1] if known and self._document is not None else None
+        self.ranked = Ranked(body.head, body.layout, document, body.state, body.schedule)
+
+    def _begun(self, body: messages.Begun) -> None:
+        self.begun = {body.serial: Begun(body.version, body.base, body.codec or "auto")}
+        self.aborted = {serial: reason for serial, reason in self.aborted.items() if serial >= body.serial}
+
+    def _durable(self, body: messages.Durable) -> None:
+        self.durable = {body.serial: Durable(body.version, body.bytes, body.changed, body.params)}
+
+    def _aborted(self, body: messages.Aborted) -> None:
+        self.aborted[body.serial] = body.reason
+
+    def _live(self, body: messages.Live) -> None:
+        self.engines = {name: (committed, ready) for name, committed, ready in body.engines}
+
+
+_RECEIVERS: Handlers = {
+    messages.Layout: Received._layout,
+    messages.Ranked: Received._ranked,
+    messages.Begun: Received._begun,
+    messages.Durable: Received._durable,
+    messages.Aborted: Received._aborted,
+    messages.Live: Received._live,
+}
 
 
 def _serial(record: messages.Record) -> int | None:

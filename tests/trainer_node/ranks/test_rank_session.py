@@ -10,6 +10,7 @@ from parts import FakeLink
 from p2pcast.ground.errors import RemoteError, RetryableError
 from p2pcast.ground.version import Version
 from p2pcast.wire import messages
+from p2pcast.wire.connection import Message
 from p2pcast.wire.messages import Type
 from trainer_node.ranks.rank_session import PING_S, SILENCE_S, RankSession
 
@@ -21,10 +22,10 @@ class Owner:
         self.changes = 0
         self.refuses = False
 
-    def on_message(self, session: RankSession, body: messages.Record) -> None:
+    def on_message(self, session: RankSession, message: Message) -> None:
         if self.refuses:
             raise RemoteError("out of place")
-        self.heard.append(body)
+        self.heard.append(message.body)
 
     def on_closed(self, session: RankSession, error: object) -> None:
         self.closed.append(error)

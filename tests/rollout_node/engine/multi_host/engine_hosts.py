@@ -15,7 +15,7 @@ from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener
 from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire import messages
-from p2pcast.wire.connection import Identity
+from p2pcast.wire.connection import Identity, Message
 from rollout_node.engine.multi_host_leader import MultiHostLeader
 from rollout_node.engine.multi_host_member import MultiHostMember
 from rollout_node.in_engine.install_frames import InstallClient
@@ -164,7 +164,7 @@ async def work(lead: Host, **ranks: int) -> None:
         for name, rank in ranks.items():
             member = lead.lead._members[bytes.fromhex(hosts[name])]
             report = msgpack.packb(REPORT | {"rank": rank, "phase": "init"})
-            lead.lead.on_member_message(member, messages.Reported(report, 0))
+            lead.lead.on_member_message(member, Message(messages.Type.REPORTED, messages.Reported(report, 0)))
 
 
 def seen(lead: Host) -> dict[str, Any]:
