@@ -4,7 +4,8 @@ their results.
 Each result is stored in ``FOLDER/NAME.json``, with the command, the machine and the time beside the document.
 
 A file holds {part, command, quick, began, took_s, machine, versions, exit_code, document}, or {part, why} if the part
-could not run or failed. An interrupted part leaves nothing. A measured part is not run again unless the caller names it.
+could not run or failed. An interrupted part leaves nothing. A measured part is not run again unless the caller names
+it.
 """
 
 from __future__ import annotations
