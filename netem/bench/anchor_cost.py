@@ -25,7 +25,8 @@ import numpy as np
 import safetensors
 
 from netem.emulation.loopback import Net
-from netem.fleet.local_fleet import HUB, Fleet, FleetError
+from netem.fleet.local_fleet import HUB, Fleet
+from netem.fleet.processes import Child, FleetError
 
 CHANGED = 0.01
 WARM = 2
@@ -90,16 +91,16 @@ class AnchorFleet(Fleet):
             safetensors.serialize_file({"w": spec}, self.folder / f"{name}.safetensors")
             words[draw.random(len(words), dtype=np.float32) < CHANGED] += 1
 
-    async def _run(self, words: list[str], log: Path) -> Any:
+    def _run(self, name: str, words: list[str]) -> Child:
         if "--install" in words:
             words[words.index("--install") + 1] = "exec:true"
         else:
             words.append("--no-squashes")
-        process = await super()._run(words, log)
+        child = super()._run(name, words)
         if len(cores := sorted(os.sched_getaffinity(0))) > 1:
             half = len(cores) // 2
-            os.sched_setaffinity(process.pid, cores[:half] if words[0] == "seed" else cores[half:])
-        return process
+            os.sched_setaffinity(child.process.pid, cores[:half] if words[0] == "seed" else cores[half:])
+        return child
 
 
 async def beside_anchors(

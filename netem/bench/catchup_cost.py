@@ -19,7 +19,8 @@ import numpy as np
 import safetensors
 
 from netem.emulation.loopback import Net
-from netem.fleet.local_fleet import HUB, POLL_S, Document, Fleet, FleetError
+from netem.fleet.local_fleet import HUB, POLL_S, Document, Fleet
+from netem.fleet.processes import FleetError
 from p2pcast.artifact.artifact_file import P2pdFile
 from p2pcast.ground.version import Version
 from p2pcast.offline import squash_files

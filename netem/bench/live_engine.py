@@ -31,7 +31,7 @@ import aiohttp
 from netem.bench.live_figures import CLOCK, Switch, pauses, ratios, row, with_pauses
 from netem.demo.verdict import Check, check_answers, check_folders
 from netem.fleet import participants as demo
-from netem.fleet.processes import DemoError, Processes, describe_exit
+from netem.fleet.processes import FleetError, Processes, describe_exit
 from netem.fleet.traffic import Traffic
 from netem.fleet.wait import HTTP_S, READY_S, Watch, unwrapped
 from netem.fleet.workspace import Workspace
@@ -119,7 +119,7 @@ class LiveBench:
         self._watch: Watch
 
     async def run(self) -> list[Check]:
-        """Run all phases. Raises DemoError if the bench cannot continue."""
+        """Run all phases. Raises FleetError if the bench cannot continue."""
         # Use a new connection for each request: the server may close an idle one just as a command is sent, which loses
         # the
         # command.
@@ -297,7 +297,7 @@ class LiveBench:
             timeout = aiohttp.ClientTimeout(total=VERSION_S)
             async with self._http.post(self.cast.engine_url + path, json=body, timeout=timeout) as response:
                 if response.status != 200:
-                    raise DemoError(f"{where}: status {response.status}: {(await response.text())[:300]}")
+                    raise FleetError(f"{where}: status {response.status}: {(await response.text())[:300]}")
         except (aiohttp.ClientError, TimeoutError) as error:
             raise self.processes.children["vllm"].failure(f"{where}: {error or 'no answer'}") from None
 
@@ -340,13 +340,13 @@ class LiveBench:
 
 
 def bench_live(options: Options) -> dict[str, Any]:
-    """Run the bench. Returns the result, ready for JSON; ``verdict`` is PASS or FAIL. Raises UsageError, DemoError."""
+    """Run the bench. Returns the result, ready for JSON; ``verdict`` is PASS or FAIL. Raises UsageError, FleetError."""
     if options.hidden % 128:
         raise UsageError(
             "the hidden size must be a multiple of 128: heads have 64 dimensions and share keys and values in pairs"
         )
     if importlib.util.find_spec("vllm") is None:
-        raise DemoError(NO_VLLM)
+        raise FleetError(NO_VLLM)
     began_s = time.monotonic()
     with Workspace(options.folder) as work, Processes(work.logs) as processes:
         bench = LiveBench(options, work, processes)

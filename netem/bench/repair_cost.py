@@ -15,7 +15,8 @@ from pathlib import Path
 
 from netem.bench.catchup_cost import LateFleet, ladder
 from netem.emulation.loopback import Net
-from netem.fleet.local_fleet import POLL_S, FleetError
+from netem.fleet.local_fleet import POLL_S
+from netem.fleet.processes import FleetError
 from p2pcast.ground import limits
 
 VICTIM, OTHER = "p1", "p2"

@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from netem.broadcast.emulated_fleet import p2pcast
-from netem.broadcast.process_folders import own_folder
 from netem.broadcast.rivals import RIVALS, MissingError
 from netem.broadcast.rows import left_out, row
 from netem.broadcast.whole_states import WHOLE
 from netem.broadcast.whole_states import p2pcast as p2pcast_whole
 from netem.emulation.description import Link, star
 from netem.emulation.rate import rate_network
+from netem.fleet.fleet import folders
 
-TMPFS = Path("/dev/shm")
 PLAINTEXT = "p2pcast, plaintext"
 """p2pcast without TLS."""
 STATE = "p2pcast, whole state"
@@ -79,14 +76,9 @@ def bench_broadcast(bench: Bench, show: Callable[[dict[str, Any]], None]) -> dic
 def _rows(bench: Bench, system: str, peers: int) -> list[dict[str, Any]]:
     uplink, link = Link(bench.uplink_bps, bench.uplink_bps), Link(bench.peer_bps, bench.peer_bps)
     late = bench.late if system == "p2pcast" else 0
-    with ExitStack() as owned:
-        below = bench.folder or Path(tempfile.gettempdir())
-        folder = owned.enter_context(own_folder(below))
-        network = star(uplink, peers + late, link, bench.congestion)
-        net = owned.enter_context(rate_network(network))
+    network = star(uplink, peers + late, link, bench.congestion)
+    with folders(bench.folder) as (folder, memory), rate_network(network) as net:
         try:
-            apart = below.resolve() != TMPFS and os.access(TMPFS, os.W_OK)
-            memory = owned.enter_context(own_folder(TMPFS)) if apart else folder
             if system in ("p2pcast", PLAINTEXT):
                 plaintext = system == PLAINTEXT
                 ran = p2pcast(

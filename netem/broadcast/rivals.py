@@ -17,11 +17,9 @@ from netem.broadcast.cpu import Meter
 from netem.broadcast.json_lines import PORT
 from netem.broadcast.rows import Broadcast, BroadcastSeries
 from netem.broadcast.shardcast_roles import settings_for as shardcast_settings
-from netem.emulation.description import Emulated
+from netem.emulation.description import HUB, Emulated
 from p2pcast.ground.errors import LocalError
 from p2pcast.ground.limits import PIECE_BYTES
-
-HUB = "hub"
 
 
 class MissingError(LocalError):
@@ -34,10 +32,6 @@ def needed(module: str | None = None, command: str | None = None) -> None:
         raise MissingError(f"{module} is not installed: pip install 'p2pcast[rivals]'")
     if command is not None and shutil.which(command) is None:
         raise MissingError(f"there is no {command} command: apt-get install {command}")
-
-
-def peers_of(net: Emulated) -> list[str]:
-    return [host.name for host in net.network.hosts if host.name != HUB]
 
 
 def run_broadcast(agents: Agents, begin: Callable[[], None], servers: Agents | None = None) -> Broadcast:
@@ -56,7 +50,7 @@ def bare_chain(net: Emulated, payload_bytes: int, rounds: int, chains: int, fold
     """The best chains of p2pcast: as many as the uplink feeds, peers dealt in turn, pieces of the same size, one
     connection a hop.
     """
-    peers = peers_of(net)
+    peers = net.network.peers
     below = {HUB: peers[:chains], **{peer: peers[at + chains : at + chains + 1] for at, peer in enumerate(peers)}}
     return BroadcastSeries(
         "bare chain",
@@ -68,7 +62,7 @@ def bare_chain(net: Emulated, payload_bytes: int, rounds: int, chains: int, fold
 
 def bare_tree(net: Emulated, payload_bytes: int, rounds: int) -> BroadcastSeries:
     """The same sockets in a binary tree: the hub feeds one peer, and every peer feeds two, which share its uplink."""
-    peers = peers_of(net)
+    peers = net.network.peers
     below = {HUB: peers[:1], **{peer: peers[2 * at + 1 : 2 * at + 3] for at, peer in enumerate(peers)}}
     return BroadcastSeries(
         "bare tree", payload_bytes, _forwarded(net, payload_bytes, rounds, below), {"piece_bytes": PIECE_BYTES}
@@ -95,7 +89,7 @@ def http_star(net: Emulated, payload_bytes: int, rounds: int, chains: int, folde
     with Agents(net) as servers, Agents(net) as agents:
         servers.start(HUB, "star-hub", {"bytes": payload_bytes})
         servers.answers("ready")
-        for peer in peers_of(net):
+        for peer in net.network.peers:
             agents.start(peer, "star", {"url": f"http://{net.network.address(HUB)}:{PORT}/"})
         agents.answers("ready")
         ran = [run_broadcast(agents, lambda: agents.send_order(fetch=True), servers) for _ in range(rounds)]
@@ -105,7 +99,7 @@ def http_star(net: Emulated, payload_bytes: int, rounds: int, chains: int, folde
 def libtorrent(net: Emulated, payload_bytes: int, rounds: int, chains: int, folder: Path) -> BroadcastSeries:
     """All peers are connected to all, and have the torrent file, before the clock starts. Raises MissingError."""
     needed("libtorrent")
-    peers = peers_of(net)
+    peers = net.network.peers
     everybody = [net.network.address(host) for host in (HUB, *peers)]
     with Agents(net) as agents:
         for host in (HUB, *peers):
@@ -136,7 +130,7 @@ def shardcast(net: Emulated, payload_bytes: int, rounds: int, chains: int, folde
     their servers. Raises MissingError.
     """
     needed("shardcast", "wget")
-    peers = peers_of(net)
+    peers = net.network.peers
     with Agents(net) as origins, Agents(net) as agents:
         settings = shardcast_settings(net.network, payload_bytes)
         origins.start(HUB, "shardcast-origin", settings)

@@ -1,4 +1,4 @@
-"""States that an emulated trainer saves or publishes, as words of float16. The same arguments give the same words."""
+"""States of which a trainer changes few words, as words of float16. The same arguments give the same words."""
 
 from __future__ import annotations
 
@@ -12,24 +12,6 @@ from p2pcast.ground.limits import KIB
 Tensors = dict[str, npt.NDArray[np.float16]]
 TENSOR_BYTES = 256 * KIB
 """Small cells, so that 24 MiB of delta have as many cells as a large model's delta."""
-
-
-class NewWeights:
-    """Words that are all new in each state, so no codec makes a delta smaller than ``payload_bytes``. ``still``: that
-    many tensors of a payload each never change.
-    """
-
-    def __init__(self, payload_bytes: int, still: int = 0) -> None:
-        self._random = np.random.default_rng(0)
-        self._payload_bytes = payload_bytes
-        unchanged = np.random.default_rng(1)
-        self._still = {f"still{n}": _words(unchanged, payload_bytes // 2) for n in range(still)}
-
-    def __call__(self) -> Tensors:
-        """The next state."""
-        count = max(1, self._payload_bytes // TENSOR_BYTES)
-        words = self._payload_bytes // count // 2
-        return {f"w{n:05}": _words(self._random, words) for n in range(count)} | self._still
 
 
 class SparseWeights:
@@ -63,7 +45,3 @@ def changed_words(words: int, delta_bytes: int) -> int:
         place_bits = math.log2(1 / share) + 1.44
         changed = max(1, min(words, int(delta_bytes / (2 + place_bits / 8))))
     return changed
-
-
-def _words(random: np.random.Generator, count: int) -> npt.NDArray[np.float16]:
-    return random.integers(0, 1 << 16, count, np.uint16).view(np.float16)

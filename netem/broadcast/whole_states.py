@@ -7,22 +7,21 @@ the hub's, bit for bit, after the clock has stopped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from netem.broadcast.agents import Agents
-from netem.broadcast.daemons import Daemons
 from netem.broadcast.dense_rivals import CHANGED, ZSTD_LEVEL, ZSTD_THREADS, first, rsync_options, stepped
-from netem.broadcast.emulated_fleet import WARM_UP, Fleet, Setup
+from netem.broadcast.emulated_fleet import WARM_UP, Setup, broadcast_fleet
 from netem.broadcast.json_lines import PORT
-from netem.broadcast.rivals import HUB, needed, peers_of, run_broadcast
+from netem.broadcast.rivals import needed, run_broadcast
 from netem.broadcast.rows import Broadcast, BroadcastSeries
-from netem.emulation.description import Emulated
-from p2pcast.checkpoint.safetensors_file import header_for
-from p2pcast.codec.layout import Layout, Tensor
+from netem.emulation.description import HUB, Emulated
+from netem.fleet.saved_weights import Tensors
 from p2pcast.ground.errors import IntegrityError
 
 
@@ -55,7 +54,7 @@ def zstd(net: Emulated, state_bytes: int, rounds: int, folder: Path) -> Broadcas
 
 def _start(net: Emulated, hubs: Agents, agents: Agents, role: str, given: Mapping[str, Any]) -> None:
     hubs.start(HUB, f"{role}-hub", given)
-    for peer in peers_of(net):
+    for peer in net.network.peers:
         agents.start(peer, role, given)
     for some in (hubs, agents):
         some.answers("ready")
@@ -85,18 +84,12 @@ def _moved(came: Sequence[int], sent: Sequence[int]) -> dict[str, Any]:
     return {"changed_share": CHANGED, "moved_bytes": round(median(came)), "peer_sent_bytes": round(median(sent))}
 
 
-class StateFleet(Fleet):
-    """p2pcast, publishing those states: one bf16 tensor, in safetensors files."""
-
-    def start(self) -> None:
-        self._words = first(self._payload_bytes // 2)
-        super().start()
-
-    def write(self, folder: Path) -> None:
-        if self.step:
-            self._words = stepped(self._words, self.step)
-        layout = Layout([Tensor("w", "BF16", (self._words.size,))])
-        (folder / "model.safetensors").write_bytes(header_for(layout) + self._words.tobytes())
+def _states(state_bytes: int) -> Iterator[Tensors]:
+    """Those states for p2pcast: one bf16 tensor."""
+    words = first(state_bytes // 2)
+    for step in count(1):
+        yield {"w": ("BF16", (words.size,), words)}
+        words = stepped(words, step)
 
 
 def p2pcast(
@@ -105,19 +98,16 @@ def p2pcast(
     """Until the last peer has the new state: verified, decoded, in its shadow, with its delta on disk. From the main
     thread. Raises LocalError, IntegrityError.
     """
-    (folder / "logs").mkdir()
-    with Daemons(folder / "logs") as daemons:
-        fleet = StateFleet(net, daemons, folder, memory / "shadows", Setup(state_bytes, uplink_bps))
-        fleet.start()
+    with broadcast_fleet(net, folder, memory, Setup(state_bytes, uplink_bps), _states(state_bytes)) as fleet:
         for _ in range(WARM_UP):
             fleet.publish()
         every, came, sent = [], [], []
         for _ in range(rounds):
-            before = {peer: net.passed(peer) for peer in peers_of(net)}
+            before = {peer: net.passed(peer) for peer in net.network.peers}
             every.append(fleet.publish())
-            after = {peer: net.passed(peer) for peer in peers_of(net)}
-            came.append(max(after[peer][0] - count for peer, (count, _) in before.items()))
-            sent.append(max(after[peer][1] - count for peer, (_, count) in before.items()))
+            after = {peer: net.passed(peer) for peer in net.network.peers}
+            came.append(max(after[peer][0] - was for peer, (was, _) in before.items()))
+            sent.append(max(after[peer][1] - was for peer, (_, was) in before.items()))
         status = fleet.status()
     ran = [replace(each, times_s=[each.staged_s or max(each.times_s)]) for each in every]
     settings = {

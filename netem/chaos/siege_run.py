@@ -17,8 +17,9 @@ from typing import Any
 from netem.chaos.siege.attack_table import settings
 from netem.chaos.siege.siege import ABANDON_S
 from netem.fleet import process_stats
-from netem.fleet.local_fleet import HUB, Fleet, FleetError
+from netem.fleet.local_fleet import HUB, Fleet
 from netem.fleet.process_stats import Reading
+from netem.fleet.processes import FleetError
 
 READ_S = 0.5
 REST_S = ABANDON_S

@@ -20,8 +20,9 @@ from typing import Final
 from netem.chaos import fault_schedule
 from netem.chaos.fault_schedule import Fault, FaultSchedule
 from netem.fleet import process_stats
-from netem.fleet.local_fleet import HUB, POLL_S, Fleet, FleetError
+from netem.fleet.local_fleet import HUB, POLL_S, Fleet
 from netem.fleet.process_stats import Reading
+from netem.fleet.processes import FleetError
 
 FAULT_INTERVAL_S: Final = 1.0
 READ_S: Final = 4.0

@@ -29,7 +29,7 @@ from netem.demo.verdict import Check, check_answers, check_folders
 from netem.demo.version_board import VersionBoard, VersionRow
 from netem.fleet import traffic
 from netem.fleet.participants import FIRST_PEER, IMPORTS, KERNELS, Options, Participants
-from netem.fleet.processes import DemoError, Processes, describe_exit
+from netem.fleet.processes import FleetError, Processes, describe_exit
 from netem.fleet.traffic import Traffic
 from netem.fleet.wait import HTTP_S, POLL_S, READY_S, Watch, unwrapped
 from netem.fleet.workspace import Workspace
@@ -106,7 +106,7 @@ class Demo:
     # -- phases
 
     async def run(self) -> list[Check]:
-        """Run all phases up to the verdict. Raises DemoError."""
+        """Run all phases up to the verdict. Raises FleetError."""
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HTTP_S)) as http:
             self._watch = Watch(self.processes, self.work.state, http, self.board.refresh)
             await self._start()
@@ -195,12 +195,12 @@ class Demo:
                 committed,
                 self._read_trainer,
             )
-        except DemoError as error:
+        except FleetError as error:
             at = {
                 peer["name"]: (peer["staged"], peer["committed"], peer.get("error"))
                 for peer in self.hub.get("peers", [])
             }
-            raise DemoError(f"{error}\nstaged, committed and error at the peers: {at}") from None
+            raise FleetError(f"{error}\nstaged, committed and error at the peers: {at}") from None
         for name in self.names:
             if name not in self.board.view.down:
                 self.seen[name].due.add(step)
@@ -246,7 +246,7 @@ class Demo:
                 raise self.processes.children["vllm"].failure(f"vLLM did not answer a probe: {error}") from None
             after = await self._engine_version()
         if not before == after == version:
-            raise DemoError(
+            raise FleetError(
                 f"the engine was probed at version {version}, but was at {before} before and at {after} after"
             )
         self.live[step] = answers
@@ -400,14 +400,14 @@ class Demo:
 
 def demo(options: Options, board: VersionBoard) -> dict[str, Any]:
     """Run the demo. Returns the result, ready for JSON; ``verdict`` is PASS, ``PASS without vLLM`` or FAIL. Raises
-    UsageError, DemoError.
+    UsageError, FleetError.
     """
     if options.versions < MIN_VERSIONS or options.peers < MIN_PEERS:
         raise UsageError(
             f"the demo needs at least {MIN_VERSIONS} versions and {MIN_PEERS} peers, as one peer is killed and returns"
         )
     if options.vllm and importlib.util.find_spec("vllm") is None:
-        raise DemoError(NO_VLLM)
+        raise FleetError(NO_VLLM)
     with Workspace(options.folder) as work, Processes(work.logs) as processes:
         play = Demo(options, board, work, processes)
         with board:

@@ -19,6 +19,8 @@ MAX_HOSTS: Final = 1000
 MAX_REGIONS: Final = 20
 MAX_DELAY_S: Final = 60.0
 MAX_QUEUE_S: Final = 10.0
+HUB: Final = "hub"
+"""The host of the hub."""
 SUBNET: Final = ipaddress.ip_network("10.77.0.0/16")
 
 
@@ -163,6 +165,11 @@ class Network:
     def only_rates(self) -> bool:
         return all(link.only_rates for link in self.links)
 
+    @property
+    def peers(self) -> list[str]:
+        """All hosts but the hub's."""
+        return [host.name for host in self.hosts if host.name != HUB]
+
     def address(self, name: str) -> str:
         """IPv4, by the host's position in the list."""
         return str(SUBNET[self._index(name) + 1])
@@ -232,4 +239,4 @@ class Emulated(Protocol):
 
 def star(hub: Link, peers: int, peer: Link, congestion: str | None = None) -> Network:
     """A hub and ``peers`` identical peers: ``hub``, ``p1``, ``p2`` …"""
-    return Network((Host("hub", hub), *(Host(f"p{n}", peer) for n in range(1, peers + 1))), congestion=congestion)
+    return Network((Host(HUB, hub), *(Host(f"p{n}", peer) for n in range(1, peers + 1))), congestion=congestion)

@@ -12,13 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from netem.broadcast.emulated_fleet import HTTP_S
-from netem.broadcast.host_http import events
-from netem.emulation.description import Emulated
+from netem.fleet.daemon_http import Connect, events
 
 AGAIN_S = 0.05
-SILENCE_S = 60.0
-"""Longer than the daemon's comment interval of 15 s."""
+SILENCE_S = 300.0
+"""Longer than the daemon's comment interval of 15 s, and than a daemon is stopped."""
 POLL_S = 0.5
 """Interval at which waiting code checks that waiting still makes sense."""
 
@@ -32,14 +30,14 @@ class ReportedEvent:
 
 
 class EventReader:
-    """Connected to one daemon at one host, in its own thread, which ends with the daemon or with ``close``."""
+    """Connected to one daemon, in its own thread, which ends with the daemon or with ``close``."""
 
-    def __init__(self, net: Emulated, host: str) -> None:
-        self._net, self._host = net, host
+    def __init__(self, connect: Connect, name: str) -> None:
+        self._connect = connect
         self._events: list[ReportedEvent] = []
         self._more = threading.Condition()
         self._closed = False
-        self._thread = threading.Thread(target=self._listen, name=f"p2pcast-listening-{host}", daemon=True)
+        self._thread = threading.Thread(target=self._listen, name=f"p2pcast-listening-{name}", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -74,7 +72,7 @@ class EventReader:
 
     def _read_events(self) -> None:
         with (
-            events(self._net, self._host, HTTP_S, SILENCE_S) as every,
+            events(self._connect, SILENCE_S) as every,
             contextlib.suppress(OSError),
         ):  # the daemon was killed
             for kind, facts in every:

@@ -1,8 +1,8 @@
 """``python -m netem.fleet.forkserver``: imports p2pcast once, and forks a process for each request. Makes fleets
 possible that would otherwise exceed a machine's memory.
 
-A forked process runs the ``p2pcast`` command with its own command line, log and exit code. It starts without imports,
-and shares all unmodified memory with the others.
+A forked process runs the ``p2pcast`` command with its own command line, log, session and exit code. It starts without
+imports, and shares all unmodified memory with the others.
 
 A request is a line of JSON on stdin: {"argv", "log"}. Optional keys are {"net"}, the path of the process's network
 namespace, and {"entry"}, a module whose ``main`` runs in place of the ``p2pcast`` command. Arguments are modules to be
@@ -12,16 +12,19 @@ imported first. Stdout has a line {"pid"} for each request, in order, and a line
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import gc
 import importlib
 import json
 import os
+import queue
 import select
 import signal
+import subprocess
 import sys
+import threading
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,74 +35,100 @@ from p2pcast.codec.kernel_warmup import warm_up
 CLONE_NEWNET = 0x40000000
 COMMAND = "p2pcast.cli"
 """The module of the ``p2pcast`` command."""
+BORN_S = 300.0
+"""Start of the fork server on a machine that has to compile kernels first."""
+END_S = 15.0
+"""Time for the server to kill its processes."""
 
 
-class ForkedProcess:
-    """A forked process with the interface of ``asyncio.subprocess.Process``."""
+class Forked:
+    """A forked process with the interface of ``subprocess.Popen``."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.returncode: int | None = None
+        self._ended = threading.Event()
 
-    @property
-    def returncode(self) -> int | None:
-        return self.ended.result() if self.ended.done() else None
+    def end(self, code: int) -> None:
+        """Record the exit code; negative for a signal."""
+        self.returncode = code
+        self._ended.set()
 
-    async def wait(self) -> int:
-        return await asyncio.shield(self.ended)
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises subprocess.TimeoutExpired."""
+        if not self._ended.wait(timeout):
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+        assert self.returncode is not None
+        return self.returncode
 
     def send_signal(self, number: int) -> None:
-        if not self.ended.done():
-            os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
+        if self.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
 
 class ForkServer:
-    """The client of a fork server process."""
+    """The client of a fork server process. ``modules``: imported before the first fork. ``log``: the server's own."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-        self._requested: list[asyncio.Future[ForkedProcess]] = []
-        self._running: dict[int, ForkedProcess] = {}
-        self._reader = asyncio.create_task(self._read_answers(), name="fork server")
-
-    @classmethod
-    async def start(cls) -> ForkServer:
-        pipe = asyncio.subprocess.PIPE
-        return cls(
-            await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", "netem.fleet.forkserver", stdin=pipe, stdout=pipe
+    def __init__(self, log: Path, modules: Sequence[str]) -> None:
+        self._born: queue.Queue[Forked | None] = queue.Queue()
+        self._running: dict[int, Forked] = {}
+        # In its own session: Ctrl-C reaches only the process that asked for it, which ends its children in order.
+        with log.open("ab") as errors:
+            self._server = subprocess.Popen(
+                [sys.executable, "-P", "-m", "netem.fleet.forkserver", *modules],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env={**os.environ, "PYTHONFAULTHANDLER": "1"},
+                start_new_session=True,
             )
-        )
+        self._reader = threading.Thread(target=self._read_answers, name="p2pcast-fork-server", daemon=True)
+        self._reader.start()
 
-    async def fork(self, argv: list[str], log: Path) -> ForkedProcess:
-        assert self._process.stdin is not None
-        self._requested.append(asyncio.get_running_loop().create_future())
-        answer = self._requested[-1]
-        self._process.stdin.write(json.dumps({"argv": argv, "log": str(log)}).encode() + b"\n")
-        return await answer
+    def fork(self, argv: Sequence[str], log: Path, net: str | None, entry: str | None) -> Forked | None:
+        """None if the server has ended, or does not answer."""
+        assert self._server.stdin is not None
+        asked = {"argv": list(argv), "log": str(log), "net": net, "entry": entry}
+        with suppress(BrokenPipeError):
+            self._server.stdin.write(json.dumps(asked).encode() + b"\n")
+            self._server.stdin.flush()
+        try:
+            return self._born.get(timeout=BORN_S)
+        except queue.Empty:
+            return None
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Kill all processes that still run."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        await self._process.wait()
-        await self._reader
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        with suppress(OSError):
+            self._server.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._server.wait(END_S)
+        self._server.kill()
+        self._server.wait()
+        self._reader.join(END_S)
+        self._server.stdout.close()
 
-    async def _read_answers(self) -> None:
-        assert self._process.stdout is not None
-        while line := await self._process.stdout.readline():
+    def _read_answers(self) -> None:
+        assert self._server.stdout is not None
+        for line in self._server.stdout:
             said = json.loads(line)
             if "code" in said:
-                self._running.pop(said["pid"]).ended.set_result(said["code"])
+                self._running.pop(said["pid"]).end(said["code"])
             else:
-                forked = self._running[said["pid"]] = ForkedProcess(said["pid"])
-                self._requested.pop(0).set_result(forked)
+                forked = self._running[said["pid"]] = Forked(said["pid"])
+                self._born.put(forked)
+        for forked in self._running.values():
+            forked.end(-signal.SIGKILL)  # no process outlives the server
+        self._born.put(None)
 
 
 def main() -> None:
@@ -142,6 +171,7 @@ def _fork(asked: dict[str, Any]) -> int:
     code = 1
     try:
         die_with(fork_server, signal.SIGKILL)
+        os.setsid()
         _run_command(asked["argv"], asked["log"], asked.get("net"), asked.get("entry") or COMMAND)
         code = 0
     except SystemExit as end:

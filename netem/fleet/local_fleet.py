@@ -27,8 +27,8 @@ import safetensors
 
 from netem.emulation.loopback import Net
 from netem.emulation.socket_owner import dialler
-from netem.fleet.forkserver import ForkedProcess, ForkServer
-from p2pcast.ground.errors import EXIT_UNREACHABLE, LocalError
+from netem.fleet.processes import Child, FleetError, Processes
+from p2pcast.ground.errors import EXIT_UNREACHABLE
 
 POLL_S = 0.02
 PEERS = 5
@@ -43,10 +43,6 @@ PORTS = range(10_000, 32_768)
 """Below the ports that Linux assigns by itself."""
 
 Document = dict[str, Any]
-
-
-class FleetError(LocalError):
-    """The fleet did not reach an expected state in time."""
 
 
 class Fleet:
@@ -79,8 +75,7 @@ class Fleet:
         self._deadline_s = deadline_s
         self._ports: dict[str, tuple[int, int]] = {}
         """Name → its listening port, and the port at which others reach it."""
-        self._processes: dict[str, asyncio.subprocess.Process | ForkedProcess] = {}
-        self._fork_server: ForkServer | None = None
+        self._processes = Processes(folder)
         self._sums: dict[int, str] = {}
         self.options: dict[str, list[object]] = {}
         """Name → additional flags."""
@@ -90,8 +85,6 @@ class Fleet:
     async def __aenter__(self) -> Self:
         self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=1.0))
         try:
-            if self._program is None:
-                self._fork_server = await ForkServer.start()
             self.publish()
             await self._start_all()
         except BaseException:
@@ -100,12 +93,9 @@ class Fleet:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for process in self._processes.values():
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        if self._fork_server is not None:
-            await self._fork_server.close()
+        for child in self._processes.children.values():
+            child.kill()
+        self._processes.close()
         await self._http.close()
         await self.net.close()
 
@@ -120,7 +110,7 @@ class Fleet:
     async def restart_all(self) -> None:
         """Kill all processes, restore the network, and restart them."""
         self.net.restore()
-        await asyncio.gather(*map(self.kill, list(self._processes)))
+        await asyncio.gather(*map(self.kill, list(self._processes.children)))
         await self._start_all()
 
     async def _start_all(self) -> None:
@@ -143,11 +133,10 @@ class Fleet:
 
     def pid(self, name: str) -> int | None:
         """None for a process that does not run."""
-        process = self._processes.get(name)
-        return None if process is None else process.pid
+        return self._processes.pids.get(name)
 
     def _dialling_host(self, port: int, to: int) -> str | None:
-        return dialler(port, to, {name: pid for name in self._processes if (pid := self.pid(name)) is not None})
+        return dialler(port, to, self._processes.pids)
 
     def place(self, name: str) -> tuple[str, int]:
         """The process's own address, without the proxy."""
@@ -201,16 +190,12 @@ class Fleet:
             words += common
         words += self.options.get(name, [])
         (self.state_of(name) / "daemon.json").unlink(missing_ok=True)
-        self._processes[name] = await self._run([str(word) for word in words], self.log(name))
+        self._run(name, [str(word) for word in words])
 
-    async def _run(self, words: list[str], log: Path) -> asyncio.subprocess.Process | ForkedProcess:
-        if self._fork_server is not None:
-            return await self._fork_server.fork(words, log)
-        assert self._program is not None
-        with log.open("ab") as out:
-            return await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", self._program, *words, stdout=out, stderr=out
-            )
+    def _run(self, name: str, words: list[str]) -> Child:
+        if self._program is None:
+            return self._processes.fork(name, words)
+        return self._processes.start(name, [sys.executable, "-P", "-m", self._program, *words])
 
     def state_of(self, name: str) -> Path:
         return self.states.get(name, self.folder / name)
@@ -220,56 +205,51 @@ class Fleet:
 
     def send(self, name: str, number: signal.Signals) -> None:
         """Nothing happens to a process that has ended: ``supervise`` judges its end."""
-        with contextlib.suppress(ProcessLookupError):
-            self._processes[name].send_signal(number)
+        self._processes.children[name].process.send_signal(number)
 
     async def kill(self, name: str) -> None:
-        process = self._processes.pop(name)
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+        await asyncio.to_thread(self._processes.children.pop(name).kill)
 
     async def ended(self, name: str, within_s: float) -> bool:
         """Wait up to ``within_s`` for the process to end; returns whether it has ended."""
-        try:
-            async with asyncio.timeout(within_s):
-                await self._processes[name].wait()
-        except TimeoutError:
+        if not await self._over(name, within_s):
             return False
-        del self._processes[name]
+        del self._processes.children[name]
         return True
+
+    async def _over(self, name: str, within_s: float) -> bool:
+        child = self._processes.children[name]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while child.alive:  # noqa: ASYNC110  (a process has no event)
+                    await asyncio.sleep(POLL_S)
+        return not child.alive
 
     async def leave(self, name: str, deadline_s: float) -> None:
         """Stop the process with SIGTERM. Raises FleetError if it does not end in time, or ends with an error."""
-        process = self._processes.pop(name)
+        child = self._processes.children[name]
+        child.expected = True
         # An earlier SIGTERM finds no hub to take leave of. A peer may have ended by itself for want of one.
         in_order = {0} if self._joined(name) else {0, -signal.SIGTERM, EXIT_UNREACHABLE}
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        try:
-            async with asyncio.timeout(deadline_s):
-                code = await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-            raise FleetError(f"{name} did not end within {deadline_s:.0f} s of SIGTERM") from None
-        if code not in in_order:
-            raise FleetError(f"{name} ended with {code} on SIGTERM: {self.log(name).read_text()[-1000:]}")
+        child.process.send_signal(signal.SIGTERM)
+        if not await self._over(name, deadline_s):
+            await self.kill(name)
+            raise FleetError(f"{name} did not end within {deadline_s:.0f} s of SIGTERM")
+        if self._processes.children.pop(name).code not in in_order:
+            raise child.failure(f"{name} ended with {child.code} on SIGTERM")
 
     async def supervise(self) -> None:
         """Restart processes that ended because the hub was unreachable, as a supervisor would. Raises FleetError for
         any other end.
         """
-        for name, process in list(self._processes.items()):
-            if process.returncode == EXIT_UNREACHABLE and not self._joined(name):
+        for name, child in list(self._processes.children.items()):
+            if child.code == EXIT_UNREACHABLE and not self._joined(name):
                 await self.start(name)
         self.still_run()
 
     def still_run(self) -> None:
         """Raises FleetError if a process has ended by itself."""
-        for name, process in self._processes.items():
-            if process.returncode is not None:
-                raise FleetError(f"{name} ended: {self.log(name).read_text()[-1000:]}")
+        self._processes.check()
 
     # -- versions
 

@@ -1,8 +1,8 @@
-"""Child processes for the demo and benches: each in its own session, with its output in a file. All of them end with
-the block.
+"""Child processes of demos, benches and fleets: each in its own session, with its output in a file. A child is a
+command, or a fork of a process that has imported everything (``netem.fleet.forkserver``).
 
-Promises: ``stop_all`` ends whole process groups, with SIGINT first. A child that ends unexpectedly is one clear error
-with the end of its log.
+Promises: all children end with the block, as whole process groups, and SIGTERM comes first. If this process dies, the
+kernel ends them. A child that ends unexpectedly is one clear error with the end of its log.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from netem.fleet.forkserver import Forked, ForkServer
 from p2pcast.ground.errors import LocalError
 
 GRACE_S = 60.0
@@ -29,14 +30,14 @@ TAIL_LINES = 25
 POLL_S = 0.02
 
 
-class DemoError(LocalError):
-    """The demo cannot continue."""
+class FleetError(LocalError):
+    """A process failed, or an expected state was not reached in time."""
 
 
 @dataclass(slots=True)
 class Child:
     name: str
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     log: Path
     expected: bool = False
     """Whether the child may end."""
@@ -45,26 +46,40 @@ class Child:
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def tail(self, lines: int = TAIL_LINES) -> str:
-        with contextlib.suppress(OSError):
-            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
-        return ""
+    @property
+    def code(self) -> int | None:
+        """Exit code of an ended child; negative for a signal."""
+        return self.process.poll()
 
-    def failure(self, what: str) -> DemoError:
+    def tail(self, lines: int = TAIL_LINES) -> str:
+        return _tail(self.log, lines)
+
+    def failure(self, what: str) -> FleetError:
         """An error that says ``what`` happened, with the end of the log."""
-        return DemoError(f"{what}; the end of {self.log}:\n{self.tail()}")
+        return FleetError(f"{what}; the end of {self.log}:\n{self.tail()}")
 
     def signal(self, number: signal.Signals) -> None:
         """Signal the child's whole process group."""
-        with contextlib.suppress(ProcessLookupError):
+        try:
             os.killpg(self.process.pid, number)
+        except ProcessLookupError:  # not yet in its own group, or ended
+            self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """Kill the child, which may end from now on, and wait for its end."""
+        self.expected = True
+        self.process.kill()
+        self.process.wait()
 
 
 class Processes:
-    """Starts children; as a context manager, ends them. ``logs``: folder for their output."""
+    """Starts children; as a context manager, ends them. ``logs``: folder for their output. ``modules``: imported before
+    the first fork, for children that need more than hubs and peers do.
+    """
 
-    def __init__(self, logs: Path) -> None:
-        self._logs = logs
+    def __init__(self, logs: Path, modules: Sequence[str] = ()) -> None:
+        self._logs, self._modules = logs, modules
+        self._fork_server: ForkServer | None = None
         self.children: dict[str, Child] = {}
 
     def __enter__(self) -> Processes:
@@ -73,7 +88,15 @@ class Processes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop_all()
+        try:
+            self.stop_all()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Kill the forked children that still run."""
+        if self._fork_server is not None:
+            self._fork_server.close()
 
     def start(
         self,
@@ -87,9 +110,7 @@ class Processes:
         """A name may be reused after its child has ended; the log is then continued. ``output``: a file for stdout
         instead of the log.
         """
-        if name in self.children and self.children[name].alive:
-            raise ValueError(f"{name} is running")
-        log = self._logs / f"{name}.log"
+        log = self._log(name)
         prefix = [sys.executable, "-P", "-m", "netem.fleet.die_with_parent", str(os.getpid()), str(nice)]
         with contextlib.ExitStack() as files:
             stderr = files.enter_context(log.open("ab"))
@@ -102,14 +123,41 @@ class Processes:
                 env={**os.environ, "PYTHONFAULTHANDLER": "1", **(environment or {})},
                 start_new_session=True,
             )
-        self.children[name] = Child(name, process, log)
+        return self._started(name, process)
+
+    def fork(
+        self, name: str, words: Sequence[str | Path], space: str | None = None, *, entry: str | None = None
+    ) -> Child:
+        """``p2pcast WORDS``, in the network namespace at the path ``space``. ``entry``: a module whose ``main`` runs in
+        place of the command.
+        """
+        log = self._log(name)
+        if self._fork_server is None:
+            self._fork_server = ForkServer(self._logs / "fork-server.log", self._modules)
+        process = self._fork_server.fork([str(word) for word in words], log, space, entry)
+        if process is None:
+            raise FleetError(f"{name} could not be started: {_tail(self._logs / 'fork-server.log', TAIL_LINES)}")
+        return self._started(name, process)
+
+    def _log(self, name: str) -> Path:
+        if name in self.children and self.children[name].alive:
+            raise ValueError(f"{name} is running")
+        return self._logs / f"{name}.log"
+
+    def _started(self, name: str, process: subprocess.Popen[bytes] | Forked) -> Child:
+        self.children[name] = Child(name, process, self._logs / f"{name}.log")
         return self.children[name]
 
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids of running children."""
+        return {name: child.process.pid for name, child in self.children.items() if child.alive}
+
     def check(self) -> None:
-        """Raises DemoError if a child has ended unexpectedly."""
+        """Raises FleetError if a child has ended unexpectedly."""
         for child in self.children.values():
-            if not child.expected and not child.alive:
-                raise child.failure(f"{child.name} ended with {describe_exit(child.process.returncode)}")
+            if not child.expected and (code := child.code) is not None:
+                raise child.failure(f"{child.name} ended with {describe_exit(code)}")
 
     def stop(self, *names: str, polite: signal.Signals = signal.SIGTERM) -> dict[str, int]:
         """End these children and return their exit codes. Children that outlive ``GRACE_S`` are killed, after they have
@@ -122,16 +170,22 @@ class Processes:
             for child in chosen:
                 if child.alive:
                     child.signal(number)
+                    child.signal(signal.SIGCONT)  # a stopped process handles other signals only after SIGCONT
             deadline = time.monotonic() + time_s
             while any(child.alive for child in chosen) and time.monotonic() < deadline:
                 time.sleep(POLL_S)
         for child in chosen:
             child.signal(signal.SIGKILL)  # also the rest of the group
-            child.process.wait()
-        return {child.name: child.process.returncode for child in chosen}
+        return {child.name: child.process.wait() for child in chosen}
 
     def stop_all(self) -> None:
         self.stop(*self.children)
+
+
+def _tail(log: Path, lines: int) -> str:
+    with contextlib.suppress(OSError):
+        return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+    return ""
 
 
 def describe_exit(code: int) -> str:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from netem.fleet.processes import Child, DemoError, Processes
+from netem.fleet.processes import Child, FleetError, Processes
 
 POLL_S = 0.1
 READY_S = 600.0
@@ -40,7 +40,7 @@ class Watch:
     async def until(
         self, what: str, child: Child, limit_s: float, done: Callable[[], bool], poll: Callable[[], None] | None = None
     ) -> None:
-        """Poll until ``done``. Raises DemoError if a child ends unexpectedly or after ``limit_s``."""
+        """Poll until ``done``. Raises FleetError if a child ends unexpectedly or after ``limit_s``."""
         deadline = time.monotonic() + limit_s
         while True:
             if poll is not None:
@@ -54,7 +54,7 @@ class Watch:
             await asyncio.sleep(POLL_S / 2)
 
     async def until_answers(self, what: str, child: Child, limit_s: float, url: str) -> None:
-        """Return when ``url`` answers with status 200. Raises DemoError."""
+        """Return when ``url`` answers with status 200. Raises FleetError."""
         deadline = time.monotonic() + limit_s
         while True:
             self._processes.check()
@@ -82,14 +82,14 @@ class Watch:
         return found
 
     async def get(self, url: str) -> dict[str, Any]:
-        """The JSON document at ``url``. Raises DemoError."""
+        """The JSON document at ``url``. Raises FleetError."""
         try:
             async with self._http.get(url) as response:
                 document: dict[str, Any] = await response.json()
                 return document
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             self._processes.check()
-            raise DemoError(f"{url}: {error or 'no answer'}") from None
+            raise FleetError(f"{url}: {error or 'no answer'}") from None
 
 
 async def unwrapped(work: Awaitable[T]) -> T:

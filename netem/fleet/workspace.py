@@ -1,20 +1,24 @@
-"""The folders of the demo and of `bench live`: a work folder for all files, and a folder in tmpfs for the weights that
-daemons hold in memory.
+"""Folders for the length of a block: ``own_folder`` for all files of a process, and the folders of the demo and of
+`bench live`, which are a work folder for all files, and a folder in tmpfs for the weights that daemons hold in memory.
 
 Promises: a foreign folder is never replaced. The folder in tmpfs is removed at the end of the block, whatever the
-reason.
+reason. A later process removes the folders of killed ones.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
 from p2pcast.ground.errors import UsageError
 
+PREFIX = "p2pcast-broadcast-"
+"""Of a process's own folder; followed by the process id."""
 MARKER = ".p2pcast-demo"
 TMPFS = Path("/dev/shm")
 SOCKET_PATH_BYTES = 100
@@ -89,3 +93,21 @@ class Workspace:
         """Keep only the logs and the result."""
         for name in BULKY:
             shutil.rmtree(self.root / name, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def own_folder(root: Path) -> Iterator[Path]:
+    """A new folder below ``root``, removed at the end of the block; at most one below a root. Folders of dead processes
+    are removed first, as is a folder of an earlier process with the same id: a restarted container reuses its first
+    process ids.
+    """
+    for path in root.glob(f"{PREFIX}*"):
+        number = path.name.removeprefix(PREFIX)
+        if number == str(os.getpid()) or not Path(f"/proc/{number}").exists():
+            shutil.rmtree(path, ignore_errors=True)
+    folder = root / f"{PREFIX}{os.getpid()}"
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from netem.broadcast.emulated_fleet import Fleet
-from netem.broadcast.rivals import HUB
+from netem.broadcast.emulated_fleet import BroadcastFleet
+from netem.emulation.description import HUB
 from netem.emulation.namespaces import DEVICE, Namespaces
 from netem.lab.network_tables import Event
 
@@ -25,7 +25,7 @@ LINKS: Final = ("cut", "heal", "degrade")
 
 
 class EventPlayer:
-    def __init__(self, net: Namespaces, fleet: Fleet) -> None:
+    def __init__(self, net: Namespaces, fleet: BroadcastFleet) -> None:
         self._net, self._fleet = net, fleet
         self._described = net.network
         self._frozen: set[str] = set()

@@ -21,7 +21,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Final
 
-from netem.broadcast.rivals import HUB
+from netem.emulation.description import HUB
 from netem.emulation.description import Network as Emulated
 from netem.emulation.shaping import FRAME_BYTES
 from netem.lab.network_tables import Event

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from netem.broadcast.rivals import HUB
-from netem.emulation.description import MAX_QUEUE_S, Bursts, Host, Link, Network, Region
+from netem.emulation.description import HUB, MAX_QUEUE_S, Bursts, Host, Link, Network, Region
 from netem.emulation.tables import Table
 from p2pcast.ground.errors import UsageError
 

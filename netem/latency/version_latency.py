@@ -8,26 +8,22 @@ has installed it, and each installed version is compared with the trainer's, bit
 from __future__ import annotations
 
 import shutil
-import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from netem.broadcast.agents import Agents
-from netem.broadcast.daemons import Daemons
-from netem.broadcast.emulated_fleet import HUB_PORT, Fleet, Setup, check
-from netem.broadcast.process_folders import own_folder
-from netem.broadcast.rivals import HUB
+from netem.broadcast.emulated_fleet import BroadcastFleet, Setup, broadcast_fleet
 from netem.broadcast.weights import SparseWeights
 from netem.emulation.calibration import calibrated
-from netem.emulation.description import Link, star
+from netem.emulation.description import HUB, Link, star
 from netem.emulation.namespaces import Namespaces, namespaces
+from netem.fleet.fleet import HUB_PORT, check_same, folders
+from netem.fleet.saved_weights import Tensors
 from netem.latency import FOLDER
-from p2pcast.ground.version import Version
 
 WORK = "netem.latency.version_latency:results"
 MODULE = "netem.latency.live_trainer"
@@ -80,24 +76,22 @@ with its weights.
 
 
 @contextmanager
-def _trainer(net: Namespaces, given: Case) -> Iterator[tuple[Fleet, Publish]]:
+def _trainer(net: Namespaces, given: Case) -> Iterator[tuple[BroadcastFleet, Publish]]:
     """A fleet that has the first state, and its trainer."""
-    with ExitStack() as owned:
-        folder = owned.enter_context(own_folder(Path(tempfile.gettempdir())))
-        (folder / "logs").mkdir()
-        daemons = owned.enter_context(Daemons(folder / "logs"))
-        weights = SparseWeights(given.state_bytes, given.delta_bytes[0])
-        setup = Setup(given.delta_bytes[0], given.rate_bps)
-        fleet = Fleet(net, daemons, folder, folder / "shadows", setup, weights)
-        fleet.start()
+    weights = SparseWeights(given.state_bytes, given.delta_bytes[0])
+    setup = Setup(given.delta_bytes[0], given.rate_bps)
+    with (
+        folders() as (folder, memory),
+        broadcast_fleet(net, folder, memory, setup, _states(weights)) as fleet,
+        Agents(net, MODULE) as agents,
+    ):
         if given.source == FOLDER:
             yield fleet, _from_folder(fleet, weights)
             return
-        agents = owned.enter_context(Agents(net, MODULE))
         settings = {
             "hub": f"127.0.0.1:{HUB_PORT}",
-            "token_file": str(folder / "token"),
-            "base": str(folder / "train" / "step_0"),
+            "token_file": str(fleet.token),
+            "base": str(fleet.trained / "step_0"),
             "state_bytes": given.state_bytes,
         }
         agents.start(HUB, "trainer", settings)
@@ -105,17 +99,23 @@ def _trainer(net: Namespaces, given: Case) -> Iterator[tuple[Fleet, Publish]]:
         yield fleet, _from_publisher(fleet, agents, folder)
 
 
-def _from_folder(fleet: Fleet, weights: SparseWeights) -> Publish:
+def _states(weights: SparseWeights) -> Iterator[Tensors]:
+    while True:
+        yield {name: ("F16", words.shape, words) for name, words in weights().items()}
+
+
+def _from_folder(fleet: BroadcastFleet, weights: SparseWeights) -> Publish:
+    states = _states(weights)
+
     def publish(size: int) -> tuple[float, Path]:
         weights.delta_bytes = size
-        fleet.step += 1
-        saved = fleet.save(lambda: time.sleep(IDLE_S))
+        saved = fleet.save(next(states), IDLE_S)
         return fleet.saved_at_s, saved
 
     return publish
 
 
-def _from_publisher(fleet: Fleet, agents: Agents, folder: Path) -> Publish:
+def _from_publisher(fleet: BroadcastFleet, agents: Agents, folder: Path) -> Publish:
     def publish(size: int) -> tuple[float, Path]:
         fleet.step += 1
         saved = folder / "published" / f"step_{fleet.step}"
@@ -125,14 +125,14 @@ def _from_publisher(fleet: Fleet, agents: Agents, folder: Path) -> Publish:
     return publish
 
 
-def _row(given: Case, fleet: Fleet, size: int, publish: Publish) -> dict[str, Any]:
+def _row(given: Case, fleet: BroadcastFleet, size: int, publish: Publish) -> dict[str, Any]:
     """Medians over the rounds, in seconds since the trainer's call or rename."""
     rounds = []
     for number in range(WARM_UP + given.rounds):
         began_s, saved = publish(size)
         moments = _moments(fleet, began_s)
         for peer in fleet.there:
-            check(saved, fleet.installed(peer) / saved.name)
+            check_same(saved, fleet.installed(peer) / saved.name)
         shutil.rmtree(saved)
         if number >= WARM_UP:
             rounds.append(moments)
@@ -154,18 +154,17 @@ def _row(given: Case, fleet: Fleet, size: int, publish: Publish) -> dict[str, An
     }
 
 
-def _moments(fleet: Fleet, began_s: float) -> dict[str, float]:
-    version = str(Version(0, fleet.step))
-    peers = [fleet.events_of(peer, "committed", version) for peer in fleet.there]
-    hub = fleet.events_of(HUB, "sealed", version)
+def _moments(fleet: BroadcastFleet, began_s: float) -> dict[str, float]:
+    peers = [fleet.moments(peer, "committed") for peer in fleet.there]
+    hub = fleet.moments(HUB, "sealed")
     at = {
-        "opened": float(hub["opened"]["time"]),
-        "receiving": max(float(one["receiving"]["time"]) for one in peers),
-        "received": max(float(one["received"]["time"]) for one in peers),
-        "staged": max(float(one["staged"]["time"]) for one in peers),
-        "first_live": min(float(one["committed"]["time"]) for one in peers),
-        "live": max(float(one["committed"]["time"]) for one in peers),
-        "sealed": float(hub["sealed"]["time"]),
+        "opened": hub["opened"].time_s,
+        "receiving": max(one["receiving"].time_s for one in peers),
+        "received": max(one["received"].time_s for one in peers),
+        "staged": max(one["staged"].time_s for one in peers),
+        "first_live": min(one["committed"].time_s for one in peers),
+        "live": max(one["committed"].time_s for one in peers),
+        "sealed": hub["sealed"].time_s,
     }
     return {name: when - began_s for name, when in at.items()}
 

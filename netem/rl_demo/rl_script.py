@@ -26,7 +26,7 @@ from netem.demo.board import Board
 from netem.demo.interruption import middle_peer
 from netem.demo.verdict import Check, check_answers, check_folders
 from netem.fleet.participants import FIRST_PEER, KERNELS
-from netem.fleet.processes import DemoError, Processes, describe_exit
+from netem.fleet.processes import FleetError, Processes, describe_exit
 from netem.fleet.rl_participants import ENGINE, HUB, LEARNER, LEDGER, RlOptions, RlParticipants
 from netem.fleet.traffic import Answer, Traffic
 from netem.fleet.wait import HTTP_S, READY_S, Watch, unwrapped
@@ -77,7 +77,7 @@ class RlDemo:
         self._watch: Watch
 
     async def run(self) -> list[Check]:
-        """Run all phases up to the verdict. Raises DemoError."""
+        """Run all phases up to the verdict. Raises FleetError."""
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HTTP_S)) as http:
             self._watch = Watch(self.processes, self.work.state, http, self.board.refresh)
             await self._start()
@@ -196,7 +196,7 @@ class RlDemo:
             raise engine.failure(f"vLLM did not answer a probe: {error}") from None
         await self._poll()
         if self._served() != step:
-            raise DemoError(f"the engine served step {self._served()} after it was probed at step {step}")
+            raise FleetError(f"the engine served step {self._served()} after it was probed at step {step}")
         self.board.event(f"the engine serves step {step}, and answered the probes")
 
     def _served(self) -> int | None:
@@ -222,7 +222,7 @@ class RlDemo:
     # -- monitoring
 
     async def _until(self, what: str, name: str, done: Callable[[], bool]) -> None:
-        """Raises DemoError with the end of the log of ``name``."""
+        """Raises FleetError with the end of the log of ``name``."""
         deadline_s = time.monotonic() + IDLE_S
         while not done():
             if time.monotonic() > deadline_s:
@@ -313,14 +313,14 @@ class RlDemo:
 
 
 def rl_demo(options: RlOptions, board: Board, view: RlView) -> dict[str, Any]:
-    """Run the demo. Returns the result, ready for JSON; ``verdict`` is PASS or FAIL. Raises UsageError, DemoError."""
+    """Run the demo. Returns the result, ready for JSON; ``verdict`` is PASS or FAIL. Raises UsageError, FleetError."""
     if options.steps < LEAST_STEPS or options.quiet_steps < LEAST_QUIET_STEPS or options.peers < LEAST_PEERS:
         raise UsageError(
             f"the demo needs at least {LEAST_STEPS} steps, {LEAST_QUIET_STEPS} quiet steps and {LEAST_PEERS} peers: it"
             f" compares the first {rl_verdict.COMPARED} rewards with the last, and kills a peer"
         )
     if importlib.util.find_spec("vllm") is None:
-        raise DemoError(NO_VLLM)
+        raise FleetError(NO_VLLM)
     with Workspace(options.folder) as work, Processes(work.logs) as processes:
         play = RlDemo(options, board, view, work, processes)
         with board:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from netem.broadcast.rivals import HUB
+from netem.emulation.description import HUB
 from netem.rl_lab.phase_figures import RunRecord, Sample
 from netem.rl_lab.rl_system import RlSystem, worker_of
 
@@ -39,7 +39,7 @@ class RunObserver:
             thread.join()
 
     def _sample(self) -> None:
-        net = self._system.run.net
+        net = self._system.net
         regions = sorted(set(self._system.sites.values()) - {""})
         while True:
             with contextlib.suppress(sqlite3.OperationalError):  # before the tables are made

@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from netem.broadcast.emulated_fleet import HUB_PORT, PEER_PORT
-from netem.broadcast.host_http import HTTP_PORT
-from netem.broadcast.rivals import HUB, needed
-from netem.fleet.lab_swarm import Swarm
+from netem.broadcast.rivals import needed
+from netem.emulation.description import HUB, Emulated
+from netem.fleet.fleet import HTTP_PORT, Fleet
 from netem.rl_lab.dense_star import INSTALLED, PORT
 
 ENGINE_PORT: Final = 8000
@@ -45,19 +44,18 @@ class PeerPath:
 
     config = ""
 
-    def __init__(self, run: Swarm, base: Path, token: Path) -> None:
+    def __init__(self, run: Fleet, base: Path) -> None:
         needed(command="curl")
-        self._run, self._base, self._token = run, base, token
+        self._run, self._base = run, base
 
     def begin(self) -> None: ...
 
     def join(self, host: str, region: str) -> None:
         script = self._run.folder / "install.sh"
         script.write_text(INSTALL)
-        hub = f"{self._run.net.network.address(HUB)}:{HUB_PORT}"
-        words: list[str | Path] = ["join", hub, "--listen", f"0.0.0.0:{PEER_PORT}", "--name", host, "--region", region]
-        words += ["--http", f"127.0.0.1:{HTTP_PORT}", "--token-file", self._token, "--base", self._base]
-        self._run.start_node(host, *words, "--install", f"exec:sh {script}")
+        words: list[str | Path] = ["join", self._run.place.hub, "--name", host, "--region", region]
+        words += ["--token-file", self._run.token, "--base", self._base, "--install", f"exec:sh {script}"]
+        self._run.node(host, *words)
 
     def installs(self, host: str) -> dict[str, float]:
         events = self._run.events[host].reported
@@ -71,8 +69,8 @@ class PeerPath:
 class StarPath:
     """The rival: see ``netem.rl_lab.dense_star``."""
 
-    def __init__(self, run: Swarm, base: Path) -> None:
-        self._run, self._base = run, base
+    def __init__(self, net: Emulated, run: Fleet, base: Path) -> None:
+        self._net, self._run, self._base = net, run, base
         self._exports = run.folder / "exports"
         self._joined: list[str] = []
 
@@ -82,12 +80,12 @@ class StarPath:
 
     def begin(self) -> None:
         words: list[str | Path] = ["serve", str(PORT), f"http://127.0.0.1:{HTTP_PORT}", self._exports]
-        self._run.daemons.start("star", words, self._run.net.space(HUB), entry="netem.rl_lab.dense_star")
+        self._run.processes.fork("star", words, self._net.space(HUB), entry="netem.rl_lab.dense_star")
 
     def join(self, host: str, region: str) -> None:
-        server = f"http://{self._run.net.network.address(HUB)}:{PORT}"
+        server = f"http://{self._net.network.address(HUB)}:{PORT}"
         words: list[str | Path] = ["fetch", server, ENGINE_URL, str(HTTP_PORT), self._folder(host), self._base]
-        self._run.daemons.start(f"star-{host}", words, self._run.net.space(host), entry="netem.rl_lab.dense_star")
+        self._run.processes.fork(f"star-{host}", words, self._net.space(host), entry="netem.rl_lab.dense_star")
         self._joined.append(host)
 
     def installs(self, host: str) -> dict[str, float]:

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from netem.broadcast.agents import Agents
-from netem.broadcast.process_folders import own_folder
 from netem.emulation.calibration import calibrated
 from netem.emulation.description import Host, Link, Network
 from netem.emulation.namespaces import Namespaces, namespaces
+from netem.fleet.workspace import own_folder
 from p2pcast.transport.socket_options import PREFERRED, choose_sockets
 
 MODULE = "netem.stripes.ends"

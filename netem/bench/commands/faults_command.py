@@ -57,7 +57,8 @@ def faults(
 async def _measure(payload_bytes: int, rate_bytes_s: float, cases: list[Case], deadline_s: float) -> dict[str, Any]:
     from netem.chaos.fault_matrix import run_case, undisturbed
     from netem.emulation.loopback import Net
-    from netem.fleet.local_fleet import PEERS, Fleet, FleetError
+    from netem.fleet.local_fleet import PEERS, Fleet
+    from netem.fleet.processes import FleetError
 
     with tempfile.TemporaryDirectory(prefix="p2pcast-bench-", dir="/dev/shm") as folder:
         async with Fleet(Path(folder), Net(rate_bytes_s), PEERS, CHAINS, payload_bytes, deadline_s) as fleet:

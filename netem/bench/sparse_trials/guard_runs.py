@@ -17,7 +17,7 @@ from typing import Any, Final
 import aiohttp
 
 from netem.fleet.participants import FIRST_PEER
-from netem.fleet.processes import Child, DemoError, Processes, describe_exit
+from netem.fleet.processes import Child, FleetError, Processes, describe_exit
 from netem.fleet.rl_participants import ENGINE, HUB, LEDGER, LOGPROBS, RlOptions, RlParticipants
 from netem.fleet.wait import HTTP_S, Watch, unwrapped
 from netem.fleet.workspace import Workspace
@@ -96,7 +96,7 @@ class SparseParticipants(RlParticipants):
 
 async def sparse_run(options: GuardRunOptions, target: float, work: Workspace, processes: Processes) -> str | None:
     """One run, until it has ended. Returns why the learner gave up; None at the run's last step: then the worker has
-    ended too, and the engine answers. Raises DemoError.
+    ended too, and the engine answers. Raises FleetError.
     """
     parts, schedule = SparseParticipants(options, work, processes), work.root / FILE
     schedule.write_bytes(options.schedule.to_bytes())
@@ -119,7 +119,7 @@ async def sparse_run(options: GuardRunOptions, target: float, work: Workspace, p
         code = learner.process.returncode
         gave_up = str(learner.failure(f"the learner ended with {describe_exit(code)}")) if code else None
         if gave_up is not None and not parts.metrics.exists():
-            raise DemoError(gave_up)
+            raise FleetError(gave_up)
         if gave_up is None:
             await watch.until("end of the worker", worker, WORKER_S, lambda: not worker.alive)
             await watch.until_answers("vLLM", engine, HTTP_S, parts.engine_url + "/health")

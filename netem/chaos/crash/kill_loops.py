@@ -16,11 +16,11 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from netem.chaos.crash.killed_command import KILL_AT
 from netem.emulation.loopback import Net
-from netem.fleet.local_fleet import HUB, Fleet, FleetError
+from netem.fleet.local_fleet import HUB, Fleet
+from netem.fleet.processes import Child, FleetError
 
 FOLLOWER = "far"
 PAYLOAD_BYTES = 512 * 1024
@@ -56,10 +56,10 @@ class MirroredFleet(Fleet):
         self.options[HUB] = ["--mirror", self._mirror]
         self.options[FOLLOWER] = ["--from", self._mirror]
 
-    async def _run(self, words: list[str], log: Path) -> Any:
-        if FOLLOWER in words:
+    def _run(self, name: str, words: list[str]) -> Child:
+        if name == FOLLOWER:
             del words[1]  # the hub's address
-        return await super()._run(words, log)
+        return super()._run(name, words)
 
     async def follow(self) -> None:
         """Start the follower as soon as the mirror has a version."""

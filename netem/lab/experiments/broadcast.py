@@ -20,23 +20,20 @@ Further columns beside those of ``netem.broadcast.rows``:
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from netem.broadcast.daemons import Daemons
-from netem.broadcast.emulated_fleet import Fleet, Setup
-from netem.broadcast.process_folders import own_folder
-from netem.broadcast.rivals import HUB, RIVALS, peers_of
+from netem.broadcast.emulated_fleet import BroadcastFleet, Setup, broadcast_fleet
+from netem.broadcast.rivals import RIVALS
 from netem.broadcast.rows import BroadcastSeries, left_out, row
+from netem.emulation.description import HUB
 from netem.emulation.namespaces import Namespaces
 from netem.emulation.tables import filled
+from netem.fleet.fleet import folders
 from netem.lab.case_events import EventPlayer
 from netem.lab.case_network import emulated
 from netem.lab.model_prediction import Tree
@@ -50,7 +47,6 @@ PLAINTEXT: Final = "p2pcast, plaintext"
 SYSTEMS: Final = (P2PCAST, PLAINTEXT, *RIVALS)
 CHAINED: Final = ("chain", "shardcast")
 """Rivals arranged in chains; the hub feeds the peers of the others directly."""
-TMPFS: Final = Path("/dev/shm")
 CROWDED: Final = 0.9
 """Share of the machine's processors in use; above it, processors affect the times."""
 IDLE_S: Final = 0.4
@@ -100,15 +96,15 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     with emulated(argument) as (net, calibrated):
         if HUB not in (host.name for host in net.network.hosts):
             raise UsageError(f"hosts: one must be called {HUB!r}")
-        if unknown := set(given.absent) - set(peers_of(net)):
+        if unknown := set(given.absent) - set(net.network.peers):
             raise UsageError(f"parameters.absent: there is no host {min(unknown)!r}")
         # Links as fast as the machine have no ideal time to compare with.
-        _ = Tree(net.network, dict.fromkeys(peers_of(net), HUB)).peer_bps
+        _ = Tree(net.network, dict.fromkeys(net.network.peers, HUB)).peer_bps
         yield calibrated
         if calibrated["off"]:
             return
         for system in given.systems:
-            with _folders() as (folder, memory):
+            with folders() as (folder, memory):
                 if system in RIVALS:
                     yield {"row": _rival(net, given, system, folder)}
                     continue
@@ -116,19 +112,9 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                     yield {"row": each}
 
 
-@contextmanager
-def _folders() -> Iterator[tuple[Path, Path]]:
-    """A folder for all files, and one for shadows."""
-    with ExitStack() as owned:
-        folder = owned.enter_context(own_folder(Path(tempfile.gettempdir())))
-        apart = Path(tempfile.gettempdir()) != TMPFS and os.access(TMPFS, os.W_OK)
-        yield folder, owned.enter_context(own_folder(TMPFS)) if apart else folder
-
-
 def _p2pcast(
     net: Namespaces, given: Parameters, events: list[Event], folder: Path, memory: Path, *, plaintext: bool
 ) -> Iterator[dict[str, Any]]:
-    (folder / "logs").mkdir()
     setup = Setup(
         round(given.payload_mib * MIB),
         net.network.link(HUB).up_bps if given.rate_stated else None,
@@ -139,9 +125,7 @@ def _p2pcast(
         absent=frozenset(given.absent),
     )
     system = PLAINTEXT if plaintext else P2PCAST
-    with Daemons(folder / "logs") as daemons:
-        fleet = Fleet(net, daemons, folder, memory / "shadows", setup)
-        fleet.start()
+    with broadcast_fleet(net, folder, memory, setup) as fleet:
         for _ in range(given.warm_up):
             _idle(net)
             fleet.publish()
@@ -159,7 +143,7 @@ def _p2pcast(
 
 
 def _faulted(
-    net: Namespaces, given: Parameters, events: list[Event], fleet: Fleet, system: str
+    net: Namespaces, given: Parameters, events: list[Event], fleet: BroadcastFleet, system: str
 ) -> Iterator[dict[str, Any]]:
     """One version after the other, with its events."""
     with EventPlayer(net, fleet) as timeline:
@@ -202,7 +186,7 @@ def sent_twice(before: Mapping[str, int], after: Mapping[str, int]) -> int:
     return sum(count - (was if (was := before.get(peer, 0)) <= count else 0) for peer, count in after.items())
 
 
-def _tree(net: Namespaces, fleet: Fleet) -> Tree:
+def _tree(net: Namespaces, fleet: BroadcastFleet) -> Tree:
     """The hub's current plan, with the links in use."""
     stripes = [
         int(link["stripes_in_use"]) for links in fleet.links().values() for link in links if link["role"] == "child"
@@ -210,7 +194,7 @@ def _tree(net: Namespaces, fleet: Fleet) -> Tree:
     return Tree(net.network, fleet.parents(), round(median(stripes)) if stripes else 1)
 
 
-def _retransmitted(fleet: Fleet) -> float:
+def _retransmitted(fleet: BroadcastFleet) -> float:
     """The largest share of the bytes sent by a node to its children, since its links came up, that was sent again."""
     shares = [0.0]
     for links in fleet.links().values():
@@ -223,7 +207,7 @@ def _retransmitted(fleet: Fleet) -> float:
 
 
 def _rival(net: Namespaces, given: Parameters, system: str, folder: Path) -> dict[str, Any]:
-    peers = peers_of(net)
+    peers = net.network.peers
     chains = min(len(peers), given.chains or _chains(net))
     _idle(net)
     try:
@@ -239,7 +223,8 @@ def _chains(net: Namespaces) -> int:
     """The number of chains that the hub's link feeds at a peer's full rate."""
     up_bps = net.network.link(HUB).up_bps
     slowest = min(
-        (link.down_bps for peer in peers_of(net) if (link := net.network.link(peer)).down_bps is not None), default=None
+        (link.down_bps for peer in net.network.peers if (link := net.network.link(peer)).down_bps is not None),
+        default=None,
     )
     return 1 if up_bps is None or slowest is None else max(1, int(up_bps / slowest))
 

@@ -30,11 +30,10 @@ import numpy as np
 import numpy.typing as npt
 
 from netem.broadcast.cpu import Meter
-from netem.broadcast.rivals import HUB, peers_of
-from netem.emulation.description import Network
+from netem.emulation.description import HUB, Network
 from netem.emulation.namespaces import Namespaces
 from netem.emulation.tables import bounded, filled
-from netem.fleet.lab_swarm import Swarm, swarm
+from netem.fleet.fleet import Fleet, emulated_fleet
 from netem.fleet.saved_weights import TENSOR_BYTES, Tensors, nbytes
 from netem.lab.case_network import emulated
 from netem.lab.model_prediction import Tree
@@ -94,7 +93,7 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield calibrated
         if calibrated["off"]:
             return
-        with swarm(net) as run:
+        with emulated_fleet(net) as run:
             for row in _rows(net, run, given):
                 yield {"row": row}
 
@@ -128,18 +127,19 @@ def _tensors(words: npt.NDArray[np.uint16]) -> Tensors:
     return {f"w{n:05}": ("BF16", (row.size,), row) for n, row in enumerate(words)}
 
 
-def _rows(net: Namespaces, run: Swarm, given: Parameters) -> Iterator[dict[str, Any]]:
+def _rows(net: Namespaces, run: Fleet, given: Parameters) -> Iterator[dict[str, Any]]:
     versions = states(given)
     run.save(next(versions)[1])
     up_bps = net.network.link(HUB).up_bps
-    options: list[str | float] = [] if up_bps is None else ["--uplink", f"{up_bps:.0f}"]
+    options = [] if up_bps is None else ["--uplink", f"{up_bps:.0f}"]
     if given.chains:
-        options += ["--chains", given.chains]
-    run.hub(*options)
-    peers = peers_of(net)
+        options += ["--chains", str(given.chains)]
+    run.hub(run.trained, *options)
+    run.until_joinable()
+    peers = net.network.peers
     regions = {host.name: host.region for host in net.network.hosts}
     for peer in peers:
-        run.join(peer, options=["--region", regions[peer] or ""])
+        run.peer(peer, "--region", regions[peer] or "")
     run.live(peers)
     rows = []
     for number, (kind, tensors) in enumerate(islice(versions, given.warm_up + given.versions), 1 - given.warm_up):
@@ -161,7 +161,7 @@ def _rows(net: Namespaces, run: Swarm, given: Parameters) -> Iterator[dict[str, 
         yield from at_scale(tree, rows, given)
 
 
-def _tree(net: Namespaces, run: Swarm, peers: list[str]) -> Tree:
+def _tree(net: Namespaces, run: Fleet, peers: list[str]) -> Tree:
     """The hub's current plan, with the links in use."""
     status = run.get(HUB)
     names = {peer["node"]: peer["name"] for peer in status["peers"]}
@@ -174,7 +174,7 @@ def _tree(net: Namespaces, run: Swarm, peers: list[str]) -> Tree:
     return Tree(net.network, {p["name"]: p["parent"] for p in status["peers"]}, stripes)
 
 
-def _version(net: Namespaces, run: Swarm, peers: list[str], tensors: Tensors, pause_s: float) -> dict[str, Any]:
+def _version(net: Namespaces, run: Fleet, peers: list[str], tensors: Tensors, pause_s: float) -> dict[str, Any]:
     time.sleep(IDLE_S)
     state_bytes = nbytes(tensors)
     meter = Meter({})

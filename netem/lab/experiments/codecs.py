@@ -17,14 +17,12 @@ from typing import Any, Final
 import numpy as np
 
 from netem.broadcast.agents import ANSWER_S, Agents
-from netem.broadcast.process_folders import own_folder
-from netem.broadcast.rivals import HUB, peers_of
-from netem.emulation.description import Link
+from netem.emulation.description import HUB, Link
 from netem.emulation.namespaces import Namespaces, namespaces
 from netem.emulation.streamed_rate import streamed, wire_share
 from netem.emulation.tables import bounded, filled, not_empty, rates_of
-from netem.fleet.lab_swarm import TMPFS
 from netem.fleet.saved_weights import Tensors, trained
+from netem.fleet.workspace import TMPFS, own_folder
 from netem.lab.coded_transfer import OURS, PORT, write
 from netem.lab.scenario import network_of
 from p2pcast.codec.codec_prediction import PEER_CORES, Cost, State, Way, choose, predict, sequential_s
@@ -106,7 +104,7 @@ def _flat(tensors: Tensors) -> tuple[Layout, Any]:
 
 
 def _started(net: Namespaces, agents: Agents, folder: Path) -> str:
-    peers = peers_of(net)
+    peers = net.network.peers
     if len(peers) != 1:
         raise UsageError("hosts: this experiment needs a hub and one peer")
     agents.start(HUB, "sender", {"folder": str(folder)})

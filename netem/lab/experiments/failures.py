@@ -21,20 +21,16 @@ workers' time in one training step, whose length has the paper's ratio to the br
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Final
 
-from netem.broadcast.daemons import Daemons
-from netem.broadcast.emulated_fleet import Fleet, Setup
-from netem.broadcast.host_http import HTTP_PORT
-from netem.broadcast.rivals import HUB, peers_of
-from netem.emulation.description import Link
+from netem.broadcast.emulated_fleet import BroadcastFleet, Setup, broadcast_fleet
+from netem.emulation.description import HUB, Link
 from netem.emulation.namespaces import Namespaces, namespaces
-from netem.fleet.lab_swarm import folders
+from netem.fleet.fleet import folders
 from netem.lab.case_events import EventPlayer
 from netem.lab.experiments.broadcast import sent_twice
 from netem.lab.experiments.fanout import SHARE, rates, sampled, shape
@@ -42,7 +38,7 @@ from netem.lab.scenario import filled, network_of
 from netem.simulation.broadcast_replay import Fault, replay
 from netem.simulation.fleet_simulator import Scenario
 from p2pcast.artifact.piece_size import piece_bytes
-from p2pcast.ground.errors import LocalError, UsageError
+from p2pcast.ground.errors import UsageError
 from p2pcast.ground.limits import MIB
 from p2pcast.relay.tuning import PULL_SHARE
 from topology.plan_tree import ROOT
@@ -62,7 +58,6 @@ IDLE: Final = "kill idle"
 SLOW_SHARE: Final = 0.5
 STRUCK_AT: Final = 0.5
 """Time of the fault as a share of the ideal time."""
-CONNECT_S: Final = 1.0
 UP_S: Final = 60.0
 SETTLING: Final = 2
 """Versions between two faults: the hub measures a returning peer's rate again, and may move the peer."""
@@ -105,18 +100,17 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield calibration
         if calibration["off"]:
             return
-        if given.spare not in peers_of(net):
+        if given.spare not in net.network.peers:
             raise UsageError(f"parameters.spare: there is no host {given.spare!r}")
-        with folders() as (folder, memory), Daemons(folder / "logs") as daemons:
-            setup = Setup(round(given.payload_mib * MIB), uplink_bps, chains=given.chains, codec="flat")
-            run = _Training(net, Fleet(net, daemons, folder, memory, setup), given, peer_bps)
-            yield from ({"row": row} for row in run.rows())
+        setup = Setup(round(given.payload_mib * MIB), uplink_bps, chains=given.chains, codec="flat")
+        with folders() as (folder, memory), broadcast_fleet(net, folder, memory, setup) as fleet:
+            yield from ({"row": row} for row in _Training(net, fleet, given, peer_bps).rows())
     for fault in given.faults:
-        yield from ({"row": row} for row in at_scale(given, fault, len(peers_of(net)) - 1))
+        yield from ({"row": row} for row in at_scale(given, fault, len(net.network.peers) - 1))
 
 
 class _Training:
-    def __init__(self, net: Namespaces, fleet: Fleet, given: Parameters, peer_bps: float) -> None:
+    def __init__(self, net: Namespaces, fleet: BroadcastFleet, given: Parameters, peer_bps: float) -> None:
         self._net, self._fleet, self._given = net, fleet, given
         self._ideal_s = 8 * given.payload_mib * MIB / peer_bps
         self._undisturbed_s = 0.0
@@ -125,7 +119,6 @@ class _Training:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         fleet, given = self._fleet, self._given
-        fleet.start()
         fleet.publish()
         fleet.kill(given.spare)
         with EventPlayer(self._net, fleet) as self._timeline:
@@ -174,7 +167,7 @@ class _Training:
         return {"replaced_s": ready_s - self._replaced_s, "recovery_s": recovery_s, "lost_worker_s": recovery_s}
 
     def _row(self, fault: str, stage: str, facts: Mapping[str, float]) -> dict[str, Any]:
-        workers = len(peers_of(self._net)) - 1
+        workers = len(self._net.network.peers) - 1
         lost_s = facts.get("lost_worker_s", 0.0)
         step_s = self._given.step_ratio * self._ideal_s
         ratio = {"recovery_to_ideal": round(facts["recovery_s"] / self._ideal_s, 4)} if "recovery_s" in facts else {}
@@ -216,23 +209,17 @@ class _Training:
 
     def _up(self, peer: str) -> None:
         """Return when the peer answers."""
-        deadline = time.monotonic() + UP_S
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError):
-                self._net.connect(peer, ("127.0.0.1", HTTP_PORT), CONNECT_S).close()
-                return
-            time.sleep(0.02)
-        raise LocalError(f"{peer} did not answer within {UP_S:.0f} s")
+        self._fleet.until(lambda: self._fleet.answers(peer), f"answer of {peer}", UP_S)
 
     def _current(self, peer: str) -> float:
         """Unix time at which the hub knew that the peer had staged the newest version."""
-        deadline = time.monotonic() + UP_S
-        while time.monotonic() < deadline:
+
+        def staged() -> bool:
             status = self._fleet.status()
-            if any(p["name"] == peer and p["staged"] == status["version"] for p in status.get("peers", [])):
-                return time.time()
-            time.sleep(0.02)
-        raise LocalError(f"{peer} did not get the newest version within {UP_S:.0f} s")
+            return any(p["name"] == peer and p["staged"] == status["version"] for p in status.get("peers", []))
+
+        self._fleet.until(staged, f"newest version at {peer}", UP_S)
+        return time.time()
 
     def _restore(self, kind: str, victim: str, link: Link) -> None:
         """Restore the original state: the victim back in its place, the replacement stopped."""

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from netem.broadcast.rivals import HUB, bare_tree, peers_of
+from netem.broadcast.rivals import bare_tree
 from netem.broadcast.rows import row
-from netem.emulation.description import Host, Network
+from netem.emulation.description import HUB, Host, Network
 from netem.emulation.namespaces import Namespaces, namespaces
 from netem.emulation.streamed_rate import streamed
 from netem.emulation.tables import bounded, filled
@@ -119,7 +119,7 @@ def rates(network: Network) -> tuple[float, float]:
 
 def sampled(net: Namespaces) -> dict[str, Any]:
     """``{calibration, off}`` of the hub's link, and of some of the peers'."""
-    peers = peers_of(net)
+    peers = net.network.peers
     return streamed(net, [(HUB, peer) for peer in peers[:SAMPLED_PEERS]] + [(peers[0], HUB)])
 
 
@@ -133,7 +133,7 @@ def shape(system: str, peers: Sequence[str], chains: int) -> dict[str, str]:
 
 
 def _tree(net: Namespaces, given: Parameters) -> dict[str, Any]:
-    peers = peers_of(net)
+    peers = net.network.peers
     ran = bare_tree(net, round(given.payload_mib * MIB), given.rounds)
     tree = Tree(net.network, shape(TREE, peers, 1))
     made = row(ran, len(peers), tree.peer_bps)

@@ -18,12 +18,11 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Final
 
-from netem.broadcast.rivals import HUB, peers_of
+from netem.emulation.description import HUB
 from netem.emulation.namespaces import namespaces
 from netem.emulation.streamed_rate import streamed
 from netem.emulation.tables import bounded, filled
-from netem.fleet.lab_swarm import Swarm, swarm
-from netem.fleet.processes import Processes
+from netem.fleet.fleet import Fleet, emulated_fleet
 from netem.lab.scenario import network_of
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.ground.errors import UsageError
@@ -79,20 +78,20 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     given = filled(Parameters, argument["parameters"], "parameters")
     given.check()
     with namespaces(network_of(argument)) as net:
-        peers = peers_of(net)
+        peers = net.network.peers
         if len(peers) != 2:
             raise UsageError("hosts: this experiment needs a hub, a peer and a peer that joins late")
         calibration = streamed(net, [(HUB, peer) for peer in peers])
         yield calibration
         if calibration["off"]:
             return
-        with swarm(net) as run, Processes(run.folder / "logs") as trainer:
-            yield from ({"row": row} for row in _Training(run, trainer, given, *peers).rows())
+        with emulated_fleet(net) as run:
+            yield from ({"row": row} for row in _Training(run, given, *peers).rows())
 
 
 class _Training:
-    def __init__(self, run: Swarm, trainer: Processes, given: Parameters, peer: str, late_peer: str) -> None:
-        self._run, self._trainer, self._given = run, trainer, given
+    def __init__(self, run: Fleet, given: Parameters, peer: str, late_peer: str) -> None:
+        self._run, self._given = run, given
         self._peer, self._newcomer = peer, late_peer
         self._go = run.folder / "go"
 
@@ -101,8 +100,9 @@ class _Training:
         base = self._begin()
         self._state_bytes = Checkpoint.open(base).layout().nbytes
         run.step = 0
-        run.hub("--base", str(base))
-        run.join(self._peer)
+        run.hub(run.trained, "--base", base)
+        run.until_joinable()
+        run.peer(self._peer)
         run.wait_for(self._peer, "committed", version=run.version)
         done: list[VersionAtPeer] = []
         for step in range(1, given.versions + 1):
@@ -127,23 +127,19 @@ class _Training:
             "--hidden",
             given.hidden,
         ]
-        self._trainer.start(
+        run.processes.start(
             "trainer", [sys.executable, "-P", "-m", "netem.demo.train", *map(str, words), "--go-file", str(self._go)]
         )
         self._until(run.trained / "base" / "STABLE")
         return run.trained / "base"
 
     def _until(self, path: Path) -> None:
-        def there() -> bool:
-            self._trainer.check()
-            return path.exists()
-
-        self._run.until(there, f"{path.parent.name} from the trainer", TRAINED_S)
+        self._run.until(path.exists, f"{path.parent.name} from the trainer", TRAINED_S)
 
     def _next(self, step: int) -> VersionAtPeer:
         run = self._run
         if step == self._given.versions:
-            self._trainer.children["trainer"].expected = True  # the trainer ends after its last version
+            run.processes.children["trainer"].expected = True  # the trainer ends after its last version
         run.step = step
         self._go.with_suffix(".part").write_text(str(step))
         self._go.with_suffix(".part").rename(self._go)
@@ -168,7 +164,7 @@ class _Training:
     def _join_late(self, step: int, way: str) -> dict[str, Any]:
         """From nothing to the newest version, compared bit for bit."""
         run, peer = self._run, self._newcomer
-        run.join(peer, options=["--squashes", WAYS[way]])
+        run.peer(peer, "--squashes", WAYS[way])
         ready = run.wait_for(peer, "staged", version=run.version)
         run.live([peer])
         run.exact(peer)

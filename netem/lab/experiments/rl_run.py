@@ -26,11 +26,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from netem.broadcast.cpu import Meter
-from netem.broadcast.daemons import Daemons
-from netem.broadcast.rivals import HUB
+from netem.emulation.description import HUB
 from netem.emulation.namespaces import Namespaces
 from netem.emulation.tables import bounded, filled, not_empty
-from netem.fleet.lab_swarm import Swarm, folders
+from netem.fleet.fleet import Fleet, Hosts, folders
+from netem.fleet.processes import Processes
 from netem.lab.case_network import emulated
 from netem.lab.network_tables import network_of
 from netem.rl_lab.phase_figures import Phase, caught_up_s, figures
@@ -95,15 +95,15 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             return
         with (
             folders() as (folder, memory),
-            Daemons(folder / "logs", SMALL_MODULES) as daemons,
-            Daemons(folder / "logs", MODEL_MODULES) as models,
+            Processes(folder / "logs", SMALL_MODULES) as daemons,
+            Processes(folder / "logs", MODEL_MODULES) as models,
         ):
             rates: dict[str, dict[str, float]] = {}
             for number, name in enumerate(given.systems):
                 own = folder / f"{number}-{name}"
                 own.mkdir()
-                run = Swarm(net, daemons, own, memory / own.name)
-                system = RlSystem(run, models, given.setup, star=name == "star")
+                run = Fleet(Hosts(net), daemons, own, memory / own.name)
+                system = RlSystem(net, run, models, given.setup, star=name == "star")
                 with closing(_played(net, system, given)) as rows:
                     for said in rows:
                         if "row" in said:

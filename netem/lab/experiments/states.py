@@ -7,27 +7,22 @@ Every peer must end with the hub's bytes, or the case fails. ``moved_mb``: recei
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
-from netem.broadcast.process_folders import own_folder
-from netem.broadcast.rivals import HUB, peers_of
 from netem.broadcast.rows import left_out, row
 from netem.broadcast.whole_states import WHOLE, p2pcast
+from netem.emulation.description import HUB
 from netem.emulation.namespaces import Namespaces
 from netem.emulation.tables import filled
+from netem.fleet.fleet import folders
 from netem.lab.case_network import emulated
 from p2pcast.ground.errors import LocalError, UsageError
 from p2pcast.ground.limits import MIB
 
 P2PCAST: Final = "p2pcast"
 SYSTEMS: Final = (P2PCAST, *WHOLE)
-TMPFS: Final = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +49,8 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield calibrated
         if calibrated["off"]:
             return
-        with ExitStack() as owned:
-            folder = owned.enter_context(own_folder(Path(tempfile.gettempdir())))
-            apart = Path(tempfile.gettempdir()) != TMPFS and os.access(TMPFS, os.W_OK)
-            memory = owned.enter_context(own_folder(TMPFS)) if apart else folder
-            peers, state_bytes = len(peers_of(net)), round(given.state_mib * MIB)
+        with folders() as (folder, memory):
+            peers, state_bytes = len(net.network.peers), round(given.state_mib * MIB)
             if given.system == P2PCAST:
                 ran = p2pcast(net, state_bytes, given.rounds, uplink_bps, folder, memory)
             else:

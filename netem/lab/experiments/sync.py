@@ -17,12 +17,11 @@ from statistics import median
 from typing import Any
 
 from netem.bench.codec_comparison.comparison import Dataset, speeds
-from netem.broadcast.rivals import HUB, peers_of
-from netem.emulation.description import Link
+from netem.emulation.description import HUB, Link
 from netem.emulation.namespaces import Namespaces, namespaces
 from netem.emulation.streamed_rate import streamed
 from netem.emulation.tables import bounded, filled, not_empty, rates_of
-from netem.fleet.lab_swarm import Swarm, swarm
+from netem.fleet.fleet import Fleet, emulated_fleet
 from netem.fleet.saved_weights import Tensors, nbytes, trained
 from netem.lab.scenario import network_of
 from p2pcast.codec.codec_prediction import PEER_CORES, Cost, State, Way, predict
@@ -92,7 +91,7 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield calibration
             if calibration["off"]:
                 return
-        with swarm(net) as run:
+        with emulated_fleet(net) as run:
             paths = []
             for path in _paths(_Run(run, peer, net), chain([first], versions), rates, given):
                 paths.append(path)
@@ -102,7 +101,7 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _only_peer(net: Namespaces) -> str:
-    peers = peers_of(net)
+    peers = net.network.peers
     if len(peers) != 1:
         raise UsageError("hosts: this experiment needs a hub and one peer")
     return peers[0]
@@ -110,7 +109,7 @@ def _only_peer(net: Namespaces) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    swarm: Swarm
+    swarm: Fleet
     peer: str
     net: Namespaces
 
@@ -129,12 +128,13 @@ class _Run:
 def _paths(run: _Run, versions: Iterator[Tensors], rates: Sequence[float], given: Parameters) -> Iterator[Path]:
     swarm, peer = run.swarm, run.peer
     swarm.save(next(versions))
-    swarm.hub()
+    swarm.hub(swarm.trained)
+    swarm.until_joinable()
     for rate in rates:
         run.at(rate)
         if rate != rates[0]:
             run.anew()
-        swarm.join(peer)
+        swarm.peer(peer)
         yield _caught_up(run, COLD, rate)
     swarm.save(next(versions))
     swarm.timeline([peer])
@@ -146,14 +146,14 @@ def _paths(run: _Run, versions: Iterator[Tensors], rates: Sequence[float], given
     for rate in rates:
         run.at(rate)
         run.anew()
-        swarm.join(peer, options=["--squashes", "none"])
+        swarm.peer(peer, "--squashes", "none")
         yield _caught_up(run, SLOW, rate)
     for rate in rates:
         run.at(rate)
         swarm.leave(peer)
         for tensors in islice(versions, given.behind):
             _alone(swarm, tensors)
-        swarm.join(peer)
+        swarm.peer(peer)
         yield _caught_up(run, MISSED, rate)
 
 
@@ -170,7 +170,7 @@ def _fast(taken: Sequence[tuple[int, float, float]], rate: float) -> Path:
     return Path(FAST, rate, 1, round(nbytes), received, ready)
 
 
-def _alone(run: Swarm, tensors: Tensors) -> None:
+def _alone(run: Fleet, tensors: Tensors) -> None:
     """Publish a version while no peer is connected."""
     run.save(tensors)
     run.wait_for(HUB, "sealed", version=run.version)

@@ -23,7 +23,8 @@ from insiders.values import World
 
 from netem.emulation.loopback import Net
 from netem.fleet import process_stats
-from netem.fleet.local_fleet import HUB, Fleet, FleetError
+from netem.fleet.local_fleet import HUB, Fleet
+from netem.fleet.processes import FleetError
 from p2pcast.ground.errors import P2PCastError
 from p2pcast.ground.limits import MIB
 from p2pcast.trust.join_token import JoinToken

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -16,13 +15,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from netem.broadcast.daemons import Daemon, Daemons
-from netem.broadcast.emulated_fleet import Fleet, Setup, check
-from netem.broadcast.process_folders import PREFIX, own_folder
-from netem.broadcast.rivals import HUB, RIVALS, MissingError
+from netem.broadcast.emulated_fleet import BroadcastFleet, Setup
+from netem.broadcast.rivals import RIVALS, MissingError
 from netem.broadcast.rows import Broadcast, BroadcastSeries, left_out, quantile, row
-from netem.emulation.description import Link, star
+from netem.emulation.description import HUB, Link, star
 from netem.emulation.rate import rate_network
+from netem.fleet.fleet import check_same
+from netem.fleet.processes import Child, Processes
+from netem.fleet.workspace import PREFIX, own_folder
 from p2pcast.ground.errors import IntegrityError
 
 KEYS = {"system", "peers", "payload_bytes", "ideal_s", "p90_s", "all_s", "all_over_ideal"}
@@ -110,7 +110,7 @@ def ours(below: Path) -> list[str]:
 @pytest.mark.root
 def test_the_command_broadcasts_bit_exact_and_leaves_nothing(p2pcast, tmp_path: Path, short: Path) -> None:
     """Exit code 0 means that each peer's installed weights were compared with the published ones."""
-    names = ["--peers", 2, "--payload", 1, "--rounds", 1, "--late", 1, "--rival", "chain", "--dir", short]
+    names = ["--peers", 2, "--payload", 1, "--rounds", 2, "--late", 1, "--rival", "chain", "--dir", short]
     done = p2pcast("bench", "broadcast", *names, "--json", "-o", tmp_path / "out.json")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
@@ -130,33 +130,31 @@ def test_wrong_installed_bytes_are_found(tmp_path: Path) -> None:
     for folder, last in ((saved, 0.0), (installed, -0.0)):
         folder.mkdir()
         save_file({"w": np.array([1.0, last], np.float16)}, folder / "model.safetensors")
-    check(saved, saved)
+    check_same(saved, saved)
     with pytest.raises(IntegrityError, match="installed"):
-        check(saved, installed)
+        check_same(saved, installed)
 
 
-class Sleepers(Daemons):
+class Sleepers(Processes):
     """Processes that only sleep: the set of awaited peers does not depend on their work."""
 
-    def start(self, name: str, words: Sequence[str | Path], space: str | None = None) -> Daemon:
-        self.daemons[name] = Daemon(name, os.posix_spawnp("sleep", ["sleep", "infinity"], os.environ), Path())
-        return self.daemons[name]
+    def fork(
+        self, name: str, words: Sequence[str | Path], space: str | None = None, *, entry: str | None = None
+    ) -> Child:
+        return self.start(name, ["sleep", "infinity"])
 
 
 @pytest.fixture
 def sleepers(tmp_path: Path) -> Iterator[Sleepers]:
-    daemons = Sleepers(tmp_path)
-    yield daemons
-    for daemon in daemons.daemons.values():
-        daemon.signal(signal.SIGKILL)
-        os.waitpid(daemon.pid, 0)
+    with Sleepers(tmp_path) as found:
+        yield found
 
 
 def test_stopped_peer_is_not_awaited_after_its_link_heals(tmp_path: Path, sleepers: Sleepers) -> None:
     net: Any = SimpleNamespace(network=star(Link(), 5, Link()), space=lambda host: None)
     peers = [host.name for host in net.network.hosts if host.name != HUB]
     late, killed, frozen, struck, usual = peers
-    fleet = Fleet(net, sleepers, tmp_path, tmp_path, Setup(1, absent=frozenset([late])))
+    fleet = BroadcastFleet(net, sleepers, tmp_path, tmp_path, Setup(1, absent=frozenset([late])))
     for peer in (killed, frozen, struck, usual):
         fleet.join(peer)
     for peer in peers:
@@ -169,11 +167,11 @@ def test_stopped_peer_is_not_awaited_after_its_link_heals(tmp_path: Path, sleepe
     for peer in peers:
         fleet.expect(peer, there=True)
     assert fleet.there == [usual]
-    assert {name for name, daemon in sleepers.daemons.items() if daemon.expected} == {killed, frozen, struck}
+    assert {name for name, child in sleepers.children.items() if child.expected} == {killed, frozen, struck}
     fleet.thaw(struck)
     fleet.thaw(frozen)
     assert fleet.there == [frozen, usual]
-    assert {name for name, daemon in sleepers.daemons.items() if daemon.expected} == {killed, struck}
+    assert {name for name, child in sleepers.children.items() if child.expected} == {killed, struck}
     fleet.expect(late, there=False)
     fleet.join(late)
     assert late not in fleet.there, "a reachable peer is awaited"

@@ -27,7 +27,7 @@ from netem.demo.verdict import check_answers, check_folders, differences
 from netem.demo.version_board import VersionBoard, VersionRow
 from netem.fleet import processes as processes_module
 from netem.fleet.participants import Options
-from netem.fleet.processes import DemoError, Processes
+from netem.fleet.processes import FleetError, Processes
 from netem.fleet.traffic import Traffic
 from netem.fleet.workspace import MARKER, Workspace
 from p2pcast.ground.errors import UsageError
@@ -168,7 +168,7 @@ def test_unexpected_exit_of_a_child_is_an_error_with_its_log(tmp_path: Path) -> 
     with Processes(tmp_path) as children:
         child = children.start("hub", [sys.executable, "-c", "raise SystemExit('no disk left')"])
         child.process.wait()
-        with pytest.raises(DemoError, match=r"hub ended with exit code 1(?s:.*)no disk left"):
+        with pytest.raises(FleetError, match=r"hub ended with exit code 1(?s:.*)no disk left"):
             children.check()
         child.expected = True
         children.check()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import sys
 from pathlib import Path
@@ -10,15 +9,14 @@ from pathlib import Path
 import pytest
 
 from netem.emulation.loopback import Net
-from netem.fleet.local_fleet import Fleet, FleetError
+from netem.fleet.local_fleet import Fleet
+from netem.fleet.processes import FleetError
 
 
 async def ended_with(tmp_path: Path, code: int) -> Fleet:
     fleet = Fleet(tmp_path, Net(1e6), 1, 1, 1, 60.0)
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", f"raise SystemExit({code})")
-    await process.wait()
-    fleet._processes["p1"] = process
-    (tmp_path / "p1.log").write_text("the peer's last words")
+    words = f'import sys; print("the peer\'s last words"); sys.exit({code})'
+    fleet._processes.start("p1", [sys.executable, "-c", words]).process.wait()
     return fleet
 
 
@@ -38,5 +36,5 @@ async def test_any_other_end_of_a_leaving_peer_is_an_error(tmp_path: Path, code:
     if joined:
         (tmp_path / "p1").mkdir()
         (tmp_path / "p1" / "daemon.json").touch()
-    with pytest.raises(FleetError, match=f"p1 ended with {code} on SIGTERM: the peer's last words"):
+    with pytest.raises(FleetError, match=rf"(?s)p1 ended with {code} on SIGTERM.*the peer's last words"):
         await fleet.leave("p1", 60.0)

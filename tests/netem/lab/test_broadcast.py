@@ -6,9 +6,8 @@ from unittest.mock import call, create_autospec
 
 import pytest
 
-from netem.broadcast.emulated_fleet import Fleet
-from netem.broadcast.rivals import HUB
-from netem.emulation.description import Host, Link, Network, Region
+from netem.broadcast.emulated_fleet import BroadcastFleet
+from netem.emulation.description import HUB, Host, Link, Network, Region
 from netem.emulation.namespaces import Namespaces
 from netem.lab.case_events import EventPlayer, longest_silence_s
 from netem.lab.experiments.broadcast import Parameters, results, sent_twice
@@ -85,7 +84,7 @@ def test_trunk_limits_the_predicted_rate() -> None:
 
 
 def test_peer_behind_two_cuts_is_awaited_after_both_heal() -> None:
-    net, fleet = create_autospec(Namespaces, instance=True), create_autospec(Fleet, instance=True)
+    net, fleet = create_autospec(Namespaces, instance=True), create_autospec(BroadcastFleet, instance=True)
     net.network = Network((Host(HUB, FAST), Host("a", FAST, "far"), Host("b", FAST)), regions=(Region("far", FAST),))
     with EventPlayer(net, fleet) as timeline:
         for do, place in (("cut", "a"), ("cut", "far"), ("heal", "far"), ("heal", "a")):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 
 import numpy as np
 import pytest
 
-from netem.broadcast.weights import NewWeights, SparseWeights, changed_words
+from netem.broadcast.weights import SparseWeights, changed_words
+from netem.fleet.saved_weights import noise
 from netem.latency import SOURCES
 from netem.latency.version_latency import MOMENTS, depth
 from p2pcast.ground.limits import MIB
@@ -30,10 +32,9 @@ def test_sparse_weights_change_as_many_words_as_the_delta_takes(delta_bytes: int
 
 
 def test_equal_arguments_give_equal_weights_and_still_tensors_stay() -> None:
-    one, other = NewWeights(MIB, still=1), NewWeights(MIB, still=1)
-    first, second = one(), one()
-    assert all(np.array_equal(first[name].view(np.uint16), words.view(np.uint16)) for name, words in other().items())
-    same = {name for name in first if np.array_equal(first[name].view(np.uint16), second[name].view(np.uint16))}
+    first, second = islice(noise(MIB, still=1), 2)
+    assert all(np.array_equal(first[name][2], words) for name, (_, _, words) in next(noise(MIB, still=1)).items())
+    same = {name for name in first if np.array_equal(first[name][2], second[name][2])}
     assert same == {"still0"}
 
 

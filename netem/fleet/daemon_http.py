@@ -1,32 +1,31 @@
-"""HTTP to a daemon on the loopback of its emulated host."""
+"""HTTP to a daemon over a connection that the caller makes, for example from a host of an emulated network."""
 
 from __future__ import annotations
 
 import http.client
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from netem.emulation.description import Emulated
 from p2pcast.ground.errors import LocalError
 
-HTTP_PORT = 7078
+Connect = Callable[[], socket.socket]
 
 
-class HostConnection(http.client.HTTPConnection):
-    def __init__(self, net: Emulated, host: str, timeout_s: float) -> None:
-        super().__init__("127.0.0.1", HTTP_PORT, timeout=timeout_s)
-        self._net, self._at, self._timeout_s = net, host, timeout_s
+class MadeConnection(http.client.HTTPConnection):
+    def __init__(self, connect: Connect) -> None:
+        super().__init__("127.0.0.1")
+        self._connect = connect
 
     def connect(self) -> None:
-        self.sock: socket.socket = self._net.connect(self._at, ("127.0.0.1", HTTP_PORT), self._timeout_s)
+        self.sock: socket.socket = self._connect()
 
 
-def document(net: Emulated, host: str, path: str, timeout_s: float) -> dict[str, Any]:
+def document(connect: Connect, name: str, path: str) -> dict[str, Any]:
     """Raises OSError without an answer, LocalError for an error status."""
-    connection = HostConnection(net, host, timeout_s)
+    connection = MadeConnection(connect)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
@@ -34,18 +33,16 @@ def document(net: Emulated, host: str, path: str, timeout_s: float) -> dict[str,
     finally:
         connection.close()
     if answer.status != http.client.OK:
-        raise LocalError(f"{host} answered {path}: {found.get('error')}")
+        raise LocalError(f"{name} answered {path}: {found.get('error')}")
     return found
 
 
 @contextmanager
-def events(
-    net: Emulated, host: str, answer_s: float, silence_s: float
-) -> Iterator[Iterator[tuple[str, dict[str, Any]]]]:
-    """Kind and facts of each event, from the daemon's first on; both empty for a keepalive. ``answer_s``: time limit of
-    the first byte. ``silence_s``: time limit of each next line. Raises OSError.
+def events(connect: Connect, silence_s: float) -> Iterator[Iterator[tuple[str, dict[str, Any]]]]:
+    """Kind and facts of each event, from the daemon's first on; both empty for a keepalive. ``silence_s``: time limit
+    of each line. Raises OSError.
     """
-    connection = HostConnection(net, host, answer_s)
+    connection = MadeConnection(connect)
     try:
         connection.request("GET", "/events?since=0", headers={"Accept": "text/event-stream"})
         answer = connection.getresponse()

@@ -8,7 +8,7 @@ import pytest
 
 from netem.emulation.description import Link, star
 from netem.emulation.namespaces import namespaces
-from netem.fleet.lab_swarm import swarm
+from netem.fleet.fleet import emulated_fleet
 from netem.fleet.saved_weights import nbytes, noise
 from netem.lab.experiments.history import Parameters
 from netem.lab.experiments.sync import COLD, FAST, SLOW, Path, at_scale, row
@@ -50,10 +50,11 @@ def test_join_points_must_lie_within_the_run() -> None:
 @pytest.mark.root
 def test_version_reaches_a_peer_that_leaves_and_returns() -> None:
     versions = noise(1 << 20)
-    with namespaces(star(Link(), 1, Link(100e6, 100e6))) as net, swarm(net) as run:
+    with namespaces(star(Link(), 1, Link(100e6, 100e6))) as net, emulated_fleet(net) as run:
         run.save(next(versions))
-        run.hub()
-        run.join("p1")
+        run.hub(run.trained)
+        run.until_joinable()
+        run.peer("p1")
         run.live(["p1"])
         run.save(next(versions))
         line = run.timeline(["p1"])
@@ -63,13 +64,13 @@ def test_version_reaches_a_peer_that_leaves_and_returns() -> None:
         run.leave("p1")
         run.save(next(versions))
         run.wait_for("hub", "sealed", version=run.version)
-        run.join("p1")
+        run.peer("p1")
         run.live(["p1"])
         run.exact("p1")
         (run.trained / "step_2" / "model.safetensors").write_bytes(
             (run.trained / "step_1" / "model.safetensors").read_bytes()
         )
-        with pytest.raises(IntegrityError, match="p1: installed weights differ"):
+        with pytest.raises(IntegrityError, match=r"p1/step_2: installed weights differ"):
             run.exact("p1")
         assert run.twice(["p1"]) == 0
         folder = run.folder
