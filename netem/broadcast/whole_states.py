@@ -85,7 +85,7 @@ def _moved(came: Sequence[int], sent: Sequence[int]) -> dict[str, Any]:
 
 
 def _states(state_bytes: int) -> Iterator[Tensors]:
-    """Those states for p2pcast: one bf16 tensor."""
+    """Yields the states as p2pcast publishes them: one bf16 tensor."""
     words = first(state_bytes // 2)
     for step in count(1):
         yield {"w": ("BF16", (words.size,), words)}
