@@ -1,5 +1,5 @@
-"""A hub, its peers and further processes of p2pcast, started with the commands of users at a ``Place``: this machine's
-loopback, or the hosts of an emulated network, in this kernel or in user-mode Linux.
+"""A hub, its peers and further processes of p2pcast, started with the commands of users. Their ``FleetPlace`` is this
+machine's loopback, or the hosts of an emulated network, in this kernel or in user-mode Linux.
 
 The caller decides about weights, options and kills; ``Processes`` ends what still runs. Waiting blocks the thread;
 ``netem.fleet.wait`` waits for the same processes in an event loop.
@@ -41,7 +41,7 @@ HTTP_S: Final = 10.0
 POLL_S: Final = 0.02
 
 
-class Place(Protocol):
+class FleetPlace(Protocol):
     """Where processes run and listen."""
 
     @property
@@ -77,7 +77,7 @@ class Hosts:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class VersionTimeline:
     """One version, in seconds since the hub's first step of publishing it, before any encoding. ``received``: every
     piece verified. ``staged``: decoded, durable and in the peer's copy of the state. ``committed``: installed.
     """
@@ -100,7 +100,7 @@ class Fleet:
 
     def __init__(
         self,
-        place: Place,
+        place: FleetPlace,
         processes: Processes,
         folder: Path,
         memory: Path,
@@ -283,7 +283,7 @@ class Fleet:
         for peer in peers:
             self.wait_for(peer, "committed", limit_s, version=self.version)
 
-    def timeline(self, peers: Sequence[str], limit_s: float = LIMIT_S) -> Timeline:
+    def timeline(self, peers: Sequence[str], limit_s: float = LIMIT_S) -> VersionTimeline:
         """The newest version, once all peers have installed it, compared bit for bit. Raises FleetError,
         IntegrityError.
         """
@@ -303,7 +303,7 @@ class Fleet:
             limit_s,
         )
         last = self.get(HUB)["last"]
-        return Timeline(self.version, int(last["bytes"]), last["codec"], opened_s, received, staged, committed)
+        return VersionTimeline(self.version, int(last["bytes"]), last["codec"], opened_s, received, staged, committed)
 
     def exact(self, peer: str) -> None:
         """Raises IntegrityError if the peer has not installed exactly the newest version."""

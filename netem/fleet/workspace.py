@@ -1,5 +1,5 @@
-"""Folders for the length of a block: ``own_folder`` for all files of a process, and the folders of the demo and of
-`bench live`, which are a work folder for all files, and a folder in tmpfs for the weights that daemons hold in memory.
+"""Folders for the length of a block. ``own_folder`` is for all files of a process. The demo and `bench live` have a
+work folder for all files, and a folder in tmpfs for the weights that daemons hold in memory.
 
 Promises: a foreign folder is never replaced. The folder in tmpfs is removed at the end of the block, whatever the
 reason. A later process removes the folders of killed ones.
