@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from p2pcast.ground.errors import P2PCastError
-
-END_S = 600.0
+from tests.support.until import until
 
 
 class StepError(P2PCastError):
@@ -51,7 +50,4 @@ class NothingLeft:
 
     async def __aexit__(self, *_: object) -> None:
         # Threads and sockets end a little later than the call that ends them.
-        deadline = asyncio.get_running_loop().time() + END_S
-        while left := _open(self._folder) - self._before:
-            assert asyncio.get_running_loop().time() < deadline, left
-            await asyncio.sleep(0.001)
+        await until(lambda: _open(self._folder) - self._before, "all is closed", holds=lambda left: not left)

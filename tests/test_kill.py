@@ -14,9 +14,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +23,15 @@ import numpy as np
 import pytest
 import safetensors
 
+from tests.support.until import wait_until
+
 DEADLINE_S = 600.0
-POLL_S = 0.01
 PAYLOAD_BYTES = 240_000_000
 """All of it changes with each version: at loopback's speed enough to be met in the middle."""
 MOST_ANON_BYTES = 300_000_000
 HERE = ("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--plaintext")
 
 Document = dict[str, Any]
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + DEADLINE_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"not within {DEADLINE_S:.0f} s: {what}"
-        time.sleep(POLL_S)
-    return found
 
 
 def checkpoint(folder: Path, seed: int) -> str:
@@ -98,9 +90,9 @@ class Chain:
         token = self.folder / "token"
         hub = Process("hub", self.folder / "hub.log", "seed", *folders, *options, "--token-file", token)
         self.processes["hub"] = hub
-        until(lambda: self.http("hub"), "the hub answers")
+        wait_until(lambda: self.http("hub"), "the hub answers")
         if self.address.endswith(":0"):
-            found = until(lambda: hub.said(r"listening on ([\d.]+:\d+)"), "the hub says where it listens")
+            found = wait_until(lambda: hub.said(r"listening on ([\d.]+:\d+)"), "the hub says where it listens")
             self.address = found[1]
         return hub
 
@@ -175,13 +167,13 @@ class Chain:
                 found.append(at)
             return found if len(found) == count else None
 
-        chain: list[str] = until(order, f"{count} peers in a chain")
+        chain: list[str] = wait_until(order, f"{count} peers in a chain")
         return chain
 
     def received(self, *names: str) -> dict[str, tuple[int, int]]:
         found = {}
         for name in names:
-            document = until(lambda n=name: self.status(n), f"{name} answers")
+            document = wait_until(lambda n=name: self.status(n), f"{name} answers")
             found[name] = (document["bytes_received"], document["bytes_duplicate"])
         return found
 
@@ -195,7 +187,7 @@ class Chain:
             assert progress["pieces"] * 65536 < PAYLOAD_BYTES * 0.9, "too late; the payload is too small"
             return True
 
-        until(part, f"{name} receives {version}")
+        wait_until(part, f"{name} receives {version}")
 
     def live(self, step: int, *names: str, branch: int | None = 0) -> None:
         """All of ``names`` have committed the version, and their folders hold it. ``branch`` None: one and the same,
@@ -210,7 +202,7 @@ class Chain:
                 branch is None and len(said) == 1 and said.pop().endswith(f".{step}")
             )
 
-        until(all_there, f"step {step} at {names}")
+        wait_until(all_there, f"step {step} at {names}")
         for name in names:
             found = safetensors.deserialize(
                 (self.folder / f"{name}-out" / f"step_{step}" / "model.safetensors").read_bytes()
@@ -218,7 +210,7 @@ class Chain:
             assert hashlib.sha256(found[0][1]["data"]).hexdigest() == self.sums[step], name
 
     def artifact_bytes(self, step: int) -> int:
-        hub = until(lambda: self.status("hub"), "the hub answers")
+        hub = wait_until(lambda: self.status("hub"), "the hub answers")
         return int(next(a["bytes"] for a in hub["artifacts"] if a["version"] == f"0.{step}"))
 
     def each_got_it_once(self, step: int, before: dict[str, tuple[int, int]]) -> None:

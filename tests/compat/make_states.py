@@ -20,7 +20,9 @@ from typing import Any
 sys.path.append(str(Path(__file__).parent))  # history, previous
 
 from history import LIFETIME_DAYS, VERSIONS, state, step, write
-from previous import FOLDER, RELEASE, Daemon, Releases, address_of, installed, until
+from previous import FOLDER, RELEASE, Daemon, Releases, address_of, installed
+
+from tests.support.until import wait_until
 
 LEFT_OUT = ("daemon.json", "install.sock")
 """Of a daemon that runs; a stopped one has none of them."""
@@ -42,13 +44,13 @@ def made(releases: Releases) -> None:
     mirror = ("--mirror", f"file://{folder / 'mirror'}", "--certificate-days", LIFETIME_DAYS)
     hub = releases.hub(RELEASE, *mirror)
     address = address_of(hub)
-    until(lambda: there(folder / "hub"), "the hub answers")
+    wait_until(lambda: there(folder / "hub"), "the hub answers")
     peers: list[Daemon] = [releases.peer(RELEASE, name, address) for name in ("peer", "thief")]
     for version in VERSIONS:
         write(folder / "checkpoints" / f"step_{step(version)}", state(version))
-        until(lambda version=version: status(folder / "hub")["version"] == version, f"{version} is published")
+        wait_until(lambda version=version: status(folder / "hub")["version"] == version, f"{version} is published")
         for name in ("peer", "thief"):
-            until(
+            wait_until(
                 lambda name=name, version=version: there(folder / name) and status(folder / name)["staged"] == version,
                 version,
             )
@@ -63,14 +65,14 @@ def made(releases: Releases) -> None:
             ident = done.stdout.split()[1]
             assert releases.run(RELEASE, "token", "revoke", ident, "--state", folder / "hub").returncode == 0
     assert peers[1].ended() == 3
-    until(
+    wait_until(
         lambda: (
             list((folder / "hub" / "deltas").glob("0.5-*"))
             and len(list((folder / "hub" / "deltas").glob("0.5-*"))) == 2
         ),
         "a squash",
     )
-    until(lambda: status(folder / "hub")["mirror"]["current"], "the mirror is current")
+    wait_until(lambda: status(folder / "hub")["mirror"]["current"], "the mirror is current")
     assert peers[0].end() == 0
     assert hub.end() == 0
     (folder / "hub" / "token").write_text((folder / "token").read_text())

@@ -11,17 +11,16 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from tests.support.until import wait_until
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 RELEASE = "0.1.0"
 ARCHIVE = FOLDER / f"p2pcast-{RELEASE}.tar.xz"
 DEADLINE_S = 600.0
-POLL_S = 0.02
 
 
 def pinned(archive: Path = ARCHIVE) -> str:
@@ -65,14 +64,6 @@ def installed(into: Path) -> Path:
     return site
 
 
-def until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + DEADLINE_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"not within {DEADLINE_S:.0f} s: {what}"
-        time.sleep(POLL_S)
-    return found
-
-
 class Daemon:
     """``p2pcast WORDS`` of the release that lies in ``site``; its log is in ``log``."""
 
@@ -100,7 +91,7 @@ class Daemon:
             assert found or self.process.poll() is None, self.text
             return found
 
-        match: re.Match[str] = until(look, f"{self.log.stem} says {pattern!r}: {self.text}")
+        match: re.Match[str] = wait_until(look, f"{self.log.stem} says {pattern!r}: {self.text}")
         return match
 
     def ended(self) -> int:

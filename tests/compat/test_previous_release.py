@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 from history import HEAD, state, step, write
-from previous import FOLDER, RELEASE, Daemon, address_of, until
+from previous import FOLDER, RELEASE, Daemon, address_of
+
+from tests.support.until import wait_until
 
 REFUSED = 3
 
@@ -92,7 +94,7 @@ def test_previous_peers_of_a_hub_that_was_updated_end_and_say_why(releases) -> N
     hub = releases.hub("this", listen=address)
     peer = releases.peer("this", "peer", address)
     write(releases.folder / "checkpoints" / f"step_{step(HEAD) + 1}", state(HEAD))
-    until(
+    wait_until(
         lambda: (releases.folder / "peer-out" / f"step_{step(HEAD) + 1}" / "STABLE").exists(),
         "the next version is installed",
     )

@@ -35,6 +35,7 @@ from rollout_node.peer import Peer
 from rollout_node.peer_config import PeerConfig
 from rollout_node.peer_daemon import PeerDaemon
 from rollout_node.sync.mirror_catalog import MirrorCatalog
+from tests.support.until import until
 from trainer_node.hub import Hub, opened
 from trainer_node.hub_config import HubConfig
 from trainer_node.publish import checkpoint_watcher
@@ -42,7 +43,6 @@ from trainer_node.publish import checkpoint_watcher
 sys.path.append(str(Path(__file__).parent / "trust"))  # strangers
 
 DEADLINE_S = 600.0
-POLL_S = 0.01
 
 State = dict[str, tuple[str, tuple[int, ...], bytes]]
 """Name → dtype as the safetensors library calls it, shape, contents."""
@@ -270,13 +270,12 @@ class Swarm:
         self.steps[step] = (state, kept)
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while not condition():
+        def check() -> None:
             for daemon, task in self._tasks.items():
                 if task.done():
                     raise AssertionError(f"{daemon} ended while waiting until {what}") from task.exception()
-            assert time.monotonic() < deadline, f"not within {DEADLINE_S:.0f} s: {what}; {self.picture()}"
-            await asyncio.sleep(POLL_S)
+
+        await until(condition, lambda: f"{what}; {self.picture()}", check=check)
 
     async def published(self, version: str) -> None:
         """The hub is through with it, as its /status says."""

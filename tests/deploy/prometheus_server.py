@@ -13,6 +13,7 @@ import aiohttp
 import yaml
 
 from tests.deploy.deploy_files import ALERTS
+from tests.support.until import check_runs, until
 
 JOB = "p2pcast"
 SCRAPE_S = 1
@@ -55,10 +56,8 @@ class Prometheus:
                 f"--storage.tsdb.path={self._folder / 'data'}",
                 stderr=log,
             )
-        async with asyncio.timeout(DEADLINE_S):
-            while (found := ADDRESS.search(self._log())) is None:
-                assert self._process.returncode is None, self._log()
-                await asyncio.sleep(0.05)
+        process = self._process
+        found = await until(lambda: ADDRESS.search(self._log()), self._log, check=lambda: check_runs(process))
         self._url = f"http://{found[1]}"
 
     async def stop(self) -> None:
@@ -103,15 +102,14 @@ class Prometheus:
     async def scraped(self, count: int) -> None:
         """Wait until each target was scraped ``count`` more times, and each alert was evaluated after that."""
         before = await self._scrapes()
-        async with asyncio.timeout(DEADLINE_S):
-            while True:
-                now = await self._scrapes()
-                if all(now.get(target, 0) - before.get(target, 0) >= count for target in self.targets):
-                    break
-                await asyncio.sleep(0.1)
-            evaluated = [rule["lastEvaluation"] for rule in await self.rules()]
-            while True:
-                later = [rule["lastEvaluation"] for rule in await self.rules()]
-                if later and all(a != b for a, b in zip(evaluated, later, strict=True)):
-                    break
-                await asyncio.sleep(0.1)
+        await until(
+            self._scrapes,
+            holds=lambda now: all(now.get(name, 0) - before.get(name, 0) >= count for name in self.targets),
+        )
+        old = await self.rules()
+        await until(
+            self.rules,
+            holds=lambda new: (
+                new and all(a["lastEvaluation"] != b["lastEvaluation"] for a, b in zip(old, new, strict=True))
+            ),
+        )

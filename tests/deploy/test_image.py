@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.deploy.deploy_files import ROOT
+from tests.support.until import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.prove]  # tests/packaging/test_wheel.py and test_pod_commands.py are samples
 BUILD = ROOT / "deploy" / "image" / "build.sh"
@@ -75,13 +75,12 @@ def podman(tmp_path: Path) -> Iterator[Podman]:
         made("rmi", "--force", "--all")
 
 
-def until(holds: Callable[[], bool], podman: Podman, *names: str) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not holds():
+def wait(holds: Callable[[], bool], podman: Podman, *names: str) -> None:
+    def check() -> None:
         running = podman("ps", "--format", "{{.Names}}").split()
-        logs = [] if set(names) <= set(running) else [podman("logs", name) for name in names]
-        assert not logs and time.monotonic() < end, logs  # noqa: PT018
-        time.sleep(0.5)
+        assert set(names) <= set(running), [podman("logs", name) for name in names]
+
+    wait_until(holds, check=check)
 
 
 def test_version_travels_between_restricted_containers(podman: Podman, tmp_path: Path) -> None:
@@ -98,7 +97,7 @@ def test_version_travels_between_restricted_containers(podman: Podman, tmp_path:
         "hub", "seed", "/checkpoints", "--state", "/state", "--listen", "127.0.0.1:17077", "--http", "127.0.0.1:17078",
         volumes={folders["hub"]: "/state", checkpoints: "/checkpoints"},
     )  # fmt: skip
-    until((folders["hub"] / "token").exists, podman, "hub")
+    wait((folders["hub"] / "token").exists, podman, "hub")
     shutil.copy(folders["hub"] / "token", tmp_path / "token")
     os.chown(tmp_path / "token", USER, USER)
     podman.start(
@@ -114,7 +113,7 @@ def test_version_travels_between_restricted_containers(podman: Podman, tmp_path:
         save_file({"model.weight": weights.reshape(100, 1000)}, folder / "model.safetensors")
         (folder / "model.safetensors").chmod(0o644)
         (folder / "STABLE").touch()
-        until((folders["rollout"] / f"step_{step}" / "STABLE").exists, podman, "hub", "peer")
+        wait((folders["rollout"] / f"step_{step}" / "STABLE").exists, podman, "hub", "peer")
         found = load_file(folders["rollout"] / f"step_{step}" / "model.safetensors")
         assert found["model.weight"].tobytes() == weights.tobytes()
     for name in ("peer", "hub"):

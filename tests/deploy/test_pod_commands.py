@@ -9,7 +9,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 from tests.deploy.deploy_files import ROOT
 from tests.deploy.kubernetes_files import Document, overlay, pods, values, words
+from tests.support.until import wait_until
 
 DEADLINE_S = 600.0
 PORTS = (7077, 7078, 7079, 7080, 7081, 7082)
@@ -95,13 +95,14 @@ class Machine:
             return None
 
     def until(self, holds: Callable[[], bool], state: str) -> None:
-        end = time.monotonic() + DEADLINE_S
-        while not holds():
+        def logs() -> str:
+            return state + "".join(f"\n{path.read_text()[-2000:]}" for path in self.folder.glob("*.log"))
+
+        def check() -> None:
             ended = [process.args for process in self.processes if process.poll() is not None]
-            logs = "".join(path.read_text()[-2000:] for path in self.folder.glob("*.log"))
-            assert not ended, f"{ended}: {logs}"
-            assert time.monotonic() < end, f"{state}: {logs}"
-            time.sleep(0.05)
+            assert not ended, f"{ended}: {logs()}"
+
+        wait_until(holds, logs, check=check)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from safetensors.torch import load_file
 from netem.demo.train import make_model, snapshot, write_checkpoint
 from netem.fleet.participants import ENGINE_ENVIRONMENT, ENGINE_OPTIONS
 from netem.fleet.processes import Processes, free_port
+from tests.support.until import wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DEADLINE_S = 600.0
@@ -51,11 +51,7 @@ class Stage:
         self.processes.start(name, [sys.executable, "-m", "p2pcast.cli", *map(str, words)])
 
     def until(self, what: str, done: Callable[[], Any]) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while not done():
-            self.processes.check()
-            assert time.monotonic() < deadline, f"not within {DEADLINE_S:.0f} s: {what}"
-            time.sleep(0.05)
+        wait_until(done, what, check=self.processes.check)
 
     def status(self, name: str) -> dict[str, Any]:
         """/status of a daemon; nothing yet while it starts."""

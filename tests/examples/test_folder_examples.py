@@ -19,6 +19,7 @@ from netem.fleet.processes import free_port
 from p2pcast.ground.version import Version
 from tests.daemons.conftest import differing, first_state, read, trained
 from tests.environments import ROOT
+from tests.support.until import check_runs, until
 from tests.trainer_node.frameworks.bridge_stage import filled_ledger
 
 HERE, EXAMPLES = Path(__file__).parent, ROOT / "examples"
@@ -55,9 +56,7 @@ class Run:
         marks = ("--step-marker", "prime-rl") if "prime" in name else ("--step-names", "weight_v{step:06}")
         async with asyncio.timeout(END_S):
             running = await self._start(name, EXAMPLES / name, *command, **(given | environment))
-            while not token.exists():
-                assert running.returncode is None, self.said(name)
-                await asyncio.sleep(0.05)
+            await until(token.exists, lambda: self.said(name), check=lambda: check_runs(running))
             words = ["join", self.hub, "--token-file", token, *marks, "--install", f"safetensors:{self.out}"]
             words += ["--state", self.folder / "peer", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
             peer = await self._start("peer", sys.executable, "-m", "p2pcast.cli", *words)

@@ -11,7 +11,6 @@ FOLDERS = "tests/p2pcast/files/test_private_folders.py::"
 BACKUPS = "tests/trainer_node/backup/test_hub_backup.py::"
 LEFT = "tests/p2pcast/state/test_stale_shadows.py::"
 USER = "tests/daemons/trust/test_another_user.py::"
-BEARERS = "tests/p2pcast/cli/test_bearers.py::"
 
 MADE_FIRST = "makes the folder of a state or a shadow before p2pcast does"
 LINKED = "puts links to other files at names that p2pcast opens"

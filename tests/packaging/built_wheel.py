@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
+
+from tests.support.until import check_runs, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"netem", "p2pcast", "rollout_node", "topology", "trainer_node"}
@@ -97,8 +98,4 @@ def carry_a_version(p2pcast: Sequence[object], folder: Path, root: Path = Path("
 
 def until(done: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
     """Waits, as long as the process runs, which has to make ``done`` true."""
-    until_s = time.monotonic() + DEADLINE_S
-    while not done():
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < until_s, log.read_text()
-        time.sleep(0.05)
+    wait_until(done, log.read_text, check=lambda: check_runs(process, log))

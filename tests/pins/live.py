@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
 from collections import defaultdict
@@ -22,9 +21,10 @@ from typing import Any
 import numpy as np
 import safetensors
 
+from tests.support.until import check_runs, wait_until
+
 DEADLINE_S = 600.0
 """The first start after a change of source compiles kernels."""
-POLL_S = 0.05
 ASK_S = 600.0
 WORDS = 1_500_000
 LAST_STEP = 3
@@ -167,12 +167,12 @@ class Live:
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         """Every daemon's status is kept at each look."""
-        deadline = time.monotonic() + DEADLINE_S
-        while not condition():
-            for name, daemon in self.daemons.items():
-                assert daemon.process.poll() is None, f"{name} ended: {daemon.log.read_text()[-3000:]}"
-            assert time.monotonic() < deadline, f"not within {DEADLINE_S:.0f} s: {what}"
-            time.sleep(POLL_S)
+
+        def check() -> None:
+            for daemon in self.daemons.values():
+                check_runs(daemon.process, daemon.log)
+
+        wait_until(condition, what, check=check)
 
     def begin(self, name: str, *words: object) -> Daemon:
         daemon = self.daemons[name] = Daemon(self.folder, self.shadows, name, *words)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -61,10 +60,3 @@ class Background:
 async def blocking(work: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Runs a function at once, on the loop."""
     return work(*args, **options)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = asyncio.get_running_loop().time() + 30
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline
-        await asyncio.sleep(0)

@@ -18,8 +18,7 @@ from rollout_node.control import saved_hub_state
 from rollout_node.peer import Peer
 from rollout_node.peer_daemon import PeerDaemon
 from tests.nothing_left import NothingLeft, StepError, failing, listening_at
-
-END_S = 600.0
+from tests.support.until import until
 
 
 @pytest.fixture(autouse=True)
@@ -33,10 +32,7 @@ async def running(daemon):
     task = asyncio.create_task(daemon.run())
     address = daemon.config.state / "daemon.json"
     try:
-        async with asyncio.timeout(END_S):
-            while not address.exists():
-                assert not task.done(), task.result()
-                await asyncio.sleep(0.001)
+        await until(address.exists, check=lambda: task.done() and task.result())
         yield daemon.peer
     finally:
         task.cancel()

@@ -36,7 +36,6 @@ from trainer_node.publish.version_sealer import VersionSealer
 from trainer_node.publish.version_source import FolderSource
 
 HUB = b"h" * 16
-DEADLINE_S, POLL_S = 600.0, 0.001
 
 
 def node(name: str) -> bytes:
@@ -131,15 +130,6 @@ class Background:
             task.cancel()
         if self.tasks:
             await asyncio.wait(self.tasks)
-
-
-async def until(condition: Callable[[], Any]) -> Any:
-    """Wait until ``condition()`` is true, and return what it gave."""
-    async with asyncio.timeout(DEADLINE_S):
-        while True:
-            if found := condition():
-                return found
-            await asyncio.sleep(POLL_S)
 
 
 async def in_thread(work: Callable[..., Any], *args: Any, **named: Any) -> Any:

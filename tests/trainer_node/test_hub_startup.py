@@ -19,6 +19,7 @@ from p2pcast.store.state_format import state_lock
 from p2pcast.wire.messages import Type
 from tests.nothing_left import NothingLeft, StepError, failing, listening_at
 from tests.p2pcast.store.artifacts_at_hand import KEY, put
+from tests.support.until import until
 from topology.version_sizes import SMALLEST
 from trainer_node import hub as hub_module
 from trainer_node import hub_startup
@@ -26,7 +27,6 @@ from trainer_node.hub import opened
 from trainer_node.hub_config import HubConfig
 from trainer_node.membership.membership import DEFAULT_UPLINK_BPS
 
-END_S = 600.0
 JOIN: dict[str, Any] = {"name": "a", "region": "r", "listen": ["", 7], "held": None, "engine": None}
 REPORT: dict[str, Any] = {"staged": None, "committed": None, "parent": None}
 
@@ -186,10 +186,7 @@ async def running(config):
     async with opened(config) as hub:
         task = asyncio.create_task(hub.run())
         try:
-            async with asyncio.timeout(END_S):
-                while not (config.state / "daemon.json").exists():
-                    assert not task.done(), task.result()
-                    await asyncio.sleep(0.001)
+            await until((config.state / "daemon.json").exists, check=lambda: task.done() and task.result())
             yield hub
         finally:
             task.cancel()

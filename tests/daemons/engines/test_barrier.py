@@ -12,7 +12,6 @@ from p2pcast.ground.version import Version
 from rollout_node.peer import Peer
 
 ONE, TWO, THREE = (Version(0, n) for n in (1, 2, 3))
-WAIT_FOR_FILE = "import os,sys,time; p=sys.argv[1]\nwhile not os.path.exists(p): time.sleep(0.01)"
 
 
 def serving(peer: Peer) -> list[str]:

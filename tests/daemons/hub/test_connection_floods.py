@@ -18,6 +18,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from tests.support.until import check_runs, until
+
 DEADLINE_S = 600.0
 FILES = 256
 """Files that a daemon may open: as many as `p2pcast doctor` demands."""
@@ -45,9 +47,8 @@ class Process:
 
 async def answers(process: Process) -> None:
     """Wait until the daemon serves HTTP."""
-    while not (file := process.state / "daemon.json").exists():
-        assert process.running.returncode is None, process.log.read_text()
-        await asyncio.sleep(0.05)
+    file = process.state / "daemon.json"
+    await until(file.exists, check=lambda: check_runs(process.running, process.log))
     match = re.fullmatch(r"http://(.+):(\d+)", json.loads(file.read_text())["http"])
     assert match is not None
     process.address = match[1], int(match[2])
@@ -153,12 +154,11 @@ async def health(http: aiohttp.ClientSession, process: Process) -> str:
 
 async def told(http: aiohttp.ClientSession, process: Process, fault: str) -> None:
     """Wait until the daemon's health tells of the fault; with none, until it is healthy."""
-    while True:
-        text = await health(http, process)
-        if fault in text if fault else text == "ok\n":
-            return
-        assert process.running.returncode is None, process.log.read_text()
-        await asyncio.sleep(0.1)
+    await until(
+        lambda: health(http, process),
+        holds=lambda text: fault in text if fault else text == "ok\n",
+        check=lambda: check_runs(process.running, process.log),
+    )
 
 
 async def test_daemons_without_descriptors_say_so_and_go_on(fleet, tmp_path, states):

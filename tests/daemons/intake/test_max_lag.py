@@ -9,11 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 from scripted_ranks import (
-    DEADLINE_S,
     FILES,
     T,
     Trainer,
 )
+
+from tests.support.until import check_runs, until
 
 
 @pytest.mark.parametrize("source", ["folder", "ranks"])
@@ -82,10 +83,7 @@ async def test_the_command_needs_no_folder(states, tmp_path, tmpfs):
     words = ["seed", "--plaintext", "--listen", f"127.0.0.1:{address[1]}", "--http", "127.0.0.1:0", *options]
     hub = await asyncio.create_subprocess_exec(sys.executable, "-m", "p2pcast.cli", *map(str, words))
     try:
-        async with asyncio.timeout(DEADLINE_S):
-            while not (tmp_path / "hub" / "daemon.json").exists():
-                assert hub.returncode is None
-                await asyncio.sleep(0.05)
+        await until((tmp_path / "hub" / "daemon.json").exists, check=lambda: check_runs(hub))
         trainer = Trainer(SimpleNamespace(folder=tmp_path, address=address, steps={}), 2)
         await trainer.up()
         state = states.first()

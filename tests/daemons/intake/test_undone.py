@@ -13,7 +13,6 @@ from scripted_ranks import (
     CELL_WORDS,
     FILES,
     Rank,
-    Said,
     T,
     layout_of,
     miscounted,
@@ -138,9 +137,6 @@ async def test_ranks_that_do_not_agree(swarm, states, trainers):
     trainer.serial = 5
     await trainer.publish(4, state, files=FILES)
     assert swarm.versions() == ["0.4"]
-
-
-Spoil = Callable[[list[Said]], None]
 
 
 async def test_another_layout_that_comes_to_nothing_costs_no_anchor(swarm, states, trainers):

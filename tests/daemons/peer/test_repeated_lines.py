@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.until import until
+
 TRIES = 4
-DEADLINE_S = 60
 
 
 @pytest.fixture
@@ -51,12 +52,6 @@ def peer(swarm: Any, install: str) -> list[object]:
 def warnings(log: Path, words: str) -> list[dict[str, Any]]:
     found = [json.loads(line) for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
     return [line for line in found if line["level"] == "warning" and words in line["message"]]
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():  # noqa: ASYNC110 - other processes change it
-            await asyncio.sleep(0.05)
 
 
 def counted(lines: list[dict[str, Any]]) -> int:

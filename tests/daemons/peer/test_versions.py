@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import aiohttp
 from blake3 import blake3
 
 from p2pcast.sparse.budget_schedule import FILE, BudgetSchedule
+from tests.support.until import until
 
 
 async def versions_of(daemon):
@@ -62,6 +61,5 @@ async def test_the_hub_names_the_version_of_each_engine(swarm, states):
     names = {peer.ident.hex(): [runner.installer.name for runner in peer.runners] for peer in peers}
     row = {"region": "", "staged": "0.1"}
     expected = {node: row | {"engines": dict.fromkeys(found, "0.1")} for node, found in names.items()}
-    while (await versions_of(hub))["engines"] != expected:  # noqa: ASYNC110
-        await asyncio.sleep(0.05)  # until the peers' next reports
+    await until(lambda: versions_of(hub), "the peers' next reports", holds=lambda found: found["engines"] == expected)
     assert all(names.values())

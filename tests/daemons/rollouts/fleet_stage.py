@@ -21,6 +21,7 @@ from parity_task import NAME
 
 from p2pcast.ground.version import Version
 from p2pcast.ledger_api.batch_client import BatchClient
+from tests.support.until import until
 from trainer_node.ledger_server.callers import WORKER_FILE
 
 ROOT = Path(__file__).parents[3]
@@ -121,13 +122,11 @@ class FleetStage:
     # -- looks
 
     async def until(self, condition: Callable[[], Any], what: str) -> Any:
-        until_s = time.monotonic() + END_S
-        while not (found := condition()):
+        def check() -> None:
             for name, process in self._processes.items():
                 assert process.returncode is None, f"{name} ended: {self.said(name)}"
-            assert time.monotonic() < until_s, f"not within {END_S:g} s: {what}"
-            await asyncio.sleep(0.05)
-        return found
+
+        return await until(condition, what, check=check)
 
     def said(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
@@ -146,9 +145,7 @@ class FleetStage:
             return {row["name"]: row for row in (await answer.json())["workers"]}
 
     async def until_workers(self, condition: Callable[[dict[str, dict[str, Any]]], bool], what: str) -> None:
-        async with asyncio.timeout(END_S):
-            while not condition(await self.workers()):  # noqa: ASYNC110 - over HTTP
-                await asyncio.sleep(0.05)
+        await until(self.workers, what, holds=condition)
 
     def leases(self, worker: str) -> Counter[tuple[str, str | None]]:
         """State of each lease that the worker ever had, and the verdict on its result."""

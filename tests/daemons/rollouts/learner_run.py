@@ -20,6 +20,7 @@ from parity_task import NAME
 from netem.fleet.small_model import SmallModel, write_small_model
 from p2pcast.ground.errors import EXIT_REFUSED
 from p2pcast.ground.version import Version
+from tests.support.until import until
 from trainer_node.learning.monitoring.run_log import read_run
 from trainer_node.learning.monitoring.run_record import RunRecord
 
@@ -220,14 +221,13 @@ class LearnerRun:
         return str(json.loads((self.folder / name / "daemon.json").read_text())["http"])
 
     async def _until(self, found: Callable[[], Any]) -> Any:
-        async with asyncio.timeout(END_S):
-            while not (value := found()):
-                for name, process in self._running.items():
-                    assert process.returncode is None, f"{name} ended: {self.said(name)}"
-                if self._following is not None and self._following.done():
-                    self._following.result()
-                await asyncio.sleep(0.05)
-            return value
+        def check() -> None:
+            for name, process in self._running.items():
+                assert process.returncode is None, f"{name} ended: {self.said(name)}"
+            if self._following is not None and self._following.done():
+                self._following.result()
+
+        return await until(found, check=check)
 
     def said(self, name: str) -> str:
         """The end of what the part has written."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from parity_task import NAME, Parity
 
+from tests.support.until import until
 from trainer_node.ledger.ledger_rows import Policy
 from trainer_node.ledger.staleness_rule import Bounds
 from trainer_node.ledger_server.ledger_daemon import LedgerConfig, LedgerDaemon, opened
@@ -39,10 +40,7 @@ async def running(config: LedgerConfig) -> AsyncIterator[LedgerDaemon]:
     async with opened(config) as daemon:
         work = asyncio.create_task(daemon.run())
         try:
-            async with asyncio.timeout(END_S):
-                while not daemon.http.address[1]:
-                    await asyncio.sleep(0.01)
-                    assert not work.done(), work
+            await until(lambda: daemon.http.address[1], check=lambda: work.done() and work.result())
             yield daemon
         finally:
             work.cancel()

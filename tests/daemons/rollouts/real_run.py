@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from real_server import ENVIRONMENT, Server
 from p2pcast.ground.version import Version
 from p2pcast.ledger_api.batch_client import BatchClient, Rollout, RolloutBatch
 from rollout_node.worker import generate_form, recomputation
+from tests.support.until import wait_until
 
 FLAGS = ["--enable-scale-out", "--logprobs-mode", "processed_logprobs"]
 END_S = 900.0
@@ -208,13 +208,11 @@ class RealRun:
         return rest.partition(",")[0] if found and "," in rest else None
 
     def until(self, condition: Any, what: str) -> Any:
-        until_s = time.monotonic() + END_S
-        while not (found := condition()):
+        def check() -> None:
             for name, process in self.processes.items():
                 assert process.poll() is None, f"{name} ended: {self.said(name)}"
-            assert time.monotonic() < until_s, f"not within {END_S:g} s: {what}"
-            time.sleep(0.05)
-        return found
+
+        return wait_until(condition, what, check=check)
 
     def _answer(self, address: str, path: str) -> Any:
         with urllib.request.urlopen(f"http://{address}{path}", timeout=600) as answer:

@@ -18,6 +18,7 @@ from p2pcast.ledger_api.ledger_connection import LedgerConnection
 from rollout_node.worker.auditor import Auditor
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler
+from tests.support.until import until
 from trainer_node.ledger_server.callers import WORKER_FILE
 from trainer_node.ledger_server.ledger_daemon import LedgerDaemon
 
@@ -76,12 +77,12 @@ async def test_a_claimed_schedule_hides_no_result_from_audits(tmp_path: Path, up
         await asyncio.to_thread(learner.publish, Version(0, 0), bytes.fromhex(digest_of("0.0")), SCHEDULE)
         await asyncio.to_thread(learner.publish, Version(0, 1), bytes.fromhex(digest_of("0.1")))
         claiming = asyncio.create_task(work(daemon, tmp_path, engine, "claims"))
-        while True:
+
+        async def blamed() -> list[bool]:
             await daemon.view.renew()
-            (row,) = daemon.view.workers()["workers"] or [None]
-            if row is not None and row["blamed"]:
-                break
-            await asyncio.sleep(0.01)
+            return [row["blamed"] for row in daemon.view.workers()["workers"]]
+
+        await until(blamed, holds=any)
         claiming.cancel()
         ledger, bodies = audits_of(daemon, tmp_path / "http.token"), []
         for version in (Version(0, 0), Version(0, 1)):

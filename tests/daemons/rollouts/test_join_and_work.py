@@ -16,6 +16,7 @@ from parity_task import NAME
 
 from p2pcast.ground.version import Version
 from tests.daemons.conftest import Swarm, first_state
+from tests.support.until import until
 from trainer_node.ledger_server.callers import WORKER_FILE
 from trainer_node.ledger_server.ledger_daemon import LedgerDaemon
 
@@ -73,11 +74,7 @@ async def test_a_replacement_gets_no_lease_before_its_weights_are_verified(
                 found: dict[str, Any] = await answer.json()
                 return found
 
-        async def until(found: Any) -> None:
-            while not found(await status()):  # noqa: ASYNC110 - over HTTP
-                await asyncio.sleep(0.05)
-
-        await until(lambda seen: seen["versions"] == 1)
+        await until(status, holds=lambda seen: seen["versions"] == 1)
         peer = await swarm.peer_up("second", callbacks=hold, max_defer_s=600.0)
         await swarm.until(lambda: peer.staged == Version(0, 0), "the replacement has all bytes")
         async with working(daemon, folder, engine, peer) as process:
@@ -93,7 +90,7 @@ async def test_a_replacement_gets_no_lease_before_its_weights_are_verified(
             assert peer.committed is None
             hold.held = False
             drains = asyncio.create_task(process.stderr.read())  # a full pipe would stop the worker
-            await until(lambda seen: seen["results"].get("accepted", 0) >= 8)
+            await until(status, holds=lambda seen: seen["results"].get("accepted", 0) >= 8)
             assert peer.committed == Version(0, 0)
             swarm.check(peer, 0)
             process.terminate()

@@ -22,6 +22,7 @@ from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler
 from rollout_node.worker.ledger_client import LedgerClient
 from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
+from tests.support.until import until
 from trainer_node.ledger_server.ledger_daemon import CertificateSource, LedgerDaemon
 
 
@@ -35,8 +36,7 @@ async def secured(tls, **more):
 
 
 async def url_of(daemon: LedgerDaemon) -> str:
-    while daemon.secure_address is None:  # noqa: ASYNC110 - the hub issues the certificate
-        await asyncio.sleep(0.01)
+    await until(lambda: daemon.secure_address is not None)
     return f"https://127.0.0.1:{daemon.secure_address[1]}"
 
 
@@ -97,7 +97,6 @@ async def test_an_evicted_worker_is_refused_on_its_open_connection(tls, up: Up) 
 
         assert (await register())[0] == 200
         await hub.state.admission.commands.evict({"peer": "w"})
-        while (found := await register())[0] == 200:  # noqa: ASYNC110 - the ledger asks the hub
-            await asyncio.sleep(0.05)
-        assert found[0] == 403
-        assert "evicted" in found[1]
+        refused = await until(register, "the ledger has asked the hub", holds=lambda found: found[0] != 200)
+        assert refused[0] == 403
+        assert "evicted" in refused[1]

@@ -23,6 +23,7 @@ from p2pcast.ground.errors import RefusedError
 from p2pcast.ground.version import Version
 from p2pcast.rollouts.result import Result
 from tests.daemons.metrics_guide import documented, served
+from tests.support.until import until
 from tests.trainer_node.ledger.postgresql_cluster import Cluster, postgresql
 from trainer_node.ledger_server.ledger_daemon import opened
 from trainer_node.scheduling.served_versions import EngineId, KnownEngine
@@ -69,11 +70,7 @@ async def hub() -> Any:
 
 async def until_readiness(stage: Stage, status: int, text: str) -> None:
     """Wait until /readyz answers with ``status``, and ``text`` in its line."""
-    while True:
-        found, answer = await stage.read("/readyz")
-        if found == status and text in answer:
-            return
-        await asyncio.sleep(0.05)
+    await until(lambda: stage.read("/readyz"), holds=lambda found: found[0] == status and text in found[1])
 
 
 async def resumed(stage: Stage) -> None:
@@ -122,9 +119,7 @@ def fill(folder: Path) -> Path:
 
 
 async def until_health(stage: Stage, status: int) -> str:
-    while (found := await stage.read("/healthz"))[0] != status:  # noqa: ASYNC110 - no event tells of it
-        await asyncio.sleep(0.05)
-    return found[1]
+    return str((await until(lambda: stage.read("/healthz"), holds=lambda found: found[0] == status))[1])
 
 
 async def test_a_full_disk_makes_the_ledger_unhealthy_and_loses_nothing(small_disk: Path, up: Up) -> None:
@@ -199,16 +194,14 @@ async def test_a_worker_is_believed_as_far_as_the_hub_knows_its_engine(tmp_path:
         await until_readiness(stage, 200, "")
         assert await stage.lease(stage.session, engine=engine, **stated, wait_s=0.0) == []
         waiting = asyncio.create_task(stage.lease(stage.session, engine=engine, **stated, wait_s=30.0))
-        while not len(daemon._queue):  # noqa: ASYNC110 - no event tells of a request
-            await asyncio.sleep(0.05)
+        await until(lambda: len(daemon._queue))
         know("0.1")
         [(_, job)] = await waiting
         assert job.oldest == Version(0, 1)
         another = engine | {"name": "vllm:another"}
         assert len(await stage.lease(stage.session, engine=another, **stated)) == 1, "the worker's statement counts"
         know(None)
-        while daemon._known(EngineId(node, "vllm:e")) != KnownEngine(None, Version(0, 1)):  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+        await until(lambda: daemon._known(EngineId(node, "vllm:e")) == KnownEngine(None, Version(0, 1)))
         assert await stage.lease(stage.session, engine=engine, **stated, wait_s=0.0) == []
         assert len(await stage.lease(stage.session, engine=another, **stated)) == 1
 

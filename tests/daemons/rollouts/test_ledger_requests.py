@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +27,7 @@ from p2pcast.rollouts.result import MAX_RESULT_BYTES, Result, Span
 from p2pcast.tasks.play import Play, result_of
 from p2pcast.tasks.task import Sample
 from p2pcast.tasks.task_loader import load_task
+from tests.support.until import until
 from trainer_node.ledger.ledger_rows import MAX_FAILURES
 from trainer_node.ledger_server.body_budget import BODY_BYTES
 from trainer_node.ledger_server.callers import WORKER_FILE
@@ -35,8 +36,6 @@ from trainer_node.scheduling.served_versions import KnownEngine
 
 ZERO = Version(0, 0)
 MANIFEST = bytes.fromhex(digest_of("0.0"))
-NOT_FINITE = "a log-probability that is above 0 or not finite"
-Ask = Callable[..., Awaitable[tuple[int, Any]]]
 
 
 class Stage:
@@ -71,6 +70,10 @@ class Stage:
         """Status and text of a path that needs no token."""
         async with self._http.get(self._url + path) as answer:
             return answer.status, await answer.text()
+
+    async def until_waiting(self, count: int) -> None:
+        """Wait until ``count`` requests wait for leases."""
+        await until(lambda: self.get("/status"), holds=lambda found: found[1]["waiting_requests"] >= count)
 
     async def register(self, name: str, task_hash: bytes = Parity().hash) -> str:
         about = {"name": name, "slots": 4, "task": "parity", "task_hash": task_hash.hex()}
@@ -218,8 +221,7 @@ async def test_a_drained_worker_waits_until_admitted(stage: Stage) -> None:
     assert (status, answer["results"][0]["verdict"]) == (200, "accepted")
     assert await stage.ask("/v1/workers/drain", order, "trainer") == (200, {"leases": 0})
     waiting = asyncio.create_task(stage.lease(stage.session, wait_s=30.0))
-    while (await stage.get("/status"))[1]["waiting_requests"] < 1:  # noqa: ASYNC110 - over HTTP
-        await asyncio.sleep(0.05)
+    await stage.until_waiting(1)
     assert await stage.ask("/v1/workers/drain", {"name": "w", "for_s": 0}, "trainer") == (200, {"leases": 0})
     assert len(await waiting) == 1
     assert await events_of(stage, "worker_drained", "worker_admitted") == [
@@ -288,8 +290,7 @@ async def test_a_waiting_request_ends_when_its_engine_goes_on_to_another_version
         return asyncio.create_task(stage.ask("/v1/lease", asks | {"engine": engine}))
 
     staying, moving = asking("staying"), asking("moving")
-    while (await stage.get("/status"))[1]["waiting_requests"] < 2:  # noqa: ASYNC110 - over HTTP
-        await asyncio.sleep(0.05)
+    await stage.until_waiting(2)
     engines["moving"] = Version(0, 1)
     status, answer = await moving
     assert (status, answer["leases"], answer["finished"]) == (200, [], False)
@@ -549,8 +550,7 @@ async def test_waiting_requests_get_leases_when_groups_come(tmp_path: Path, up: 
         await made.ask("/v1/learner/resume", {"branch": 0, "step": 0, "batches": []}, "trainer")
         sessions = [await made.register(f"w{number}") for number in range(40)]
         waiting = [asyncio.create_task(made.lease(session, 1, wait_s=30.0)) for session in sessions]
-        while (await made.get("/status"))[1]["waiting_requests"] < len(sessions):  # noqa: ASYNC110 - over HTTP
-            await asyncio.sleep(0.05)
+        await made.until_waiting(len(sessions))
         # The engines' version is not known yet, so the groups alone make no leases.
         prompt = next(iter(Parity().jobs(0)))
         groups = [

@@ -9,7 +9,7 @@ import dataclasses
 import sqlite3
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from parity_task import NAME
 from test_ledger_daemon import client_of
 
 from p2pcast.ground.version import Version
+from tests.support.until import until
 from trainer_node.ledger_server.ledger_daemon import LedgerConfig
 
 SLOTS = 8
@@ -102,11 +103,6 @@ def rows(folder: Path, query: str, *terms: Any) -> list[Any]:
         return database.execute(query, terms).fetchall()
     finally:
         database.close()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110 - other processes change it
-        await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize(

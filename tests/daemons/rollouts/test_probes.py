@@ -30,6 +30,7 @@ from rollout_node.worker.generate_sampler import GenerateSampler
 from rollout_node.worker.ledger_client import LedgerClient
 from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
 from rollout_node.worker.probe_loop import ProbeLoop
+from tests.support.until import until
 from trainer_node.learning.monitoring.run_log import LOG_NAME, RunLog
 from trainer_node.learning.probing.engine_probes import UNPROBED, EngineProbes
 from trainer_node.learning.probing.probe_prompts import probe_set_of
@@ -153,8 +154,7 @@ async def test_engine_with_short_texts_is_probed(tmp_path: Path, up: Up, engine:
         probes = probes_of(daemon, tmp_path / "http.token")
         await asyncio.to_thread(probes.put, probe_set)
         async with working(daemon, tmp_path, engine, "w"):
-            while not await asyncio.to_thread(probes.read, probe_set):  # noqa: ASYNC110 - over HTTP
-                await asyncio.sleep(0.005)
+            await until(lambda: asyncio.to_thread(probes.read, probe_set))
         assert daemon.view.summary()["probe_missing"] == 0
 
 
@@ -178,8 +178,7 @@ async def test_engine_that_refuses_all_probes_is_named_everywhere(
                     await asyncio.to_thread(probes.look)
                     engine.versions = [str(version)]
                     asked = daemon.view._probes._workers
-                    while not any(one.version == version for one in asked.values()):  # noqa: ASYNC110 - of the desk
-                        await asyncio.sleep(0.005)
+                    await until(lambda: any(one.version == version for one in asked.values()))  # noqa: B023 - at once
                 assert daemon.view.summary()["probe_missing"] == 1
                 bearer = (tmp_path / "http.token").read_text().strip()
                 status = json.loads(await read(daemon, "/status", bearer))

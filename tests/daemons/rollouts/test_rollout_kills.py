@@ -21,6 +21,7 @@ from parity_task import NAME
 
 from p2pcast.files.atomic_files import atomic_write
 from p2pcast.ground.version import Version
+from tests.support.until import check_runs, until
 
 STALENESS, BATCH_GROUPS, GROUP_SIZE = 2, 2, 4
 END_S = 600.0
@@ -70,10 +71,7 @@ class Run:
 
     async def begin(self) -> None:
         await self.start("ledger")
-        async with asyncio.timeout(END_S):
-            while not (self.state / "daemon.json").exists():
-                assert self.running["ledger"].returncode is None
-                await asyncio.sleep(0.05)
+        await until((self.state / "daemon.json").exists, check=lambda: check_runs(self.running["ledger"]))
         url = json.loads((self.state / "daemon.json").read_text())["http"]
         self._port = int(url.rpartition(":")[2])
         for name in PARTS[1:]:
@@ -134,11 +132,11 @@ class Run:
         return len(self._applied())
 
     async def until_applied(self, count: int) -> None:
-        async with asyncio.timeout(END_S):
-            while self.applied() < count:
-                for name, process in self.running.items():
-                    assert process.returncode is None, f"{name} ended with {process.returncode}"
-                await asyncio.sleep(0.02)
+        def check() -> None:
+            for process in self.running.values():
+                check_runs(process)
+
+        await until(self.applied, holds=lambda applied: applied >= count, check=check)
 
 
 @asynccontextmanager

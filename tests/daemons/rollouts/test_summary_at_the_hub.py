@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,8 @@ from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
+
+from tests.support.until import check_runs, wait_until
 
 END_S = 600.0
 
@@ -24,11 +25,8 @@ def daemon(folder: Path, name: str, *words: str) -> Iterator[str]:
     with open(folder / f"{name}.log", "ab") as log:
         process = subprocess.Popen([sys.executable, "-m", "p2pcast.cli", *words], stdout=log, stderr=log)
     try:
-        file, until_s = folder / name / "daemon.json", time.monotonic() + END_S
-        while not file.exists():
-            assert process.poll() is None, (folder / f"{name}.log").read_text()
-            assert time.monotonic() < until_s, f"{name} does not answer"
-            time.sleep(0.05)
+        file = folder / name / "daemon.json"
+        wait_until(file.exists, f"{name} answers", check=lambda: check_runs(process, folder / f"{name}.log"))
         yield str(json.loads(file.read_text())["http"])
     finally:
         process.kill()
@@ -57,9 +55,6 @@ def test_a_hub_shows_the_rollouts_of_its_ledger(tmp_path: Path) -> None:
             "--staleness", "5",
         ]  # fmt: skip
         with daemon(tmp_path, "ledger", *ledger_words):
-            until_s = time.monotonic() + END_S
-            while (found := status(hub)["rollouts"]) is None:
-                assert time.monotonic() < until_s, (tmp_path / "ledger.log").read_text()
-                time.sleep(0.1)
+            found = wait_until(lambda: status(hub)["rollouts"], (tmp_path / "ledger.log").read_text)
     assert (found["task"], found["staleness"], found["workers"]) == ("sums", 5, 0)
     assert found["age_s"] < END_S

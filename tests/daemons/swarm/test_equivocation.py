@@ -23,6 +23,7 @@ from netem.chaos.crash.killed_command import KILL_AT
 from netem.emulation.loopback import Net
 from netem.fleet.local_fleet import HUB, POLL_S, Fleet
 from p2pcast.process import event_loop
+from tests.support.until import until
 
 KILLS = 1
 MORE_KILLS = int(os.environ.get("P2PCAST_EQUIVOCATIONS", "6"))
@@ -77,11 +78,12 @@ async def _start_to_die(fleet: Fleet, kill_at: str) -> None:
 
 async def _all_exact(fleet: Fleet) -> None:
     """Every peer has installed what the trainer wrote last as the newest step, whichever version that became."""
-    async with asyncio.timeout(DEADLINE_S):
-        while left := [name for name in fleet.names if not _exact(fleet, name)]:
-            fleet.still_run()
-            await asyncio.sleep(POLL_S)
-    assert left == []
+    await until(
+        lambda: [name for name in fleet.names if not _exact(fleet, name)],
+        "the last version is at each peer",
+        holds=lambda left: not left,
+        check=fleet.still_run,
+    )
 
 
 def _exact(fleet: Fleet, name: str) -> bool:

@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from p2pcast.cli.status import table
+from tests.support.until import check_runs, wait_until
 
 DEADLINE_S = 600.0
 
@@ -40,11 +40,7 @@ def hub(folder: Path, *options: str) -> Iterator[Path]:
             [sys.executable, "-m", "p2pcast.cli", "seed", *words, *options], stderr=subprocess.PIPE, text=True
         )
         try:
-            deadline = time.monotonic() + DEADLINE_S
-            while not (state / "daemon.json").exists():
-                assert process.poll() is None, process.stderr.read()
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+            wait_until((state / "daemon.json").exists, check=lambda: check_runs(process))
             yield state
         finally:
             process.terminate()

@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +24,7 @@ from p2pcast.ground.errors import LocalError, RefusedError, RetryableError, Usag
 from p2pcast.ground.version import Version
 from p2pcast.process import metric_kinds
 from p2pcast.process.events import Events
+from tests.support.until import until
 
 DEADLINE_S = 600.0
 FILE = Path("/where/http.token")
@@ -122,13 +122,6 @@ async def reading(
         assert answer.status == 200
         assert answer.headers["Content-Type"] == "text/event-stream"
         yield Reader(answer)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.005)
 
 
 # -- /events

@@ -17,6 +17,7 @@ from p2pcast.ground.errors import LocalError, RemoteError
 from p2pcast.process import event_loop
 from p2pcast.process.background_tasks import TaskFailedError, Tasks, spawn
 from p2pcast.process.events import Events
+from tests.support.until import until
 
 LIMIT_S = 600.0
 
@@ -31,12 +32,6 @@ async def fails(error: BaseException) -> None:
 
 def raises(error: BaseException) -> None:
     raise error
-
-
-async def until(condition) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while not condition():  # noqa: ASYNC110 - conditions of all kinds
-            await asyncio.sleep(0)
 
 
 def events_of(tasks: Tasks) -> list[tuple[str, str, str]]:

@@ -13,6 +13,7 @@ from p2pcast.process.trace_ids import version_trace
 from p2pcast.telemetry import span_export
 from p2pcast.telemetry.span import Span
 from tests.p2pcast.telemetry.collector import ERROR, Collector, attributes
+from tests.support.until import until
 
 RUN = "ab" * 16
 DEADLINE_S = 120.0
@@ -40,8 +41,7 @@ async def test_events_of_a_daemon_reach_the_collector(collector: Collector) -> N
     task = asyncio.create_task(span_export.export_events("hub", "h", events))
     events.emit("sealed", version="0.3", bytes=7)
     async with asyncio.timeout(DEADLINE_S):
-        while not collector.spans:  # noqa: ASYNC110 - over HTTP
-            await asyncio.sleep(0.01)
+        await until(lambda: collector.spans)
         events.emit("sealed", version="0.4", bytes=8)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -78,14 +78,11 @@ async def test_a_collector_that_refuses_is_told_of_once(collector: Collector, ca
     async with asyncio.timeout(DEADLINE_S):
         for refused in (1, 2, 3):
             export.add(span())
-            while export.dropped < refused:  # noqa: ASYNC110 - another thread
-                await asyncio.sleep(0.01)
+            await until(lambda: export.dropped, holds=refused.__le__)
         collector.status = 200
         export.add(span())
-        while not collector.spans:  # noqa: ASYNC110 - over HTTP
-            await asyncio.sleep(0.01)
-        while len(told()) < 2:  # noqa: ASYNC110 - another thread
-            await asyncio.sleep(0.01)
+        await until(lambda: collector.spans)
+        await until(lambda: len(told()) >= 2)
     task.cancel()
     await export.close()
     assert told() == [

@@ -22,6 +22,7 @@ from p2pcast.wire import messages
 from p2pcast.wire.connection import HEADER, Connection, ConnectionRequest, Identity, Message
 from p2pcast.wire.connection_state import Side
 from p2pcast.wire.messages import Gone, Type, encode_map
+from tests.support.until import until
 
 TOKEN = JoinToken(bytes(16), bytes(20))
 HUB, PEER = Identity(b"h" * 16, "hub", TOKEN), Identity(b"p" * 16, "peer", TOKEN)
@@ -295,9 +296,7 @@ def test_the_error_names_a_port_in_use(place):
 
 
 async def until_none_waits(listener: Listener) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while listener._waiting:  # noqa: ASYNC110  # a listener does not report a stranger's end
-            await asyncio.sleep(0)
+    await until(lambda: not listener._waiting)
 
 
 def test_slow_strangers_are_closed(place):

@@ -33,6 +33,7 @@ from p2pcast.transport.socket_options import (
 from p2pcast.transport.tcp_info import FIELDS, parse, read
 from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire.connection import Identity
+from tests.support.until import until
 
 TOKEN = JoinToken(bytes(16), bytes(20))
 ME, THERE = (Identity(bytes([n]) * 16, f"node-{n}", TOKEN) for n in (1, 2))
@@ -212,8 +213,7 @@ def test_closing_a_connection_that_uvloop_has_closed_is_no_error():
             )
             found = transport.get_extra_info("socket")
             transport.abort()
-            while found.fileno() >= 0:  # noqa: ASYNC110  (nothing tells of it)
-                await asyncio.sleep(0)
+            await until(lambda: found.fileno() < 0)
             set_close_timeout(found)
         finally:
             server.close()

@@ -14,6 +14,7 @@ from p2pcast.wire.connection import Message
 from p2pcast.wire.messages import Type
 from rollout_node.control import hub_session as module
 from rollout_node.control.hub_session import HubSession
+from tests.support.until import until
 
 HUB = b"h" * 16
 JOIN = messages.Join("a", "r", ("10.0.0.1", 1), None, None)
@@ -61,11 +62,7 @@ class Peer:
         return REPORT
 
     async def until(self, condition, task) -> None:
-        async with asyncio.timeout(600):
-            while not condition():
-                if task.done():
-                    task.result()
-                await asyncio.sleep(0)
+        await until(condition, check=lambda: task.done() and task.result())
 
 
 async def stop(task) -> None:

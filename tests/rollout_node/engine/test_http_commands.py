@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from recorder import until
 
 from p2pcast.ground.errors import LocalError, RefusedError, RetryableError, UsageError
 from p2pcast.ground.version import Version
@@ -15,6 +14,7 @@ from rollout_node.engine import http_commands as module
 from rollout_node.engine.commit_permission import CommitRequests
 from rollout_node.engine.http_commands import HttpCommands
 from rollout_node.installers.installer import Audit
+from tests.support.until import until
 
 ONE, TWO = Version(0, 1), Version(0, 2)
 

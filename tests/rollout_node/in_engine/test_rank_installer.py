@@ -21,6 +21,7 @@ from rollout_node.in_engine.adapter_weights import AdapterWeights
 from rollout_node.in_engine.rank_installer import Command, Introduction, RankInstaller
 from rollout_node.in_engine.tensor_accounts import Account, together
 from rollout_node.installers.install_socket import InstallSocket
+from tests.support.until import until
 
 MODEL = [Tensor("layer.weight", "BF16", (6, 6))]
 PHI = [Tensor("phi/layer.lora_A.weight", "F32", (2, 6)), Tensor("phi/layer.lora_B.weight", "F32", (6, 2))]
@@ -103,9 +104,7 @@ async def installed(installer: RankInstaller, run: Run) -> tuple[dict[str, Any],
     await asyncio.to_thread(installer.introduce, Introduction("e", "run"))
     first = run.reports[-1]
     await asyncio.to_thread(installer.obey, Command("prepare", str(VERSION), "n"))
-    async with asyncio.timeout(60):
-        while run.reports[-1]["phase"] != "prepare":  # noqa: ASYNC110 - the run keeps reports, and tells of none
-            await asyncio.sleep(0.01)
+    await until(lambda: run.reports[-1]["phase"] == "prepare")
     assert run.reports[-1]["error"] is None
     report = await asyncio.to_thread(installer.commit_here, str(VERSION), "n")
     assert report is not None

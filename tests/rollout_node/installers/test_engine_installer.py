@@ -15,6 +15,7 @@ from p2pcast.ground.errors import IntegrityError, LocalError, P2PCastError, Retr
 from rollout_node.in_engine import tensor_accounts
 from rollout_node.in_engine.tensor_accounts import Account
 from rollout_node.installers.installer import Audit
+from tests.support.until import until
 
 Setup = Callable[[Engine], None]
 
@@ -448,9 +449,7 @@ async def test_a_cancelled_stage_leaves_nothing_staged(host: Host) -> None:
     installer = await host.installed()
     host.engine.ranks[1].silent.add("prepare")
     staging = asyncio.create_task(installer.stage(TWO, SHADOW))
-    async with asyncio.timeout(600):
-        while "prepare" not in host.engine.calls:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    await until(lambda: "prepare" in host.engine.calls)
     staging.cancel()
     with pytest.raises(asyncio.CancelledError):
         await staging

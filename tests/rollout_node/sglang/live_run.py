@@ -10,7 +10,6 @@ import json
 import signal
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +22,7 @@ from real_sglang import TWO_RANKS, SglangServer, generate
 from safetensors.torch import load_file, save_file
 
 from netem.fleet.processes import Processes, free_port
+from tests.support.until import wait_until
 from trainer_node import Publisher
 
 DEADLINE_S = 900.0
@@ -123,11 +123,7 @@ class LiveRun:
         return child.process.wait(DEADLINE_S) == 0
 
     def until(self, what: str, done: Callable[[], Any]) -> None:
-        until_s = time.monotonic() + DEADLINE_S
-        while not done():
-            self.processes.check()
-            assert time.monotonic() < until_s, f"not within {DEADLINE_S:.0f} s: {what}: {self.engine()}"
-            time.sleep(0.05)
+        wait_until(done, lambda: f"{what}: {self.engine()}", check=self.processes.check)
 
 
 @contextlib.contextmanager

@@ -34,6 +34,7 @@ from rollout_node.worker import sglang_form
 from rollout_node.worker.auditor import LARGEST
 from rollout_node.worker.sglang_sampler import SglangSampler
 from tests.environments import ROOT
+from tests.support.until import until
 from trainer_node.ledger_server.callers import WORKER_FILE
 
 REFERENCE = Path(__file__).parents[1] / "vllm" / "reference_logprobs.py"
@@ -227,8 +228,7 @@ async def test_a_cancelled_sample_ends_at_the_engine(
     asked.cancel()
     await asyncio.wait([asked])
     assert asked.cancelled()
-    while (await loads(http, server))[0]:  # noqa: ASYNC110 - over HTTP
-        await asyncio.sleep(0.01)
+    await until(lambda: loads(http, server), holds=lambda found: not found[0])
     await sampled(sampler, [4], 1)
     assert (await loads(http, server))[1] - before < 200
 

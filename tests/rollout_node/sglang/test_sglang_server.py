@@ -18,6 +18,7 @@ from rollout_node.installers.engine_installer import EngineInstaller
 from rollout_node.installers.install_socket import InstallSocket
 from rollout_node.installers.installer import Audit
 from rollout_node.installers.sglang_server import SglangServer as Routes
+from tests.support.until import until
 
 PROMPTS = [[5, 6, 7], [100, 200, 300, 400], [9]]
 
@@ -85,10 +86,7 @@ def said(answer: dict[str, Any]) -> Any:
 
 
 async def until_fault(target: EngineInstaller, said: str) -> None:
-    while True:
-        if said in str(await target.pulse.fault()):
-            return
-        await asyncio.sleep(0.1)
+    await until(target.pulse.fault, holds=lambda fault: said in str(fault))
 
 
 async def test_versions_installed_under_load_equal_fresh_servers(

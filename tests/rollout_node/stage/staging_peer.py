@@ -24,6 +24,7 @@ from rollout_node.stage.shadow_updater import ShadowUpdater
 from rollout_node.stage.version_stager import VersionStager
 from rollout_node.sync.mirror_catalog import NoMirror
 from rollout_node.sync.version_path import VersionPlanner
+from tests.support.until import until
 
 V = [Version(0, n) for n in range(40)]
 LAYOUT = SimpleNamespace(layout_id=b"layout", nbytes=1000)
@@ -156,11 +157,7 @@ class Peer:
         await asyncio.wait([self.task])
 
     async def until(self, condition) -> None:
-        async with asyncio.timeout(600):
-            while not condition():
-                if self.task.done():
-                    self.task.result()
-                await asyncio.sleep(0)
+        await until(condition, check=lambda: self.task.done() and self.task.result())
 
     async def staged(self, version: int) -> None:
         await self.until(lambda: self.state.staged == V[version] and V[version] in self.engines.named("on_staged"))

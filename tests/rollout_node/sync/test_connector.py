@@ -20,6 +20,7 @@ from p2pcast.wire.connection import PARENT, Connection, ConnectionRequest, Ident
 from p2pcast.wire.connection_state import Side
 from rollout_node.sync import connector as module
 from rollout_node.sync.connector import Connector
+from tests.support.until import until
 
 TOKEN = JoinToken(bytes(16), bytes(20))
 STRIPES = 3
@@ -240,9 +241,7 @@ async def test_a_parent_that_was_not_called_is_shown_out(pair) -> None:
     except RefusedError as error:
         refused: Exception | None = error
     else:
-        async with asyncio.timeout(600):
-            while not link.closed:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        await until(lambda: link.closed)
         refused = link.error
     assert "was not asked to dial" in str(refused)
     assert not parent.downstream.children
@@ -270,9 +269,7 @@ async def test_a_cancelled_attempt_leaves_nothing_behind(pair) -> None:
     assert task.cancelled()
     # A call that has been given up is not answered any more.
     parent.connector.dial_child(messages.Called(child.identity.node, STRIPES, [child.at]), parent.downstream)
-    async with asyncio.timeout(600):
-        while parent.connector._tasks or parent.downstream.children:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    await until(lambda: not (parent.connector._tasks or parent.downstream.children))
 
 
 async def test_after_a_faster_call_the_dial_is_still_judged(pair, monkeypatch) -> None:
@@ -293,9 +290,7 @@ async def test_after_a_faster_call_the_dial_is_still_judged(pair, monkeypatch) -
     monkeypatch.setattr(module, "probe", unanswered)
     upstream = await reach(child, child.knows(parent, likely=True, ways=[("192.0.2.1", 7)]))
     assert not upstream.link.dialled
-    async with asyncio.timeout(600):
-        while messages.Unreached(parent.identity.node) not in child.said:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    await until(lambda: messages.Unreached(parent.identity.node) in child.said)
     upstream.link.close()
 
 

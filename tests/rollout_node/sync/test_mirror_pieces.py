@@ -25,6 +25,7 @@ from p2pcast.store.artifact_store import Store
 from rollout_node.sync import mirror_source as module
 from rollout_node.sync.mirror_catalog import MirrorCatalog
 from rollout_node.sync.mirror_source import MirrorErrors, MirrorSource
+from tests.support.until import until
 
 RUN = run_id(KEY.public)
 PIECE = 1024
@@ -196,9 +197,7 @@ async def test_a_missing_slice_is_reported_and_tried_again(peer):
     await peer.list_mirror()
     await peer.objects.remove([slice_name(MADE.id, 0)])
     fetching = asyncio.create_task(peer.fetch())
-    async with asyncio.timeout(LIMIT_S):
-        while peer.errors.count < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+    await until(lambda: peer.errors.count >= 2)
     assert peer.catalog.take_complaints() == [slice_name(MADE.id, 0)]
     await peer.objects.put(slice_name(MADE.id, 0), MADE.log)
     await fetching
@@ -239,9 +238,7 @@ async def test_no_request_begins_while_the_disk_is_behind(peer):
     await peer.list_mirror()
     peer.node.paused = True
     fetching = asyncio.create_task(peer.fetch())
-    async with asyncio.timeout(LIMIT_S):
-        while MADE.id not in peer.node.holdings:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+    await until(lambda: MADE.id in peer.node.holdings)
     for _ in range(50):
         await asyncio.sleep(0)
     assert peer.objects.ranges == []

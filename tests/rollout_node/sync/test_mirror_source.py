@@ -15,6 +15,7 @@ from p2pcast.relay.artifact_path import Edge
 from rollout_node.sync import mirror_source as module
 from rollout_node.sync.mirror_catalog import MirrorCatalog, NoMirror
 from rollout_node.sync.mirror_source import MirrorErrors, MirrorSource, read_run_key
+from tests.support.until import until
 
 KEY = bytes(range(KEY_BYTES))
 RUN = run_id(KEY)
@@ -121,11 +122,7 @@ class Peer:
         await asyncio.wait([self.task])
 
     async def until(self, condition) -> None:
-        async with asyncio.timeout(600):
-            while not condition():
-                if self.task.done():
-                    self.task.result()
-                await asyncio.sleep(0)
+        await until(condition, check=lambda: self.task.done() and self.task.result())
 
 
 async def test_the_mirror_is_followed_while_the_hub_is_out_of_reach():

@@ -18,6 +18,7 @@ from p2pcast.wire.connection import Identity
 from rollout_node.sync import parent_failover
 from rollout_node.sync.connector import Connector
 from rollout_node.sync.parent_failover import ParentFailover, parent_dialler
+from tests.support.until import until
 
 TOKEN = JoinToken(bytes(16), bytes(20))
 HUB, PARENT, BACKUP = (bytes([n]) * 16 for n in (1, 2, 3))
@@ -158,13 +159,6 @@ class Quiet:
     def on_offered(self, upstream) -> None: ...
 
     def on_upstream_lost(self, upstream, error) -> None: ...
-
-
-async def until(condition) -> None:
-    deadline = asyncio.get_running_loop().time() + 30
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline
-        await asyncio.sleep(0.001)
 
 
 async def test_older_plans_are_ignored(parents, attached):

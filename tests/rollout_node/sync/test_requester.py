@@ -14,7 +14,7 @@ from fake_holding import (
     artifact,
     entry,
 )
-from recorder import Recorder, until
+from recorder import Recorder
 
 from p2pcast.ground.version import Version
 from p2pcast.ground.wakeup import Wakeup
@@ -23,6 +23,7 @@ from rollout_node.sync import requester as module
 from rollout_node.sync.mirror_catalog import NoMirror
 from rollout_node.sync.requester import PATIENCE_S, Requester
 from rollout_node.sync.source_choice import SMALL_BYTES
+from tests.support.until import until
 
 LARGE = SMALL_BYTES + 1
 NOW = 100.0

@@ -27,13 +27,14 @@ import pytest
 from peft_folders import config, matrices, save
 from real_server import PROMPTS, TOKENS, TWO_RANKS, Server, loaded, make_model
 
+from tests.support.until import wait_until
+
 pytestmark = [pytest.mark.vllm, pytest.mark.prove]  # tests/daemons/engines/test_hosts.py is the sample
 
 VERSIONS = 8
 COMPARED = 3
 """The step whose answers are compared with ``reference``, those after vLLM's own loader."""
 DEADLINE_S = 600.0
-POLL_S = 0.05
 HELD_S = 1.0
 
 
@@ -136,14 +137,11 @@ class Fleet:
         return dict(rows[0]) if rows else {"ready": False, "committed": None, "error": None}
 
     def until(self, condition: Callable[[], Any], what: str) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while not condition():
+        def check() -> None:
             for name, process in self.processes.items():
                 assert process.poll() is None, f"{name} ended: {self.log(name)}"
-            assert time.monotonic() < deadline, (
-                f"not within {DEADLINE_S:.0f} s: {what}; {self.log('lead')}; {self.log('member')}"
-            )
-            time.sleep(POLL_S)
+
+        wait_until(condition, lambda: f"{what}; {self.log('lead')}; {self.log('member')}", check=check)
 
     def log(self, name: str) -> str:
         path = self.folder / f"{name}.log"

@@ -6,17 +6,15 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-END_S = 600.0
+from tests.support.until import until
 
 
 async def run_until(loop: Coroutine[Any, Any, None], condition: Callable[[], bool]) -> None:
     """The loop is cancelled afterwards; it must not end before."""
     running = asyncio.create_task(loop)
     try:
-        async with asyncio.timeout(END_S):
-            while not condition():
-                assert not running.done()
-                await asyncio.sleep(0.001)
+        await until(lambda: condition() or running.done())
+        assert not running.done()
     finally:
         running.cancel()
         await asyncio.wait([running])

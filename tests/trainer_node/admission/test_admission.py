@@ -22,8 +22,6 @@ from trainer_node.admission.admission import Admission
 from trainer_node.membership.peer_record import PeerRecord
 from trainer_node.membership.peer_session import PeerSession
 
-DAY_S = 86400.0
-
 
 class Hub:
     """Starts an admission on one folder, as often as a test likes."""

@@ -7,11 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from parts import Background, Encoder, emitted, node, until
+from parts import Background, Encoder, emitted, node
 
 from p2pcast.ground import limits
 from p2pcast.ground.errors import LocalError, RetryableError
 from p2pcast.ground.version import Version
+from tests.support.until import until
 from trainer_node.background.anchors_and_squashes import MAX_WAITING, AnchorsAndSquashes
 from trainer_node.background.background_throttle import live_traffic
 

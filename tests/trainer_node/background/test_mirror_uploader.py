@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from parts import Encoder, emitted, until
+from parts import Encoder, emitted
 
 from p2pcast.ground.errors import RetryableError
 from p2pcast.ground.version import Version
@@ -15,6 +15,7 @@ from p2pcast.ground.wakeup import Wakeup
 from p2pcast.mirror.object_names import KEY, slice_name, tail_name
 from p2pcast.mirror.object_store import Objects
 from p2pcast.store.retention import Counts
+from tests.support.until import until
 from trainer_node.background import mirror_uploader
 from trainer_node.background.mirror_contents import MirrorContents
 from trainer_node.background.mirror_uploader import MirrorUploader

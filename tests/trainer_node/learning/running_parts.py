@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Concatenate
 
 from netem.fleet.processes import free_port
 from p2pcast.process import event_loop
+from tests.support.until import wait_until
 from tests.trainer_node.learning.death_points import LEDGER, DiskWatcher, HubDisk, PassedPoints
 from tests.trainer_node.ledger.crash_points import Answer, Died, Terms, as_crashed
 from trainer_node.hub import Hub, opened
@@ -54,13 +54,14 @@ class HubPart:
 
     def wait_up(self) -> Path:
         """Returns while a hub serves, with the file of its address. Raises the error that ended it."""
-        until_s = time.monotonic() + END_S
-        while (address := self._address) is None or not address.exists():
+
+        def check() -> None:
             if self._error is not None:
                 raise self._error
-            assert time.monotonic() < until_s, "the hub does not start"
-            time.sleep(POLL_S)
-        return address
+
+        return wait_until(
+            lambda: self._address, "the hub starts", holds=lambda file: file and file.exists(), check=check
+        )
 
     def deltas(self) -> list[Path]:
         """Files of the deltas that the hub stores, once it serves."""

@@ -8,6 +8,7 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+from tests.support.until import until
 from trainer_node.ledger.ledger_rows import BEARER
 from trainer_node.ledger_server import ledger_routes
 from trainer_node.ledger_server.ledger_routes import MOST_TRANSITIONS, LedgerRoutes
@@ -48,8 +49,7 @@ async def test_transitions_of_one_certificate_leave_room_for_others() -> None:
     greedy = [asyncio.create_task(request("greedy")) for _ in range(64)]
     others = [asyncio.create_task(request(name)) for name in ("a", "b", BEARER)]
     async with asyncio.timeout(600):
-        while running.total() < MOST_TRANSITIONS + 3:  # noqa: ASYNC110 - threads
-            await asyncio.sleep(0.01)
+        await until(lambda: running.total() >= MOST_TRANSITIONS + 3)
         assert running == {"greedy": MOST_TRANSITIONS, "a": 1, "b": 1, BEARER: 1}
         ends.set()
         await asyncio.gather(*greedy, *others)

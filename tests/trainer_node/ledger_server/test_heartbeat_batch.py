@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from p2pcast.ground.errors import LocalError
+from tests.support.until import until
 from trainer_node.ledger.leasing import Beat, Held
 from trainer_node.ledger.ledger_rows import UnknownIdError
 from trainer_node.ledger_server import heartbeat_batch
@@ -94,8 +95,7 @@ async def test_a_few_transitions_run_at_the_same_time(monkeypatch: pytest.Monkey
     found = HeartbeatBatch(beat)
     running = asyncio.create_task(found.run())
     asked = [asyncio.create_task(found.ask(bytes([n]), leases(MOST_LEASES))) for n in range(AT_ONCE + 1)]
-    while len(begun) < AT_ONCE:  # noqa: ASYNC110 - no event is set
-        await asyncio.sleep(1e-3)
+    await until(lambda: len(begun) >= AT_ONCE)
     await asyncio.sleep(0.01)
     assert len(begun) == AT_ONCE
     committed.set()

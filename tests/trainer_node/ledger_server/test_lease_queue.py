@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from parts import until
 
+from tests.support.until import until
 from trainer_node.ledger.leasing import Grant
 from trainer_node.ledger_server import lease_queue
 from trainer_node.ledger_server.lease_queue import MOST_EMPTY, LeaseQueue

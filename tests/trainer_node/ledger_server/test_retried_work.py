@@ -9,6 +9,7 @@ import pytest
 from p2pcast.ground.errors import IntegrityError, LocalError, P2PCastError, RefusedError, RemoteError, RetryableError
 from p2pcast.process.background_tasks import Tasks
 from p2pcast.process.events import Events
+from tests.support.until import until
 from trainer_node.ledger_server import retried_work
 from trainer_node.ledger_server.retried_work import RetriedWork
 
@@ -61,7 +62,6 @@ async def test_all_failing_work_is_named() -> None:
         raise LocalError("no")
 
     tasks = [asyncio.create_task(retried.repeat(name, 0.0, work)) for name in ("b", "a")]
-    while retried.why != "a: no; b: no":  # noqa: ASYNC110 - of two tasks
-        await asyncio.sleep(0)
+    await until(lambda: retried.why == "a: no; b: no")
     for task in tasks:
         task.cancel()

@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import pytest
-from parts import HUB, FakeLink, emitted, ident, node, until
+from parts import HUB, FakeLink, emitted, ident, node
 
 from p2pcast.process.events import Events
 from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Identity
 from p2pcast.wire.messages import Type
+from tests.support.until import until
 from topology.blame import CREDIBLE, FORGIVEN_S
 from topology.pull_sources import Sources
 from topology.reachability import Contact

@@ -12,6 +12,7 @@ from p2pcast.transport.listener import Listener
 from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire.connection import Identity
 from p2pcast.wire.messages import Join
+from tests.support.until import until
 from topology.reachability import Contact, Reach
 from trainer_node.membership import reachability_prober as module
 from trainer_node.membership.membership import Membership
@@ -72,8 +73,9 @@ async def test_peers_are_dialled_back(host) -> None:
             lookout.probe(ident)
         async with asyncio.timeout(600):
             await changed.wait()
-            while None in [a for ident in (PEER.node.hex(), "00" * 16) for _, a in reach.answers(ident)]:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+            await until(
+                lambda: None not in [a for ident in (PEER.node.hex(), "00" * 16) for _, a in reach.answers(ident)]
+            )
     assert [answers for _, answers in reach.answers(PEER.node.hex())] == [False, True]
     assert reach.answers("00" * 16) == [(listener.address, False)], "another node answers there"
     assert reach.shut("00" * 16)

@@ -22,6 +22,7 @@ from safetensors.numpy import save_file
 from p2pcast.checkpoint import Checkpoint
 from p2pcast.checkpoint.folder_form import MARKERS, FolderForm, StepNames
 from p2pcast.ground.errors import IntegrityError, LocalError
+from tests.support.until import until
 from trainer_node.publish import checkpoint_watcher
 from trainer_node.publish.checkpoint_watcher import SETTLE_S, Damaged, Folder, Found, Watch, fingerprint_of, scan
 
@@ -515,8 +516,7 @@ async def test_the_watcher_keeps_no_reported_checkpoint_open(tmp_path: Path) -> 
         reference = weakref.ref(found.checkpoint)
         del found
         waiting = asyncio.ensure_future(anext(events))
-        while reference() is not None:  # noqa: ASYNC110 - a finalizer sets no event
-            await asyncio.sleep(0.01)
+        await until(lambda: reference() is None)
         waiting.cancel()
         await asyncio.wait([waiting])
 

@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from parts import Background, Encoder, until, words_in, write_checkpoint
+from parts import Background, Encoder, words_in, write_checkpoint
 
 from p2pcast.checkpoint import Checkpoint
 from p2pcast.ground.errors import IntegrityError, LocalError
 from p2pcast.ground.version import Version
 from p2pcast.relay.holding import Holding
+from tests.support.until import until
 from trainer_node.publish.delta_builder import DeltaBuilder, encode_folder
 from trainer_node.publish.delta_publisher import Delta, DeltaPublisher
 from trainer_node.publish.version_source import Files

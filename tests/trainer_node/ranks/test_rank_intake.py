@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from parts import Background, Encoder, FakeLink, record_of, until
+from parts import Background, Encoder, FakeLink, record_of
 
 from p2pcast.codec.cell import RAW
 from p2pcast.codec.digest import digest
@@ -16,6 +16,7 @@ from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.ground.errors import LocalError, RemoteError, RetryableError
 from p2pcast.ground.version import Version
 from p2pcast.wire.messages import Type
+from tests.support.until import until
 from trainer_node.publish.published import Published
 from trainer_node.ranks import rank_session
 from trainer_node.ranks.rank_intake import RankIntake

@@ -11,7 +11,6 @@ import secrets
 import sys
 import tempfile
 import threading
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,18 +29,9 @@ from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Event, Identity, Message
 from p2pcast.wire.messages import Type
+from tests.support.until import wait_until
 
 DEADLINE_S = 600.0
-POLL_S = 0.02
-
-
-def until(condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
-    """The first true result of ``condition``."""
-    deadline = time.monotonic() + deadline_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"not within {deadline_s:.0f} s: {what}"
-        time.sleep(POLL_S)
-    return found
 
 
 class Run:
@@ -111,17 +101,11 @@ class Run:
     def _start(self, name: str, *words: object) -> None:
         self.processes.start(name, [sys.executable, "-m", "p2pcast.cli", *map(str, words)])
 
-    def _until(self, name: str, condition: Callable[[], Any], what: str) -> Any:
-        def look() -> Any:
-            self.processes.check()
-            return condition()
+    def _until(self, name: str, condition: Callable[[], Any], what: str) -> None:
+        def text() -> str:
+            return f"{what}\n" + "\n".join(f"{n}: {self.processes.children[n].tail()}" for n in (name, "hub"))
 
-        try:
-            return until(look, what)
-        except AssertionError as error:
-            raise AssertionError(
-                f"{error}\n{self.processes.children[name].tail()}\nhub: {self.processes.children['hub'].tail()}"
-            ) from None
+        wait_until(condition, text, check=self.processes.check)
 
 
 @pytest.fixture
@@ -168,10 +152,6 @@ class PlayedHub(QuietOwner):
     def say(self, record: messages.Record, link: Link | None = None) -> None:
         self._do(self._call((link or self.links[-1]).send, record))
 
-    @staticmethod
-    def until(condition: Callable[[], Any], what: str) -> Any:
-        return until(condition, what)
-
     def away(self) -> None:
         """Stop listening."""
         self._do(self._listener.stop())
@@ -189,11 +169,10 @@ class PlayedHub(QuietOwner):
     def received(self, *kinds: Type, count: int = 1) -> list[Any]:
         """The bodies of messages of these kinds, once there are ``count``."""
 
-        def look() -> list[Any] | None:
-            found = [body for _, kind, body in list(self.said) if kind in kinds]
-            return found if len(found) >= count else None
+        def look() -> list[Any]:
+            return [body for _, kind, body in list(self.said) if kind in kinds]
 
-        found: list[Any] = until(look, f"{count} × {kinds} was said; so far {[k.name for _, k, _ in self.said]}")
+        found: list[Any] = wait_until(look, self._so_far, holds=lambda found: len(found) >= count)
         return found
 
     def received_of(self, kind: Type, serial: int) -> Any:
@@ -202,8 +181,10 @@ class PlayedHub(QuietOwner):
         def look() -> Any:
             return next((body for _, k, body in list(self.said) if k is kind and body.serial == serial), None)
 
-        body: Any = until(look, f"{kind.name} of {serial} was said; so far {[k.name for _, k, _ in self.said]}")
-        return body
+        return wait_until(look, self._so_far)
+
+    def _so_far(self) -> str:
+        return f"so far: {[kind.name for _, kind, _ in self.said]}"
 
     def ranked(self, groups: int = 1) -> None:
         """Let the newest group, of one rank, go on once there were ``groups``."""
@@ -265,8 +246,3 @@ class States:
 @pytest.fixture(scope="session")
 def states() -> type[States]:
     return States
-
-
-@pytest.fixture(scope="session")
-def eventually() -> Callable[..., Any]:
-    return until

@@ -16,6 +16,7 @@ from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Message
 from p2pcast.wire.messages import Type
+from tests.support.until import wait_until
 from trainer_node import Publisher
 from trainer_node.sdk import hub_connection, publisher
 from trainer_node.sdk.hub_connection import Received
@@ -174,10 +175,10 @@ def test_a_failed_snapshot_raises_at_its_wait(played, made, monkeypatch):
     assert played.received(Type.ABORTED)[0] == messages.Aborted(0, "RuntimeError: no memory")
 
 
-def test_the_optimiser_goes_on_though_the_hub_is_gone(played, made, thread, eventually):
+def test_the_optimiser_goes_on_though_the_hub_is_gone(played, made, thread):
     played.hang_up()
     # A version that begins before the publisher notices the loss belongs to the old connection, and ends with it.
-    eventually(lambda: made._uplink.over, "the publisher has seen it")
+    wait_until(lambda: made._uplink.over, "the publisher has seen it")
     live = tensors()
     handle = made.publish(1, live)
     handle.wait_snapshot()
@@ -206,7 +207,7 @@ def test_a_publish_waits_for_the_previous_publish(played, made, thread):
     durable(played, 1, (0, 2))
 
 
-def test_a_hub_that_does_not_read_holds_back_and_can_abort(played, made, monkeypatch, eventually):
+def test_a_hub_that_does_not_read_holds_back_and_can_abort(played, made, monkeypatch):
     monkeypatch.setattr(hub_connection, "QUEUE_BYTES", 1 << 20)
     big = {f"w{k}": torch.randn(1 << 18) for k in range(64)}
     handle = made.publish(1, big)
@@ -214,7 +215,7 @@ def test_a_hub_that_does_not_read_holds_back_and_can_abort(played, made, monkeyp
     played.deaf()
     played.say(messages.Begun(serial=0, version=Version(0, 1), base=None))
     link = handle.uplink
-    eventually(lambda: link._queued_bytes > (1 << 20) - (1 << 19), "what cannot be sent fills the queue")
+    wait_until(lambda: link._queued_bytes > (1 << 20) - (1 << 19), "what cannot be sent fills the queue")
     assert link._queued_bytes <= 1 << 20
     with pytest.raises(RetryableError, match=r"within 0\.1 s"):
         handle.wait_durable(0.1)
@@ -311,7 +312,7 @@ def test_an_unreachable_hub_is_a_retryable_error(played, unused_tcp_port, monkey
 def test_a_hub_that_is_being_restarted_is_waited_for(played, thread, caplog):
     played.away()
     making = thread.submit(Publisher, played.address, token_file=played.token)
-    played.until(lambda: "cannot reach" in caplog.text, "it says that it keeps trying")
+    wait_until(lambda: "cannot reach" in caplog.text, "it says that it keeps trying")
     played.back()
     played.ranked()
     with making.result():

@@ -13,6 +13,7 @@ import pytest
 
 from p2pcast.tasks.child_processes.killable_child import KillableChild
 from tests.process_ends import wait_for_end, written_pid
+from tests.support.until import until
 
 
 def _pipes() -> set[str]:
@@ -24,9 +25,7 @@ def _pipes() -> set[str]:
 
 
 async def _until_only(before: set[str]) -> None:
-    while _pipes() - before:
-        gc.collect()
-        await asyncio.sleep(0.01)
+    await until(lambda: _pipes() - before, holds=lambda left: not left, check=gc.collect)
 
 
 async def test_a_kill_that_is_cancelled_leaves_no_pipe_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from p2pcast.tasks.child_processes.play_pool import PlayBlockedError, Played, Pl
 from p2pcast.tasks.sums import Sums
 from p2pcast.tasks.task import ForgedPlayError, Sample, Trajectory
 from tests.process_ends import wait_for_end, written_pid
+from tests.support.until import until
 
 FOLDER = Path(__file__).parents[1]
 NAME = "hostile_plays:HostilePlays"
@@ -50,8 +51,7 @@ class GatedSampler(RandomSampler):
         return await super().sample(prompt_ids, stop_token_ids=stop_token_ids, **options)  # type: ignore[arg-type]
 
     async def until_waiting(self, count: int) -> None:
-        while self.waiting < count:  # noqa: ASYNC110 - a process of its own comes so far
-            await asyncio.sleep(0.01)
+        await until(lambda: self.waiting >= count)
 
 
 @pytest.fixture
@@ -121,8 +121,7 @@ async def test_plays_leave_a_step_that_takes_long(
     plays = [asyncio.ensure_future(pool.play(sampler, job)) for job in honest]
     await sampler.until_waiting(4)
     blocked = asyncio.ensure_future(pool.play(sampler, hostile))
-    while len(sampler.prompts) < 5:  # noqa: ASYNC110 - the hostile play's first turn
-        await asyncio.sleep(0.01)
+    await until(lambda: len(sampler.prompts) >= 5)
     sampler.gate.set()
     found = await asyncio.gather(*plays)
     assert not blocked.done()
@@ -208,8 +207,7 @@ async def test_a_cancelled_play_ends_at_once_and_harms_no_later_play(
     sampler.gate.set()
     hostile, honest = jobs(prompt, "good")
     playing = asyncio.ensure_future(pool.play(sampler, hostile))
-    while not sampler.prompts:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await until(lambda: sampler.prompts)
     playing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await playing

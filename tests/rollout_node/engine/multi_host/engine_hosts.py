@@ -20,6 +20,7 @@ from rollout_node.engine.multi_host_leader import MultiHostLeader
 from rollout_node.engine.multi_host_member import MultiHostMember
 from rollout_node.in_engine.install_frames import InstallClient
 from rollout_node.installers.install_socket import InstallSocket
+from tests.support.until import until
 
 TOKEN = JoinToken(bytes(16), bytes(20))
 ONE, TWO, THREE, FOUR = (Version(0, n) for n in (1, 2, 3, 4))
@@ -131,13 +132,6 @@ class Host(QuietOwner):
     def accept_link(self, link: Link, hello: messages.Hello) -> None:
         assert self.lead is not None
         self.lead.accept(link, hello)
-
-
-async def until(condition: Callable[[], Any], what: str = "") -> None:
-    deadline = asyncio.get_running_loop().time() + LIMIT_S
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, what
-        await asyncio.sleep(0.002)
 
 
 async def together(hosts, *members: str, at: Version = ONE) -> tuple[Host, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from engine_hosts import LIMIT_S, ONE, REPORT, TOKEN, TWO, Host, seen, together, until
+from engine_hosts import LIMIT_S, ONE, REPORT, TOKEN, TWO, Host, seen, together
 
 from p2pcast.ground import limits
 from p2pcast.ground.errors import IntegrityError, P2PCastError, RefusedError, RemoteError
@@ -17,6 +17,7 @@ from p2pcast.transport.dial import dial
 from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Identity
+from tests.support.until import until
 
 
 class Knocker(QuietOwner):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from engine_hosts import LIMIT_S, ONE, THREE, TWO, seen, together, until
+from engine_hosts import LIMIT_S, ONE, THREE, TWO, seen, together
 
 from rollout_node.engine import multi_host_leader, multi_host_member
+from tests.support.until import until
 
 
 async def test_without_a_lead_members_go_on_after_a_while(hosts, monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from engine_hosts import LIMIT_S, ONE, THREE, TWO, Host, seen, together, until, work
+from engine_hosts import LIMIT_S, ONE, THREE, TWO, Host, seen, together, work
 
 from p2pcast.ground.errors import RetryableError
 from p2pcast.ground.version import Version
@@ -13,6 +13,7 @@ from p2pcast.wire import messages
 from p2pcast.wire.connection import Message
 from p2pcast.wire.messages import Type
 from rollout_node.engine import multi_host_leader
+from tests.support.until import until
 
 
 async def test_members_go_where_the_lead_is_and_no_further(hosts):

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_hosts import LIMIT_S, ONE, TWO, seen, together, until
+from engine_hosts import LIMIT_S, ONE, TWO, seen, together
 
 from p2pcast.ground.errors import RetryableError
 from p2pcast.ground.version import Version
 from rollout_node.engine.multi_host_installer import MultiHostInstaller
 from rollout_node.installers.installer import Audit, CommitReport
+from tests.support.until import until
 
 
 class Inner:

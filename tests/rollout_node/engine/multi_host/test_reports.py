@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from engine_hosts import LIMIT_S, ONE, seen, together, until
+from engine_hosts import LIMIT_S, ONE, seen, together
 
 from p2pcast.ground import limits
 from p2pcast.ground.errors import RemoteError, RetryableError
 from rollout_node.engine import multi_host_leader, multi_host_member
+from tests.support.until import until
 
 
 async def test_reports_of_every_host_are_collected(hosts):

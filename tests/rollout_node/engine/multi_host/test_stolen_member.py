@@ -7,7 +7,7 @@ import dataclasses
 
 import msgpack
 import pytest
-from engine_hosts import LIMIT_S, ONE, REPORT, THREE, TWO, seen, together, until, work
+from engine_hosts import LIMIT_S, ONE, REPORT, THREE, TWO, seen, together, work
 from test_joining import HELD, knock, member_of
 
 from p2pcast.ground import limits
@@ -15,6 +15,7 @@ from p2pcast.ground.errors import P2PCastError, RefusedError, RetryableError
 from p2pcast.ground.version import Version
 from p2pcast.wire import messages
 from rollout_node.engine import multi_host_leader
+from tests.support.until import until
 
 THIEF = b"t" * 16
 

@@ -151,10 +151,3 @@ class Owner:
         self.version = version
         for each in self.runners:
             each.wake()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = asyncio.get_running_loop().time() + 30
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline
-        await asyncio.sleep(0.001)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from scripted_target import ONE, THREE, TWO, Target, until
+from scripted_target import ONE, THREE, TWO, Target
 
 from p2pcast.ground.errors import RefusedError, RetryableError
 from p2pcast.ground.version import Version
 from rollout_node.engine import runner as module
 from rollout_node.installers.installer import Audit
+from tests.support.until import until
 
 
 async def test_an_engine_that_claims_the_version_is_audited_first(owner, run):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from scripted_target import ONE, TWO, Target, until
+from scripted_target import ONE, TWO, Target
 
 from p2pcast.ground.errors import LocalError, RetryableError
 from rollout_node.engine import runner as module
+from tests.support.until import until
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,10 @@ ready.
 
 from __future__ import annotations
 
-from scripted_target import ONE, TWO, Target, until
+from scripted_target import ONE, TWO, Target
 
 from rollout_node.engine import runner as module
+from tests.support.until import until
 
 
 async def test_an_engine_that_lost_its_weights_is_filled_again(owner, run):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from scripted_target import ONE, TWO, Target, until
+from scripted_target import ONE, TWO, Target
 
 from p2pcast.ground.errors import LocalError
 from rollout_node.engine.callbacks import Callbacks
+from tests.support.until import until
 
 
 class Hooks:

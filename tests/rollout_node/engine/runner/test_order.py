@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from scripted_target import ONE, THREE, TWO, Target, until
+from scripted_target import ONE, THREE, TWO, Target
 
 from p2pcast.ground.errors import LocalError
 from rollout_node.engine import runner as module
 from rollout_node.engine.runner import Runner
+from tests.support.until import until
 
 
 async def test_versions_are_staged_and_committed_in_order(owner, run):

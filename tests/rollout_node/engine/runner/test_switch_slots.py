@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from scripted_target import ONE, THREE, TWO, Owner, Target, until
+from scripted_target import ONE, THREE, TWO, Owner, Target
 
 from p2pcast.ground.errors import LocalError, RetryableError
 from rollout_node.engine import runner as module
 from rollout_node.engine.runner import Runner
 from rollout_node.engine.switch_slots import SwitchSlots
+from tests.support.until import until
 
 
 def rolling(

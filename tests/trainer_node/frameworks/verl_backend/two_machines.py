@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 from netem.fleet.processes import Processes, free_port
 from tests.environments import ROOT, python_of
+from tests.support.until import wait_until
 from tests.trainer_node.frameworks.verl_backend.odd_model import write_odd_model
 
 HERE = Path(__file__).parent
-DEADLINE_S = 900.0
 ENVIRONMENT = {
     "PYTHONPATH": f"{ROOT}:{HERE}",
     "OMP_NUM_THREADS": "1",
@@ -48,11 +47,7 @@ class Stage:
         self.processes.start(name, [python, "-m", "p2pcast.cli", *map(str, words), *map(str, places)])
 
     def until(self, what: str, done: Any) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while not done():
-            self.processes.check()
-            assert time.monotonic() < deadline, f"not within {DEADLINE_S:.0f} s: {what}"
-            time.sleep(0.05)
+        wait_until(done, what, check=self.processes.check)
 
     def run(self, managers: list[str], *, naive: int = 0, kill: str | None = None) -> Document:
         """The report of synced_run.py."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from sqlalchemy import Column, Connection, MetaData, String, Table, func, insert, select
 
 from p2pcast.ground.errors import LocalError, UsageError
+from tests.support.until import wait_until
 from tests.trainer_node.ledger.ledger_game import ZERO, Game, last_token, sample
 from tests.trainer_node.ledger.ledger_invariants import check_rows, dump
 from trainer_node.ledger.database import ledger_schema as db
@@ -161,8 +161,7 @@ def committed(store: Store, calls: dict[str, bool]) -> list[str]:
     with ThreadPoolExecutor(len(calls)) as threads:
         for number, (name, urgent) in enumerate(calls.items()):
             threads.submit(call, name, urgent=urgent)
-            while commits.waiting <= number:
-                time.sleep(0.001)
+            wait_until(lambda: commits.waiting, holds=number.__lt__)
         blocker.free()
     commits.close()
     return order
