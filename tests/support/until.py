@@ -17,7 +17,7 @@ from typing import Any
 
 DEADLINE_S = 900.0
 FIRST_LOOKS = 50
-"""Looks without a pause between them: what tasks of the same loop do is seen at once."""
+"""The first looks follow each other without a pause, so that a wait for tasks of the same loop ends at once."""
 LONGEST_PAUSE_S = 0.05
 
 _block = time.sleep
@@ -33,7 +33,7 @@ class _Waiting:
         self._since_s = monotonic()
 
     def pause_s(self, seen: object) -> float:
-        """The pause before the next look, at most a tenth of the time so far. Fails after the deadline."""
+        """The pause before the next look is at most a tenth of the time so far. After the deadline the wait fails."""
         waited_s = monotonic() - self._since_s
         if waited_s > DEADLINE_S:
             raise AssertionError(f"not within {DEADLINE_S:.0f} s: {self._text()}; last seen: {seen!r}")
@@ -54,10 +54,10 @@ async def until(
     holds: Callable[[Any], object] = bool,
     check: Callable[[], object] = bool,
 ) -> Any:
-    """Wait until what ``look`` gives ``holds``, and return what it gave. ``look`` may give an awaitable.
+    """Wait until the value of ``look`` ``holds``, and return the value. ``look`` may be a coroutine function.
 
-    ``check`` raises where waiting is in vain. ``what``: what is waited for, or a function that tells it after the
-    deadline.
+    ``check`` raises an error if the wait is in vain. ``what`` is the text of the failure, or a function that makes the
+    text after the deadline.
     """
     waiting = _Waiting(look, what)
     while True:
