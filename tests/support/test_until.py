@@ -28,7 +28,7 @@ def test_the_first_value_that_holds_is_returned(wait: Callable[..., Any]) -> Non
     assert next(numbers) == 121
 
 
-def test_a_failure_says_what_was_seen_last(wait: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_shows_the_last_value(wait: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DEADLINE_S", 0.0)
     with pytest.raises(AssertionError, match=r"not within 0 s: two ended; last seen: 1$"):
         wait(lambda: 1, "two ended", holds=lambda ended: ended == 2)
