@@ -57,8 +57,8 @@ class VersionLifecycle:
         on_published: Sequence[Callable[[], None]],
     ) -> None:
         """``holdings``: the node's artifacts. ``recovered``: the hub has received its peers' reports after a restart.
-        ``until_near`` returns once no peer is too far behind. ``retain`` applies retention. ``on_published`` is called
-        after each version.
+        ``until_caught_up`` returns once no peer is too far behind. ``retain`` applies retention.
+        ``on_published`` is called after each version.
         """
         self.published: Published | None = None
         """The newest version that this process published."""
