@@ -84,7 +84,7 @@ gpu:  ## Prove and measure on a GPU (without one: on CPU tensors): passes, publi
 
 # What a machine with PyTorch for CUDA seldom has. numba is left out: it takes 57 MiB by itself.
 GPU_WHEELS := build/gpu-wheels
-GPU_PACKAGES := asyncinotify blake3 cffi cryptography pycparser pytest-asyncio zstandard sqlalchemy msgpack uvloop click rich markdown-it-py mdurl pygments prometheus-client greenlet
+GPU_PACKAGES := asyncinotify blake3 cffi cryptography pycparser pytest-asyncio zstandard sqlalchemy msgpack msgspec uvloop click rich markdown-it-py mdurl pygments prometheus-client greenlet
 GPU_PYTHON_VERSION ?= 3.12
 gpu-wheels:  ## Collect wheels (60 MiB at most) for `make gpu` on a machine without registries; GPU_PYTHON_VERSION=3.12
 	rm -rf $(GPU_WHEELS)

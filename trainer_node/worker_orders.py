@@ -14,12 +14,9 @@ from typing import Final
 from p2pcast.daemon.command_body import check_keys
 from p2pcast.daemon.http_server import Document
 from p2pcast.ground.errors import RefusedError, UsageError
+from p2pcast.ledger_api.api_route import MAX_DRAIN_S, MAX_NAME
 
 MAX_ORDERS: Final = 64
-MAX_NAME: Final = 128
-"""Characters, as of a worker's name at the ledger."""
-MAX_FOR_S: Final = 86_400.0
-"""As of the ledger's orders, in seconds."""
 ADMIT_S: Final = 10.0
 """Time in seconds for which an order to give leases again is repeated."""
 
@@ -42,8 +39,8 @@ class WorkerOrders:
             raise UsageError(f'name the worker: {{"name": TEXT}} of at most {MAX_NAME} characters')
         if isinstance(for_s, bool) or not isinstance(for_s, int | float) or not math.isfinite(for_s):
             raise UsageError('say for how long: {"for_s": seconds}, 0 for leases again')
-        if not 0 <= for_s <= MAX_FOR_S:
-            raise UsageError(f"for_s is 0 to {MAX_FOR_S:g} seconds, not {for_s:g}")
+        if not 0 <= for_s <= MAX_DRAIN_S:
+            raise UsageError(f"for_s is 0 to {MAX_DRAIN_S:g} seconds, not {for_s:g}")
         if not self._heard():
             raise RefusedError("no ledger tells this hub of its rollouts: give it --hub-http and --hub-bearer-file")
         now_s = self._clock()

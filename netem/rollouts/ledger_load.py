@@ -21,10 +21,8 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import aiohttp
-import msgpack
 import numpy as np
 from sqlalchemy import create_engine, func, make_url, select, text
 from sqlalchemy.exc import ArgumentError, DBAPIError
@@ -32,9 +30,11 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from netem.rollouts.long_answers import NAME, TOKENS, LongAnswers
 from p2pcast.ground.errors import LocalError, UsageError
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api import worker_api as api
 from p2pcast.ledger_api.batch_client import BatchClient
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result, Span
+from rollout_node.worker.ledger_client import LedgerClient
 from trainer_node.ledger.database import ledger_schema
 from trainer_node.ledger_server.callers import WORKER_FILE
 
@@ -47,6 +47,8 @@ AT_ONCE = 32
 PACED_SLOTS = 8
 """Leases and results of one request of a paced worker."""
 START_S = 60.0
+LIMIT_S = 90.0
+"""For results under full load, in seconds."""
 MANIFEST = bytes(32)
 
 
@@ -89,34 +91,30 @@ class Worker:
     """One simulated worker. ``served``: text of the version that its engine serves."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str, bearer: str, name: str, slots: int) -> None:
-        self._http, self._url, self._name, self._slots = http, url, name, slots
-        self._headers = {"Authorization": f"Bearer {bearer}"}
-        self._session = ""
+        self._ledger, self._name, self._slots = LedgerClient(http, url, bearer), name, slots
+        self._session = b""
         self._heartbeat_s = 1.0
         self._drawn = np.random.default_rng(abs(hash(name)))
 
-    async def _post(self, path: str, body: dict[str, Any] | bytes) -> Any:
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        async with self._http.post(self._url + path, data=data, headers=self._headers) as answer:
-            content = await answer.read()
-            if answer.status != 200:
-                raise LocalError(f"{path}: {answer.status} {content[:300].decode(errors='replace')}")
-            return msgpack.unpackb(content) if answer.content_type.endswith("msgpack") else json.loads(content)
-
     async def register(self) -> None:
         task = LongAnswers()
-        about = {"name": self._name, "slots": self._slots, "task": task.name, "task_hash": task.hash.hex()}
-        about["classes"] = {"gpu": self._name.partition("-")[0]}  # each load has lease times of its own
-        answer = await self._post("/v1/workers", about)
-        self._session, self._heartbeat_s = answer["session"], answer["heartbeat_s"]
+        kind = api.DeviceClasses(self._name.partition("-")[0])  # each load has lease times of its own
+        about = api.Registration(self._name, self._slots, task.name, task.hash, classes=kind)
+        answer = await self._ledger.ask_once(api.REGISTER, about)
+        self._session = answer.session
+        self._take_interval(answer.heartbeat_s)
+
+    def _take_interval(self, interval_s: float | None) -> None:
+        assert interval_s is not None
+        self._heartbeat_s = interval_s
 
     async def lease(self, found: Found, served: str, wait_s: float) -> list[tuple[bytes, Job]]:
-        body = {"session": self._session, "slots": self._slots, "served": served, "manifest": MANIFEST.hex()}
+        asked = api.LeaseRequest(self._session, served, MANIFEST, self._slots, wait_s=wait_s)
         began = time.perf_counter()
-        answer = await self._post("/v1/lease", body | {"wait_s": wait_s})
-        if answer["leases"]:
+        answer = await self._ledger.ask_once(api.LEASE, asked, wait_s)
+        if answer.leases:
             found.lease_s.append(time.perf_counter() - began)
-        return [(row["lease"], Job.from_bytes(row["job"])) for row in answer["leases"]]
+        return [(row.lease, Job.from_bytes(row.job)) for row in answer.leases]
 
     async def play(self, found: Found, leases: list[tuple[bytes, Job]], seconds: float) -> None:
         """Tokens that come evenly, with heartbeats."""
@@ -125,9 +123,9 @@ class Worker:
             await asyncio.sleep(min(left_s, self._heartbeat_s))
             tokens += 1
             began = time.perf_counter()
-            rows = [{"lease": lease.hex(), "tokens": tokens} for lease, _ in leases]
-            answer = await self._post("/v1/heartbeat", {"session": self._session, "leases": rows})
-            self._heartbeat_s = answer["heartbeat_s"]
+            rows = [api.LeaseTokens(lease, tokens) for lease, _ in leases]
+            answer = await self._ledger.ask_once(api.HEARTBEAT, api.HeartbeatRequest(self._session, rows))
+            self._take_interval(answer.heartbeat_s)
             found.heartbeat_s.append(time.perf_counter() - began)
 
     async def hand_in(self, found: Found, leases: list[tuple[bytes, Job]], served: str) -> None:
@@ -135,15 +133,16 @@ class Worker:
         version = Version.parse(served)
         for result in made:
             object.__setattr__(result, "spans", (result.spans[0]._replace(version=version),))
-        packed = msgpack.packb({"session": bytes.fromhex(self._session), "results": [r.to_bytes() for r in made]})
+        asked = api.ResultsRequest(bytes(self._session), [result.to_bytes() for result in made])
         began = time.perf_counter()
-        answer = await self._post("/v1/results", packed)
+        answer = await self._ledger.ask_once(api.RESULTS, asked, LIMIT_S)
         found.results_s.append(time.perf_counter() - began)
-        for row in answer["results"]:
-            if row["verdict"] == "accepted":
+        for row in answer.results:
+            if row.accepted:
                 found.accepted += 1
             else:
-                found.rejected[row["reason"]] = found.rejected.get(row["reason"], 0) + 1
+                reason = str(row.reason)
+                found.rejected[reason] = found.rejected.get(reason, 0) + 1
 
 
 class Trainer(threading.Thread):
@@ -229,8 +228,7 @@ def _address(folder: Path, process: subprocess.Popen[bytes]) -> str:
 async def workers(url: str, folder: Path, count: int, slots: int) -> AsyncIterator[list[Worker]]:
     """Registered workers, with a connection each."""
     bearer = (folder / WORKER_FILE).read_text().strip()
-    limit = aiohttp.ClientTimeout(total=120.0)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=limit) as http:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
         made = [Worker(http, url, bearer, f"{slots}-{number}", slots) for number in range(count)]
         for first in range(0, count, AT_ONCE):
             await asyncio.gather(*(one.register() for one in made[first : first + AT_ONCE]))

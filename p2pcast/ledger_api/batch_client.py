@@ -23,12 +23,12 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
-
-import msgpack
+from typing import Final
 
 from p2pcast.ground.errors import RemoteError, UsageError
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api import trainer_api as api
+from p2pcast.ledger_api.api_route import MAX_LIST, Nothing
 from p2pcast.ledger_api.ledger_connection import LedgerConnection
 from p2pcast.rollouts.job import Group
 from p2pcast.rollouts.overlong import Overlong, overlong_of
@@ -37,8 +37,6 @@ from p2pcast.rollouts.result import Result
 WAIT_S: Final = 0.02
 WAIT_MOST_S: Final = 5.0
 """Bounds in seconds of the delay that the ledger asks for."""
-ADD_AT_ONCE, READ_AT_ONCE = 32, 1024
-"""Groups in one request; the ledger refuses more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,17 +142,12 @@ class BatchClient:
 
     def facts(self) -> RunFacts:
         """Raises RefusedError, RemoteError."""
-        found = self._ledger.get("status")
+        found = self._ledger.ask(api.STATUS, Nothing())
         try:
-            return RunFacts(
-                str(found["task"]),
-                int(found["staleness"]),
-                int(found["batch_groups"]),
-                Version.parse(found["learner"]).step,
-                int(found.get("acknowledged", 0)),  # missing at a ledger of an earlier release
-            )
-        except (KeyError, TypeError, ValueError, AttributeError, UsageError):
-            raise RemoteError("the ledger's status is malformed") from None
+            step = Version.parse(found.learner).step
+        except UsageError as error:
+            raise RemoteError(f"the ledger's status is malformed: {error}") from None
+        return RunFacts(found.task, found.staleness, found.batch_groups, step, found.acknowledged)
 
     def resume(
         self,
@@ -169,13 +162,8 @@ class BatchClient:
         ``batches``. Returns the epoch. ``from_start``: begin even where that undoes the run, as with an empty folder
         of checkpoints. Raises RefusedError.
         """
-        body: dict[str, Any] = {"branch": branch, "step": step, "batches": [batch.hex() for batch in batches]}
-        if from_start:
-            body["from_start"] = True
-        answer = self._ledger.post(
-            "learner/resume", body | ({} if checkpoint is None else {"checkpoint": checkpoint.hex()})
-        )
-        self._epoch, self._branch = int(answer["epoch"]), branch
+        asked = api.ResumeRequest(branch, step, batches, checkpoint, from_start or None)
+        self._epoch, self._branch = self._ledger.ask(api.RESUME, asked).epoch, branch
         return self._epoch
 
     def take(self, step: int) -> RolloutBatch | None:
@@ -190,34 +178,28 @@ class BatchClient:
         """The batch of the learner's ``step``, if there is one now; the same batch when repeated. Raises
         RefusedError.
         """
-        body: dict[str, Any] = {"epoch": self._epoch, "branch": self._branch, "step": step}
-        if self._overlong != "keep":
-            body["overlong"] = self._overlong
-        answer = self._ledger.post("batches/take", body)
-        try:
-            if "batch" in answer:
-                return _batch_of(answer)
-            return Finished() if answer.get("finished") else Wait(min(WAIT_MOST_S, max(WAIT_S, float(answer["wait"]))))
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise RemoteError("the ledger's answer to batches/take is malformed") from None
+        overlong = None if self._overlong == "keep" else self._overlong
+        found = self._ledger.ask(api.TAKE, api.TakeRequest(self._epoch, self._branch, step, overlong))
+        if found.batch is not None:
+            return _batch_of(found, found.batch)
+        if found.wait is None and not found.finished:
+            raise RemoteError(f"the ledger's answer to {api.TAKE.path} has neither a batch nor a wait")
+        return Finished() if found.wait is None else Wait(min(WAIT_MOST_S, max(WAIT_S, found.wait)))
 
     def applied(self, batch: RolloutBatch, step: int) -> None:
         """The learner has applied the batch, and is at ``step`` now. Raises RefusedError."""
-        self._ledger.post("batches/applied", {"epoch": self._epoch, "batch": batch.id.hex(), "step": step})
+        self._ledger.ask(api.APPLIED, api.AppliedRequest(self._epoch, batch.id, step))
 
     def ack(self, step: int, batches: Sequence[bytes], checkpoint: bytes) -> None:
         """A checkpoint of ``step`` steps contains the batches. ``checkpoint``: its hash. Raises RefusedError."""
-        ids = [batch.hex() for batch in batches]
-        self._ledger.post(
-            "batches/ack", {"epoch": self._epoch, "step": step, "batches": ids, "checkpoint": checkpoint.hex()}
-        )
+        self._ledger.ask(api.ACK, api.AckRequest(self._epoch, step, batches, checkpoint))
 
     def add_groups(self, groups: Sequence[Group]) -> int:
         """Put groups into the pool; returns how many are new. Raises RefusedError."""
         added = 0
-        for first in range(0, len(groups), ADD_AT_ONCE):
-            packed = msgpack.packb({"groups": [group.to_bytes() for group in groups[first : first + ADD_AT_ONCE]]})
-            added += int(self._ledger.post("groups", packed)["added"])
+        for first in range(0, len(groups), MAX_LIST):
+            rows = [group.to_bytes() for group in groups[first : first + MAX_LIST]]
+            added += self._ledger.ask(api.GROUPS, api.GroupsRequest(rows)).added
         return added
 
     def read_groups(self, groups: Sequence[bytes]) -> list[GroupReport]:
@@ -225,53 +207,34 @@ class BatchClient:
         the ledger does not know.
         """
         found: list[GroupReport] = []
-        for first in range(0, len(groups), READ_AT_ONCE):
-            ids = [group.hex() for group in groups[first : first + READ_AT_ONCE]]
-            answer = self._ledger.post("groups/read", {"groups": ids})
-            try:
-                found += [
-                    GroupReport(bytes.fromhex(row["group"]), row["state"], row["reason"], tuple(row["rewards"]))
-                    for row in answer["groups"]
-                ]
-            except (KeyError, TypeError, ValueError):
-                raise RemoteError("the ledger's answer to groups/read is malformed") from None
+        for first in range(0, len(groups), api.MAX_READ):
+            asked = api.ReadGroupsRequest(groups[first : first + api.MAX_READ])
+            answer = self._ledger.ask(api.READ_GROUPS, asked)
+            found += [GroupReport(o.group, o.state, o.reason, tuple(o.rewards)) for o in answer.groups]
         return found
 
     def stay(self, for_s: float) -> None:
         """Workers stay for ``for_s`` seconds after the run's last step, at most a day, and play evaluations; 0: they
         end with it.
         """
-        self._ledger.post("workers/stay", {"for_s": for_s})
+        self._ledger.ask(api.STAY, api.StayRequest(for_s))
 
     def publish(self, version: Version, manifest: bytes, schedule: bytes | None = None) -> None:
         """State a version and the hash of its signed manifest, where the ledger follows no hub. ``schedule``: BLAKE3 of
         the file ``sparse_attention.json`` that the version carries; None: it carries none, and results that claim
         one are rejected.
         """
-        stated = {"version": str(version), "manifest": manifest.hex()}
-        self._ledger.post("versions", stated if schedule is None else stated | {"schedule": schedule.hex()})
+        self._ledger.ask(api.PUBLISH, api.PublishRequest(str(version), manifest, schedule))
 
 
-def _batch_of(answer: Any) -> RolloutBatch:
-    try:
-        groups = tuple(
-            RolloutGroup(
-                Group.from_bytes(row["group"]),
-                tuple(
-                    Rollout(
-                        Result.from_bytes(one["result"]),
-                        float(one["reward"]),
-                        str(one["worker"]),
-                        int(one["settled_step"]),
-                    )
-                    for one in row["results"]
-                ),
-            )
-            for row in answer["groups"]
+def _batch_of(found: api.TakeAnswer, batch: bytes) -> RolloutBatch:
+    groups = tuple(
+        RolloutGroup(
+            Group.from_bytes(row.group),
+            tuple(
+                Rollout(Result.from_bytes(one.result), one.reward, one.worker, one.settled_step) for one in row.results
+            ),
         )
-        report = answer["report"]
-        return RolloutBatch(
-            bytes(answer["batch"]), int(answer["step"]), groups, int(report["groups_played"]), report["mean_reward"]
-        )
-    except (KeyError, TypeError, ValueError):
-        raise RemoteError("the ledger's batch is malformed") from None
+        for row in found.groups
+    )
+    return RolloutBatch(batch, found.step, groups, found.report.groups_played, found.report.mean_reward)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import json
 import os
 import socket
 import ssl
@@ -15,16 +14,15 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypeVar
 from urllib.parse import urlsplit
-
-import msgpack
 
 from p2pcast.ground import limits
 from p2pcast.ground.backoff import Backoff
-from p2pcast.ground.errors import LocalError, P2PCastError, RefusedError, RemoteError, RetryableError, UsageError
+from p2pcast.ground.errors import LocalError, P2PCastError, RefusedError, RetryableError, UsageError
 from p2pcast.ground.plain_text import written_text
 from p2pcast.ground.private_random import uniform
+from p2pcast.ledger_api.api_route import ApiRecord, ApiRoute
 from p2pcast.ledger_api.trainer_certificate import TrainerCertificate, hub_address, join_token
 from p2pcast.trust.node_names import default_name
 
@@ -32,8 +30,9 @@ ANSWER_S: Final = 60.0
 """Time limit for each part of an answer, in seconds."""
 MAX_ANSWER_BYTES: Final = 8 * limits.GIB
 RETRY_S, RETRY_MOST_S = 0.2, 10.0
-MAX_ARRAY: Final = 1 << 20
-MSGPACK: Final = "application/x-msgpack"
+
+Q = TypeVar("Q", bound=ApiRecord)
+A = TypeVar("A", bound=ApiRecord)
 
 
 class LedgerConnection:
@@ -72,41 +71,31 @@ class LedgerConnection:
             except (OSError, UnicodeDecodeError) as error:
                 raise LocalError(f"cannot read {bearer_file}: {getattr(error, 'strerror', None) or error}") from None
 
-    def get(self, name: str) -> Any:
-        """A document of the ledger. Raises RefusedError, RemoteError, RetryableError."""
-        return self._repeated(name, None)
-
-    def post(self, name: str, body: Any) -> Any:
-        """The answer to a JSON body, or to bytes of msgpack. Raises RefusedError, RemoteError, RetryableError."""
-        return self._repeated(name, body)
-
-    def _repeated(self, name: str, body: Any) -> Any:
+    def ask(self, route: ApiRoute[Q, A], asked: Q) -> A:
+        """Raises RefusedError, RemoteError, RetryableError."""
         delays = Backoff(RETRY_S, RETRY_MOST_S, uniform)
         until_s = None if self._give_up_s is None else time.monotonic() + self._give_up_s
         while True:
             try:
-                return self._once(f"/v1/{name}", body)
+                status, content = self._answer(route, asked)
+                return route.read_answer(content, status)
             except RetryableError:
                 if until_s is not None and time.monotonic() > until_s:
                     raise
             time.sleep(delays.next_s())
 
-    def _once(self, path: str, body: Any) -> Any:
-        packed = isinstance(body, bytes)
-        headers = self._headers | {"Content-Type": MSGPACK if packed else "application/json"}
+    def _answer(self, route: ApiRoute[Q, A], asked: Q) -> tuple[int, bytes]:
+        """Status and contents of one answer. Raises RetryableError, RefusedError."""
         try:
             connection = self._connection()
             try:
-                sent = None if body is None else body if packed else json.dumps(body)
-                connection.request("GET" if body is None else "POST", path, sent, headers)
+                body = None if route.method == "GET" else route.request(asked)
+                headers = self._headers | {"Content-Type": route.request_type}
+                connection.request(route.method, route.path, body, headers)
                 answer = connection.getresponse()
-                content = answer.read(MAX_ANSWER_BYTES)
-                kind = answer.getheader("Content-Type", "").partition(";")[0]
+                return answer.status, answer.read(MAX_ANSWER_BYTES)
             finally:
                 connection.close()
-            if answer.status != 200:
-                raise _refusal(path, answer.status, content)
-            return msgpack.unpackb(content, max_array_len=MAX_ARRAY) if kind == MSGPACK else json.loads(content)
         except P2PCastError:
             raise
         except ssl.SSLCertVerificationError as error:
@@ -115,8 +104,6 @@ class LedgerConnection:
             raise RetryableError(
                 f"the ledger at {self._host}:{self._port} does not answer ({type(error).__name__})"
             ) from None
-        except (ValueError, msgpack.UnpackException):
-            raise RemoteError(f"the ledger's answer to {path} is malformed") from None
 
     def _connection(self) -> http.client.HTTPConnection:
         """Raises RetryableError, RefusedError."""
@@ -135,14 +122,3 @@ def _certified(hub: str, token_file: str | os.PathLike[str] | None, name: str) -
         return thread.submit(lambda: asyncio.run(certificate.client(address, name, "ledger"))).result()
 
     return context
-
-
-def _refusal(path: str, status: int, content: bytes) -> P2PCastError:
-    try:
-        said = str(json.loads(content)["error"])[:300]
-    except (ValueError, KeyError, TypeError):
-        said = "without a reason"
-    text = f"the ledger refused {path} with status {status}: {said}"
-    if status in (429, 500, 502, 503, 504):
-        return RetryableError(text)
-    return RefusedError(text)

@@ -84,7 +84,6 @@ def audit(
     """
     import aiohttp
 
-    from p2pcast.ledger_api.audit_client import AuditClient
     from p2pcast.ledger_api.ledger_connection import LedgerConnection
     from p2pcast.process.daemon_process import run_until_signal
     from rollout_node.worker.auditor import Auditor
@@ -98,7 +97,7 @@ def audit(
         )
     url = ledger_url(ledger, certified=hub is not None)
     engine_url = http_url(engine, "--engine")
-    client = AuditClient(LedgerConnection(url, bearer_file=bearer_file, hub=hub, token_file=token_file, give_up_s=0.0))
+    client = LedgerConnection(url, bearer_file=bearer_file, hub=hub, token_file=token_file, give_up_s=0.0)
 
     async def run() -> int:
         connector = aiohttp.TCPConnector(force_close=True, limit=0)

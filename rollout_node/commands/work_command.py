@@ -200,7 +200,7 @@ def work(
         name=named,
         slots=slots,
         price_usd_h=price,
-        classes={"gpu": gpu},
+        device_class=gpu,
         drain_s=drain_s,
         guard_share=guard_share,
         guard_tokens=guard_tokens,

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from typing import Any, Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from p2pcast.ground.errors import RemoteError, RetryableError
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.api_route import ApiRecord, ApiRoute
+from p2pcast.ledger_api.trainer_api import REPORT_AUDIT, TAKE_AUDIT, ReportAuditRequest, TakeAuditRequest
 from p2pcast.rollouts.result import Result
 from rollout_node.worker import recomputation
 from rollout_node.worker.engine_versions import EngineVersions
@@ -27,18 +29,14 @@ LARGEST: Final = 3.0
 """Largest gap of one token, in nats, that numerics may cause: log-probabilities of very unlikely tokens differ most."""
 
 
-class Audit(Protocol):
-    @property
-    def worker(self) -> str: ...
-    @property
-    def result(self) -> Result: ...
+Q = TypeVar("Q", bound=ApiRecord)
+A = TypeVar("A", bound=ApiRecord)
 
 
-class Audits(Protocol):
-    """The ledger. Its calls block."""
+class Ledger(Protocol):
+    """``p2pcast.ledger_api.ledger_connection.LedgerConnection``. Its calls block."""
 
-    def take(self, version: Version) -> Any: ...
-    def report(self, audit: Any, mean_gap: float, largest_gap: float, *, agrees: bool) -> None: ...
+    def ask(self, route: ApiRoute[Q, A], asked: Q) -> A: ...
 
 
 class Auditor:
@@ -48,7 +46,7 @@ class Auditor:
 
     def __init__(
         self,
-        ledger: Audits,
+        ledger: Ledger,
         scorer: Scorer,
         versions: EngineVersions,
         *,
@@ -73,22 +71,24 @@ class Auditor:
     async def _one(self) -> bool:
         """Whether a result was scored. Raises P2PCastError."""
         served = (await self._versions.refresh()).version
-        audit: Audit | None = await asyncio.to_thread(self._ledger.take, served)
-        if audit is None:
+        audit = await asyncio.to_thread(self._ledger.ask, TAKE_AUDIT, TakeAuditRequest(str(served)))
+        if audit.result is None:
             return False
-        reason = recomputation.obstacle(audit.result)
-        gaps = None if reason else await self._gaps(audit.result, served)
+        result = Result.from_bytes(audit.result)
+        reason = recomputation.obstacle(result)
+        gaps = None if reason else await self._gaps(result, served)
         if gaps is None:
             self.found["not scored"] += 1
             logger.info("%s: not scored: %s", audit.worker, reason or "the engine's weights changed meanwhile")
             return False
         agrees = gaps.mean <= self._tolerance and gaps.largest <= LARGEST
-        await asyncio.to_thread(self._ledger.report, audit, gaps.mean, gaps.largest, agrees=agrees)
+        found = ReportAuditRequest(result.job, result.lease, gaps.mean, gaps.largest, agrees)
+        await asyncio.to_thread(self._ledger.ask, REPORT_AUDIT, found)
         self.found["agrees" if agrees else "disagrees"] += 1
         logger.log(
             logging.INFO if agrees else logging.WARNING,
             "%s: job %s, version %s: mean gap %.4f, largest %.4f nats: %s",
-            audit.worker, audit.result.job.hex(), served, gaps.mean, gaps.largest, "agrees" if agrees else "DISAGREES",
+            audit.worker, result.job.hex(), served, gaps.mean, gaps.largest, "agrees" if agrees else "DISAGREES",
         )  # fmt: skip
         return True
 

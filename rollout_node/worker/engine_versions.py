@@ -118,6 +118,8 @@ class EngineVersions:
             (name,) = engines
         text = engines.get(name)
         version = None if text is None else Version.parse(text)
+        if not name.isprintable():
+            raise ValueError
         self._stretch = None
         if version is None or version not in self._manifests:
             self.served = None

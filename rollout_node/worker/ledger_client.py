@@ -11,20 +11,22 @@ A refusal is an error with the ledger's own text.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, TypeVar
 
 import aiohttp
-import msgpack
+from msgspec.structs import replace
 
 from p2pcast.ground import limits
 from p2pcast.ground.backoff import Backoff
 from p2pcast.ground.errors import P2PCastError, RefusedError, RemoteError, RetryableError, UsageError
 from p2pcast.ground.private_random import uniform
+from p2pcast.ledger_api import worker_api as api
+from p2pcast.ledger_api.api_route import MAX_LIST, ApiRecord, ApiRoute, SessionLostError
+from p2pcast.ledger_api.worker_api import Leased
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.probe_set import ProbeSet
 from p2pcast.rollouts.result import Result
@@ -34,70 +36,31 @@ from rollout_node.worker.engine_versions import Served
 
 logger = logging.getLogger("p2pcast.worker")
 
-MOST_AT_ONCE: Final = 32
-"""Leases or results in one request."""
+Q = TypeVar("Q", bound=ApiRecord)
+A = TypeVar("A", bound=ApiRecord)
+
 MAX_ANSWER_BYTES: Final = 160 * limits.MIB
 """Largest answer: as many jobs of the largest size as one request may lease, and a little more."""
 REQUEST_S: Final = 30.0
 """Time limit of a request in seconds, besides the time for which the ledger was asked to wait."""
+RETRY_S, RETRY_MOST_S = 0.2, 15.0
 CHECK_S: Final = 10.0
 CHECK_MOST_S: Final = 3600.0
 """Time limit of a check at a ledger that states none, and the longest that counts, in seconds."""
 TURNS: Final = 2
 """Checks at the ledger for which a result may wait, in time limits of a check, its own included."""
-RETRY_S, RETRY_MOST_S = 0.2, 15.0
 HEARTBEAT_S: Final = 1.5
 HEARTBEAT_LEAST_S, HEARTBEAT_MOST_S = 0.1, 600.0
 """Interval of heartbeats at a ledger that states none, and bounds of a stated one, in seconds."""
-MSGPACK: Final = "application/x-msgpack"
-
-
-class SessionLostError(RetryableError):
-    """The ledger does not know the session: register again."""
-
-
-class ConflictError(RefusedError):
-    """The ledger has another body for this result, or an old session spoke."""
-
-
-class UnfitError(RemoteError):
-    """The ledger cannot take this request at all: malformed, or too large."""
-
-
-class Session(NamedTuple):
-    """``name``: under which the ledger knows the worker; another one than it stated if another worker has that name."""
-
-    session: str
-    worker: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """``expires_in_s``: unless a heartbeat with new tokens extends it. ``latest_in_s``: the lease ends by then."""
-
-    lease: bytes
-    job: Job
-    expires_in_s: float
-    latest_in_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Leases:
     """``finished``: the run has ended. ``retry_s``: delay before the next request."""
 
-    leases: Sequence[Lease]
+    leases: Sequence[Leased]
     finished: bool
     retry_s: float
-
-
-class Verdict(NamedTuple):
-    """``reason`` and ``detail``: None for an accepted result."""
-
-    job: str
-    accepted: bool
-    reason: str | None
-    detail: str | None
 
 
 class LedgerClient:
@@ -126,130 +89,97 @@ class LedgerClient:
         self.heartbeat_s = HEARTBEAT_S
         """Interval that the ledger asks for, in seconds: the more workers there are, the longer it is."""
 
-    async def register(self, **about: Any) -> Session:
-        """``about``: name, price_usd_h, slots, task, task_hash, classes, leases that still run, and the session
-        that was lost. Raises RefusedError.
-        """
-        found = await self._until_answered("/v1/workers", about)
-        try:
-            self._check_s = min(CHECK_MOST_S, max(0.0, float(found.get("check_s", CHECK_S))))
-            self._take_interval(found)
-            return Session(str(found["session"]), str(found["worker"]), str(found.get("name", about["name"])))
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise _malformed("/v1/workers") from None
+    async def register(self, about: api.Registration) -> api.Registered:
+        """With the name under which the ledger knows the worker. Raises RefusedError."""
+        found = await self.ask(api.REGISTER, about)
+        self._check_s = min(CHECK_MOST_S, max(0.0, CHECK_S if found.check_s is None else found.check_s))
+        self._take_interval(found.heartbeat_s)
+        return replace(found, name=found.name or about.name)
 
-    async def lease(self, session: str, slots: int, served: Served, wait_s: float) -> Leases:
+    async def lease(self, session: bytes, slots: int, served: Served, wait_s: float) -> Leases:
         """Raises SessionLostError, RefusedError."""
-        body = {
-            "session": session,
-            "slots": min(slots, MOST_AT_ONCE),
-            "served": str(served.version),
-            "manifest": served.manifest.hex(),
-            "staged": None if served.staged is None else str(served.staged),
-            "engine": {"node": served.node, "name": served.engine},
-            "wait_s": wait_s,
-        }
-        found = await self._until_answered("/v1/lease", body, wait_s)
-        try:
-            leases = [
-                Lease(
-                    bytes(row["lease"]),
-                    Job.from_bytes(row["job"]),
-                    float(row["expires_in_s"]),
-                    float(row["latest_in_s"]),
-                )
-                for row in found["leases"]
-            ]
-            return Leases(leases, bool(found["finished"]), max(0.0, float(found["retry_s"])))
-        except (KeyError, TypeError, ValueError):
-            raise _malformed("/v1/lease") from None
+        asked = api.LeaseRequest(
+            session,
+            str(served.version),
+            served.manifest,
+            min(slots, MAX_LIST),
+            None if served.staged is None else str(served.staged),
+            api.EngineOfPeer(bytes.fromhex(served.node), served.engine),
+            wait_s,
+        )
+        found = await self.ask(api.LEASE, asked, wait_s)
+        leases = [Leased(o.lease, Job.from_bytes(o.job), o.expires_in_s, o.latest_in_s) for o in found.leases]
+        return Leases(leases, found.finished, found.retry_s)
 
-    async def heartbeat(self, session: str, tokens: dict[bytes, int]) -> dict[bytes, str]:
+    async def heartbeat(self, session: bytes, tokens: Mapping[bytes, int]) -> dict[bytes, str]:
         """Lease → ``held``, ``abort`` or ``unknown``. Not repeated: the next heartbeat says more. Raises
         RetryableError, SessionLostError.
         """
-        rows = [{"lease": lease.hex(), "tokens": count} for lease, count in tokens.items()]
-        found = await self._ask("/v1/heartbeat", {"session": session, "leases": rows})
-        try:
-            self._take_interval(found)
-            return {bytes.fromhex(row["lease"]): str(row["state"]) for row in found["leases"]}
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise _malformed("/v1/heartbeat") from None
+        rows = [api.LeaseTokens(lease, count) for lease, count in tokens.items()]
+        found = await self.ask_once(api.HEARTBEAT, api.HeartbeatRequest(session, rows))
+        self._take_interval(found.heartbeat_s)
+        return {row.lease: row.state for row in found.leases}
 
-    def _take_interval(self, answer: dict[str, Any]) -> None:
-        """Raises TypeError, ValueError."""
-        interval_s = float(answer.get("heartbeat_s", self.heartbeat_s))
-        self.heartbeat_s = min(HEARTBEAT_MOST_S, max(HEARTBEAT_LEAST_S, interval_s))
+    def _take_interval(self, interval_s: float | None) -> None:
+        if interval_s is not None:
+            self.heartbeat_s = min(HEARTBEAT_MOST_S, max(HEARTBEAT_LEAST_S, interval_s))
 
-    async def give_back(self, session: str, leases: Mapping[bytes, Returned]) -> None:
+    async def give_back(self, session: bytes, leases: Mapping[bytes, Returned]) -> None:
         """Unfinished leases return to the pool, each for its reason. Raises SessionLostError, RefusedError."""
-        reasons = [
-            {"lease": lease.hex(), "reason": one.reason.value, "detail": one.detail} for lease, one in leases.items()
-        ]
-        body = {"session": session, "leases": [lease.hex() for lease in leases], "reasons": reasons}
-        await self._until_answered("/v1/return", body)
+        reasons = [api.LeaseReason(lease, one.reason.value, one.detail) for lease, one in leases.items()]
+        await self.ask(api.RETURN, api.ReturnRequest(session, list(leases), reasons))
 
-    async def hand_in(self, session: str, results: Sequence[Result]) -> list[Verdict]:
+    async def hand_in(self, session: bytes, results: Sequence[Result]) -> Sequence[api.Settled]:
         """Raises SessionLostError, ConflictError, UnfitError, RefusedError."""
-        body = msgpack.packb({"session": bytes.fromhex(session), "results": [result.to_bytes() for result in results]})
+        asked = api.ResultsRequest(bytes(session), [result.to_bytes() for result in results])
         # Other workers' checks have turns between these: a request that gives up early only sends everything again.
-        found = await self._until_answered("/v1/results", body, TURNS * len(results) * self._check_s)
-        try:
-            return [
-                Verdict(str(row["job"]), row["verdict"] == "accepted", row.get("reason"), row.get("detail"))
-                for row in found["results"]
-            ]
-        except (KeyError, TypeError, AttributeError):
-            raise _malformed("/v1/results") from None
+        return (await self.ask(api.RESULTS, asked, TURNS * len(results) * self._check_s)).results
 
     # -- probes
 
-    async def take_probe(self, session: str, served: Served) -> ProbeSet | None:
+    async def take_probe(self, session: bytes, served: Served) -> ProbeSet | None:
         """The learner's probe set, if the ledger wants this version's scores. Not repeated. Raises P2PCastError."""
-        body = {"session": session, "served": str(served.version), "manifest": served.manifest.hex()}
-        found = await self._ask("/v1/probes/take", body)
-        if not found:
+        asked = api.ServingEngine(session, str(served.version), served.manifest)
+        found = await self.ask_once(api.TAKE_PROBE, asked)
+        if found.sequences is None:
             return None
         try:
-            return ProbeSet.checked(found["sequences"])
-        except (KeyError, TypeError, UsageError):
-            raise _malformed("/v1/probes/take") from None
+            return ProbeSet.checked(found.sequences)
+        except UsageError as error:
+            raise RemoteError(f"the ledger's answer to {api.TAKE_PROBE.path} is malformed: {error}") from None
 
-    async def report_probe(self, session: str, served: Served, probe_set: ProbeSet, scores: bytes) -> None:
+    async def report_probe(self, session: bytes, served: Served, probe_set: ProbeSet, scores: bytes) -> None:
         """``scores``: of ``served``, packed. Not repeated. Raises P2PCastError."""
-        about = {"session": session, "served": str(served.version), "manifest": served.manifest.hex()}
-        scored = {"set": probe_set.id.hex(), "engine": served.engine, "scores": scores.hex()}
-        await self._ask("/v1/probes/report", about | scored)
+        about = (session, str(served.version), served.manifest)
+        asked = api.ReportProbeRequest(*about, probe_set.id, served.engine, scores.hex())
+        await self.ask_once(api.REPORT_PROBE, asked)
 
     # -- requests
 
-    async def _until_answered(self, path: str, body: Any, wait_s: float = 0.0) -> Any:
+    async def ask(self, route: ApiRoute[Q, A], asked: Q, wait_s: float = 0.0) -> A:
+        """Repeated until the ledger answers. ``wait_s``: for which the ledger may keep the request. Raises
+        SessionLostError, ConflictError, UnfitError, RefusedError, RemoteError.
+        """
         delays = Backoff(RETRY_S, RETRY_MOST_S, self._uniform)
         while True:
             try:
-                return await self._ask(path, body, wait_s)
+                return await self.ask_once(route, asked, wait_s)
             except SessionLostError:
                 raise
             except RetryableError as error:
                 logger.warning("%s; the request is repeated until the ledger answers", error)
             await asyncio.sleep(delays.next_s())
 
-    async def _ask(self, path: str, body: Any, wait_s: float = 0.0) -> Any:
+    async def ask_once(self, route: ApiRoute[Q, A], asked: Q, wait_s: float = 0.0) -> A:
         """Raises P2PCastError."""
-        packed = isinstance(body, bytes)
-        data = body if packed else json.dumps(body).encode()
-        headers = self._headers | {"Content-Type": MSGPACK if packed else "application/json"}
+        body, headers = route.request(asked), self._headers | {"Content-Type": route.request_type}
         limit = aiohttp.ClientTimeout(total=REQUEST_S + wait_s)
         tls: ssl.SSLContext | bool = True if self._tls is None else self._tls()
         try:
-            async with self._http.post(self._url + path, data=data, headers=headers, timeout=limit, ssl=tls) as answer:
+            url = self._url + route.path
+            async with self._http.post(url, data=body, headers=headers, timeout=limit, ssl=tls) as answer:
                 self._answered = True
-                content = await _read(answer)
-                if answer.status != 200:
-                    raise _refusal(path, answer.status, content)
-                if answer.content_type == MSGPACK:
-                    return msgpack.unpackb(content)
-                return json.loads(content)
+                return route.read_answer(await _read(answer), answer.status)
         except P2PCastError:
             raise
         except aiohttp.ClientConnectorSSLError as error:
@@ -258,8 +188,6 @@ class LedgerClient:
             raise self._tls_failure(error.certificate_error) from None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise RetryableError(f"the ledger at {self._url} does not answer ({type(error).__name__})") from None
-        except (ValueError, msgpack.UnpackException):
-            raise _malformed(path) from None
 
     def _tls_failure(self, error: Exception) -> P2PCastError:
         assert isinstance(error, ssl.SSLError)
@@ -276,24 +204,3 @@ async def _read(answer: aiohttp.ClientResponse) -> bytes:
             raise RemoteError(f"the ledger's answer is larger than {MAX_ANSWER_BYTES} bytes")
         parts.append(part)
     return b"".join(parts)
-
-
-def _refusal(path: str, status: int, content: bytes) -> P2PCastError:
-    try:
-        said = str(json.loads(content)["error"])[:300]
-    except (ValueError, KeyError, TypeError):
-        said = "without a reason"
-    text = f"the ledger refused {path} with status {status}: {said}"
-    if status == 404:
-        return SessionLostError(text)
-    if status == 409:
-        return ConflictError(text)
-    if status in (400, 413):
-        return UnfitError(text)
-    if status in (401, 403):
-        return RefusedError(text)
-    return RetryableError(text)
-
-
-def _malformed(path: str) -> RemoteError:
-    return RemoteError(f"the ledger's answer to {path} is malformed")

@@ -25,6 +25,8 @@ from p2pcast.ground.errors import P2PCastError, RefusedError, RemoteError, Retry
 from p2pcast.ground.private_random import uniform
 from p2pcast.ground.version import Version
 from p2pcast.ground.wakeup import Wakeup
+from p2pcast.ledger_api.api_route import MAX_LIST, ConflictError, SessionLostError, UnfitError
+from p2pcast.ledger_api.worker_api import DeviceClasses, Leased, Registered, Registration
 from p2pcast.process.log_context import about_job
 from p2pcast.process.repeated_messages import TROUBLE_ENDED
 from p2pcast.rollouts.job import Job
@@ -39,15 +41,7 @@ from p2pcast.tasks.task import FAILED_CHECK_TAG, Sampler, Task
 from p2pcast.tasks.task_process import CheckFailedError, TaskProcesses
 from rollout_node.worker.engine_versions import Served
 from rollout_node.worker.lease_book import LeaseBook
-from rollout_node.worker.ledger_client import (
-    MOST_AT_ONCE,
-    ConflictError,
-    Lease,
-    LedgerClient,
-    Session,
-    SessionLostError,
-    UnfitError,
-)
+from rollout_node.worker.ledger_client import LedgerClient
 from rollout_node.worker.returned_plays import EngineFaults, HeardSampler, InvalidPlayError, returned_of, text_of
 
 logger = logging.getLogger("p2pcast.worker")
@@ -83,21 +77,21 @@ class Weights(Protocol):
 
 
 class Probes(Protocol):
-    async def run(self, session: Callable[[], str | None]) -> None:
+    async def run(self, session: Callable[[], bytes | None]) -> None:
         """Until cancelled. ``session``: of the worker at the ledger, once it has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """``price_usd_h``: of this machine. ``classes``: facts by which the ledger groups workers. ``drain_s``: time for
-    plays to end after SIGTERM. ``guard_share``: of plays of sparse attention, those whose results carry the
-    ``guard_tokens`` most probable tokens of each position.
+    """``price_usd_h``: of this machine. ``device_class``: workers of one class are expected to be equally fast.
+    ``drain_s``: time for plays to end after SIGTERM. ``guard_share``: of plays of sparse attention, those whose results
+    carry the ``guard_tokens`` most probable tokens of each position.
     """
 
     name: str
     slots: int = 8
     price_usd_h: float = 0.0
-    classes: dict[str, str] = field(default_factory=dict)
+    device_class: str = ""
     drain_s: float = 30.0
     guard_share: float = 0.0
     guard_tokens: int = TOP_K
@@ -112,7 +106,7 @@ class _Outbox:
         return bool(self.results or self.returns)
 
 
-PlayTold = Callable[[Lease, float, Result | None, str | None], object]
+PlayTold = Callable[[Leased, float, Result | None, str | None], object]
 """Gets the lease of a play that has ended, its beginning in Unix seconds, and its result or why there is none."""
 
 
@@ -141,7 +135,7 @@ class PlayLoop:
         self._plays: dict[bytes, asyncio.Task[None]] = {}
         self._outbox = _Outbox()
         self._changed = Wakeup()
-        self._session: Session | None = None
+        self._session: Registered | None = None
         self._registering = asyncio.Lock()
         self._failures = Backoff(0.2, 30.0, uniform)
         self._engine_faults = EngineFaults()
@@ -193,26 +187,27 @@ class PlayLoop:
 
     # -- the session
 
-    def _session_id(self) -> str | None:
+    def _session_id(self) -> bytes | None:
         return None if self._session is None else self._session.session
 
-    async def _registered(self, lost: Session | None) -> Session:
+    async def _registered(self, lost: Registered | None) -> Registered:
         """The session, or a new one if ``lost`` is the present one."""
         async with self._registering:
             if self._session is None or self._session is lost:
                 before = self._session
-                self._session = await self._ledger.register(
+                about = Registration(
                     name=self._config.name if before is None else before.name,
                     lost=None if before is None else before.session,
                     price_usd_h=self._config.price_usd_h,
                     slots=self._config.slots,
                     task=self._task.name,
-                    task_hash=self._task.hash.hex(),
-                    classes=self._config.classes,
+                    task_hash=self._task.hash,
+                    classes=DeviceClasses(self._config.device_class),
                     # All others return to the pool: their answers were lost, or an earlier process had them.
-                    leases=[one.hex() for one in (*self._book.running, *(r.lease for r in self._outbox.results))],
+                    leases=[*self._book.running, *(result.lease for result in self._outbox.results)],
                 )
-                logger.info("registered at the ledger as %s, %s", self._session.name, self._session.worker)
+                self._session = await self._ledger.register(about)
+                logger.info("registered at the ledger as %s, %s", self._session.name, self._session.worker.hex())
                 if before is not None and self._session.name != before.name:
                     logger.warning("another worker is named %s: give each worker a --name of its own", before.name)
             return self._session
@@ -274,12 +269,12 @@ class PlayLoop:
 
     # -- plays
 
-    async def _play(self, lease: Lease) -> None:
+    async def _play(self, lease: Leased) -> None:
         """Cancelled by an abort or by a drain."""
         with about_job(lease.job.job):
             await self._play_about(lease)
 
-    async def _play_about(self, lease: Lease) -> None:
+    async def _play_about(self, lease: Leased) -> None:
         book, job, result = self._book, lease.job, None
         began_s, why, returned = time.time(), "cancelled", Returned(ReturnReason.DRAINED)
         sampler = HeardSampler(self._sampler.of_play(lambda count: book.sampled(lease.lease, count)))
@@ -327,7 +322,7 @@ class PlayLoop:
         played, loss_mask = await self._task.play(sampler, job), getattr(self._task, "loss_mask", None)
         return Played(played, None if loss_mask is None else loss_mask(job, played.token_ids, played.mask))
 
-    async def _result(self, lease: Lease, found: Played) -> Result:
+    async def _result(self, lease: Leased, found: Played) -> Result:
         """With the reward for reports. A check that fails leaves a reward of 0 and a tag with its reason. Raises
         RemoteError for a play that the ledger would hold against this worker.
         """
@@ -388,7 +383,7 @@ class PlayLoop:
                 continue
             session = await self._registered(None)
             try:
-                await self._return(session, dict(islice(self._outbox.returns.items(), MOST_AT_ONCE)))
+                await self._return(session, dict(islice(self._outbox.returns.items(), MAX_LIST)))
                 await self._hand_in(session, _one_request(self._outbox.results))
             except RefusedError:
                 raise
@@ -401,7 +396,7 @@ class PlayLoop:
                 delays.reset()
             self._changed.notify()
 
-    async def _return(self, session: Session, leases: dict[bytes, Returned]) -> None:
+    async def _return(self, session: Registered, leases: dict[bytes, Returned]) -> None:
         if not leases:
             return
         try:
@@ -411,7 +406,7 @@ class PlayLoop:
         for lease in leases:
             del self._outbox.returns[lease]
 
-    async def _hand_in(self, session: Session, results: list[Result]) -> None:
+    async def _hand_in(self, session: Registered, results: list[Result]) -> None:
         """Results stay in the outbox until the ledger has judged them."""
         if not results:
             return
@@ -428,7 +423,7 @@ class PlayLoop:
             for verdict in verdicts:
                 self.verdicts["accepted" if verdict.accepted else verdict.reason or "rejected"] += 1
                 if not verdict.accepted:
-                    logger.info("job %s rejected: %s: %s", verdict.job, verdict.reason, verdict.detail)
+                    logger.info("job %s rejected: %s: %s", verdict.job.hex(), verdict.reason, verdict.detail)
         done = {result.lease for result in results}
         self._book.results_left(done)
         self._outbox.results = [result for result in self._outbox.results if result.lease not in done]
@@ -437,10 +432,10 @@ class PlayLoop:
 def _one_request(results: list[Result]) -> list[Result]:
     """The first ones, as many as one request should hold."""
     size = 0
-    for count, result in enumerate(results[:MOST_AT_ONCE]):
+    for count, result in enumerate(results[:MAX_LIST]):
         size += result.token_ids.nbytes + result.mask.nbytes + result.logprobs.nbytes
         size += 0 if result.routed_experts is None else len(result.routed_experts.ids)
         size += 0 if result.top_logprobs is None else result.top_logprobs.nbytes
         if count and size > REQUEST_BYTES:
             return results[:count]
-    return results[:MOST_AT_ONCE]
+    return results[:MAX_LIST]

@@ -36,8 +36,8 @@ PROBE_S: Final = 600.0
 class Ledger(Protocol):
     """``rollout_node.worker.ledger_client.LedgerClient``."""
 
-    async def take_probe(self, session: str, served: Served) -> ProbeSet | None: ...
-    async def report_probe(self, session: str, served: Served, probe_set: ProbeSet, scores: bytes) -> None: ...
+    async def take_probe(self, session: bytes, served: Served) -> ProbeSet | None: ...
+    async def report_probe(self, session: bytes, served: Served, probe_set: ProbeSet, scores: bytes) -> None: ...
 
 
 class Scorer(Protocol):
@@ -55,7 +55,7 @@ class ProbeLoop:
     def __init__(self, ledger: Ledger, scorer: Scorer, weights: Weights, vocabulary: int) -> None:
         self._ledger, self._scorer, self._weights, self._vocabulary = ledger, scorer, weights, vocabulary
 
-    async def run(self, session: Callable[[], str | None]) -> None:
+    async def run(self, session: Callable[[], bytes | None]) -> None:
         """Until cancelled. ``session``: of the worker at the ledger, once it has one."""
         asked: Version | None = None
         delays, again_s = Backoff(ASK_S, ASK_MOST_S, uniform), 0.0
@@ -77,7 +77,7 @@ class ProbeLoop:
                 logger.exception("a probe failed")
             await asyncio.sleep(CHECK_S)
 
-    async def _probe(self, session: str, served: Served) -> bool:
+    async def _probe(self, session: bytes, served: Served) -> bool:
         """Whether the ledger has been told of the scores. Raises P2PCastError."""
         probe_set = await self._ledger.take_probe(session, served)
         if probe_set is None:

@@ -15,6 +15,7 @@ import aiohttp
 from p2pcast.ground.backoff import Backoff
 from p2pcast.ground.errors import RetryableError
 from p2pcast.ground.private_random import uniform
+from p2pcast.ledger_api.worker_api import Leased
 from p2pcast.process.log_context import note_daemon
 from p2pcast.rollouts.result import Result
 from p2pcast.tasks.child_processes.play_pool import PlayPool
@@ -26,7 +27,7 @@ from p2pcast.transport.node_certificate import NodeCertificate
 from rollout_node.worker.completions_sampler import CompletionsSampler
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler
-from rollout_node.worker.ledger_client import Lease, LedgerClient
+from rollout_node.worker.ledger_client import LedgerClient
 from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
 from rollout_node.worker.probe_loop import ProbeLoop
 from rollout_node.worker.sglang_sampler import SglangSampler
@@ -110,7 +111,7 @@ class WorkerDaemon:
             note_daemon(role="worker", name=self._config.name, **({"run": versions.run} if versions.run else {}))
             export = span_export.opened("worker", self._config.name)
 
-            def told(lease: Lease, began_s: float, result: Result | None, error: str | None) -> None:
+            def told(lease: Leased, began_s: float, result: Result | None, error: str | None) -> None:
                 if export is not None:
                     job = lease.job.job
                     export.add(play_span(versions.run, job, lease.lease, began_s, time.time(), result, error))

@@ -350,6 +350,7 @@ TARGETS: dict[str, Target] = {
     "text": Target(text_seeds, check_text, DOCUMENT_MEMORY),
     "rollouts": Target(rollout_targets.record_seeds, rollout_targets.check_record, FRAME_MEMORY),
     "request": Target(rollout_targets.request_seeds, rollout_targets.check_request, DOCUMENT_MEMORY),
+    "api": Target(rollout_targets.api_seeds, rollout_targets.check_api, DOCUMENT_MEMORY),
 }
 
 

@@ -476,8 +476,8 @@ ROLLOUTS = [
     ),
     Mutation(
         "sends more than the ledger's memory holds",
-        "trainer_node/ledger_server/ledger_routes.py",
-        "sum(_each(kind.unpacked_bytes, rows, name))",
+        "trainer_node/ledger_server/api_server.py",
+        "sum(_each(kind.unpacked_bytes, rows, field))",
         "0",
         REQUESTS + "test_small_results_that_unpack_to_more_than_a_request_are_refused_unread",
     ),
@@ -490,9 +490,9 @@ ROLLOUTS = [
     ),
     Mutation(
         "takes batches, adds groups",
-        "trainer_node/ledger_server/ledger_routes.py",
-        'return self._answering(read, "trainer")',
-        "return read",
+        "trainer_node/ledger_server/api_server.py",
+        'return web.get(f"/v1/{name}", self.answering(read, "trainer"))',
+        'return web.get(f"/v1/{name}", read)',
         REQUESTS + "test_a_worker_reads_neither_groups_nor_other_workers",
     ),
     Mutation(

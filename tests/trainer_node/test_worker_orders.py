@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from p2pcast.ground.errors import RefusedError, UsageError
+from p2pcast.ledger_api.api_route import MAX_DRAIN_S
 from trainer_node.rollout_summary import HEARD_S, RolloutSummary
-from trainer_node.worker_orders import ADMIT_S, MAX_FOR_S, MAX_ORDERS
+from trainer_node.worker_orders import ADMIT_S, MAX_ORDERS
 
 
 class Clock:
@@ -66,7 +67,7 @@ async def test_orders_without_a_ledger_are_refused(summary: RolloutSummary, cloc
         ({"name": "w", "for_s": True}, "for how long"),
         ({"name": "w", "for_s": float("inf")}, "for how long"),
         ({"name": "w", "for_s": -1}, "0 to 86400"),
-        ({"name": "w", "for_s": MAX_FOR_S + 1}, "0 to 86400"),
+        ({"name": "w", "for_s": MAX_DRAIN_S + 1}, "0 to 86400"),
     ],
 )
 async def test_orders_of_another_form_are_refused(summary: RolloutSummary, body: Any, says: str) -> None:

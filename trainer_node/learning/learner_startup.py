@@ -18,7 +18,6 @@ from p2pcast.files.atomic_files import explained
 from p2pcast.ground.errors import LocalError, RefusedError, UsageError
 from p2pcast.ground.version import Version
 from p2pcast.ledger_api.batch_client import BatchClient, RolloutBatch
-from p2pcast.ledger_api.probe_client import ProbeClient
 from p2pcast.tasks.child_processes.prompt_reader import first_prompts
 from p2pcast.tasks.task import Task
 from p2pcast.tasks.task_loader import load_task
@@ -44,7 +43,7 @@ from trainer_node.learning.monitoring.run_screen import RunScreen
 from trainer_node.learning.monitoring.tensorboard_log import TensorBoardLog
 from trainer_node.learning.objective.training_rows import TrainingRow, rows_of
 from trainer_node.learning.packing_check import require_separate_rows
-from trainer_node.learning.probing.engine_probes import EngineProbes
+from trainer_node.learning.probing.engine_probes import EngineProbes, ProbeClient
 from trainer_node.learning.probing.learner_scores import learner_scores
 from trainer_node.learning.probing.probe_prompts import probe_prompts_of, probe_set_of
 from trainer_node.learning.publications import Publications

@@ -8,11 +8,10 @@ worker may be drained: a worker that is still starting then gets no lease.
 from __future__ import annotations
 
 from p2pcast.ground.errors import RefusedError, UsageError
+from p2pcast.ledger_api.api_route import MAX_DRAIN_S
 
 MAX_ORDERS = 16384
 """As many as workers may be registered."""
-MAX_FOR_S = 86_400.0
-"""Longest time of an order, in seconds. An order may be given again."""
 
 
 class DrainedWorkers:
@@ -26,8 +25,8 @@ class DrainedWorkers:
         """Give the worker no leases for ``for_s`` seconds from now; 0: give it leases again. Whether that changes the
         present state. Raises UsageError, RefusedError.
         """
-        if not 0 <= for_s <= MAX_FOR_S:
-            raise UsageError(f"a worker is drained for 0 to {MAX_FOR_S:g} s, not {for_s:g} s")
+        if not 0 <= for_s <= MAX_DRAIN_S:
+            raise UsageError(f"a worker is drained for 0 to {MAX_DRAIN_S:g} s, not {for_s:g} s")
         was = self.left_s(name, now_s) > 0
         if for_s == 0:
             self._until_s.pop(name, None)

@@ -12,12 +12,12 @@ from sqlalchemy import Connection, Row, Select, bindparam, func, insert, select,
 
 from p2pcast.ground.errors import RefusedError, RemoteError, UsageError
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.api_route import MAX_LIST
 from p2pcast.rollouts.job import Group
 from trainer_node.ledger.batch_cut import LEAST_SURVIVORS
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.ledger_rows import (
     MAX_EVALUATIONS,
-    MAX_LIST,
     MAX_WAITING,
     FullError,
     Present,

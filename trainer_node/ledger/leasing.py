@@ -9,7 +9,9 @@ from sqlalchemy import Connection, Row, Select, bindparam, func, insert, or_, se
 
 from p2pcast.ground.errors import RefusedError, UsageError
 from p2pcast.ground.version import Version
-from p2pcast.rollouts.job import Job, job_of
+from p2pcast.ledger_api.api_route import MAX_LIST
+from p2pcast.ledger_api.worker_api import Held, Leased
+from p2pcast.rollouts.job import job_of
 from p2pcast.rollouts.return_reason import Returned
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.drained_workers import DrainedWorkers
@@ -25,7 +27,6 @@ from trainer_node.ledger.job_groups import (
 from trainer_node.ledger.ledger_rows import (
     BEARER,
     MAX_BLAMED,
-    MAX_LIST,
     MAX_STALE_ENDINGS,
     OTHERS_FIRST_S,
     Policy,
@@ -102,13 +103,6 @@ _RENEW = (
 )
 
 
-class Leased(NamedTuple):
-    lease: bytes
-    job: Job
-    expires_in_s: float
-    latest_in_s: float
-
-
 class Grant(NamedTuple):
     """``exhausted``: no worker with an engine of the same version could be given a job now."""
 
@@ -121,14 +115,6 @@ class Beat(NamedTuple):
 
     session: bytes
     tokens: Mapping[bytes, int]
-
-
-class Held(NamedTuple):
-    """``state``: held, abort or unknown."""
-
-    lease: bytes
-    state: str
-    expires_in_s: float
 
 
 def worker_of(conn: Connection, session: bytes) -> Row[Any]:

@@ -16,13 +16,16 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, insert, update
 
 from p2pcast.ground.errors import IntegrityError, RefusedError, UsageError
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.api_route import MAX_LIST
+from p2pcast.ledger_api.trainer_api import GroupRow
+from p2pcast.ledger_api.worker_api import Held, Registered, Registration, Settled
 from p2pcast.rollouts.job import Group, Job
 from p2pcast.rollouts.overlong import Overlong
 from p2pcast.rollouts.result import Result
@@ -46,11 +49,11 @@ from trainer_node.ledger.database.transitions import Transitions
 from trainer_node.ledger.drained_workers import DrainedWorkers
 from trainer_node.ledger.failures.failed_jobs import fail_job
 from trainer_node.ledger.leased_jobs import LeasedJobs
-from trainer_node.ledger.ledger_rows import MAX_LIST, Policy, Present
+from trainer_node.ledger.ledger_rows import Policy, Present
 from trainer_node.ledger.prompts import prompting
-from trainer_node.ledger.result_transitions import Settled, Verdicts, judge_all, settle_all, standards_of
+from trainer_node.ledger.result_transitions import Verdicts, judge_all, settle_all, standards_of
 from trainer_node.ledger.worker_rates import WorkerRates
-from trainer_node.ledger.workers.registration import Registered, Registration, Registrations
+from trainer_node.ledger.workers.registration import Registrations
 from trainer_node.scheduling.served_versions import KnownEngine
 
 logger = logging.getLogger("p2pcast.ledger")
@@ -117,22 +120,11 @@ class Ledger:
 
     # -- workers
 
-    def register(
-        self,
-        caller: str,
-        one: Registration,
-        playing: Collection[bytes] | None = None,
-        lost: bytes | None = None,
-    ) -> Registered:
+    def register(self, caller: str, one: Registration) -> Registered:
         """The same caller with the same name takes its record over, unless it turns out that two workers use the name:
-        then one of them gets another name. ``caller``: of a certificate, or BEARER. ``playing``: the leases that the
-        worker still plays, its others return to the pool; None where it does not say. ``lost``: the session that the
-        worker had before. Raises UsageError, FullError.
+        then one of them gets another name. ``caller``: of a certificate, or BEARER. Raises FullError.
         """
-        one.check()
-        return self._transitions.at_present(
-            lambda conn, now: self._registrations.register(conn, now, caller, one, playing, lost)
-        )
+        return self._transitions.at_present(lambda conn, now: self._registrations.register(conn, now, caller, one))
 
     def grant(
         self,
@@ -179,14 +171,14 @@ class Ledger:
         """``workers``: that are not silent."""
         self._rates.count_workers(workers)
 
-    def heartbeat(self, session: bytes, tokens: Mapping[bytes, int]) -> list[leasing.Held]:
+    def heartbeat(self, session: bytes, tokens: Mapping[bytes, int]) -> list[Held]:
         """Raises UnknownIdError for an unknown session."""
         (held,) = self.heartbeats([leasing.Beat(session, tokens)])
         if held is None:
             raise leasing.unknown_session()
         return held
 
-    def heartbeats(self, beats: Sequence[leasing.Beat]) -> list[list[leasing.Held] | None]:
+    def heartbeats(self, beats: Sequence[leasing.Beat]) -> list[list[Held] | None]:
         """Several heartbeats at once. None for an unknown session."""
         return self._transitions.at_present(
             lambda conn, now: leasing.heartbeats(conn, now, self._policy, self._rates, beats)
@@ -479,11 +471,11 @@ class Ledger:
 
     # -- reports
 
-    def group(self, group_id: bytes) -> dict[str, Any]:
+    def group(self, group_id: bytes) -> GroupRow:
         """Raises UnknownIdError."""
         return self.groups([group_id])[0]
 
-    def groups(self, group_ids: Sequence[bytes]) -> list[dict[str, Any]]:
+    def groups(self, group_ids: Sequence[bytes]) -> list[GroupRow]:
         """State and rewards of each group, in the order of the ids. Raises UnknownIdError."""
         with self._store.reading() as conn:
             return ledger_report.groups(conn, group_ids)

@@ -9,6 +9,7 @@ from sqlalchemy import ColumnElement, Connection, case, func, select, text
 
 from p2pcast.ground.errors import UsageError
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.trainer_api import MAX_READ, GroupRow
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.ledger_rows import Present, UnknownIdError, acknowledged_step, ahead, finished
 from trainer_node.ledger.ledger_states import LIVE_GROUPS
@@ -18,8 +19,6 @@ MOST_STEPS = 16
 """Steps behind the learner from which on results are counted together."""
 LEAST_LENGTH, MOST_LENGTH = 6, 20
 """Powers of two that bound the ranges of lengths, in tokens."""
-MAX_READ = 1024
-"""Groups that are read in one request."""
 _REJECTED_JOB = db.jobs.c.state == "rejected"
 _ACCEPTED, _REJECTED = text("results.verdict = 'accepted'"), text("results.verdict = 'rejected'")
 """Not parameters: PostgreSQL uses a partial index only for a statement that repeats its condition."""
@@ -166,7 +165,7 @@ def workers(
     ]
 
 
-def groups(conn: Connection, group_ids: Sequence[bytes]) -> list[dict[str, Any]]:
+def groups(conn: Connection, group_ids: Sequence[bytes]) -> list[GroupRow]:
     """State and rewards of each group, in the order of the ids. Raises UnknownIdError."""
     if len(group_ids) > MAX_READ:
         raise UsageError(f"{len(group_ids)} groups in one request, and {MAX_READ} are allowed")
@@ -183,6 +182,4 @@ def groups(conn: Connection, group_ids: Sequence[bytes]) -> list[dict[str, Any]]
     )
     for row in conn.execute(accepted):
         rewards[bytes(row.group_id)].append(row.reward)
-    return [
-        {"group": i.hex(), "state": rows[i].state, "reason": rows[i].reason, "rewards": rewards[i]} for i in group_ids
-    ]
+    return [GroupRow(i, rows[i].state, rows[i].reason, rewards[i]) for i in group_ids]

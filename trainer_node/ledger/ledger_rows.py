@@ -41,8 +41,6 @@ MAX_BLAMED = 16
 """Malformed and forged results, after which a worker gets no leases."""
 MAX_UNKNOWN = 8
 """Results of versions that the hub does not list, after which each further one counts as forged."""
-MAX_LIST = 32
-"""Leases, results and groups of one request."""
 MAX_WAITING = 4096
 """Groups to train in the pool that are not open."""
 MAX_EVALUATIONS = 4096

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, Row, bindparam, func, insert, select, update
 
 from p2pcast.ground.errors import RefusedError, RetryableError
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.worker_api import Settled
 from p2pcast.rollouts.job import Group, Job, job_of
 from p2pcast.rollouts.result import Result, reward_fault
 from trainer_node.ledger.acceptance import Reason, Rejection, Standards, rejection
@@ -67,16 +68,6 @@ _COUNT_TOKENS = (
 _ONE_HELD = (
     select(db.leases.c.id).where(db.leases.c.worker_id == bindparam("worker"), db.leases.c.state == "held").limit(1)
 )
-
-
-class Settled(NamedTuple):
-    """``verdict``: accepted or rejected."""
-
-    job: bytes
-    lease: bytes
-    verdict: str
-    reason: str | None
-    detail: str | None
 
 
 class Verdicts(NamedTuple):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
 from p2pcast.ground.errors import P2PCastError, RefusedError
+from p2pcast.ledger_api.api_route import Role
 from p2pcast.trust import bearer_tokens
 from p2pcast.trust.dial_permissions import Certified
 from trainer_node.ledger.ledger_rows import BEARER, FullError
 
-Role = Literal["worker", "trainer"]
 WORKER_FILE = "worker.token"
 """File in the ledger's state folder: the bearer token of workers on this machine."""
 _WORKER = b"worker"

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from p2pcast.ground.wakeup import Wakeup
-from trainer_node.ledger.leasing import Beat, Held, unknown_session
+from p2pcast.ledger_api.worker_api import Held
+from trainer_node.ledger.leasing import Beat, unknown_session
 
 GATHER_S = 0.05
 """Time in seconds for which heartbeats are gathered."""

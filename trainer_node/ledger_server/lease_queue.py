@@ -11,7 +11,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 
 from p2pcast.ground.wakeup import Wakeup
-from trainer_node.ledger.leasing import Grant, Leased
+from p2pcast.ledger_api.worker_api import Leased
+from trainer_node.ledger.leasing import Grant
 
 ROUND_S = 0.02
 """Least time between two rounds, in seconds."""

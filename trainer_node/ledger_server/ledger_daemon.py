@@ -31,6 +31,7 @@ from p2pcast.ground import limits
 from p2pcast.ground.addresses import show_address
 from p2pcast.ground.errors import P2PCastError, RetryableError
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.worker_api import Held
 from p2pcast.process import metric_kinds
 from p2pcast.process.background_tasks import Tasks
 from p2pcast.process.daemon_process import StateFile
@@ -48,7 +49,7 @@ from p2pcast.trust.join_token import JoinToken
 from trainer_node.admission.trust_files import secret_of
 from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.job_groups import FOREIGN
-from trainer_node.ledger.leasing import Beat, Held
+from trainer_node.ledger.leasing import Beat
 from trainer_node.ledger.ledger import Ledger
 from trainer_node.ledger.ledger_rows import Policy
 from trainer_node.ledger.prompts.prompting import Passed

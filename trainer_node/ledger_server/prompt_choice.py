@@ -18,11 +18,11 @@ import blake3
 import msgpack
 
 from p2pcast.ground.errors import LocalError
+from p2pcast.ledger_api.api_route import MAX_LIST
 from p2pcast.rollouts.job import Group
 from p2pcast.tasks.child_processes.killable_child import BROKEN, PROCESS_BYTES, START_S, KillableChild
 from p2pcast.tasks.prompt_hooks import MAX_WEIGHT
 from p2pcast.tasks.task import Prompt
-from trainer_node.ledger.ledger_rows import MAX_LIST
 
 HOOK_S = 30.0
 """Time limit in seconds of the hooks' calls for at most MAX_LIST prompts."""

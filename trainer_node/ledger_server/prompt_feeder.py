@@ -18,10 +18,10 @@ from typing import Protocol, TypeVar
 import blake3
 
 from p2pcast.ground.errors import LocalError, P2PCastError
+from p2pcast.ledger_api.api_route import MAX_LIST
 from p2pcast.rollouts.job import Group
 from p2pcast.tasks.child_processes.prompt_reader import ReadPrompts
 from p2pcast.tasks.task import FaultyPrompt, Prompt, Task, prompt_name
-from trainer_node.ledger.ledger_rows import MAX_LIST
 from trainer_node.ledger.prompts.prompting import Passed, Position
 from trainer_node.ledger_server.prompt_choice import HookedChoice, HookSource, every_prompt
 

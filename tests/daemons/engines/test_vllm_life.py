@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from real_server import PROMPTS, Server, complete, make_model, one_off_connectio
 
 from p2pcast.ground.errors import RetryableError
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.worker_api import Registration
 from p2pcast.rollouts.result import Span
 from p2pcast.tasks.play import result_of
 from rollout_node.engine.runner import CHECK_S
@@ -83,10 +84,10 @@ class Rollouts:
         self.sampler = GenerateSampler(http, engine, self.versions)
         self.loop = PlayLoop(WorkerConfig(name="honest", slots=1), self.task, self.ledger, self.sampler, self.versions)
 
-    async def submitted(self, served: Served) -> list[Any]:
+    async def submitted(self, served: Served) -> Sequence[Any]:
         """Verdicts on a sample of the engine as it is, by a worker that leases though its engine has no version."""
-        about = {"task": self.task.name, "task_hash": self.task.hash.hex(), "classes": {}, "leases": []}
-        session = await self.ledger.register(name="hasty", price_usd_h=0.0, slots=1, lost=None, **about)
+        about = Registration("hasty", 1, self.task.name, self.task.hash, leases=[])
+        session = await self.ledger.register(about)
         (lease,) = (await self.ledger.lease(session.session, 1, served, 5.0)).leases
         labels = Labels()
         played = await self.task.play(GenerateSampler(self.http, self.engine, labels), lease.job)

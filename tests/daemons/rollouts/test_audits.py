@@ -13,8 +13,9 @@ from test_ledger_daemon import client_of, work
 
 from p2pcast.ground.errors import RefusedError
 from p2pcast.ground.version import Version
-from p2pcast.ledger_api.audit_client import AuditClient
 from p2pcast.ledger_api.ledger_connection import LedgerConnection
+from p2pcast.ledger_api.trainer_api import TAKE_AUDIT, TakeAuditRequest
+from p2pcast.rollouts.result import Result
 from rollout_node.worker.auditor import Auditor
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler
@@ -26,9 +27,13 @@ SCHEDULE = b"s" * 32
 """Name of a schedule of sparse attention."""
 
 
-def audits_of(daemon: LedgerDaemon, file: Path) -> AuditClient:
+def audits_of(daemon: LedgerDaemon, file: Path) -> LedgerConnection:
     url = f"http://127.0.0.1:{daemon.http.address[1]}"
-    return AuditClient(LedgerConnection(url, bearer_file=file, give_up_s=0.0))
+    return LedgerConnection(url, bearer_file=file, give_up_s=0.0)
+
+
+async def taken(ledger: LedgerConnection, version: Version) -> bytes | None:
+    return (await asyncio.to_thread(ledger.ask, TAKE_AUDIT, TakeAuditRequest(str(version)))).result
 
 
 async def _audit(daemon: LedgerDaemon, folder: Path, engine: FakeEngine, count: int) -> Auditor:
@@ -86,8 +91,8 @@ async def test_a_claimed_schedule_hides_no_result_from_audits(tmp_path: Path, up
         claiming.cancel()
         ledger, bodies = audits_of(daemon, tmp_path / "http.token"), []
         for version in (Version(0, 0), Version(0, 1)):
-            while (audit := await asyncio.to_thread(ledger.take, version)) is not None:
-                bodies.append(audit.result)
+            while (body := await taken(ledger, version)) is not None:
+                bodies.append(Result.from_bytes(body))
     assert {version for result in bodies for version in result.sparse_versions} == {Version(0, 0)}
 
 
@@ -95,4 +100,4 @@ async def test_a_worker_reads_no_results_by_auditing(tmp_path: Path, up: Up) -> 
     async with asyncio.timeout(END_S), up(config_of(tmp_path)) as daemon:
         thief = audits_of(daemon, tmp_path / WORKER_FILE)
         with pytest.raises(RefusedError, match="needs the role trainer"):
-            await asyncio.to_thread(thief.take, Version(0, 0))
+            await taken(thief, Version(0, 0))

@@ -14,7 +14,8 @@ from test_ledger_daemon import client_of
 from test_ledger_requests import MANIFEST, ZERO, Stage, played
 
 from p2pcast.ground.errors import RefusedError, UsageError
-from p2pcast.ledger_api.batch_client import ADD_AT_ONCE, BatchClient, Finished, GroupReport, RolloutBatch, Wait
+from p2pcast.ledger_api.api_route import MAX_LIST
+from p2pcast.ledger_api.batch_client import BatchClient, Finished, GroupReport, RolloutBatch, Wait
 from p2pcast.rollouts.job import Group, Job
 from p2pcast.rollouts.result import Result, Span
 from p2pcast.tasks.play import Play, result_of
@@ -124,7 +125,7 @@ async def test_groups_beyond_one_request_are_added_in_parts(tmp_path: Path, up: 
     async with asyncio.timeout(END_S), up(config) as daemon:
         client = client_of(daemon, tmp_path)
         await asyncio.to_thread(at_step_0, client)
-        added = groups(2 * ADD_AT_ONCE + 1, "evaluate")
+        added = groups(2 * MAX_LIST + 1, "evaluate")
         assert await asyncio.to_thread(client.add_groups, added) == len(added)
         assert await asyncio.to_thread(client.add_groups, added) == 0
         found = await asyncio.to_thread(client.read_groups, [group.id for group in added])

@@ -17,6 +17,7 @@ from ledger_stage import END_S, Up, config_of
 from poisoned_task import LONGEST, MARKS, NAME, ROWS
 from test_ledger_daemon import client_of, learn
 
+from p2pcast.ledger_api.worker_api import RETURN, ReturnRequest
 from p2pcast.rollouts.return_reason import Returned
 from p2pcast.tasks.task import Task
 from p2pcast.tasks.task_loader import load_task
@@ -35,8 +36,8 @@ PROMPT_S = 2.0
 class OldClient(LedgerClient):
     """Of a release that gives no reasons."""
 
-    async def give_back(self, session: str, leases: Mapping[bytes, Returned]) -> None:
-        await self._until_answered("/v1/return", {"session": session, "leases": [lease.hex() for lease in leases]})
+    async def give_back(self, session: bytes, leases: Mapping[bytes, Returned]) -> None:
+        await self.ask(RETURN, ReturnRequest(session, list(leases)))
 
 
 async def work(

@@ -22,7 +22,6 @@ from p2pcast.cli.status_document import Found
 from p2pcast.ground.errors import RefusedError
 from p2pcast.ground.version import Version
 from p2pcast.ledger_api.ledger_connection import LedgerConnection
-from p2pcast.ledger_api.probe_client import ProbeClient
 from p2pcast.rollouts.probe_set import MAX_PROBE_TOKENS, ProbeSet
 from rollout_node.worker import probe_loop
 from rollout_node.worker.engine_versions import EngineVersions
@@ -32,7 +31,7 @@ from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
 from rollout_node.worker.probe_loop import ProbeLoop
 from tests.support.until import until
 from trainer_node.learning.monitoring.run_log import LOG_NAME, RunLog
-from trainer_node.learning.probing.engine_probes import UNPROBED, EngineProbes
+from trainer_node.learning.probing.engine_probes import UNPROBED, EngineProbes, ProbeClient
 from trainer_node.learning.probing.probe_prompts import probe_set_of
 from trainer_node.learning.probing.probe_rule import FLOOR_VERSIONS
 from trainer_node.ledger_server.callers import WORKER_FILE

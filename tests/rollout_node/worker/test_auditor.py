@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -16,6 +15,8 @@ from scripted_sampler import jobs_of
 
 from p2pcast.ground.errors import RetryableError
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.api_route import ApiRoute, Nothing
+from p2pcast.ledger_api.trainer_api import REPORT_AUDIT, TakeAuditAnswer
 from p2pcast.rollouts.result import Result
 from p2pcast.tasks.play import result_of
 from p2pcast.tasks.sums import Sums
@@ -28,7 +29,7 @@ END_S = 600.0
 
 
 class Ledger:
-    """``results``: to be audited. ``asked``: the versions of ``take``; ``reports``: mean, largest, agrees."""
+    """``results``: to be audited. ``asked``: the versions of requests; ``reports``: mean, largest, agrees."""
 
     def __init__(self) -> None:
         self.results: list[Result] = []
@@ -37,16 +38,16 @@ class Ledger:
         self.fails = 0
         self.on_take: Callable[[], None] = lambda: None
 
-    def take(self, version: Version) -> Any:
-        self.asked.append(version)
+    def ask(self, route: ApiRoute[Any, Any], asked: Any) -> Any:
+        if route is REPORT_AUDIT:
+            self.reports.append((asked.mean_gap, asked.largest_gap, asked.agrees))
+            return Nothing()
+        self.asked.append(Version.parse(asked.version))
         if self.fails:
             self.fails -= 1
             raise RetryableError("the ledger does not answer")
         self.on_take()
-        return SimpleNamespace(worker="w", result=self.results.pop(0)) if self.results else None
-
-    def report(self, audit: Any, mean_gap: float, largest_gap: float, *, agrees: bool) -> None:
-        self.reports.append((mean_gap, largest_gap, agrees))
+        return TakeAuditAnswer("w", self.results.pop(0).to_bytes()) if self.results else TakeAuditAnswer()
 
 
 class Parts:

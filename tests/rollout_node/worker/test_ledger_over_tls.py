@@ -10,6 +10,7 @@ import pytest
 from memory_ledger import MemoryLedger
 
 from p2pcast.ground.errors import RetryableError, UntrustedError
+from p2pcast.ledger_api.worker_api import Registration
 from p2pcast.trust.certificate_authority import Authority
 from p2pcast.trust.certificates import new_key
 from p2pcast.trust.credentials import Credentials
@@ -19,6 +20,7 @@ from p2pcast.trust.tls_contexts import Tls
 from rollout_node.worker.ledger_client import LedgerClient
 
 RUN = b"r" * 16
+ABOUT = Registration("w", 1, "sums", bytes(32))
 AUTHORITY = Authority.create(RUN, time.time())
 
 
@@ -68,7 +70,7 @@ async def test_an_impostor_at_the_first_contact_ends_the_worker(
 ) -> None:
     server.use(credentials(b"o", impostor))
     with pytest.raises(UntrustedError, match=line) as found:
-        await worker.client.register(name="w")
+        await worker.client.register(ABOUT)
     assert ledger.url in str(found.value)
     assert ledger.callers == []
 
@@ -77,7 +79,7 @@ async def test_an_impostor_at_the_first_contact_ends_the_worker(
 async def test_a_later_impostor_ends_no_worker(
     server: Tls, ledger: MemoryLedger, worker: Worker, impostor: Role, line: str
 ) -> None:
-    session = await worker.client.register(name="w")
+    session = await worker.client.register(ABOUT)
     server.use(credentials(b"o", impostor))
     with pytest.raises(RetryableError, match=line):
         await worker.client.heartbeat(session.session, {})
@@ -90,7 +92,7 @@ async def test_a_ledger_without_tls_is_named() -> None:
     plain.url = plain.url.replace("http://", "https://")
     async with aiohttp.ClientSession() as http:
         with pytest.raises(RetryableError, match="does not speak TLS: compare the port"):
-            await Worker(http, plain).client.heartbeat("ab", {})
+            await Worker(http, plain).client.heartbeat(bytes(16), {})
     await plain.stop()
 
 
@@ -98,7 +100,7 @@ async def test_a_worker_that_the_ledger_does_not_accept_repeats_its_request(
     ledger: MemoryLedger, worker: Worker
 ) -> None:
     """As after the end of its certificate, until the hub has renewed the certificate."""
-    session = await worker.client.register(name="w")
+    session = await worker.client.register(ABOUT)
     good, now = worker.mine, time.time() - 3600
     issued = AUTHORITY.issue(good.key.public_key(), good.who, now, 60.0)
     worker.mine = Credentials(good.key, issued, AUTHORITY.certificate, now)

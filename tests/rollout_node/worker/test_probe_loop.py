@@ -20,6 +20,7 @@ from rollout_node.worker.engine_versions import EngineVersions, Served
 from rollout_node.worker.generate_sampler import GenerateSampler
 from rollout_node.worker.probe_loop import ProbeLoop
 
+SESSION = bytes(range(16))
 SET = ProbeSet.checked([[1, 4, 5, 6], [1, 7, 8]])
 
 
@@ -32,8 +33,8 @@ class Ledger:
         self.asked = self.fails = 0
         self.on_take: Callable[[], None] = lambda: None
 
-    async def take_probe(self, session: str, served: Served) -> ProbeSet | None:
-        assert session == "the session"
+    async def take_probe(self, session: bytes, served: Served) -> ProbeSet | None:
+        assert session == SESSION
         self.asked += 1
         if self.fails:
             self.fails -= 1
@@ -41,7 +42,7 @@ class Ledger:
         self.on_take()
         return None if served.version in self.reports else self.probe_set
 
-    async def report_probe(self, session: str, served: Served, probe_set: ProbeSet, scores: bytes) -> None:
+    async def report_probe(self, session: bytes, served: Served, probe_set: ProbeSet, scores: bytes) -> None:
         assert probe_set == SET
         assert served.version not in self.reports
         self.reports[served.version] = unpacked_scores(scores)
@@ -53,7 +54,7 @@ class Parts:
         self.versions = EngineVersions(http, engine.url, engine.url)
         self.http = http
         self.sampler: GenerateSampler | CompletionsSampler = GenerateSampler(http, engine.url, self.versions)
-        self.session: str | None = "the session"
+        self.session: bytes | None = SESSION
 
     async def until(self, condition: Callable[[], bool], vocabulary: int = 16) -> None:
         """Probe until the condition holds."""

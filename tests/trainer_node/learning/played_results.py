@@ -13,12 +13,12 @@ from p2pcast import offline
 from p2pcast.artifact.artifact_file import P2pdFile
 from p2pcast.ground.version import Version
 from p2pcast.ledger_api.batch_client import RolloutGroup
+from p2pcast.ledger_api.worker_api import Leased
 from p2pcast.rollouts.result import Result
 from p2pcast.tasks.play import result_of
 from p2pcast.tasks.task_loader import load_task
 from tests.trainer_node.learning.learner_stage import ALONE, TASK
 from trainer_node.learning.learner_model import LearnerModel
-from trainer_node.ledger.leasing import Leased
 
 GROUPS, GROUP_SIZE = 40, 4
 """More groups than a run opens."""

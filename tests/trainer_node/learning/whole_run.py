@@ -22,6 +22,7 @@ from p2pcast.files import disk
 from p2pcast.ground.errors import RetryableError
 from p2pcast.ground.version import Version
 from p2pcast.ledger_api.batch_client import Finished, Rollout, RolloutBatch, RolloutGroup, Wait
+from p2pcast.ledger_api.worker_api import Registration
 from p2pcast.rollouts.job import Group, Job
 from p2pcast.rollouts.result import Result
 from p2pcast.tasks.task_loader import load_task
@@ -38,7 +39,6 @@ from trainer_node.ledger.ledger import Ledger
 from trainer_node.ledger.ledger_rows import Policy
 from trainer_node.ledger.prompts.prompting import Passed
 from trainer_node.ledger.staleness_rule import Bounds
-from trainer_node.ledger.workers.registration import Registration
 from trainer_node.ledger_server.version_follower import VersionFollower
 from trainer_node.sdk.publication_handle import Handle
 from trainer_node.sdk.publisher import Publisher
@@ -100,8 +100,8 @@ class Fleet:
         served = newest if newest.step % 2 else of_branch[-2:][0]
         try:
             if self._session is None:
-                terms = Registration("w0", GROUP_SIZE, self._task.name, self._task.hash)
-                self._session = self._ledger.ask_once(Ledger.register, "c0", terms, frozenset())[1]
+                terms = Registration("w0", GROUP_SIZE, self._task.name, self._task.hash, leases=[])
+                self._session = self._ledger.ask_once(Ledger.register, "c0", terms).session
             leases = self._ledger.ask_once(
                 Ledger.grant, self._session, GROUP_SIZE, served, self.manifests[served]
             ).leases

@@ -23,18 +23,17 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 from sqlalchemy import Engine, create_engine, insert, select, text
 
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.worker_api import Leased, Registration
 from p2pcast.rollouts.job import Group
 from p2pcast.rollouts.result import Result
 from tests.trainer_node.ledger.crash_run import TASK_HASH, group, manifest, played, third
 from tests.trainer_node.ledger.ledger_invariants import Rows, check_counts, check_rows, dump
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.ledger_store import Store
-from trainer_node.ledger.leasing import Leased
 from trainer_node.ledger.ledger import Ledger
 from trainer_node.ledger.ledger_rows import Policy
 from trainer_node.ledger.prompts.prompting import Passed
 from trainer_node.ledger.staleness_rule import Bounds
-from trainer_node.ledger.workers.registration import Registration
 
 Terms = ParamSpec("Terms")
 Answer = TypeVar("Answer")

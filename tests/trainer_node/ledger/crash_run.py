@@ -13,16 +13,15 @@ from sqlalchemy import func, select
 
 from p2pcast.ground.errors import RefusedError
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.worker_api import Leased, Registration
 from p2pcast.rollouts.job import Group, Job
 from p2pcast.rollouts.result import Result, Span
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.body_segments import Place
 from trainer_node.ledger.database.ledger_store import Store
-from trainer_node.ledger.leasing import Leased
 from trainer_node.ledger.ledger import Ledger
 from trainer_node.ledger.ledger_rows import Policy, ahead
 from trainer_node.ledger.staleness_rule import Bounds
-from trainer_node.ledger.workers.registration import Registration
 
 TASK_HASH = b"t" * 32
 WORKERS = 3
@@ -191,7 +190,7 @@ class CrashRun:
         while len(self.sessions) < WORKERS:
             self.joined += 1
             one = Registration(f"w{self.joined}", 6, "sums", TASK_HASH)
-            self.sessions.append(self.ledger.register(f"c{self.joined}", one)[1])
+            self.sessions.append(self.ledger.register(f"c{self.joined}", one).session)
         session = self.random.choice(self.sessions)
         live = sorted(v for v in self.published if v.branch == self.branch)
         if not live:

@@ -9,18 +9,16 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.worker_api import DeviceClasses, Leased, Registration, Settled
 from p2pcast.rollouts.job import Group, Job
 from p2pcast.rollouts.overlong import Overlong
 from p2pcast.rollouts.result import Result, Span
 from tests.trainer_node.ledger.crash_run import TASK_HASH, group, manifest
 from trainer_node.ledger.batch_transitions import Taken
 from trainer_node.ledger.database.ledger_store import Store
-from trainer_node.ledger.leasing import Leased
 from trainer_node.ledger.ledger import Ledger
 from trainer_node.ledger.ledger_rows import Policy
-from trainer_node.ledger.result_transitions import Settled
 from trainer_node.ledger.staleness_rule import Bounds
-from trainer_node.ledger.workers.registration import Registration
 
 ZERO = Version(0, 0)
 
@@ -85,8 +83,8 @@ class Game:
 
     def join(self, name: str, slots: int = 8, device_class: str = "", caller: str | None = None) -> bytes:
         """``caller``: as of ``register``; the name, if None."""
-        one = Registration(name, slots, "sums", TASK_HASH, device_class=device_class)
-        return self.ledger.register(name if caller is None else caller, one)[1]
+        one = Registration(name, slots, "sums", TASK_HASH, classes=DeviceClasses(device_class))
+        return self.ledger.register(name if caller is None else caller, one).session
 
     def add(self, count: int = 4, **changes: object) -> list[bytes]:
         if changes.get("purpose") == "evaluate":
@@ -135,7 +133,7 @@ class Game:
         return self.learn()
 
     def state(self, group_id: bytes) -> str:
-        return str(self.ledger.group(group_id)["state"])
+        return str(self.ledger.group(group_id).state)
 
 
 def groups_of(taken: Taken) -> list[bytes]:

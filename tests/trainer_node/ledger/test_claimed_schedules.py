@@ -9,13 +9,13 @@ import pytest
 
 from p2pcast.ground.errors import RefusedError
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.worker_api import Settled
 from tests.trainer_node.ledger.crash_run import manifest
 from tests.trainer_node.ledger.ledger_game import ZERO, Game, last_token, sample
 from tests.trainer_node.ledger.ledger_invariants import check_rows, dump
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.ledger_rows import MAX_BLAMED
-from trainer_node.ledger.result_transitions import Settled
 
 ONE = Version(0, 1)
 NAME, OTHER = b"n" * 32, b"o" * 32

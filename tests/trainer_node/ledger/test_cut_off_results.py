@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from p2pcast.ground.errors import RefusedError
+from p2pcast.ledger_api.worker_api import Leased
 from p2pcast.rollouts.overlong import Overlong
 from p2pcast.rollouts.result import Result
 from tests.trainer_node.ledger.ledger_game import Game, groups_of, last_token, sample
@@ -17,7 +18,6 @@ from trainer_node.ledger import ledger_retention
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.body_segments import Place
 from trainer_node.ledger.database.ledger_store import Store
-from trainer_node.ledger.leasing import Leased
 
 CUT = -1
 """In place of a reward: a result that was cut off, with reward 1."""
@@ -78,7 +78,7 @@ def test_a_batch_has_the_groups_whose_paid_rewards_differ(
     added = groups(game, game.join("a"), EQUAL, CUT_EQUAL, DIFFER, PAID_EQUAL)
     taken = game.take(overlong)
     assert groups_of(taken) == [added[number] for number in used]
-    assert {game.ledger.group(added[number])["reason"] for number in {0, 1, 2, 3} - set(used)} == {"equal rewards"}
+    assert {game.ledger.group(added[number]).reason for number in {0, 1, 2, 3} - set(used)} == {"equal rewards"}
     assert taken.batch is not None
     stated = [[one.reward for one in member.results] for member in taken.batch.members]
     assert stated == rewards, "rewards are stated as they are"
@@ -89,7 +89,7 @@ def test_a_batch_has_the_groups_whose_paid_rewards_differ(
 def test_a_group_whose_results_were_all_cut_off_has_equal_rewards(game: Game) -> None:
     (all_cut,) = groups(game, game.join("a"), (CUT, CUT, CUT))
     assert game.take("zero").batch is None
-    assert game.ledger.group(all_cut)["reason"] == "equal rewards"
+    assert game.ledger.group(all_cut).reason == "equal rewards"
 
 
 def test_a_run_whose_answers_are_all_paid_equally_ends_with_the_reason(game: Game) -> None:
@@ -111,7 +111,7 @@ def test_a_result_that_counts_no_more_leaves_no_mark_on_the_next_one_of_its_job(
     play(game, session, again, EQUAL)
     check_marks(game)
     assert game.take("zero").batch is None
-    assert game.ledger.group(added[0])["reason"] == "equal rewards"
+    assert game.ledger.group(added[0]).reason == "equal rewards"
 
 
 def test_a_result_that_is_refused_has_no_mark(game: Game) -> None:
@@ -135,7 +135,7 @@ def test_a_database_without_the_table_opens_and_its_results_count_as_whole(game:
     game.start()
     late = groups(game, session, CUT_EQUAL, CUT_EQUAL)
     assert groups_of(game.take("zero")) == late
-    assert game.ledger.group(early[0])["reason"] == "equal rewards"
+    assert game.ledger.group(early[0]).reason == "equal rewards"
 
 
 def test_marks_go_with_their_results(game: Game, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from p2pcast.ground.errors import RefusedError, UsageError
+from p2pcast.ledger_api.api_route import MAX_DRAIN_S
 from tests.trainer_node.ledger.ledger_game import Game
 from trainer_node.ledger.database.ledger_store import Store
-from trainer_node.ledger.drained_workers import MAX_FOR_S, DrainedWorkers
+from trainer_node.ledger.drained_workers import DrainedWorkers
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def test_no_time_admits_a_worker_again():
     assert not drained.order("a", 1.0, 0.0)
 
 
-@pytest.mark.parametrize("for_s", [-1.0, MAX_FOR_S + 1, float("nan"), float("inf")])
+@pytest.mark.parametrize("for_s", [-1.0, MAX_DRAIN_S + 1, float("nan"), float("inf")])
 def test_other_times_are_refused(for_s: float):
     with pytest.raises(UsageError, match="drained for 0 to 86400 s"):
         DrainedWorkers().order("a", 0.0, for_s)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.worker_api import Registration
 from tests.trainer_node.ledger.crash_run import manifest
 from tests.trainer_node.ledger.ledger_game import ZERO, Game
 from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.leasing import Grant
-from trainer_node.ledger.workers.registration import Registration
 from trainer_node.scheduling.served_versions import KnownEngine
 
 
@@ -61,7 +61,7 @@ def test_a_worker_that_is_drained_says_nothing_of_others(game: Game) -> None:
 
 
 def test_a_worker_of_another_task_says_nothing_of_others(game: Game) -> None:
-    session = game.ledger.register("a", Registration("a", 8, "other", bytes(32)))[1]
+    session = game.ledger.register("a", Registration("a", 8, "other", bytes(32))).session
     game.add(1)
     assert grant(game, session) == Grant([])
     assert len(grant(game, game.join("b")).leases) == 3

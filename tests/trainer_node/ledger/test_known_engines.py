@@ -9,10 +9,10 @@ import pytest
 
 from p2pcast.ground.errors import RefusedError
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.worker_api import Leased
 from tests.trainer_node.ledger.crash_run import manifest
 from tests.trainer_node.ledger.ledger_game import Game
 from trainer_node.ledger.database.ledger_store import Store
-from trainer_node.ledger.leasing import Leased
 from trainer_node.scheduling.served_versions import KnownEngine
 
 Made = Callable[..., Game]

@@ -69,7 +69,7 @@ def test_evaluation_is_played_by_its_version_alone_and_never_trained(play: Play)
     again = game.lease(session, 1)
     game.hand_in(session, [*leases[1:], *again], Version(0, 1))
     assert game.state(evaluated) == "complete"
-    assert game.ledger.group(evaluated)["rewards"] == [0.0, 1.0, 0.0]
+    assert game.ledger.group(evaluated).rewards == [0.0, 1.0, 0.0]
     assert game.take().batch is None
     assert game.ledger.status()["ahead"] == 0
 
@@ -336,5 +336,5 @@ def test_group_of_an_older_database_that_no_worker_can_read_is_dropped(play: Pla
     leases = [*game.lease(session, 9), *game.lease(session, 9)]
     assert {one.job.id for one in leases} == {first, last}
     assert len(leases) == 6
-    assert game.ledger.group(wrong)["reason"] == "unreadable"
+    assert game.ledger.group(wrong).reason == "unreadable"
     check_counts(dump(game.store), game.ledger)

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from p2pcast.ground.errors import RefusedError
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.worker_api import Leased, Registration
 from p2pcast.rollouts.job import Group, Job
 from p2pcast.rollouts.overlong import TREATMENTS, Overlong, paid
 from p2pcast.rollouts.result import Result, Span
@@ -26,11 +27,9 @@ from tests.trainer_node.ledger.ledger_invariants import Rows, check_counts, chec
 from trainer_node.ledger.batch_cut import OVERSAMPLE
 from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.lease_time import RECORD_S
-from trainer_node.ledger.leasing import Leased
 from trainer_node.ledger.ledger import Ledger
 from trainer_node.ledger.ledger_rows import MAX_BLAMED, Policy
 from trainer_node.ledger.staleness_rule import Bounds
-from trainer_node.ledger.workers.registration import Registration
 
 LAST_STEP = 5
 SLOTS = 16
@@ -165,7 +164,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule()
     def register(self) -> None:
         one = Registration(f"w{self.draw.random()}", SLOTS, "sums", self.task_hash)
-        self.sessions.append(self.ledger.register(one.name, one)[1])
+        self.sessions.append(self.ledger.register(one.name, one).session)
 
     @precondition(lambda self: self.sessions)
     @rule(who=INDEX, slots=st.integers(1, 6), newest=st.booleans(), which=INDEX, staged=st.booleans())
@@ -466,7 +465,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def _finish(self) -> None:
         """No credit has leaked: with fresh workers and results the run ends."""
-        fresh = self.ledger.register("fresh", Registration("fresh", 64, "sums", self.task_hash))[1]
+        fresh = self.ledger.register("fresh", Registration("fresh", 64, "sums", self.task_hash)).session
         for turn in range(200):
             self.publish()
             self.take()

@@ -53,7 +53,7 @@ def test_reads_wait_for_no_transition(game: Game) -> None:
     with BusyWriter(game):
         assert game.ledger.status() == before
         assert [row["leases"] for row in game.ledger.workers()] == [1]
-        assert game.ledger.group(first)["state"] == "complete"
+        assert game.ledger.group(first).state == "complete"
         assert game.ledger.prompts(0).waiting == 0
         assert game.ledger.next_audit(ZERO) is not None
         (job,) = game.ledger.unscored(session, [sample(leases[3], ZERO, 1)])

@@ -10,13 +10,13 @@ import pytest
 
 from p2pcast.ground.errors import RefusedError, UsageError
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.worker_api import Registration
 from tests.trainer_node.ledger.crash_run import TASK_HASH, bounded, group, manifest, played, third
 from trainer_node.ledger.database.body_segments import Segments
 from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.ledger import Ledger
 from trainer_node.ledger.ledger_rows import BEARER, MAX_NAMES, FullError
 from trainer_node.ledger.ledger_states import TABLES, validate
-from trainer_node.ledger.workers.registration import Registration
 
 ZERO = Version(0, 0)
 
@@ -42,7 +42,7 @@ def ledger(tmp_path: Path, clock: Clock) -> Iterator[Ledger]:
 
 @pytest.fixture
 def join(ledger: Ledger) -> Callable[[str], bytes]:
-    return lambda name: ledger.register(name, Registration(name, 8, "sums", TASK_HASH))[1]
+    return lambda name: ledger.register(name, Registration(name, 8, "sums", TASK_HASH)).session
 
 
 def test_same_result_gets_same_verdict_and_another_is_refused(ledger: Ledger, join: Callable[[str], bytes]) -> None:
@@ -119,7 +119,7 @@ def test_reward_is_the_ledgers_and_not_the_workers(ledger: Ledger, join: Callabl
     leased = ledger.grant(session, 3, ZERO, manifest(ZERO)).leases
     results = [played(one, ZERO) for one in leased]
     ledger.results(session, results, third)
-    assert ledger.group(leased[0].job.id)["rewards"] == [float(r.token_ids[-1] % 3) for r in results]
+    assert ledger.group(leased[0].job.id).rewards == [float(r.token_ids[-1] % 3) for r in results]
 
 
 def test_replaced_learner_is_refused(ledger: Ledger) -> None:

@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from p2pcast.ground.errors import RefusedError, UsageError
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.worker_api import Leased, Registration
 from tests.trainer_node.ledger.crash_run import TASK_HASH, group
 from tests.trainer_node.ledger.ledger_game import ZERO, Game, last_token, sample
 from tests.trainer_node.ledger.ledger_invariants import check_counts, check_rows, dump
 from trainer_node.ledger.database.ledger_store import Store
-from trainer_node.ledger.leasing import Leased
 from trainer_node.ledger.ledger_rows import MAX_BLAMED, MAX_UNKNOWN, OTHERS_FIRST_S
 from trainer_node.ledger.staleness_rule import Bounds
-from trainer_node.ledger.workers.registration import Registration
 
 Play = Callable[..., Game]
 
@@ -218,13 +218,13 @@ def test_restarted_worker_gets_leases_at_once(play: Play) -> None:
     game.add(2)
     kept, *lost = game.lease(first, 4)
     one = Registration("a", 4, "sums", TASK_HASH)
-    again = game.ledger.register("a", one, [kept.lease])[1]
+    again = game.ledger.register("a", replace(one, leases=[kept.lease])).session
     assert game.ledger.heartbeat(again, {kept.lease: 1})[0].state == "held"
     assert {each.state for each in game.ledger.heartbeat(again, {each.lease: 1 for each in lost})} == {"abort"}
     assert len(game.lease(again, 4)) == 3
-    game.ledger.register("a", one, None)
+    game.ledger.register("a", one)
     assert game.ledger.status()["leases"]["held"] == 4, "a worker that does not say keeps its leases"
-    again = game.ledger.register("a", one, [])[1]
+    again = game.ledger.register("a", replace(one, leases=[])).session
     assert len(game.lease(again, 4)) == 4
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from p2pcast.ground.errors import UsageError
+from p2pcast.ledger_api.trainer_api import MAX_READ
 from p2pcast.rollouts.result import Result
 from tests.trainer_node.ledger.ledger_game import ZERO, Game
 from trainer_node.ledger.database.ledger_store import Store
-from trainer_node.ledger.ledger_report import MAX_READ
 from trainer_node.ledger.ledger_rows import UnknownIdError
 
 
@@ -64,8 +64,8 @@ def test_groups_are_read_together_in_their_order(game: Game) -> None:
     leases = game.lease(session, 5)
     game.hand_in(session, leases)
     found = game.ledger.groups(ids[::-1])
-    assert [row["group"] for row in found] == [one.hex() for one in ids[::-1]]
-    assert [(row["state"], row["rewards"]) for row in found] == [
+    assert [row.group for row in found] == ids[::-1]
+    assert [(row.state, row.rewards) for row in found] == [
         ("waiting", []),
         ("open", [0.0, 1.0]),
         ("complete", [0.0, 1.0, 0.0]),

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from p2pcast.ledger_api.worker_api import Registered, Registration
 from tests.trainer_node.ledger.crash_run import TASK_HASH
 from tests.trainer_node.ledger.ledger_game import Game
 from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.ledger_rows import BEARER, UnknownIdError
-from trainer_node.ledger.workers.registration import Registered, Registration
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def game(tmp_path: Path) -> Iterator[Game]:
 
 
 def register(game: Game, name: str, lost: bytes | None = None) -> Registered:
-    return game.ledger.register(BEARER, Registration(name, 4, "sums", TASK_HASH), [], lost)
+    return game.ledger.register(BEARER, Registration(name, 4, "sums", TASK_HASH, leases=[], lost=lost))
 
 
 def test_two_workers_of_one_name_do_not_displace_each_other_for_ever(game: Game) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.support.until import until
 from trainer_node.ledger.ledger_rows import BEARER
-from trainer_node.ledger_server import ledger_routes
+from trainer_node.ledger_server.api_server import CALLER
 from trainer_node.ledger_server.ledger_routes import MOST_TRANSITIONS, LedgerRoutes
 from trainer_node.ledger_server.transition_executors import Executors
 
@@ -43,7 +43,7 @@ async def test_transitions_of_one_certificate_leave_room_for_others() -> None:
         ends.wait(60)
 
     async def request(name: str) -> None:
-        ledger_routes._CALLER.set(name)
+        CALLER.set(name)
         await routes._call(transition, name)
 
     greedy = [asyncio.create_task(request("greedy")) for _ in range(64)]

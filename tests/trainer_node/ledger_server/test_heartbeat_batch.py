@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from p2pcast.ground.errors import LocalError
+from p2pcast.ledger_api.worker_api import Held
 from tests.support.until import until
-from trainer_node.ledger.leasing import Beat, Held
+from trainer_node.ledger.leasing import Beat
 from trainer_node.ledger.ledger_rows import UnknownIdError
 from trainer_node.ledger_server import heartbeat_batch
 from trainer_node.ledger_server.heartbeat_batch import AT_ONCE, MOST_LEASES, HeartbeatBatch

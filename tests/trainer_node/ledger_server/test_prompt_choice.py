@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from p2pcast.ground.errors import LocalError, UsageError
+from p2pcast.ledger_api.worker_api import Registration
 from p2pcast.rollouts.job import Group
 from p2pcast.tasks.prompt_hooks import load_hooks
 from p2pcast.tasks.sums import Sums
@@ -24,7 +25,6 @@ from tests.trainer_node.ledger.ledger_game import Game
 from tests.trainer_node.ledger_server.test_prompt_feeder import Here
 from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.prompts.prompting import Passed
-from trainer_node.ledger.workers.registration import Registration
 from trainer_node.ledger_server import prompt_feeder
 from trainer_node.ledger_server.prompt_choice import HookedChoice, HooksFailedError, HookSource
 from trainer_node.ledger_server.prompt_feeder import Feed, PromptFeeder, group_of
@@ -144,7 +144,7 @@ async def test_weights_know_the_rewards_of_earlier_groups(stage: Stage, monkeypa
     feeder = stage.feeder("Learnt", waiting=4)
     await feeder.fill()
     game = stage.game
-    session = game.ledger.register("a", Registration("a", 64, "sums", TASK.hash))[1]
+    session = game.ledger.register("a", Registration("a", 64, "sums", TASK.hash)).session
     best = PROMPTS[0].prompt
     leases = game.lease(session, 16)
     for one in leases:

@@ -9,14 +9,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
 
-from p2pcast.ground.errors import P2PCastError, RefusedError
+from p2pcast.ground.errors import P2PCastError, RefusedError, RemoteError, UsageError
 from p2pcast.ground.version import Version
-from p2pcast.ledger_api.probe_client import EngineScores, ProbeVerdict
-from p2pcast.rollouts.probe_set import ProbeSet
+from p2pcast.ledger_api import trainer_api as api
+from p2pcast.ledger_api.ledger_connection import LedgerConnection
+from p2pcast.ledger_api.trainer_api import ProbeVerdict
+from p2pcast.rollouts.probe_set import ProbeSet, unpacked_scores
 from trainer_node.learning.probing.probe_rule import ProbeRule, divergence
 
 logger = logging.getLogger("p2pcast.learner")
@@ -30,12 +33,54 @@ UNPROBED: Final = 8
 """Versions in a row that no engine was compared at, from which on the learner warns."""
 
 
+@dataclass(frozen=True, slots=True)
+class EngineScores:
+    """``scores``: float32, of each scored token of the set. ``worker``, ``engine``: names."""
+
+    id: bytes
+    worker: str
+    engine: str
+    version: Version
+    scores: np.ndarray
+
+
 class Probes(Protocol):
-    """``p2pcast.ledger_api.probe_client.ProbeClient``."""
+    """``ProbeClient``."""
 
     def put(self, probe_set: ProbeSet) -> None: ...
     def read(self, probe_set: ProbeSet) -> Sequence[EngineScores] | None: ...
     def judge(self, verdicts: Sequence[ProbeVerdict]) -> None: ...
+
+
+class ProbeClient:
+    def __init__(self, ledger: LedgerConnection) -> None:
+        self._ledger = ledger
+
+    def put(self, probe_set: ProbeSet) -> None:
+        """Workers score this set from now on. Raises RefusedError, RetryableError."""
+        self._ledger.ask(api.PUT_PROBES, api.PutProbesRequest(probe_set.sequences))
+
+    def read(self, probe_set: ProbeSet) -> list[EngineScores] | None:
+        """Scores without a verdict; None if the ledger does not have this set. Raises RefusedError, RemoteError,
+        RetryableError.
+        """
+        answer = self._ledger.ask(api.READ_PROBES, api.ProbeSetId(probe_set.id))
+        if not answer.known:
+            return None
+        try:
+            found = [
+                EngineScores(o.id, o.worker, o.engine, Version.parse(o.version), unpacked_scores(o.scores))
+                for o in answer.answers
+            ]
+        except UsageError as error:
+            raise RemoteError(f"the ledger's answer to {api.READ_PROBES.path} is malformed: {error}") from None
+        if any(len(one.scores) != probe_set.scores for one in found):
+            raise RemoteError("the ledger's scores are not those of the probe set")
+        return found
+
+    def judge(self, verdicts: Sequence[ProbeVerdict]) -> None:
+        """Raises RefusedError, RetryableError."""
+        self._ledger.ask(api.JUDGE_PROBES, api.JudgeProbesRequest(verdicts))
 
 
 class EngineProbes:
@@ -109,7 +154,7 @@ class EngineProbes:
             mine = self._scores.get(version.step)
             lineage = self._first_branch is not None and version.branch >= self._first_branch
         if mine is None or not lineage:  # of a process before this one, or too old
-            return ProbeVerdict(one.id)
+            return ProbeVerdict(one.id, None, None, alarm=False)
         with self._lock:
             self._unprobed = 0
         kl, floor, alarm = self._rule.judge(version, divergence(mine, one.scores))

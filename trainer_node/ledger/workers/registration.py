@@ -7,14 +7,11 @@ the names of one certificate.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable
 
 from sqlalchemy import Connection, func, insert, select, update
 
-from p2pcast.ground.errors import UsageError
-from p2pcast.ground.limits import MAX_SLOTS
+from p2pcast.ledger_api.worker_api import Registered, Registration
 from trainer_node.ledger import leasing
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.ledger_rows import BEARER, MAX_NAMES, MAX_WORKERS, FullError, Present
@@ -26,31 +23,6 @@ COUNTS = (
 """Columns of a worker that begin at 0."""
 MAX_NAME_TEXT = 120
 """Characters that stay of a name which gets a number."""
-
-
-@dataclass(frozen=True, slots=True)
-class Registration:
-    """A worker's statement of itself. ``device_class``: workers of one class are expected to be equally fast."""
-
-    name: str
-    slots: int
-    task: str
-    task_hash: bytes
-    price_usd_h: float = 0.0
-    device_class: str = ""
-
-    def check(self) -> None:
-        """Raises UsageError."""
-        if not 1 <= self.slots <= MAX_SLOTS or not 0 <= self.price_usd_h <= 1e6 or not 1 <= len(self.name) <= 128:
-            raise UsageError(f"a worker has a name, 1 to {MAX_SLOTS} slots and a price from 0 USD/h")
-
-
-class Registered(NamedTuple):
-    """``worker``: id. ``session``: of the worker's requests from now on."""
-
-    worker: bytes
-    session: bytes
-    name: str
 
 
 class Registrations:
@@ -67,19 +39,17 @@ class Registrations:
         now: Present,
         caller: str,
         one: Registration,
-        playing: Collection[bytes] | None,
-        lost: bytes | None,
     ) -> Registered:
         """As ``Ledger.register``. Raises FullError."""
         session = self._new_id()
-        name = self._name_of(conn, caller, one.name, lost)
+        name = self._name_of(conn, caller, one.name, one.lost)
         stated = {
             "session": session,
-            "price_usd_h": one.price_usd_h,
+            "price_usd_h": one.price_usd_h or 0.0,
             "slots": one.slots,
             "task": one.task,
             "task_hash": one.task_hash,
-            "device_class": one.device_class[:256],
+            "device_class": (one.classes and one.classes.gpu) or "",
             "seen_s": now.now_s,
         }
         mine = (db.workers.c.caller == caller) & (db.workers.c.name == name)
@@ -87,12 +57,12 @@ class Registrations:
         count = int(conn.scalar(select(func.count()).select_from(db.workers)) or 0)
         if known is not None:
             conn.execute(update(db.workers).where(mine).values(**stated))
-            if bytes(known.session) != lost:
+            if bytes(known.session) != one.lost:
                 self._displaced[bytes(known.session)] = None
                 if len(self._displaced) > MAX_WORKERS:
                     del self._displaced[next(iter(self._displaced))]
-            if playing is not None:
-                leasing.give_up(conn, bytes(known.id), frozenset(playing))
+            if one.leases is not None:
+                leasing.give_up(conn, bytes(known.id), frozenset(one.leases))
             return Registered(bytes(known.id), session, name)
         if count >= MAX_WORKERS:
             raise FullError(f"{MAX_WORKERS} workers are registered already")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.trainer_api import ProbeVerdict
 from p2pcast.rollouts.probe_set import ProbeSet
 
 MAX_WAITING: Final = 1024
@@ -35,15 +36,6 @@ class Scored(NamedTuple):
     engine: str
     version: Version
     scores: bytes
-
-
-class Verdict(NamedTuple):
-    """``kl``, ``floor``: nats a token; ``floor`` None while it is measured. ``kl`` None: the learner cannot compare."""
-
-    id: bytes
-    kl: float | None
-    floor: float | None
-    alarm: bool
 
 
 class Comparison(NamedTuple):
@@ -126,7 +118,7 @@ class ProbeDesk:
             return None
         return [scored for _, scored in self._waiting.values()]
 
-    def judge(self, verdict: Verdict) -> Comparison | None:
+    def judge(self, verdict: ProbeVerdict) -> Comparison | None:
         """Scores with a verdict wait no longer. None: there is nothing to tell, for instance after a repetition."""
         found = self._waiting.pop(verdict.id, None)
         if found is None or verdict.kl is None:

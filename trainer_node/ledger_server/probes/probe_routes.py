@@ -10,26 +10,21 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Collection
-from typing import Any, Final, Protocol
+from typing import Protocol
 
-import msgpack
 from aiohttp import web
 
-from p2pcast.ground import limits
 from p2pcast.ground.errors import RefusedError, UsageError
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api import trainer_api as trainers
+from p2pcast.ledger_api import worker_api as workers
+from p2pcast.ledger_api.api_route import Nothing
 from p2pcast.process.events import Events
-from p2pcast.rollouts.probe_set import MAX_PROBE_TOKENS, MAX_SEQUENCES, SCORE_BYTES, ProbeSet, unpacked_scores
-from trainer_node.ledger_server.probes.probe_desk import MISSED, Comparison, ProbeDesk, Scored, Verdict
-from trainer_node.ledger_server.request_form import HASH_BYTES, ID_BYTES, Form
+from p2pcast.rollouts.probe_set import ProbeSet, unpacked_scores
+from trainer_node.ledger_server.api_server import ApiServer
+from trainer_node.ledger_server.probes.probe_desk import MISSED, Comparison, ProbeDesk, Scored
 
 logger = logging.getLogger("p2pcast.ledger")
-
-MAX_VERDICTS: Final = 1024
-MAX_KL: Final = 1e12
-MSGPACK: Final = "application/x-msgpack"
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Prober(Protocol):
@@ -38,38 +33,37 @@ class Prober(Protocol):
 
 
 class ProbeRoutes:
-    """``form``: reads a body. ``learn``: called before a version is looked up. ``clock``: seconds from any origin."""
+    """``learn``: called before a version is looked up. ``clock``: seconds from any origin."""
 
     def __init__(
         self,
         desk: ProbeDesk,
-        form: Callable[[web.Request], Awaitable[Form]],
         prober: Prober,
         learn: Callable[[Collection[Version]], Awaitable[None]],
         events: Events,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._desk, self._form, self._prober, self._learn = desk, form, prober, learn
+        self._desk, self._prober, self._learn = desk, prober, learn
         self._events, self._clock = events, clock
 
-    @property
-    def of_workers(self) -> dict[str, Handler]:
-        return {"probes/take": self._take, "probes/report": self._report}
-
-    @property
-    def of_trainers(self) -> dict[str, Handler]:
-        return {"probes/set": self._set, "probes/read": self._read, "probes/judged": self._judged}
+    def routes(self, server: ApiServer) -> list[web.RouteDef]:
+        return [
+            server.on(workers.TAKE_PROBE, self._take),
+            server.on(workers.REPORT_PROBE, self._report),
+            server.on(trainers.PUT_PROBES, self._set),
+            server.on(trainers.READ_PROBES, self._read),
+            server.on(trainers.JUDGE_PROBES, self._judged),
+        ]
 
     # -- workers
 
-    async def _take(self, request: web.Request) -> web.StreamResponse:
-        form = await self._form(request)
-        session, version = form.hexadecimal("session", ID_BYTES), form.version("served")
-        manifest = form.hexadecimal("manifest", HASH_BYTES)
+    async def _take(self, asked: workers.ServingEngine) -> workers.TakeProbeAnswer:
+        version = Version.parse(asked.served)
         # Without a learner that probes, no request reads the database.
-        prober = None if self._desk.probe_set is None else await self._prober(session, version, manifest)
+        probes = self._desk.probe_set is not None
+        prober = await self._prober(asked.session, version, asked.manifest) if probes else None
         found = None if prober is None else self._take_of(*prober, version)
-        return _packed({} if found is None else {"set": found.id, "sequences": found.sequences})
+        return workers.TakeProbeAnswer(*(() if found is None else (found.id, found.sequences)))
 
     def _take_of(self, worker: bytes, name: str, version: Version) -> ProbeSet | None:
         before = self._desk.misses(worker)
@@ -83,44 +77,38 @@ class ProbeRoutes:
             )
         return found
 
-    async def _report(self, request: web.Request) -> web.StreamResponse:
-        form = await self._form(request)
-        session, version = form.hexadecimal("session", ID_BYTES), form.version("served")
-        manifest, probe_set = form.hexadecimal("manifest", HASH_BYTES), form.hexadecimal("set", ID_BYTES)
-        engine, scores = form.text("engine", limits.MAX_ENGINE_NAME, 1), _scores(form, self._desk.probe_set)
+    async def _report(self, asked: workers.ReportProbeRequest) -> workers.ReportProbeAnswer:
+        version, scores = Version.parse(asked.served), _scores(asked.scores, self._desk.probe_set)
         await self._learn({version})
-        prober = await self._prober(session, version, manifest)
+        prober = await self._prober(asked.session, version, asked.manifest)
         if prober is None:
             raise RefusedError(f"version {version} is not known with this manifest")
         worker, name = prober
         missed = self._desk.misses(worker)
-        wanted = self._desk.answer(worker, probe_set, Scored(os.urandom(16), name, engine, version, scores))
+        wanted = self._desk.answer(worker, asked.set, Scored(os.urandom(16), name, asked.engine, version, scores))
         if missed and wanted:
             self._events.emit("probe_missing_over", worker=name, version=str(version))
-        return web.json_response({"wanted": wanted})
+        return workers.ReportProbeAnswer(wanted)
 
     # -- the learner
 
-    async def _set(self, request: web.Request) -> web.StreamResponse:
-        form = await self._form(request)
-        found = ProbeSet.checked(form.lists("sequences", MAX_SEQUENCES))
+    async def _set(self, asked: trainers.PutProbesRequest) -> trainers.ProbeSetId:
+        found = ProbeSet.checked(asked.sequences)
         self._desk.put(found)
-        return web.json_response({"set": found.id.hex()})
+        return trainers.ProbeSetId(found.id)
 
-    async def _read(self, request: web.Request) -> web.StreamResponse:
-        found = self._desk.read((await self._form(request)).hexadecimal("set", ID_BYTES))
+    async def _read(self, asked: trainers.ProbeSetId) -> trainers.ReadProbesAnswer:
+        found = self._desk.read(asked.set)
         if found is None:
-            return _packed({"known": False})
-        rows = [one._asdict() | {"version": str(one.version)} for one in found]
-        return _packed({"known": True, "answers": rows})
+            return trainers.ReadProbesAnswer(known=False)
+        rows = [trainers.ProbeScores(o.id, o.worker, o.engine, str(o.version), o.scores) for o in found]
+        return trainers.ReadProbesAnswer(known=True, answers=rows)
 
-    async def _judged(self, request: web.Request) -> web.StreamResponse:
-        for row in (await self._form(request)).forms("verdicts", MAX_VERDICTS):
-            kl, floor = (row.number(name, 0.0, MAX_KL) if row.has(name) else None for name in ("kl", "floor"))
-            verdict = Verdict(row.hexadecimal("id", ID_BYTES), kl, floor, row.flag("alarm"))
-            if (found := self._desk.judge(verdict)) is not None:
+    async def _judged(self, asked: trainers.JudgeProbesRequest) -> Nothing:
+        for row in asked.verdicts:
+            if (found := self._desk.judge(row)) is not None:
                 self._announce(found)
-        return web.json_response({})
+        return Nothing()
 
     def _announce(self, found: Comparison) -> None:
         version = str(found.version)
@@ -140,9 +128,8 @@ class ProbeRoutes:
             )  # fmt: skip
 
 
-def _scores(form: Form, probe_set: ProbeSet | None) -> bytes:
+def _scores(text: str, probe_set: ProbeSet | None) -> bytes:
     """Raises UsageError, RemoteError for scores that are not those of one value for each scored token."""
-    text = form.text("scores", 2 * SCORE_BYTES * MAX_PROBE_TOKENS)
     if probe_set is not None and len(text) != 2 * probe_set.score_bytes:
         raise UsageError(f"field scores has {len(text)} digits, and the probe set needs {2 * probe_set.score_bytes}")
     try:
@@ -151,7 +138,3 @@ def _scores(form: Form, probe_set: ProbeSet | None) -> bytes:
         raise UsageError("field scores is not hexadecimal") from None
     unpacked_scores(packed)
     return packed
-
-
-def _packed(document: dict[str, Any]) -> web.Response:
-    return web.Response(body=msgpack.packb(document), content_type=MSGPACK)

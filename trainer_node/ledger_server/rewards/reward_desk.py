@@ -17,10 +17,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from dataclasses import dataclass, field
 
 from p2pcast.ground.errors import RetryableError
+from p2pcast.ledger_api.api_route import MAX_LIST
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result
 from trainer_node.ledger.acceptance import Rejection
-from trainer_node.ledger.ledger_rows import MAX_LIST
 
 Reward = float | Rejection
 _Key = tuple[bytes, bytes, bytes]

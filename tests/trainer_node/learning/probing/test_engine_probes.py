@@ -15,7 +15,7 @@ import torch
 
 from p2pcast.ground.version import Version
 from p2pcast.ledger_api.batch_client import RolloutBatch
-from p2pcast.ledger_api.probe_client import EngineScores, ProbeVerdict
+from p2pcast.ledger_api.trainer_api import ProbeVerdict
 from p2pcast.rollouts.probe_set import ProbeSet, unpacked_scores
 from p2pcast.tasks.task import Prompt
 from p2pcast.tasks.task_loader import load_task
@@ -34,11 +34,11 @@ from tests.trainer_node.learning.learner_stage import (
 )
 from trainer_node.learning.learner import HOOK, Learner
 from trainer_node.learning.learner_model import LearnerModel
-from trainer_node.learning.probing.engine_probes import EngineProbes
+from trainer_node.learning.probing.engine_probes import EngineProbes, EngineScores
 from trainer_node.learning.probing.learner_scores import learner_scores
 from trainer_node.learning.probing.probe_prompts import probe_prompts_of, probe_set_of
 from trainer_node.learning.probing.probe_rule import FLOOR_VERSIONS
-from trainer_node.ledger_server.probes.probe_desk import ProbeDesk, Scored, Verdict
+from trainer_node.ledger_server.probes.probe_desk import ProbeDesk, Scored
 
 pytestmark = pytest.mark.device
 
@@ -66,7 +66,7 @@ class Desk:
 
     def judge(self, verdicts: Any) -> None:
         for one in verdicts:
-            self.desk.judge(Verdict(one.id, one.kl, one.floor, one.alarm))
+            self.desk.judge(one)
 
     def answer(self, worker: str, version: Version, scored: Callable[[ProbeSet], np.ndarray]) -> bool:
         """A worker scores the set with its engine, if the ledger wants that."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from p2pcast.ledger_api.worker_api import Leased, Registration, Settled
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result
 from tests.trainer_node.ledger.crash_run import TASK_HASH
@@ -16,11 +17,8 @@ from tests.trainer_node.ledger.ledger_invariants import check_rows, dump
 from trainer_node.ledger.acceptance import Reason, Rejection
 from trainer_node.ledger.audits.replaying import NEW_WORKER, Ended
 from trainer_node.ledger.database.ledger_store import Store
-from trainer_node.ledger.leasing import Leased
 from trainer_node.ledger.ledger import Ledger
 from trainer_node.ledger.ledger_rows import BEARER, Trust
-from trainer_node.ledger.result_transitions import Settled
-from trainer_node.ledger.workers.registration import Registration
 
 SHARE = 0.25
 HANGS = Rejection(Reason.UNSCORED, "the check took longer than 10 s")
@@ -180,7 +178,7 @@ def test_another_name_of_a_certificate_is_no_fresh_start(game: Trusting) -> None
 
 def test_another_name_with_a_bearer_token_begins_with_replays(game: Trusting) -> None:
     game.known("a", BEARER)
-    session = game.ledger.register(BEARER, Registration("b", 8, "sums", TASK_HASH))[1]
+    session = game.ledger.register(BEARER, Registration("b", 8, "sums", TASK_HASH)).session
     game.add(1)
     game.play(session, game.lease(session, 3), lie=True)
     assert game.due() == 3

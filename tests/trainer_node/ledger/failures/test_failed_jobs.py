@@ -9,6 +9,8 @@ import pytest
 from sqlalchemy import select
 
 from p2pcast.ground.errors import RefusedError
+from p2pcast.ledger_api.trainer_api import GroupRow
+from p2pcast.ledger_api.worker_api import Leased
 from p2pcast.rollouts.job import Group
 from p2pcast.rollouts.return_reason import Returned, ReturnReason
 from tests.trainer_node.ledger.crash_run import TASK_HASH, group
@@ -18,7 +20,6 @@ from trainer_node.ledger import ledger_retention
 from trainer_node.ledger.batch_transitions import MOST_UNPLAYABLE
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.ledger_store import Store
-from trainer_node.ledger.leasing import Leased
 from trainer_node.ledger.ledger_rows import MAX_FAILURES, MAX_REJECTED, OTHERS_FIRST_S
 from trainer_node.ledger.prompts.prompting import Passed
 
@@ -66,9 +67,7 @@ def test_a_job_that_three_workers_cannot_play_is_rejected_with_its_group(play: P
         (lease,) = game.lease(session, 1)
         assert (lease.job.id, lease.job.index) == (bad.id, 0)
         give_back(game, session, [lease], Returned(reason, "the prompt has 5000 tokens"))
-    assert game.ledger.group(bad.id) | {"rewards": []} == {
-        "group": bad.id.hex(), "state": "dropped", "reason": "unplayable prompt", "rewards": [],
-    }  # fmt: skip
+    assert game.ledger.group(bad.id) == GroupRow(bad.id, "dropped", "unplayable prompt", [])
     status = game.ledger.status()
     assert (status["jobs"]["rejected"], status["jobs"]["cancelled"]) == (1, 2)
     assert status["rejected_jobs"] == {reason.value: 1}
@@ -110,7 +109,7 @@ def test_three_returns_of_two_workers_reject_a_job_while_others_are_there(play: 
     for session, why in ((first, FAILED), (second, FAILED), (old, None), (first, FAILED)):
         assert game.state(bad) != "dropped"
         give_back(game, session, game.lease(session, 1), why)
-    assert game.ledger.group(bad)["reason"] == "unplayable prompt"
+    assert game.ledger.group(bad).reason == "unplayable prompt"
 
 
 def test_three_returns_of_two_workers_for_any_jobs_of_a_group_end_the_group(play: Play) -> None:
@@ -125,7 +124,7 @@ def test_three_returns_of_two_workers_for_any_jobs_of_a_group_end_the_group(play
         give_back(game, session, leases)
     assert game.state(bad) == "open"
     give_back(game, first, [last])
-    assert game.ledger.group(bad)["reason"] == "unplayable prompt"
+    assert game.ledger.group(bad).reason == "unplayable prompt"
     assert game.ledger.status()["jobs"] == {"rejected": 1, "cancelled": 2}
 
 
@@ -263,7 +262,7 @@ def test_an_evaluation_of_which_no_job_can_be_played_ends(play: Play) -> None:
     for name in "abc":
         session = game.join(name)
         give_back(game, session, game.lease(session, 1))
-    assert (game.state(bad), game.ledger.group(bad)["reason"]) == ("dropped", "unplayable prompt")
+    assert (game.state(bad), game.ledger.group(bad).reason) == ("dropped", "unplayable prompt")
 
 
 def test_a_run_goes_on_although_one_prompt_in_eight_cannot_be_played(play: Play) -> None:

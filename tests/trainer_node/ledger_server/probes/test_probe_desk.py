@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from p2pcast.ground.version import Version
+from p2pcast.ledger_api.trainer_api import ProbeVerdict
 from p2pcast.rollouts.probe_set import ProbeSet
 from trainer_node.ledger_server.probes import probe_desk
 from trainer_node.ledger_server.probes.probe_desk import (
@@ -15,7 +16,6 @@ from trainer_node.ledger_server.probes.probe_desk import (
     REPEAT_S,
     ProbeDesk,
     Scored,
-    Verdict,
 )
 
 SETS = [ProbeSet.checked([[1, 2, number]]) for number in range(2)]
@@ -84,10 +84,10 @@ def test_begin_and_end_of_an_alarm_are_told_once() -> None:
         version = Version(0, step)
         assert asked(desk, version)
         desk.answer(b"w", SETS[0].id, scored(step, version=version))
-        found = desk.judge(Verdict(scored(step).id, kl, 1e-6, alarm))
+        found = desk.judge(ProbeVerdict(scored(step).id, kl, 1e-6, alarm))
         assert found is not None
         told.append((found.began, found.ended))
-        assert desk.judge(Verdict(scored(step).id, kl, 1e-6, alarm)) is None, "a repeated verdict tells nothing"
+        assert desk.judge(ProbeVerdict(scored(step).id, kl, 1e-6, alarm)) is None, "a repeated verdict tells nothing"
     assert told == [(False, False), (True, False), (False, False), (False, True), (True, False)]
     assert desk.alarms == 2
     assert desk.document()["alarm"] == 1
@@ -101,7 +101,7 @@ def test_scores_that_cannot_be_compared_tell_nothing() -> None:
     desk.put(SETS[0])
     assert asked(desk)
     desk.answer(b"w", SETS[0].id, scored(1))
-    assert desk.judge(Verdict(scored(1).id, None, None, alarm=False)) is None
+    assert desk.judge(ProbeVerdict(scored(1).id, None, None, alarm=False)) is None
     assert desk.read(SETS[0].id) == []
     assert desk.newest() == []
 
@@ -174,7 +174,7 @@ class Crowd(RuleBasedStateMachine):
     def judge(self, alarm: bool) -> None:
         waiting = [] if self.desk.probe_set is None else self.desk.read(self.desk.probe_set.id) or []
         for one in waiting:
-            found = self.desk.judge(Verdict(one.id, 1.0, 1.0, alarm))
+            found = self.desk.judge(ProbeVerdict(one.id, 1.0, 1.0, alarm))
             assert found is not None
             assert found.worker == one.worker
 

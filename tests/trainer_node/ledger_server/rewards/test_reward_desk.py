@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import pytest
 
 from p2pcast.ground.errors import RetryableError
+from p2pcast.ledger_api.worker_api import Leased
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result
 from tests.trainer_node.ledger.ledger_game import ZERO, sample
 from tests.trainer_node.ledger.test_acceptance import job as job_record
-from trainer_node.ledger.leasing import Leased
 from trainer_node.ledger_server.rewards.reward_desk import RewardDesk, Turns
 
 
