@@ -165,7 +165,7 @@ PARTS: dict[str, Part] = {
     # The deadline finds versions that never arrive, and not a slow machine.
     "soak": Part(
         "48 peers, 100 versions, a fault every second",
-        one("-m", "p2pcast.cli", "bench", "soak", "--versions", "100", "--deadline", "900"),
+        one("-m", "tests.chaos.soak", "--versions", "100", "--deadline", "900"),
     ),
 }
 

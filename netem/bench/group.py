@@ -20,21 +20,9 @@ COMMANDS = {
         "Speed of the dense passes with torch operations, on a GPU or the CPU.",
     ),
     "relay": ("netem.bench.commands.relay_command:relay", "CPU and memory of a peer in the middle of a chain."),
-    "faults": (
-        "netem.bench.commands.faults_command:faults",
-        "Recovery time of a broadcast from each fault.",
-    ),
     "simulated": (
         "netem.bench.commands.simulated_command:simulated",
         "Measured broadcasts beside the same broadcasts in the simulator.",
-    ),
-    "soak": (
-        "netem.bench.commands.soak_command:soak",
-        "Correctness, times and leaks over many versions, while peers die, freeze, slow down and return.",
-    ),
-    "siege": (
-        "netem.bench.commands.siege_command:siege",
-        "Time and correctness of versions under attack by ten thousand connections.",
     ),
     "catchup": (
         "netem.bench.commands.catchup_command:catchup",
@@ -47,10 +35,6 @@ COMMANDS = {
     "anchors": (
         "netem.bench.commands.anchors_command:anchors",
         "Time of versions while the hub writes an anchor, beside versions without.",
-    ),
-    "kills": (
-        "netem.bench.commands.kills_command:kills",
-        "Correctness of hub, peers and mirror follower after kill -9 at any disk or mirror operation.",
     ),
     "broadcast": (
         "netem.bench.commands.broadcast_command:broadcast",
@@ -113,5 +97,5 @@ def bench() -> None:
     \b
     Examples:
       p2pcast bench codec
-      p2pcast bench faults --only "kill hub" -o faults.json
+      p2pcast bench relay --payload 64 -o relay.json
     """

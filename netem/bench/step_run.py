@@ -51,6 +51,22 @@ INSTALLED: Final = {
     "vllm": "make setup",
 }
 """Module → how a user installs it."""
+PROGRAMS: Final = {"faults": "tests.chaos.faults"}
+"""Benches that are programs of the tests, which only the repository has."""
+ROOT: Final = Path(__file__).resolve().parents[2]
+"""The repository."""
+
+
+def bench_words(name: str, tree: Path = ROOT) -> list[str]:
+    """Words after ``python -m`` of a bench in a source tree; an older tree may have a command for a program."""
+    program = PROGRAMS.get(name, "")
+    known = program and (tree / program.replace(".", "/")).with_suffix(".py").exists()
+    return [program] if known else ["p2pcast.cli", "bench", name]
+
+
+def with_path(tree: Path = ROOT) -> dict[str, str]:
+    """This process's environment, in which Python imports the tree's code alone, whatever the work folder is."""
+    return {**os.environ, "PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"}
 
 
 def lacks(needs: Iterable[str]) -> str | None:

@@ -47,7 +47,7 @@ Document = dict[str, Any]
 
 class Fleet:
     """``chains`` of peers, ``payload_bytes`` a version. As an async context manager it ends its processes. ``program``:
-    the module to run; None runs ``p2pcast`` itself from a fork server. ``plaintext``: links without TLS.
+    the module or the file to run; None runs ``p2pcast`` itself from a fork server. ``plaintext``: links without TLS.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Fleet:
         chains: int,
         payload_bytes: int,
         deadline_s: float,
-        program: str | None = "netem.fleet.hostile",
+        program: str | Path | None = "p2pcast.cli",
         *,
         plaintext: bool = True,
     ) -> None:
@@ -195,7 +195,8 @@ class Fleet:
     def _run(self, name: str, words: list[str]) -> Child:
         if self._program is None:
             return self._processes.fork(name, words)
-        return self._processes.start(name, [sys.executable, "-P", "-m", self._program, *words])
+        program = [str(self._program)] if isinstance(self._program, Path) else ["-m", self._program]
+        return self._processes.start(name, [sys.executable, "-P", *program, *words])
 
     def state_of(self, name: str) -> Path:
         return self.states.get(name, self.folder / name)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import subprocess
 import sys
@@ -50,7 +49,7 @@ class Tree:
     @property
     def environment(self) -> dict[str, str]:
         """Only this tree's code is importable, even if the work folder is our repository."""
-        return {**os.environ, "PYTHONPATH": str(self.path), "PYTHONSAFEPATH": "1"}
+        return step_run.with_path(self.path)
 
     def run(self, folder: Path, *words: object) -> str:
         """Run ``python WORDS`` with this tree's code to its end; returns its stdout. Raises LocalError."""
@@ -61,10 +60,10 @@ class Tree:
             raise LocalError(f"{self.name}: " + "\n".join(ended.error[-LINES:] or [ended.why]))
         return "\n".join(ended.out)
 
-    def bench(self, folder: Path, *words: object) -> dict[str, Any]:
-        """The document of ``p2pcast bench WORDS``. Raises LocalError."""
+    def bench(self, folder: Path, name: str, *words: object) -> dict[str, Any]:
+        """The document of a bench. Raises LocalError."""
         with tempfile.NamedTemporaryFile(dir=folder, suffix=".json") as file:
-            self.run(folder, "-m", "p2pcast.cli", "bench", *words, "--output", file.name)
+            self.run(folder, "-m", *step_run.bench_words(name, self.path), *words, "--output", file.name)
             document: dict[str, Any] = json.loads(Path(file.name).read_text())
             return document
 

@@ -1,5 +1,4 @@
-"""The parts of ``make bench``: commands of ``p2pcast bench`` with options that fit into half an hour on four cores, and
-their results.
+"""The parts of ``make bench``: benches with options that fit into half an hour on four cores, and their results.
 
 Each result is stored in ``FOLDER/NAME.json``, with the command, the machine and the time beside the document.
 
@@ -27,7 +26,7 @@ from netem.report.section_text import Section
 from p2pcast.files.atomic_files import atomic_write, explained
 from p2pcast.ground.errors import LocalError, UsageError
 
-COMMAND: Final = (sys.executable, "-P", "-m", "p2pcast.cli")
+COMMAND: Final = (sys.executable, "-m")
 LIMIT_S: Final = 1500.0
 """Limit after which a part counts as hung; every part takes less than a third of it on two cores."""
 
@@ -47,7 +46,12 @@ class Part:
     needs: tuple[str, ...] = ()
 
     def words(self, *, quick: bool) -> list[str]:
-        return ["bench", self.name, *shlex.split(self.quick if quick else self.options)]
+        """The words after ``python -m``."""
+        return [*step_run.bench_words(self.name), *shlex.split(self.quick if quick else self.options)]
+
+    def command(self, *, quick: bool) -> str:
+        """The command as a user types it."""
+        return f"python -m {' '.join(self.words(quick=quick))}".replace("python -m p2pcast.cli", "p2pcast")
 
 
 PARTS: Final[Mapping[str, Part]] = {
@@ -122,7 +126,7 @@ def measure(folder: Path, only: Sequence[str], *, quick: bool, show: Callable[[s
             show(f"{part.name}: left out, {missing}")
             made: Kept = {"part": part.name, "why": missing}
         else:
-            show(f"{part.name}: p2pcast {' '.join(part.words(quick=quick))}")
+            show(f"{part.name}: {part.command(quick=quick)}")
             made = _run(folder, part, quick=quick)
             if "why" in made:
                 show(f"{part.name}: failed, {made['why']}")
@@ -135,16 +139,16 @@ def measure(folder: Path, only: Sequence[str], *, quick: bool, show: Callable[[s
 def _run(folder: Path, part: Part, *, quick: bool) -> Kept:
     output = folder / f".{part.name}.part"
     output.unlink(missing_ok=True)
-    words = part.words(quick=quick)
     on, began, clock = machine(), datetime.now(UTC), time.monotonic()
     try:
-        ended = step_run.run([*COMMAND, *words, "--output", output], LIMIT_S, show=True)
+        command = [*COMMAND, *part.words(quick=quick), "--output", output]
+        ended = step_run.run(command, LIMIT_S, show=True, environment=step_run.with_path())
         took_s = time.monotonic() - clock
         if not output.exists():
             return {"part": part.name, "why": ended.why}
         return {
             "part": part.name,
-            "command": " ".join(["p2pcast", *words]),
+            "command": part.command(quick=quick),
             "quick": quick,
             "began": began.isoformat(timespec="seconds"),
             "took_s": round(took_s, 1),

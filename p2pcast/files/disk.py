@@ -4,7 +4,7 @@ Promise: every file that a daemon must find again is written, named, removed and
 including stores into shadows' maps. Without a watcher a step is the system call itself. A watcher sees every step
 before it happens and performs it. A recorder thus knows every state that a crash could leave
 (``tests/daemons/swarm/disk_image.py``), and a killer can end the process at any boundary
-(``netem.chaos.crash.killer``). All functions raise OSError.
+(``tests/chaos/killed_command.py``). All functions raise OSError.
 """
 
 from __future__ import annotations

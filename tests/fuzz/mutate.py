@@ -37,6 +37,8 @@ NUMBERS = (
     2**63 - 1,
     2**64 - 1,
 )
+PROMISES = (b"\xdd\xff\xff\xff\xff", b"\xdf\x00\x01\x00\x00", b"\xc6\x7f\xff\xff\xff", b"\xc9", b"\xc1", b"\xd6\xff")
+"""Headers of msgpack that promise more than there is, or that msgpack does not have."""
 HEAD_BYTES = 64
 """Every other change falls within these bytes, which hold lengths and counts."""
 
@@ -51,7 +53,7 @@ def mutated(data: bytes, others: Sequence[bytes], draw: random.Random) -> bytes:
 
 
 def _change(out: bytearray, at: int, others: Sequence[bytes], draw: random.Random) -> None:
-    kind, span = draw.randrange(9), draw.choice((1, 1, 2, 3, 4, 8, 16, 100, 1000))
+    kind, span = draw.randrange(10), draw.choice((1, 1, 2, 3, 4, 8, 16, 100, 1000))
     if kind == 0 and at < len(out):
         out[at] ^= 1 << draw.randrange(8)
     elif kind == 1 and at < len(out):
@@ -70,6 +72,8 @@ def _change(out: bytearray, at: int, others: Sequence[bytes], draw: random.Rando
         del out[at:]
     elif kind == 7 and at < len(out):
         out[at] = (out[at] + draw.choice((-1, 1))) % 256
+    elif kind == 8:
+        out[at:at] = draw.choice(PROMISES)
     else:
         other = draw.choice(others)
         begin = draw.randrange(len(other) + 1)

@@ -43,6 +43,7 @@ def main() -> int:
     os.environ["NUMBA_CACHE_DIR"] = str(options.found / "numba")
     if options.coverage and len(options.targets) == 1:
         return _by_coverage(options)
+    sys.path.append(str(Path(__file__).parents[2]))  # tests.fuzz
     from targets import TARGETS, WIDTHS
 
     WIDTHS[:] = options.widths

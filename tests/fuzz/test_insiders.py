@@ -12,7 +12,7 @@ import sys
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
-from insiders.campaign import UNEXPECTED, Infiltrated, Outcome, infiltrate
+from insiders.campaign import Infiltrated, Outcome, infiltrate
 from insiders.insider import FIRST, allowed
 from insiders.values import Nonsense, World
 
@@ -24,6 +24,7 @@ from p2pcast.process.background_tasks import Tasks, report_bug
 from p2pcast.process.events import Events
 from p2pcast.wire.connection_state import Side, State
 from p2pcast.wire.messages import RECORDS, SIGNED, Type, decode, encode_map
+from tests.chaos.daemon_logs import UNEXPECTED
 
 MESSAGES = 250
 MORE_BYTES = 128 * MIB

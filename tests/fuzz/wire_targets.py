@@ -12,7 +12,6 @@ from typing import Any, cast
 
 from aiohttp import web
 
-from netem.fleet.malformed import frames
 from p2pcast.daemon import http_server
 from p2pcast.ground.errors import IntegrityError, RemoteError, UsageError
 from p2pcast.ground.version import Version
@@ -21,6 +20,7 @@ from p2pcast.wire.connection import Connection, ConnectionRequest, Established, 
 from p2pcast.wire.connection_state import Side, State
 from p2pcast.wire.messages import MAX_BODY
 from rollout_node.in_engine import install_frames
+from tests.fuzz.wire_frames import frames
 
 PURPOSES = ("new", "data", "control", "publish", "engine")
 TOKEN = JoinToken(bytes(range(16)), bytes(range(100, 120)))

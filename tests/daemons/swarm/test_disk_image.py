@@ -8,10 +8,10 @@ import pytest
 from disk_image import Image, Left, RecordedStep
 from step_recorder import Recorder
 
-from netem.chaos.crash.kill_loops import kill_loops
 from p2pcast.files import disk
 from p2pcast.files.atomic_files import atomic_folder, atomic_write
 from p2pcast.process import event_loop
+from tests.chaos.kills import kill_loops
 
 
 def tree(folder):

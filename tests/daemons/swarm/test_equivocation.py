@@ -19,10 +19,11 @@ from pathlib import Path
 
 import pytest
 
-from netem.chaos.crash.killed_command import KILL_AT
 from netem.emulation.loopback import Net
 from netem.fleet.local_fleet import HUB, POLL_S, Fleet
 from p2pcast.process import event_loop
+from tests.chaos import killed_command
+from tests.chaos.killed_command import KILL_AT
 from tests.support.until import until
 
 KILLS = 1
@@ -40,7 +41,7 @@ def test_no_two_engines_ever_show_one_version_with_two_states(kills):
 
 async def _equivocate(draw: random.Random, kills: int) -> None:
     with tempfile.TemporaryDirectory(prefix="p2pcast-test-", dir="/dev/shm") as folder:
-        fleet = Fleet(Path(folder), Net(64e6), 3, 2, 256 * 1024, DEADLINE_S, "netem.chaos.crash.killed_command")
+        fleet = Fleet(Path(folder), Net(64e6), 3, 2, 256 * 1024, DEADLINE_S, Path(killed_command.__file__))
         async with fleet:
             shown: dict[str, set[str]] = defaultdict(set)
             watching = asyncio.ensure_future(_watch(fleet, shown))

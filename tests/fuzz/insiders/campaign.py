@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,13 +21,13 @@ from insiders.insider import Insider, Place
 from insiders.values import World
 
 from netem.emulation.loopback import Net
-from netem.fleet import process_stats
 from netem.fleet.local_fleet import HUB, Fleet
 from netem.fleet.processes import FleetError
 from p2pcast.ground.errors import P2PCastError
 from p2pcast.ground.limits import MIB
 from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire.connection_state import State
+from tests.chaos import daemon_logs, process_stats
 
 LEAD: Final = "p3"
 """A peer that leads an engine whose server does not answer; insiders connect to it."""
@@ -38,10 +37,6 @@ MESSAGES: Final = 250
 WALKS: Final = 4
 WARM: Final = 0.2
 """Share of the messages that are sent before memory is read for the first time: kernels load, quotas and caches fill.
-"""
-UNEXPECTED: Final = re.compile(r"Traceback|background task .* failed|never retrieved|Fatal|internal error")
-"""Log lines of an unexpected error: of a daemon's tasks and links (p2pcast.process.background_tasks), of its HTTP
-server, of the event loop and of the interpreter.
 """
 RANKS: Final = 0.2
 """Share of the messages that are sent while ranks are among the insiders."""
@@ -98,23 +93,11 @@ class Infiltrated(Fleet):
 
         await self._until(look, lambda: f"step {self.step} at {', '.join(sorted(waiting))}")
 
-    def unexpected(self) -> list[str]:
-        found = []
-        for name in [HUB, *self.names]:
-            lines = self.log(name).read_text(errors="replace").splitlines()
-            found += [
-                f"{name}: " + " | ".join(lines[at : at + 25])[:4000]
-                for at, line in enumerate(lines)
-                if UNEXPECTED.search(line)
-            ]
-        return found
-
     async def memory(self) -> dict[str, int]:
         held = {}
         for name in [HUB, *self.names]:
             await self.answers(name)
-            text, pid = await self.get(name, "metrics") or "", self.pid(name)
-            reading = None if pid is None or not text else process_stats.read(pid, 0.0, process_stats.said(text))
+            reading = await process_stats.reading(self, name, 0.0)
             if reading is None:
                 raise FleetError(f"{name} is gone")
             held[name] = reading.anonymous_bytes
@@ -152,7 +135,7 @@ async def infiltrate(fleet: Infiltrated, count: int, seed: int, outcome: Outcome
     await _version(fleet, outcome)
     after = await fleet.memory()
     outcome.memory = {name: (before[name], after[name]) for name in before}
-    outcome.unexpected = fleet.unexpected()
+    outcome.unexpected = daemon_logs.unexpected(fleet)
 
 
 async def _version(fleet: Infiltrated, outcome: Outcome) -> None:

@@ -7,12 +7,13 @@ import tracemalloc
 
 import pytest
 
-from netem.fleet.malformed import SAMPLES, frames, mutated
 from p2pcast.ground import limits
 from p2pcast.ground.errors import IntegrityError, RemoteError
 from p2pcast.wire.connection import HEADER, Connection
 from p2pcast.wire.connection_state import Side
 from p2pcast.wire.messages import Type, encode_map
+from tests.fuzz.mutate import mutated
+from tests.fuzz.wire_frames import frames, samples
 
 T = Type
 PURPOSES = ("data", "control", "publish", "engine")
@@ -54,18 +55,18 @@ def test_every_corpus_entry_is_valid_in_some_state(wires):
             valid += 1
         except RemoteError:
             pass
-    assert valid >= len(SAMPLES) + 4
+    assert valid >= len(samples()) + 4
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_mutations(wires, seed):
     draw = random.Random(seed)
-    entries = corpus(wires)
+    entries, others = corpus(wires), frames()
     tracemalloc.start()
     try:
         for _ in range(700):
             state, sender, data = draw.choice(entries)
-            feed(target(wires, state, sender), mutated(draw, data))
+            feed(target(wires, state, sender), mutated(data, others, draw))
         assert tracemalloc.get_traced_memory()[1] < 16 * limits.MIB
     finally:
         tracemalloc.stop()
@@ -81,7 +82,7 @@ def test_random_bytes(wires):
 
 def test_random_msgpack(wires):
     """Well-formed maps of the wrong things."""
-    draw = random.Random(10)
+    draw, bodies = random.Random(10), [sample for sample in samples() if sample[1]]
 
     def value(depth: int):
         return draw.choice(
@@ -99,7 +100,7 @@ def test_random_msgpack(wires):
         )
 
     for _ in range(700):
-        kind, body = draw.choice(SAMPLES)
+        kind, body = draw.choice(bodies)
         data = encode_map(body | {draw.choice(sorted(body)): value(0)})
         for state in PURPOSES:
             for side in Side:

@@ -1,1 +1,0 @@
-"""Models of a disk after a crash, and processes that crash at a chosen step."""
