@@ -1,74 +1,233 @@
-"""The options of a peer."""
+"""The settings of a peer, which are the options of `p2pcast join`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal, NamedTuple
 
-from p2pcast.checkpoint.folder_form import DEFAULT as STEP_FOLDERS
+import click
+
 from p2pcast.checkpoint.folder_form import FolderForm
-from p2pcast.ground.limits import SHADOW_KEPT_DAYS
-from p2pcast.rollouts.kv_policy import KvPolicy
+from p2pcast.cli import shared_settings as shared
+from p2pcast.cli.options import Address, Stripes
+from p2pcast.cli.settings import part, setting
+from p2pcast.ground import limits
+from p2pcast.ground.errors import UsageError
+from p2pcast.quantised.quantisation_kinds import KINDS
+from p2pcast.rollouts.kv_policy import KvPolicy, recomputes
 from p2pcast.store.retention import AT_A_PEER, Counts
 from p2pcast.transport.socket_options import Sockets
-from p2pcast.transport.stripe import DEFAULT
 from p2pcast.trust.join_token import JoinToken
-from rollout_node.engine.install_target import NO_WAIT, Role, Wait
-from rollout_node.installers.installer import Driver
-from rollout_node.sync.catchup_choice import Squashes
+
+Driver = Literal["peer", "external"]
+Role = Literal["lead", "member"]
+SafePoint = Literal["step", "drain"]
+Squashes = Literal["auto", "ask", "kept", "none"]
+
+SERVERS = ("vllm", "sglang")
+SPANS = "vllm:"
+"""Targets whose workers may run on several hosts."""
+TARGETS = "safetensors:DIR, vllm:URL, sglang:URL or exec:CMD"
+_STATE = shared.state_of("peer", named=True)
 
 
-@dataclass(frozen=True, slots=True)
+class Wait(NamedTuple):
+    """``limit_s``: longest time for running requests to end, with the safe point ``drain``."""
+
+    safe_point: SafePoint
+    limit_s: float
+
+
+NO_WAIT: Final = Wait("step", 600.0)
+
+
+def valid_target(text: str) -> str:
+    """``text``, if it names an install target. Raises UsageError."""
+    kind, colon, rest = text.partition(":")
+    if kind not in ("safetensors", *SERVERS, "exec") or not colon or not rest:
+        raise UsageError(f"{text!r} is not an install target: write {TARGETS}")
+    return text
+
+
+def _wait(commit_safe_point: SafePoint, drain_timeout_s: float) -> Wait:
+    return Wait(commit_safe_point, drain_timeout_s)
+
+
+def _engine(engine: str | None, role: Role | None) -> tuple[str, Role] | None:
+    if engine is not None and not 1 <= len(engine) <= limits.MAX_SPAN_NAME:
+        raise UsageError(f"--engine: a name has 1 to {limits.MAX_SPAN_NAME} characters")
+    if engine is not None and role is not None:
+        return engine, role
+    if engine is None and role is None:
+        return None
+    raise UsageError("--engine NAME and --role lead or --role member go together: one engine, workers on several hosts")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PeerConfig:
-    hub: tuple[str, int] | None
-    """None: the run has no hub, only a mirror."""
-    token: JoinToken
-    targets: tuple[str, ...]
-    state: Path
-    shadow: Path
-    name: str
-    shadow_days: float = SHADOW_KEPT_DAYS
-    """Days for which shadows of this user that no daemon uses are kept."""
-    base: Path | None = None
-    quantise: str | None = None
-    """Kind of quantised state that the engines take (``p2pcast.quantised.quantisation_kinds``); None: as published."""
-    region: str = ""
-    listen: tuple[str, int] = ("", 0)
-    advertise: tuple[tuple[str, int], ...] = ()
-    """Addresses that other nodes dial; empty: the address that the hub sees, and those of this machine."""
-    http: tuple[str, int] = ("127.0.0.1", 0)
-    http_per_address: int | None = None
-    """Open HTTP connections of one address; None: ``HttpLimits``."""
-    stripes: int | None = None
-    """TCP connections of a link; None: chosen by p2pcast.transport.stripe_count."""
-    sockets: Sockets = DEFAULT
-    kv: KvPolicy = "recompute"
-    wait: Wait = NO_WAIT
-    """The state of a vLLM engine in which it may switch."""
-    keep: int = 3
-    """Number of versions that an install folder (``safetensors:DIR``) keeps."""
-    folder_form: FolderForm = STEP_FOLDERS
-    """Names and markers of the folders in an install folder."""
-    counts: Counts = AT_A_PEER
-    """Number of artifacts that stay on disk."""
-    driver: Driver = "peer"
-    """The driver of the engines' switches: this peer, or a caller of POST /commit."""
-    rolling: int | None = None
-    """Largest number of engines that are switched at one time; None: all."""
-    callbacks: Any = None
-    """An object or module with ``before_commit`` or ``after_commit``: rollout_node.engine.callbacks."""
-    max_defer_s: float = 10.0
-    """Largest sum of a callback's deferrals of one version at one engine, in seconds."""
-    engine: tuple[str, Role] | None = None
-    """For an engine whose workers run on several hosts: its name, and this peer's role."""
-    squashes: Squashes = "auto"
-    """Use of squashed deltas when this peer is behind: rollout_node.sync.catchup_choice."""
-    plaintext: bool = False
-    """Links without TLS; the token must say the same."""
-    join_timeout_s: float = 60.0
-    """Time for which a first join retries while the hub is out of reach, in seconds; 0: no limit."""
-    max_age_s: float | None = None
-    """Age of the last news of the newest version beyond which the peer is unready, in seconds; None: no limit."""
-    mirror: str | None = None
-    """URL of the object store that serves versions while no hub is in reach."""
+    """``hub``: None: the run has no hub, only a mirror."""
+
+    hub: tuple[str, int] | None = setting(None, argument=True, type=Address(None, 7077))
+    mirror: str | None = setting(
+        None,
+        "The run's mirror, s3://BUCKET/PREFIX or file:///FOLDER; the source of versions when the hub is unreachable.",
+        flag="from",
+        metavar="URL",
+    )
+    token: JoinToken = part(
+        shared.join_token,
+        token_file=setting(None, "File with the join token that `p2pcast seed` wrote; or set P2PCAST_TOKEN."),
+    )
+    targets: tuple[str, ...] = setting(
+        (),
+        f"Install target for every version: {TARGETS}; repeatable.",
+        flag="install",
+        metavar="TARGET",
+        reads=valid_target,
+    )
+    base: Path | None = setting(
+        None, "Local Hugging Face folder with the run's version 0, so that the first join downloads only deltas."
+    )
+    quantise: str | None = setting(
+        None,
+        "Kind of quantised state that this peer's engines take, computed here from each version: a copy in memory "
+        "beside the shadow.  [default: as published]",
+        choices=list(KINDS),
+    )
+    state: Path = setting(text="Folder for this peer's keys and artifacts on disk.", absent=_STATE)
+    shadow: Path = shared.shadow_of(_STATE)
+    shadow_days: float = shared.shadow_days()
+    listen: tuple[str, int] = setting(
+        ":0", "Address on which this peer accepts other peers.", type=Address(""), show="any free port"
+    )
+    advertise: tuple[tuple[str, int], ...] = setting(
+        (),
+        "Address at which other peers reach this one, instead of the detected addresses; repeatable.",
+        type=Address(),
+    )
+    http: tuple[str, int] = setting(
+        "127.0.0.1:0", "Address of the HTTP server for status, metrics and commands.", type=Address("127.0.0.1")
+    )
+    http_per_address: int | None = shared.http_per_address()
+    squashes: Squashes = setting(
+        "auto",
+        "Squashes (one delta in place of many) that a late peer may use. auto: the hub makes one where that saves "
+        "time. ask: always. kept: only those that the hub already has. none: no squashes.",
+    )
+    region: str = setting(
+        "",
+        "Label of this site. Links inside a region count as short, and its peers share one WAN path. Without a label "
+        "the peer counts as alone.",
+        show=False,
+    )
+    name: str = shared.node_name(
+        "Unique name of this node in status and for `p2pcast evict`.  [default: the host's name]"
+    )
+    stripes: int | None = setting(
+        "auto",
+        "TCP connections to the parent, 1 to 64; auto: chosen by round-trip time, rate and congestion control.",
+        type=Stripes(),
+    )
+    sockets: Sockets = shared.sockets()
+    kv: KvPolicy = setting(
+        "recompute",
+        "KV cache after a switch to new weights. recompute: recomputed; salt: kept for clients that send "
+        "cache_salt=BRANCH.STEP; keep: kept as it is.",
+    )
+    wait: Wait = part(
+        _wait,
+        NO_WAIT,
+        commit_safe_point=setting(
+            "step",
+            "State in which a vLLM engine switches. step: between two steps, so that a running request goes on with "
+            "the new weights. drain: after the running requests have ended, while new requests wait.",
+        ),
+        drain_timeout_s=setting(
+            600.0,
+            "Longest time in seconds for running requests to end, with --commit-safe-point drain.",
+            above=0.0,
+            high=86400.0,
+        ),
+    )
+    counts: Counts = shared.retention(AT_A_PEER)
+    keep: int = setting(3, "Number of versions kept in safetensors:DIR.", 1)
+    folder_form: FolderForm = shared.step_folders("in safetensors:DIR")
+    driver: Driver = setting(
+        "peer",
+        "Program that switches engines. peer: this daemon; external: your orchestrator, by POST /commit.",
+    )
+    rolling: int | None = setting(
+        None, "Greatest number of engines that switch at the same time.  [default: all]", 1, metavar="K"
+    )
+    callbacks: Any = setting(
+        None,
+        "Python module or object with your before_commit(version) and after_commit(version, error).",
+        type=click.STRING,
+        metavar="PKG.MODULE[:OBJECT]",
+    )
+    """The object of that name, once `p2pcast join` has loaded the module."""
+    max_defer_s: float = setting(
+        10.0, "Longest time in seconds for which before_commit may defer a version.", 0.0, 3600.0
+    )
+    join_timeout_s: float = setting(
+        60.0,
+        "Time limit in seconds for the first join to reach the hub; 0: no limit. A later start needs no hub.",
+        0.0,
+    )
+    max_age_s: float | None = setting(
+        None,
+        "Greatest age in seconds of the last word on the newest version, from hub, swarm or mirror; an older one makes "
+        "the peer unready.  [default: no limit]",
+        above=0.0,
+    )
+    engine: tuple[str, Role] | None = part(
+        _engine,
+        None,
+        engine=setting(
+            None,
+            "Name of an engine whose workers run on several hosts; each host runs a peer.",
+            metavar="NAME",
+        ),
+        role=setting(
+            None,
+            "This peer's role in --engine. lead: the one peer with --install vllm:URL; member: every other peer.",
+        ),
+    )
+    plaintext: bool = shared.plaintext()
+
+    def checked(self) -> PeerConfig:
+        """Raises UsageError for settings that do not fit together."""
+        if self.hub is None and self.mirror is None:
+            raise UsageError("no hub to join: give HUB, or the run's mirror with --from URL")
+        if self.hub is None and self.engine is not None:
+            raise UsageError("--engine needs HUB: members learn their lead's address from the hub")
+        spans = sum(target.startswith(SPANS) for target in self.targets)
+        role = None if self.engine is None else self.engine[1]
+        if role == "lead" and spans != 1:
+            raise UsageError(
+                f"the lead of an engine drives its server: give exactly one --install vllm:URL, not {spans}"
+            )
+        if role == "member" and spans:
+            raise UsageError(
+                "a member serves the workers of its host, the lead drives the server: leave --install vllm:URL to the "
+                "lead"
+            )
+        if role != "member" and not self.targets:
+            raise UsageError(f"nothing to install into: give --install {TARGETS}")
+        if self.wait.safe_point == "drain" and not recomputes(self.kv):
+            raise UsageError(
+                f"--kv {self.kv} keeps keys and values of old weights for later requests: --commit-safe-point drain "
+                "needs --kv recompute"
+            )
+        if self.wait.safe_point == "drain" and self.driver == "external":
+            raise UsageError(
+                "--commit-safe-point drain is for --driver peer: with --driver external, your orchestrator pauses the "
+                "engine, so let it pause with mode=wait"
+            )
+        if self.quantise is not None and self.engine is not None:
+            raise UsageError(
+                "--quantise is for engines on one host: leave out --engine, or publish with seed --quantise"
+            )
+        self.token.check_links(plaintext=self.plaintext)
+        return self

@@ -50,8 +50,10 @@ def help_texts(nodes: list[ast.AST]) -> Iterator[Text]:
     """Help of options and arguments."""
     for node in nodes:
         match node:
-            case ast.keyword(arg="help", value=ast.Constant(value=str(text))):
+            case ast.keyword(arg="help" | "text", value=ast.Constant(value=str(text))):
                 yield node.value.lineno, text
+            case ast.Call(func=ast.Name(id="setting"), args=[_, ast.Constant(value=str(text)), *_]):
+                yield node.lineno, text
 
 
 def scenario_texts(source: str) -> Iterator[Text]:

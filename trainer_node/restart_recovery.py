@@ -21,14 +21,13 @@ from p2pcast.files.append_log import AppendLog
 from p2pcast.ground.errors import IntegrityError, LocalError
 from p2pcast.ground.version import Version
 from p2pcast.store.artifact_store import Store
+from trainer_node.hub_config import RECALL_S
 from trainer_node.publish.version_numbers import VersionNumbers
 
 logger = logging.getLogger("p2pcast.hub")
 
 R = TypeVar("R", Durable, Open)
 
-RECALL_S = 10.0
-"""Time for the peers of the last process to return, in seconds: several of their longest retry delays."""
 ROSTER = "peers.log"
 MOST_IDLE_RECORDS = 1024
 """Records in the roster's file beyond one a peer, before the file is rewritten."""

@@ -135,7 +135,7 @@ BYTES = """
 
 
 async def _serve(folder: Path, port: int, peers: int) -> None:
-    config = HubConfig(None, folder / "hub", folder / "shadow", http=("127.0.0.1", port), plaintext=True)
+    config = HubConfig(state=folder / "hub", shadow=folder / "shadow", http=("127.0.0.1", port), plaintext=True)
     config = replace(config, listen=("127.0.0.1", 0), token_file=folder / "token")
     async with opened(config) as hub:
         _populate(hub, peers)

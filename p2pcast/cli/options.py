@@ -12,15 +12,14 @@ from typing import Any, TypeVar, cast
 import click
 from rich.console import Console
 
-from p2pcast.checkpoint.folder_form import MARKERS, StepNames
+from p2pcast.checkpoint.folder_form import StepNames
 from p2pcast.files.atomic_files import atomic_write
 from p2pcast.ground.addresses import parse_address
 from p2pcast.ground.errors import UsageError
-from p2pcast.ground.limits import LEAST_OF_ADDRESS, MAX_KEPT, MAX_STRIPES, SHADOW_KEPT_DAYS
+from p2pcast.ground.limits import LEAST_OF_ADDRESS, MAX_STRIPES
 from p2pcast.ground.plain_text import written_text
 from p2pcast.ground.version import Version
 from p2pcast.process.daemon_process import parse_rate
-from p2pcast.store.retention import KEEP_ANCHORS, KEEP_DELTAS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -121,17 +120,6 @@ def seconds(command: str, option: str, kind: click.FloatRange, default: float | 
     )
 
 
-def shadow_days(function: F) -> F:
-    """``--shadow-days DAYS``."""
-    return click.option(
-        "--shadow-days",
-        type=click.FloatRange(0),
-        metavar="DAYS",
-        default=SHADOW_KEPT_DAYS,
-        help="Days for which shadows in /dev/shm stay that no daemon uses; removed at this start; inf: always kept.",
-    )(function)
-
-
 def http_per_address(function: F) -> F:
     """``--http-per-address COUNT``."""
     return click.option(
@@ -141,74 +129,6 @@ def http_per_address(function: F) -> F:
         help=(
             "Open HTTP connections of one address, or of one /64 of IPv6.  [default: half of all, at least "
             f"{LEAST_OF_ADDRESS}]"
-        ),
-    )(function)
-
-
-def step_folders(where: str) -> Callable[[F], F]:
-    """``--step-names PATTERN`` and ``--step-marker STYLE`` of the folders ``where``."""
-
-    def options(function: F) -> F:
-        names = click.option(
-            "--step-names",
-            type=StepNamesType(),
-            default=str(StepNames()),
-            help=f"Names of the step folders {where}, such as weight_v{{step:06}}: 6 digits or more.",
-        )
-        marker = click.option(
-            "--step-marker",
-            type=click.Choice(list(MARKERS)),
-            default=next(iter(MARKERS)),
-            help=(
-                f"Files that say that a step folder {where} is complete. STABLE: this file; prime-rl: .finished and "
-                "the markers before it; none: no file."
-            ),
-        )
-        return names(marker(function))
-
-    return options
-
-
-def retention(function: F) -> F:
-    """``--keep-deltas``, ``--keep-anchors``."""
-    deltas = click.option(
-        "--keep-deltas",
-        type=click.IntRange(1, MAX_KEPT),
-        metavar="N",
-        help=f"Deltas kept on disk: the newest N, and all that the newest version needs.  [default: {KEEP_DELTAS}]",
-    )
-    anchors = click.option(
-        "--keep-anchors",
-        type=click.IntRange(1, MAX_KEPT),
-        metavar="N",
-        help=(
-            "Anchors (whole states) kept on disk: the newest N, and the bases of kept deltas.  [default: "
-            f"{KEEP_ANCHORS}]"
-        ),
-    )
-    return deltas(anchors(function))
-
-
-def congestion(function: F) -> F:
-    """``--congestion NAME``."""
-    return click.option(
-        "--congestion",
-        metavar="NAME",
-        help=(
-            "TCP congestion control for the data that this daemon sends.  [default: bbr where the kernel has it, "
-            "otherwise the kernel's default]"
-        ),
-    )(function)
-
-
-def plaintext(function: F) -> F:
-    """``--plaintext``: links without TLS; links use TLS by default."""
-    return click.option(
-        "--plaintext",
-        is_flag=True,
-        help=(
-            "Links without encryption, for loopback and closed networks: the network can read the weights. Joining "
-            "still takes the token, shared by all nodes, and weights are still signed."
         ),
     )(function)
 

@@ -2,80 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
 
 from p2pcast.checkpoint.folder_form import FolderForm
-from p2pcast.ground import limits
 from p2pcast.ground.errors import UsageError
-from p2pcast.rollouts.kv_policy import KvPolicy, recomputes
+from p2pcast.rollouts.kv_policy import KvPolicy
 from rollout_node.engine.multi_host_installer import MultiHostInstaller
 from rollout_node.engine.multi_host_leader import MultiHostLeader
 from rollout_node.installers.checkpoint_folder import SmallFiles
 from rollout_node.installers.engine_server import EngineServer
 from rollout_node.installers.install_socket import InstallSocket
-from rollout_node.installers.installer import Driver, Installer
-from rollout_node.installers.safe_point import SafePoint
-
-Role = Literal["lead", "member"]
-
-KINDS = "safetensors:DIR, vllm:URL, sglang:URL or exec:CMD"
-SERVERS = ("vllm", "sglang")
-SPANS = "vllm:"
-"""Targets whose workers may run on several hosts."""
-
-
-def check(text: str) -> None:
-    """Raises UsageError unless ``text`` names a target."""
-    kind, colon, rest = text.partition(":")
-    if kind not in ("safetensors", *SERVERS, "exec") or not colon or not rest:
-        raise UsageError(f"{text!r} is not an install target: write {KINDS}")
-
-
-def check_span(targets: Sequence[str], engine: str | None, role: str | None) -> None:
-    """Raises UsageError where --engine, --role and the targets contradict each other."""
-    if (engine is None) != (role is None):
-        raise UsageError(
-            "--engine NAME and --role lead or --role member go together: one engine, workers on several hosts"
-        )
-    if engine is not None and not 1 <= len(engine) <= limits.MAX_SPAN_NAME:
-        raise UsageError(f"--engine: a name has 1 to {limits.MAX_SPAN_NAME} characters")
-    spans = sum(t.startswith(SPANS) for t in targets)
-    if role == "lead" and spans != 1:
-        raise UsageError(f"the lead of an engine drives its server: give exactly one --install vllm:URL, not {spans}")
-    if role == "member" and spans:
-        raise UsageError(
-            "a member serves the workers of its host, the lead drives the server: leave --install vllm:URL to the lead"
-        )
-    if role != "member" and not targets:
-        raise UsageError(f"nothing to install into: give --install {KINDS}")
-
-
-def check_wait(safe_point: str, kv: KvPolicy, driver: str) -> None:
-    """Raises UsageError where --commit-safe-point contradicts other options."""
-    if safe_point != "drain":
-        return
-    if not recomputes(kv):
-        raise UsageError(
-            f"--kv {kv} keeps keys and values of old weights for later requests: --commit-safe-point drain needs --kv "
-            "recompute"
-        )
-    if driver == "external":
-        raise UsageError(
-            "--commit-safe-point drain is for --driver peer: with --driver external, your orchestrator pauses the "
-            "engine, so let it pause with mode=wait"
-        )
-
-
-class Wait(NamedTuple):
-    """``limit_s``: longest time for running requests to end, with the safe point ``drain``."""
-
-    safe_point: SafePoint
-    limit_s: float
-
-
-NO_WAIT: Final = Wait("step", 600.0)
+from rollout_node.installers.installer import Installer
+from rollout_node.peer_config import SERVERS, SPANS, Driver, Wait, valid_target
 
 
 class Targets:
@@ -110,7 +48,7 @@ class Targets:
 
     def installer(self, text: str) -> Installer:
         """Raises UsageError."""
-        check(text)
+        valid_target(text)
         kind, _, rest = text.partition(":")
         if kind == "safetensors":
             from rollout_node.installers.checkpoint_folder import FolderInstaller

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable
-from typing import Literal
+from typing import TYPE_CHECKING
 
 from p2pcast.ground.limits import MIB
 from p2pcast.ground.version import Version
@@ -21,7 +21,8 @@ from p2pcast.relay.artifact_path import Edge, Rates, cheapest_path, expected_byt
 from p2pcast.relay.tuning import SQUASH_LEAST_GAIN_S
 from p2pcast.wire import messages
 
-Squashes = Literal["none", "kept", "auto", "ask"]
+if TYPE_CHECKING:
+    from rollout_node.peer_config import Squashes
 
 ANSWER_S = 2.0
 """Time for the hub's answer whether it makes a squash, in seconds."""

@@ -27,7 +27,7 @@ from trainer_node.rollout_summary import RolloutSummary
 async def hub(encoder: Encoder, tmp_path: Path) -> SimpleNamespace:
     membership, lifecycle = Membership(1, 1e9), SimpleNamespace(published=None, skipped={"step_1": "bad"})
     (tmp_path / "shadow").mkdir(exist_ok=True)
-    config = HubConfig(None, tmp_path, tmp_path / "shadow")
+    config = HubConfig(state=tmp_path, shadow=tmp_path / "shadow")
     commits = SimpleNamespace(mode="auto", target=Version(0, 1), status=lambda: None, outcomes=Counter(failed=2))
     view = HubView(
         config, Tasks(encoder.events), encoder.events, encoder.node, {},

@@ -41,8 +41,6 @@ from trainer_node.membership.peer_session import PeerSession
 
 logger = logging.getLogger("p2pcast.hub")
 
-LIFETIME_S = 14 * 86400.0
-"""Lifetime of a certificate, in seconds. Peers renew it after a third, so a hub may be away for nine days."""
 SEEN_S = 3600.0
 """Interval, in seconds, at which the connected peers are noted on disk: a restarted hub knows to this precision how
 long a node has been away.

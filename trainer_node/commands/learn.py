@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import click
 
 from p2pcast.cli import config as config_file
 from p2pcast.cli import exit_code
-from p2pcast.cli.options import PATH
+from p2pcast.cli.settings import PATH, made, settings_of
+from p2pcast.cli.settings import table as table_of
 from p2pcast.ground.errors import UsageError
 
 
@@ -72,7 +72,7 @@ def read(path: Path, overrides: tuple[str, ...] = ()) -> Any:
     """The configuration of a file, with ``TABLE.KEY=VALUE`` replaced. Raises UsageError."""
     from trainer_node.learning.learner_config import TABLES, LearnerConfig
 
-    group = click.Group("learn", commands={name: _command(name, table) for name, table in TABLES.items()})
+    group = click.Group("learn", commands={name: table_of(kind, name) for name, kind in TABLES.items()})
     values = config_file.tables(path, group)
     for override in overrides:
         table, key, value = _override(override)
@@ -85,7 +85,7 @@ def read(path: Path, overrides: tuple[str, ...] = ()) -> Any:
             values[table][option.name] = option.type.convert(value, option, click.Context(command))
         except click.BadParameter as error:
             raise UsageError(f"--set {override}: {error.message}") from None
-    return LearnerConfig(**{name: table(**values[name]) for name, table in TABLES.items()})
+    return LearnerConfig(**{name: made(kind, values[name]) for name, kind in TABLES.items()})
 
 
 def show(resolved: Any) -> str:
@@ -94,45 +94,14 @@ def show(resolved: Any) -> str:
 
     lines = []
     document = resolved.document()
-    for name, table in TABLES.items():
+    for name, kind in TABLES.items():
         lines.append(f"[{name}]")
-        helps = {f.name.replace("_", "-"): f.metadata["help"] for f in fields(table)}
+        helps = {each.name.replace("_", "-"): each.help for each in settings_of(kind)}
         for key, value in document[name].items():
             text = "" if value is None else f"{key} = {json.dumps(value)}"
             lines += [f"# {helps[key]}", text or f"# {key} ="]
         lines.append("")
     return "\n".join(lines)
-
-
-def _command(name: str, table: type[Any]) -> click.Command:
-    """A table as a command whose options are its keys: the reader of configuration files then checks it."""
-    hints = get_type_hints(table)
-    options: list[click.Parameter] = [
-        click.Option(
-            [f"--{field.name.replace('_', '-')}", field.name],
-            type=_type(hints[field.name], field.metadata["low"], field.metadata["high"]),
-            default=field.default,
-            is_flag=hints[field.name] is bool,
-            help=field.metadata["help"],
-            show_default=True,
-        )
-        for field in fields(table)
-    ]
-    return click.Command(name, params=options, help=table.__doc__)
-
-
-def _type(hint: Any, low: float | None, high: float | None) -> click.ParamType[Any] | None:
-    from trainer_node.learning.learner_config import choices
-
-    if values := choices(hint):
-        return click.Choice(values)
-    if hint is int:
-        return click.IntRange(None if low is None else int(low), None if high is None else int(high))
-    if hint is float:
-        return click.FloatRange(low, high)
-    if hint in (Path, Path | None):
-        return PATH
-    return click.BOOL if hint is bool else click.STRING
 
 
 def _override(text: str) -> tuple[str, str, str]:

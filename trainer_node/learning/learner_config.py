@@ -1,26 +1,22 @@
 """The configuration of a learner: one table of a TOML file for each class here, one key for each field.
 
-A field's ``help`` is a noun phrase with its unit. ``trainer_node.commands.learn`` makes options of the fields, and the
-reader of ``--config`` files checks them. Underscores of a name become dashes of a key.
+``trainer_node.commands.learn`` makes options of the fields, and the reader of ``--config`` files checks them.
+Underscores of a name become dashes of a key.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, Literal, get_args, get_type_hints
+from typing import Any, Final, Literal, get_type_hints
 
+from p2pcast.cli.settings import setting
 from p2pcast.ground.errors import UsageError
 from p2pcast.rollouts.overlong import Overlong
 from p2pcast.rollouts.probe_set import MAX_SEQUENCES
 from p2pcast.sparse.budget_guard import FLOOR, TARGET, GuardOptions
 from trainer_node.learning.objective.policy_loss import LossOptions
 from trainer_node.learning.trained_weights import Masters, OptimizerOptions
-
-
-def setting(default: Any, text: str, low: float | None = None, high: float | None = None) -> Any:
-    """A field of a table: its default, its help text, and the range of a number."""
-    return field(default=default, metadata={"help": text, "low": low, "high": high})
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +266,3 @@ class LearnerConfig:
 
 TABLES: Final[dict[str, type[Any]]] = dict(get_type_hints(LearnerConfig))
 """Table → its class."""
-
-
-def choices(hint: Any) -> tuple[str, ...]:
-    """The values of a Literal; none for another type."""
-    return get_args(hint) if str(hint).startswith("typing.Literal") else ()

@@ -5,25 +5,52 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from p2pcast.checkpoint.folder_form import DEFAULT
+from p2pcast.cli.options import TOKEN_VARIABLE
+from p2pcast.cli.settings import made
 from p2pcast.ground.errors import UsageError
 from p2pcast.ground.limits import MAX_SPAN_NAME
-from rollout_node.engine.install_target import NO_WAIT, Targets, check, check_span, check_wait
+from p2pcast.trust.join_token import JoinToken
+from rollout_node.commands.join import join
+from rollout_node.engine.install_target import Targets
 from rollout_node.engine.multi_host_installer import MultiHostInstaller
 from rollout_node.engine.multi_host_leader import MultiHostLeader
 from rollout_node.installers.checkpoint_folder import FolderInstaller
 from rollout_node.installers.engine_installer import EngineInstaller
 from rollout_node.installers.install_socket import InstallSocket
+from rollout_node.peer_config import NO_WAIT, PeerConfig, Wait, valid_target
 
+TOKEN = str(JoinToken(bytes(16), bytes(20)))
 FOLDER, SERVER = "safetensors:out", "vllm:http://127.0.0.1:8000"
+
+
+def configured(*words: str) -> PeerConfig:
+    """The record of a command line."""
+    given = join.make_context("join", ["127.0.0.1:1", "--plaintext", *words]).params
+    return made(PeerConfig, given).checked()
+
+
+def of_span(targets: list[str], engine: str | None, role: str | None) -> PeerConfig:
+    words = [f"--install={target}" for target in targets]
+    words += [] if engine is None else ["--engine", engine]
+    return configured(*words, *([] if role is None else ["--role", role]))
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
 
 
 @pytest.mark.parametrize("text", ["", "vllm", "vllm:", "sglang:", ":x", "tape:x", "safetensors"])
 def test_invalid_targets_are_refused(text):
     with pytest.raises(UsageError, match="is not an install target"):
-        check(text)
+        valid_target(text)
+    with pytest.raises(click.BadParameter, match="is not an install target") as refusal:
+        configured("--install", text)
+    assert "'--install'" in refusal.value.format_message()
 
 
 @pytest.mark.parametrize(
@@ -38,7 +65,9 @@ def test_invalid_targets_are_refused(text):
     ],
 )
 def test_valid_combinations_of_targets_are_accepted(targets, engine, role):
-    check_span(targets, engine, role)
+    found = of_span(targets, engine, role)
+    assert found.targets == tuple(targets)
+    assert found.engine == (None if engine is None else (engine, role))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +87,7 @@ def test_valid_combinations_of_targets_are_accepted(targets, engine, role):
 )
 def test_invalid_combinations_of_targets_are_refused(targets, engine, role, why):
     with pytest.raises(UsageError, match=why):
-        check_span(targets, engine, role)
+        of_span(targets, engine, role)
 
 
 @pytest.mark.parametrize(
@@ -90,10 +119,22 @@ async def test_a_lead_leads_its_server_and_nothing_else(tmp_path: Path):
 
 
 def test_a_drain_contradicts_kept_caches_and_foreign_pauses() -> None:
-    check_wait("drain", "recompute", "peer")
-    check_wait("step", "keep", "external")
+    given, drain = ("--install", SERVER), ("--commit-safe-point", "drain")
+    assert configured(*given, *drain, "--drain-timeout", "5").wait == Wait("drain", 5.0)
+    assert configured(*given, "--kv", "keep", "--driver", "external").wait == NO_WAIT
     for kv in ("keep", "salt"):
         with pytest.raises(UsageError, match="needs --kv recompute"):
-            check_wait("drain", kv, "peer")
+            configured(*given, *drain, "--kv", kv)
     with pytest.raises(UsageError, match="mode=wait"):
-        check_wait("drain", "recompute", "external")
+        configured(*given, *drain, "--driver", "external")
+
+
+def test_a_peer_needs_a_hub_or_a_mirror() -> None:
+    with pytest.raises(UsageError, match="no hub to join"):
+        made(PeerConfig, join.make_context("join", ["--plaintext", "--install", SERVER]).params).checked()
+
+
+def test_a_name_that_looks_like_an_id_is_refused_with_its_option() -> None:
+    with pytest.raises(click.BadParameter, match="looks like a node's id") as refusal:
+        configured("--install", SERVER, "--name", "0123456789")
+    assert "'--name'" in refusal.value.format_message()

@@ -1,0 +1,220 @@
+"""Fields of a configuration record as options, environment variables and keys of a TOML file.
+
+A program reads its settings from a frozen dataclass. A field of it is a ``setting``; or a ``part``, where several
+options make one value. ``options`` makes the options of a command from such a record, in the order of its fields, and
+hands the record to the command. ``table`` makes the keys of one table of a TOML file.
+
+- The option of ``max_lag_s`` is ``--max-lag``. Its variable is P2PCAST, COMMAND and MAX_LAG, joined by underscores.
+- The type comes from the annotation: a number has the setting's range, a ``Literal`` is a choice, a ``bool`` is a flag,
+  and a ``tuple[T, ...]`` is repeatable.
+- The error of a wrong value names the option; or the key, and its line in the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from functools import wraps
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_args, get_origin, get_type_hints
+
+import click
+
+from p2pcast.ground.errors import UsageError
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+PATH = click.Path(path_type=Path)
+REQUIRED = MISSING
+"""Default of a setting that the user has to give, unless ``absent`` gives it."""
+
+
+class How(TypedDict, total=False):
+    """How an option differs from what the annotation says.
+
+    ``above``: lower bound of a number, excluded. ``below``: upper bound, excluded. ``choices``: of a text. ``type``: in
+    place of the annotation's. ``name``: of the parameter, if not the field's. ``flag``: the option's name, if not the
+    parameter's. ``argument``: no option. ``inverse``: a flag that makes the field false. ``unit``: the field's value is
+    the option's times this. ``absent``: gives the value where the user gives none, from the values that the user gives.
+    ``reads``: checks and converts a value, or each of several; raises UsageError. ``show``: the default as the help
+    text shows it. ``complete``: for shells.
+    """
+
+    above: float
+    below: float
+    choices: Sequence[str]
+    type: click.ParamType[Any]
+    name: str
+    flag: str
+    argument: bool
+    inverse: bool
+    unit: int
+    metavar: str
+    absent: Callable[[Mapping[str, Any]], Any]
+    reads: Callable[[Any], Any]
+    show: bool | str
+    complete: Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Of the parameter ``name``. ``default``: as the user writes it."""
+
+    name: str
+    hint: Any
+    default: Any
+    help: str
+    low: float | None
+    high: float | None
+    how: How
+
+    def option(self, command: str | None) -> Callable[[F], F]:
+        """The decorator that adds the option. ``command``: the beginning of the variable's name; None: no variable."""
+        how, required = self.how, self.default is REQUIRED
+        flag = how.get("flag", self.name.removesuffix("_s")).replace("_", "-")
+        attributes: dict[str, Any] = {
+            "type": self._type(),
+            "metavar": how.get("metavar", "SECONDS" if self.name.endswith("_s") else None),
+            "callback": self._read if "reads" in how else None,
+            "shell_complete": how.get("complete"),
+            "envvar": None if command is None else f"P2PCAST_{command}_{flag.replace('-', '_')}".upper(),
+        }
+        if not required:
+            attributes["default"] = None if self.default == () else self.default
+        elif "absent" not in how:
+            attributes["required"] = True
+        if how.get("argument"):
+            return click.argument(self.name, **attributes)
+        attributes |= {"help": self.help, "show_default": how.get("show"), "is_flag": self.hint is bool}
+        return click.option(f"--{flag}", self.name, multiple=_is_several(self.hint), **attributes)
+
+    def _type(self) -> click.ParamType[Any]:
+        how = self.how
+        hint = get_args(self.hint)[0] if _is_several(self.hint) else self.hint
+        if "type" in how:
+            return how["type"]
+        if chosen := how.get("choices") or choices(hint):
+            return click.Choice(list(chosen))
+        if hint in (int, float):
+            kind: Any = click.IntRange if hint is int else click.FloatRange
+            low, high = how.get("above", self.low), how.get("below", self.high)
+            made: click.ParamType[Any] = kind(low, high, min_open="above" in how, max_open="below" in how)
+            return made
+        return {Path: PATH, bool: click.BOOL, str: click.STRING}[hint]
+
+    def _read(self, ctx: click.Context, _parameter: click.Parameter, value: Any) -> Any:
+        if value is None or ctx.resilient_parsing:
+            return value
+        reads = self.how["reads"]
+        try:
+            return tuple(map(reads, value)) if _is_several(self.hint) else reads(value)
+        except UsageError as error:
+            raise click.BadParameter(str(error)) from None
+
+    def value(self, given: Mapping[str, Any]) -> Any:
+        """The field's value, from the values that the user gives."""
+        value, how = given[self.name], self.how
+        if value is None:
+            return how["absent"](given) if "absent" in how else None
+        return not value if how.get("inverse") else value * how["unit"] if "unit" in how else value
+
+
+def setting(
+    default: Any = REQUIRED, text: str = "", low: float | None = None, high: float | None = None, **how: Unpack[How]
+) -> Any:
+    """A field that one option sets: its default as the user writes it, its help text, and the range of a number."""
+    value = default
+    if isinstance(default, str) and "type" in how:
+        value = how["type"].convert(default, None, None)
+    elif how.get("inverse"):
+        value = not default
+    elif "unit" in how:
+        value = default * how["unit"]
+    return field(default=value, metadata={"settings": {"": (default, text, low, high, how)}})
+
+
+def part(make: Callable[..., Any], default: Any = REQUIRED, **settings: Any) -> Any:
+    """A field that ``make`` makes of several options. ``settings``: one ``setting`` for each of its parameters, whose
+    annotations say the types.
+    """
+    stated = {name: one.metadata["settings"][""] for name, one in settings.items()}
+    return field(default=default, metadata={"make": make, "settings": stated})
+
+
+def _parts(record: type[Any]) -> Iterator[tuple[str, Callable[..., Any] | None, list[Setting]]]:
+    """Each field that options set, with the maker of a part, and the settings."""
+    hints = get_type_hints(record)
+    for one in fields(record):
+        if "settings" in one.metadata:
+            make = one.metadata.get("make")
+            known = hints if make is None else get_type_hints(make)
+            yield (
+                one.name,
+                make,
+                [
+                    Setting(
+                        how.get("name", name or one.name),
+                        _plain(known[name or one.name]),
+                        default,
+                        text,
+                        low,
+                        high,
+                        how,
+                    )
+                    for name, (default, text, low, high, how) in one.metadata["settings"].items()
+                ],
+            )
+
+
+def settings_of(record: type[Any]) -> list[Setting]:
+    """All settings of a record, in the order of its fields."""
+    return [each for _, _, settings in _parts(record) for each in settings]
+
+
+def options(record: type[Any], command: str | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The options of a record's fields, for a function whose first argument is the record. ``command``: the beginning
+    of the variables' names, as in ``seed``; None: there are no variables.
+    """
+    settings = settings_of(record)
+    names = {each.name for each in settings}
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def called(**given: Any) -> Any:
+            return function(made(record, given), **{name: given[name] for name in given.keys() - names})
+
+        for each in reversed(settings):
+            called = each.option(command)(called)
+        return called
+
+    return decorate
+
+
+def made(record: type[T], given: Mapping[str, Any]) -> T:
+    """The record of its parameters' values. Raises UsageError."""
+    values = {}
+    for name, make, settings in _parts(record):
+        mine = {each.name: each.value(given) for each in settings}
+        values[name] = mine[settings[0].name] if make is None else make(**mine)
+    return record(**values)
+
+
+def table(record: type[Any], name: str) -> click.Command:
+    """A table of a TOML file as a command whose options are its keys: the reader of such files checks it."""
+    return click.command(name)(options(record, None)(lambda made: made))
+
+
+def choices(hint: Any) -> tuple[str, ...]:
+    """The values of a Literal; none for another type."""
+    return get_args(hint) if get_origin(hint) is Literal else ()
+
+
+def _plain(hint: Any) -> Any:
+    """The type without None."""
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType]
+    return kinds[0] if NoneType in get_args(hint) and len(kinds) == 1 else hint
+
+
+def _is_several(hint: Any) -> bool:
+    return get_origin(hint) is tuple and get_args(hint)[-1] is ...
