@@ -16,8 +16,6 @@ from p2pcast.daemon import daemon_requests
 from p2pcast.ground.errors import P2PCastError
 from p2pcast.process import daemon_process, event_loop
 from p2pcast.trust.join_token import JoinToken
-from rollout_node.commands import work_command
-from trainer_node.commands import ledger_command
 from trainer_node.commands.learn import read
 from trainer_node.learning.learner_config import TABLES
 from trainer_node.learning.monitoring.run_record import Evaluation, Probe, Publication, StepEvent
@@ -126,8 +124,7 @@ def fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[list[str
         monkeypatch.delenv(name)
     for name in ("restrict_umask", "keep_freed_memory", "raise_descriptor_limit", "name_fatal_signals"):
         monkeypatch.setattr(daemon_process, name, lambda: None)
-    for module in (shared_settings, ledger_command, work_command):
-        monkeypatch.setattr(module, "read_token", token)
+    monkeypatch.setattr(shared_settings, "read_token", token)
     monkeypatch.setattr(daemon_requests, "bearer_token", lambda *_, **__: "bearer")
     monkeypatch.setattr(event_loop, "run", start)
     monkeypatch.setattr(click.Command, "invoke", invoke)

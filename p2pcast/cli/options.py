@@ -16,7 +16,7 @@ from p2pcast.checkpoint.folder_form import StepNames
 from p2pcast.files.atomic_files import atomic_write
 from p2pcast.ground.addresses import parse_address
 from p2pcast.ground.errors import UsageError
-from p2pcast.ground.limits import LEAST_OF_ADDRESS, MAX_STRIPES
+from p2pcast.ground.limits import MAX_STRIPES
 from p2pcast.ground.plain_text import written_text
 from p2pcast.ground.version import Version
 from p2pcast.process.daemon_process import parse_rate
@@ -120,19 +120,6 @@ def seconds(command: str, option: str, kind: click.FloatRange, default: float | 
     )
 
 
-def http_per_address(function: F) -> F:
-    """``--http-per-address COUNT``."""
-    return click.option(
-        "--http-per-address",
-        type=click.IntRange(1),
-        metavar="COUNT",
-        help=(
-            "Open HTTP connections of one address, or of one /64 of IPv6.  [default: half of all, at least "
-            f"{LEAST_OF_ADDRESS}]"
-        ),
-    )(function)
-
-
 def console() -> Console:
     """A console for tables on stdout. A pipe or a file has no width, so its lines get ``PIPED_COLUMNS`` columns."""
     return Console(width=None if sys.stdout.isatty() else PIPED_COLUMNS)
@@ -194,38 +181,8 @@ def read_token(file: Path | None) -> str:
         raise UsageError(f"{file} is not a token file: its contents are not UTF-8") from None
 
 
-def task_option(function: F) -> F:
-    """``--task``."""
-    text = "Task to play, with settings: NAME,KEY=VALUE. NAME: built in, of a plug-in, or PKG.MODULE:CLASS."
-    return click.option("--task", required=True, metavar="NAME", help=text, shell_complete=task_names)(function)
-
-
 def task_names(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """Tasks by their short names, for a shell that completes one."""
     from p2pcast.tasks import task_loader
 
     return [name for name in task_loader.task_names() if name.startswith(incomplete)]
-
-
-def check_options(command: str) -> Callable[[F], F]:
-    """``--check``, ``--checks``, ``--check-memory`` of ``command``: the processes that compute rewards."""
-    options = [
-        seconds(command, "check", click.FloatRange(0.1, 3600.0), 10.0, "Time limit in seconds of one reward's check."),
-        click.option(
-            "--checks", type=click.IntRange(1, 64), default=1, help="Number of processes for the checks of rewards."
-        ),
-        click.option(
-            "--check-memory",
-            type=click.IntRange(64),
-            default=2048,
-            metavar="MIB",
-            help="Memory limit of one check's process in MiB.",
-        ),
-    ]
-
-    def decorate(function: F) -> F:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from p2pcast.checkpoint.folder_form import MARKERS, FolderForm, MarkerStyle, StepNames
-from p2pcast.cli.options import StepNamesType, read_token
+from p2pcast.cli.options import TOKEN_VARIABLE, StepNamesType, read_token, task_names
 from p2pcast.cli.settings import part, setting
 from p2pcast.ground.errors import UsageError
-from p2pcast.ground.limits import LEAST_OF_ADDRESS, MAX_KEPT, SHADOW_KEPT_DAYS
+from p2pcast.ground.limits import LEAST_OF_ADDRESS, MAX_KEPT, MIB, SHADOW_KEPT_DAYS
 from p2pcast.process.daemon_process import default_shadow, state_home
 from p2pcast.store.retention import KEEP_ANCHORS, KEEP_DELTAS, Counts
 from p2pcast.transport.socket_options import Sockets, choose_sockets
@@ -134,10 +135,10 @@ def plaintext() -> Any:
 
 def node_name(text: str) -> Any:
     """``--name``: the host's, unless the user gives one."""
-    return setting(text=text, reads=_valid_name, absent=lambda _: default_name(socket.gethostname()))
+    return setting(text=text, reads=valid_name, absent=lambda _: default_name(socket.gethostname()))
 
 
-def _valid_name(name: str) -> str:
+def valid_name(name: str) -> str:
     if (fault := name_fault(name)) is not None:
         raise UsageError(fault)
     return name
@@ -146,3 +147,42 @@ def _valid_name(name: str) -> str:
 def join_token(token_file: Path | None) -> JoinToken:
     """The token of ``--token-file`` or of the environment. Raises UsageError."""
     return JoinToken.parse(read_token(token_file))
+
+
+def token_of_node(hub: tuple[str, int] | None, token_file: Path | None) -> JoinToken | None:
+    """The token with which a ledger or worker asks its hub for a certificate. None without a hub, and without a token,
+    which later starts do not need. Raises UsageError.
+    """
+    given = token_file is not None or TOKEN_VARIABLE in os.environ
+    return join_token(token_file) if hub is not None and given else None
+
+
+def task_name() -> Any:
+    """``--task``."""
+    return setting(
+        text="Task to play, with settings: NAME,KEY=VALUE. NAME: built in, of a plug-in, or PKG.MODULE:CLASS.",
+        metavar="NAME",
+        complete=task_names,
+    )
+
+
+class Checks(NamedTuple):
+    """The processes that compute rewards. ``check_s``: time limit of one reward's check."""
+
+    check_s: float
+    processes: int
+    memory_bytes: int
+
+
+def reward_checks() -> Any:
+    """``--check``, ``--checks``, ``--check-memory``."""
+    return part(
+        _checks,
+        check_s=setting(10.0, "Time limit in seconds of one reward's check.", 0.1, 3600.0),
+        checks=setting(1, "Number of processes for the checks of rewards.", 1, 64),
+        check_memory=setting(2048, "Memory limit of one check's process in MiB.", 64, metavar="MIB", unit=MIB),
+    )
+
+
+def _checks(check_s: float, checks: int, check_memory: int) -> Checks:
+    return Checks(check_s, checks, check_memory)

@@ -5,40 +5,53 @@ from __future__ import annotations
 import os
 import socket
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import click
 
-from p2pcast.cli.options import PATH, TOKEN_VARIABLE, Address, check_options, read_token, seconds, task_option
+from p2pcast.cli import shared_settings as shared
+from p2pcast.cli.options import Address
+from p2pcast.cli.settings import options, setting
 from p2pcast.ground.addresses import is_loopback, parse_address, show_address
 from p2pcast.ground.errors import UsageError
 from p2pcast.ground.limits import MAX_SLOTS, MIB
 from p2pcast.ground.plain_text import written_text
 from p2pcast.process import event_loop
 from p2pcast.rollouts.top_logprobs import MAX_TOP_K, TOP_K
-from p2pcast.trust.node_names import default_name, name_fault
+from p2pcast.trust.node_names import default_name
 
 BEARER_VARIABLE = "P2PCAST_LEDGER_TOKEN"
 SamplerName = Literal["generate", "completions", "sglang"]
 
-sampler_option = click.option(
-    "--sampler",
-    type=click.Choice(["generate", "completions", "sglang"]),
-    default="generate",
-    help=(
+
+def peer_address() -> Any:
+    """``--peer``."""
+    return setting(
+        text="HTTP address of the peer (`p2pcast join --http`) that installs weights into the engine.",
+        type=Address("127.0.0.1"),
+    )
+
+
+def sampler_name() -> Any:
+    """``--sampler``."""
+    return setting(
+        "generate",
         "Route of the engine. generate: vLLM's /inference/v1/generate, which names the version of each token; "
         "sglang: SGLang's /generate, which does so too; "
-        "completions: /v1/completions, with a peer that was started with --commit-safe-point drain."
-    ),
-)
+        "completions: /v1/completions, with a peer that was started with --commit-safe-point drain.",
+    )
 
-adapter_option = click.option(
-    "--adapter",
-    metavar="NAME",
-    help="LoRA adapter of the vLLM server that answers, as named by --lora-modules.  [default: the model alone]",
-)
+
+def adapter_name() -> Any:
+    """``--adapter``."""
+    return setting(
+        None,
+        "LoRA adapter of the vLLM server that answers, as named by --lora-modules.  [default: the model alone]",
+        metavar="NAME",
+    )
 
 
 def checked_adapter(adapter: str | None, sampler: SamplerName) -> str | None:
@@ -50,112 +63,80 @@ def checked_adapter(adapter: str | None, sampler: SamplerName) -> str | None:
     return None if adapter is None else checked_name(adapter)
 
 
-@click.command()
-@click.argument("ledger", envvar="P2PCAST_WORK_LEDGER")
-@click.option(
-    "--engine",
-    required=True,
-    metavar="URL",
-    help="Base URL of the vLLM server, started with --enable-scale-out, or of the SGLang server.",
-)
-@click.option(
-    "--peer",
-    type=Address("127.0.0.1"),
-    required=True,
-    help="HTTP address of the peer (`p2pcast join --http`) that installs weights into the engine.",
-)
-@task_option
-@sampler_option
-@adapter_option
-@click.option("--slots", type=click.IntRange(1, MAX_SLOTS), default=8, help="Number of plays at the same time.")
-@click.option(
-    "--price",
-    type=click.FloatRange(0.0),
-    default=0.0,
-    metavar="USD_H",
-    help="Price of this machine in US dollars per hour.",
-)
-@click.option(
-    "--gpu", default="", show_default=False, help="Class of the accelerator; leases of one class share their time."
-)
-@click.option(
-    "--guard-share",
-    type=click.FloatRange(0.0, 1.0),
-    default=0.05,
-    metavar="SHARE",
-    help=(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkOptions:
+    ledger: str = setting(argument=True)
+    engine: str = setting(
+        text="Base URL of the vLLM server, started with --enable-scale-out, or of the SGLang server.", metavar="URL"
+    )
+    peer: tuple[str, int] = peer_address()
+    task: str = shared.task_name()
+    sampler: SamplerName = sampler_name()
+    adapter: str | None = adapter_name()
+    slots: int = setting(8, "Number of plays at the same time.", 1, MAX_SLOTS)
+    price_usd_h: float = setting(
+        0.0, "Price of this machine in US dollars per hour.", 0.0, name="price", metavar="USD_H"
+    )
+    gpu: str = setting("", "Class of the accelerator; leases of one class share their time.", show=False)
+    guard_share: float = setting(
+        0.05,
         "Share of the rollouts of sparse attention whose most probable tokens at each position go to the learner, for "
-        "its guard; with --sampler generate."
-    ),
-)
-@click.option(
-    "--guard-tokens",
-    type=click.IntRange(1, MAX_TOP_K),
-    default=TOP_K,
-    help="Most probable tokens of a position for the guard; at most vLLM's --max-logprobs.",
-)
-@click.option("--name", help="Unique name of this worker at the ledger.  [default: the host's name]")
-@click.option(
-    "--bearer-file",
-    type=PATH,
-    help=f"File with the bearer token of a ledger on this machine, reached over http; or set {BEARER_VARIABLE}.",
-)
-@click.option(
-    "--hub",
-    type=Address(None, 7077),
-    help="Address of the run's hub, which issues this worker's certificate; required for a ledger over https.",
-)
-@click.option(
-    "--token-file",
-    type=PATH,
-    help=(
+        "its guard; with --sampler generate.",
+        0.0,
+        1.0,
+        metavar="SHARE",
+    )
+    guard_tokens: int = setting(
+        TOP_K, "Most probable tokens of a position for the guard; at most vLLM's --max-logprobs.", 1, MAX_TOP_K
+    )
+    name: str | None = setting(
+        None, "Unique name of this worker at the ledger.  [default: the host's name]", reads=shared.valid_name
+    )
+    bearer_file: Path | None = setting(
+        None,
+        f"File with the bearer token of a ledger on this machine, reached over http; or set {BEARER_VARIABLE}.",
+    )
+    hub: tuple[str, int] | None = setting(
+        None,
+        "Address of the run's hub, which issues this worker's certificate; required for a ledger over https.",
+        type=Address(None, 7077),
+    )
+    token_file: Path | None = setting(
+        None,
         "File with a join token of the role worker, from `p2pcast token create --role worker`; or set P2PCAST_TOKEN. "
-        "Needed with --hub at the first start."
-    ),
-)
-@click.option("--state", type=PATH, help="Folder for this worker's key and certificate, with --hub.")
-@seconds(
-    "work", "drain", click.FloatRange(0.0, 3600.0), 30.0,
-    "Time in seconds for running plays to end after SIGTERM; the others return to the ledger.",
-)  # fmt: skip
-@seconds(
-    "work", "play-step", click.FloatRange(0.1, 3600.0), 30.0,
-    "Time limit in seconds of one step of a play: of what the task does without waiting.",
-)  # fmt: skip
-@click.option("--play-processes", type=click.IntRange(1, 64), default=1, help="Number of processes that plays share.")
-@click.option(
-    "--play-memory",
-    type=click.IntRange(64),
-    default=4096,
-    metavar="MIB",
-    help="Memory limit of one process of plays in MiB.",
-)
-@check_options("work")
-def work(
-    ledger: str,
-    engine: str,
-    peer: tuple[str, int],
-    task: str,
-    sampler: SamplerName,
-    adapter: str | None,
-    slots: int,
-    price: float,
-    gpu: str,
-    guard_share: float,
-    guard_tokens: int,
-    name: str | None,
-    bearer_file: Path | None,
-    hub: tuple[str, int] | None,
-    token_file: Path | None,
-    state: Path | None,
-    drain_s: float,
-    play_step_s: float,
-    play_processes: int,
-    play_memory: int,
-    check_s: float,
-    checks: int,
-    check_memory: int,
-) -> None:
+        "Needed with --hub at the first start.",
+    )
+    state: Path | None = setting(None, "Folder for this worker's key and certificate, with --hub.")
+    drain_s: float = setting(
+        30.0,
+        "Time in seconds for running plays to end after SIGTERM; the others return to the ledger.",
+        0.0,
+        3600.0,
+    )
+    play_step_s: float = setting(
+        30.0,
+        "Time limit in seconds of one step of a play: of what the task does without waiting.",
+        0.1,
+        3600.0,
+    )
+    play_processes: int = setting(1, "Number of processes that plays share.", 1, 64)
+    play_memory_bytes: int = setting(
+        4096, "Memory limit of one process of plays in MiB.", 64, name="play_memory", metavar="MIB", unit=MIB
+    )
+    checks: shared.Checks = shared.reward_checks()
+
+    def checked(self) -> WorkOptions:
+        """Raises UsageError for options that do not fit together."""
+        if self.hub is None and (self.token_file is not None or self.state is not None):
+            raise UsageError("--token-file and --state are for a worker with a certificate: give --hub HOST:PORT too")
+        if self.hub is not None and self.bearer_file is not None:
+            raise UsageError("--bearer-file is for a ledger over http; with --hub this worker shows a certificate")
+        return self
+
+
+@click.command()
+@options(WorkOptions, "work")
+def work(given: WorkOptions) -> None:
     """Lease jobs from LEDGER, play them with the engine at --engine, and hand in the results.
 
     LEDGER is HOST:PORT. Without --hub the ledger is on this machine and answers over http. With --hub it answers over
@@ -173,50 +154,50 @@ def work(
     from p2pcast.tasks.task_loader import load_task
     from p2pcast.tasks.task_process import TaskProcesses
     from p2pcast.transport.node_certificate import NodeCertificate
-    from p2pcast.trust.join_token import JoinToken
     from rollout_node.worker.play_loop import WorkerConfig
     from rollout_node.worker.worker_daemon import Addresses, WorkerDaemon
 
-    adapter = checked_adapter(adapter, sampler)
-    if name is not None and (fault := name_fault(name)) is not None:
-        raise UsageError(fault)
-    if hub is None and (token_file is not None or state is not None):
-        raise UsageError("--token-file and --state are for a worker with a certificate: give --hub HOST:PORT too")
-    if hub is not None and bearer_file is not None:
-        raise UsageError("--bearer-file is for a ledger over http; with --hub this worker shows a certificate")
-    token = None
-    if hub is not None and (token_file is not None or TOKEN_VARIABLE in os.environ):
-        token = JoinToken.parse(read_token(token_file))
+    adapter = checked_adapter(given.adapter, given.sampler)
+    given, hub, checks = given.checked(), given.hub, given.checks
+    token = shared.token_of_node(hub, given.token_file)
     host = socket.gethostname()
-    named = default_name(host) if name is None else name
+    name = given.name or default_name(host)
     addresses = Addresses(
-        ledger=ledger_url(ledger, certified=hub is not None),
-        engine=http_url(engine, "--engine"),
-        peer=f"http://{show_address(*peer)}",
-        bearer=None if hub is not None else _bearer(bearer_file),
+        ledger=ledger_url(given.ledger, certified=hub is not None),
+        engine=http_url(given.engine, "--engine"),
+        peer=f"http://{show_address(*given.peer)}",
+        bearer=None if hub is not None else _bearer(given.bearer_file),
     )
-    loaded = load_task(task, Path.cwd())
+    task = load_task(given.task, Path.cwd())
     config = WorkerConfig(
-        name=named,
-        slots=slots,
-        price_usd_h=price,
-        device_class=gpu,
-        drain_s=drain_s,
-        guard_share=guard_share,
-        guard_tokens=guard_tokens,
+        name=name,
+        slots=given.slots,
+        price_usd_h=given.price_usd_h,
+        device_class=given.gpu,
+        drain_s=given.drain_s,
+        guard_share=given.guard_share,
+        guard_tokens=given.guard_tokens,
     )
     restrict_umask()
     raise_descriptor_limit()
 
     async def run(certificate: NodeCertificate | None) -> None:
-        processes = TaskProcesses(task, loaded.hash, processes=checks, check_s=check_s, memory_bytes=check_memory * MIB)
-        pool = PlayPool(task, loaded.hash, processes=play_processes, step_s=play_step_s, memory_bytes=play_memory * MIB)
-        daemon = WorkerDaemon(addresses, config, loaded, processes, pool, certificate, sampler, adapter)
+        processes = TaskProcesses(
+            given.task, task.hash, processes=checks.processes, check_s=checks.check_s, memory_bytes=checks.memory_bytes
+        )
+        pool = PlayPool(
+            given.task,
+            task.hash,
+            processes=given.play_processes,
+            step_s=given.play_step_s,
+            memory_bytes=given.play_memory_bytes,
+        )
+        daemon = WorkerDaemon(addresses, config, task, processes, pool, certificate, given.sampler, adapter)
         await run_until_signal(daemon.run, daemon.drain)
 
-    folder = state or state_home() / f"worker-{name or host}"
+    folder = given.state or state_home() / f"worker-{given.name or host}"
     with nullcontext() if hub is None else state_lock(folder):
-        certificate = None if hub is None else NodeCertificate(folder, "worker", named, hub, token)
+        certificate = None if hub is None else NodeCertificate(folder, "worker", name, hub, token)
         event_loop.run(run(certificate))
 
 

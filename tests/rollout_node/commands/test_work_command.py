@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from p2pcast.cli.settings import made
 from p2pcast.ground.errors import UsageError
-from rollout_node.commands.work_command import http_url, ledger_url
+from rollout_node.commands.work_command import WorkOptions, http_url, ledger_url, work
 
 
 @pytest.mark.parametrize("text", ["http://10.1.2.3:7079", "10.1.2.3:7079", "http://ledger.example", "ledger.example:1"])
@@ -46,3 +47,17 @@ def test_https_and_certificates_come_together(text: str, certified: bool) -> Non
 def test_a_text_without_scheme_and_host_is_no_url(text: str) -> None:
     with pytest.raises(UsageError, match="is not a URL"):
         http_url(text, "--engine")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--token-file", "f"], "give --hub HOST:PORT too"),
+        (["--state", "s"], "give --hub HOST:PORT too"),
+        (["--hub", "127.0.0.1:7077", "--bearer-file", "f"], "--bearer-file is for a ledger over http"),
+    ],
+)
+def test_a_certificate_comes_with_a_hub(words: list[str], why: str) -> None:
+    needed = ["127.0.0.1:7079", "--engine", "http://e", "--peer", ":1", "--task", "sums"]
+    with pytest.raises(UsageError, match=why):
+        made(WorkOptions, work.make_context("work", [*needed, *words]).params).checked()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import click
 import pytest
 
+from p2pcast.cli.settings import made
 from p2pcast.ground.errors import UsageError
 from p2pcast.tasks.sums import Sums
-from trainer_node.commands.ledger_command import REPLAY_SHARE, hub_url, trust_of
+from trainer_node.commands.ledger_command import REPLAY_SHARE, LedgerOptions, hub_url, ledger, trust_of
 from trainer_node.ledger.ledger_rows import Trust
 
 
@@ -68,3 +70,25 @@ def test_options_of_trust_that_make_no_sense() -> None:
         trust_of(Unrepeatable(), True, 0.5)
     with pytest.raises(UsageError, match="neither 'costly' nor 'unrepeatable'"):
         trust_of(Unknown(), True, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--hub-bearer-file", "f"], "--hub-bearer-file needs --hub-http"),
+        (["--hooks", "a:B", "--no-prompts"], "leave --no-prompts out"),
+        (["--listen", ":7080"], "--listen and --hub belong together"),
+        (["--hub", "127.0.0.1:7077"], "--listen and --hub belong together"),
+        (["--name", "a"], "--listen and --hub belong together"),
+    ],
+)
+def test_options_of_a_ledger_that_make_no_sense(words: list[str], why: str) -> None:
+    given = ledger.make_context("ledger", ["--task", "sums", *words]).params
+    with pytest.raises(UsageError, match=why):
+        made(LedgerOptions, given).checked()
+
+
+def test_a_wrong_shape_of_experts_is_refused_with_its_option() -> None:
+    with pytest.raises(click.BadParameter, match="is no shape of experts") as refusal:
+        ledger.make_context("ledger", ["--task", "sums", "--expert-shape", "4,2"])
+    assert "'--expert-shape'" in refusal.value.format_message()
