@@ -15,7 +15,7 @@ Result = dict[str, Any]
 
 CORE = ("blake3", "click", "cryptography", "msgpack", "numba", "numpy", "rich", "safetensors", "torch", "zstandard")
 """Packages of every step."""
-DAEMONS = (*CORE, "aiohttp", "prometheus_client", "sqlalchemy", "uvloop")
+DAEMONS = (*CORE, "aiohttp", "msgspec", "prometheus_client", "sqlalchemy", "uvloop")
 """Packages of steps that start a hub or a peer."""
 TESTED = ("tests/p2pcast/device", "tests/rollout_node/in_engine", "tests/trainer_node/sdk")
 """Folders with tests marked ``device`` that need no engine and no learner."""

@@ -14,7 +14,7 @@ RUN = Path(__file__).parent / "run.py"
 CELLS = ("context", "flat", "dense", "encoders", "squash")
 DOCUMENTS = ("layout", "p2pd", "records", "safetensors", "patch")
 SOCKETS = ("stream", "install", "text")
-ROLLOUTS = ("rollouts", "request")
+ROLLOUTS = ("rollouts", "request", "api")
 
 
 def fuzz(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
