@@ -94,8 +94,7 @@ class Upstream:
         """Of the transfers on this link."""
         self._pinged: deque[int] = deque(maxlen=MAX_PINGS)
         """Times of PINGs without an answer yet, in microseconds."""
-        self.on_lag: Callable[[], None] = lambda: None
-        """Called when the hub should be told at once how far this link lags."""
+        self._on_lag: Callable[[], None] = lambda: None
         self._loop = asyncio.get_running_loop()
         self._watch = ParentWatch.start(self._loop.time())
         self._wakeup = Wakeup()
@@ -121,9 +120,11 @@ class Upstream:
             messages.Gone: self._on_gone,
         }
 
-    def start(self) -> None:
-        """Send ATTACH with the held pieces, and receive. Without effect once the link is closed."""
-        link = self.link
+    def start(self, on_lag: Callable[[], None] = lambda: None) -> None:
+        """Send ATTACH with the held pieces, and receive. Without effect once the link is closed. ``on_lag``: called
+        when the hub should be told at once how far this link lags.
+        """
+        link, self._on_lag = self.link, on_lag
         if link.closed:
             return
         self._watch = ParentWatch.start(self._loop.time(), link.rtt_s)
@@ -255,7 +256,7 @@ class Upstream:
                 if self._active and self.lag.sample(
                     now, self.bytes_received, self._behind_bytes(), self._watch.rtt_s or 0.0
                 ):
-                    self.on_lag()
+                    self._on_lag()
                 held = {
                     h: x.artifact.held.count if x is not None and x.source is self else 1 << 62
                     for h, x in self.handles.items()

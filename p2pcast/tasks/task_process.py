@@ -159,9 +159,7 @@ class TaskProcesses:
         if self._closed:
             await child.kill()
             raise ChildDownError("checks have ended")
-        checker = _Checker(child)
-        checker.failed_reward = failed_reward
-        return checker
+        return _Checker(child, failed_reward)
 
     async def close(self) -> None:
         self._closed = True
@@ -173,12 +171,12 @@ class TaskProcesses:
 class _Checker:
     """One process, and what it says of its task."""
 
-    def __init__(self, child: KillableChild) -> None:
+    def __init__(self, child: KillableChild, failed_reward: float | None) -> None:
         self.child = child
+        self.failed_reward = failed_reward
+        """Reward of a check that hangs or crashes, as the task states it."""
         self.clean = True
         """The last request was answered."""
-        self.failed_reward: float | None = None
-        """Reward of a check that hangs or crashes, as the task states it."""
 
     def failed(self, why: str) -> Outcome:
         """Of a check that hung or crashed: the reward that the task states for it, if there is one."""

@@ -226,8 +226,7 @@ class ParentFailover:
             if self.beside is not None:
                 # First of all: the parent is asked for what the neighbour was sending.
                 self.beside.link.abort()
-            upstream.on_lag = self._changed
-            upstream.start()
+            upstream.start(self._changed)
             self.live, self.place = upstream, place
             self._moved_at = loop.time()
             self._changed()

@@ -87,6 +87,17 @@ class Log(Protocol):
     def write(self, document: Mapping[str, object]) -> object: ...
 
 
+class Evaluating(Protocol):
+    """``trainer_node.learning.evaluation.Evaluation``."""
+
+    @property
+    def busy(self) -> bool:
+        """The next publication has to wait."""
+
+    def published(self, version: Version, step: int) -> None:
+        """Engines may serve this version, which is of this step."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cadence:
     """``checkpoint_every``: learner steps; ``keep``: checkpoints kept."""
@@ -98,8 +109,7 @@ class Cadence:
 @dataclass(slots=True)
 class Learner:
     """All ranks run one. ``ledger``: on the first rank. ``rows``: a batch's rows at a step; raises IntegrityError for
-    a rollout that must not be trained on. ``doing``: told of the present activity. ``may_publish``: False delays the
-    next publication. ``published``: told of a version that engines may serve, and of its step. Both on the first rank.
+    a rollout that must not be trained on. ``doing``: told of the present activity. ``evaluation``: on the first rank.
     """
 
     ledger: Ledger | None
@@ -113,8 +123,7 @@ class Learner:
     rows: Callable[[RolloutBatch, int], list[TrainingRow]]
     log: Log
     doing: Callable[[str], None] = lambda activity: None
-    may_publish: Callable[[], bool] = lambda: True
-    published: Callable[[Version, int], None] = lambda version, step: None
+    evaluation: Evaluating | None = None
     probe: Callable[[int, int], None] = lambda step, branch: None
     """Called on all ranks with the step whose words are being published, and the branch, before the words change."""
     judge: Callable[[Sequence[TrainingRow]], tuple[dict[str, Any], list[dict[str, Any]]]] = lambda rows: ({}, [])
@@ -130,7 +139,7 @@ class Learner:
     from_start: bool = False
     """Begin even where that undoes the run."""
     stopping: bool = False
-    """Set by a signal: the learner ends after its step, with a checkpoint."""
+    """The learner ends after its step, with a checkpoint."""
     step: int = 0
     branch: int = 0
     epoch: int = 0
@@ -170,6 +179,10 @@ class Learner:
                 self._checkpoint()
             self._export_if_due()
         self._end()
+
+    def stop(self) -> None:
+        """End after this step. A signal's handler may call."""
+        self.stopping = True
 
     # -- beginning
 
@@ -235,7 +248,7 @@ class Learner:
 
     def _must_publish(self) -> bool:
         """Only new weights, or another attempt to publish them, can end the wait."""
-        return self.publications.due(self.step) and self.may_publish()
+        return self.publications.due(self.step) and not (self.evaluation is not None and self.evaluation.busy)
 
     def _left_branch(self) -> bool:
         """The newest version is on another branch: the ledger accepts none of its rollouts before it knows the fork."""
@@ -350,7 +363,11 @@ class Learner:
     def _announce(self, version: Version) -> None:
         if self.ranks.first:
             logger.info("epoch %d: step %d as version %s", self.epoch, self.step, version)
-            self.published(version, self.step)
+            self._live(version, self.step)
+
+    def _live(self, version: Version, step: int) -> None:
+        if self.evaluation is not None:
+            self.evaluation.published(version, step)
 
     def _observe(self) -> None:
         if not self.ranks.first:
@@ -369,7 +386,7 @@ class Learner:
                 live_s=None if one.live_s is None else round(one.live_s, 4),
                 engines=one.engines,
             )
-            self.published(one.version, one.version.step)
+            self._live(one.version, one.version.step)
 
     def _record_step(
         self,

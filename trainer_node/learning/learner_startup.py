@@ -136,6 +136,7 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
         files=guard.files,
     )
     log, doing = _watched(config, folder, stack) if ranks.first else (_NoLog(), _not_shown)
+    evaluation = _evaluating(config, task, client, log, stack)
     learner = Learner(
         ledger=client,
         step_of=LearnerStep(model, weights, options, ranks, reference),
@@ -148,6 +149,8 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
         rows=lambda batch, step: _rows(config, batch, step, facts.staleness, model),
         log=log,
         doing=doing,
+        evaluation=evaluation,
+        probe=_probing(config, model, task, ranks, client, log, stack),
         judge=lambda rows: judged(config, model, ranks, guard, rows),
         kept=[guard, AdapterState(None if distillation is None else distillation.adapter.weights)],
         exports=_exports(config, model, ranks),
@@ -155,23 +158,6 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
         from_start=from_start,
         about={"model": str(config.model.path), "parameters": model.elements, "ranks": ranks.count},
     )
-    if client is not None and task is not None and config.evaluation.every:
-        evaluation = Evaluation(
-            client,
-            task,
-            first_prompts(config.task.name, task, config.train.seed, config.evaluation.problems, held_out=True),
-            log.write,
-            every=config.evaluation.every,
-            hold_s=config.evaluation.hold,
-        )
-        learner.may_publish = lambda: not evaluation.busy
-        learner.published = evaluation.published
-        stack.callback(evaluation.join)
-        evaluation.keep_workers(LIVE_END_S)
-    if task is not None and config.probe.prompts:
-        learner.probe = _probing(config, model, task, ranks, client, log, stack)
-    elif config.probe.prompts:
-        logger.info("engines are not probed: [task] name is empty")
     with stopped_by_signals(learner):
         learner.run()
     if ranks.first:
@@ -200,16 +186,37 @@ def _exports(config: LearnerConfig, model: LearnerModel, ranks: TrainerRanks) ->
     return Exports(folder, model, ranks, every=config.export.every, keep=config.export.keep)
 
 
+def _evaluating(
+    config: LearnerConfig,
+    task: Task | None,
+    client: BatchClient | None,
+    log: RunLog | _NoLog,
+    stack: contextlib.ExitStack,
+) -> Evaluation | None:
+    if client is None or task is None or not config.evaluation.every:
+        return None
+    prompts = first_prompts(config.task.name, task, config.train.seed, config.evaluation.problems, held_out=True)
+    every, hold_s = config.evaluation.every, config.evaluation.hold
+    evaluation = Evaluation(client, task, prompts, log.write, every=every, hold_s=hold_s)
+    stack.callback(evaluation.join)
+    evaluation.keep_workers(LIVE_END_S)
+    return evaluation
+
+
 def _probing(
     config: LearnerConfig,
     model: LearnerModel,
-    task: Task,
+    task: Task | None,
     ranks: TrainerRanks,
     client: BatchClient | None,
     log: RunLog | _NoLog,
     stack: contextlib.ExitStack,
 ) -> Callable[[int, int], None]:
     """Scores each version on all ranks; the first rank compares the engines' scores."""
+    if task is None or not config.probe.prompts:
+        if config.probe.prompts:
+            logger.info("engines are not probed: [task] name is empty")
+        return lambda step, branch: None
     count, seed = config.probe.prompts, config.train.seed
     probed = None
     if ranks.first:
@@ -316,7 +323,7 @@ def stopped_by_signals(learner: Learner) -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         if learner.stopping:
             raise SystemExit(128 + number)
-        learner.stopping = True
+        learner.stop()
         logger.info("ending after this step: %s", signal.Signals(number).name)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}

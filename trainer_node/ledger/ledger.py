@@ -141,9 +141,20 @@ class Ledger:
 
         def transition(conn: Connection, now: Present) -> leasing.Grant:
             leasing.expire(conn, now, self._rates)
-            terms = {"session": session, "slots": slots, "served": served, "manifest": manifest, "staged": staged}
-            parts = (self._policy, self._rates, self._new_id, self._drained)
-            begun = leasing.lease(conn, now, *parts, **terms, known=known)  # type: ignore[arg-type]
+            begun = leasing.lease(
+                conn,
+                now,
+                self._policy,
+                self._rates,
+                self._new_id,
+                self._drained,
+                session=session,
+                slots=slots,
+                served=served,
+                manifest=manifest,
+                staged=staged,
+                known=known,
+            )
             self._leased.add({one.lease: one.job for one in begun.leases})
             return begun
 
@@ -372,8 +383,11 @@ class Ledger:
         )
 
     def ack(self, epoch: int, step: int, batches: Sequence[bytes], checkpoint: bytes) -> None:
-        terms = {"epoch": epoch, "step": step, "batch_ids": batches, "checkpoint": checkpoint}
-        self._transitions.at_present(lambda conn, now: batch_transitions.ack(conn, now, **terms))  # type: ignore[arg-type]
+        self._transitions.at_present(
+            lambda conn, now: batch_transitions.ack(
+                conn, now, epoch=epoch, step=step, batch_ids=batches, checkpoint=checkpoint
+            )
+        )
 
     def resume(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -205,7 +206,7 @@ def test_a_live_version_is_reported_before_the_next_one_begins(
     hub = MemoryHub()
     run = learner(tmp_path, model_folder, MemoryLedger(played), hub)
     order: list[tuple[str, int]] = []
-    run.published = lambda version, step: order.append(("live", step))
+    run.evaluation = SimpleNamespace(busy=False, published=lambda version, step: order.append(("live", step)))
 
     def watcher(boundary: str) -> None:
         if boundary == "trained":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -29,17 +29,19 @@ Row = Mapping[str, Any]
 
 def worker_summary(workers: Sequence[Row], silent_s: float) -> dict[str, Any]:
     """``workers``: of the ledger's report. ``silent_s``: time without a request after which a worker is silent."""
-    tables: dict[str, Counter[str]] = {name: Counter() for name in ("workers", "leases", "tokens_per_s")}
+    workers_of, leases, tokens_per_s = Counter[str](), Counter[str](), defaultdict[str, float](float)
     present = [row for row in workers if row["silent_s"] <= silent_s]
     for row in present:
         region = (row["region"] or "")[:MAX_TEXT]
-        tables["workers"][region] += 1
-        tables["leases"][region] += row["leases"]
-        tables["tokens_per_s"][region] += row["tokens_per_s"] or 0.0  # type: ignore[assignment]
-    largest = [region for region, _ in tables["workers"].most_common(MAX_FIELDS - 1)]
+        workers_of[region] += 1
+        leases[region] += row["leases"]
+        tokens_per_s[region] += row["tokens_per_s"] or 0.0
+    largest = [region for region, _ in workers_of.most_common(MAX_FIELDS - 1)]
     shown = heapq.nsmallest(MAX_ROWS, workers, key=lambda row: _urgency(row, silent_s))
     return {
-        **{f"region_{name}": _bounded(table, largest) for name, table in tables.items()},
+        "region_workers": _bounded(workers_of, largest),
+        "region_leases": _bounded(leases, largest),
+        "region_tokens_per_s": _bounded(tokens_per_s, largest),
         "worker_rows": [{name: _short(row[name]) for name in COLUMNS} for row in shown],
     }
 
