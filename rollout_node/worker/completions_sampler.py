@@ -8,10 +8,9 @@ weights) that the peer named before and after the request. Where they differ, th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, Protocol
 
-import aiohttp
 import numpy as np
 
 from p2pcast.ground.backoff import Backoff
@@ -21,7 +20,8 @@ from p2pcast.ground.version import Version
 from p2pcast.tasks.task import Sample
 from rollout_node.worker import completions_form, recomputation
 from rollout_node.worker.completions_form import ROUTE, Completion
-from rollout_node.worker.engine_requests import PROBE_TOKEN, EngineRequests, checked
+from rollout_node.worker.engine_requests import PROBE_TOKEN
+from rollout_node.worker.engine_sampler import EngineSampler
 from rollout_node.worker.engine_versions import Stretch
 from rollout_node.worker.sampled_answer import CANDIDATES
 
@@ -29,8 +29,6 @@ ATTEMPTS: Final = 8
 """Samples of one turn whose weights changed, before the play is given up."""
 WAITS: Final = 8
 """Looks at a peer that is writing weights: a switch takes a second or so."""
-SILENT_S: Final = 900.0
-"""Longest time in seconds without a token: a request that comes during a drain waits for the longest running one."""
 
 
 class Weights(Protocol):
@@ -38,26 +36,10 @@ class Weights(Protocol):
         """Raises LocalError where switches do not wait for requests, RetryableError while weights are written."""
 
 
-class CompletionsSampler:
-    """``on_tokens``: called with the number of tokens that have come, summed over the turns of a play. ``adapter``: the
-    LoRA adapter that answers.
-    """
-
-    def __init__(
-        self,
-        http: aiohttp.ClientSession,
-        engine: str,
-        weights: Weights,
-        on_tokens: Callable[[int], None] = lambda count: None,
-        adapter: str | None = None,
-    ) -> None:
-        self._http, self._engine, self._weights, self._adapter = http, engine, weights, adapter
-        self._requests = EngineRequests(http, engine, ROUTE, SILENT_S, adapter)
-        self._on_tokens = on_tokens
-
-    def of_play(self, on_tokens: Callable[[int], None]) -> CompletionsSampler:
-        """The sampler of one play, which counts that play's tokens."""
-        return CompletionsSampler(self._http, self._engine, self._weights, on_tokens, self._adapter)
+class CompletionsSampler(EngineSampler[Weights]):
+    route = ROUTE
+    silent_s = 900.0
+    """A request that comes during a drain waits for the longest running one."""
 
     async def sample(
         self,
@@ -68,7 +50,6 @@ class CompletionsSampler:
         max_tokens: int,
         stop_token_ids: Sequence[int],
     ) -> Sample:
-        """See ``Sampler``. Raises P2PCastError."""
         body = completions_form.request(
             prompt_ids,
             seed=seed,
@@ -85,9 +66,6 @@ class CompletionsSampler:
         raise RetryableError(f"{self._engine}: the weights changed during each of {ATTEMPTS} samples of one turn")
 
     async def score(self, token_ids: Sequence[int]) -> tuple[np.ndarray, Version]:
-        """Log-probabilities of the tokens at temperature 1, float32, the first token's 0, and the version that computed
-        them. Raises P2PCastError.
-        """
         before = await self._stretch()
         found = await self._requests.whole(recomputation.completion_request(token_ids))
         scores = recomputation.completion_logprobs(found, token_ids)
@@ -95,14 +73,7 @@ class CompletionsSampler:
             raise RetryableError(f"{self._engine}: the weights changed while it scored tokens")
         return scores, before.span.version
 
-    async def check(self) -> str:
-        """The version of the engine's weights. Raises LocalError for an engine or a peer that cannot serve rollouts,
-        and RetryableError for one that is not up.
-        """
-        return await checked(self._engine, ROUTE, self._probe)
-
     async def _probe(self, temperature: float) -> tuple[dict[int, float], str]:
-        """Log-probabilities of the likeliest tokens, and the version of the weights."""
         before = await self._stretch()
         body = completions_form.request(
             [PROBE_TOKEN],
@@ -126,14 +97,14 @@ class CompletionsSampler:
         delays = Backoff(0.05, 2.0, uniform)
         for _ in range(WAITS):
             try:
-                return await self._weights.stretch()
+                return await self._naming.stretch()
             except RetryableError:
                 await asyncio.sleep(delays.next_s())
-        return await self._weights.stretch()
+        return await self._naming.stretch()
 
     async def _lasted(self, before: Stretch) -> bool:
         """Whether no weight was written since ``before`` was read."""
         try:
-            return (await self._weights.stretch()).name == before.name
+            return (await self._naming.stretch()).name == before.name
         except RetryableError:
             return False

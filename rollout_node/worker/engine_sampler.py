@@ -1,18 +1,15 @@
-"""Samples of an engine that names the weights of each token.
+"""Samples of an engine, by any of its routes.
 
-Promises:
-
-- Each sample's spans are those of the engine, named by the peer that installed the weights.
-- An engine that lacks a needed capability is refused at the start, with its reason.
-
-A cancelled sample ends at the engine too.
+Promises: an engine without a needed capability is refused at the start, with its reason. A cancelled sample ends at the
+engine too.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Protocol, Self
+from copy import copy
+from typing import ClassVar, Generic, Protocol, Self, TypeVar
 
 import aiohttp
 import numpy as np
@@ -20,8 +17,11 @@ import numpy as np
 from p2pcast.ground.version import Version
 from p2pcast.rollouts.result import Span
 from p2pcast.tasks.task import Sample
-from rollout_node.worker.engine_requests import EngineRequests, checked
+from rollout_node.worker.engine_requests import SILENT_S, EngineRequests, checked
 from rollout_node.worker.sampled_answer import Route, SampledAnswer
+
+Weights = TypeVar("Weights")
+"""What names the engine's weights."""
 
 
 class Naming(Protocol):
@@ -37,29 +37,33 @@ class Naming(Protocol):
         """Whether a request that begins now is sampled with sparse attention."""
 
 
-class LabelledSampler(ABC):
+class EngineSampler(ABC, Generic[Weights]):
     """``on_tokens``: called with the number of tokens that have come, summed over the turns of a play. ``adapter``: the
     LoRA adapter that answers.
     """
 
     route: ClassVar[Route]
+    silent_s: ClassVar[float] = SILENT_S
+    """Longest time in seconds without a token."""
 
     def __init__(
         self,
         http: aiohttp.ClientSession,
         engine: str,
-        naming: Naming,
+        naming: Weights,
         on_tokens: Callable[[int], None] = lambda count: None,
         *,
         adapter: str | None = None,
     ) -> None:
-        self._http, self._engine, self._naming, self._adapter = http, engine, naming, adapter
-        self._requests = EngineRequests(http, engine, self.route, adapter=adapter)
+        self._engine, self._naming = engine, naming
+        self._requests = EngineRequests(http, engine, self.route, self.silent_s, adapter)
         self._on_tokens = on_tokens
 
     def of_play(self, on_tokens: Callable[[int], None]) -> Self:
         """The sampler of one play, which counts that play's tokens."""
-        return type(self)(self._http, self._engine, self._naming, on_tokens, adapter=self._adapter)
+        found = copy(self)
+        found._on_tokens = on_tokens
+        return found
 
     @abstractmethod
     async def sample(
@@ -88,6 +92,12 @@ class LabelledSampler(ABC):
     @abstractmethod
     async def _probe(self, temperature: float) -> tuple[dict[int, float], str]:
         """Log-probabilities of the likeliest tokens, and the label of the weights."""
+
+
+class LabelledSampler(EngineSampler[Naming]):
+    """Of an engine that names the weights of each token. Promise: each sample's spans are those of the engine, named by
+    the peer that installed the weights.
+    """
 
     async def _sample(self, answer: SampledAnswer) -> Sample:
         """The whole answer, its versions named."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 import numpy as np
@@ -26,8 +26,8 @@ from p2pcast.rollouts.top_logprobs import TOP_K
 from p2pcast.tasks.task import Sample, SampledExperts
 from rollout_node.worker import generate_form, recomputation
 from rollout_node.worker.engine_requests import MAX_LINE_BYTES, PROBE_TOKEN
+from rollout_node.worker.engine_sampler import LabelledSampler
 from rollout_node.worker.generate_form import Answer
-from rollout_node.worker.labelled_sampler import LabelledSampler
 from rollout_node.worker.routed_answer import KnownTokens, routed_line_bytes
 from rollout_node.worker.sampled_answer import CANDIDATES, HOT
 
@@ -39,17 +39,27 @@ MAX_TOP_LINE_BYTES: Final = 16 * MIB
 """An engine joins tokens in one line while its client is slow: about 6000 of them fit."""
 
 
+@dataclass(frozen=True, slots=True)
+class TopTokens:
+    """``share``: of the plays of sparse attention, those whose most probable tokens are asked for. ``count``: most
+    probable tokens of a position; at most the vocabulary.
+    """
+
+    share: float = 0.0
+    count: int = TOP_K
+
+
+NO_TOP_TOKENS: Final = TopTokens()
+
+
 class GenerateSampler(LabelledSampler):
     route = generate_form.ROUTE
     routed_bytes = 0
     """Bytes of the experts of one token; 0 for an engine that returns none."""
-    top_share = 0.0
-    """Of the plays of sparse attention, those whose most probable tokens are asked for."""
-    top_count = TOP_K
-    """Most probable tokens of a position; at most the vocabulary."""
 
-    def __init__(self, *arguments: Any, adapter: str | None = None) -> None:
+    def __init__(self, *arguments: Any, adapter: str | None = None, top: TopTokens = NO_TOP_TOKENS) -> None:
         super().__init__(*arguments, adapter=adapter)
+        self._top = top
         self._known = KnownTokens()
         self._asks_top = False
         self._of_engine = self
@@ -57,9 +67,7 @@ class GenerateSampler(LabelledSampler):
 
     def of_play(self, on_tokens: Callable[[int], None]) -> Self:
         found = super().of_play(on_tokens)
-        found.routed_bytes, found.top_count = self.routed_bytes, self.top_count
-        found._asks_top = fraction() < self.top_share
-        found._of_engine = self._of_engine
+        found._known, found._asks_top = KnownTokens(), fraction() < self._top.share
         return found
 
     async def sample(
@@ -72,7 +80,7 @@ class GenerateSampler(LabelledSampler):
         stop_token_ids: Sequence[int],
     ) -> Sample:
         routed_from = self._known.first_unknown(prompt_ids)
-        top_count = self.top_count if self._asks_top and self._naming.sparse else 0
+        top_count = self._top.count if self._asks_top and self._naming.sparse else 0
         body = generate_form.request(
             prompt_ids,
             seed=seed,

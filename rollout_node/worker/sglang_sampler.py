@@ -10,7 +10,7 @@ from p2pcast.ground.version import Version
 from p2pcast.tasks.task import Sample
 from rollout_node.worker import sglang_form
 from rollout_node.worker.engine_requests import PROBE_TOKEN, line_bytes
-from rollout_node.worker.labelled_sampler import LabelledSampler
+from rollout_node.worker.engine_sampler import LabelledSampler
 from rollout_node.worker.sampled_answer import CANDIDATES
 from rollout_node.worker.sglang_form import SglangAnswer
 

@@ -25,8 +25,9 @@ from p2pcast.telemetry import span_export
 from p2pcast.telemetry.job_spans import play_span
 from p2pcast.transport.node_certificate import NodeCertificate
 from rollout_node.worker.completions_sampler import CompletionsSampler
+from rollout_node.worker.engine_sampler import EngineSampler
 from rollout_node.worker.engine_versions import EngineVersions
-from rollout_node.worker.generate_sampler import GenerateSampler
+from rollout_node.worker.generate_sampler import GenerateSampler, TopTokens
 from rollout_node.worker.ledger_client import LedgerClient
 from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
 from rollout_node.worker.probe_loop import ProbeLoop
@@ -96,10 +97,12 @@ class WorkerDaemon:
         connector = aiohttp.TCPConnector(force_close=True, limit=0)
         async with aiohttp.ClientSession() as http, aiohttp.ClientSession(connector=connector) as engine_http:
             versions = EngineVersions(http, where.peer, where.engine)
-            sampler = SAMPLERS[self._sampler](engine_http, where.engine, versions, adapter=self._adapter)
-            if isinstance(sampler, GenerateSampler):
-                sampler.top_share = self._config.guard_share
-                sampler.top_count = min(self._config.guard_tokens, self._task.vocabulary)
+            parts = engine_http, where.engine, versions
+            top = TopTokens(self._config.guard_share, min(self._config.guard_tokens, self._task.vocabulary))
+            if self._sampler == "generate":
+                sampler: EngineSampler[Any] = GenerateSampler(*parts, adapter=self._adapter, top=top)
+            else:
+                sampler = SAMPLERS[self._sampler](*parts, adapter=self._adapter)
             served = await _once_up(versions.refresh)
             label = await _once_up(sampler.check)
             logger.info("the engine serves version %s; its peer says %s", label, served.version)

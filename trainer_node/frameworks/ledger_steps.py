@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from p2pcast.daemon.daemon_requests import DEFAULT_URL, TIMEOUT_S, ask
 from p2pcast.files.atomic_files import atomic_write
 from p2pcast.ground.errors import RetryableError, UsageError
 from p2pcast.ground.version import Version
@@ -46,6 +47,32 @@ PATIENCE_S: Final = 3600.0
 SAY_S: Final = 60.0
 """Time in seconds between two warnings of a wait."""
 logger = logging.getLogger("p2pcast.ledger")
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSettings:
+    """``url``, ``bearer_file``, ``hub``, ``token_file``: as of ``BatchClient``. ``hub_http``: URL of the hub's HTTP
+    server. ``patience_s``: longest wait for a batch, in seconds. ``give_up_s``: for an answer of the ledger.
+    """
+
+    url: str
+    bearer_file: str | None = None
+    hub: str | None = None
+    token_file: str | None = None
+    hub_http: str = DEFAULT_URL
+    patience_s: float = PATIENCE_S
+    give_up_s: float = GIVE_UP_S
+
+    def client(self) -> BatchClient:
+        from p2pcast.ledger_api.batch_client import BatchClient
+
+        return BatchClient(
+            self.url,
+            bearer_file=self.bearer_file,
+            hub=self.hub,
+            token_file=self.token_file,
+            give_up_s=self.give_up_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +274,6 @@ def first_sampled(row: TrainingRow) -> int:
 
 def newest_version(hub: str) -> Version:
     """At the hub with this HTTP address. Raises RetryableError (no version, or no hub), RefusedError."""
-    from p2pcast.daemon.daemon_requests import TIMEOUT_S, ask
-
     manifests = dict(ask(hub.rstrip("/"), "/versions", timeout_s=TIMEOUT_S)["manifests"])
     if not manifests:
         raise RetryableError(f"the hub at {hub} has no version: the trainer's first weights are not published")

@@ -3,8 +3,9 @@
     python train.py … --rollout-function-path trainer_node.frameworks.slime_rollouts.generate_rollout \\
         --custom-reward-post-process-path trainer_node.frameworks.slime_rollouts.ledger_rewards
 
-``Settings`` names the variables of the environment. The hub publishes slime's folder ``weight_v00000N`` as a version of
-step N, which has the weights after N - 1 rollouts. So rollout r is step r + 1 of the ledger.
+``settings_of_environment`` names the variables of the environment. The hub publishes slime's folder
+``weight_v00000N`` as a version of step N, which has the weights after N - 1 rollouts. So rollout r is step r + 1 of the
+ledger.
 
 Promises: slime trains on accepted results alone, with the ledger's advantages. Each batch is trained at most once on
 the way to any checkpoint that survives. Asking for rollout r says that rollout r - 1 is trained; ``train_async.py``
@@ -15,15 +16,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from p2pcast.daemon.daemon_requests import DEFAULT_URL
 from p2pcast.ground.errors import UsageError
 from trainer_node.frameworks.ledger_steps import (
     GIVE_UP_S,
     PATIENCE_S,
+    LedgerSettings,
     LedgerSteps,
     filled,
     first_sampled,
@@ -41,40 +42,27 @@ ADVANTAGE: Final = "ledger_advantage"
 """In the metadata of a sample."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Variables of the environment. ``P2PCAST_LEDGER``: URL, with ``P2PCAST_LEDGER_BEARER_FILE``. For https,
-    ``P2PCAST_HUB`` and ``P2PCAST_TOKEN_FILE``. ``P2PCAST_HUB_HTTP``: URL of the hub's HTTP server.
-    ``P2PCAST_LEDGER_PATIENCE_S``: longest wait for a batch, in seconds. ``P2PCAST_LEDGER_GIVE_UP_S``: for an answer.
+def settings_of_environment() -> LedgerSettings:
+    """``P2PCAST_LEDGER``: URL, with ``P2PCAST_LEDGER_BEARER_FILE``. For https, ``P2PCAST_HUB`` and
+    ``P2PCAST_TOKEN_FILE``. ``P2PCAST_HUB_HTTP``: URL of the hub's HTTP server. ``P2PCAST_LEDGER_PATIENCE_S``: longest
+    wait for a batch, in seconds. ``P2PCAST_LEDGER_GIVE_UP_S``: for an answer. Raises UsageError.
     """
-
-    ledger: str
-    bearer_file: str | None
-    hub: str | None
-    token_file: str | None
-    hub_http: str
-    patience_s: float
-    give_up_s: float
-
-    @classmethod
-    def read(cls) -> Self:
-        """Raises UsageError."""
-        if not (ledger := os.environ.get("P2PCAST_LEDGER")):
-            raise UsageError("P2PCAST_LEDGER is not set: give slime the ledger's URL")
-        try:
-            patience_s = float(os.environ.get("P2PCAST_LEDGER_PATIENCE_S", PATIENCE_S))
-            give_up_s = float(os.environ.get("P2PCAST_LEDGER_GIVE_UP_S", GIVE_UP_S))
-        except ValueError as error:
-            raise UsageError(f"a wait for the ledger is no number of seconds: {error}") from None
-        return cls(
-            ledger,
-            os.environ.get("P2PCAST_LEDGER_BEARER_FILE") or None,
-            os.environ.get("P2PCAST_HUB") or None,
-            os.environ.get("P2PCAST_TOKEN_FILE") or None,
-            os.environ.get("P2PCAST_HUB_HTTP", DEFAULT_URL),
-            patience_s,
-            give_up_s,
-        )
+    if not (ledger := os.environ.get("P2PCAST_LEDGER")):
+        raise UsageError("P2PCAST_LEDGER is not set: give slime the ledger's URL")
+    try:
+        patience_s = float(os.environ.get("P2PCAST_LEDGER_PATIENCE_S", PATIENCE_S))
+        give_up_s = float(os.environ.get("P2PCAST_LEDGER_GIVE_UP_S", GIVE_UP_S))
+    except ValueError as error:
+        raise UsageError(f"a wait for the ledger is no number of seconds: {error}") from None
+    return LedgerSettings(
+        ledger,
+        os.environ.get("P2PCAST_LEDGER_BEARER_FILE") or None,
+        os.environ.get("P2PCAST_HUB") or None,
+        os.environ.get("P2PCAST_TOKEN_FILE") or None,
+        os.environ.get("P2PCAST_HUB_HTTP", DEFAULT_URL),
+        patience_s,
+        give_up_s,
+    )
 
 
 class SlimeRollouts:
@@ -83,10 +71,8 @@ class SlimeRollouts:
     """
 
     def __init__(self, args: Any, first: int) -> None:
-        from p2pcast.ledger_api.batch_client import BatchClient
-
         check(args)
-        settings = Settings.read()
+        settings = settings_of_environment()
         newest = newest_version(settings.hub_http)
         if newest.step != first + 1:
             raise UsageError(
@@ -96,14 +82,7 @@ class SlimeRollouts:
         self._patience_s = settings.patience_s
         self._folder = Path(args.save)
         self._samples = 0
-        client = BatchClient(
-            settings.ledger,
-            bearer_file=settings.bearer_file,
-            hub=settings.hub,
-            token_file=settings.token_file,
-            give_up_s=settings.give_up_s,
-        )
-        self._steps = LedgerSteps(client, self._folder / JOURNAL)
+        self._steps = LedgerSteps(settings.client(), self._folder / JOURNAL)
         facts = self._steps.begin_by_journal(newest.branch, first + 1, checkpoint=first > 0)
         if args.update_weights_interval > max(1, facts.staleness):
             raise UsageError(

@@ -19,17 +19,14 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
-from p2pcast.daemon.daemon_requests import DEFAULT_URL
 from p2pcast.ground.errors import UsageError
 from trainer_node.frameworks.ledger_steps import (
-    GIVE_UP_S,
-    PATIENCE_S,
+    LedgerSettings,
     LedgerSteps,
     first_sampled,
     newest_version,
@@ -51,35 +48,19 @@ JOURNAL: Final = "p2pcast-ledger.json"
 EPS: Final = 1e-4
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerSettings:
-    """``p2pcast_ledger`` in verl's configuration. ``url``, ``bearer_file``, ``hub``, ``token_file``: as of
-    ``BatchClient``. ``hub_http``: URL of the hub's HTTP server. ``patience_s``: longest wait for a batch, in seconds.
-    ``give_up_s``: for an answer of the ledger.
-    """
-
-    url: str
-    bearer_file: str | None = None
-    hub: str | None = None
-    token_file: str | None = None
-    hub_http: str = DEFAULT_URL
-    patience_s: float = PATIENCE_S
-    give_up_s: float = GIVE_UP_S
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any] | None) -> Self:
-        """Raises UsageError naming the key."""
-        found = dict(given or {})
-        keys = [field.name for field in dataclasses.fields(cls)]
-        for key, value in found.items():
-            if key not in keys:
-                raise UsageError(f"{WHERE}.{key} is unknown: the keys are {', '.join(keys)}")
-            kind = int | float if key.endswith("_s") else str | None
-            if isinstance(value, bool) or not isinstance(value, kind):
-                raise UsageError(f"{WHERE}.{key}={value!r} is no {'number' if key.endswith('_s') else 'text'}")
-        if not found.get("url"):
-            raise UsageError(f"{WHERE}.url is missing: give the ledger's URL")
-        return cls(**found)
+def settings_of(given: Mapping[str, Any] | None) -> LedgerSettings:
+    """Of ``p2pcast_ledger`` in verl's configuration, whose keys are the fields. Raises UsageError naming the key."""
+    found = dict(given or {})
+    keys = [field.name for field in dataclasses.fields(LedgerSettings)]
+    for key, value in found.items():
+        if key not in keys:
+            raise UsageError(f"{WHERE}.{key} is unknown: the keys are {', '.join(keys)}")
+        kind = int | float if key.endswith("_s") else str | None
+        if isinstance(value, bool) or not isinstance(value, kind):
+            raise UsageError(f"{WHERE}.{key}={value!r} is no {'number' if key.endswith('_s') else 'text'}")
+    if not found.get("url"):
+        raise UsageError(f"{WHERE}.url is missing: give the ledger's URL")
+    return LedgerSettings(**found)
 
 
 class LedgerAgentLoopManager:
@@ -92,7 +73,7 @@ class LedgerAgentLoopManager:
 
         rollout = config.actor_rollout_ref.rollout
         given = config.get(WHERE)
-        self._settings = LedgerSettings.of(None if given is None else OmegaConf.to_container(given, resolve=True))
+        self._settings = settings_of(None if given is None else OmegaConf.to_container(given, resolve=True))
         self._prompt, self._response = int(rollout.prompt_length), int(rollout.response_length)
         self._size, self._temperature = int(rollout.n), float(rollout.temperature)
         self._checkpoints = Path(config.trainer.default_local_dir)
@@ -137,23 +118,13 @@ class LedgerAgentLoopManager:
         return data_of(places, self._prompt, self._response, batch.step, waited_s)
 
     def _begin(self, step: int) -> None:
-        from p2pcast.ledger_api.batch_client import BatchClient
-
-        settings = self._settings
-        newest = newest_version(settings.hub_http)
+        newest = newest_version(self._settings.hub_http)
         if newest.step != step:
             raise UsageError(
                 f"the hub's newest version is {newest}, and verl begins at step {step}: p2pcast has to carry verl's"
                 " weights, by rollout.checkpoint_engine.backend=p2pcast"
             )
-        client = BatchClient(
-            settings.url,
-            bearer_file=settings.bearer_file,
-            hub=settings.hub,
-            token_file=settings.token_file,
-            give_up_s=settings.give_up_s,
-        )
-        steps = LedgerSteps(client, self._checkpoints / JOURNAL)
+        steps = LedgerSteps(self._settings.client(), self._checkpoints / JOURNAL)
         facts = steps.begin_by_journal(newest.branch, step, checkpoint=step > 0)
         if facts.staleness < 1:
             raise UsageError("verl asks one step early: give p2pcast ledger --staleness 1 or more")

@@ -11,7 +11,7 @@ import pytest
 
 from p2pcast.ground.errors import UsageError
 from tests.trainer_node.frameworks.bridge_stage import GROUPS, SIZE, batch_states, filled_ledger, played_hub, run_in
-from trainer_node.frameworks.verl_backend.ledger_rollouts import JOURNAL, LedgerSettings
+from trainer_node.frameworks.verl_backend.ledger_rollouts import JOURNAL, settings_of
 
 TRAINER = Path(__file__).parent / "ledger_batches.py"
 
@@ -88,4 +88,4 @@ async def test_verls_own_advantages_agree_and_each_batch_is_trained_once(tmp_pat
 )
 def test_a_wrong_setting_is_named(given: dict[str, Any] | None, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        LedgerSettings.of(given)
+        settings_of(given)
