@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from p2pcast.relay.downstream import Downstream
 from p2pcast.wire import messages
@@ -19,44 +20,30 @@ from rollout_node.sync.downloader import Downloader
 from rollout_node.sync.parent_failover import ParentFailover
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class HubMessages:
     """``handlers`` is for ``Dispatcher.begin``. ``replan`` wakes those that follow the way to the newest version."""
 
-    def __init__(
-        self,
-        *,
-        orders: HubOrders,
-        parent_failover: ParentFailover,
-        connector: Connector,
-        downstream: Downstream,
-        downloader: Downloader,
-        squashes: CatchupChoice,
-        catalog_updater: CatalogUpdater,
-        lead: MultiHostLeader | None,
-        member: MultiHostMember | None,
-        saved: SavedHubState,
-        replan: Callable[[], None],
-    ) -> None:
-        self._orders = orders
-        self._parent_failover = parent_failover
-        self._connector = connector
-        self._downstream = downstream
-        self._downloader = downloader
-        self._squashes = squashes
-        self._catalog_updater = catalog_updater
-        self._lead = lead
-        self._member = member
-        self._saved = saved
-        self._replan = replan
+    orders: HubOrders
+    parent_failover: ParentFailover
+    connector: Connector
+    downstream: Downstream
+    downloader: Downloader
+    squashes: CatchupChoice
+    catalog_updater: CatalogUpdater
+    lead: MultiHostLeader | None
+    member: MultiHostMember | None
+    saved: SavedHubState
+    replan: Callable[[], None]
 
     def handlers(self) -> Handlers:
         return {
             messages.Plan: self._plan,
-            messages.Ways: self._connector.learn_addresses,
-            messages.Unreached: self._connector.stop_waiting,
-            messages.Called: lambda body: self._connector.dial_child(body, self._downstream),
-            messages.Neighbours: lambda body: self._parent_failover.introduce(list(body.peers)),
-            messages.Sources: lambda body: self._downloader.add_sources(body.artifact, list(body.peers)),
+            messages.Ways: self.connector.learn_addresses,
+            messages.Unreached: self.connector.stop_waiting,
+            messages.Called: lambda body: self.connector.dial_child(body, self.downstream),
+            messages.Neighbours: lambda body: self.parent_failover.introduce(list(body.peers)),
+            messages.Sources: lambda body: self.downloader.add_sources(body.artifact, list(body.peers)),
             messages.Catalog: self._catalog,
             messages.Engine: self._engine,
             messages.Squashing: self._squash,
@@ -66,30 +53,30 @@ class HubMessages:
 
     def _plan(self, body: messages.Plan) -> None:
         parent = None if body.parent is None else (body.parent, body.host, body.port)
-        self._parent_failover.order(body.epoch, parent, list(body.backups))
+        self.parent_failover.order(body.epoch, parent, list(body.backups))
 
     def _catalog(self, body: messages.Catalog) -> None:
-        self._catalog_updater.apply(body, asyncio.get_running_loop().time())
+        self.catalog_updater.apply(body, asyncio.get_running_loop().time())
 
     def _engine(self, body: messages.Engine) -> None:
-        if self._lead is not None:
+        if self.lead is not None:
             nodes = body.members or ()
-            self._lead.set_members(nodes)
+            self.lead.set_members(nodes)
             # A start without the hub needs the members that the hub last named.
-            self._saved.keep(members=[self._lead.name, [node.hex() for node in nodes]])
-        elif self._member is not None:
-            self._member.set_lead(body.lead)
+            self.saved.keep(members=[self.lead.name, [node.hex() for node in nodes]])
+        elif self.member is not None:
+            self.member.set_lead(body.lead)
             if body.lead is not None:
-                self._saved.keep(lead=row(body.lead))
+                self.saved.keep(lead=row(body.lead))
 
     def _squash(self, body: messages.Squashing) -> None:
-        self._squashes.answered(body, asyncio.get_running_loop().time())
-        self._replan()
+        self.squashes.answered(body, asyncio.get_running_loop().time())
+        self.replan()
 
     def _hold(self, body: messages.Hold) -> None:
-        self._orders.hold_at(body.version)
-        self._replan()
+        self.orders.hold_at(body.version)
+        self.replan()
 
     def _commit(self, body: messages.Commit) -> None:
-        self._orders.commit_to(body.version)
-        self._replan()
+        self.orders.commit_to(body.version)
+        self.replan()

@@ -11,6 +11,7 @@ Promises:
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, field
 
 from p2pcast.ground.errors import IntegrityError, RetryableError
 from p2pcast.ground.version import Version
@@ -26,55 +27,44 @@ from rollout_node.sync.version_path import VersionPlanner
 logger = logging.getLogger("p2pcast.peer")
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ShadowUpdater:
     """``run`` until cancelled, once the peer has joined."""
 
-    def __init__(
-        self,
-        *,
-        start: ShadowStart,
-        check: ShadowCheck,
-        identities: IdentityCheck,
-        stager: VersionStager,
-        handover: EngineHandover,
-        refused: RefusedVersions,
-        planner: VersionPlanner,
-        activity: Activity,
-    ) -> None:
-        self._start = start
-        self._check = check
-        self._identities = identities
-        self._stager = stager
-        self._handover = handover
-        self._refused = refused
-        self._planner = planner
-        self._activity = activity
-        self._begun = False
-        self._due: Version | None = None
-        """Staged, and not handed over yet."""
+    start: ShadowStart
+    check: ShadowCheck
+    identities: IdentityCheck
+    stager: VersionStager
+    handover: EngineHandover
+    refused: RefusedVersions
+    planner: VersionPlanner
+    activity: Activity
+    _begun: bool = field(init=False, default=False)
+    _due: Version | None = field(init=False, default=None)
+    """Staged, and not handed over yet."""
 
     async def run(self) -> None:
         if not self._begun:
-            self._due = await self._start.begin()
+            self._due = await self.start.begin()
             self._begun = True
         while True:
             if self._due is not None:
-                await self._handover.hand_over(self._due)
+                await self.handover.hand_over(self._due)
                 self._due = None
-            await self._check.reread_if_suspected()
-            await self._identities.settle()
-            holding = self._planner.next_holding()
+            await self.check.reread_if_suspected()
+            await self.identities.settle()
+            holding = self.planner.next_holding()
             if holding is None:
-                if (gap := self._planner.gap()) is not None and self._activity.state != "stranded":
+                if (gap := self.planner.gap()) is not None and self.activity.state != "stranded":
                     logger.error("%s; the hub makes one, or gets it back from a peer", gap)
-                self._activity.enter(self._planner.idle_state)
-                await self._planner.news.wait()
+                self.activity.enter(self.planner.idle_state)
+                await self.planner.news.wait()
                 continue
             try:
-                if await self._stager.stage(holding):
+                if await self.stager.stage(holding):
                     self._due = holding.open.version
-                    self._activity.error = None
+                    self.activity.error = None
             except RetryableError as error:
                 logger.info("%s", error)
             except IntegrityError as error:
-                await self._refused.refuse(holding, error)
+                await self.refused.refuse(holding, error)

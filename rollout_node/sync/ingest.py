@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -78,86 +79,71 @@ class ReceivingNode(Protocol):
         """Drop an artifact that retention removed from the store."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Ingest:
     """A ``NodeObserver``. ``on_transfer`` gets the bytes that an artifact brought and the seconds that it took."""
 
-    def __init__(
-        self,
-        *,
-        node: ReceivingNode,
-        store: Store,
-        freshness: Freshness,
-        missing_versions: MissingVersions,
-        timeline: Timeline,
-        planner: VersionPlanner,
-        catalog: Catalog,
-        removal: ArtifactRemoval,
-        on_transfer: Callable[[int, float], None],
-        hub: HubSession,
-        blocking: Callable[..., Awaitable[Any]],
-        background: Callable[[Work, str], None],
-    ) -> None:
-        self._node = node
-        self._store = store
-        self._freshness = freshness
-        self._missing_versions = missing_versions
-        self._timeline = timeline
-        self._planner = planner
-        self._catalog = catalog
-        self._removal = removal
-        self._on_transfer = on_transfer
-        self._hub = hub
-        self._blocking = blocking
-        self._background = background
+    node: ReceivingNode
+    store: Store
+    freshness: Freshness
+    missing_versions: MissingVersions
+    timeline: Timeline
+    planner: VersionPlanner
+    catalog: Catalog
+    removal: ArtifactRemoval
+    on_transfer: Callable[[int, float], None]
+    hub: HubSession
+    blocking: Callable[..., Awaitable[Any]]
+    background: Callable[[Work, str], None]
 
     def on_opened(self, holding: Holding) -> None:
         if holding.excerpt:
             return
-        self._freshness.note_version(holding.open.version, holding.opened_at)
-        self._missing_versions.on_opened(holding)
-        self._timeline.receiving(holding.open.version, holding.open.base, holding.opened_at)
-        self._planner.replan()
+        self.freshness.note_version(holding.open.version, holding.opened_at)
+        self.missing_versions.on_opened(holding)
+        self.timeline.receiving(holding.open.version, holding.open.base, holding.opened_at)
+        self.planner.replan()
 
     def on_complete(self, holding: Holding) -> None:
         took_s = holding.took_s
-        self._timeline.received(holding.open.version, took_s)
+        self.timeline.received(holding.open.version, took_s)
         if holding.assembly.manifest is not None and took_s > 0:
-            self._on_transfer(max(0, holding.assembly.manifest.log - holding.had_bytes), took_s)
-        entry = self._catalog.get(holding.id)
+            self.on_transfer(max(0, holding.assembly.manifest.log - holding.had_bytes), took_s)
+        entry = self.catalog.get(holding.id)
         if entry is not None and entry.durable is not None:
             # The hub confirmed before the seal came. A parent that withholds the record holds up no version.
-            self._node.confirm(holding, entry.durable)
-        self._background(partial(self._seal, holding), f"seal {holding.open.version}")
+            self.node.confirm(holding, entry.durable)
+        self.background(partial(self._seal, holding), f"seal {holding.open.version}")
 
     async def _seal(self, holding: Holding) -> None:
         try:
             if not await holding.until_confirmed():
                 return
-            stored: Stored = await self._blocking(self._store.seal, holding.log, holding.assembly)
+            stored: Stored = await self.blocking(self.store.seal, holding.log, holding.assembly)
             if not holding.durable:
                 holding.seal()
-            needed = self._planner.needed() | {stored.id}
-            gone: list[Stored] = await self._blocking(self._store.retain, needed)
+            needed = self.planner.needed() | {stored.id}
+            gone: list[Stored] = await self.blocking(self.store.retain, needed)
             for each in gone:
-                self._node.forget(each.id)
+                self.node.forget(each.id)
         except P2PCastError as error:
             if shortage(error) is not None:
                 raise
-            if not self._node.error.done():
-                self._node.error.set_exception(error)
-        self._planner.replan()
+            if not self.node.error.done():
+                self.node.error.set_exception(error)
+        self.planner.replan()
 
     def on_aborted(self, holding: Holding) -> None:
-        self._removal.remove_aborted(holding)
+        self.removal.remove_aborted(holding)
         if not holding.excerpt:
-            self._timeline.aborted(holding.open.version)
-            self._planner.replan()
+            self.timeline.aborted(holding.open.version)
+            self.planner.replan()
 
     def on_offered(self, upstream: Parent) -> None:
-        if upstream.live and not upstream.beside and not self._hub.connected:
+        if upstream.live and not upstream.beside and not self.hub.connected:
             # Without the hub no catalog names new versions. The parent's offers are signed all the same.
             upstream.want_newer()
-        self._planner.replan()
+        self.planner.replan()
 
     def on_upstream_lost(self, upstream: Parent, error: P2PCastError | None) -> None:
-        self._planner.replan()
+        self.planner.replan()

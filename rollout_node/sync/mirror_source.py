@@ -15,6 +15,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Protocol
 
 from prometheus_client.core import Metric
@@ -113,40 +114,27 @@ class MirroringNode(ArtifactReceiver, Protocol):
     def disk(self) -> ThreadPoolExecutor: ...
 
 
+@dataclass(eq=False, repr=False)
 class MirrorSource:
     """``run`` until cancelled. ``swarm_lost``: the hub is out of reach. ``has_parent``: a parent feeds this peer.
     ``on_listed`` is called when the mirror was listed. ``at_once``: turn to the mirror without waiting for the hub.
     """
 
-    def __init__(
-        self,
-        objects: Objects,
-        catalog: MirrorCatalog,
-        errors: MirrorErrors,
-        node: MirroringNode,
-        events: Events,
-        room: asyncio.Semaphore,
-        *,
-        swarm_lost: Callable[[], bool],
-        has_parent: Callable[[], bool],
-        planner: VersionPlanner,
-        on_listed: Callable[[], None],
-        at_once: bool,
-    ) -> None:
-        self.bytes_received = 0
-        self.errors = errors
-        self._objects = objects
-        self._catalog = catalog
-        self._node = node
-        self._events = events
-        self._room = room
-        self._swarm_lost = swarm_lost
-        self._has_parent = has_parent
-        self._planner = planner
-        self._on_listed = on_listed
-        self._at_once = at_once
-        self._news = Wakeup()
-        self._corrupt_counts: Counter[bytes] = Counter()
+    objects: Objects
+    catalog: MirrorCatalog
+    errors: MirrorErrors
+    node: MirroringNode
+    events: Events
+    room: asyncio.Semaphore
+    _: KW_ONLY
+    swarm_lost: Callable[[], bool]
+    has_parent: Callable[[], bool]
+    planner: VersionPlanner
+    on_listed: Callable[[], None]
+    at_once: bool
+    bytes_received: int = field(init=False, default=0)
+    _news: Wakeup = field(init=False, default_factory=Wakeup)
+    _corrupt_counts: Counter[bytes] = field(init=False, default_factory=Counter)
 
     # -- p2pcast.relay.holding.Source
 
@@ -160,16 +148,16 @@ class MirrorSource:
     @property
     def entries(self) -> dict[bytes, Entry]:
         """Artifacts that are whole on the mirror, as the run's key has signed."""
-        return self._catalog.entries
+        return self.catalog.entries
 
     @property
     def in_use(self) -> bool:
-        return self._catalog.in_use
+        return self.catalog.in_use
 
     def status(self) -> Document:
         newest = max((e.version for e in self.entries.values()), default=None)
         return {
-            "url": self._objects.url,
+            "url": self.objects.url,
             "in_use": self.in_use,
             "version": None if newest is None else str(newest),
             "artifacts": len(self.entries),
@@ -204,18 +192,18 @@ class MirrorSource:
         loop = asyncio.get_running_loop()
         since = loop.time()
         while work is None or not work.done():
-            if self._swarm_lost() != lost:
+            if self.swarm_lost() != lost:
                 since = loop.time()
-            elif not lost or self._at_once or loop.time() - since >= GONE_S:
-                self._at_once = False
+            elif not lost or self.at_once or loop.time() - since >= GONE_S:
+                self.at_once = False
                 return
             await self._news.wait(CHECK_S)
 
     def _use(self, use: bool) -> None:
-        self._catalog.in_use = use
-        self._events.emit("mirror_used" if use else "mirror_left")
-        logger.info("following %s" if use else "the swarm is back; %s is left", self._objects.url)
-        self._planner.replan()
+        self.catalog.in_use = use
+        self.events.emit("mirror_used" if use else "mirror_left")
+        logger.info("following %s" if use else "the swarm is back; %s is left", self.objects.url)
+        self.planner.replan()
 
     async def _follow(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -240,8 +228,8 @@ class MirrorSource:
 
     async def _list(self) -> bool:
         """True when the mirror lists new artifacts."""
-        news, error = await self._catalog.refresh(self._node.run_key)
-        self._on_listed()
+        news, error = await self.catalog.refresh(self.node.run_key)
+        self.on_listed()
         self._news.notify()
         if error is not None:
             raise error
@@ -255,7 +243,7 @@ class MirrorSource:
             while True:
                 for artifact in [a for a, t in tasks.items() if t.done()]:
                     tasks.pop(artifact).result()
-                for edge in self._planner.path()[:AHEAD] if self._planner.begun.is_set() else []:
+                for edge in self.planner.path()[:AHEAD] if self.planner.begun.is_set() else []:
                     if len(tasks) < AHEAD and edge.artifact not in tasks and self._due(edge.artifact):
                         tasks[edge.artifact] = asyncio.create_task(
                             self._fetch_artifact(edge.artifact), name=f"mirror {edge.version}"
@@ -271,13 +259,13 @@ class MirrorSource:
     def _due(self, artifact: bytes) -> bool:
         """The mirror has it, and is the one to ask for it."""
         now = asyncio.get_running_loop().time()
-        if artifact not in self.entries or self._catalog.is_avoided(artifact, now):
+        if artifact not in self.entries or self.catalog.is_avoided(artifact, now):
             return False
         return due_from_mirror(
-            self._node.holdings.get(artifact),
-            pulled=artifact in self._node.pulled,
-            has_parent=self._has_parent(),
-            listed_for_s=now - self._catalog.seen_at[artifact],
+            self.node.holdings.get(artifact),
+            pulled=artifact in self.node.pulled,
+            has_parent=self.has_parent(),
+            listed_for_s=now - self.catalog.seen_at[artifact],
         )
 
     async def _fetch_artifact(self, artifact: bytes) -> None:
@@ -307,13 +295,13 @@ class MirrorSource:
         if self._corrupt_counts[artifact] < MAX_CORRUPT:
             return False
         self._corrupt_counts[artifact] = 0
-        self._catalog.avoid(artifact, asyncio.get_running_loop().time() + AVOID_S)
-        self._planner.replan()
+        self.catalog.avoid(artifact, asyncio.get_running_loop().time() + AVOID_S)
+        self.planner.replan()
         return True
 
     async def _open(self, artifact: bytes) -> Holding | None:
         """Put the verified directory into the node; None where another source sends the artifact by now."""
-        node = self._node
+        node = self.node
 
         async def verify(tail: Tail, layout: Layout) -> None:
             assembly = await asyncio.get_running_loop().run_in_executor(node.disk, tail.assembly, layout)
@@ -322,7 +310,7 @@ class MirrorSource:
                     f"mirror: the tail of {assembly.open.version} has no durable record: the hub never stored it"
                 )
 
-        tail, layout = await self._catalog.directory(artifact, node.run_key, node.layouts, verify)
+        tail, layout = await self.catalog.directory(artifact, node.run_key, node.layouts, verify)
         if not needs_source(node.holdings.get(artifact)):
             return None
         node.add_layout(layout)
@@ -367,19 +355,19 @@ class MirrorSource:
     async def _fetch_spans(self, holding: Holding, left: Iterator[Span]) -> None:
         """Fetch one span after the other; several of these tasks share the spans."""
         for span in left:
-            while self._node.paused:
+            while self.node.paused:
                 await self._news.wait(CHECK_S / 10)
             name = slice_name(holding.id, span.number)
-            with self._catalog.blaming(name):
-                async with self._room:
-                    payload = await self._objects.get_range(name, span.start, span.size)
+            with self.catalog.blaming(name):
+                async with self.room:
+                    payload = await self.objects.get_range(name, span.start, span.size)
                 if holding.aborted or holding.source is not self:
                     return
                 self._take(holding, span, payload)
 
     def _take(self, holding: Holding, span: Span, payload: memoryview) -> None:
         """Take the pieces of a span. Raises IntegrityError after the others were taken, where one does not match."""
-        node, size, wrong = self._node, holding.open.piece, None
+        node, size, wrong = self.node, holding.open.piece, None
         self.bytes_received += len(payload)
         for index in range(span.first, span.stop):
             at = (index - span.first) * size

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from p2pcast.ground.version import Version
 from p2pcast.relay.artifact_path import Edge
@@ -31,56 +32,42 @@ PATIENCE_S = 2.0
 """Time for which a parent may leave out an artifact that the hub has sealed, in seconds, before it is pulled."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Requester:
     """``run`` until cancelled. ``ask_squash`` asks the hub for a squash from a version; False while the hub is out of
     reach.
     """
 
-    def __init__(
-        self,
-        *,
-        planner: VersionPlanner,
-        state: ShadowState,
-        catalog: Catalog,
-        node: ArtifactHolder,
-        parent_failover: ParentFailover,
-        downloader: Downloader,
-        missing_versions: MissingVersions,
-        mirror: MirrorCatalog | NoMirror,
-        ask_squash: Callable[[Version], bool],
-        give_up: Callable[[Holding], None],
-    ) -> None:
-        self._planner = planner
-        self._squashes = planner.squashes
-        self._state = state
-        self._catalog = catalog
-        self._node = node
-        self._parent_failover = parent_failover
-        self._downloader = downloader
-        self._missing_versions = missing_versions
-        self._mirror = mirror
-        self._ask_squash = ask_squash
-        self._give_up = give_up
+    planner: VersionPlanner
+    state: ShadowState
+    catalog: Catalog
+    node: ArtifactHolder
+    parent_failover: ParentFailover
+    downloader: Downloader
+    missing_versions: MissingVersions
+    mirror: MirrorCatalog | NoMirror
+    ask_squash: Callable[[Version], bool]
+    give_up: Callable[[Holding], None]
 
     async def run(self) -> None:
-        await self._planner.begun.wait()
+        await self.planner.begun.wait()
         while True:
             incomplete = self.request(asyncio.get_running_loop().time())
-            await self._planner.news.wait(PATIENCE_S / 4 if incomplete else None)
+            await self.planner.news.wait(PATIENCE_S / 4 if incomplete else None)
 
     def request(self, now: float) -> bool:
         """Ask for what is missing now; True when something is missing that may have to be asked for later."""
-        live = self._parent_failover.feeding
-        path = self._planner.path()
+        live = self.parent_failover.feeding
+        path = self.planner.path()
         if self._awaits_squash(path, now):
             return True
         self._give_up_needless()
-        incomplete = self._missing_versions.check(path, live, now)
+        incomplete = self.missing_versions.check(path, live, now)
         self._redirect_sourceless(live)
         first_only = self._first_only(path)
         for edge in path:
-            entry = self._catalog.get(edge.artifact)
-            if first_only and edge is not path[0] and edge.artifact not in self._node.holdings and _is_sealed(entry):
+            entry = self.catalog.get(edge.artifact)
+            if first_only and edge is not path[0] and edge.artifact not in self.node.holdings and _is_sealed(entry):
                 incomplete = True
                 continue
             incomplete |= self._request(edge, entry, live, now)
@@ -88,13 +75,13 @@ class Requester:
 
     def _request(self, edge: Edge, entry: Entry | None, live: Upstream | None, now: float) -> bool:
         """True while the artifact is missing, and no source was asked for all of it."""
-        artifact, holding = edge.artifact, self._node.holdings.get(edge.artifact)
+        artifact, holding = edge.artifact, self.node.holdings.get(edge.artifact)
         ask = choose_source(
             holding,
-            pulled=self._downloader.fetches(artifact),
+            pulled=self.downloader.fetches(artifact),
             offered=live is not None and artifact in live.offers,
             sealed_bytes=entry.size if entry is not None and entry.sealed else None,
-            mirrored=self._mirror.in_use and artifact in self._mirror.entries,
+            mirrored=self.mirror.in_use and artifact in self.mirror.entries,
             overdue=lambda: entry is not None and self._is_overdue(artifact, entry, live, now),
         )
         if ask is Ask.NONE:
@@ -105,73 +92,73 @@ class Requester:
             live.want(artifact)
             return False
         if ask is Ask.PEERS:
-            self._downloader.fetch(artifact, anchor=edge.base is None)
+            self.downloader.fetch(artifact, anchor=edge.base is None)
         return True
 
     def _redirect_sourceless(self, live: Upstream | None) -> None:
         """Get artifacts without a pull source from the parent, or from the mirror."""
-        for artifact in self._downloader.sourceless:
+        for artifact in self.downloader.sourceless:
             if live is not None and artifact in live.offers:
-                self._downloader.drop(artifact)
+                self.downloader.drop(artifact)
                 live.want(artifact)
-            elif self._mirror.in_use and artifact in self._mirror.entries:
-                self._downloader.drop(artifact)
+            elif self.mirror.in_use and artifact in self.mirror.entries:
+                self.downloader.drop(artifact)
 
     def _first_only(self, path: list[Edge]) -> bool:
         """A whole state comes first: a squash may be smaller than the deltas behind it, by the time that it is here."""
-        return self._squashes.asks and len(path) > 2 and path[0].base is None and self._is_incomplete(path[0])
+        return self.planner.squashes.asks and len(path) > 2 and path[0].base is None and self._is_incomplete(path[0])
 
     def _awaits_squash(self, path: list[Edge], now: float) -> bool:
         """Whether a squash from exactly here is on its way, or was asked for just now: then the path is not begun.
 
         Where the path begins with a whole state, the squash begins there, and is made while that state comes in.
         """
-        state_bytes = self._planner.state_bytes
-        held, behind = self._state.staged, path
+        state_bytes = self.planner.state_bytes
+        held, behind = self.state.staged, path
         if path and path[0].base is None:
             held, behind = path[0].version, path[1:]
         missing = [
             e
             for e in behind
-            if not self._downloader.fetches(e.artifact) and needs_source(self._node.holdings.get(e.artifact))
+            if not self.downloader.fetches(e.artifact) and needs_source(self.node.holdings.get(e.artifact))
         ]
-        base = self._squashes.should_ask(held, missing, state_bytes)
-        if base is not None and self._ask_squash(base):
+        base = self.planner.squashes.should_ask(held, missing, state_bytes)
+        if base is not None and self.ask_squash(base):
             logger.info("%d artifacts behind version %s: asking for one in their place", len(missing), path[-1].version)
-            self._squashes.asked(base, now)
-        waits = bool(missing) and self._squashes.waits(held, self._planner.edges(), state_bytes, now)
+            self.planner.squashes.asked(base, now)
+        waits = bool(missing) and self.planner.squashes.waits(held, self.planner.edges(), state_bytes, now)
         return waits and not (path[0].base is None and self._is_incomplete(path[0]))
 
     def _is_incomplete(self, edge: Edge) -> bool:
-        holding = self._node.holdings.get(edge.artifact)
+        holding = self.node.holdings.get(edge.artifact)
         return holding is None or holding.incomplete
 
     def _give_up_needless(self) -> None:
         """Give up what was half received, has no source and is on no path any more: its decoder would wait for ever."""
         needed: frozenset[bytes] | None = None
-        for holding in list(self._node.holdings.values()):
+        for holding in list(self.node.holdings.values()):
             if holding.excerpt:
                 continue
-            if holding.idle or (needs_source(holding) and not self._downloader.fetches(holding.id)):
-                needed = self._planner.needed() if needed is None else needed
-                if _is_sealed(self._catalog.get(holding.id)) and holding.id not in needed:
-                    self._give_up(holding)
+            if holding.idle or (needs_source(holding) and not self.downloader.fetches(holding.id)):
+                needed = self.planner.needed() if needed is None else needed
+                if _is_sealed(self.catalog.get(holding.id)) and holding.id not in needed:
+                    self.give_up(holding)
 
     def _is_overdue(self, artifact: bytes, entry: Entry, live: Upstream | None, now: float) -> bool:
         """Whether the parent will not push an artifact that it does not offer yet. A lost parent is replaced in a
         moment; a parent that still sends an earlier version comes to this one later.
         """
         if live is not None and artifact in live.withheld:
-            self._missing_versions.complain(artifact, live, now)
+            self.missing_versions.complain(artifact, live, now)
             return True
-        receiving, moved_at = self._parent_failover.receiving, self._parent_failover.moved_at
+        receiving, moved_at = self.parent_failover.receiving, self.parent_failover.moved_at
         if receiving is not None and receiving < entry.version:
             return False
         if live is not None and live.attached.is_set() and entry.sealed_at < moved_at:
             return True
         late = now - max(entry.sealed_at, moved_at) > PATIENCE_S
-        if late and live is not None and artifact not in self._node.holdings:
-            self._missing_versions.on_missed(artifact, live, now)
+        if late and live is not None and artifact not in self.node.holdings:
+            self.missing_versions.on_missed(artifact, live, now)
         return late
 
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
@@ -55,72 +55,67 @@ class Addresses:
     bearer: str | None
 
 
+@dataclass(eq=False, repr=False)
 class WorkerDaemon:
     """``checks`` and ``plays`` end with ``run``. ``certificate``: for a ledger over https. ``adapter``: the LoRA
     adapter that plays.
     """
 
-    def __init__(
-        self,
-        addresses: Addresses,
-        config: WorkerConfig,
-        task: Task,
-        checks: TaskProcesses,
-        plays: PlayPool,
-        certificate: NodeCertificate | None = None,
-        sampler: SamplerKind = "generate",
-        adapter: str | None = None,
-    ) -> None:
-        self._addresses, self._config, self._task = addresses, config, task
-        self._checks, self._plays = checks, plays
-        self._certificate, self._sampler, self._adapter = certificate, sampler, adapter
-        self._loop: PlayLoop | None = None
+    addresses: Addresses
+    config: WorkerConfig
+    task: Task
+    checks: TaskProcesses
+    plays: PlayPool
+    certificate: NodeCertificate | None = None
+    sampler: SamplerKind = "generate"
+    adapter: str | None = None
+    _loop: PlayLoop | None = field(init=False, default=None)
 
     async def run(self) -> None:
         """Until the run has ended, or until drained. Raises P2PCastError, alone or in a group."""
         try:
-            if self._certificate is None:
+            if self.certificate is None:
                 await self._play()
                 return
-            await self._certificate.ready()
+            await self.certificate.ready()
             async with asyncio.TaskGroup() as group:
-                renewals = group.create_task(self._certificate.renew_when_due(), name="certificate")
+                renewals = group.create_task(self.certificate.renew_when_due(), name="certificate")
                 await self._play()
                 renewals.cancel()
         finally:
-            await self._plays.close()
-            await self._checks.close()
+            await self.plays.close()
+            await self.checks.close()
 
     async def _play(self) -> None:
-        where = self._addresses
+        where = self.addresses
         # One connection per request: engines close idle connections, and a request sent then would be lost.
         connector = aiohttp.TCPConnector(force_close=True, limit=0)
         async with aiohttp.ClientSession() as http, aiohttp.ClientSession(connector=connector) as engine_http:
             versions = EngineVersions(http, where.peer, where.engine)
             parts = engine_http, where.engine, versions
-            top = TopTokens(self._config.guard_share, min(self._config.guard_tokens, self._task.vocabulary))
-            if self._sampler == "generate":
-                sampler: EngineSampler[Any] = GenerateSampler(*parts, adapter=self._adapter, top=top)
+            top = TopTokens(self.config.guard_share, min(self.config.guard_tokens, self.task.vocabulary))
+            if self.sampler == "generate":
+                sampler: EngineSampler[Any] = GenerateSampler(*parts, adapter=self.adapter, top=top)
             else:
-                sampler = SAMPLERS[self._sampler](*parts, adapter=self._adapter)
+                sampler = SAMPLERS[self.sampler](*parts, adapter=self.adapter)
             served = await _once_up(versions.refresh)
             label = await _once_up(sampler.check)
             logger.info("the engine serves version %s; its peer says %s", label, served.version)
-            tls = None if self._certificate is None else partial(self._certificate.client, "ledger")
+            tls = None if self.certificate is None else partial(self.certificate.client, "ledger")
             ledger = LedgerClient(http, where.ledger, where.bearer, tls)
             # A learner scores its model alone, without the adapter that plays.
-            model_alone = SAMPLERS[self._sampler](engine_http, where.engine, versions)
-            probes = ProbeLoop(ledger, model_alone, versions, self._task.vocabulary)
-            note_daemon(role="worker", name=self._config.name, **({"run": versions.run} if versions.run else {}))
-            export = span_export.opened("worker", self._config.name)
+            model_alone = SAMPLERS[self.sampler](engine_http, where.engine, versions)
+            probes = ProbeLoop(ledger, model_alone, versions, self.task.vocabulary)
+            note_daemon(role="worker", name=self.config.name, **({"run": versions.run} if versions.run else {}))
+            export = span_export.opened("worker", self.config.name)
 
             def told(lease: Leased, began_s: float, result: Result | None, error: str | None) -> None:
                 if export is not None:
                     job = lease.job.job
                     export.add(play_span(versions.run, job, lease.lease, began_s, time.time(), result, error))
 
-            parts = (self._checks, self._plays, probes, told)
-            self._loop = PlayLoop(self._config, self._task, ledger, sampler, versions, *parts)
+            parts = (self.checks, self.plays, probes, told)
+            self._loop = PlayLoop(self.config, self.task, ledger, sampler, versions, *parts)
             await _exporting(export, self._loop.run())
 
     async def drain(self) -> None:

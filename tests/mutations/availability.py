@@ -74,7 +74,7 @@ AVAILABILITY = [
     Mutation(
         BACK,
         "rollout_node/sync/version_path.py",
-        "unsure = not self._catalog.listed or ",
+        "unsure = not self.catalog.listed or ",
         "unsure = ",
         AWAY + "test_without_the_hub_a_damaged_disk_takes_no_engine_back",
     ),
@@ -144,7 +144,7 @@ AVAILABILITY = [
     Mutation(
         SENDS_NOTHING,
         "rollout_node/sync/version_path.py",
-        "(not needs_source(holding) and self._node.is_listed(holding.id))",
+        "(not needs_source(holding) and self.node.is_listed(holding.id))",
         "not needs_source(holding)",
         STOLEN_CERTIFICATES + "test_an_unlisted_artifact_is_not_waited_for",
     ),
@@ -165,7 +165,7 @@ AVAILABILITY = [
     Mutation(
         SENDS_NOTHING,
         "rollout_node/sync/ingest.py",
-        "            self._node.confirm(holding, entry.durable)",
+        "            self.node.confirm(holding, entry.durable)",
         "            pass",
         FALSE_REPORTS + "test_a_parent_that_withholds_the_durable_record_delays_no_peer",
     ),

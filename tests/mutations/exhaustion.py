@@ -293,7 +293,7 @@ EXHAUSTION = [
     Mutation(
         "truncating a file that a daemon or a command is reading",
         "trainer_node/publish/checkpoint_source.py",
-        "why = await self._staging.run(_reason, found.path, self._open, error)",
+        "why = await self.staging.run(_reason, found.path, self.open_, error)",
         "raise",
         "tests/daemons/swarm/test_versions.py::test_a_checkpoint_truncated_while_being_read_is_skipped",
     ),

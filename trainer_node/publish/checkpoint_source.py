@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from blake3 import blake3
@@ -61,34 +61,23 @@ class _Unroomed:
     tried_with: tuple[float, ...]
 
 
+@dataclass(eq=False, repr=False)
 class CheckpointSource:
-    """``open_`` opens a complete folder."""
+    """``open_`` opens a complete folder. ``rooms``: folders in which a version needs room, the store's first.
+    ``on_room`` is called with the error of a version that found none, and with None after a version.
+    """
 
-    def __init__(
-        self,
-        versions: VersionLifecycle,
-        publishing: Pipeline,
-        history: PublishHistory,
-        staging: Staging,
-        form: FolderForm,
-        open_: Opening = Checkpoint.open,
-        rooms: Sequence[Path] = (),
-        *,
-        on_room: Callable[[BaseException | None], None] = lambda error: None,
-    ) -> None:
-        """``rooms``: folders in which a version needs room, the store's first. ``on_room`` is called with the error of
-        a version that found none, and with None after a version.
-        """
-        self._versions = versions
-        self._publishing = publishing
-        self._history = history
-        self._staging = staging
-        self._form = form
-        self._open = open_
-        self._rooms = rooms
-        self._unroomed: _Unroomed | None = None
-        self._on_room = on_room
-        self._was_short = False
+    versions: VersionLifecycle
+    publishing: Pipeline
+    history: PublishHistory
+    staging: Staging
+    form: FolderForm
+    open_: Opening = Checkpoint.open
+    rooms: Sequence[Path] = ()
+    _: KW_ONLY
+    on_room: Callable[[BaseException | None], None] = lambda error: None
+    _unroomed: _Unroomed | None = field(init=False, default=None)
+    _was_short: bool = field(init=False, default=False)
 
     async def run(self, checkpoints: Path) -> None:
         """Until cancelled. Raises LocalError when the hub's own disk fails, or this machine is short of something. Then
@@ -96,9 +85,9 @@ class CheckpointSource:
         """
         if self._was_short:
             # A version that fails half-way has used its number, and peers have received a part of it.
-            for room in self._rooms[:1]:
-                await self._staging.run(check_room, room)
-            await self._publishing.catch_up()
+            for room in self.rooms[:1]:
+                await self.staging.run(check_room, room)
+            await self.publishing.catch_up()
             self._was_short = False
         try:
             await self._take_all(checkpoints)
@@ -107,14 +96,14 @@ class CheckpointSource:
             raise
 
     async def _take_all(self, checkpoints: Path) -> None:
-        if (why := await self._staging.run(waits_for, checkpoints, self._form.names)) is not None:
+        if (why := await self.staging.run(waits_for, checkpoints, self.form.names)) is not None:
             logger.info("%s", decodable(why))
         async with contextlib.aclosing(
-            watch(checkpoints, self._form, open_=self._open, known=self._is_published, again=self._again)
+            watch(checkpoints, self.form, open_=self.open_, known=self._is_published, again=self._again)
         ) as events:
             async for event in events:
                 if isinstance(event, Damaged):
-                    self._versions.skip(event.path.name, event.reason)
+                    self.versions.skip(event.path.name, event.reason)
                 else:
                     await self.take(event)
                 del event  # closes the folder's files while no folder is published
@@ -122,15 +111,15 @@ class CheckpointSource:
     def _again(self) -> str | None:
         """The name of a folder that found no room, once there is more. Blocks."""
         waiting = self._unroomed
-        more = waiting is not None and any(map(_is_more, _free(self._rooms), waiting.tried_with))
+        more = waiting is not None and any(map(_is_more, _free(self.rooms), waiting.tried_with))
         return waiting.name if waiting is not None and more else None
 
     def _is_published(self, step: int, fingerprint: str) -> bool:
-        known = self._history[step].folder
+        known = self.history[step].folder
         same = same_fingerprint(known, fingerprint)
         if same and known != fingerprint:
             # Of release 0.1: from now on a rewrite with the old mtime is seen here too.
-            self._history.note(step, folder=fingerprint)
+            self.history.note(step, folder=fingerprint)
         return same
 
     async def take(self, found: Found[Checkpoint]) -> None:
@@ -139,41 +128,41 @@ class CheckpointSource:
         free: tuple[float, ...] = ()
         self._unroomed = None
         try:
-            async with self._publishing.turn:
-                await self._versions.until_may_begin()
-                free = await self._staging.run(_free, self._rooms)
-                if (files := await self._staging.run(_read_files, found, self._form.marker)) is None:
+            async with self.publishing.turn:
+                await self.versions.until_may_begin()
+                free = await self.staging.run(_free, self.rooms)
+                if (files := await self.staging.run(_read_files, found, self.form.marker)) is None:
                     return
                 await self._publish(found, files)
         except P2PCastError as error:
             if not found.path.exists():
-                self._versions.skip(name, "it was deleted while it was read")
-            elif isinstance(error, LocalError) and self._versions.failed:
+                self.versions.skip(name, "it was deleted while it was read")
+            elif isinstance(error, LocalError) and self.versions.failed:
                 raise
             elif scarce(error) and not is_full(error):
-                self._versions.skip(name, str(error))
+                self.versions.skip(name, str(error))
                 raise
             else:
-                why = await self._staging.run(_reason, found.path, self._open, error)
+                why = await self.staging.run(_reason, found.path, self.open_, error)
                 if is_full(error):
                     if before is not None and before.name == name:
                         # So attempts are few, however the room varies.
                         free = tuple(map(max, free, before.tried_with))
                     self._unroomed = _Unroomed(name, free)
-                    self._on_room(error)
+                    self.on_room(error)
                     why += "; this step is tried again when there is more room"
-                self._versions.skip(name, why)
+                self.versions.skip(name, why)
 
     async def _publish(self, found: Found[Checkpoint], files: Files) -> None:
         step, checkpoint, name = found.step, found.checkpoint, found.path.name
-        known, digest = self._history[step], _digest(files)
-        same = await self._publishing.unchanged(step, checkpoint, known.mark)
+        known, digest = self.history[step], _digest(files)
+        same = await self.publishing.unchanged(step, checkpoint, known.mark)
         mark = None
         late = same is not None and known.files and known.files != digest
-        other = [] if same is None else await self._staging.run(self._publishing.other_files, same, files)
+        other = [] if same is None else await self.staging.run(self.publishing.other_files, same, files)
         other = [path for path in other if not path.endswith(_RECORDS)]
-        if late and same != self._publishing.head:
-            self._versions.skip(
+        if late and same != self.publishing.head:
+            self.versions.skip(
                 name,
                 f"its small files have changed since version {same} ({_named(other)}), and newer versions are out: "
                 "write them into the next step's folder",
@@ -192,13 +181,13 @@ class CheckpointSource:
             done = await self._publish_new(step, checkpoint, files)
             for path, why in checkpoint.skipped:
                 logger.info("%s/%s is not part of the version: %s", name, path, why)
-            await self._versions.finish(done)
-            version, mark = done.version, self._publishing.mark_of(done.version)
-        self._versions.unskip(name)
-        self._on_room(None)
+            await self.versions.finish(done)
+            version, mark = done.version, self.publishing.mark_of(done.version)
+        self.versions.unskip(name)
+        self.on_room(None)
         brought = None if mark is None else digest
-        await self._staging.run(
-            self._history.note, step, folder=found.fingerprint, version=version, mark=mark, files=brought
+        await self.staging.run(
+            self.history.note, step, folder=found.fingerprint, version=version, mark=mark, files=brought
         )
 
     async def _publish_new(self, step: int, checkpoint: Checkpoint, files: Files) -> Published:
@@ -206,15 +195,15 @@ class CheckpointSource:
         try:
             return await self._publish_as(step, checkpoint, files)
         except IntegrityError:
-            if not await self._publishing.repair():
+            if not await self.publishing.repair():
                 raise
         return await self._publish_as(step, checkpoint, files)
 
     async def _publish_as(self, step: int, checkpoint: Checkpoint, files: Files) -> Published:
-        version = self._publishing.version_for(step)
-        self._versions.begin(version)
-        source = FolderSource(checkpoint, files, self._staging)
-        return await self._publishing.publish(version, checkpoint.layout(), source)
+        version = self.publishing.version_for(step)
+        self.versions.begin(version)
+        source = FolderSource(checkpoint, files, self.staging)
+        return await self.publishing.publish(version, checkpoint.layout(), source)
 
 
 def _free(folders: Sequence[Path]) -> tuple[float, ...]:

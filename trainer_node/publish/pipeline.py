@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
 
 from blake3 import blake3
 
@@ -37,99 +38,89 @@ from trainer_node.publish.version_numbers import VersionNumbers
 from trainer_node.publish.version_source import Files, VersionSource
 
 
+@dataclass(eq=False, repr=False)
 class Pipeline:
-    """A publisher holds ``turn`` from ``version_for`` to the end of ``publish``."""
+    """A publisher holds ``turn`` from ``version_for`` to the end of ``publish``. ``make_room`` has so many bytes freed
+    in the store, if it can.
+    """
 
-    def __init__(
-        self,
-        node: Node,
-        store: Store,
-        key: RunKey,
-        staging: Staging,
-        hub_shadow: HubShadow,
-        deltas: DeltaPublisher,
-        choosing: CodecChoice,
-        numbers: VersionNumbers,
-        make_room: Callable[[float], Awaitable[None]],
-    ) -> None:
-        """``make_room`` has so many bytes freed in the store, if it can."""
-        self.head: Version | None = None
-        """The newest published version."""
-        self.turn = asyncio.Lock()
-        self._node = node
-        self._store = store
-        self._key = key
-        self._staging = staging
-        self._hub_shadow = hub_shadow
-        self._deltas = deltas
-        self._choosing = choosing
-        self._numbers = numbers
-        self._make_room = make_room
+    node: Node
+    store: Store
+    key: RunKey
+    staging: Staging
+    hub_shadow: HubShadow
+    deltas: DeltaPublisher
+    choosing: CodecChoice
+    numbers: VersionNumbers
+    make_room: Callable[[float], Awaitable[None]]
+    head: Version | None = field(init=False, default=None)
+    """The newest published version."""
+    turn: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
 
     @property
     def shadow(self) -> Shadow | None:
-        return self._hub_shadow.shadow
+        return self.hub_shadow.shadow
 
     @property
     def used(self) -> Version | None:
         """The highest number that this run has used, as far as the hub knows."""
-        return self._numbers.used
+        return self.numbers.used
 
     async def restore(self) -> None:
         """Continue where an earlier process stopped."""
-        await self._hub_shadow.restore()
+        await self.hub_shadow.restore()
         self.head = None if self.shadow is None else self.shadow.version
 
     async def catch_up(self) -> None:
         """Take the shadow to the newest version, if artifacts that it needed have come back."""
         async with self.turn:
-            if self.shadow is None or self.shadow.version != self._store.newest():
-                async with self._hub_shadow.reading:
-                    self._hub_shadow.close()
+            if self.shadow is None or self.shadow.version != self.store.newest():
+                async with self.hub_shadow.reading:
+                    self.hub_shadow.close()
                     await self.restore()
 
     def version_for(self, step: int, *, resume: bool = False) -> Version:
         """The version that new bytes of ``step`` become: the next of its branch. It is the first of a new branch when
         the trainer has gone back, or declares that it resumes.
         """
-        return self._numbers.next(self.head, step, resume=resume)
+        return self.numbers.next(self.head, step, resume=resume)
 
     def reserve(self) -> None:
         """Reserve numbers ahead of the newest version. Blocks. Raises LocalError."""
         if self.head is not None:
-            self._numbers.reserve(self.head)
+            self.numbers.reserve(self.head)
 
     async def base_for(self, layout: Layout) -> Version | None:
         """The base of the next version of this layout; None: that version will be a whole state."""
         if self.shadow is None and self.head is not None:
             # An anchor that failed has closed the shadow.
-            await self._hub_shadow.restore()
+            await self.hub_shadow.restore()
         return self.shadow.version if self.shadow is not None and self.shadow.layout == layout else None
 
     def choice_for(self, layout: Layout) -> Choice:
         """The codec of the next version of this layout."""
-        return self._choosing.next(layout)
+        return self.choosing.next(layout)
 
     def mark_of(self, version: Version) -> str | None:
         """Layout and state digest of a stored version, as text."""
-        manifest = self._store.manifest(version)
+        manifest = self.store.manifest(version)
         return None if manifest is None else _mark(manifest.layout, manifest.state)
 
     async def unchanged(self, step: int, checkpoint: Checkpoint, remembered: str | None = None) -> Version | None:
         """The newest version of this step, if it has exactly these weights, whatever its small files. ``remembered``:
         its mark, if retention has removed it.
         """
-        newest = max((s.version for s in self._store.artifacts.values() if s.version.step == step), default=None)
+        newest = max((s.version for s in self.store.artifacts.values() if s.version.step == step), default=None)
         mark = remembered if newest is None else self.mark_of(newest)
         layout = checkpoint.layout()
         if mark is None or not mark.startswith(layout.layout_id.hex()):
             return None
-        state = await self._staging.run(state_digest, checkpoint, layout)
+        state = await self.staging.run(state_digest, checkpoint, layout)
         return (newest or Version(0, step)) if _mark(layout.layout_id, state) == mark else None
 
     def other_files(self, version: Version, files: Files) -> list[str]:
         """Paths at which ``files`` are not those of a stored version, sorted; none of a version that is not stored."""
-        manifest = self._store.manifest(version)
+        manifest = self.store.manifest(version)
         if manifest is None:
             return []
         held = {file.path: file.hash for file in manifest.files}
@@ -147,32 +138,32 @@ class Pipeline:
         shadow = self.shadow
         try:
             if shadow is None or shadow.layout != layout:
-                await self._make_room(layout.nbytes)
+                await self.make_room(layout.nbytes)
                 return await self._publish_anchor(version, layout, source)
-            await self._make_room(room_for_next(self._store.deltas()))
+            await self.make_room(room_for_next(self.store.deltas()))
             return await self._publish_delta(version, shadow, source, choice or self.choice_for(layout))
         except LocalError as error:
             if is_full(error):
-                await self._make_room(layout.nbytes)
+                await self.make_room(layout.nbytes)
             raise
 
     async def repair(self) -> bool:
         """True when the shadow had corrupt cells and all are right again: a failed delta may be tried again."""
-        return await self._hub_shadow.repair()
+        return await self.hub_shadow.repair()
 
     def base_files(self, replaced: Collection[str] = ()) -> Files:
         """Small files of the newest version. ``replaced``: paths of which the next version brings its own. Blocks.
         Raises LocalError, also where another one is missing.
         """
-        return {} if self.head is None else self._store.all_files(self.head, but=replaced)
+        return {} if self.head is None else self.store.all_files(self.head, but=replaced)
 
     async def _publish_delta(
         self, version: Version, shadow: Shadow, source: VersionSource, choice: Choice
     ) -> Published:
-        delta = await self._deltas.publish(version, shadow, choice, source)
-        if self._choosing.is_lesson(choice.codec, delta.payload_bytes, shadow.layout.nbytes):
-            await self._staging.run(self._choosing.learn, shadow, delta.patch)
-        await self._staging.apply(shadow, delta.patch)
+        delta = await self.deltas.publish(version, shadow, choice, source)
+        if self.choosing.is_lesson(choice.codec, delta.payload_bytes, shadow.layout.nbytes):
+            await self.staging.run(self.choosing.learn, shadow, delta.patch)
+        await self.staging.apply(shadow, delta.patch)
         shadow.drop_patches(version)
         self.head = version
         return delta.published
@@ -181,18 +172,18 @@ class Pipeline:
         """The number is not noted first: peers learn of the version only once the store holds it."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        files = await self._hub_shadow.replace(lambda: source.fill(self._hub_shadow.folder, layout, version))
+        files = await self.hub_shadow.replace(lambda: source.fill(self.hub_shadow.folder, layout, version))
         shadow = self.shadow
         assert shadow is not None
         try:
-            stored = await self._staging.run(
-                self._store.write_anchor, self._key, secrets.token_bytes(16), version, layout, shadow.words,
+            stored = await self.staging.run(
+                self.store.write_anchor, self.key, secrets.token_bytes(16), version, layout, shadow.words,
                 shadow.digests, files, OWN,
             )  # fmt: skip
-            self._node.add_stored(stored.assembly, self._store.open_log(stored), push=True)
+            self.node.add_stored(stored.assembly, self.store.open_log(stored), push=True)
         except BaseException:
             # No peer could read a delta against a version that was never published.
-            self._hub_shadow.close()
+            self.hub_shadow.close()
             raise
         self.head = version
         size, params = stored.manifest.log, layout.params

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from p2pcast.artifact.signed_records import ANCHOR
@@ -36,63 +37,47 @@ logger = logging.getLogger("p2pcast.hub")
 FROM_RANKS = " from ranks"
 
 
+@dataclass(eq=False, repr=False)
 class VersionLifecycle:
-    """``CheckpointSource`` and ``RankIntake`` call it."""
+    """``CheckpointSource`` and ``RankIntake`` call it. ``holdings``: the node's artifacts. ``recovered``: the hub has
+    received its peers' reports after a restart. ``until_caught_up`` returns once no peer is too far behind. ``retain``
+    applies retention. ``on_published`` is called after each version.
+    """
 
-    def __init__(
-        self,
-        publishing: Pipeline,
-        history: PublishHistory,
-        staging: Staging,
-        sizes: Sizes,
-        events: Events,
-        broadcasts: BroadcastPlanner,
-        sealer: VersionSealer,
-        *,
-        holdings: Mapping[bytes, Holding],
-        recovered: asyncio.Event,
-        until_caught_up: Callable[[], Awaitable[None]],
-        announce: Callable[[Iterable[Holding]], None],
-        retain: Callable[[], Awaitable[None]],
-        on_published: Sequence[Callable[[], None]],
-    ) -> None:
-        """``holdings``: the node's artifacts. ``recovered``: the hub has received its peers' reports after a restart.
-        ``until_caught_up`` returns once no peer is too far behind. ``retain`` applies retention.
-        ``on_published`` is called after each version.
-        """
-        self.published: Published | None = None
-        """The newest version that this process published."""
-        self.skipped: dict[str, str] = {}
-        """Folder (``step_N from ranks`` for ranks) → why it was not published; the newest ones."""
-        self._publishing = publishing
-        self._history = history
-        self._staging = staging
-        self._sizes = sizes
-        self._events = events
-        self._broadcasts = broadcasts
-        self._sealer = sealer
-        self._holdings = holdings
-        self._recovered = recovered
-        self._until_caught_up = until_caught_up
-        self._announce = announce
-        self._retain = retain
-        self._on_published = on_published
+    publishing: Pipeline
+    history: PublishHistory
+    staging: Staging
+    sizes: Sizes
+    events: Events
+    broadcasts: BroadcastPlanner
+    sealer: VersionSealer
+    _: KW_ONLY
+    holdings: Mapping[bytes, Holding]
+    recovered: asyncio.Event
+    until_caught_up: Callable[[], Awaitable[None]]
+    announce: Callable[[Iterable[Holding]], None]
+    retain: Callable[[], Awaitable[None]]
+    on_published: Sequence[Callable[[], None]]
+    published: Published | None = field(init=False, default=None)
+    """The newest version that this process published."""
+    skipped: dict[str, str] = field(init=False, default_factory=dict)
+    """Folder (``step_N from ranks`` for ranks) → why it was not published; the newest ones."""
 
     @property
     def failed(self) -> bool:
         """The hub's own disk has failed: nothing more can be published."""
-        return self._sealer.failed
+        return self.sealer.failed
 
     async def publish_base(self, base: Path | None, open_: Opening = Checkpoint.open) -> None:
         """Publish the state in this folder as the first version, unless the run has a version already."""
         if base is None:
             return
-        if self._publishing.shadow is None:
-            await self._recovered.wait()
-        if self._publishing.shadow is not None:
-            logger.info("--base %s is not used: the run is at version %s", base, self._publishing.head)
+        if self.publishing.shadow is None:
+            await self.recovered.wait()
+        if self.publishing.shadow is not None:
+            logger.info("--base %s is not used: the run is at version %s", base, self.publishing.head)
             return
-        if (used := self._publishing.used) is not None and used.step > 0:
+        if (used := self.publishing.used) is not None and used.step > 0:
             logger.error(
                 "--base %s is not published: the run has had versions to %s, which this hub has lost. Let the trainer"
                 " publish its weights, or start a new run with a new state folder",
@@ -100,52 +85,52 @@ class VersionLifecycle:
                 used,
             )
             return
-        checkpoint = await self._staging.run(open_, base)
-        files = await self._staging.run(checkpoint.small_files)
+        checkpoint = await self.staging.run(open_, base)
+        files = await self.staging.run(checkpoint.small_files)
         check_schedule(files)
-        source = FolderSource(checkpoint, files, self._staging)
-        done = await self._publishing.publish(self._publishing.version_for(0), checkpoint.layout(), source)
+        source = FolderSource(checkpoint, files, self.staging)
+        done = await self.publishing.publish(self.publishing.version_for(0), checkpoint.layout(), source)
         self.published = done
-        self._sizes.state(done.dense_bytes)
-        self._sealer.sealed(done.version, done.bytes)
+        self.sizes.state(done.dense_bytes)
+        self.sealer.sealed(done.version, done.bytes)
         logger.info("version %s is %s: %.1f MB", done.version, base, done.dense_bytes / 1e6)
-        self._announce(self._holdings.values())
+        self.announce(self.holdings.values())
 
     # -- a version, from folders or from ranks
 
     async def until_may_begin(self) -> None:
         """Returns once the hub has recovered and no peer is too far behind."""
-        await self._recovered.wait()
-        await self._until_caught_up()
+        await self.recovered.wait()
+        await self.until_caught_up()
 
     def begin(self, version: Version) -> None:
         """The first cells of ``version`` are about to leave."""
-        head = self._publishing.head
+        head = self.publishing.head
         if head is not None and version.branch > head.branch:
             logger.info("step %d begins branch %d: the newest version was %s", version.step, version.branch, head)
-            self._events.emit("branch", version=str(version), after=str(head))
-        self._events.emit("opened", version=str(version))
-        self._broadcasts.begin(version)
+            self.events.emit("branch", version=str(version), after=str(head))
+        self.events.emit("opened", version=str(version))
+        self.broadcasts.begin(version)
 
     async def finish(self, done: Published) -> None:
         """``done`` is sealed: announce it, and prepare for the next version. Raises LocalError."""
         self.published = done
-        self._sizes.state(done.dense_bytes)
+        self.sizes.state(done.dense_bytes)
         # Deltas are announced as they open and seal; an anchor is whole in the store at once.
         if done.kind == ANCHOR:
-            self._sealer.sealed(done.version, done.bytes)
-        whole = (h for h in self._holdings.values() if h.open.base is None and h.open.version == done.version)
-        self._announce(whole)
+            self.sealer.sealed(done.version, done.bytes)
+        whole = (h for h in self.holdings.values() if h.open.base is None and h.open.version == done.version)
+        self.announce(whole)
         _log(done)
         codec = None if done.choice is None else done.choice.codec
-        self._events.emit(
+        self.events.emit(
             "published", version=str(done.version), codec=codec, changed=done.changed, params=done.params,
             dense_bytes=done.dense_bytes, encode_s=round(done.encode_s, 4),
         )  # fmt: skip
-        for published in self._on_published:
+        for published in self.on_published:
             published()
-        await self._staging.run(self._publishing.reserve)
-        await self._retain()
+        await self.staging.run(self.publishing.reserve)
+        await self.retain()
 
     def skip(self, name: str, why: str) -> None:
         """Report why a folder, or a step from ranks, was not published."""
@@ -157,7 +142,7 @@ class VersionLifecycle:
         self.skipped[name] = why
         if len(self.skipped) > limits.MAX_SKIPPED:
             del self.skipped[next(iter(self.skipped))]
-        self._events.emit("skipped", folder=name, why=why)
+        self.events.emit("skipped", folder=name, why=why)
         logger.warning("skipped %s: %s", name, why)
 
     def unskip(self, name: str) -> None:
@@ -170,18 +155,18 @@ class VersionLifecycle:
         try:
             await self.finish(done)
             self.skipped = {name: why for name, why in self.skipped.items() if not name.endswith(FROM_RANKS)}
-            mark = self._publishing.mark_of(done.version)
-            await self._staging.run(self._history.note, done.version.step, mark=mark, files="")
+            mark = self.publishing.mark_of(done.version)
+            await self.staging.run(self.history.note, done.version.step, mark=mark, files="")
         except P2PCastError as error:
             logger.warning("after version %s: %s", done.version, error)
 
     def fail_from_ranks(self, step: int, why: str) -> None:
-        self._broadcasts.end()
+        self.broadcasts.end()
         self.skip(f"step_{step}{FROM_RANKS}", why)
 
     def ranks_overdue(self, ranks: str, why: str) -> None:
         """``ranks`` keep the other ranks of their group waiting, and their version is given up."""
-        self._events.emit("ranks_overdue", ranks=ranks, why=why)
+        self.events.emit("ranks_overdue", ranks=ranks, why=why)
         logger.warning("%s", why)
 
 

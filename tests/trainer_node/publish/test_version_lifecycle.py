@@ -106,7 +106,7 @@ async def test_base_does_not_follow_versions_that_were_lost(
     for step in (0, 6):
         await parts.encoder.publish(step)
         await background.settle()
-    parts.encoder.pipeline._hub_shadow.close()
+    parts.encoder.pipeline.hub_shadow.close()
     await parts.lifecycle.publish_base(base)
     assert parts.encoder.pipeline.head == V(0, 6)
     assert "is not published: the run has had versions to 0.6" in caplog.text
