@@ -20,10 +20,8 @@ from p2pcast.ground.version import Version
 from p2pcast.tasks.task import Sample
 from rollout_node.worker import completions_form, recomputation
 from rollout_node.worker.completions_form import ROUTE, Completion
-from rollout_node.worker.engine_requests import PROBE_TOKEN
 from rollout_node.worker.engine_sampler import EngineSampler
 from rollout_node.worker.engine_versions import Stretch
-from rollout_node.worker.sampled_answer import CANDIDATES
 
 ATTEMPTS: Final = 8
 """Samples of one turn whose weights changed, before the play is given up."""
@@ -75,16 +73,7 @@ class CompletionsSampler(EngineSampler[Weights]):
 
     async def _probe(self, temperature: float) -> tuple[dict[int, float], str]:
         before = await self._stretch()
-        body = completions_form.request(
-            [PROBE_TOKEN],
-            seed=0,
-            temperature=temperature,
-            max_tokens=1,
-            stop_token_ids=(),
-            logprobs=CANDIDATES,
-            stream=False,
-        )
-        answer, found = Completion((), 1), await self._requests.whole(body)
+        answer, found = Completion((), 1), await self._probed(completions_form.request, temperature)
         candidates = completions_form.candidates(found)
         answer.add(found)
         answer.sample_of(before.span)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import aiohttp
 import numpy as np
@@ -17,8 +17,8 @@ import numpy as np
 from p2pcast.ground.version import Version
 from p2pcast.rollouts.result import Span
 from p2pcast.tasks.task import Sample
-from rollout_node.worker.engine_requests import SILENT_S, EngineRequests, checked
-from rollout_node.worker.sampled_answer import Route, SampledAnswer
+from rollout_node.worker.engine_requests import PROBE_TOKEN, SILENT_S, EngineRequests, checked
+from rollout_node.worker.sampled_answer import CANDIDATES, Route, SampledAnswer
 
 Weights = TypeVar("Weights")
 """What names the engine's weights."""
@@ -88,6 +88,19 @@ class EngineSampler(ABC, Generic[Weights]):
         RetryableError for one that is not up.
         """
         return await checked(self._engine, self.route, self._probe)
+
+    async def _probed(self, request: Callable[..., dict[str, Any]], temperature: float) -> Any:
+        """The engine's answer of one token and its candidates. ``request``: of the route's form."""
+        body = request(
+            [PROBE_TOKEN],
+            seed=0,
+            temperature=temperature,
+            max_tokens=1,
+            stop_token_ids=(),
+            logprobs=CANDIDATES,
+            stream=False,
+        )
+        return await self._requests.whole(body)
 
     @abstractmethod
     async def _probe(self, temperature: float) -> tuple[dict[int, float], str]:

@@ -25,11 +25,11 @@ from p2pcast.ground.version import Version
 from p2pcast.rollouts.top_logprobs import TOP_K
 from p2pcast.tasks.task import Sample, SampledExperts
 from rollout_node.worker import generate_form, recomputation
-from rollout_node.worker.engine_requests import MAX_LINE_BYTES, PROBE_TOKEN
+from rollout_node.worker.engine_requests import MAX_LINE_BYTES
 from rollout_node.worker.engine_sampler import LabelledSampler
 from rollout_node.worker.generate_form import Answer
 from rollout_node.worker.routed_answer import KnownTokens, routed_line_bytes
-from rollout_node.worker.sampled_answer import CANDIDATES, HOT
+from rollout_node.worker.sampled_answer import HOT
 
 logger = logging.getLogger("p2pcast.worker")
 
@@ -128,16 +128,7 @@ class GenerateSampler(LabelledSampler):
             await self._probe(HOT)
 
     async def _probe(self, temperature: float) -> tuple[dict[int, float], str]:
-        body = generate_form.request(
-            [PROBE_TOKEN],
-            seed=0,
-            temperature=temperature,
-            max_tokens=1,
-            stop_token_ids=(),
-            logprobs=CANDIDATES,
-            stream=False,
-        )
-        answer, found = Answer((), 1), await self._requests.whole(body)
+        answer, found = Answer((), 1), await self._probed(generate_form.request, temperature)
         answer.add(found)
         self.routed_bytes = 0 if answer.experts is None else answer.experts[:1].nbytes
         (span,) = answer.labels()

@@ -9,9 +9,8 @@ import numpy as np
 from p2pcast.ground.version import Version
 from p2pcast.tasks.task import Sample
 from rollout_node.worker import sglang_form
-from rollout_node.worker.engine_requests import PROBE_TOKEN, line_bytes
+from rollout_node.worker.engine_requests import line_bytes
 from rollout_node.worker.engine_sampler import LabelledSampler
-from rollout_node.worker.sampled_answer import CANDIDATES
 from rollout_node.worker.sglang_form import SglangAnswer
 
 
@@ -50,16 +49,7 @@ class SglangSampler(LabelledSampler):
         return sglang_form.prompt_logprobs(found, token_ids), await self._version(answer)
 
     async def _probe(self, temperature: float) -> tuple[dict[int, float], str]:
-        body = sglang_form.request(
-            [PROBE_TOKEN],
-            seed=0,
-            temperature=temperature,
-            max_tokens=1,
-            stop_token_ids=(),
-            logprobs=CANDIDATES,
-            stream=False,
-        )
-        answer, found = SglangAnswer((), 1), await self._requests.whole(body)
+        answer, found = SglangAnswer((), 1), await self._probed(sglang_form.request, temperature)
         answer.add(found)
         (span,) = answer.labels()
         return sglang_form.candidates(found), span.label

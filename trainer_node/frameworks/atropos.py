@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from aiohttp import web
 
+from p2pcast.cli import exit_code
 from p2pcast.daemon.application_server import serving
 from p2pcast.daemon.daemon_requests import DEFAULT_URL
 from p2pcast.daemon.request_body import read_json
@@ -347,11 +348,7 @@ def main(
             print(f"batches of {ledger} at http://{host}:{port}", flush=True)
             await routes.follow()
 
-    try:
-        event_loop.run(run_until_signal(work))
-    except P2PCastError as error:
-        print(f"p2pcast: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    sys.exit(exit_code(lambda: event_loop.run(run_until_signal(work))))
 
 
 if __name__ == "__main__":

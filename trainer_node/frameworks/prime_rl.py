@@ -31,6 +31,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from p2pcast.checkpoint.folder_form import MARKERS, StepNames
+from p2pcast.cli import exit_code
 from p2pcast.daemon import application_server
 from p2pcast.daemon.daemon_requests import DEFAULT_URL
 from p2pcast.daemon.request_body import BodyTooLargeError, read_json
@@ -219,11 +220,7 @@ def main(checkpoints: Path, engines: tuple[str, ...], folder: PurePath | None, h
                 print(f"{host}:{port} stands for {text.partition('=')[2]}", flush=True)
             await asyncio.Event().wait()
 
-    try:
-        event_loop.run(run_until_signal(work))
-    except P2PCastError as error:
-        print(f"p2pcast: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    sys.exit(exit_code(lambda: event_loop.run(run_until_signal(work))))
 
 
 if __name__ == "__main__":
