@@ -92,19 +92,19 @@ class WorkerDaemon:
         connector = aiohttp.TCPConnector(force_close=True, limit=0)
         async with aiohttp.ClientSession() as http, aiohttp.ClientSession(connector=connector) as engine_http:
             versions = EngineVersions(http, where.peer, where.engine)
-            parts = engine_http, where.engine, versions
+            to_engine = engine_http, where.engine, versions
             top = TopTokens(self.config.guard_share, min(self.config.guard_tokens, self.task.vocabulary))
             if self.sampler == "generate":
-                sampler: EngineSampler[Any] = GenerateSampler(*parts, adapter=self.adapter, top=top)
+                sampler: EngineSampler[Any] = GenerateSampler(*to_engine, adapter=self.adapter, top=top)
             else:
-                sampler = SAMPLERS[self.sampler](*parts, adapter=self.adapter)
+                sampler = SAMPLERS[self.sampler](*to_engine, adapter=self.adapter)
             served = await _once_up(versions.refresh)
             label = await _once_up(sampler.check)
             logger.info("the engine serves version %s; its peer says %s", label, served.version)
             tls = None if self.certificate is None else partial(self.certificate.client, "ledger")
             ledger = LedgerClient(http, where.ledger, where.bearer, tls)
             # A learner scores its model alone, without the adapter that plays.
-            model_alone = SAMPLERS[self.sampler](engine_http, where.engine, versions)
+            model_alone = SAMPLERS[self.sampler](*to_engine)
             probes = ProbeLoop(ledger, model_alone, versions, self.task.vocabulary)
             note_daemon(role="worker", name=self.config.name, **({"run": versions.run} if versions.run else {}))
             export = span_export.opened("worker", self.config.name)

@@ -51,7 +51,7 @@ class Planner(VersionPlanner):
         self.ahead: list[FakeHolding] = []
 
     def path(self) -> list[Edge]:
-        staged = self._state.staged
+        staged = self.state.staged
         ahead = [h for h in self.ahead if staged is None or h.open.version > staged]
         return [Edge(h.id, h.open.base, h.open.version, 0) for h in ahead]
 
