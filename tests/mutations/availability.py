@@ -151,8 +151,8 @@ AVAILABILITY = [
     Mutation(
         SENDS_NOTHING,
         "p2pcast/relay/upstream.py",
-        "                if node.is_sealed(holding.id):",
-        "                if False:",
+        "            if self.node.is_sealed(holding.id):",
+        "            if False:",
         FALSE_REPORTS + "test_a_parent_that_aborts_sealed_versions_delays_no_peer",
     ),
     Mutation(

@@ -136,8 +136,8 @@ INPUTS = [
     Mutation(
         HOLDS_ON,
         "p2pcast/relay/upstream.py",
-        "            if body.t in self._pinged:\n                self._pinged.remove(body.t)",
-        "            if True:",
+        "        if body.t in self._pinged:\n            self._pinged.remove(body.t)",
+        "        if True:",
         "tests/p2pcast/relay/test_upstream.py::test_a_pong_without_a_ping_does_not_set_the_round_trip",
     ),
     Mutation(
