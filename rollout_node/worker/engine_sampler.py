@@ -21,7 +21,7 @@ from rollout_node.worker.engine_requests import PROBE_TOKEN, SILENT_S, EngineReq
 from rollout_node.worker.sampled_answer import CANDIDATES, Route, SampledAnswer
 
 Weights = TypeVar("Weights")
-"""What names the engine's weights."""
+"""The part that names the weights of the engine."""
 
 
 class Naming(Protocol):
