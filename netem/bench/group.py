@@ -8,36 +8,36 @@ from p2pcast.cli import LazyGroup
 
 COMMANDS = {
     "codec": (
-        "netem.bench.commands.codec_command:codec",
+        "netem.bench.commands.codec_commands:codec",
         "Size and speed of the delta codec, beside PULSE's format and a scan.",
     ),
     "squash": (
-        "netem.bench.commands.squash_command:squash",
+        "netem.bench.commands.codec_commands:squash",
         "Size and time of a squash beside its deltas, and the saving of a ladder of squashes.",
     ),
     "device": (
-        "netem.bench.commands.device_command:device",
+        "netem.bench.commands.codec_commands:device",
         "Speed of the dense passes with torch operations, on a GPU or the CPU.",
     ),
-    "relay": ("netem.bench.commands.relay_command:relay", "CPU and memory of a peer in the middle of a chain."),
+    "relay": ("netem.bench.commands.fleet_commands:relay", "CPU and memory of a peer in the middle of a chain."),
     "simulated": (
-        "netem.bench.commands.simulated_command:simulated",
+        "netem.bench.commands.fleet_commands:simulated",
         "Measured broadcasts beside the same broadcasts in the simulator.",
     ),
     "catchup": (
-        "netem.bench.commands.catchup_command:catchup",
+        "netem.bench.commands.fleet_commands:catchup",
         "Bytes and time for a late peer, by each way to catch up.",
     ),
     "heal": (
-        "netem.bench.commands.heal_command:heal",
+        "netem.bench.commands.fleet_commands:heal",
         "Bytes and time for the repair of damaged cells of a shadow.",
     ),
     "anchors": (
-        "netem.bench.commands.anchors_command:anchors",
+        "netem.bench.commands.fleet_commands:anchors",
         "Time of versions while the hub writes an anchor, beside versions without.",
     ),
     "broadcast": (
-        "netem.bench.commands.broadcast_command:broadcast",
+        "netem.bench.commands.fleet_commands:broadcast",
         "Time to the last peer over rate-shaped links, beside bare chains, libtorrent and a star.",
     ),
     "latency": (
@@ -67,20 +67,20 @@ COMMANDS = {
         "Goodput of one link over emulated delay and loss, by number of stripes.",
     ),
     "ledger": (
-        "netem.bench.commands.ledger_load_command:ledger",
+        "netem.bench.commands.hub_commands:ledger",
         "Results per second of a ledger, and times of its requests with a thousand workers.",
     ),
     "plays": (
-        "netem.bench.commands.ledger_load_command:plays",
+        "netem.bench.commands.hub_commands:plays",
         "Cost of a turn of a play in a process of its own, beside a turn in the worker's process.",
     ),
-    "plan": ("netem.bench.commands.plan_command:plan", "Time of the hub's planning decisions for ten thousand peers."),
+    "plan": ("netem.bench.commands.hub_commands:plan", "Time of the hub's planning decisions for ten thousand peers."),
     "quantised": (
-        "netem.bench.codec_comparison.quantised_command:quantised",
+        "netem.bench.commands.codec_commands:quantised",
         "Bytes of a version in each quantised form, and the divergence of quantised engines from the learner.",
     ),
     "publish": (
-        "netem.bench.commands.publish_command:publish",
+        "netem.bench.commands.hub_commands:publish",
         "Time that publishing live tensors adds to a training step, beside a memcpy.",
     ),
     "live": (

@@ -9,13 +9,25 @@ waking up).
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from statistics import fmean
+from typing import Any
 
+from netem.emulation.loopback import Net
 from netem.fleet.local_fleet import HUB, Fleet
+from netem.simulation.broadcast_replay import Fault, replay
+from netem.simulation.fleet_simulator import Scenario
 from p2pcast.artifact.piece_size import piece_bytes
+from topology.broadcast_time import Network
+from topology.plan_tree import ROOT
+
+CHAINS = 2
+WIDE_BPS = 1e12
+"""Rate of the hub's uplink, in bits per second: no limit, because each of the hub's links has its own rate."""
 
 SLOW_SHARE = 0.35
 """Share of its rate that a slowed peer keeps, in and out."""
@@ -91,3 +103,47 @@ async def measure(fleet: Fleet, scenario: str) -> Measured:
         await fleet.start(victim)
         await fleet.live(victim)
     return Measured(chains, parent, times_s, size, victim, struck - began)
+
+
+async def compare(
+    peers: int, payload_bytes: int, rate_bytes_s: float, scenarios: list[str], deadline_s: float
+) -> dict[str, Any]:
+    """The document of ``bench simulated``. Raises FleetError."""
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="p2pcast-bench-", dir="/dev/shm") as folder:
+        async with Fleet(Path(folder), Net(rate_bytes_s), peers, CHAINS, payload_bytes, deadline_s) as fleet:
+            await measure(fleet, "undisturbed")  # warm-up: compiles kernels, opens congestion windows
+            first = await measure(fleet, "undisturbed")
+            costs = learn(first.chains[0], first.times_s, first.payload_bytes, rate_bytes_s)
+            for scenario in scenarios:
+                found = await measure(fleet, scenario)
+                expected_s = simulated_s(found, scenario, costs, 8 * rate_bytes_s)
+                rows.append(
+                    {
+                        "scenario": scenario,
+                        "chains": found.chains,
+                        "struck_s": round(found.struck_s, 3),
+                        "measured_s": round(found.last_s, 4),
+                        "simulated_s": round(expected_s, 4),
+                        "ratio": round(expected_s / found.last_s, 4),
+                    }
+                )
+    return {
+        "payload_bytes": payload_bytes, "rate_bits_s": 8 * rate_bytes_s, "share": round(costs.share, 4),
+        "hop_s": round(costs.hop_s, 4), "rows": rows,
+    }  # fmt: skip
+
+
+def simulated_s(found: Measured, scenario: str, costs: Costs, rate_bps: float) -> float:
+    """Seconds until the last peer, the victim excluded, has the same broadcast in the simulator."""
+    bps = costs.share * rate_bps
+    network = Network(
+        piece_bytes=piece_bytes(found.payload_bytes), near_rtt_s=0.0, root_region="region-0", hop_s=costs.hop_s
+    )
+    model = Scenario(regions=1, payload_bytes=found.payload_bytes, uplink_bps=WIDE_BPS, peer_bps=bps, network=network)
+    blows = []
+    if found.victim is not None:
+        blows = [Fault(found.struck_s, found.victim, None if scenario.startswith("kill") else SLOW_SHARE * bps)]
+    parent = {peer: ROOT if above == HUB else above for peer, above in found.parent.items()}
+    times_s = replay(model, parent, blows, CHAINS)
+    return max(s for peer, s in times_s.items() if peer != found.victim)

@@ -1,9 +1,9 @@
 """Cost of publishing for a training step. Measured are the snapshot that the optimiser waits for, and the time until a
 hub has stored the version, beside a memcpy of the state's bytes in the same run.
 
-The hub is a separate process on loopback. The caller makes the publisher, since this package may not import the
-trainer's. Tensors are square matrices; a step moves about 1 % of the bf16 values, as with RL's learning rates. Memcpy
-and snapshots take turns, on the same device, into memory that was written before; medians are compared.
+The hub is a separate process on loopback. Tensors are square matrices; a step moves about 1 % of the bf16 values, as
+with RL's learning rates. Memcpy and snapshots take turns, on the same device, into memory that was written before;
+medians are compared.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from netem.bench.measuring import device_clock, device_name, torch_device
 from netem.fleet.processes import Processes, free_port
 from p2pcast.ground.errors import RetryableError
+from trainer_node import Publisher
 
 SIDE = 2048
 """Side of a matrix of 4 Mi elements: 8 MiB of bf16."""
@@ -32,13 +32,16 @@ WARM_STEPS = 2
 START_S = 120.0
 POLL_S = 0.02
 
-MakePublisher = Callable[[str, Path], Any]
-"""Called with the hub's address and the token file."""
 Tensors = dict[str, torch.Tensor]
 
 
 def bench_publish(
-    make_publisher: MakePublisher, state_bytes: int, steps: int, *, side: int = SIDE, device: str | None = None
+    state_bytes: int,
+    steps: int,
+    *,
+    side: int = SIDE,
+    device: str | None = None,
+    previous: Literal["gpu", "pinned"] = "gpu",
 ) -> dict[str, Any]:
     """``state_bytes`` of bf16, in matrices of ``side`` × ``side``. ``device``: None for the GPU if there
     is one, otherwise the CPU. Needs 6 × that in memory. Raises LocalError, RetryableError.
@@ -57,7 +60,7 @@ def bench_publish(
             tensors = {
                 f"layers.{k}.weight": torch.randn(side, side, device=where).mul_(0.02).to(dtype) for k in range(count)
             }
-            with make_publisher(hub, token) as publisher:
+            with Publisher(hub, token_file=token, previous=previous) as publisher:
                 rows.append({"row": name, **_measure(publisher, tensors, len(rows) * (WARM_STEPS + steps), steps)})
     return {"state_bytes": 2 * count * side * side, "steps": steps, "device": device_name(where), "rows": rows}
 
@@ -88,7 +91,7 @@ def _hub(processes: Processes, folder: Path, shadow: Path) -> tuple[str, Path]:
     return address, token
 
 
-def _measure(publisher: Any, tensors: Tensors, first_step: int, steps: int) -> dict[str, Any]:
+def _measure(publisher: Publisher, tensors: Tensors, first_step: int, steps: int) -> dict[str, Any]:
     published = [t.to(torch.bfloat16) for t in tensors.values()]
     copies = [torch.zeros_like(t) for t in published]
     taken: dict[str, list[float]] = {"memcpy_s": [], "publish_s": [], "snapshot_s": [], "total_s": []}

@@ -1,21 +1,27 @@
-"""The one renderer of measurements: a document as tables and sentences, or as JSON."""
+"""A command of ``p2pcast bench`` from a record of its parameters, and the one renderer of its document: tables and
+sentences, or JSON.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from netem.bench.figures_text import NONE, Column, Row, value_of
-from p2pcast.cli.options import console, written
+from netem.bench.figures_text import NONE, Columns, Row, value_of
+from p2pcast.cli.options import console, documented, write_document
+from p2pcast.cli.settings import options
+from p2pcast.ground.errors import EXIT_FAILED
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
-def table(rows: Iterable[Row], columns: Sequence[tuple[str, Column]], title: str | None = None) -> Table:
+def table(rows: Iterable[Row], columns: Columns, title: str | None = None) -> Table:
     """A line for each row, with its values in the columns (heading, column). Figures stand on the right."""
     from rich.table import Table
 
@@ -28,13 +34,42 @@ def table(rows: Iterable[Row], columns: Sequence[tuple[str, Column]], title: str
     return made
 
 
-def render(document: dict[str, Any], shown: Iterable[Table | str], output: Path | None, *, as_json: bool) -> None:
-    """Write the document to ``output``, and print it, or what is ``shown`` of it. Raises LocalError."""
-    if written(document, output, as_json=as_json):
-        return
-    out = console()
-    for part in shown:
-        if isinstance(part, str):
-            click.echo(part)
+Document = dict[str, Any]
+
+
+class Bench:
+    """The base of a measurement's record: a frozen dataclass whose fields are settings, and whose text is the help."""
+
+    def measure(self) -> Document | Iterator[Document]:
+        """The document. An iterator gives it again whenever it has grown, and each is written."""
+        raise NotImplementedError
+
+    def shown(self, document: Document) -> Iterator[Table | str]:
+        """The tables, and the sentences below them."""
+        raise NotImplementedError
+
+    def failed(self, document: Document) -> bool:
+        """Whether the command ends with exit code 1."""
+        return False
+
+
+def command(record: type[Bench]) -> click.Command:
+    """The command of a record, named like the record."""
+
+    @click.command(record.__name__.lower(), help=record.__doc__)
+    @options(record, None)
+    @documented
+    def run(bench: Bench, as_json: bool, output: Path | None) -> None:
+        found = bench.measure()
+        document: Document = {}
+        for document in [found] if isinstance(found, dict) else found:
+            write_document(document, output)
+        if as_json:
+            click.echo(json.dumps(document))
         else:
-            out.print(part)
+            for part in bench.shown(document):
+                click.echo(part) if isinstance(part, str) else console().print(part)
+        if bench.failed(document):
+            sys.exit(EXIT_FAILED)
+
+    return run

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from netem.bench import step_run
-from netem.bench.figures_text import Column
+from netem.bench.figures_text import Columns
 from netem.bench.rendering import table
 from netem.guard.guarded_figures import BARS, FORM, MEMORY, Bar, measured
 from netem.guard.paired_ratios import FEWEST, Spread, against, row
@@ -181,7 +181,7 @@ def _print(document: Document, before: Document | None) -> None:
         }
         for key, figure in document["figures"].items()
     ]  # fmt: skip
-    columns: list[tuple[str, Column]] = [
+    columns: Columns = [
         ("figure", "figure"),
         ("", "unit"),
         ("ours", lambda row: _number(row["ours"])),

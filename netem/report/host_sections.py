@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from netem.bench.figures_text import Column, Row
+from netem.bench.figures_text import Columns, Row
 from netem.lab.scenario import Requirement
 from netem.report.section_text import Comparison, Picture, Section, figure, judged, share, table, table_of
 from p2pcast.ground.limits import MIB
@@ -49,7 +49,7 @@ def relay(document: Document) -> Section:
 
 
 def publish(document: Document) -> Section:
-    columns: list[tuple[str, Column]] = [
+    columns: Columns = [
         ("tensors", "row"), ("changed", lambda r: share(r["changed"] / r["params"])),
         ("delta, MB", "{bytes:MB .2f}"), ("memcpy, ms", "{memcpy_s:ms .0f}"), ("snapshot, ms", "{snapshot_s:ms .0f}"),
         ("÷ memcpy", "snapshot_to_memcpy"), ("stored, ms", "{total_s:ms .0f}"), ("÷ memcpy", "total_to_memcpy"),
@@ -103,7 +103,7 @@ def ledger(document: Document) -> Section:
         "lease_p50_ms": "lease, p50", "lease_p99_ms": "p99", "results_p50_ms": "results, p50", "results_p99_ms": "p99",
         "heartbeat_p50_ms": "heartbeat, p50", "heartbeat_p99_ms": "p99",
     }  # fmt: skip
-    loads: list[tuple[str, Column]] = [("database", "database"), ("load", "load"), ("results/s", "results_s")]
+    loads: Columns = [("database", "database"), ("load", "load"), ("results/s", "results_s")]
     blocks = [
         "A ledger under simulated workers over HTTP, with results of 1024 tokens. *Full load*: workers that never rest,"
         " with 32 leases and results in a request. Paced workers hold 8 leases each, send heartbeats, and wait for "
@@ -118,7 +118,7 @@ def ledger(document: Document) -> Section:
     for at, row in enumerate(document["rows"]):
         compared += judged(f"ledger, {row['database']}", [row], paced if at % 2 else full)
     if document["growth"]:
-        columns: list[tuple[str, Column]] = [
+        columns: Columns = [
             ("database", "database"), ("results", "results"), ("rows", "rows"),
             ("database, MB", "{database_bytes:MB .1f}"), ("results, MB", "{body_bytes:MB .1f}"),
             ("memory, MB", "{resident_bytes:MB .1f}"), ("CPU a result, ms", "{cpu_ms:.2f}"),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, Final
 
-from netem.bench.figures_text import Column, Row
+from netem.bench.figures_text import Column, Columns, Row
 from netem.lab.scenario import Requirement
 from netem.latency import FOLDER, PUBLISHER
 from netem.report.section_text import Comparison, Picture, Section, cell, figure, judged, share, table, table_of
@@ -35,7 +35,7 @@ def broadcast(document: Document) -> Section:
     given = [row for row in rows if row["system"] not in (*NO_DELTAS, STATE)]
     whole = [row for row in rows if row["system"] in (*NO_DELTAS, STATE)]
     payload = next((row["payload_bytes"] for row in given if row["system"] != P2PCAST), None)
-    last: tuple[tuple[str, Column], ...] = (
+    last: Columns = (
         ("system", "system"), ("peers", "peers"), ("time to the last, s", "{all_s:.3f}"),
     )  # fmt: skip
     blocks = [
@@ -145,7 +145,7 @@ def stripes(document: Document) -> Section:
             lambda way: way["by_congestion"].get(name, {}).get("of_ceiling", {}).get(str(number)),
         )
 
-    columns: list[tuple[str, Column]] = [
+    columns: Columns = [
         ("round trip", "{rtt_s:ms .0f} ms"), ("loss", "{loss:.1%}"),
         *(goodput(name, number) for name in names for number in numbers),
         ("chosen", "{choice[congestion]}: {choice[stripes]}"), ("÷ best", lambda way: way["choice"]["to_best"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from netem.bench.figures_text import Column, Row
+from netem.bench.figures_text import Columns, Row
 from netem.lab.scenario import Requirement
 from netem.report.section_text import Comparison, Picture, Section, figure, judged, share, table, table_of
 
@@ -36,7 +36,7 @@ def codec(document: Document) -> Section:
     for name, key in SIZES.items():
         if all(key in row for row in rows):
             smaller[NAMES[name]] = [row["dense_bytes"] / row[key] for row in rows]
-    columns: list[tuple[str, Column]] = [
+    columns: Columns = [
         ("format", "name"), ("× smaller", "times_smaller"), ("÷ PULSE", "ratio_to_pulse"),
         ("encode ÷ scan", "encode_vs_scan"), ("decode ÷ scan", "decode_vs_scan"),
     ]  # fmt: skip
@@ -139,7 +139,7 @@ def squash(document: Document) -> Section:
 
 def catchup(document: Document) -> Section:
     rows = document["rows"]
-    columns: list[tuple[str, Column]] = [
+    columns: Columns = [
         ("way", "way"), ("artifacts", "artifacts"), ("bytes", "bytes"), ("÷ every delta", "to_chain"),
         ("÷ one exact squash", "to_exact"), ("s", "seconds"),
     ]  # fmt: skip

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from netem.bench.commands.simulated_command import simulated_s
-from netem.bench.model_agreement import learn, measure
+from netem.bench.model_agreement import learn, measure, simulated_s
 from netem.emulation.loopback import Net
 from netem.fleet.local_fleet import HUB, PEERS, Fleet
 from p2pcast.artifact.piece_size import piece_bytes

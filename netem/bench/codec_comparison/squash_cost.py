@@ -10,7 +10,7 @@ from these sizes: a squash of i → j counts as large as 0 → j − i.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +25,7 @@ from p2pcast.codec.layout import Cell, Layout
 from p2pcast.codec.squash_cell import Link, squash
 from p2pcast.ground.errors import IntegrityError, LocalError, UsageError
 from p2pcast.ground.version import Version
+from p2pcast.inspection.png_figure import blank, plain, save
 from p2pcast.relay.artifact_path import Edge, cheapest_path
 from p2pcast.store.squash_ladder import RUNGS, missing_rungs
 
@@ -246,3 +247,33 @@ def _summary(name: str, taken: Sequence[int], chain: Sequence[int], hops: Sequen
         "mean_artifacts": round(sum(hops) / len(hops), 1),
         "kept_to_chain": round(kept / max(1, chain[-1]), 4),
     }
+
+
+def draw(document: Mapping[str, Any], file: Path) -> None:
+    """Plot the bytes of squashes and of their deltas, and the ratio. Raises LocalError."""
+    figure, ((sizes, ratios),) = blank(1, 2, width=11, height=4)
+    for row, dash in zip(document["rows"], ["-", "--", ":", "-."] * len(document["rows"]), strict=False):
+        for number, (codec, part) in enumerate(row["sizes"].items()):
+            k = range(1, row["versions"] + 1)
+            chain = [sum(part["chain_bytes"][:n]) for n in k]
+            label = plain(f"{row['dataset']}, {codec}")
+            colour = f"C{number}"
+            sizes.plot(k, [b / 1e6 for b in chain], dash, color=colour, alpha=0.35)
+            sizes.plot(k, [b / 1e6 for b in part["squash_bytes"]], dash, color=colour, label=label)
+            ratios.plot(
+                k,
+                [s / max(1, c) for s, c in zip(part["squash_bytes"], chain, strict=True)],
+                dash,
+                color=colour,
+                label=label,
+            )
+    sizes.set(
+        xlabel="deltas, k", ylabel="MB", xscale="log", yscale="log", title="squash of k deltas (pale: the deltas)"
+    )
+    ratios.set(
+        xlabel="deltas, k", ylabel="squash ÷ deltas", xscale="log", ylim=(0, 1.05), title="size relative to the deltas"
+    )
+    for axes in (sizes, ratios):
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    save(figure, file)

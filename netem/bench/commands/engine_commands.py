@@ -1,82 +1,25 @@
-"""``p2pcast bench live`` and ``p2pcast bench sparse``."""
+"""Commands of ``p2pcast bench`` with a real vLLM: ``live`` and ``sparse``."""
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Final
 
 import click
-from rich.table import Table
 
-from p2pcast.cli.options import PATH, console, documented, written
-from p2pcast.ground.errors import EXIT_FAILED
+from netem.bench.figures_text import NONE, Columns, filled, value_of
+from netem.bench.rendering import Bench, Document, command, table
+from p2pcast.cli.options import PATH
+from p2pcast.cli.settings import setting
 from p2pcast.rollouts.kv_policy import KV_POLICIES
 from p2pcast.sparse.budget_schedule import BudgetSchedule
 
+if TYPE_CHECKING:
+    from rich.table import Table
 
-@click.command()
-@click.option("--versions", type=click.IntRange(2), default=50, help="Number of versions trained and published.")
-@click.option(
-    "--clients", type=click.IntRange(1), default=8, help="Number of clients that stream answers continuously."
-)
-@click.option("--tp", type=click.IntRange(1), default=2, help="Tensor parallelism of the vLLM server.")
-@click.option(
-    "--kv",
-    type=click.Choice(KV_POLICIES),
-    default="recompute",
-    help="KV cache after a switch, with p2pcast and with vLLM's own reload; see `p2pcast join --help`.",
-)
-@click.option("--hidden", type=click.IntRange(128), default=256, help="Hidden size of the model, a multiple of 128.")
-@click.option("--layers", type=click.IntRange(1), default=2, help="Number of layers of the model.")
-@click.option(
-    "--fresh-every",
-    type=click.IntRange(1),
-    default=1,
-    help="Number of versions between comparisons with fresh engines; the first and last version are always compared.",
-)
-@click.option(
-    "--graphs",
-    is_flag=True,
-    help="vLLM as it starts by default: compiled, with CUDA graphs on a GPU. Otherwise eager, which starts sooner.",
-)
-@click.option("--dir", "folder", type=PATH, default="bench-out/live", help="Work folder; replaces an earlier one.")
-@click.option(
-    "--keep",
-    is_flag=True,
-    help="Checkpoints and state folders kept after a PASS, in addition to logs and the result.",
-)
-@documented
-def live(
-    versions: int,
-    clients: int,
-    tp: int,
-    kv: str,
-    hidden: int,
-    layers: int,
-    fresh_every: int,
-    graphs: bool,
-    folder: Path,
-    keep: bool,
-    as_json: bool,
-    output: Path | None,
-) -> None:
-    """Install many versions into a live vLLM under load, and measure its pauses and the gaps between tokens, beside
-    vLLM's own dense reload in the same run.
-
-    Exit code 1: a request failed, or weights or answers differ from the version's.
-    """
-    from netem.bench.live_engine import Options, bench_live
-
-    options = Options(folder, versions, clients, tp, kv, hidden, layers, fresh_every, keep, graphs=graphs)
-    document = bench_live(options)
-    if not written(document, output, as_json=as_json):
-        _print(document)
-    if document["verdict"] != "PASS":
-        sys.exit(EXIT_FAILED)
-
-
-COLUMNS = {
+COLUMNS: Final = {
     "pause_median_s": "pause, median",
     "pause_p99_s": "p99",
     "commands_median_s": "commands, median",
@@ -86,7 +29,7 @@ COLUMNS = {
     "gap_elsewhere_p50_s": "gap elsewhere, p50",
     "gap_elsewhere_p99_s": "p99",
 }
-RATIOS = {
+RATIOS: Final = {
     "pause_median_s": "pause_ratio",
     "commands_median_s": "commands_ratio",
     "gap_p99_s": "gap_p99_ratio",
@@ -94,108 +37,127 @@ RATIOS = {
 }
 
 
-def _print(document: dict[str, Any]) -> None:
-    out = console()
-    size = f"{document['params']:,} parameters, tensor parallel {document['tensor_parallel']}"
-    table = Table("", *COLUMNS.values(), title=f"{size}, {document['clients']} clients, --kv {document['kv']}")
-    for row in document["rows"]:
-        table.add_row(row["system"], *(_ms(row[key]) for key in COLUMNS))
-    table.add_row("ratio", *(_times(document[RATIOS[key]]) if key in RATIOS else "" for key in COLUMNS))
-    out.print(table)
-    for row in document["rows"]:
-        parts = ", ".join(f"{name} {_ms(seconds)}" for name, seconds in row["parts_median_s"].items())
-        rate = row["tokens"] / row["elapsed_s"]
-        out.print(f"{row['system']}: {row['switches']} switches, {rate:.0f} tokens/s; medians of a switch: {parts}")
-    ours = document["rows"][0]
-    if ours["recomputed_tokens"] is not None:
-        each = ours["recomputed_tokens_median"]
-        out.print(
-            f"computed anew with the new weights: {ours['recomputed_tokens']:,} tokens in all, {each:.0f} a switch"
-        )
-    checks = Table("", "check", "", title=document["verdict"])
-    for check in document["checks"]:
-        checks.add_row("pass" if check["ok"] else "FAIL", check["name"], check["detail"])
-    out.print(checks)
+@dataclass(frozen=True, slots=True)
+class Live(Bench):
+    """Install many versions into a live vLLM under load, and measure its pauses and the gaps between tokens, beside
+    vLLM's own dense reload in the same run.
+
+    Exit code 1: a request failed, or weights or answers differ from the version's.
+    """
+
+    versions: int = setting(50, "Number of versions trained and published.", 2)
+    clients: int = setting(8, "Number of clients that stream answers continuously.", 1)
+    tensor_parallel: int = setting(2, "Tensor parallelism of the vLLM server.", 1, name="tp")
+    kv: str = setting(
+        "recompute",
+        "KV cache after a switch, with p2pcast and with vLLM's own reload; see `p2pcast join --help`.",
+        choices=KV_POLICIES,
+    )
+    hidden: int = setting(256, "Hidden size of the model, a multiple of 128.", 128)
+    layers: int = setting(2, "Number of layers of the model.", 1)
+    fresh_every: int = setting(
+        1,
+        "Number of versions between comparisons with fresh engines; the first and last version are always compared.",
+        1,
+    )
+    graphs: bool = setting(
+        False,
+        "vLLM as it starts by default: compiled, with CUDA graphs on a GPU. Otherwise eager, which starts sooner.",
+    )
+    folder: Path = setting("bench-out/live", "Work folder; replaces an earlier one.", type=PATH, flag="dir")
+    keep: bool = setting(False, "Checkpoints and state folders kept after a PASS, in addition to logs and the result.")
+
+    def measure(self) -> Document:
+        from netem.bench.live_engine import Options, bench_live
+
+        return bench_live(
+            Options(
+                self.folder, self.versions, self.clients, self.tensor_parallel, self.kv, self.hidden, self.layers,
+                self.fresh_every, self.keep, graphs=self.graphs,
+            )
+        )  # fmt: skip
+
+    def shown(self, document: Document) -> Iterator[Table | str]:
+        columns: Columns = [("", "system"), *((head, f"{{{key}:ms .1f}} ms") for key, head in COLUMNS.items())]
+        title = "{params:,} parameters, tensor parallel {tensor_parallel}, {clients} clients, --kv {kv}"
+        shown = table(document["rows"], columns, filled(title, document))
+        ratios = (value_of(document, f"{{{RATIOS[key]}:.1f}} ×") if key in RATIOS else "" for key in COLUMNS)
+        shown.add_row("ratio", *map(str, ratios))
+        yield shown
+        for row in document["rows"]:
+            parts = ", ".join(
+                f"{name} {NONE if seconds is None else f'{1e3 * seconds:.1f} ms'}"
+                for name, seconds in row["parts_median_s"].items()
+            )
+            rate = row["tokens"] / row["elapsed_s"]
+            yield f"{row['system']}: {row['switches']} switches, {rate:.0f} tokens/s; medians of a switch: {parts}"
+        if document["rows"][0]["recomputed_tokens"] is not None:
+            yield filled(
+                "computed anew with the new weights: {recomputed_tokens:,} tokens in all, "
+                "{recomputed_tokens_median:.0f} a switch",
+                document["rows"][0],
+            )
+        checks: Columns = [("", lambda row: "pass" if row["ok"] else "FAIL"), ("check", "name"), ("", "detail")]
+        yield table(document["checks"], checks, document["verdict"])
+
+    def failed(self, document: Document) -> bool:
+        return bool(document["verdict"] != "PASS")
 
 
-def _ms(seconds: float | None) -> str:
-    return "–" if seconds is None else f"{1e3 * seconds:.1f} ms"
-
-
-def _times(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f} ×"
-
-
-@click.command()
-@click.option(
-    "--model",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder of the model.  [default: random weights]",
-)
-@click.option("--layers", type=click.IntRange(3), default=8, help="Layers of the model of random weights.")
-@click.option(
-    "--length",
-    "lengths",
-    type=click.IntRange(64),
-    multiple=True,
-    default=(1000, 4000, 16000),
-    help="Tokens of a prompt; may be repeated.",
-)
-@click.option("--samples", type=click.IntRange(1), default=4, help="Texts in one batch.")
-@click.option("--tokens", type=click.IntRange(1), default=64, help="Tokens decoded in each round.")
-@click.option("--rounds", type=click.IntRange(1), default=5, help="Measured rounds of each kind.")
-@click.option(
-    "--pages",
-    type=click.IntRange(1),
-    default=29,
-    help="Pages of 16 tokens that a token attends to, besides the reserved three.",
-)
-@click.option("--block-size", type=click.IntRange(16), default=32, help="Tokens of a page of the engine's cache.")
-@documented
-def sparse(
-    model: Path | None,
-    layers: int,
-    lengths: tuple[int, ...],
-    samples: int,
-    tokens: int,
-    rounds: int,
-    pages: int,
-    block_size: int,
-    as_json: bool,
-    output: Path | None,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Sparse(Bench):
     """Measure decoding with sparse and with dense attention in one vLLM engine, by length of the text.
 
     Before that, tokens of the engine are compared. Exit code 1: a budget that covers the text is not dense bit for bit,
     or a smaller one disagrees with the learner's own sparse attention by more than rounding. The learner computes in
     float32 on the CPU.
     """
-    from netem.bench.sparse_speed import SpeedOptions, bench_sparse
 
-    options = SpeedOptions(
-        model=model, layers=layers, lengths=lengths, samples=samples, tokens=tokens, rounds=rounds,
-        schedule=BudgetSchedule((pages,)), block_size=block_size,
-    )  # fmt: skip
-    result = bench_sparse(options)
-    if not written(result, output, as_json=as_json):
-        title = f"{samples} texts, budget of {options.schedule.budget_tokens(0)} tokens, median of {rounds}"
-        _print_sparse(result, title)
-    if not (result["agreement"]["exact"] and result["agreement"]["agrees"]):
-        sys.exit(EXIT_FAILED)
-
-
-def _print_sparse(result: dict[str, Any], title: str) -> None:
-    table = Table(title=title)
-    for column in ("length", "dense, tokens/s", "sparse, tokens/s", "sparse ÷ dense"):
-        table.add_column(column, justify="right")
-    for row in result["rows"]:
-        table.add_row(str(row["length"]), f"{row['dense']:.0f}", f"{row['sparse']:.0f}", f"{row['ratio']:.2f}")
-    console().print(table)
-    found = result["agreement"]
-    full = "equals dense attention bit for bit" if found["exact"] else "DIFFERS from dense attention"
-    small = "agrees" if found["agrees"] else "DISAGREES"
-    console().print(
-        f"A budget that covers the text {full}. The smaller one {small} with the learner's sparse attention: mean gap"
-        f" of a log-probability {found['sparse_gap']:.1e} nats (dense {found['dense_gap']:.1e}), effect of the missing"
-        f" pages {found['effect']:.1e}. {found['shortened']} of {found['tokens']} tokens attended to fewer pages."
+    model: Path | None = setting(
+        None,
+        "Folder of the model.  [default: random weights]",
+        type=click.Path(exists=True, file_okay=False, path_type=Path),
     )
+    layers: int = setting(8, "Layers of the model of random weights.", 3)
+    lengths: tuple[int, ...] = setting((1000, 4000, 16000), "Tokens of a prompt; may be repeated.", 64, flag="length")
+    samples: int = setting(4, "Texts in one batch.", 1)
+    tokens: int = setting(64, "Tokens decoded in each round.", 1)
+    rounds: int = setting(5, "Measured rounds of each kind.", 1)
+    pages: int = setting(29, "Pages of 16 tokens that a token attends to, besides the reserved three.", 1)
+    block_size: int = setting(32, "Tokens of a page of the engine's cache.", 16)
+
+    def measure(self) -> Document:
+        from netem.bench.sparse_speed import SpeedOptions, bench_sparse
+
+        return bench_sparse(
+            SpeedOptions(
+                model=self.model, layers=self.layers, lengths=self.lengths, samples=self.samples, tokens=self.tokens,
+                rounds=self.rounds, schedule=BudgetSchedule((self.pages,)), block_size=self.block_size,
+            )
+        )  # fmt: skip
+
+    def shown(self, document: Document) -> Iterator[Table | str]:
+        columns: Columns = [
+            ("length", "{length:d}"),
+            ("dense, tokens/s", "{dense:.0f}"),
+            ("sparse, tokens/s", "{sparse:.0f}"),
+            ("sparse ÷ dense", "{ratio:.2f}"),
+        ]
+        budget = BudgetSchedule((self.pages,)).budget_tokens(0)
+        title = f"{self.samples} texts, budget of {budget} tokens, median of {self.rounds}"
+        yield table(document["rows"], columns, title)
+        found = document["agreement"]
+        full = "equals dense attention bit for bit" if found["exact"] else "DIFFERS from dense attention"
+        small = "agrees" if found["agrees"] else "DISAGREES"
+        yield filled(
+            "A budget that covers the text {full}. The smaller one {small} with the learner's sparse attention: mean "
+            "gap of a log-probability {sparse_gap:.1e} nats (dense {dense_gap:.1e}), effect of the missing pages "
+            "{effect:.1e}. {shortened} of {tokens} tokens attended to fewer pages.",
+            {**found, "full": full, "small": small},
+        )
+
+    def failed(self, document: Document) -> bool:
+        return not (document["agreement"]["exact"] and document["agreement"]["agrees"])
+
+
+live, sparse = map(command, (Live, Sparse))

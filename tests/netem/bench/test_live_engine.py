@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from netem.bench import live_figures
 from netem.bench.commands.engine_commands import live as command
-from netem.bench.live_engine import DENSE, OURS, Options, bench_live, verdict
+from netem.bench.live_engine import DENSE, OURS, Options, bench_live, confirmed, verdict
 from netem.bench.live_figures import Switch
 from netem.demo.verdict import Check
 from p2pcast.ground.errors import UsageError
@@ -128,6 +128,15 @@ def test_exit_code_reports_failed_checks(monkeypatch: pytest.MonkeyPatch, verdic
     )
     done = CliRunner().invoke(command, ["--versions", "4", "--json"])
     assert (done.exit_code, json.loads(done.stdout)) == (code, {"verdict": verdict, "versions": 4})
+
+
+def test_an_engine_is_confirmed_by_a_row_without_differences() -> None:
+    right = {"name": "e", "version": "0.1", "state": "00", "wrong": [], "unknown": []}
+    assert confirmed([right], right)
+    assert confirmed([right | {"lacks": []}], right)
+    for other in ({"lacks": ["adapter"]}, {"state": "01"}, {"wrong": ["w"]}):
+        assert not confirmed([right | other], right)
+    assert not any(confirmed(engines, right) for engines in (None, [], [right, right]))
 
 
 def test_one_failed_check_fails_the_run() -> None:

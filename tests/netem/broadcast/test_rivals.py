@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from netem.bench.commands.broadcast_command import RIVALS as OFFERED
+from netem.bench.commands.fleet_commands import RIVALS as OFFERED
 from netem.broadcast.dense_rivals import CHANGED, StateSequence, first, stepped
 from netem.broadcast.json_lines import carried
 from netem.broadcast.rivals import RIVALS, MissingError

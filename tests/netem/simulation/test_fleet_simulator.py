@@ -7,7 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from netem.bench.commands.plan_command import plan
+from netem.bench.commands.hub_commands import plan
 from netem.commands.simulate import simulate as command
 from netem.simulation.fleet_simulator import Scenario, simulate
 

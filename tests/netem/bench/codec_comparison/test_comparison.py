@@ -20,7 +20,7 @@ from netem.bench.codec_comparison import comparison as bench
 from netem.bench.codec_comparison import memory, pulse_format, sparrowrl_format, verl_format, xor_format
 from netem.bench.codec_comparison.cores import two_cores
 from netem.bench.codec_comparison.reference_scan import compact
-from netem.bench.commands.codec_command import codec as command
+from netem.bench.commands.codec_commands import codec as command
 from netem.bench.measuring import Peak, anonymous_bytes
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.ground.errors import LocalError

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from safetensors.numpy import save_file
 
 from netem.bench.codec_comparison import squash_cost as bench
-from netem.bench.commands.squash_command import squash as command
+from netem.bench.commands.codec_commands import squash as command
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.ground.errors import UsageError
 
