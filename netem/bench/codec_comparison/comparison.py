@@ -9,7 +9,7 @@ the new ones. Decoding ends in a patch, with both digests verified.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -207,9 +207,8 @@ class Work:
     coded: Encoded | None
 
 
-def work_of(dataset: Dataset, codec: str, working_set_bytes: int) -> list[Work]:
-    """The tiled working set in ordinary cells."""
-    old, new = tiled(dataset, working_set_bytes)
+def work_of(old: Words, new: Words, codec: str) -> list[Work]:
+    """The words in ordinary cells."""
     dtype = {1: "U8", 2: "BF16", 4: "F32", 8: "F64"}[old.dtype.itemsize]
     work = []
     for cell in Layout([Tensor("tiled", dtype, (old.size,))]).cells:
@@ -229,16 +228,8 @@ def decode_part(part: Work) -> None:
         decode(part.cell, coded.codec, coded.payload, part.old, coded.before, coded.after)
 
 
-def speeds(
-    dataset: Dataset, codec: str, *, working_set_bytes: int = WORKING_SET_BYTES, repeats: int = REPEATS
-) -> dict[str, float]:
-    """Median seconds of a bare scan, of encoding and of decoding the working set on one core, and its bytes."""
-    work = work_of(dataset, codec, working_set_bytes)
-    positions = np.zeros(max(part.cell.words for part in work), dtype=np.uint32)
-
-    def scan() -> None:
-        for part in work:
-            compact(part.old, part.new, positions)
+def codec_works(work: Sequence[Work], codec: str) -> dict[str, Callable[[], None]]:
+    """``encode`` and ``decode``: of all the work."""
 
     def encode_all() -> None:
         for part in work:
@@ -248,9 +239,24 @@ def speeds(
         for part in work:
             decode_part(part)
 
+    return {"encode": encode_all, "decode": decode_all}
+
+
+def speeds(
+    dataset: Dataset, codec: str, *, working_set_bytes: int = WORKING_SET_BYTES, repeats: int = REPEATS
+) -> dict[str, float]:
+    """Median seconds of a bare scan, of encoding and of decoding the working set on one core, and its bytes."""
+    work = work_of(*tiled(dataset, working_set_bytes), codec)
+    positions = np.zeros(max(part.cell.words for part in work), dtype=np.uint32)
+
+    def scan() -> None:
+        for part in work:
+            compact(part.old, part.new, positions)
+
     with one_core():
-        taken = take_turns({"scan_s": scan, "encode_s": encode_all, "decode_s": decode_all}, repeats)
-    return {**taken, "timed_bytes": float(sum(part.old.nbytes for part in work))}
+        taken = take_turns({"scan": scan, **codec_works(work, codec)}, repeats)
+    times = {f"{name}_s": seconds for name, seconds in taken.items()}
+    return {**times, "timed_bytes": float(sum(part.old.nbytes for part in work))}
 
 
 def measure(

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from netem.bench.codec_comparison.comparison import Dataset, Work, decode_part, encode_part, work_of
+from netem.bench.codec_comparison.comparison import Dataset, Work, decode_part, encode_part, tiled, work_of
 from p2pcast.ground.ordered_map import ordered_map
 
 WORKING_SET_BYTES = 256 << 20
@@ -30,7 +30,7 @@ def two_cores(
     works: dict[str, Callable[[Work], None]] = {"encode": partial(encode_part, codec=codec), "decode": decode_part}
     if len(os.sched_getaffinity(0)) < 2:
         return {f"{name}_two_cores{how}": None for name in works for how in ("", "_by_cpu")}
-    parts = work_of(dataset, codec, working_set_bytes)
+    parts = work_of(*tiled(dataset, working_set_bytes), codec)
     found: dict[str, float | None] = {}
     for name, work in works.items():
         wall, cpu = _speedups(work, parts, turns)

@@ -17,12 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from netem.bench.codec_comparison import pulse_format, sparrowrl_format, verl_format, xor_format
-from netem.bench.codec_comparison.comparison import Dataset, other_sizes, tiled
+from netem.bench.codec_comparison.comparison import Dataset, codec_works, other_sizes, tiled, work_of
 from netem.bench.codec_comparison.reference_scan import compact
 from netem.bench.measuring import one_core, take_turns
-from p2pcast.codec.cell import decode, digest, encode
+from p2pcast.codec.cell import encode
 from p2pcast.codec.codec_prediction import Cost
-from p2pcast.codec.layout import Layout, Tensor
 
 OURS = ("context", "flat", "dense")
 WORKING_SET_BYTES = 64 << 20
@@ -60,7 +59,10 @@ def measure_formats(
     """Medians of CPU seconds, all works in turns. Raises UsageError for a dataset without words."""
     share = _shares(dataset)
     old, new = tiled(dataset, working_set_bytes)
-    works = {**_our_works(old, new), **_other_works(old, new)}
+    works = _other_works(old, new)
+    for codec in OURS:
+        found = codec_works(work_of(old, new, codec), codec)
+        works |= {f"{codec} {name}": work for name, work in found.items()}
     with one_core():
         taken = take_turns(works, repeats)
 
@@ -113,30 +115,6 @@ def _shares(dataset: Dataset) -> dict[str, float]:
     sums["int32_bf16"] = other["absolute_bytes"]
     sums["raw"] = dataset.layout.nbytes
     return {name: nbytes / dataset.layout.nbytes for name, nbytes in sums.items()}
-
-
-def _our_works(old: Words, new: Words) -> dict[str, Callable[[], None]]:
-    """Works on ordinary cells with known digests of the old words: a trainer's steady state."""
-    dtype = {1: "U8", 2: "BF16", 4: "F32", 8: "F64"}[old.dtype.itemsize]
-    cells = Layout([Tensor("tiled", dtype, (old.size,))]).cells
-    work = [(c, old[c.start : c.start + c.words], new[c.start : c.start + c.words]) for c in cells]
-    known = [digest(o, c) for c, o, _ in work]
-
-    def encode_all(codec: str) -> None:
-        for (c, o, n), before in zip(work, known, strict=True):
-            encode(c, o, n, before=before, codec=codec)
-
-    works: dict[str, Callable[[], None]] = {}
-    for codec in OURS:
-        coded = [encode(c, o, n, before=b, codec=codec) for (c, o, n), b in zip(work, known, strict=True)]
-
-        def decode_all(coded: list[Any] = coded) -> None:
-            for (c, o, _), e in zip(work, coded, strict=True):
-                if e is not None:
-                    decode(c, e.codec, e.payload, o, e.before, e.after)
-
-        works |= {f"{codec} encode": partial(encode_all, codec), f"{codec} decode": decode_all}
-    return works
 
 
 def _other_works(old: Words, new: Words) -> dict[str, Callable[[], Any]]:
