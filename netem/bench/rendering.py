@@ -37,7 +37,7 @@ def table(rows: Iterable[Row], columns: Columns, title: str | None = None) -> Ta
 Document = dict[str, Any]
 
 
-class Bench:
+class Measurement:
     """The base of a measurement's record: a frozen dataclass whose fields are settings, and whose text is the help."""
 
     def measure(self) -> Document | Iterator[Document]:
@@ -53,13 +53,13 @@ class Bench:
         return False
 
 
-def command(record: type[Bench]) -> click.Command:
-    """The command of a record, named like the record."""
+def command(record: type[Measurement]) -> click.Command:
+    """The command of a record. ``XMeasurement`` makes the command ``x``."""
 
-    @click.command(record.__name__.lower(), help=record.__doc__)
+    @click.command(record.__name__.removesuffix("Measurement").lower(), help=record.__doc__)
     @options(record, None)
     @documented
-    def run(bench: Bench, as_json: bool, output: Path | None) -> None:
+    def run(bench: Measurement, as_json: bool, output: Path | None) -> None:
         found = bench.measure()
         document: Document = {}
         for document in [found] if isinstance(found, dict) else found:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import click
 
 from netem.bench.figures_text import NONE, Columns, filled
-from netem.bench.rendering import Bench, Document, command, table
+from netem.bench.rendering import Document, Measurement, command, table
 from p2pcast.cli.settings import setting
 from p2pcast.codec.codec_prediction import PEER_CORES
 from p2pcast.ground.errors import UsageError
@@ -32,7 +32,7 @@ SPEEDS: Final[Columns] = [
 
 
 @dataclass(frozen=True, slots=True)
-class Codec(Bench):
+class CodecMeasurement(Measurement):
     """Measure size and speed of the delta codec, beside the entropy, other systems' formats and a bare scan; predict
     the times of a large model's versions.
 
@@ -163,7 +163,7 @@ def _times(document: Document, changed_share: float) -> Iterator[Table | str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Squash(Bench):
+class SquashMeasurement(Measurement):
     """Measure the size of k deltas squashed into one, the time of squashing, and the bytes that a ladder of squashes
     saves late peers.
 
@@ -251,7 +251,7 @@ MEANINGS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Device(Bench):
+class DeviceMeasurement(Measurement):
     """Measure the dense passes of coding and audit with torch operations, on the device that holds the weights."""
 
     state_bytes: int = setting(256, "Size of the bf16 state in MiB.", 1, name="mib", unit=MIB)
@@ -279,7 +279,7 @@ class Device(Bench):
 
 
 @dataclass(frozen=True, slots=True)
-class Quantised(Bench):
+class QuantisedMeasurement(Measurement):
     """Measure the bytes of a version in each quantised form beside bf16, and with --engines the KL divergence between
     sampler and learner.
 
@@ -335,4 +335,6 @@ class Quantised(Bench):
             yield table(rows, columns, title)
 
 
-codec, squash, device, quantised = map(command, (Codec, Squash, Device, Quantised))
+codec, squash, device, quantised = map(
+    command, (CodecMeasurement, SquashMeasurement, DeviceMeasurement, QuantisedMeasurement)
+)

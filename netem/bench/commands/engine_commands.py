@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from netem.bench.figures_text import NONE, Columns, filled, value_of
-from netem.bench.rendering import Bench, Document, command, table
+from netem.bench.rendering import Document, Measurement, command, table
 from p2pcast.cli.options import PATH
 from p2pcast.cli.settings import setting
 from p2pcast.rollouts.kv_policy import KV_POLICIES
@@ -38,7 +38,7 @@ RATIOS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Live(Bench):
+class LiveMeasurement(Measurement):
     """Install many versions into a live vLLM under load, and measure its pauses and the gaps between tokens, beside
     vLLM's own dense reload in the same run.
 
@@ -105,7 +105,7 @@ class Live(Bench):
 
 
 @dataclass(frozen=True, slots=True)
-class Sparse(Bench):
+class SparseMeasurement(Measurement):
     """Measure decoding with sparse and with dense attention in one vLLM engine, by length of the text.
 
     Before that, tokens of the engine are compared. Exit code 1: a budget that covers the text is not dense bit for bit,
@@ -160,4 +160,4 @@ class Sparse(Bench):
         return not (document["agreement"]["exact"] and document["agreement"]["agrees"])
 
 
-live, sparse = map(command, (Live, Sparse))
+live, sparse = map(command, (LiveMeasurement, SparseMeasurement))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import click
 
 from netem.bench.figures_text import Columns, filled
-from netem.bench.rendering import Bench, Document, command, table
+from netem.bench.rendering import Document, Measurement, command, table
 from p2pcast.cli.options import PATH, Rate
 from p2pcast.cli.settings import setting
 from p2pcast.ground.errors import UsageError
@@ -46,7 +46,7 @@ WIDE: Final[Columns] = [
 
 
 @dataclass(frozen=True, slots=True)
-class Relay(Bench):
+class RelayMeasurement(Measurement):
     """Measure CPU time per GB and memory of a peer that receives, verifies, stores and forwards; staging is off."""
 
     payload: int = setting(256, "Size in MiB of the data sent through the chain.", 4)
@@ -79,7 +79,7 @@ class Relay(Bench):
 
 
 @dataclass(frozen=True, slots=True)
-class Catchup(Bench):
+class CatchupMeasurement(Measurement):
     """Measure bytes and time until a peer that missed many versions is current. It catches up by every delta, by the
     squashes that the hub keeps, and by a squash made for this peer.
 
@@ -132,7 +132,7 @@ class Catchup(Bench):
 
 
 @dataclass(frozen=True, slots=True)
-class Heal(Bench):
+class HealMeasurement(Measurement):
     """Measure bytes and time for the repair of damaged cells of a peer's shadow.
 
     The peer's disk has the artifacts, or has lost them. A peer that has lost its whole state is measured beside it.
@@ -191,7 +191,7 @@ KINDS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Anchors(Bench):
+class AnchorsMeasurement(Measurement):
     """Measure the time of versions while the hub writes an anchor, beside versions of the same run without an anchor.
 
     A hub and peers run as processes on this machine, each side with half of the cores; no privileges needed. Each
@@ -258,7 +258,7 @@ class Anchors(Bench):
 
 
 @dataclass(frozen=True, slots=True)
-class Simulated(Bench):
+class SimulatedMeasurement(Measurement):
     """Compare the simulator with reality: the time to the last peer in broadcasts of real processes, in the same
     broadcasts simulated, and the ratio.
 
@@ -301,7 +301,7 @@ class Simulated(Bench):
 
 
 @dataclass(frozen=True, slots=True)
-class Broadcast(Bench):
+class BroadcastMeasurement(Measurement):
     """Measure the time to the last peer, divided by the payload at a peer's own rate, over rate-shaped links between
     network namespaces. Needs root.
 
@@ -389,5 +389,13 @@ class Broadcast(Bench):
 
 
 relay, catchup, heal, anchors, simulated, broadcast = map(
-    command, (Relay, Catchup, Heal, Anchors, Simulated, Broadcast)
+    command,
+    (
+        RelayMeasurement,
+        CatchupMeasurement,
+        HealMeasurement,
+        AnchorsMeasurement,
+        SimulatedMeasurement,
+        BroadcastMeasurement,
+    ),
 )

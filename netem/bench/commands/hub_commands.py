@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from netem.bench.figures_text import Columns, filled
-from netem.bench.rendering import Bench, Document, command, table
+from netem.bench.rendering import Document, Measurement, command, table
 from p2pcast.cli.options import Rate
 from p2pcast.cli.settings import setting
 from p2pcast.ground.errors import LocalError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Start(Bench):
+class StartMeasurement(Measurement):
     """Measure how soon a hub answers after its start and after kill -9, and how soon it ends after SIGTERM."""
 
     runs: int = setting(5, "Number of fresh starts, and of restarts.", 1)
@@ -55,7 +55,7 @@ class Start(Bench):
 
 
 @dataclass(frozen=True, slots=True)
-class Page(Bench):
+class PageMeasurement(Measurement):
     """Measure the cost of the run's page: CPU of the hub, bytes of a load, time to the first paint in Chromium."""
 
     peers: int = setting(1000, "Number of peers that the hub knows.", 1, 10_000)
@@ -84,7 +84,7 @@ class Page(Bench):
 
 
 @dataclass(frozen=True, slots=True)
-class Publish(Bench):
+class PublishMeasurement(Measurement):
     """Measure the time that publishing live tensors adds to a training step, beside a memcpy of the state."""
 
     mib: int = setting(512, "Size of the bf16 state in MiB.", 1)
@@ -129,7 +129,7 @@ MIXED_BPS = (25e6, 50e6, 100e6, 200e6)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan(Bench):
+class PlanMeasurement(Measurement):
     """Measure the time of the hub's planning decisions for a large fleet. The decisions are a first plan, a new plan, a
     join, a death, and the joins of a whole fleet. Also plans with five peers to a region, of mixed rates.
     """
@@ -223,7 +223,7 @@ TIMES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger(Bench):
+class LedgerMeasurement(Measurement):
     """Measure a ledger under simulated workers over real HTTP, with results of 1024 tokens. Measured are results a
     second under full load, in requests of 32, and times of requests with many paced workers, in requests of 8. Beside
     it, results a second that one thread writes to the same disk without any rules. With --growth, rows, bytes and CPU
@@ -348,7 +348,7 @@ def _row(database: str, name: str, found: Any, results_s: float) -> dict[str, An
 
 
 @dataclass(frozen=True, slots=True)
-class Plays(Bench):
+class PlaysMeasurement(Measurement):
     """Measure a turn of a play in a process of its own, beside the same turn in the worker's process. The engine
     answers at once.
     """
@@ -373,4 +373,7 @@ class Plays(Bench):
         yield table(document["rows"], columns)
 
 
-start, page, publish, plan, ledger, plays = map(command, (Start, Page, Publish, Plan, Ledger, Plays))
+start, page, publish, plan, ledger, plays = map(
+    command,
+    (StartMeasurement, PageMeasurement, PublishMeasurement, PlanMeasurement, LedgerMeasurement, PlaysMeasurement),
+)

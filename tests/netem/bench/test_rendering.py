@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from netem.bench.figures_text import filled, value_of
-from netem.bench.rendering import Bench, command, table
+from netem.bench.rendering import Measurement, command, table
 from p2pcast.cli.settings import setting
 
 ROW = {"s": 0.0123, "bytes": 3 << 20, "rate": 20e6, "none": None, "choice": {"stripes": 4}, "name": "a [b]"}
@@ -41,7 +41,7 @@ def test_a_column_is_a_key_or_a_template_or_a_function() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Grown(Bench):
+class GrownMeasurement(Measurement):
     """Grow a document."""
 
     rows: int = setting(2, "Number of rows.", 1)
@@ -63,9 +63,9 @@ class Grown(Bench):
 
 def test_a_record_is_a_command_with_a_table_or_json(tmp_path: Path) -> None:
     file, expected = tmp_path / "out.json", {"rows": [{"n": 0, "s": None}, {"n": 1, "s": None}]}
-    shown = CliRunner().invoke(command(Grown), ["-o", str(file)])
+    shown = CliRunner().invoke(command(GrownMeasurement), ["-o", str(file)])
     assert (shown.exit_code, json.loads(file.read_text())) == (0, expected)
     assert [word in shown.output for word in ("a title", "number", "–", "2 rows")] == [True] * 4
-    failed = CliRunner().invoke(command(Grown), ["--json", "--bad"])
+    failed = CliRunner().invoke(command(GrownMeasurement), ["--json", "--bad"])
     assert (failed.exit_code, json.loads(failed.output)) == (1, expected)
-    assert CliRunner().invoke(command(Grown), ["--rows", "0"]).exit_code == 2
+    assert CliRunner().invoke(command(GrownMeasurement), ["--rows", "0"]).exit_code == 2

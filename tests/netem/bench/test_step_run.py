@@ -1,4 +1,4 @@
-"""Steps in processes of their own: what they print, and how they end."""
+"""Steps run in processes of their own. Their lines are kept, and their ends have a reason."""
 
 from __future__ import annotations
 
