@@ -1,8 +1,9 @@
 """Samples of an OpenAI-compatible engine, through ``/v1/completions`` with token ids.
 
 The route does not name the weights. So this sampler needs a peer whose switches wait for requests
-(``--commit-safe-point drain``). Promise: a sample's version is that of the stretch (a time without a write to the
-weights) that the peer named before and after the request. Where they differ, the sample is dropped and taken again.
+(``--commit-safe-point drain``). Promise: a sample's version is that of the serving epoch (a time without a write
+to the weights) that the peer named before and after the request. If the epochs differ, the sample is dropped and taken
+again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from p2pcast.tasks.task import Sample
 from rollout_node.worker import completions_form, recomputation
 from rollout_node.worker.completions_form import ROUTE, Completion
 from rollout_node.worker.engine_sampler import EngineSampler
-from rollout_node.worker.engine_versions import Stretch
+from rollout_node.worker.engine_versions import ServingEpoch
 
 ATTEMPTS: Final = 8
 """Samples of one turn whose weights changed, before the play is given up."""
@@ -30,7 +31,7 @@ WAITS: Final = 8
 
 
 class Weights(Protocol):
-    async def stretch(self) -> Stretch:
+    async def serving_epoch(self) -> ServingEpoch:
         """Raises LocalError where switches do not wait for requests, RetryableError while weights are written."""
 
 
@@ -56,7 +57,7 @@ class CompletionsSampler(EngineSampler[Weights]):
             stop_token_ids=stop_token_ids,
         )
         for _ in range(ATTEMPTS):
-            before = await self._stretch()
+            before = await self._serving_epoch()
             answer = Completion(stop_token_ids, max_tokens)
             await answer.read(self._requests.streamed(body), self._on_tokens)
             if await self._lasted(before):
@@ -64,7 +65,7 @@ class CompletionsSampler(EngineSampler[Weights]):
         raise RetryableError(f"{self._engine}: the weights changed during each of {ATTEMPTS} samples of one turn")
 
     async def score(self, token_ids: Sequence[int]) -> tuple[np.ndarray, Version]:
-        before = await self._stretch()
+        before = await self._serving_epoch()
         found = await self._requests.whole(recomputation.completion_request(token_ids))
         scores = recomputation.completion_logprobs(found, token_ids)
         if not await self._lasted(before):
@@ -72,7 +73,7 @@ class CompletionsSampler(EngineSampler[Weights]):
         return scores, before.span.version
 
     async def _probe(self, temperature: float) -> tuple[dict[int, float], str]:
-        before = await self._stretch()
+        before = await self._serving_epoch()
         answer, found = Completion((), 1), await self._probed(completions_form.request, temperature)
         candidates = completions_form.candidates(found)
         answer.add(found)
@@ -81,19 +82,19 @@ class CompletionsSampler(EngineSampler[Weights]):
             raise RetryableError(f"{self._engine}: the weights changed during a probe")
         return candidates, str(before.span.version)
 
-    async def _stretch(self) -> Stretch:
+    async def _serving_epoch(self) -> ServingEpoch:
         """The present one, once no weight is written."""
         delays = Backoff(0.05, 2.0, uniform)
         for _ in range(WAITS):
             try:
-                return await self._naming.stretch()
+                return await self._naming.serving_epoch()
             except RetryableError:
                 await asyncio.sleep(delays.next_s())
-        return await self._naming.stretch()
+        return await self._naming.serving_epoch()
 
-    async def _lasted(self, before: Stretch) -> bool:
+    async def _lasted(self, before: ServingEpoch) -> bool:
         """Whether no weight was written since ``before`` was read."""
         try:
-            return (await self._naming.stretch()).name == before.name
+            return (await self._naming.serving_epoch()).id == before.id
         except RetryableError:
             return False

@@ -46,10 +46,10 @@ class Served(NamedTuple):
     engine: str
 
 
-class Stretch(NamedTuple):
-    """A time without a write to the engine's weights. ``name`` tells it from every other. ``span``: without place."""
+class ServingEpoch(NamedTuple):
+    """A time without a write to the engine's weights; ``id`` changes with each write. ``span``: without place."""
 
-    name: str
+    id: str
     span: Span
 
 
@@ -64,7 +64,7 @@ class EngineVersions:
         self.served: Served | None = None
         self.run: str | None = None
         """Id of the run in hex, as the peer names it."""
-        self._stretch: Stretch | None = None
+        self._serving_epoch: ServingEpoch | None = None
         self._schedules: dict[Version, bytes] = {}
         self._sparse = False
         """Of the newest answer that named the engine's version."""
@@ -120,7 +120,7 @@ class EngineVersions:
         version = None if text is None else Version.parse(text)
         if not name.isprintable():
             raise ValueError
-        self._stretch = None
+        self._serving_epoch = None
         if version is None or version not in self._manifests:
             self.served = None
             return
@@ -130,11 +130,11 @@ class EngineVersions:
         self._followed = dict(sorted((self._followed | {version: self._sparse}).items())[-REMEMBERED:])
         staged = None if staged is None else Version.parse(staged)
         self.served = Served(version, manifest, staged, bytes.fromhex(found["node"]).hex(), name)
-        stretch = found.get("stretches", {}).get(name)
-        if stretch is not None and self.kv == "drain":
-            self._stretch = Stretch(str(stretch), Span(version, 0, 0, manifest, "drain"))
+        epoch = found.get("stretches", {}).get(name)
+        if epoch is not None and self.kv == "drain":
+            self._serving_epoch = ServingEpoch(str(epoch), Span(version, 0, 0, manifest, "drain"))
 
-    async def stretch(self) -> Stretch:
+    async def serving_epoch(self) -> ServingEpoch:
         """The present one. Raises LocalError where switches do not wait for requests, RetryableError during one."""
         await self.refresh()
         if self.kv != "drain":
@@ -142,9 +142,9 @@ class EngineVersions:
                 f"the peer at {self._peer} switches the engine under running requests, so that their version is not "
                 "known: start it with `p2pcast join --commit-safe-point drain`, or use --sampler generate or sglang"
             )
-        if self._stretch is None:
+        if self._serving_epoch is None:
             raise RetryableError(f"the engine {self._engine} changes its weights now, says its peer at {self._peer}")
-        return self._stretch
+        return self._serving_epoch
 
     async def span(self, label: str) -> Span:
         """A span without place, for a label of the engine's weights. Raises P2PCastError."""

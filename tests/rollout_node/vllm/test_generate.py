@@ -31,7 +31,7 @@ from rollout_node.installers.install_socket import InstallSocket
 from rollout_node.installers.vllm_server import VllmServer
 from rollout_node.worker import recomputation
 from rollout_node.worker.completions_sampler import CompletionsSampler
-from rollout_node.worker.engine_versions import Stretch
+from rollout_node.worker.engine_versions import ServingEpoch
 from rollout_node.worker.generate_sampler import GenerateSampler
 from rollout_node.worker.recomputation import Gaps
 from trainer_node.learning.learner_model import LearnerModel
@@ -76,17 +76,17 @@ def run(server: Server, make_run: Callable[..., Any], read_state: Callable[..., 
     return make_run(*read_state(server.model))
 
 
-class Stretches:
+class ServingEpochs:
     """Versions by the installer alone."""
 
     def __init__(self, installer: EngineInstaller) -> None:
         self._installer = installer
 
-    async def stretch(self) -> Stretch:
-        name, version = self._installer.stretch, self._installer.committed
-        if name is None or version is None:
+    async def serving_epoch(self) -> ServingEpoch:
+        epoch, version = self._installer.stretch, self._installer.committed
+        if epoch is None or version is None:
             raise RetryableError("weights are written")
-        return Stretch(name, Span(version, 0, 0, bytes(32), "drain"))
+        return ServingEpoch(epoch, Span(version, 0, 0, bytes(32), "drain"))
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ async def test_probes_notice_a_tensor_that_is_many_versions_old(
     async with one_off_connections() as http:
         sampler: GenerateSampler | CompletionsSampler = GenerateSampler(http, server.url, Labels())
         if request.node.callspec.params["installer"] == "drain":
-            sampler = CompletionsSampler(http, server.url, Stretches(installer))
+            sampler = CompletionsSampler(http, server.url, ServingEpochs(installer))
         for number in range(OLD + 1):
             await installer.stage(run.version, run.shadow.path)
             await installer.commit(run.version)
@@ -268,7 +268,7 @@ async def test_each_request_of_a_draining_engine_has_one_version(
     await installer.commit(run.version)
     folders = {run.version: run.save(server.model, tmp_path / "v0")}
     async with one_off_connections() as http, asyncio.TaskGroup() as group:
-        completions = CompletionsSampler(http, server.url, Stretches(installer))
+        completions = CompletionsSampler(http, server.url, ServingEpochs(installer))
         assert await completions.check() == str(run.version)
         samplers: list[Any] = [completions, completions, GenerateSampler(http, server.url, Labels())] * 2
         for number, sampler in enumerate(samplers):

@@ -57,7 +57,7 @@ class FakeEngine:
     on_look: Callable[[int], None] = lambda count: None
     """Called with the number of requests to the peer so far."""
     looks: int = 0
-    names_stretches: bool = True
+    names_epochs: bool = True
     schedules: dict[str, str] | None = None
     """Names of schedules by version, for an engine with sparse attention; None: dense, at a peer that names none."""
     experts: tuple[int, int] | None = None
@@ -115,7 +115,7 @@ class FakeEngine:
         self.looks += 1
         self.on_look(self.looks)
         known = [v for v in self.versions if v != "none"]
-        stretch = f"stretch of {self.version}" if self.kv == "drain" and not self.writing else None
+        epoch = f"epoch of {self.version}" if self.kv == "drain" and not self.writing else None
         document: dict[str, Any] = {
             "run": "00",
             "node": NODE,
@@ -126,8 +126,8 @@ class FakeEngine:
         }
         if self.schedules is not None:
             document |= {"sparse": [f"vllm:{self.url}"], "schedules": self.schedules}
-        if self.names_stretches:
-            document["stretches"] = {f"vllm:{self.url}": stretch}
+        if self.names_epochs:
+            document["stretches"] = {f"vllm:{self.url}": epoch}
         return web.json_response(document)
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:

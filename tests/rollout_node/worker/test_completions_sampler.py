@@ -38,7 +38,9 @@ async def sampled(sampler: CompletionsSampler, count: int = 24, temperature: flo
     return await sampler.sample([1, 2, 3], seed=5, temperature=temperature, max_tokens=count, stop_token_ids=())
 
 
-async def test_a_sample_has_the_one_version_of_its_stretch(engine: FakeEngine, sampler: CompletionsSampler) -> None:
+async def test_a_sample_has_the_one_version_of_its_serving_epoch(
+    engine: FakeEngine, sampler: CompletionsSampler
+) -> None:
     found = await sampled(sampler)
     assert found.spans == [Span(Version(0, 1), 0, 24, bytes.fromhex(digest_of("0.1")), "drain")]
     for at in range(24):
@@ -143,11 +145,11 @@ async def test_a_missing_capability_has_one_clear_error(
     assert type(caught.value) is kind
 
 
-async def test_a_peer_that_names_no_stretch_is_waited_for(
+async def test_a_peer_that_names_no_serving_epoch_is_waited_for(
     engine: FakeEngine, sampler: CompletionsSampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(completions_sampler, "WAITS", 0)
-    engine.names_stretches = False
+    engine.names_epochs = False
     with pytest.raises(RetryableError, match="changes its weights now"):
         await sampler.check()
 

@@ -108,7 +108,7 @@ async def test_a_ledger_that_wants_no_scores_is_asked_ever_more_rarely(parts: Pa
     assert after == before + 1, "a new version is asked about at once"
 
 
-async def test_completions_are_scored_by_the_version_of_their_stretch(parts: Parts) -> None:
+async def test_completions_are_scored_by_the_version_of_their_serving_epoch(parts: Parts) -> None:
     parts.engine.kv = "drain"
     parts.sampler = CompletionsSampler(parts.http, parts.engine.url, parts.versions)
     await parts.until(lambda: len(parts.ledger.reports) == 1)
