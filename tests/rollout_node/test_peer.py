@@ -16,8 +16,8 @@ from p2pcast.wire import messages
 from rollout_node import peer as module
 from rollout_node.control.run_key_source import RunKey
 from rollout_node.peer import build_peer
-from tests.nothing_left import NothingLeft, StepError, failing
 from tests.p2pcast.store.artifacts_at_hand import begun, put
+from tests.support.nothing_left import NothingLeft, StepError, failing
 
 NODE, HUB = b"n" * 16, b"h" * 16
 PLACE = (NODE, "192.0.2.1", 7)

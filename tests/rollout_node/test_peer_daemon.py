@@ -17,7 +17,7 @@ from rollout_node import peer_daemon
 from rollout_node.control import saved_hub_state
 from rollout_node.peer import Peer
 from rollout_node.peer_daemon import PeerDaemon
-from tests.nothing_left import NothingLeft, StepError, failing, listening_at
+from tests.support.nothing_left import NothingLeft, StepError, failing, listening_at
 from tests.support.until import until
 
 

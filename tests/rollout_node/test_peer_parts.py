@@ -24,8 +24,8 @@ from rollout_node.engine.multi_host_installer import MultiHostInstaller
 from rollout_node.engine.runner import Runner
 from rollout_node.peer_parts import build_engines, build_relay, build_sync
 from rollout_node.stage.quantised_reader import QuantisedReader
-from tests.nothing_left import NothingLeft, StepError, failing
 from tests.p2pcast.store.artifacts_at_hand import put
+from tests.support.nothing_left import NothingLeft, StepError, failing
 
 NODE, OTHER = b"n" * 16, b"o" * 16
 VLLM = "vllm:http://127.0.0.1:1"

@@ -23,7 +23,7 @@ from p2pcast.wire import messages
 from rollout_node import peer_startup
 from rollout_node.control.peer_certificate import FILE as CERTIFICATE
 from rollout_node.control.run_key_source import RunKey
-from tests.nothing_left import NothingLeft, StepError, failing, listening_at
+from tests.support.nothing_left import NothingLeft, StepError, failing, listening_at
 
 NODE = bytes(range(16))
 OTHER = b"o" * 16

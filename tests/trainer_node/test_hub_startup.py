@@ -17,8 +17,8 @@ from p2pcast.ground.version import Version
 from p2pcast.store.artifact_store import Store
 from p2pcast.store.state_format import state_lock
 from p2pcast.wire.messages import Type
-from tests.nothing_left import NothingLeft, StepError, failing, listening_at
 from tests.p2pcast.store.artifacts_at_hand import KEY, put
+from tests.support.nothing_left import NothingLeft, StepError, failing, listening_at
 from tests.support.until import until
 from topology.version_sizes import SMALLEST
 from trainer_node import hub as hub_module

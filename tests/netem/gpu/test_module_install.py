@@ -10,7 +10,7 @@ import torch
 from netem.gpu import module_install
 from netem.gpu.module_install import Blocks, bench_module_install, layout_of
 from p2pcast.ground.errors import IntegrityError
-from tests.tensor_device import DEVICE
+from tests.support.tensor_device import DEVICE
 
 pytestmark = pytest.mark.device
 HIDDEN = 64

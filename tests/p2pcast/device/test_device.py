@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from p2pcast.codec.digest import digest, digest_change, word_dtype
 from p2pcast.codec.layout import Cell
 from p2pcast.device import class_ranks, compare, device_ranks, digest_box, digest_row, to_int, words_of
-from tests.tensor_device import DEVICE
+from tests.support.tensor_device import DEVICE
 
 pytestmark = pytest.mark.device
 

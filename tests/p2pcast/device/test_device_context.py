@@ -16,7 +16,7 @@ from p2pcast.codec.layout import Cell
 from p2pcast.device import Changes, encode_context_on_device
 from p2pcast.device.device_ranks import census
 from p2pcast.device.words import SIGNED
-from tests.tensor_device import DEVICE
+from tests.support.tensor_device import DEVICE
 
 pytestmark = pytest.mark.device
 

@@ -25,7 +25,7 @@ from p2pcast.tasks.child_processes.killable_child import ChildDownError, Killabl
 from p2pcast.tasks.task import ForgedPlayError
 from p2pcast.tasks.task_loader import load_task
 from p2pcast.tasks.task_process import CheckFailedError, TaskProcesses
-from tests.process_ends import wait_for_end, written_pid
+from tests.support.process_ends import wait_for_end, written_pid
 
 FOLDER = Path(__file__).parent
 NAME = "hostile_task:Hostile"

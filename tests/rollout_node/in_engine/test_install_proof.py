@@ -22,7 +22,7 @@ from rollout_node.in_engine.install_proof import equal_elements, mapped_elements
 from rollout_node.in_engine.installation import Installation
 from rollout_node.in_engine.shadow_reader import ShadowReader
 from rollout_node.in_engine.weight_audit import compare
-from tests.tensor_device import DEVICE
+from tests.support.tensor_device import DEVICE
 
 pytestmark = pytest.mark.device
 

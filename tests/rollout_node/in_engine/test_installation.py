@@ -16,7 +16,7 @@ from rollout_node.in_engine.installation import Installation
 from rollout_node.in_engine.loader_recording import record
 from rollout_node.in_engine.shadow_reader import ShadowReader
 from rollout_node.in_engine.weight_audit import compare, digests
-from tests.tensor_device import DEVICE
+from tests.support.tensor_device import DEVICE
 
 pytestmark = pytest.mark.device
 

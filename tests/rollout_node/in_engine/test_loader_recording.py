@@ -10,7 +10,7 @@ import torch
 from p2pcast.codec.layout import Layout, Tensor
 from rollout_node.in_engine.loader_recording import record
 from rollout_node.in_engine.weight_mapping import Mapping
-from tests.tensor_device import DEVICE
+from tests.support.tensor_device import DEVICE
 
 pytestmark = pytest.mark.device
 

@@ -11,7 +11,7 @@ from p2pcast.codec.layout import Layout, Tensor
 from rollout_node.in_engine.loader_recording import Storages, record
 from rollout_node.in_engine.loader_rehearsal import Span, Verdict, rehearse
 from rollout_node.in_engine.weight_audit import compare
-from tests.tensor_device import DEVICE
+from tests.support.tensor_device import DEVICE
 
 pytestmark = pytest.mark.device
 

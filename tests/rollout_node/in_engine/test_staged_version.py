@@ -17,7 +17,7 @@ from rollout_node.in_engine.installation import install_dense
 from rollout_node.in_engine.loader_recording import Storages
 from rollout_node.in_engine.staged_version import stage
 from rollout_node.in_engine.weight_mapping import Block, Mapping
-from tests.tensor_device import DEVICE
+from tests.support.tensor_device import DEVICE
 
 pytestmark = pytest.mark.device
 

@@ -15,7 +15,7 @@ from rollout_node.in_engine.installation import Installation
 from rollout_node.in_engine.shadow_reader import ShadowReader
 from rollout_node.in_engine.tensor_accounts import Account, pack, skipped, together
 from rollout_node.in_engine.weight_audit import compare
-from tests.tensor_device import DEVICE
+from tests.support.tensor_device import DEVICE
 
 pytestmark = pytest.mark.device
 

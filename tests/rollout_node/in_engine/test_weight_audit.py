@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rollout_node.in_engine import weight_audit
 from rollout_node.in_engine.weight_audit import digest_in_place, digest_on_host
 from rollout_node.in_engine.weight_mapping import Block
-from tests.tensor_device import DEVICE
+from tests.support.tensor_device import DEVICE
 
 pytestmark = pytest.mark.device
 

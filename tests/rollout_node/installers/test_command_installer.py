@@ -16,7 +16,7 @@ from p2pcast.ground.errors import LocalError, UsageError
 from p2pcast.ground.version import Version
 from rollout_node.installers.command import CommandInstaller
 from rollout_node.installers.installer import Audit
-from tests.process_ends import wait_for_end
+from tests.support.process_ends import wait_for_end
 
 
 async def test_a_command_cannot_be_audited(shadow, tmp_path):

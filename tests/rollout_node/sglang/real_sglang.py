@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +13,7 @@ from typing import Any
 import aiohttp
 
 from tests.environments import ROOT, python_of
+from tests.support.engine_server import EngineServer, free_port
 
 STAND_INS = Path(__file__).with_name("cpu_stand_ins")
 START_S, END_S = 900.0, 30.0
@@ -35,14 +32,12 @@ def make_zoo_model(folder: Path, kind: str) -> Path:
     return folder / kind
 
 
-class SglangServer:
-    """Starts at once; ``wait`` until it answers."""
+class SglangServer(EngineServer):
+    """An SGLang server starts at once; ``wait`` until it answers."""
 
     def __init__(self, model: Path, folder: Path, *options: str, environment: Mapping[str, str] | None = None) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.options, self.environment = list(options), dict(environment or {})
         self.model, self.url = model, f"http://127.0.0.1:{port}"
         self.install, self.log = folder / "install.sock", folder / "server.log"
@@ -62,17 +57,6 @@ class SglangServer:
                 stderr=log,
                 start_new_session=True,
             )
-
-    def wait(self) -> None:
-        until_s = time.monotonic() + START_S
-        while time.monotonic() < until_s:
-            try:
-                with urllib.request.urlopen(self.url + "/health", timeout=5):
-                    return
-            except (OSError, urllib.error.URLError):
-                assert self.process.poll() is None, self.log.read_text()[-4000:]
-                time.sleep(0.2)
-        raise AssertionError(self.log.read_text()[-4000:])
 
     def kill(self) -> None:
         """All its processes at once."""

@@ -51,12 +51,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangServer]:
     folder = tmp_path_factory.mktemp("sglang")
     (folder / "faults").mkdir()
     environment = TWO_RANKS | {"P2PCAST_TEST_FAULTS": str(folder / "faults")}
-    found = SglangServer(make_model(folder / "model"), folder, "--tp-size", "2", environment=environment)
-    try:
-        found.wait()
+    with SglangServer(make_model(folder / "model"), folder, "--tp-size", "2", environment=environment) as found:
         yield found
-    finally:
-        found.stop()
 
 
 @pytest.fixture

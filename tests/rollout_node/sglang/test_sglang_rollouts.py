@@ -72,12 +72,8 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("sglang")
     model = make_model(folder / "model", vocabulary=VOCABULARY)
     assert json.loads((model / "config.json").read_text())["eos_token_id"] == END
-    found = SglangServer(model, folder / "server", *request.param)
-    try:
-        found.wait()
+    with SglangServer(model, folder / "server", *request.param) as found:
         yield found
-    finally:
-        found.stop()
 
 
 @pytest.fixture

@@ -37,12 +37,8 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     model = make_model(folder / "model") if kind == "dense" else make_zoo_model(folder, kind)
     environment = TWO_RANKS if ranks == 2 else None
     options = ["--tp-size", str(ranks), "--weight-version", "0.0"]
-    found = SglangServer(model, folder / "server", *options, environment=environment)
-    try:
-        found.wait()
+    with SglangServer(model, folder / "server", *options, environment=environment) as found:
         yield found
-    finally:
-        found.stop()
 
 
 @pytest.fixture

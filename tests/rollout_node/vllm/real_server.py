@@ -8,17 +8,15 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+
+from tests.support.engine_server import EngineServer, free_port
 
 PROMPTS = ["w5 w6 w7", "w100 w200 w300 w400", "w9"]
 LONG = " ".join(f"w{3 + i * 7 % 400}" for i in range(200))
@@ -33,8 +31,6 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_SERVER_DEV_MODE": "1",
 }
-START_S = 900.0
-"""Time limit of a server's start: a busy machine takes minutes."""
 NICE = "5"
 """Nice value of servers. Their workers spin while they wait for each other: other tests' daemons come first."""
 TWO_RANKS = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
@@ -65,8 +61,8 @@ write_small_model(Path({str(folder)!r}), form, seed=1, dtype={dtype!r})
     return folder
 
 
-class Server:
-    """Starts at once; ``wait`` until it answers. ``restart`` keeps the port."""
+class Server(EngineServer):
+    """A vLLM server starts at once; ``wait`` until it answers. ``restart`` keeps the port."""
 
     def __init__(
         self,
@@ -76,9 +72,7 @@ class Server:
         environment: Mapping[str, str] | None = None,
         python: str | Path = sys.executable,
     ) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.model, self.url = model, f"http://127.0.0.1:{port}"
         self.install, self.log = folder / "install.sock", folder / "server.log"
         self._command = [
@@ -103,17 +97,6 @@ class Server:
         with contextlib.suppress(OSError):
             Path(f"/proc/{process.pid}/autogroup").write_text(NICE)
         return process
-
-    def wait(self) -> None:
-        until_s = time.monotonic() + START_S
-        while time.monotonic() < until_s:
-            try:
-                with urllib.request.urlopen(self.url + "/health", timeout=5):
-                    return
-            except (OSError, urllib.error.URLError):
-                assert self.process.poll() is None, self.log.read_text()[-4000:]
-                time.sleep(0.2)
-        raise AssertionError(self.log.read_text()[-4000:])
 
     def stop(self) -> None:
         if self.process.poll() is None:

@@ -63,12 +63,8 @@ class Labels:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     pytest.importorskip("vllm", reason="needs vLLM", exc_type=ImportError)
     folder = tmp_path_factory.mktemp("vllm")
-    found = Server(make_model(folder / "model"), folder, *FLAGS)
-    try:
-        found.wait()
+    with Server(make_model(folder / "model"), folder, *FLAGS) as found:
         yield found
-    finally:
-        found.stop()
 
 
 @pytest.fixture

@@ -28,12 +28,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("vllm")
     # Dense until a version brings a schedule. The first two layers always are.
     sparse = {"P2PCAST_SPARSE_ATTENTION": "1"}
-    found = Server(make_model(folder / "model", layers=3), folder, "--block-size", "32", environment=sparse)
-    try:
-        found.wait()
+    with Server(make_model(folder / "model", layers=3), folder, "--block-size", "32", environment=sparse) as found:
         yield found
-    finally:
-        found.stop()
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from netem.rollouts.own_sampler import batch_of, sampled_groups
 from p2pcast.ground.version import Version
 from p2pcast.ledger_api.batch_client import Finished, RolloutBatch, Wait
 from p2pcast.tasks.task_loader import load_task
-from tests.tensor_device import DEVICE
+from tests.support.tensor_device import DEVICE
 from trainer_node.learning.exports import Exports
 from trainer_node.learning.learner import Cadence, Learner
 from trainer_node.learning.learner_model import LearnerModel

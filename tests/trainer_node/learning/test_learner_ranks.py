@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 from netem.fleet.small_model import SmallModel, write_small_model
 from p2pcast.ledger_api.batch_client import RolloutBatch
 from p2pcast.tasks.task_loader import load_task
-from tests.tensor_device import CUDA
+from tests.support.tensor_device import CUDA
 from tests.trainer_node.learning.expert_models import EXPERTS, experts_folder
 from tests.trainer_node.learning.learner_ranks import PROBE_SET, SUMS_MODEL, Plan, replayed, warm
 from tests.trainer_node.learning.learner_stage import (

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.trainer_node.ledger.ledger_game import Game
+from tests.trainer_node.ledger.ledger_invariants import check_counts, check_rows, dump
 from tests.trainer_node.ledger.postgresql_cluster import Cluster, postgresql
 from trainer_node.ledger.database.ledger_store import Store
 
@@ -20,3 +22,25 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store
     """Opens the same store each time, on either database."""
     database = None if request.param == "sqlite" else request.getfixturevalue("cluster").database()
     return lambda: Store(tmp_path / "state", database, segment_bytes=4096)
+
+
+@pytest.fixture
+def play(opened: Callable[[], Store]) -> Iterator[Callable[..., Game]]:
+    """Games that end with a check of all rows and counts."""
+    games: list[Game] = []
+
+    def make(**terms: object) -> Game:
+        games.append(Game(opened, **terms))  # type: ignore[arg-type]
+        return games[-1]
+
+    yield make
+    for game in games:
+        rows = dump(game.store)
+        check_rows(rows)
+        check_counts(rows, game.ledger)
+        game.ledger.close()
+
+
+@pytest.fixture
+def game(play: Callable[..., Game]) -> Game:
+    return play()

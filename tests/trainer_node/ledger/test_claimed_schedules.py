@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -12,7 +12,7 @@ from p2pcast.ground.version import Version
 from p2pcast.ledger_api.worker_api import Settled
 from tests.trainer_node.ledger.crash_run import manifest
 from tests.trainer_node.ledger.ledger_game import ZERO, Game, last_token, sample
-from tests.trainer_node.ledger.ledger_invariants import check_rows, dump
+from tests.trainer_node.ledger.ledger_invariants import dump
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.ledger_rows import MAX_BLAMED
@@ -22,11 +22,8 @@ NAME, OTHER = b"n" * 32, b"o" * 32
 
 
 @pytest.fixture
-def game(opened: Callable[[], Store]) -> Iterator[Game]:
-    made = Game(opened, staleness=18)
-    yield made
-    check_rows(dump(made.store))
-    made.ledger.close()
+def game(play: Callable[..., Game]) -> Game:
+    return play(staleness=18)
 
 
 def claim(game: Game, session: bytes, version: Version, name: bytes | None) -> Settled:

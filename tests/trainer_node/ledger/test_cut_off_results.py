@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,25 +12,14 @@ from p2pcast.ledger_api.worker_api import Leased
 from p2pcast.rollouts.overlong import Overlong
 from p2pcast.rollouts.result import Result
 from tests.trainer_node.ledger.ledger_game import Game, groups_of, last_token, sample
-from tests.trainer_node.ledger.ledger_invariants import check_counts, check_rows, dump
+from tests.trainer_node.ledger.ledger_invariants import dump
 from tests.trainer_node.ledger.test_damaged_bodies import damage
 from trainer_node.ledger import ledger_retention
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.body_segments import Place
-from trainer_node.ledger.database.ledger_store import Store
 
 CUT = -1
 """In place of a reward: a result that was cut off, with reward 1."""
-
-
-@pytest.fixture
-def game(opened: Callable[[], Store]) -> Iterator[Game]:
-    made = Game(opened)
-    yield made
-    rows = dump(made.store)
-    check_rows(rows)
-    check_counts(rows, made.ledger)
-    made.ledger.close()
 
 
 def check_marks(game: Game) -> None:

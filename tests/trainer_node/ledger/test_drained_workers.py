@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import pytest
 
 from p2pcast.ground.errors import RefusedError, UsageError
 from p2pcast.ledger_api.api_route import MAX_DRAIN_S
 from tests.trainer_node.ledger.ledger_game import Game
-from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.drained_workers import DrainedWorkers
-
-
-@pytest.fixture
-def game(opened: Callable[[], Store]) -> Iterator[Game]:
-    made = Game(opened)
-    yield made
-    made.ledger.close()
 
 
 def test_an_order_lapses_by_itself_and_is_prolonged_by_another():

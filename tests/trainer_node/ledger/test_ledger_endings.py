@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,20 +24,6 @@ from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.ledger_rows import BEARER, MAX_BLAMED, MAX_STALE_ENDINGS, UnknownIdError
 
 Play = Callable[..., Game]
-
-
-@pytest.fixture
-def play(opened: Callable[[], Store]) -> Iterator[Play]:
-    games: list[Game] = []
-
-    def make(**terms: object) -> Game:
-        games.append(Game(opened, **terms))  # type: ignore[arg-type]
-        return games[-1]
-
-    yield make
-    for game in games:
-        check_rows(dump(game.store))
-        game.ledger.close()
 
 
 def test_strict_takes_results_of_the_leased_version_in_time(play: Play) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from sqlalchemy import Connection, func, select, update
@@ -12,14 +12,12 @@ from p2pcast.ground.errors import LocalError
 from tests.trainer_node.ledger.ledger_game import ZERO, Game, sample
 from trainer_node.ledger import ledger_retention, lineage
 from trainer_node.ledger.database import ledger_schema as db
-from trainer_node.ledger.database.ledger_store import READERS, Store
+from trainer_node.ledger.database.ledger_store import READERS
 
 
 @pytest.fixture
-def game(opened: Callable[[], Store]) -> Iterator[Game]:
-    made = Game(opened, shared_commits=True)
-    yield made
-    made.ledger.close()
+def game(play: Callable[..., Game]) -> Game:
+    return play(shared_commits=True)
 
 
 class BusyWriter:

@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import pytest
-
 from p2pcast.ground.version import Version
 from tests.trainer_node.ledger.ledger_game import Game
-from trainer_node.ledger.database.ledger_store import Store
-
-
-@pytest.fixture
-def game(opened: Callable[[], Store]) -> Game:
-    made = Game(opened)
-    yield made
-    made.ledger.close()
 
 
 def ages(game: Game) -> dict[str, dict[str, int]]:

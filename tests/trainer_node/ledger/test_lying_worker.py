@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,20 +22,6 @@ from trainer_node.ledger.ledger_rows import MAX_BLAMED, MAX_UNKNOWN, OTHERS_FIRS
 from trainer_node.ledger.staleness_rule import Bounds
 
 Play = Callable[..., Game]
-
-
-@pytest.fixture
-def play(opened: Callable[[], Store]) -> Iterator[Play]:
-    games: list[Game] = []
-
-    def make(**terms: object) -> Game:
-        games.append(Game(opened, **terms))  # type: ignore[arg-type]
-        return games[-1]
-
-    yield make
-    for game in games:
-        check_rows(dump(game.store))
-        game.ledger.close()
 
 
 def blamed(game: Game) -> dict[str, int]:

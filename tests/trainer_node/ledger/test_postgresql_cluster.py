@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.process_ends import wait_for_end
+from tests.support.process_ends import wait_for_end
 from tests.trainer_node.ledger.postgresql_cluster import installed
 
 STARTS = """

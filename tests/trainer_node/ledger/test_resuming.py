@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import pytest
 
 from p2pcast.ground.errors import RefusedError
 from tests.trainer_node.ledger.ledger_game import Game
-from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.lineage import KEPT_BATCHES
 
 CHECKPOINT = b"c" * 32
-
-
-@pytest.fixture
-def game(opened: Callable[[], Store]) -> Iterator[Game]:
-    made = Game(opened)
-    yield made
-    made.ledger.close()
 
 
 def test_checkpoint_that_omits_an_applied_batch_is_refused(game: Game) -> None:

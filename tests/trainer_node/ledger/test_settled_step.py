@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import pytest
 
 from p2pcast.ground.errors import UsageError
 from p2pcast.ledger_api.trainer_api import MAX_READ
 from p2pcast.rollouts.result import Result
 from tests.trainer_node.ledger.ledger_game import ZERO, Game
-from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.ledger_rows import UnknownIdError
-
-
-@pytest.fixture
-def game(opened: Callable[[], Store]) -> Iterator[Game]:
-    made = Game(opened)
-    yield made
-    made.ledger.close()
 
 
 def ages(game: Game) -> list[tuple[int, int]]:

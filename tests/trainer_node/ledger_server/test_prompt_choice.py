@@ -20,7 +20,7 @@ from p2pcast.rollouts.job import Group
 from p2pcast.tasks.prompt_hooks import load_hooks
 from p2pcast.tasks.sums import Sums
 from p2pcast.tasks.task import Prompt
-from tests.process_ends import wait_for_end, written_pid
+from tests.support.process_ends import wait_for_end, written_pid
 from tests.trainer_node.ledger.ledger_game import Game
 from tests.trainer_node.ledger_server.test_prompt_feeder import Here
 from trainer_node.ledger.database.ledger_store import Store

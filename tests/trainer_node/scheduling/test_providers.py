@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from p2pcast.ground.errors import LocalError, UsageError
-from tests.process_ends import wait_for_end, written_pid
+from tests.support.process_ends import wait_for_end, written_pid
 from trainer_node.scheduling.command_provider import CommandProvider
 from trainer_node.scheduling.provider import StaticProvider, provider_of
 

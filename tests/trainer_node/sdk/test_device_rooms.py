@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from p2pcast.codec.cell import CONTEXT, FLAT
-from tests.tensor_device import DEVICE
+from tests.support.tensor_device import DEVICE
 from trainer_node import Publisher
 from trainer_node.sdk import encode, publisher, send
 from trainer_node.sdk.snapshot import Rooms

@@ -13,7 +13,7 @@ from p2pcast.codec.codec_prediction import Choice
 from p2pcast.codec.digest import word_dtype
 from p2pcast.codec.encode_cell import encode_as_chosen
 from p2pcast.codec.layout import Cell, Tensor
-from tests.tensor_device import DEVICE
+from tests.support.tensor_device import DEVICE
 from trainer_node.sdk.encode import Compared, codec_of, encode_on_device
 from trainer_node.sdk.snapshot import Rooms, slots_for
 from trainer_node.sdk.tensors import TORCH_DTYPES

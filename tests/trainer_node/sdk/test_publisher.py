@@ -15,7 +15,7 @@ from p2pcast.ground.errors import RefusedError, RetryableError, UsageError
 from p2pcast.ground.limits import MAX_SMALL_FILE_BYTES
 from p2pcast.ground.version import Version
 from p2pcast.sparse.budget_schedule import FILE, BudgetSchedule
-from tests.tensor_device import CUDA, DEVICE
+from tests.support.tensor_device import CUDA, DEVICE
 from trainer_node import Publisher
 from trainer_node.sdk import publisher as publisher_module
 

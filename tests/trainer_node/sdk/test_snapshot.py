@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.tensor_device import CUDA, DEVICE
+from tests.support.tensor_device import CUDA, DEVICE
 from trainer_node.sdk import snapshot
 from trainer_node.sdk.snapshot import Copy, Rooms, slots_for
 

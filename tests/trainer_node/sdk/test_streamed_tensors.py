@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.ground.errors import UsageError
-from tests.tensor_device import CUDA, DEVICE
+from tests.support.tensor_device import CUDA, DEVICE
 from trainer_node.sdk.publisher import _device
 from trainer_node.sdk.shards import Holding, dealt
 from trainer_node.sdk.snapshot import Rooms, slots_for

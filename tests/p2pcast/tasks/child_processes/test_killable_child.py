@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from p2pcast.tasks.child_processes.killable_child import KillableChild
-from tests.process_ends import wait_for_end, written_pid
+from tests.support.process_ends import wait_for_end, written_pid
 from tests.support.until import until
 
 

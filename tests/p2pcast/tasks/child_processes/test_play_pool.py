@@ -20,7 +20,7 @@ from p2pcast.tasks.child_processes.killable_child import ChildDownError
 from p2pcast.tasks.child_processes.play_pool import PlayBlockedError, Played, PlayFailedError, PlayPool
 from p2pcast.tasks.sums import Sums
 from p2pcast.tasks.task import ForgedPlayError, Sample, Trajectory
-from tests.process_ends import wait_for_end, written_pid
+from tests.support.process_ends import wait_for_end, written_pid
 from tests.support.until import until
 
 FOLDER = Path(__file__).parents[1]

@@ -21,7 +21,7 @@ from p2pcast.tasks.child_processes.prompt_reader import (
 )
 from p2pcast.tasks.task import FaultyPrompt, Prompt, evaluation_jobs_of
 from p2pcast.tasks.task_loader import load_task
-from tests.process_ends import wait_for_end, written_pid
+from tests.support.process_ends import wait_for_end, written_pid
 
 FOLDER = Path(__file__).parents[1]
 COUNTED = [Prompt(f"7+{number}".encode(), 4, f"row {number}") for number in range(40)]

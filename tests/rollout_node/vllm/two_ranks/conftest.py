@@ -35,12 +35,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "P2PCAST_TEST_FAULTS": str(folder / "faults"),
         "PYTHONPATH": ":".join(filter(None, paths)),
     }
-    found = Server(make_model(folder / "model"), folder, *OPTIONS, environment=environment)
-    try:
-        found.wait()
+    with Server(make_model(folder / "model"), folder, *OPTIONS, environment=environment) as found:
         yield found
-    finally:
-        found.stop()
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from tests.tensor_device import DEVICE
+from tests.support.tensor_device import DEVICE
 from tests.trainer_node.learning.example_rows import row
 from tests.trainer_node.learning.largest_tensor import LargestTensor
 from tests.trainer_node.learning.learner_stage import ALONE

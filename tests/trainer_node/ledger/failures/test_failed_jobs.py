@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from sqlalchemy import select
@@ -15,7 +15,7 @@ from p2pcast.rollouts.job import Group
 from p2pcast.rollouts.return_reason import Returned, ReturnReason
 from tests.trainer_node.ledger.crash_run import TASK_HASH, group
 from tests.trainer_node.ledger.ledger_game import Game
-from tests.trainer_node.ledger.ledger_invariants import check_counts, check_rows, dump
+from tests.trainer_node.ledger.ledger_invariants import dump
 from trainer_node.ledger import ledger_retention
 from trainer_node.ledger.batch_transitions import MOST_UNPLAYABLE
 from trainer_node.ledger.database import ledger_schema as db
@@ -26,22 +26,6 @@ from trainer_node.ledger.prompts.prompting import Passed
 Play = Callable[..., Game]
 FAILED = Returned(ReturnReason.FAILED, "ValueError: no such card")
 AT_FAULT = [reason for reason in ReturnReason if reason.fails_job]
-
-
-@pytest.fixture
-def play(opened: Callable[[], Store]) -> Iterator[Play]:
-    games: list[Game] = []
-
-    def make(**terms: object) -> Game:
-        games.append(Game(opened, **terms))  # type: ignore[arg-type]
-        return games[-1]
-
-    yield make
-    for game in games:
-        rows = dump(game.store)
-        check_rows(rows)
-        check_counts(rows, game.ledger)
-        game.ledger.close()
 
 
 def give_back(game: Game, session: bytes, leases: list[Leased], why: Returned | None = FAILED) -> None:

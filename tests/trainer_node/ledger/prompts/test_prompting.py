@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 from sqlalchemy import select
@@ -13,16 +13,8 @@ from p2pcast.rollouts.job import Group
 from tests.trainer_node.ledger.crash_run import group
 from tests.trainer_node.ledger.ledger_game import Game
 from trainer_node.ledger.database import ledger_schema as db
-from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.prompts import prompting
 from trainer_node.ledger.prompts.prompting import Passed
-
-
-@pytest.fixture
-def game(opened: Callable[[], Store]) -> Iterator[Game]:
-    made = Game(opened)
-    yield made
-    made.ledger.close()
 
 
 def groups(first: int, count: int) -> list[Group]:

@@ -1,0 +1,52 @@
+"""A real engine's server in a process of its own: what servers of vLLM and of SGLang share."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Self
+
+from tests.support.until import check_runs, wait_until
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class EngineServer(ABC):
+    """A server starts when it is made. ``with`` waits until the server answers, and stops it at the end."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    log: Path
+
+    def wait(self) -> None:
+        """Wait until the server answers; a busy machine takes minutes."""
+        wait_until(self._answers, self.log.read_text, check=lambda: check_runs(self.process, self.log))
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(self.url + "/health", timeout=5):
+                return True
+        except (OSError, urllib.error.URLError):
+            return False
+
+    @abstractmethod
+    def stop(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        try:
+            self.wait()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
