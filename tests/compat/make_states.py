@@ -17,7 +17,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parent))  # history, previous
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2])]  # history, previous; tests.support
 
 from history import LIFETIME_DAYS, VERSIONS, state, step, write
 from previous import FOLDER, RELEASE, Daemon, Releases, address_of, installed
