@@ -9,12 +9,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path += [
-    str(Path(__file__).parents[1] / folder)
-    for folder in ("daemons/rollouts", "rollout_node/worker", "rollout_node/vllm")
-]
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("daemons/rollouts", "rollout_node/vllm")]
 
-from fake_engine import FakeEngine
 
 from tests.daemons.conftest import (
     pytest_asyncio_loop_factories,
@@ -24,16 +20,9 @@ from tests.daemons.conftest import (
     tmpfs,
 )
 from tests.deploy.prometheus_server import Prometheus
+from tests.support.fake_engine import engine
 
-__all__ = ["pytest_asyncio_loop_factories", "short_intervals", "states", "swarm", "tmpfs"]
-
-
-@pytest.fixture
-async def engine() -> AsyncIterator[FakeEngine]:
-    found = FakeEngine()
-    await found.start()
-    yield found
-    await found.stop()
+__all__ = ["engine", "pytest_asyncio_loop_factories", "short_intervals", "states", "swarm", "tmpfs"]
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from pathlib import Path
 import aiohttp
 import pytest
 from costly_task import NAME, Costly
-from fake_engine import FakeEngine, digest_of
 from ledger_stage import config_of, running
 from test_ledger_daemon import client_of
 from test_ledger_requests import Stage, played
@@ -33,6 +32,7 @@ from rollout_node.worker.probe_loop import ProbeLoop
 from tests.daemons.conftest import Swarm
 from tests.deploy.deploy_files import alert_rules, chosen, filled, targets, variables
 from tests.deploy.prometheus_server import SCRAPE_S, Prometheus
+from tests.support.fake_engine import FakeEngine, digest_of
 from trainer_node.learning.monitoring.run_log import LOG_NAME, RunLog
 from trainer_node.learning.probing.engine_probes import EngineProbes
 from trainer_node.ledger.ledger_rows import Trust

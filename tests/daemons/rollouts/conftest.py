@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path += [
-    str(Path(__file__).parent),
-    *(str(Path(__file__).parents[2] / "rollout_node" / folder) for folder in ("worker", "vllm")),
-]
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2] / "rollout_node" / "vllm")]
 
-from fake_engine import FakeEngine
-from ledger_stage import END_S, Up, running
+from ledger_stage import Up, running
 
+from tests.support.fake_engine import engine
 from tests.trainer_node.ledger.postgresql_cluster import postgresql
+
+__all__ = ["engine"]
 
 
 @pytest.fixture
 def up() -> Up:
     return running
-
-
-@pytest.fixture
-async def engine() -> AsyncIterator[FakeEngine]:
-    found = FakeEngine()
-    await found.start()
-    yield found
-    async with asyncio.timeout(END_S):
-        await found.stop()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from fake_engine import FakeEngine, digest_of
 from parity_task import NAME
 
 from p2pcast.ground.version import Version
 from p2pcast.ledger_api.batch_client import BatchClient
+from tests.support.fake_engine import FakeEngine, digest_of
 from tests.support.until import until
 from trainer_node.ledger_server.callers import WORKER_FILE
 

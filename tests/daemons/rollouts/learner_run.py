@@ -14,12 +14,12 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
-from fake_engine import VOCABULARY, FakeEngine
 from parity_task import NAME
 
 from netem.fleet.small_model import SmallModel, write_small_model
 from p2pcast.ground.errors import EXIT_REFUSED
 from p2pcast.ground.version import Version
+from tests.support.fake_engine import VOCABULARY, FakeEngine
 from tests.support.until import until
 from trainer_node.learning.monitoring.run_log import read_run
 from trainer_node.learning.monitoring.run_record import RunRecord

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from fake_engine import FakeEngine, digest_of
 from ledger_stage import END_S, Up, config_of
 from test_ledger_daemon import client_of, work
 
@@ -19,6 +18,7 @@ from p2pcast.rollouts.result import Result
 from rollout_node.worker.auditor import Auditor
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler
+from tests.support.fake_engine import FakeEngine, digest_of
 from tests.support.until import until
 from trainer_node.ledger_server.callers import WORKER_FILE
 from trainer_node.ledger_server.ledger_daemon import LedgerDaemon

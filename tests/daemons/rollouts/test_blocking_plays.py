@@ -7,11 +7,11 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from fake_engine import FakeEngine
 from ledger_stage import END_S, Up, config_of
 from test_ledger_daemon import client_of, learn
 
 from tests.daemons.rollouts.blocking_task import NAME, Blocking
+from tests.support.fake_engine import FakeEngine
 from trainer_node.ledger_server.callers import WORKER_FILE
 
 

@@ -8,8 +8,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from fake_engine import FakeEngine
 from fleet_stage import SLOTS, staged
+
+from tests.support.fake_engine import FakeEngine
 
 TRAIN_S = 1.5
 """A learner's work of one step: six steps of it are longer than a broadcast on a busy machine."""

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from fake_engine import FakeEngine
 from ledger_stage import Up, config_of
 from parity_task import NAME
 
 from p2pcast.ground.version import Version
 from tests.daemons.conftest import Swarm, first_state
+from tests.support.fake_engine import FakeEngine
 from tests.support.until import until
 from trainer_node.ledger_server.callers import WORKER_FILE
 from trainer_node.ledger_server.ledger_daemon import LedgerDaemon

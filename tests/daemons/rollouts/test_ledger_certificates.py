@@ -8,9 +8,10 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from fake_engine import FakeEngine, digest_of
 from ledger_stage import END_S, Up, config_of
 from parity_task import Parity
+
+from tests.support.fake_engine import FakeEngine, digest_of
 
 sys.path.append(str(Path(__file__).parents[1] / "trust"))
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import aiohttp
 from costly_task import NAME, Costly, Lying
-from fake_engine import FakeEngine, digest_of
 from ledger_stage import END_S, Up, config_of
 from parity_task import Parity
 from poisoned_task import AWAY
@@ -23,6 +22,7 @@ from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler
 from rollout_node.worker.ledger_client import LedgerClient
 from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
+from tests.support.fake_engine import FakeEngine, digest_of
 from trainer_node.ledger.ledger_rows import Trust
 from trainer_node.ledger_server.callers import WORKER_FILE
 from trainer_node.ledger_server.ledger_daemon import LedgerDaemon

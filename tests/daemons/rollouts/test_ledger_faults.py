@@ -14,7 +14,6 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from fake_engine import digest_of
 from ledger_stage import END_S, Up, config_of
 from parity_task import Parity
 from test_ledger_requests import MANIFEST, Stage, played
@@ -23,6 +22,7 @@ from p2pcast.ground.errors import RefusedError
 from p2pcast.ground.version import Version
 from p2pcast.rollouts.result import Result
 from tests.daemons.metrics_guide import documented, served
+from tests.support.fake_engine import digest_of
 from tests.support.until import until
 from tests.trainer_node.ledger.postgresql_cluster import Cluster, postgresql
 from trainer_node.ledger_server.ledger_daemon import opened

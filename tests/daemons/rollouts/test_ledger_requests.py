@@ -16,7 +16,6 @@ import msgpack
 import numpy as np
 import pytest
 import zstandard
-from fake_engine import digest_of
 from ledger_stage import END_S, Up, config_of
 from parity_task import Parity
 from poisoned_task import HALF
@@ -27,6 +26,7 @@ from p2pcast.rollouts.result import MAX_RESULT_BYTES, Result, Span
 from p2pcast.tasks.play import Play, result_of
 from p2pcast.tasks.task import Sample
 from p2pcast.tasks.task_loader import load_task
+from tests.support.fake_engine import digest_of
 from tests.support.until import until
 from trainer_node.ledger.ledger_rows import MAX_FAILURES
 from trainer_node.ledger_server.body_budget import BODY_BYTES

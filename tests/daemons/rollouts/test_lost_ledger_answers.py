@@ -7,7 +7,6 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from fake_engine import FakeEngine
 from ledger_stage import END_S, Up, config_of
 from lost_answers import withholding
 from test_ledger_daemon import learn
@@ -18,6 +17,7 @@ from rollout_node.worker.generate_sampler import GenerateSampler
 from rollout_node.worker.ledger_client import LedgerClient
 from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
 from tests.daemons.rollouts.parity_task import Parity
+from tests.support.fake_engine import FakeEngine
 from trainer_node.ledger_server.callers import WORKER_FILE
 
 STEPS = 3

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from fake_engine import FakeEngine
 from ledger_stage import Up, config_of
 from parity_task import NAME
 from playwright.async_api import Browser, expect
 
 from tests.daemons.conftest import Swarm, first_state
 from tests.daemons.page.page_viewer import DEADLINE_MS, browser, opened, quick_pictures, url_of
+from tests.support.fake_engine import FakeEngine
 from trainer_node.ledger_server.callers import WORKER_FILE
 from trainer_node.ledger_server.ledger_daemon import LedgerDaemon
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_engine import FakeEngine, digest_of
 from ledger_stage import END_S, Up, config_of
 from parity_task import NAME
 from test_ledger_daemon import client_of
 
 from p2pcast.ground.version import Version
+from tests.support.fake_engine import FakeEngine, digest_of
 from tests.support.until import until
 from trainer_node.ledger_server.ledger_daemon import LedgerConfig
 

@@ -12,7 +12,6 @@ from typing import Any
 import aiohttp
 import poisoned_task
 import pytest
-from fake_engine import FakeEngine
 from ledger_stage import END_S, Up, config_of
 from poisoned_task import LONGEST, MARKS, NAME, ROWS
 from test_ledger_daemon import client_of, learn
@@ -26,6 +25,7 @@ from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler
 from rollout_node.worker.ledger_client import LedgerClient
 from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
+from tests.support.fake_engine import FakeEngine
 from trainer_node.ledger_server.callers import WORKER_FILE
 from trainer_node.ledger_server.ledger_daemon import LedgerDaemon
 

@@ -12,7 +12,6 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
-from fake_engine import FakeEngine, digest_of, logprobs
 from ledger_stage import END_S, Up, config_of
 from parity_task import Parity
 from test_ledger_daemon import client_of
@@ -29,6 +28,7 @@ from rollout_node.worker.generate_sampler import GenerateSampler
 from rollout_node.worker.ledger_client import LedgerClient
 from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
 from rollout_node.worker.probe_loop import ProbeLoop
+from tests.support.fake_engine import FakeEngine, digest_of, logprobs
 from tests.support.until import until
 from trainer_node.learning.monitoring.run_log import LOG_NAME, RunLog
 from trainer_node.learning.probing.engine_probes import UNPROBED, EngineProbes, ProbeClient

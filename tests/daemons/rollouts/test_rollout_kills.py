@@ -15,12 +15,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from fake_engine import FakeEngine
 from kill_checks import check_ledger, check_lineage, plan
 from parity_task import NAME
 
 from p2pcast.files.atomic_files import atomic_write
 from p2pcast.ground.version import Version
+from tests.support.fake_engine import FakeEngine
 from tests.support.until import check_runs, until
 
 STALENESS, BATCH_GROUPS, GROUP_SIZE = 2, 2, 4

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from fake_engine import FakeEngine
 from ledger_stage import Up, config_of
 from parity_task import NAME
 
@@ -17,6 +16,7 @@ from p2pcast.process.trace_ids import version_trace
 from p2pcast.telemetry import span_export
 from tests.daemons.conftest import Swarm, first_state
 from tests.p2pcast.telemetry.collector import Collector, attributes
+from tests.support.fake_engine import FakeEngine
 from trainer_node.ledger_server.callers import WORKER_FILE
 
 ROOT = Path(__file__).parents[3]

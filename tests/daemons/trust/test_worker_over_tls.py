@@ -10,26 +10,18 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from unknown_nodes import token_for, working
 
-sys.path += [str(Path(__file__).parents[2] / part) for part in ("rollout_node/worker", "p2pcast/tasks")]
+sys.path.append(str(Path(__file__).parents[2] / "p2pcast" / "tasks"))
 
-from fake_engine import FakeEngine
-from memory_ledger import MemoryLedger
 from scripted_sampler import jobs_of
 
 from p2pcast.tasks.sums import Sums
+from tests.support.fake_engine import FakeEngine, engine
+from tests.support.memory_ledger import MemoryLedger
 
+__all__ = ["engine"]
 END_S = 600.0
-
-
-@pytest.fixture
-async def engine() -> AsyncIterator[FakeEngine]:
-    found = FakeEngine()
-    await found.start()
-    yield found
-    await found.stop()
 
 
 @contextlib.asynccontextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,8 @@ from p2pcast.ground.version import Version
 from p2pcast.tasks.sums import VOCABULARY, Sums
 from p2pcast.tasks.task import Prompt
 from tests.netem.rollouts.trial_ages import watched_ages
+from tests.support.fake_engine import FakeEngine
 from trainer_node.learning.learner_config import LearnerConfig, ModelTable, OptimizerTable, SftTable, TrainTable
-
-sys.path.append(str(Path(__file__).parents[2] / "rollout_node" / "worker"))
-
-from fake_engine import FakeEngine
 
 TASK = Sums(digits=1, held_out=10)
 

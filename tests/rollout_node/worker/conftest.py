@@ -11,19 +11,11 @@ import pytest
 
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2] / "p2pcast" / "tasks")]
 
-from fake_engine import FakeEngine
-from memory_ledger import MemoryLedger
+from tests.support.fake_engine import engine
+from tests.support.memory_ledger import MemoryLedger
 
+__all__ = ["engine"]
 END_S = 600.0
-
-
-@pytest.fixture
-async def engine() -> AsyncIterator[FakeEngine]:
-    found = FakeEngine()
-    await found.start()
-    yield found
-    async with asyncio.timeout(END_S):
-        await found.stop()
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from typing import Any
 import aiohttp
 import pytest
 from background_run import run_until
-from fake_engine import FakeEngine
 from scripted_sampler import jobs_of
 
 from p2pcast.ground.errors import RetryableError
@@ -24,6 +23,7 @@ from rollout_node.worker import auditor as module
 from rollout_node.worker.auditor import Auditor
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler
+from tests.support.fake_engine import FakeEngine
 
 END_S = 600.0
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from fake_engine import FakeEngine, digest_of, logprobs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +19,7 @@ from rollout_node.worker.completions_form import Completion, candidates
 from rollout_node.worker.completions_sampler import ATTEMPTS, CompletionsSampler
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.sampled_answer import EngineFailedError, PromptRefusedError
+from tests.support.fake_engine import FakeEngine, digest_of, logprobs
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from dataclasses import replace
 import aiohttp
 import numpy as np
 import pytest
-from fake_engine import FakeEngine, digest_of, logprobs, routed
 from scripted_sampler import jobs_of
 
 from p2pcast.ground.errors import LocalError, P2PCastError, RemoteError, RetryableError
@@ -21,6 +20,7 @@ from p2pcast.tasks.task import Sample
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler, TopTokens
 from rollout_node.worker.sampled_answer import EngineFailedError, PromptRefusedError
+from tests.support.fake_engine import FakeEngine, digest_of, logprobs, routed
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from fake_engine import FakeEngine
 from hostile_plays import HostilePlays
-from memory_ledger import BEARER, MemoryLedger
 from scripted_sampler import jobs_of
 
 from p2pcast.rollouts.job import Job
+from tests.support.fake_engine import FakeEngine
+from tests.support.memory_ledger import BEARER, MemoryLedger
 
 FOLDER = Path(__file__).parents[2] / "p2pcast" / "tasks"
 NAME = "hostile_plays:HostilePlays"

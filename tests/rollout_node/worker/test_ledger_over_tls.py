@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
-from memory_ledger import MemoryLedger
 
 from p2pcast.ground.errors import RetryableError, UntrustedError
 from p2pcast.ledger_api.worker_api import Registration
@@ -18,6 +17,7 @@ from p2pcast.trust.dial_permissions import Certified, Role
 from p2pcast.trust.server_role import client_context
 from p2pcast.trust.tls_contexts import Tls
 from rollout_node.worker.ledger_client import LedgerClient
+from tests.support.memory_ledger import MemoryLedger
 
 RUN = b"r" * 16
 ABOUT = Registration("w", 1, "sums", bytes(32))

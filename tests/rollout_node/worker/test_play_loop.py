@@ -8,12 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import aiohttp
-import fake_engine
-import memory_ledger
 import numpy as np
 import pytest
-from fake_engine import NODE, FakeEngine
-from memory_ledger import BEARER, MemoryLedger
 from scripted_sampler import jobs_of
 
 from p2pcast.ground.errors import RefusedError
@@ -29,6 +25,9 @@ from rollout_node.worker.generate_sampler import GenerateSampler
 from rollout_node.worker.ledger_client import LedgerClient
 from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
 from rollout_node.worker.returned_plays import MAX_ENGINE_FAULTS
+from tests.support import fake_engine, memory_ledger
+from tests.support.fake_engine import NODE, FakeEngine
+from tests.support.memory_ledger import BEARER, MemoryLedger
 
 END_S = 600.0
 TASK = Sums()

@@ -9,7 +9,6 @@ import aiohttp
 import numpy as np
 import pytest
 from background_run import run_until
-from fake_engine import FakeEngine, logprobs
 
 from p2pcast.ground.errors import RetryableError
 from p2pcast.ground.version import Version
@@ -19,6 +18,7 @@ from rollout_node.worker.completions_sampler import CompletionsSampler
 from rollout_node.worker.engine_versions import EngineVersions, Served
 from rollout_node.worker.generate_sampler import GenerateSampler
 from rollout_node.worker.probe_loop import ProbeLoop
+from tests.support.fake_engine import FakeEngine, logprobs
 
 SESSION = bytes(range(16))
 SET = ProbeSet.checked([[1, 4, 5, 6], [1, 7, 8]])

@@ -10,7 +10,6 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from fake_engine import FakeEngine, digest_of
 
 from p2pcast.ground.errors import LocalError, P2PCastError, RemoteError, RetryableError
 from p2pcast.ground.version import Version
@@ -18,6 +17,7 @@ from rollout_node.worker import engine_requests
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.sampled_answer import PromptRefusedError
 from rollout_node.worker.sglang_sampler import SglangSampler
+from tests.support.fake_engine import FakeEngine, digest_of
 
 LOGITS = [0.0, 1.0, 2.0, 3.0]
 STOP, END = 3, 2

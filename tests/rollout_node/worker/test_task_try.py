@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from fake_engine import FakeEngine
 
 from p2pcast.ground.errors import LocalError, RetryableError
 from p2pcast.tasks.task_loader import load_task
 from rollout_node.commands.task_try import model_of
+from tests.support.fake_engine import FakeEngine
 
 
 @pytest.fixture

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_engine import FakeEngine
-from memory_ledger import BEARER, MemoryLedger
 from scripted_sampler import jobs_of
 
 from p2pcast.ground.backoff import Backoff
@@ -33,6 +31,8 @@ from p2pcast.trust.tls_contexts import Tls
 from rollout_node.worker import worker_daemon
 from rollout_node.worker.play_loop import WorkerConfig
 from rollout_node.worker.worker_daemon import Addresses, SamplerKind, WorkerDaemon
+from tests.support.fake_engine import FakeEngine
+from tests.support.memory_ledger import BEARER, MemoryLedger
 
 END_S = 600.0
 TASK = Sums()

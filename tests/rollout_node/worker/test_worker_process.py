@@ -13,13 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_engine import FakeEngine
-from memory_ledger import BEARER, MemoryLedger
 from scripted_sampler import jobs_of
 
 from p2pcast.rollouts.job import Job
 from p2pcast.tasks.sums import Sums
 from p2pcast.tasks.task import Task
+from tests.support.fake_engine import FakeEngine
+from tests.support.memory_ledger import BEARER, MemoryLedger
 
 END_S = 600.0
 

@@ -17,7 +17,7 @@ from aiohttp import web
 from tests.environments import ROOT, python_of
 
 DAEMONS = ROOT / "tests" / "daemons" / "rollouts"
-sys.path += [str(DAEMONS), *(str(ROOT / "tests" / "rollout_node" / folder) for folder in ("worker", "vllm"))]
+sys.path += [str(DAEMONS), str(ROOT / "tests" / "rollout_node" / "vllm")]
 
 from ledger_stage import config_of, running  # noqa: E402
 from test_ledger_daemon import client_of  # noqa: E402

@@ -28,7 +28,7 @@ from trainer_node.ledger.database.body_segments import Place
 from trainer_node.ledger.database.ledger_store import Store
 
 DAEMONS = ROOT / "tests" / "daemons" / "rollouts"
-sys.path += [str(DAEMONS), *(str(ROOT / "tests" / "rollout_node" / folder) for folder in ("worker", "vllm"))]
+sys.path += [str(DAEMONS), str(ROOT / "tests" / "rollout_node" / "vllm")]
 
 from learner_run import END_S, LearnerRun  # noqa: E402
 

@@ -8,11 +8,12 @@ import io
 import json
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 from aiohttp import web
 from blake3 import blake3
 
@@ -282,3 +283,12 @@ def _spans(versions: list[str]) -> list[dict[str, Any]]:
         else:
             out.append({"version": version, "start": at, "end": at + 1})
     return out
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[FakeEngine]:
+    found = FakeEngine()
+    await found.start()
+    yield found
+    async with asyncio.timeout(600):
+        await found.stop()
