@@ -1,4 +1,4 @@
-"""A real engine's server in a process of its own: what servers of vLLM and of SGLang share."""
+"""``EngineServer`` runs a real engine's server, of vLLM or of SGLang, in a process of its own."""
 
 from __future__ import annotations
 
