@@ -230,15 +230,16 @@ class PeerView:
         """
         staged = self.state.staged
         identities = sorted(self.identities().items())[-MAX_VERSIONS:]
+        installers = [runner.installer for runner in self.engines.runners]
         return {
             "run": self.config.token.run.hex(),
             "node": self.ident.hex(),
             "kv": "drain" if self.config.wait.safe_point == "drain" else self.config.kv,
             "staged": None if staged is None else str(staged),
             "engines": {row["name"]: row["committed"] for row in self.engines.rows() if row["ready"]},
-            "stretches": {runner.installer.name: runner.stretch for runner in self.engines.runners},
+            "stretches": {runner.installer.name: runner.serving_epoch for runner in self.engines.runners},
             "manifests": {str(version): identity.hex() for version, identity in identities},
-            "sparse": [runner.installer.name for runner in self.engines.runners if runner.follows],
+            "sparse": [each.name for each in installers if each.abilities.follows_schedules()],
             "schedules": {str(version): name.hex() for version, name in sorted(self.schedule_names().items())},
         }
 

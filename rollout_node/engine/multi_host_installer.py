@@ -7,18 +7,20 @@ member with needed workers is gone, an engine that serves a good version is left
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from p2pcast.codec.layout import Layout
 from p2pcast.ground.errors import P2PCastError
 from p2pcast.ground.version import Version
 from rollout_node.engine.multi_host_leader import MultiHostLeader
-from rollout_node.installers.installer import Audit, CommitReport, Installer, follows_schedules, stretch_of
+from rollout_node.installers.installer import Audit, CommitReport, Installer
 
 
 class MultiHostInstaller:
     def __init__(self, inner: Installer, lead: MultiHostLeader) -> None:
         self.name = inner.name
+        self.abilities = replace(inner.abilities, pulse=None)  # processes of other hosts give no signs of life here
         self._inner, self._lead = inner, lead
 
     @property
@@ -28,14 +30,6 @@ class MultiHostInstaller:
     @property
     def ready(self) -> bool:
         return self._inner.ready
-
-    @property
-    def stretch(self) -> str | None:
-        return stretch_of(self._inner)
-
-    @property
-    def follows(self) -> bool:
-        return follows_schedules(self._inner)
 
     @property
     def commit_needs_shadow(self) -> bool:

@@ -28,7 +28,8 @@ from p2pcast.transport.stripe import Stripe
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Event, Message
 from p2pcast.wire.dispatch import Handlers, dispatch
-from rollout_node.installers.install_socket import InstallSocket, Report
+from rollout_node.installers.install_instructions import Report
+from rollout_node.installers.install_socket import InstallSocket
 
 logger = logging.getLogger("p2pcast.peer")
 

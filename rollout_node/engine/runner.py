@@ -34,9 +34,6 @@ from rollout_node.installers.installer import (
     CommitReport,
     Installer,
     Pulse,
-    follows_schedules,
-    pulse_of,
-    stretch_of,
 )
 from rollout_node.shadow.shadow_state import ShadowReader
 from rollout_node.shadow.version_digests import VersionDigests
@@ -122,7 +119,7 @@ class Runner:
         """The engine answered the last check."""
         self._was_ready: bool | None = None
         """Whether the engine was ready when it took its slot; None while it has none."""
-        self._pulse = pulse_of(installer)
+        self._pulse = installer.abilities.pulse
         self._frozen: str | None = None
         """Why the newest look at the signs of life found a fault."""
         self._heard_s = time.monotonic()
@@ -154,14 +151,9 @@ class Runner:
         return self.installer.committed if self._trusted else None
 
     @property
-    def stretch(self) -> str | None:
-        """``installer.stretch_of``; None unless the engine serves a version that is known to be right."""
-        return stretch_of(self.installer) if self.ready and self.committed is not None else None
-
-    @property
-    def follows(self) -> bool:
-        """Of ``installer``."""
-        return follows_schedules(self.installer)
+    def serving_epoch(self) -> str | None:
+        """Of ``Abilities``; None unless the engine serves a version that is known to be right."""
+        return self.installer.abilities.serving_epoch() if self.ready and self.committed is not None else None
 
     @property
     def error(self) -> str | None:

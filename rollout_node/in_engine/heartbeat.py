@@ -1,7 +1,7 @@
 """A process of an engine tells its peer each second that it runs, from a thread of its own.
 
 A long step holds up the engine's commands, and not this thread: the kernels of a step release the interpreter's lock. A
-stopped process is silent. So the peer can tell a busy engine from a frozen one (``installers.engine_pulse``).
+stopped process is silent. So the peer can tell a busy engine from a frozen one (``installers.engine_installer``).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from p2pcast.codec.layout import Layout
 from p2pcast.ground.errors import LocalError, P2PCastError
 from p2pcast.ground.plain_text import decodable
 from p2pcast.ground.version import Version
-from rollout_node.installers.installer import Audit, CommitReport
+from rollout_node.installers.installer import Abilities, Audit, CommitReport
 from rollout_node.installers.step_folders import StepFolders
 
 SmallFiles = Callable[[Version], Mapping[str, bytes]]
@@ -38,6 +38,7 @@ class FolderInstaller:
         self._folders = StepFolders(folder, keep, form)
         self._files = files
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="folder")
+        self.abilities = Abilities()
         self.committed: Version | None = None
         self.ready = False
         self._closed = False

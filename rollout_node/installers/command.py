@@ -32,7 +32,7 @@ from p2pcast.ground.plain_text import decodable
 from p2pcast.ground.version import Version
 from p2pcast.process.daemon_process import original_umask
 from rollout_node.installers.checkpoint_folder import FolderInstaller, SmallFiles
-from rollout_node.installers.installer import Audit, CommitReport
+from rollout_node.installers.installer import Abilities, Audit, CommitReport
 
 LOG_NAME = "command.log"
 KEEP = 2
@@ -60,6 +60,7 @@ class CommandInstaller:
         self._timeout_s = timeout_s
         self._folders = FolderInstaller(scratch, files, keep=KEEP, name=self.name)
         self._shadow = Path()
+        self.abilities = Abilities()
         self.committed: Version | None = None
         self.ready = False
 

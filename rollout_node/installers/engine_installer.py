@@ -1,58 +1,53 @@
-"""Installs into a vLLM server whose workers run ``rollout_node.vllm_plugin``. Commands go over vLLM's own routes; data
+"""Installs into an engine's server whose workers run p2pcast's plugin. Commands go over the server's own routes; data
 and the workers' reports go over the install socket.
 
-Promises:
-
-- The engine generates while a version is staged; the engine is paused for the commit only; no request fails.
-- **Mixed weights are never served.** An engine is resumed only after every rank has confirmed one and the same version.
-  Otherwise the engine stays paused, its requests wait, and the next ``stage`` writes the whole state under the same
-  pause.
-- If the peer dies, its successor resumes the engine when all ranks agree, and repairs the engine when they do not.
-- A pause by another process is never ended here. With ``driver="external"`` the installer neither pauses nor resumes:
-  ``commit`` requires a paused engine, and may write the whole state there (``commit_needs_shadow``).
-
-The parts:
-
-- ``install_state``: all that the installer knows of the engine.
-- ``rank_reports``: commands to all ranks, and their reports.
-- ``engine_pulse``: signs of life of the engine's processes.
-- ``engine_pause``: this peer's pause, and the repair of an engine that is in doubt.
-- ``rank_preparation``: staging beside the live weights.
-- ``safe_point``: when an engine may switch.
-- ``engine_switch``: pause, commit, confirm, resume.
-- ``switch_rollback``: the old values come back after a failed switch.
-
-``kv``: ``p2pcast.rollouts.kv_policy``.
+This is the shell of ``install_machine``, which decides, and gives the promises: each instruction becomes a command to
+the server (``engine_server``) or to all of its ranks (``rank_reports``).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import replace
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import Any, Final, TypeVar
 
-from p2pcast.checkpoint.adapter_form import adapter_of
 from p2pcast.codec.layout import Layout
-from p2pcast.ground.errors import LocalError, P2PCastError, RetryableError
+from p2pcast.ground.errors import P2PCastError
 from p2pcast.ground.version import Version
 from p2pcast.rollouts.kv_policy import KvPolicy
-from rollout_node.in_engine import tensor_accounts, weight_audit
-from rollout_node.in_engine.tensor_accounts import Account
-from rollout_node.installers.engine_pause import EnginePause
-from rollout_node.installers.engine_pulse import EnginePulse
-from rollout_node.installers.engine_server import EngineServer, ServerAwayError
-from rollout_node.installers.engine_switch import EngineSwitch
-from rollout_node.installers.install_socket import InstallSocket, Report
-from rollout_node.installers.install_state import InstallState
-from rollout_node.installers.installer import Audit, CommitReport, Driver
-from rollout_node.installers.rank_preparation import RankPreparation
-from rollout_node.installers.rank_reports import Ranks, common_version
-from rollout_node.installers.safe_point import SafePoint, StillRunningError, SwitchPoint
+from rollout_node.in_engine import weight_audit
+from rollout_node.installers.engine_server import EngineServer
+from rollout_node.installers.install_instructions import (
+    Act,
+    Compare,
+    CoreAnswer,
+    CoreSwitch,
+    Instruction,
+    Introduce,
+    Meet,
+    Met,
+    Pause,
+    RankCommand,
+    Report,
+    SetLabel,
+)
+from rollout_node.installers.install_machine import Flow, InstallMachine, MachineInputs, Manner, SafePoint
+from rollout_node.installers.install_socket import InstallSocket
+from rollout_node.installers.install_state import StillRunningError
+from rollout_node.installers.installer import Abilities, Audit, CommitReport, Driver
+from rollout_node.installers.rank_reports import Ranks
 
-log = logging.getLogger("p2pcast.peer")
+ANSWER_S: Final = 60.0
+"""Time limit of the drain's request beyond the drain's own: where both end at once, the drain's is reported."""
+SILENT_S: Final = 5.0
+"""Longest time in seconds between two signs of life, and for an answer of the front end."""
+MOST_PROCESSES: Final = 4096
+"""Of one engine: its ranks, its cores, and those that ended since all ranks answered last."""
+
+T = TypeVar("T")
 
 
 class EngineInstaller:
@@ -72,197 +67,186 @@ class EngineInstaller:
         ranks: int | None = None,
     ) -> None:
         self.name = server.name
-        self._driver = driver
-        self._state = state = InstallState()
-        self._server = server
+        self._server, self._socket = server, socket
         self._ranks = Ranks(server, socket, run, ranks)
-        self.pulse = EnginePulse(server, lambda: asyncio.get_running_loop().time())
-        socket.signs[self._ranks.engine] = self.pulse.note
-        self._pause = EnginePause(server, self._ranks, state, kv=kv, driver=driver)
-        self._point = SwitchPoint(server, state, safe_point, server.deadlines.drain)
-        self._preparation = RankPreparation(self._ranks, state, socket.layout_document, self._pause.distrust)
-        self._switch = EngineSwitch(server, self._ranks, state, self._pause, self._point)
+        self._layout: tuple[bytes, Layout] | None = None
+        manner = Manner(kv, driver, safe_point, every_rank=ranks is None)
+        inputs = MachineInputs(self._run_layout, time.monotonic, time.time, lambda: secrets.token_hex(8))
+        self._machine = machine = InstallMachine(self.name, manner, inputs)
+        self._pulse = EnginePulse(server, lambda: asyncio.get_running_loop().time())
+        socket.signs[self._ranks.engine] = self._pulse.note
+        self.abilities = Abilities(
+            pulse=self._pulse,
+            serving_epoch=lambda: machine.state.serving_epoch,
+            follows_schedules=lambda: machine.state.traits.follows,
+        )
         self._busy = asyncio.Lock()
 
     @property
     def committed(self) -> Version | None:
-        return self._state.committed
+        return self._machine.state.committed
 
     @property
     def ready(self) -> bool:
-        return self._state.ready
-
-    @property
-    def stretch(self) -> str | None:
-        return self._state.stretch
-
-    @property
-    def follows(self) -> bool:
-        return self._state.follows
+        return self._machine.state.ready
 
     @property
     def commit_needs_shadow(self) -> bool:
-        return self._state.commit_needs_shadow
+        return self._machine.state.commit_needs_shadow
 
     async def start(self) -> None:
         """Raises RetryableError while the server is down, LocalError when it wasn't started for p2pcast."""
         self._server.open()
         await self._server.health()
-        await self._meet()
+        await self._run(self._machine.meet())
 
     async def close(self) -> None:
         await self._server.close()
 
     async def check(self) -> None:
-        async with self._busy, self._noticing():
-            state = self._state
-            label = await self._server.label()
-            if state.committed is None:
-                return
-            if label != str(state.committed):  # another server, or another process set the label: ask the ranks
-                held = common_version(await self._meet())
-                if held != state.committed:
-                    state.lose_version()
-                    log.warning(
-                        "%s: holds %s now: restarted, or changed by another process", self.name, held or "nothing"
-                    )
-                    return
-                await self._server.set_label(str(held))
-            state.restore_contact()
+        await self._run(self._machine.check())
 
     async def stage(self, version: Version, shadow: Path) -> None:
-        async with self._busy, self._unready_on_error():
-            state = self._state
-            state.drop()
-            reports = await self._meet()
-            held = common_version(reports)
-            if (held or common_version(reports, "before")) != state.committed:
-                state.lose_version()
-            if any(r["doubtful"] for r in reports) or len({r["held"] for r in reports}) > 1:
-                state.doubt()
-            await self._begin(reports)
-            if self._driver == "peer":
-                await self._pause.settle(reports, held)
-            if held == version and not state.uncertain:
-                if await self._server.label() != str(version):
-                    await self._server.set_label(str(version))
-                await self._server.finish()
-                state.stage(version, CommitReport(0.0, 0))
-                return
-            prepared = await self._preparation.prepare(version, self._server.deadlines.prepare)
-            state.prepare(dense=any(r["install"] == "dense" for r in prepared))
-            installed = None
-            if state.dense and self._driver == "peer":
-                installed = await self._switch.switch(version, self._server.deadlines.dense)
-            state.stage(version, installed)
+        await self._run(self._machine.stage(version))
 
     async def commit(self, version: Version) -> CommitReport:
-        async with self._busy:
-            state, deadlines = self._state, self._server.deadlines
-            if state.staged != version:
-                raise LocalError(f"{self.name}: {version} isn't staged, {state.staged or 'nothing'} is")
-            if self._driver == "external" and state.installed is None and not await self._server.is_paused():
-                raise RetryableError(
-                    f"{self.name}: not paused; with --driver external, pause the engine around the commit"
-                )
-            async with self._unready_on_error():
-                deadline_s = deadlines.dense if state.dense else deadlines.commit
-                report = state.installed or await self._switch.switch(version, deadline_s)
-                state.commit(version)
-                self._point.written()
-                if state.lacks:
-                    report = replace(report, detail={**report.detail, "lacks": ", ".join(state.lacks)})
-                return report
+        return await self._run(self._machine.commit(version))
 
     async def audit(self, layout: Layout, digests: Mapping[int, int]) -> Audit:
-        async with self._busy, self._noticing():
-            version = self._state.committed
-            if version is None:
-                raise LocalError(f"{self.name}: nothing is committed, so there is nothing to audit")
-            self._state.drop()
-            reports = await self._meet()
-            if common_version(reports) != version:
-                if common_version(reports, "before") == version:
-                    raise RetryableError(f"{self.name}: the run has other tensors since {version}: nothing to compare")
-                self._state.lose_version()
-                raise RetryableError(f"{self.name}: no longer holds {version}; it is installed anew")
-            await self._begin(reports)
-            try:
-                reports = await self._ranks.command("audit", version, self._server.deadlines.prepare)
-            finally:
-                await self._server.finish()
-            entries = [entry for report in reports for entry in report["digests"]]
-            wrong, unknown = await asyncio.to_thread(weight_audit.compare, layout, entries, digests)
-            if wrong:
-                log.error("%s: %d tensors aren't those of %s, %s first", self.name, len(wrong), version, wrong[0])
-                await self._pause.distrust()
-            lacks, skipped = self._state.lacks, self._state.skipped
-            unknown = [name for name in unknown if adapter_of(name) not in lacks and name not in skipped]
-            return Audit(version, wrong, unknown, lacks)
+        return await self._run(self._machine.audit(layout, digests))
 
-    async def _meet(self) -> list[Report]:
-        """Ask the server for its number of workers, and the workers for their versions. A restart discards earlier
-        findings about the server.
+    async def _run(self, flow: Flow[T]) -> T:
+        """The flow's result. An error of an instruction goes to the flow, and a cancellation too: it may have to undo
+        what it began.
         """
+        async with self._busy:
+            answer: Any = None
+            error: BaseException | None = None
+            while True:
+                try:
+                    instruction = flow.send(answer) if error is None else flow.throw(error)
+                except StopIteration as ended:
+                    result: T = ended.value
+                    return result
+                answer = error = None
+                try:
+                    answer = await self._execute(instruction)
+                except BaseException as raised:  # noqa: BLE001 - the flow raises it again
+                    error = raised
+
+    async def _execute(self, instruction: Instruction) -> Any:
+        server, ranks, deadlines = self._server, self._ranks, self._server.deadlines
+        match instruction:
+            case Meet():
+                return await self._meet()
+            case Introduce(pausing, forget):
+                return await ranks.init(pausing=pausing, forget=forget)
+            case RankCommand(phase, version, dense, whole):
+                commit_s = deadlines.dense if dense else deadlines.commit
+                deadline_s = {"commit": commit_s, "abort": deadlines.undo}.get(phase, deadlines.prepare)
+                return await ranks.command(phase, version, deadline_s, whole=whole)
+            case Compare(layout, entries, digests):
+                return await asyncio.to_thread(weight_audit.compare, layout, entries, digests)
+            case Pause(clear_cache):
+                return await server.pause(clear_cache=clear_cache)
+            case SetLabel(version):
+                return await server.set_label(str(version))
+            case CoreSwitch():
+                return await self._switch(instruction)
+            case Act():
+                acts: dict[Act, Callable[[], Awaitable[Any]]] = {
+                    Act.READ_LABEL: server.label,
+                    Act.ASK_PAUSED: server.is_paused,
+                    Act.COUNT_TOKENS: server.cached_tokens,
+                    Act.BEGIN: server.begin,
+                    Act.FINISH: server.finish,
+                    Act.DRAIN: self._drain,
+                    Act.RESUME: server.resume,
+                    Act.CLEAR_CACHES: server.clear_caches,
+                }
+                return await acts[instruction]()
+
+    async def _meet(self) -> Met:
         # The label fails soon if the engine hangs, whereas ``init`` may take long to learn the mapping.
         await self._server.label()
         await self._ranks.recount()
         began_at = asyncio.get_running_loop().time()
         reports = await self._ranks.init()
-        self.pulse.met(began_at)
-        # One sparse rank changes what the engine samples. A pipeline's first rank may have dense layers alone.
-        follows = any(r.get("follows") is True for r in reports)
-        lacks = {str(name) for r in reports for name in r.get("lacks", ())}
-        skipped, unknown = self._accounts([r["accounts"] for r in reports if "accounts" in r])
-        incarnations = {r["rank"]: r["incarnation"] for r in reports}
-        self._state.meet(incarnations, follows=follows, lacks=lacks, skipped=skipped)
-        if unknown:
-            raise LocalError(
-                f"{self.name}: the run is refused: the engine reads nothing from {len(unknown)} of its tensors, the "
-                f"first {unknown[0]}; start the engine on a folder of the run's newest version, or leave the tensors "
-                "out of the run"
+        self._pulse.met(began_at)
+        return Met(reports, self._ranks.count)
+
+    async def _switch(self, switch: CoreSwitch) -> CoreAnswer:
+        deadlines = self._server.deadlines
+        deadline_s = deadlines.dense if switch.dense else deadlines.commit
+        order = {
+            "version": str(switch.version),
+            "nonce": secrets.token_hex(4),
+            "marks": {str(rank): mark for rank, mark in switch.marks.items()},
+            "clear_cache": switch.clear_cache,
+            "ours": switch.ours,
+            "until_unix_s": time.time() + deadline_s,
+        }
+        reports, core = await self._server.switch(order, deadline_s)
+        return CoreAnswer(reports, core, deadline_s)
+
+    async def _drain(self) -> None:
+        limit_s = self._server.deadlines.drain
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._server.drain(limit_s + ANSWER_S)
+        except TimeoutError:
+            raise StillRunningError(
+                f"{self.name}: running requests did not end within {limit_s:g} s (--drain-timeout); the engine goes on "
+                "with its old version, and the switch is tried again"
+            ) from None
+
+    def _run_layout(self) -> Layout:
+        document = self._socket.layout_document()
+        if self._layout is None or self._layout[0] != document:
+            self._layout = document, Layout.from_document(document)
+        return self._layout[1]
+
+
+class EnginePulse:
+    """Signs of life of an engine's processes, by which a frozen engine is told from a busy one. ``clock``: of the
+    reports' times.
+
+    Promise: a stopped process of the engine makes the engine unready within SILENT_S and a look, whatever the peer and
+    the engine do meanwhile. A long step does not: processes beat from a thread of their own (``in_engine.heartbeat``),
+    and the server's front end answers while its engine computes.
+    """
+
+    def __init__(self, server: EngineServer, clock: Callable[[], float]) -> None:
+        self._server, self._clock = server, clock
+        self._seen: dict[str, tuple[str, float]] = {}
+
+    def note(self, report: Report, made_at: float) -> None:
+        """Of a process of this engine."""
+        process = report.get("incarnation")
+        if isinstance(process, str) and (process[:32] in self._seen or len(self._seen) < MOST_PROCESSES):
+            name = str(report.get("process") or f"rank {report['rank']}")
+            self._seen[process[:32]] = name[:32], made_at
+
+    def met(self, began_at: float) -> None:
+        """All ranks have answered a question that was asked then: processes that were silent by then are gone."""
+        self._seen = {process: seen for process, seen in self._seen.items() if seen[1] >= began_at - SILENT_S}
+
+    @property
+    def beats(self) -> bool:
+        """Whether the engine's plugin sends signs of life."""
+        return bool(self._seen)
+
+    async def fault(self) -> str | None:
+        """Why the engine is not fit for traffic; None: each of its processes runs."""
+        now = self._clock()
+        silent = sorted(name for name, at in self._seen.values() if now - at > SILENT_S)
+        if silent:
+            return (
+                f"{self._server.name}: no sign of life of {', '.join(silent)} for {SILENT_S:g} s: is the process "
+                "stopped, or the machine overloaded? See the server's log, or restart the server"
             )
-        return reports
-
-    def _accounts(self, packed: list[bytes]) -> tuple[list[str], list[str]]:
-        """Names of the run's tensors that all ranks together skip, and that they do not know."""
-        if not packed:  # workers of an earlier release do not account for tensors
-            return [], []
-        tensors = self._preparation.layout().tensors
-        found = list(zip(tensors, tensor_accounts.together(packed, len(tensors)), strict=True))
-        skipped, unknown = ([t.name for t, a in found if a is k] for k in (Account.SKIPPED, Account.UNKNOWN))
-        return skipped, unknown
-
-    async def _begin(self, reports: list[Report]) -> None:
-        """Open vLLM's update session, unless the workers report an open one: a peer may have died during an update."""
-        opened = {bool(r["open"]) for r in reports}
-        if len(opened) > 1:
-            raise LocalError(f"{self.name}: its workers disagree whether an update is under way; restart the server")
-        if opened == {False}:
-            await self._server.begin()
-
-    @contextlib.asynccontextmanager
-    async def _unready_on_error(self) -> AsyncIterator[None]:
         try:
-            yield
-        except BaseException as error:
-            if not isinstance(error, StillRunningError):
-                self._state.fail()
-            self._state.drop()
-            self._forget_process(error)
-            raise
-
-    @contextlib.asynccontextmanager
-    async def _noticing(self) -> AsyncIterator[None]:
-        """Mark a server as not ready while it is out of reach."""
-        try:
-            yield
+            await self._server.answer(SILENT_S)
         except P2PCastError as error:
-            self._state.lose_contact()
-            self._forget_process(error)
-            raise
-
-    def _forget_process(self, error: BaseException) -> None:
-        """Nothing listens, so the engine that held the version has ended: its successor begins with other weights."""
-        if isinstance(error, ServerAwayError):
-            self._state.lose_version()
+            return str(error)
+        return None

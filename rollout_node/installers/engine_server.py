@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import aiohttp
 
 from p2pcast.ground.errors import LocalError, RetryableError
+from rollout_node.installers.install_state import ServerAwayError
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,6 @@ class Deadlines:
     undo: float = 30.0
     report: float = 10.0
     drain: float = 600.0
-
-
-class ServerAwayError(RetryableError):
-    """Nothing listens at the server's address."""
 
 
 class EngineServer(ABC):

@@ -26,9 +26,8 @@ from p2pcast.ground.errors import LocalError, P2PCastError, RemoteError
 from p2pcast.ground.version import Version
 from p2pcast.process.background_tasks import spawn
 from rollout_node.in_engine.install_frames import ALIVE, LENGTH, other_user, pack, unpack
+from rollout_node.installers.install_instructions import Report
 from rollout_node.installers.weight_provider import WeightProvider
-
-Report = Mapping[str, Any]
 
 EXHAUSTED_S = 0.5
 """Pause in accepting, in seconds, after the process had no descriptor left."""

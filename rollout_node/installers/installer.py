@@ -8,13 +8,15 @@ never a version that isn't wholly in use.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from p2pcast.codec.layout import Layout
 from p2pcast.ground.version import Version
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 Driver = Literal["peer", "external"]
 """The program that switches engines: this peer, or an orchestrator that pauses the engine around each commit."""
@@ -45,10 +47,37 @@ class Audit:
     lacks: tuple[str, ...] = ()
 
 
+class Pulse(Protocol):
+    """Signs of life of a target, apart from its answers to commands."""
+
+    @property
+    def beats(self) -> bool:
+        """Whether the target's processes give signs of life."""
+
+    async def fault(self) -> str | None:
+        """Why the target is not fit for traffic; None: each of its processes runs. Called each second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """Abilities of a target beyond installs, declared by its installer.
+
+    - ``pulse``: signs of life of the target's processes; None: there are none.
+    - ``serving_epoch``: id that changes with each write to the target's weights. None while weights may be written, and
+      for a target whose switches do not wait for running requests.
+    - ``follows_schedules``: whether the target's attention follows the schedule of budgets that belongs to its version.
+    """
+
+    pulse: Pulse | None = None
+    serving_epoch: Callable[[], str | None] = lambda: None
+    follows_schedules: Callable[[], bool] = lambda: False
+
+
 class Installer(Protocol):
     """``committed``: the version in use, None when there is none or it isn't known. ``ready``: fit for traffic."""
 
     name: str
+    abilities: Abilities
 
     @property
     def committed(self) -> Version | None: ...
@@ -92,33 +121,3 @@ class Installer(Protocol):
         ...
 
     async def close(self) -> None: ...
-
-
-class Pulse(Protocol):
-    """Signs of life of a target, apart from its answers to commands."""
-
-    @property
-    def beats(self) -> bool:
-        """Whether the target's processes give signs of life."""
-
-    async def fault(self) -> str | None:
-        """Why the target is not fit for traffic; None: each of its processes runs. Called each second."""
-
-
-def pulse_of(installer: Installer) -> Pulse | None:
-    """None for a target that has none."""
-    found: Pulse | None = getattr(installer, "pulse", None)
-    return found
-
-
-def follows_schedules(installer: Installer) -> bool:
-    """Whether the target's attention follows the schedule of budgets that belongs to its version."""
-    return bool(getattr(installer, "follows", False))
-
-
-def stretch_of(installer: Installer) -> str | None:
-    """Name of the time since the last write to the target's weights. None while weights may be written, and for a
-    target whose switches do not wait for running requests.
-    """
-    found: str | None = getattr(installer, "stretch", None)
-    return found

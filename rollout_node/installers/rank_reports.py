@@ -4,9 +4,9 @@ Promises:
 
 - A report answers one command: engine, phase, version and nonce must be those of the command.
 - A command returns one report of each rank, or raises. A missing report is an error that names the ranks.
-- A rank's error is raised as the kind of error that the rank named (``raise_first``).
+- A rank's error is raised as the kind of error that the rank named (``install_instructions.raise_first``).
 
-Whether a report is true is decided elsewhere: ``rank_preparation`` and ``engine_switch`` raise FalseReportError.
+``install_machine`` decides whether a report is true.
 """
 
 from __future__ import annotations
@@ -14,20 +14,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
-from p2pcast.ground.errors import IntegrityError, LocalError, P2PCastError, RetryableError
+from p2pcast.ground.errors import P2PCastError, RetryableError
 from p2pcast.ground.version import Version
-from rollout_node.installers.engine_server import EngineServer, ServerAwayError
-from rollout_node.installers.install_socket import Expectation, InstallSocket, Report
+from rollout_node.installers.engine_server import EngineServer
+from rollout_node.installers.install_instructions import Report, raise_first
+from rollout_node.installers.install_socket import Expectation, InstallSocket
+from rollout_node.installers.install_state import ServerAwayError
 
 WATCH_S: Final = 2.0
 """Interval in seconds at which the server is looked at, while its ranks work."""
-
-
-class FalseReportError(IntegrityError):
-    """A rank's report and its weights differ."""
 
 
 class Ranks:
@@ -43,11 +41,6 @@ class Ranks:
     @property
     def name(self) -> str:
         return self._server.name
-
-    @property
-    def are_all(self) -> bool:
-        """Whether every worker of the server reports here."""
-        return self._given is None
 
     async def recount(self) -> None:
         self.count = self._given or await self._server.world_size()
@@ -113,19 +106,3 @@ class Ranks:
             ) from None
         raise_first(self.name, reports, phase)
         return reports
-
-
-def raise_first(name: str, reports: Sequence[Report], phase: str) -> None:
-    """The first error that a rank reports."""
-    for report in reports:
-        if report["error"] is not None:
-            kind = report.get("kind")
-            make = next((k for k in (IntegrityError, RetryableError) if k.wire_code == kind), LocalError)
-            raise make(f"{name}: rank {report['rank']}, {phase}: {report['error']}")
-
-
-def common_version(reports: Sequence[Report], key: str = "held") -> Version | None:
-    """The one version that every rank holds. ``before`` as the key: that it held when the run's layout changed."""
-    held = {r.get(key) for r in reports}
-    found = held.pop() if len(held) == 1 else None
-    return Version.parse(found) if found else None

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from p2pcast.ground.errors import LocalError, RetryableError
 from rollout_node.installers.engine_server import Deadlines, EngineServer
-from rollout_node.installers.safe_point import StillRunningError
+from rollout_node.installers.install_state import StillRunningError
 from rollout_node.sglang_plugin import PREFIX, SOCKET_VARIABLE
 
 DRAIN_CHECK_S: Final = 0.05

@@ -37,14 +37,14 @@ ENGINE_WEIGHTS = [
     ),
     Mutation(
         TIED,
-        "rollout_node/installers/engine_installer.py",
-        'if (held or common_version(reports, "before")) != state.committed:',
-        "if held != state.committed:",
+        "rollout_node/installers/install_machine.py",
+        'if (common_version(reports) or common_version(reports, "before")) != self.state.committed:',
+        "if common_version(reports) != self.state.committed:",
         INSTALLER + "test_an_engine_keeps_its_version_while_a_run_with_other_tensors_is_refused",
     ),
     Mutation(
         UNREAD,
-        "rollout_node/installers/engine_installer.py",
+        "rollout_node/installers/install_machine.py",
         "        if unknown:\n            raise LocalError(\n",
         "        if False:\n            raise LocalError(\n",
         INSTALLER + "test_a_tensor_that_no_rank_reads_refuses_the_run_by_name",

@@ -10,7 +10,7 @@ import pytest
 
 from p2pcast.codec.layout import Layout
 
-sys.path.append(str(Path(__file__).parent))  # fake_holding, installer_host, played_vllm, recorder, stored_run
+sys.path.append(str(Path(__file__).parent))  # fakes and played engines
 
 from stored_run import Run
 

@@ -166,6 +166,8 @@ class Engine:
         ]
         good = all(r["error"] is None and r["mark"] == order["marks"][str(r["rank"])] for r in reports)
         resumed = self.resumes and good and order["ours"]
+        if good:
+            self.label = order["version"]
         if resumed:
             self._unpause()
         elif order["ours"]:

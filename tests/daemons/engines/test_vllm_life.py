@@ -31,7 +31,7 @@ from p2pcast.ledger_api.worker_api import Registration
 from p2pcast.rollouts.result import Span
 from p2pcast.tasks.play import result_of
 from rollout_node.engine.runner import CHECK_S
-from rollout_node.installers.engine_pulse import SILENT_S
+from rollout_node.installers.engine_installer import SILENT_S
 from rollout_node.worker.engine_versions import EngineVersions, Served, UnnamedWeights
 from rollout_node.worker.generate_sampler import GenerateSampler
 from rollout_node.worker.ledger_client import LedgerClient

@@ -8,6 +8,7 @@ from recorder import Recorder
 from p2pcast.ground.version import Version
 from rollout_node.engine.engines import Engines
 from rollout_node.engine.multi_host_installer import MultiHostInstaller
+from rollout_node.installers.installer import Abilities
 
 ONE, TWO, THREE = (Version(0, n) for n in (1, 2, 3))
 
@@ -91,7 +92,7 @@ async def test_a_moved_target_wakes_engines_and_is_reported():
 
 
 async def test_a_change_wakes_waiters_and_tells_the_lead_the_served_version():
-    led = MultiHostInstaller(SimpleNamespace(name="vllm", committed=ONE), Recorder())
+    led = MultiHostInstaller(SimpleNamespace(name="vllm", committed=ONE, abilities=Abilities()), Recorder())
     peer = Peer(Runner("folder", TWO), Runner("vllm", ONE, installer=led), lead=Recorder())
     rung = peer.engines.changed._event
     peer.engines.on_changed()

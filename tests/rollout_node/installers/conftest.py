@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from held_weights import LAYOUT
-from installer_host import Host, broken_invariants
+from installer_host import Host
 
 from p2pcast.state.shadow import Shadow
 
@@ -28,7 +28,7 @@ async def host(tmp_path: Path) -> AsyncIterator[Host]:
         await each.close()
     await runner.cleanup()
     for installer in found.installers:
-        assert broken_invariants(installer._state) == []
+        installer._machine.state.validate()
 
 
 @pytest.fixture

@@ -65,15 +65,6 @@ async def test_the_engine_core_switches_in_one_command(host: Host) -> None:
     assert installer.committed == TWO
 
 
-async def test_an_engine_that_is_written_whole_is_not_ready_before_the_commit(host: Host) -> None:
-    installer = await host.installed()
-    everywhere("prepare", install="dense")(host.engine)
-    await installer.stage(TWO, SHADOW)
-    assert not installer.ready
-    await installer.commit(TWO)
-    assert installer.ready
-
-
 async def test_a_version_that_the_ranks_hold_is_not_written_again(host: Host) -> None:
     await host.installed()
     host.engine.label = "none"
@@ -90,16 +81,6 @@ async def test_only_a_staged_version_is_committed(host: Host) -> None:
     await installer.stage(TWO, SHADOW)
     with pytest.raises(LocalError, match=r"0\.1 isn't staged, 0\.2 is"):
         await installer.commit(ONE)
-
-
-async def test_a_rank_that_lost_its_preparation_is_staged_again(host: Host) -> None:
-    installer = await host.installed()
-    await installer.stage(TWO, SHADOW)
-    host.engine.ranks[1].prepared = None
-    with pytest.raises(RetryableError, match=r"rank 1 isn't prepared for 0\.2"):
-        await installer.commit(TWO)
-    assert host.held() == ["0.1", "0.1"]
-    assert not host.engine.paused
 
 
 # -- versions that fail
@@ -152,61 +133,6 @@ async def test_a_core_with_a_missing_report_is_undone(host: Host) -> None:
     assert host.held() == ["0.1", "0.1"]
 
 
-@pytest.mark.parametrize(("core", "switch"), [(False, ["pause", "commit"]), (True, ["switch"])])
-@pytest.mark.parametrize("wrong", [{"mark": 7}, {"mark": None}, {"held": "0.1"}])
-async def test_ranks_without_the_prepared_values_keep_the_engine_paused(
-    host: Host, wrong: dict[str, Any], core: bool, switch: list[str]
-) -> None:
-    installer = await host.installed()
-    host.engine.core = core
-    await installer.stage(TWO, SHADOW)
-    everywhere("commit", **wrong)(host.engine)
-    everywhere("abort", held="0.2")(host.engine)
-    with pytest.raises(IntegrityError, match=r"the values prepared for 0\.2 are not there"):
-        await installer.commit(TWO)
-    assert host.engine.take_calls() == ["prepare", "note a pause", *switch, "abort", "forget", "pause"]
-    assert host.engine.paused
-    assert (installer.committed, installer.ready) == (None, False)
-    for rank in host.engine.ranks:
-        rank.answers.clear()
-    await installer.stage(TWO, SHADOW)
-    await installer.commit(TWO)
-    assert "prepare whole" in host.engine.take_calls()
-    assert (installer.committed, host.engine.paused) == (TWO, False)
-
-
-async def test_doubts_about_an_engine_end_with_its_restart(host: Host) -> None:
-    installer = await host.installed()
-    host.engine.ranks[0].live = host.engine.ranks[1].live = 7
-    assert (await installer.audit(LAYOUT, {0: digest_of("0.1")})).wrong == ["w"]
-    host.engine.restart()
-    host.engine.take_calls()
-    await installer.stage(TWO, SHADOW)
-    assert host.engine.take_calls() == ["prepare", "note a pause", "pause", "commit", "resume"]
-
-
-async def test_ranks_with_different_versions_keep_the_engine_paused(host: Host, caplog: Any) -> None:
-    installer = await host.installed()
-    await installer.stage(TWO, SHADOW)
-    at_rank_1("commit", error="by a test")(host.engine)
-    at_rank_1("abort", held="0.2")(host.engine)
-    with pytest.raises(LocalError):
-        await installer.commit(TWO)
-    assert "it stays paused until it is repaired" in caplog.text
-    assert host.engine.paused
-    assert installer.committed is None
-
-
-async def test_a_server_that_fails_to_undo_keeps_its_pause(host: Host, caplog: Any) -> None:
-    installer = await host.installed(driver="external")
-    await installer.stage(TWO, SHADOW)
-    host.engine.fails.add("update_weights")
-    with pytest.raises(RetryableError):
-        await installer.commit(TWO)
-    assert "it must stay paused until it is repaired" in caplog.text
-    assert (installer.committed, installer.ready, host.engine.paused) == (None, False, True)
-
-
 async def test_foreign_changes_of_the_weights_are_overwritten(host: Host, caplog: Any) -> None:
     installer = await host.installed()
     host.engine.ranks[0].live = host.engine.ranks[1].live = 7
@@ -216,24 +142,6 @@ async def test_foreign_changes_of_the_weights_are_overwritten(host: Host, caplog
     assert host.engine.take_calls()[:4] == ["prepare", "forget", "note a pause", "pause"]
     assert (installer.committed, host.engine.paused) == (TWO, False)
     assert [rank.live for rank in host.engine.ranks] == [digest_of("0.2")] * 2
-
-
-async def test_ranks_that_build_on_different_versions_are_overwritten(host: Host) -> None:
-    installer = await host.installed()
-    host.engine.ranks[1].answers["prepare"] = {"from": "0.0"}
-    await installer.stage(TWO, SHADOW)
-    assert "prepare whole" in host.engine.take_calls()
-    await installer.commit(TWO)
-    assert installer.committed == TWO
-
-
-async def test_a_damaged_version_leaves_the_engine_at_its_present_one(host: Host) -> None:
-    installer = await host.installed()
-    at_rank_1("prepare", error="a patch is damaged", kind="integrity")(host.engine)
-    with pytest.raises(IntegrityError, match="a patch is damaged"):
-        await installer.stage(TWO, SHADOW)
-    assert host.engine.take_calls() == ["prepare"]
-    assert (installer.committed, host.held()) == (ONE, ["0.1", "0.1"])
 
 
 async def test_a_stage_notices_an_engine_that_lost_its_version(host: Host) -> None:
@@ -272,38 +180,6 @@ async def test_an_open_session_is_continued(host: Host) -> None:
 
 
 # -- pauses of others
-
-
-async def test_a_successor_ends_the_pause_of_a_peer_that_died(host: Host) -> None:
-    await host.installed()
-    host.engine.paused = True
-    for rank in host.engine.ranks:
-        rank.pausing = True
-    successor = host.installer()
-    await successor.start()
-    await successor.stage(TWO, SHADOW)
-    assert host.engine.take_calls() == ["resume", "prepare"]
-    assert not host.engine.paused
-
-
-async def test_a_pause_by_another_process_is_not_ended(host: Host) -> None:
-    installer = await host.installed()
-    host.engine.paused = True
-    await installer.stage(TWO, SHADOW)
-    await installer.commit(TWO)
-    assert "resume" not in host.engine.take_calls()
-    assert (installer.committed, host.engine.paused) == (TWO, True)
-
-
-async def test_doubtful_ranks_are_paused_and_written_whole(host: Host) -> None:
-    await host.installed()
-    host.engine.ranks[1].doubtful = True
-    successor = host.installer()
-    await successor.start()
-    await successor.stage(TWO, SHADOW)
-    assert host.engine.take_calls()[:3] == ["note a pause", "pause", "prepare whole"]
-    await successor.commit(TWO)
-    assert not host.engine.paused
 
 
 async def test_with_an_external_driver_a_commit_needs_the_drivers_pause(host: Host) -> None:
@@ -425,7 +301,7 @@ async def test_engine_with_one_sparse_rank_follows_schedules(host: Host, *, firs
     """A pipeline's first rank may have dense layers alone."""
     for rank, follows in zip(host.engine.ranks, (first, second), strict=True):
         rank.answers["init"] = {"follows": follows}
-    assert (await host.installed()).follows == second
+    assert (await host.installed()).abilities.follows_schedules() == second
 
 
 async def test_an_audit_of_an_engine_that_lost_its_version_is_refused(host: Host) -> None:

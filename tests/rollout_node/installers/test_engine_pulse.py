@@ -9,9 +9,9 @@ from types import SimpleNamespace
 from installer_host import ONE, Host
 
 from rollout_node.in_engine.heartbeat import Heartbeat
-from rollout_node.installers import engine_pulse
-from rollout_node.installers.engine_pulse import SILENT_S, EnginePulse
-from rollout_node.installers.install_socket import Report
+from rollout_node.installers import engine_installer
+from rollout_node.installers.engine_installer import SILENT_S, EnginePulse
+from rollout_node.installers.install_instructions import Report
 from rollout_node.installers.vllm_server import VllmServer
 
 
@@ -44,14 +44,14 @@ async def test_a_silent_process_is_named_until_the_ranks_have_answered(host: Hos
 
 
 async def test_a_front_end_that_does_not_answer_is_a_fault(host: Host, monkeypatch) -> None:
-    monkeypatch.setattr(engine_pulse, "SILENT_S", 0.05)
+    monkeypatch.setattr(engine_installer, "SILENT_S", 0.05)
     installer = await host.installed()
-    assert await installer.pulse.fault() is None
+    assert await installer._pulse.fault() is None
     held = asyncio.Event()
     host.engine.answers_health = held
-    assert "/health" in str(await installer.pulse.fault())
+    assert "/health" in str(await installer._pulse.fault())
     held.set()
-    assert await installer.pulse.fault() is None
+    assert await installer._pulse.fault() is None
 
 
 async def test_a_process_beats_for_the_engine_that_its_peer_has_named(host: Host) -> None:
@@ -69,7 +69,7 @@ async def test_a_process_beats_for_the_engine_that_its_peer_has_named(host: Host
     try:
         async with asyncio.timeout(60):
             await heard.wait()
-        assert (installer.committed, other.pulse.beats) == (ONE, False)
+        assert (installer.committed, other._pulse.beats) == (ONE, False)
     finally:
         beat.end()
         await host.socket.close()
@@ -86,8 +86,8 @@ def test_a_first_sign_of_life_precedes_the_answer(tmp_path):
 
 def test_processes_of_an_engine_are_bounded() -> None:
     pulse = EnginePulse(VllmServer("http://h"), lambda: 0.0)
-    for number in range(engine_pulse.MOST_PROCESSES + 9):
+    for number in range(engine_installer.MOST_PROCESSES + 9):
         pulse.note(sign(f"{number}"), 0.0)
     pulse.note(sign("0"), 1.0)
-    assert len(pulse._seen) == engine_pulse.MOST_PROCESSES
+    assert len(pulse._seen) == engine_installer.MOST_PROCESSES
     assert pulse._seen["0"][1] == 1.0

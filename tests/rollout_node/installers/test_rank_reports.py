@@ -10,20 +10,20 @@ from installer_host import ONE, TWO, Host
 
 from p2pcast.ground.errors import IntegrityError, LocalError, P2PCastError, RetryableError
 from rollout_node.installers import rank_reports
-from rollout_node.installers.engine_server import ServerAwayError
-from rollout_node.installers.rank_reports import common_version, raise_first
+from rollout_node.installers.install_instructions import common_version, raise_first
+from rollout_node.installers.install_state import ServerAwayError
 
 
 async def test_every_rank_reports_its_version(host: Host) -> None:
     await host.installed()
-    reports = await host.parts().ranks.init()
+    reports = await host.ranks().init()
     assert [(r["rank"], r["held"], r["open"]) for r in reports] == [(0, "0.1", False), (1, "0.1", False)]
     assert host.engine.take_calls() == []
 
 
 async def test_ranks_note_a_pause_and_forget_their_version_on_command(host: Host) -> None:
     await host.installed()
-    ranks = host.parts().ranks
+    ranks = host.ranks()
     await ranks.init(pausing=True)
     reports = await ranks.init(forget=True)
     assert host.engine.take_calls() == ["note a pause", "forget"]
@@ -32,7 +32,7 @@ async def test_ranks_note_a_pause_and_forget_their_version_on_command(host: Host
 
 
 async def test_a_command_reaches_all_ranks(host: Host) -> None:
-    ranks = host.parts().ranks
+    ranks = host.ranks()
     await ranks.init()
     reports = await ranks.command("prepare", ONE, 5.0, whole=True)
     assert host.engine.take_calls() == ["prepare whole"]
@@ -44,7 +44,7 @@ async def test_a_command_reaches_all_ranks(host: Host) -> None:
 
 @pytest.mark.parametrize("other", [{"nonce": "0"}, {"engine": "0"}, {"version": "0.1"}, {"phase": "commit"}])
 async def test_a_report_on_another_command_does_not_count(host: Host, other: dict[str, Any]) -> None:
-    ranks = host.parts().ranks
+    ranks = host.ranks()
     await ranks.init()
     host.engine.ranks[1].answers["abort"] = other
     with pytest.raises(RetryableError, match=r"e: 1 of 2 workers did not report abort within 0\.05 s, ranks 1;"):
@@ -53,20 +53,20 @@ async def test_a_report_on_another_command_does_not_count(host: Host, other: dic
 
 async def test_dead_ranks_are_not_waited_for(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_reports, "WATCH_S", 0.01)
-    parts = host.parts()
-    await parts.ranks.init()
+    ranks = host.ranks()
+    await ranks.init()
     host.engine.ranks[1].silent |= {"prepare"}
-    preparing = asyncio.create_task(parts.ranks.command("prepare", TWO, 3600.0))
+    preparing = asyncio.create_task(ranks.command("prepare", TWO, 3600.0))
     await asyncio.sleep(0.1)
     assert not preparing.done()
-    parts.server.url = "http://127.0.0.1:1"
+    host.servers[-1].url = "http://127.0.0.1:1"
     with pytest.raises(ServerAwayError, match="is the server up"):
         await preparing
 
 
 async def test_a_slow_server_does_not_end_the_wait_for_reports(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_reports, "WATCH_S", 0.01)
-    ranks = host.parts().ranks
+    ranks = host.ranks()
     await ranks.init()
     host.engine.ranks[1].silent |= {"prepare"}
     host.engine.fails.add("weight_info")
@@ -76,7 +76,7 @@ async def test_a_slow_server_does_not_end_the_wait_for_reports(host: Host, monke
 
 async def test_a_report_in_the_background_may_take_as_long_as_its_command(host: Host) -> None:
     """Ranks prepare in a thread, after the server has answered."""
-    ranks = host.parts().ranks
+    ranks = host.ranks()
     await ranks.init()
     host.engine.ranks[1].silent |= {"prepare", "commit"}
     with pytest.raises(RetryableError, match=r"did not report prepare within 0\.1 s"):
@@ -86,12 +86,11 @@ async def test_a_report_in_the_background_may_take_as_long_as_its_command(host: 
 
 
 async def test_ranks_are_counted_by_the_server_unless_a_number_is_given(host: Host) -> None:
-    counted, given = host.parts(given=None).ranks, host.parts(given=1).ranks
+    counted, given = host.ranks(None), host.ranks(1)
     assert (counted.count, given.count) == (1, 1)
     await counted.recount()
     await given.recount()
     assert (counted.count, given.count) == (2, 1)
-    assert (counted.are_all, given.are_all) == (True, False)
 
 
 def report(rank: int, error: str | None = None, kind: str | None = None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import pytest
 from installer_host import ONE, SHADOW, TWO, Host
 
 from p2pcast.ground.errors import P2PCastError, RetryableError
+from rollout_node.installers.engine_server import Deadlines
 
 
 async def test_a_drain_lets_requests_end_before_the_weights_change(host: Host) -> None:
@@ -41,15 +42,15 @@ async def test_an_endless_request_leaves_the_engine_at_its_old_version(
     await installer.stage(TWO, SHADOW)
     host.engine.take_calls()
     host.engine.idle.clear()
-    stretch = installer.stretch
+    epoch = installer.abilities.serving_epoch()
     with monkeypatch.context() as patched:
         # For this drain alone: on a busy machine even a drain of an idle engine may take longer.
-        patched.setattr(installer._point, "_limit_s", 0.05)
+        patched.setattr(installer._server, "deadlines", Deadlines(drain=0.05))
         with pytest.raises(RetryableError, match=r"did not end within 0\.05 s \(--drain-timeout\)"):
             await installer.commit(TWO)
     assert host.engine.take_calls() == ["note a pause", "drain", "resume"]
     assert (installer.committed, installer.ready, host.held()) == (ONE, True, ["0.1", "0.1"])
-    assert installer.stretch == stretch, "nothing was written"
+    assert installer.abilities.serving_epoch() == epoch, "nothing was written"
     host.engine.idle.set()
     await installer.stage(TWO, SHADOW)
     await installer.commit(TWO)
@@ -65,17 +66,6 @@ async def test_a_cancelled_drain_resumes_the_engine(host: Host) -> None:
     committing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await committing
-    assert (host.engine.paused, host.held()) == (False, ["0.1", "0.1"])
-
-
-async def test_a_successor_ends_the_drain_of_a_peer_that_died(host: Host) -> None:
-    await host.installed(safe_point="drain")
-    host.engine.paused = True
-    for rank in host.engine.ranks:
-        rank.pausing = True
-    successor = host.installer(safe_point="drain")
-    await successor.start()
-    await successor.stage(TWO, SHADOW)
     assert (host.engine.paused, host.held()) == (False, ["0.1", "0.1"])
 
 
@@ -99,32 +89,32 @@ async def test_a_repair_waits_for_no_request(host: Host) -> None:
     assert host.held() == ["0.2", "0.2"]
 
 
-async def test_a_stretch_names_the_time_between_two_writes(host: Host) -> None:
+async def test_a_serving_epoch_lasts_from_one_write_to_the_next(host: Host) -> None:
     installer = await host.installed(safe_point="drain")
-    first = installer.stretch
+    first = installer.abilities.serving_epoch()
     await installer.stage(TWO, SHADOW)
     host.engine.idle.clear()
     committing = asyncio.ensure_future(installer.commit(TWO))
     await host.engine.draining.wait()
-    assert installer.stretch == first is not None, "requests end with the old weights"
-    host.engine.before_commit = lambda: stretches.append(installer.stretch)
-    stretches: list[str | None] = []
+    assert installer.abilities.serving_epoch() == first is not None, "requests end with the old weights"
+    host.engine.before_commit = lambda: epochs.append(installer.abilities.serving_epoch())
+    epochs: list[str | None] = []
     host.engine.idle.set()
     await committing
-    assert stretches == [None, None], "at each rank"
-    assert installer.stretch not in (None, first)
+    assert epochs == [None, None], "at each rank"
+    assert installer.abilities.serving_epoch() not in (None, first)
 
 
-async def test_a_commit_that_was_taken_back_begins_a_new_stretch(host: Host) -> None:
+async def test_a_commit_that_was_taken_back_begins_a_new_serving_epoch(host: Host) -> None:
     installer = await host.installed(safe_point="drain")
-    first = installer.stretch
+    first = installer.abilities.serving_epoch()
     await installer.stage(TWO, SHADOW)
     host.engine.ranks[1].answers["commit"] = {"error": "by a test", "kind": "retryable"}
     with pytest.raises(P2PCastError, match="by a test"):
         await installer.commit(TWO)
     assert host.held() == ["0.1", "0.1"]
-    assert installer.stretch not in (None, first)
+    assert installer.abilities.serving_epoch() not in (None, first)
 
 
-async def test_between_two_steps_no_stretch_is_named(host: Host) -> None:
-    assert (await host.installed()).stretch is None
+async def test_between_two_steps_there_is_no_serving_epoch(host: Host) -> None:
+    assert (await host.installed()).abilities.serving_epoch() is None

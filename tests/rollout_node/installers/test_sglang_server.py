@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from p2pcast.ground.errors import LocalError, P2PCastError, RetryableError
-from rollout_node.installers.safe_point import StillRunningError
+from rollout_node.installers.install_state import StillRunningError
 from rollout_node.installers.sglang_server import SglangServer
 from rollout_node.sglang_plugin import PREFIX
 

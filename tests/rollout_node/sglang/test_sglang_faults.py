@@ -16,9 +16,10 @@ from p2pcast.ground.errors import P2PCastError, RetryableError
 from p2pcast.ground.version import Version
 from rollout_node.installers.engine_installer import EngineInstaller
 from rollout_node.installers.engine_server import Deadlines
+from rollout_node.installers.install_machine import SafePoint
 from rollout_node.installers.install_socket import InstallSocket
+from rollout_node.installers.install_state import StillRunningError
 from rollout_node.installers.installer import Driver
-from rollout_node.installers.safe_point import SafePoint, StillRunningError
 from rollout_node.installers.sglang_server import SglangServer as Routes
 
 pytestmark = pytest.mark.prove  # test_sglang_server.py is the sample

@@ -82,7 +82,7 @@ def said(answer: dict[str, Any]) -> Any:
 
 
 async def until_fault(target: EngineInstaller, said: str) -> None:
-    await until(target.pulse.fault, holds=lambda fault: said in str(fault))
+    await until(target._pulse.fault, holds=lambda fault: said in str(fault))
 
 
 async def test_versions_installed_under_load_equal_fresh_servers(

@@ -27,6 +27,7 @@ from p2pcast.tasks.play import result_of
 from p2pcast.tasks.sums import Sums
 from p2pcast.tasks.task import Trajectory
 from rollout_node.installers.engine_installer import EngineInstaller
+from rollout_node.installers.engine_server import Deadlines
 from rollout_node.installers.install_socket import InstallSocket
 from rollout_node.installers.vllm_server import VllmServer
 from rollout_node.worker import recomputation
@@ -79,7 +80,7 @@ class ServingEpochs:
         self._installer = installer
 
     async def serving_epoch(self) -> ServingEpoch:
-        epoch, version = self._installer.stretch, self._installer.committed
+        epoch, version = self._installer.abilities.serving_epoch(), self._installer.committed
         if epoch is None or version is None:
             raise RetryableError("weights are written")
         return ServingEpoch(epoch, Span(version, 0, 0, bytes(32), "drain"))
@@ -308,7 +309,7 @@ async def test_an_endless_request_costs_the_commit_and_not_the_engine(
     old, began = run.version, asyncio.Event()
     run.step(70, share=0.05, bits=0x0180)
     await installer.stage(run.version, run.shadow.path)
-    installer._point._limit_s = 0.01
+    installer._server.deadlines = Deadlines(drain=0.01)
     async with one_off_connections() as http, asyncio.TaskGroup() as group:
         counting = GenerateSampler(http, server.url, Labels()).of_play(lambda count: began.set())
         playing = group.create_task(TASK.play(counting, job(1, 200)))
@@ -317,7 +318,7 @@ async def test_an_endless_request_costs_the_commit_and_not_the_engine(
             await installer.commit(run.version)
         assert (installer.committed, installer.ready) == (old, True)
     assert [span.version for span in playing.result().spans] == [old]
-    installer._point._limit_s = 60.0
+    installer._server.deadlines = Deadlines()
     await installer.stage(run.version, run.shadow.path)
     await installer.commit(run.version)
     assert installer.committed == run.version

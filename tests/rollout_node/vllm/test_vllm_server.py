@@ -111,7 +111,7 @@ async def test_schedules_of_sparse_attention_hold_from_their_versions_commit(
         found.append(answer["logprobs"]["token_logprobs"])
 
     await install()
-    assert installer.follows
+    assert installer.abilities.follows_schedules()
     # Versions 0.1 and 0.2 have the same weights, and 4 pages of 32 tokens instead of 7; so has 0.3, and is dense.
     for schedule in (BudgetSchedule((1,)).to_bytes(), BudgetSchedule((1,)).to_bytes(), None):
         run.step(5, share=0.01, bits=0x0001)
@@ -158,7 +158,7 @@ async def test_rollback_restores_every_value(
     run.step(6, share=0.3)
     await installer.stage(run.version, run.shadow.path)
     monkeypatch.setattr(
-        installer._switch, "_in_core", lambda reports: False
+        installer._machine, "_in_core", lambda reports: False
     )  # an engine with several cores switches over vLLM's routes
     monkeypatch.setattr(installer._ranks, "_collect", losing_commits(installer._ranks._collect))
     with pytest.raises(RetryableError, match="a rank was lost"):

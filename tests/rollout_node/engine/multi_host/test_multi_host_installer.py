@@ -12,7 +12,7 @@ from engine_hosts import LIMIT_S, ONE, TWO, seen, together
 from p2pcast.ground.errors import RetryableError
 from p2pcast.ground.version import Version
 from rollout_node.engine.multi_host_installer import MultiHostInstaller
-from rollout_node.installers.installer import Audit, CommitReport
+from rollout_node.installers.installer import Abilities, Audit, CommitReport
 from tests.support.until import until
 
 
@@ -20,7 +20,7 @@ class Inner:
     """An installer that notes when it is called."""
 
     def __init__(self) -> None:
-        self.name = "vllm:x"
+        self.name, self.abilities = "vllm:x", Abilities()
         self.committed: Version | None = None
         self.ready = False
         self.commit_needs_shadow = False

@@ -13,7 +13,7 @@ from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.ground.errors import LocalError, RetryableError
 from p2pcast.ground.version import Version
 from rollout_node.engine.runner import Runner
-from rollout_node.installers.installer import Audit, CommitReport
+from rollout_node.installers.installer import Abilities, Audit, CommitReport
 from rollout_node.shadow.version_digests import VersionDigests
 
 ONE, TWO, THREE = (Version(0, n) for n in (1, 2, 3))
@@ -25,7 +25,7 @@ class Target:
     """An installer in memory that keeps an installer's rules, and fails on command."""
 
     def __init__(self, name: str = "target") -> None:
-        self.name = name
+        self.name, self.abilities = name, Abilities()
         self.calls: list[tuple[str, Version | None]] = []
         self.faults: list[tuple[str, BaseException]] = []
         """(call, error): the next such call fails."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 from scripted_target import ONE, TWO, Target
 
 from rollout_node.engine import runner as module
+from rollout_node.installers.installer import Abilities
 from tests.support.until import until
 
 
@@ -90,8 +91,8 @@ async def test_a_target_without_signs_of_life_is_unready_until_signs_return(owne
             return self.silent
 
     monkeypatch.setattr(module, "CHECK_S", 0.001)
-    target = Target()
-    target.pulse = Pulse()
+    target, pulse = Target(), Pulse()
+    target.abilities = Abilities(pulse)
     runner = run(target)
     owner.move(ONE)
     await until(lambda: runner.ready)
@@ -99,8 +100,8 @@ async def test_a_target_without_signs_of_life_is_unready_until_signs_return(owne
     owner.move(TWO)
     await until(lambda: ("stage", TWO) in target.calls)
     assert runner.ready
-    target.pulse.silent = "no sign of life of rank 0"
+    pulse.silent = "no sign of life of rank 0"
     await until(lambda: not runner.ready)
     assert runner.status()["error"] == "no sign of life of rank 0"
-    target.pulse.silent = None
+    pulse.silent = None
     await until(lambda: runner.ready)

@@ -210,7 +210,7 @@ def gone_after(peer: Peer, last: str) -> Iterator[None]:
     """Block every request to the server after ``last``; after "switch", block its answer to the peer, too."""
     server = peer.installer._server
     if last in (*STEPS, "half a commit"):
-        peer.installer._switch._in_core = lambda reports: False  # type: ignore[method-assign]
+        peer.installer._machine._in_core = lambda reports: False  # type: ignore[method-assign]
     pause, update, label, resume, finish = server.pause, server.update, server.set_label, server.resume, server.finish
 
     def then_gone(real: Any) -> Any:
