@@ -157,11 +157,16 @@ def one(*arguments: str) -> Callable[[], dict[str, Piece]]:
     return lambda: {"all": arguments}
 
 
+TRIALS = ("leduc_trial", "staleness_trials", "rl_margin")
 PARTS: dict[str, Part] = {
     "tests": Part("the tests that `make test` leaves out", tests_by_file),
     "mutations": Part("each defence of the security page taken out: its test fails", mutations_by_table),
     "decoders": Part("10 minutes of changed bytes for each decoder", decoders),
     "insiders": Part("200 000 messages by members of the run", one("tests/fuzz/semantic.py", "--count", "200000")),
+    "research": Part(
+        "trials of training: Leduc hold'em, and rollouts of an age",
+        lambda: {name: ("-m", f"examples.research.{name}", "--seeds", "2") for name in TRIALS},
+    ),
     # The deadline finds versions that never arrive, and not a slow machine.
     "soak": Part(
         "48 peers, 100 versions, a fault every second",

@@ -48,18 +48,6 @@ COMMANDS = {
         "netem.bench.commands.engine_commands:sparse",
         "Decoding speed with sparse and with dense attention, by length of the text.",
     ),
-    "distill": (
-        "netem.bench.sparse_trials.distill_command:distill",
-        "Acceptance rates of sparse attention before and after the training of an adapter for rollouts.",
-    ),
-    "guard": (
-        "netem.bench.sparse_trials.guard_command:guard",
-        "Training with too small a budget of sparse attention, without its guard and with it.",
-    ),
-    "lookback": (
-        "netem.bench.sparse_trials.lookback_command:lookback",
-        "Acceptance of sparse attention by budget and length, of a small model that looks far back.",
-    ),
     "page": ("netem.bench.commands.hub_commands:page", "Cost of the run's page at the hub and in a browser."),
     "start": ("netem.bench.commands.hub_commands:start", "Time of a hub's start, end, and restart after kill -9."),
     "stripes": (

@@ -10,10 +10,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from examples.research.sparse_sampler import sparse_answers
 from netem.bench import sparse_speed
 from netem.bench.commands.engine_commands import sparse
 from netem.bench.sparse_agreement import Sampled, agreement
-from netem.rollouts.sparse_sampler import sparse_answers
 from p2pcast.sparse.budget_schedule import BudgetSchedule
 from tests.trainer_node.learning.distillation.sparse_rows import ALONE, PAGE, SCHEDULE, deep_folder, sparse_row
 from trainer_node.learning.learner_model import LearnerModel

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from netem.bench.sparse_trials.distilled_tail import token_ids_of_file
+from examples.research.distill import token_ids_of_file
 from p2pcast.ground.errors import UsageError
 from rollout_node.sparse_calibration.prompt_file import prompts_of_file
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from netem.rollouts.sparse_sampler import sparse_answers
+from examples.research.sparse_sampler import sparse_answers
 from p2pcast.ground.errors import UsageError
 from p2pcast.sparse.budget_schedule import DENSE, BudgetSchedule
 from tests.rollout_node.vllm.sparse_reference import Reference

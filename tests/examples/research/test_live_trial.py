@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from examples.research.learning_trial import TrialOptions, run_trial
+from examples.research.live_trial import LiveEngine, live_engine
 from netem.fleet.small_model import make_small_model
-from netem.rl_demo.live_trial import LiveEngine, live_engine
-from netem.rollouts.learning_trial import TrialOptions, run_trial
 from netem.rollouts.own_sampler import groups_of
 from p2pcast.ground.errors import IntegrityError
 from p2pcast.ground.version import Version
 from p2pcast.tasks.sums import VOCABULARY, Sums
 from p2pcast.tasks.task import Prompt
-from tests.netem.rollouts.trial_ages import watched_ages
+from tests.examples.research.trial_ages import watched_ages
 from tests.support.fake_engine import FakeEngine
 from trainer_node.learning.learner_config import LearnerConfig, ModelTable, OptimizerTable, SftTable, TrainTable
 

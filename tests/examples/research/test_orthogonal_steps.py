@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from netem.bench.sparse_trials.orthogonal_steps import OrthogonalSteps, orthogonal
+from examples.research.staged_training import OrthogonalSteps, orthogonal
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(16, 16), (16, 40), (40, 16)])

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from examples.research import staleness_trials
+from examples.research.learning_trial import Answer, Trial
+from examples.research.staleness_trials import LAST, difference
 from netem.fleet.rl_participants import RlOptions
-from netem.rl_demo import staleness_trials
-from netem.rl_demo.staleness_trials import LAST, difference
-from netem.rollouts.learning_trial import Answer, Trial
 
 
 def test_interval_of_the_mean_difference_is_students() -> None:

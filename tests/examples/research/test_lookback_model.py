@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig
 
-from netem.bench.sparse_trials.lookback_model import Stage, accuracy, learnt, train_lookback, write_lookback
+from examples.research.lookback_model import Stage, accuracy, learnt, train_lookback, write_lookback
 from p2pcast.tasks.trial_tasks.recite import BEGIN, FIRST_BODY, FIRST_STARTER, Recite
 
 SHORT = Stage(steps=6, batch=4, tokens=65, window=4)

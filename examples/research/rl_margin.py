@@ -1,6 +1,6 @@
 """By how much the reward of the demo rises: seeded trials of its run with own sampling, for the verdict's margin.
 
-    python -m netem.rl_demo.rl_margin --seeds 20
+    python -m examples.research.rl_margin --seeds 20
 
 The margin is the mean less four standard deviations (docs/notes/rl-demo.md). Rollouts have the greatest age that the
 demo allows; in the demo most are younger.
@@ -16,11 +16,11 @@ from pathlib import Path
 import click
 import torch
 
+from examples.research.learning_trial import Trial, TrialOptions, run_trial
+from examples.research.live_trial import live_engine
 from netem.fleet.rl_participants import TASK, VOCABULARY, RlOptions
 from netem.fleet.small_model import make_small_model
-from netem.rl_demo.live_trial import live_engine
 from netem.rl_demo.rl_verdict import COMPARED
-from netem.rollouts.learning_trial import Trial, TrialOptions, run_trial
 from p2pcast.tasks.sums import Sums
 from p2pcast.tasks.task_loader import load_task
 from trainer_node.learning.learner_config import LearnerConfig, ModelTable, OptimizerTable, SftTable, TrainTable

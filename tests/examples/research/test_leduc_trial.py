@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from netem.rl_demo.leduc_trial import score, trial, uniform_chips
-from netem.rollouts.learning_trial import Answer
+from examples.research.learning_trial import Answer
+from examples.research.leduc_trial import score, trial, uniform_chips
 from p2pcast.tasks.poker_task import PLAYERS
 
 pytest.importorskip("pyspiel")

@@ -20,7 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from netem.bench.sparse_trials.guard_runs import GuardRunOptions, sparse_run
+from examples.research.sparse_guard import GuardRunOptions, sparse_run
 from netem.fleet.participants import FIRST_PEER
 from netem.fleet.processes import Processes
 from netem.fleet.rl_participants import ENGINE, HUB, LEDGER
@@ -44,7 +44,7 @@ from trainer_node.learning.trainer_ranks import TrainerRanks
 from trainer_node.ledger.database.body_segments import Place
 from trainer_node.ledger.database.ledger_store import Store
 
-sys.path.append(str(Path(__file__).parents[3] / "rollout_node" / "vllm"))
+sys.path.append(str(Path(__file__).parents[2] / "rollout_node" / "vllm"))
 
 from peft_folders import config, matrices, save
 

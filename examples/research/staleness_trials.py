@@ -1,7 +1,7 @@
 """Trials of staleness: the demo's run with rollouts that are exactly LAG learner steps old, seed by seed.
 
-    python -m netem.rl_demo.staleness_trials --seeds 8 --plot staleness.png
-    python -m netem.rl_demo.staleness_trials --seeds 1 --vllm
+    python -m examples.research.staleness_trials --seeds 8 --plot staleness.png
+    python -m examples.research.staleness_trials --seeds 1 --vllm
 
 Trials of one seed share the first model, its warm start and the prompts, so each lag is compared with the first one in
 pairs. Compared is the mean reward over the last ``LAST`` steps. The interval is Student's, of the mean difference.
@@ -23,9 +23,9 @@ from typing import Any, Final
 import click
 import torch
 
+from examples.research.learning_trial import Trial
+from examples.research.rl_margin import trial
 from netem.fleet.rl_participants import RlOptions
-from netem.rl_demo.rl_margin import trial
-from netem.rollouts.learning_trial import Trial
 from p2pcast.inspection.png_figure import blank, require_matplotlib, save
 
 LAST: Final = 20

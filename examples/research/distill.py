@@ -1,4 +1,5 @@
-"""The tail of acceptance rates before and after the adapter of rollouts was trained, at equal budgets and seeds.
+"""The tail of acceptance rates before and after the adapter of rollouts was trained, at equal budgets and seeds:
+``python -m examples.research.distill MODEL``.
 
 Answers are sampled in this process, by sparse attention with the adapter; rates are those of whole distributions, and
 of prompts that the adapter never saw. The first token of an answer is left out: its prompt's pass, which is dense,
@@ -9,17 +10,23 @@ from __future__ import annotations
 
 import logging
 import random
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+import click
 import numpy as np
 import torch
+from rich.table import Table
 
-from netem.rollouts.sparse_sampler import Answers, sparse_answers
+from examples.research.sparse_sampler import Answers, sparse_answers
+from p2pcast.cli import exit_code
+from p2pcast.cli.options import PATH, console, documented, written
 from p2pcast.ground.errors import UsageError
+from p2pcast.inspection.png_figure import blank, require_matplotlib, save
 from p2pcast.sparse.acceptance_rate import LEAST_TOKENS, PERCENTILE
 from p2pcast.sparse.budget_schedule import BudgetSchedule
 from p2pcast.tasks.trial_tasks.recite import Recite
@@ -36,6 +43,8 @@ logger = logging.getLogger("p2pcast.bench")
 
 SEED: Final = 4242
 """Of prompts of task recite: unlike those of the model's training."""
+DRAWN: Final = 4000
+"""Prompts of task recite to train on."""
 AT_ONCE: Final = 16
 """Prompts of one pass of the sampler."""
 LOG_EVERY: Final = 10
@@ -175,3 +184,91 @@ def prompts_of_recite(tokens: int, phrases: int, count: int) -> list[list[int]]:
     """Raises UsageError for a length that the task refuses."""
     task = Recite(tokens, phrases=phrases)
     return [task.drawn(job.prompt).prompt.tolist() for job in islice(task.jobs(SEED), count)]
+
+
+@click.command()
+@click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--prompts",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="JSON lines with `token_ids`, all of one length. Default: prompts of task recite.",
+)
+@click.option("--length", type=click.IntRange(64), default=512, help="Tokens of a prompt of task recite.")
+@click.option("--phrases", type=click.IntRange(1, 64), default=8, help="Different phrases of such a prompt.")
+@click.option("--held-out", type=click.IntRange(1), default=48, help="Prompts at the file's end that are measured.")
+@click.option("--tokens", type=click.IntRange(2), default=32, help="Tokens of an answer.")
+@click.option("--pages", type=click.IntRange(1), default=5, help="Budget of the training, in pages besides the three.")
+@click.option("--budget", "budgets", type=click.IntRange(1), multiple=True, help="Another measured budget; repeatable.")
+@click.option("--block-size", type=click.IntRange(1), default=16, help="Tokens of a page of the cache.")
+@click.option("--steps", type=click.IntRange(1), default=60, help="Updates of the adapter.")
+@click.option("--batch", type=click.IntRange(1), default=16, help="Answers of one update.")
+@click.option("--rank", type=click.IntRange(1), default=16, help="Rank of the adapter.")
+@click.option(
+    "--alpha", type=float, default=16.0, help="Scale of the adapter: its product is multiplied by alpha / rank."
+)
+@click.option("--lr", type=float, default=3e-3, help="Learning rate of the adapter.")
+@click.option("--seed", type=int, default=0, help="Seed of answers and adapter.")
+@click.option("--plot", type=PATH, metavar="FILE.png", help="File for a plot of the percentiles by budget.")
+@documented
+def distill(
+    model: Path,
+    prompts: Path | None,
+    length: int,
+    phrases: int,
+    held_out: int,
+    tokens: int,
+    pages: int,
+    budgets: tuple[int, ...],
+    block_size: int,
+    steps: int,
+    batch: int,
+    rank: int,
+    alpha: float,
+    lr: float,
+    seed: int,
+    plot: Path | None,
+    as_json: bool,
+    output: Path | None,
+) -> None:
+    """Train the adapter of rollouts on answers of MODEL, and measure acceptance rates before and after, at equal
+    budgets, on other prompts.
+    """
+    if plot is not None:
+        require_matplotlib()
+    drawn = prompts_of_recite(length, phrases, held_out + DRAWN) if prompts is None else token_ids_of_file(prompts)
+    found = bench_distill(
+        TailOptions(
+            model=model, prompts=drawn, held_out=held_out, tokens=tokens, pages=pages, budgets=budgets,
+            page_tokens=block_size, steps=steps, batch=batch, rank=rank, alpha=alpha, lr=lr, seed=seed,
+        )
+    )  # fmt: skip
+    if plot is not None:
+        _draw(found["rows"], plot)
+    if written(found, output, as_json=as_json):
+        return
+    table = Table(title=f"acceptance rates before → after {steps} steps at {_budget_tokens(pages)} tokens")
+    for title in ("budget, tokens", "measured tokens", "5th percentile", "mean", "KL, nats"):
+        table.add_column(title, justify="right")
+    for row in found["rows"]:
+        pairs = [f"{row[f'{key}_before']:.3f} → {row[f'{key}_after']:.3f}" for key in ("percentile", "mean", "kl")]
+        table.add_row(str(_budget_tokens(row["pages"])), str(row["tokens"]), *pairs)
+    console().print(table)
+
+
+def _budget_tokens(pages: int) -> int:
+    return BudgetSchedule((pages,)).budget_tokens(0)
+
+
+def _draw(rows: list[dict[str, Any]], file: Path) -> None:
+    figure, ((axes,),) = blank(1, 1, width=6.4, height=4)
+    budgets = [_budget_tokens(row["pages"]) for row in rows]
+    for name, colour in (("before", "gray"), ("after", "tab:blue")):
+        axes.plot(budgets, [row[f"percentile_{name}"] for row in rows], marker="o", color=colour, label=name)
+    axes.set_xlabel("budget, tokens")
+    axes.set_ylabel("5th percentile of the acceptance rate")
+    axes.legend()
+    save(figure, file)
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(lambda: distill(standalone_mode=False)))

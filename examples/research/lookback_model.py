@@ -1,7 +1,7 @@
 """A small model, trained from random weights, that looks far back: of task ``recite``, for measurements of sparse
 attention.
 
-    python -m netem.bench.sparse_trials.lookback_model FOLDER
+    python -m examples.research.lookback_model FOLDER
 
 Texts grow by stages. In each, all tokens are learnt that are not chance, of texts as well as of answers: induction
 heads (Olsson et al., 2022) form on short texts.
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from transformers import Qwen3ForCausalLM
 
-from netem.bench.sparse_trials.staged_training import Stage, first_model, next_scores, train_stage
+from examples.research.staged_training import Stage, first_model, next_scores, train_stage
 from netem.fleet.small_model import SmallModel, write_model
 from p2pcast.tasks.trial_tasks.recite import FIRST_BODY, VOCABULARY, Recite
 

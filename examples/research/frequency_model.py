@@ -1,7 +1,7 @@
 """A small model, trained from random weights, that predicts tokens by their frequencies in its whole text: for
 measurements of the adapter of rollouts.
 
-    python -m netem.bench.sparse_trials.frequency_model FOLDER
+    python -m examples.research.frequency_model FOLDER
 
 Each text draws probabilities of 64 tokens (Dirichlet's distribution), and then its tokens by them, one by one. The last
 tokens of a prompt, which sparse attention keeps, have read the whole prompt. So an adapter can learn to use what they
@@ -24,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from netem.bench.sparse_trials.staged_training import Stage, first_model, train_stage
+from examples.research.staged_training import Stage, first_model, train_stage
 from netem.fleet.small_model import SmallModel, write_model
 
 BEGIN, FIRST, TOKENS = 1, 8, 64

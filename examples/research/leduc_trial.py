@@ -1,7 +1,7 @@
 """How well a learner plays Leduc poker: seeded trials with own sampling, against the task's random opponent.
 
-    python -m netem.rl_demo.leduc_trial --seeds 3
-    python -m netem.rl_demo.leduc_trial --seeds 1 --vllm
+    python -m examples.research.leduc_trial --seeds 3
+    python -m examples.research.leduc_trial --seeds 1 --vllm
 
 A small model learns the rules from demonstrations of a random player, then trains with GRPO, on rollouts of its own
 sampler or of a live vLLM. It plays held-out deals in both seats, sampled as in training. A uniform player draws each
@@ -23,9 +23,9 @@ from typing import Final
 import click
 import torch
 
+from examples.research.learning_trial import HELD_OUT_SEED, Answer, Trial, TrialOptions, run_trial
+from examples.research.live_trial import live_engine
 from netem.fleet.small_model import make_small_model
-from netem.rl_demo.live_trial import live_engine
-from netem.rollouts.learning_trial import HELD_OUT_SEED, Answer, Trial, TrialOptions, run_trial
 from p2pcast.tasks.leduc import Leduc, LeducHand
 from p2pcast.tasks.poker_task import PLAYERS, deal_of
 from p2pcast.tasks.seeded_draws import draw_below

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from netem.rollouts import learning_trial
+from examples.research import learning_trial
 
 
 def watched_ages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from transformers import AutoConfig
 
-from netem.bench.sparse_trials.distilled_tail import token_ids_of_file
-from netem.bench.sparse_trials.frequency_model import (
+from examples.research.distill import token_ids_of_file
+from examples.research.frequency_model import (
     BEGIN,
     FIRST,
     TOKENS,
@@ -19,7 +19,7 @@ from netem.bench.sparse_trials.frequency_model import (
     train_frequencies,
     write_frequencies,
 )
-from netem.bench.sparse_trials.staged_training import Stage
+from examples.research.staged_training import Stage
 
 SHORT = Stage(steps=6, batch=4, tokens=64, window=4)
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from examples.research.learning_trial import Trial, TrialOptions, run_trial
 from netem.fleet.small_model import make_small_model
-from netem.rollouts.learning_trial import Trial, TrialOptions, run_trial
 from p2pcast.ground.errors import UsageError
 from p2pcast.tasks.sums import VOCABULARY, Sums
-from tests.netem.rollouts.trial_ages import watched_ages
+from tests.examples.research.trial_ages import watched_ages
 from trainer_node.learning.learner_config import LearnerConfig, ModelTable, OptimizerTable, SftTable, TrainTable
 
 STEPS = 4

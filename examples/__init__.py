@@ -1,0 +1,1 @@
+"""Examples of p2pcast, and trials of methods of training in `research`."""
