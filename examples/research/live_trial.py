@@ -42,7 +42,7 @@ def live_engine(folder: Path, base: Path, task: Task) -> Iterator[LiveEngine]:
     with Workspace(folder) as work, Processes(work.logs) as processes, asyncio.Runner() as runner:
         programs = _Programs(work, processes, base)
         peer = runner.run(programs.start())
-        with Publisher(programs.hub_address, token_file=programs.token, base=base) as publisher:
+        with Publisher(programs.fleet.place.hub, token_file=programs.fleet.token, base=base) as publisher:
             yield LiveEngine(runner, publisher, task, programs.engine_url, peer)
 
 
@@ -115,7 +115,6 @@ class _Programs(Programs):
     def __init__(self, work: Workspace, processes: Processes, base: Path) -> None:
         super().__init__(work, processes)
         self._base = base
-        self.hub_address = f"127.0.0.1:{self._hub_port}"
 
     async def start(self) -> str:
         """The peer's URL, once vLLM and the peer are ready."""

@@ -20,9 +20,11 @@ import aiohttp
 import click
 from rich.table import Table
 
+from netem.emulation.description import HUB
 from netem.fleet.participants import FIRST_PEER
 from netem.fleet.processes import Child, FleetError, Processes, describe_exit
-from netem.fleet.rl_participants import ENGINE, HUB, LEDGER, LOGPROBS, RlOptions, RlParticipants
+from netem.fleet.rl_participants import ENGINE, LOGPROBS, RlOptions, RlParticipants
+from netem.fleet.rollout_processes import LEDGER
 from netem.fleet.wait import HTTP_S, Watch, unwrapped
 from netem.fleet.workspace import Workspace
 from p2pcast.cli import exit_code

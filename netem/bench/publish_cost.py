@@ -9,7 +9,6 @@ medians are compared.
 from __future__ import annotations
 
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -18,7 +17,8 @@ from typing import Any, Literal
 import torch
 
 from netem.bench.measuring import device_clock, device_name, torch_device
-from netem.fleet.processes import Processes, free_port
+from netem.fleet.fleet import Fleet, Loopback
+from netem.fleet.processes import Processes
 from p2pcast.ground.errors import RetryableError
 from trainer_node import Publisher
 
@@ -29,8 +29,6 @@ MOVED = 4e-5
 SHARE = 0.01
 WARM_STEPS = 2
 """The first version is a whole state; the second writes the publisher's other buffer for the first time."""
-START_S = 120.0
-POLL_S = 0.02
 
 Tensors = dict[str, torch.Tensor]
 
@@ -54,7 +52,7 @@ def bench_publish(
         tempfile.TemporaryDirectory(prefix="p2pcast-bench-", dir="/dev/shm") as shadow,
         Processes(Path(folder)) as processes,
     ):
-        hub, token = _hub(processes, Path(folder), Path(shadow))
+        hub, token = _hub(Fleet(Loopback(), processes, Path(folder), Path(shadow), ["--plaintext"], follows=False))
         for name, dtype in (("fp32 masters → bf16", torch.float32), ("bf16 → bf16", torch.bfloat16)):
             torch.manual_seed(0)
             tensors = {
@@ -65,30 +63,12 @@ def bench_publish(
     return {"state_bytes": 2 * count * side * side, "steps": steps, "device": device_name(where), "rows": rows}
 
 
-def _hub(processes: Processes, folder: Path, shadow: Path) -> tuple[str, Path]:
+def _hub(fleet: Fleet) -> tuple[str, Path]:
     """(address, token file) of a hub that answers."""
-    address, token = f"127.0.0.1:{free_port()}", folder / "token"
-    (folder / "checkpoints").mkdir()
-    command: list[str | Path] = [
-        sys.executable,
-        "-P",
-        "-m",
-        "p2pcast.cli",
-        "seed",
-        folder / "checkpoints",
-        "--plaintext",
-        "--listen",
-        address,
-    ]
-    command += ["--http", "127.0.0.1:0", "--state", folder / "hub", "--shadow", shadow / "hub", "--token-file", token]
-    hub = processes.start("hub", command)
-    deadline = time.monotonic() + START_S
-    while not token.exists():
-        processes.check()
-        if time.monotonic() > deadline:
-            raise hub.failure(f"the hub did not start within {START_S:.0f} s")
-        time.sleep(POLL_S)
-    return address, token
+    fleet.trained.mkdir()
+    fleet.hub(fleet.trained)
+    fleet.until_joinable()
+    return fleet.place.hub, fleet.token
 
 
 def _measure(publisher: Publisher, tensors: Tensors, first_step: int, steps: int) -> dict[str, Any]:

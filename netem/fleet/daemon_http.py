@@ -38,13 +38,14 @@ def document(connect: Connect, name: str, path: str) -> dict[str, Any]:
 
 
 @contextmanager
-def events(connect: Connect, silence_s: float) -> Iterator[Iterator[tuple[str, dict[str, Any]]]]:
+def events(connect: Connect, silence_s: float, bearer: str) -> Iterator[Iterator[tuple[str, dict[str, Any]]]]:
     """Kind and facts of each event, from the daemon's first on; both empty for a keepalive. ``silence_s``: time limit
-    of each line. Raises OSError.
+    of each line. ``bearer``: token, which earlier releases ask for. Raises OSError.
     """
     connection = MadeConnection(connect)
     try:
-        connection.request("GET", "/events?since=0", headers={"Accept": "text/event-stream"})
+        headers = {"Accept": "text/event-stream", "Authorization": f"Bearer {bearer}"}
+        connection.request("GET", "/events?since=0", headers=headers)
         answer = connection.getresponse()
         connection.sock.settimeout(silence_s)
         yield _event_stream(answer)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from netem.fleet.daemon_http import Connect, events
@@ -30,10 +31,12 @@ class ReportedEvent:
 
 
 class EventReader:
-    """Connected to one daemon, in its own thread, which ends with the daemon or with ``close``."""
+    """Connected to one daemon, in its own thread, which ends with the daemon or with ``close``. ``bearer``: the file of
+    its HTTP token.
+    """
 
-    def __init__(self, connect: Connect, name: str) -> None:
-        self._connect = connect
+    def __init__(self, connect: Connect, bearer: Path, name: str) -> None:
+        self._connect, self._bearer = connect, bearer
         self._events: list[ReportedEvent] = []
         self._more = threading.Condition()
         self._closed = False
@@ -72,7 +75,7 @@ class EventReader:
 
     def _read_events(self) -> None:
         with (
-            events(self._connect, SILENCE_S) as every,
+            events(self._connect, SILENCE_S, self._bearer.read_text().strip()) as every,
             contextlib.suppress(OSError),
         ):  # the daemon was killed
             for kind, facts in every:

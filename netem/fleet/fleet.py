@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,19 +27,20 @@ import safetensors
 from netem.emulation.description import HUB, Emulated
 from netem.fleet.daemon_http import document
 from netem.fleet.event_reader import EventReader, ReportedEvent
-from netem.fleet.processes import Child, FleetError, Processes
+from netem.fleet.processes import FEW_THREADS, Child, FleetError, Processes, free_port
 from netem.fleet.saved_weights import Tensors, write_weights
 from netem.fleet.workspace import TMPFS, own_folder
 from p2pcast.checkpoint.folder_form import STABLE
 from p2pcast.ground.errors import IntegrityError
 from p2pcast.ground.version import Version
 
+P2PCAST: Final = (sys.executable, "-P", "-m", "p2pcast.cli")
 HUB_PORT, HTTP_PORT, PEER_PORT = 7077, 7078, 7079
 """At the hosts of an emulated network."""
 LIMIT_S: Final = 300.0
 """Long enough for the first daemon on a machine to compile kernels while all daemons start at once."""
 HTTP_S: Final = 10.0
-POLL_S: Final = 0.02
+POLL_S: Final = 0.01
 
 
 class FleetPlace(Protocol):
@@ -74,6 +76,23 @@ class Hosts:
 
     def connect(self, host: str, address: tuple[str, int]) -> socket.socket:
         return self.net.connect(host, address, HTTP_S)
+
+
+class Loopback:
+    """This machine's loopback, with free ports. ``environment``: of each process."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self.hub = f"127.0.0.1:{free_port()}"
+        self._environment = FEW_THREADS if environment is None else environment
+
+    def addresses(self, name: str) -> list[str]:
+        return ["--listen", self.hub if name == HUB else "127.0.0.1:0", "--http", "127.0.0.1:0"]
+
+    def start(self, processes: Processes, name: str, words: Sequence[str | Path], host: str) -> Child:
+        return processes.start(name, [*P2PCAST, *words], environment=self._environment)
+
+    def connect(self, host: str, address: tuple[str, int]) -> socket.socket:
+        return socket.create_connection(address, HTTP_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +173,7 @@ class Fleet:
         folders: list[str | Path] = ["--state", self.state(name), "--shadow", self.shadow(name)]
         child = self.start(name, *words, *self.place.addresses(name), *folders, *self._options)
         if self._follows:
-            self.events[name] = EventReader(lambda: self.connect(name), name)
+            self.events[name] = EventReader(lambda: self.connect(name), self.state(name) / "http.token", name)
         return child
 
     def start(self, name: str, *words: str | Path, host: str | None = None) -> Child:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from netem.fleet import traffic
-from netem.fleet.processes import Child, Processes, free_port
+from netem.fleet.fleet import Fleet, Loopback
+from netem.fleet.processes import FEW_THREADS, Child, Processes, free_port
 from netem.fleet.workspace import Workspace
 
-P2PCAST: tuple[str, ...] = (sys.executable, "-P", "-m", "p2pcast.cli")
 FIRST_PEER = "p1"
 """The peer with the vLLM server."""
 ENGINE_OPTIONS = ("--max-model-len", "64", "--enforce-eager", "--gpu-memory-utilization", "0.3")
@@ -30,7 +30,6 @@ ENGINE_ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",
 }
 """vLLM ignores the CPU settings on a GPU."""
-FEW_THREADS = {"OMP_NUM_THREADS": "1"}
 BACKGROUND = 5
 """Niceness of background work."""
 KERNELS = "from p2pcast.codec.kernel_warmup import warm_up; warm_up()"
@@ -70,16 +69,13 @@ class Programs:
 
     def __init__(self, work: Workspace, processes: Processes) -> None:
         self._work, self._processes = work, processes
-        self._hub_port, self._engine_port = free_port(), free_port()
+        self.fleet = Fleet(Loopback(), processes, work.root, work.memory, follows=False)
+        self._engine_port = free_port()
         self.fresh_output = work.logs / "fresh.json"
 
     @property
     def engine_url(self) -> str:
         return f"http://127.0.0.1:{self._engine_port}"
-
-    @property
-    def token(self) -> Path:
-        return self._work.state("hub") / "token"
 
     def preparation(self, name: str, code: str) -> Child:
         """Optional work that shortens a later start; its failure does no other harm."""
@@ -100,17 +96,11 @@ class Programs:
         return self._processes.start("fresh", command, environment=environment, output=self.fresh_output)
 
     def _start_hub(self, base: Path, *words: str | Path) -> Child:
-        command: list[str | Path] = [*P2PCAST, "seed", *words, "--base", base, "--chains", "2"]
-        command += ["--listen", f"127.0.0.1:{self._hub_port}", "--http", "127.0.0.1:0"]
-        return self._processes.start("hub", [*command, *self._folders("hub")], environment=FEW_THREADS)
+        return self.fleet.hub(*words, "--base", base, "--chains", "2")
 
     def _start_peer(self, name: str, *words: str | Path) -> Child:
         """A peer that writes each version into a folder. May be called again after its death."""
-        (self._work.state(name) / "daemon.json").unlink(missing_ok=True)  # left by a killed process
-        command: list[str | Path] = [*P2PCAST, "join", f"127.0.0.1:{self._hub_port}", "--name", name]
-        command += ["--token-file", self.token, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
-        command += [*self._folders(name), "--install", f"safetensors:{self._work.installed(name)}", "--keep", "1000"]
-        return self._processes.start(name, [*command, *words], environment=FEW_THREADS)
+        return self.fleet.peer(name, *words, keep=1000)
 
     def _start_engine(self, base: Path, words: Iterable[str], environment: Mapping[str, str] | None = None) -> Child:
         """The first peer's vLLM server."""
@@ -119,9 +109,6 @@ class Programs:
         command += [*ENGINE_OPTIONS, *words, "--weight-transfer-config", '{"backend": "p2pcast"}']
         own = {"P2PCAST_SOCK": str(self._work.install_socket(FIRST_PEER)), **(environment or {})}
         return self._processes.start("vllm", command, environment=ENGINE_ENVIRONMENT | own)
-
-    def _folders(self, name: str) -> list[str | Path]:
-        return ["--state", self._work.state(name), "--shadow", self._work.shadow(name)]
 
 
 class Participants(Programs):
@@ -142,7 +129,7 @@ class Participants(Programs):
         command += ["--versions", str(options.versions), "--threads", "1", *options.trainer]
         if not options.ahead:
             command += ["--pace-s", str(options.pace_s), "--go-file", self.go_file]
-            command += ["--hub", f"127.0.0.1:{self._hub_port}", "--token-file", self.token]
+            command += ["--hub", self.fleet.place.hub, "--token-file", self.fleet.token]
         return self._processes.start(
             "trainer", command, environment=FEW_THREADS, nice=BACKGROUND, output=self.trainer_output
         )

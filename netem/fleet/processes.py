@@ -28,6 +28,8 @@ ABORT_S = 5.0
 """Time from SIGABRT to SIGKILL: Python writes where each thread stands."""
 TAIL_LINES = 25
 POLL_S = 0.02
+FEW_THREADS = {"OMP_NUM_THREADS": "1"}
+"""Environment of processes that share a machine."""
 
 
 class FleetError(LocalError):

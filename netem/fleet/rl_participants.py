@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from netem.fleet.participants import FEW_THREADS, FIRST_PEER, P2PCAST, Programs
+from netem.fleet.participants import FIRST_PEER, Programs
 from netem.fleet.processes import Child, Processes
+from netem.fleet.rollout_processes import LEARNER, LEDGER, Batches, Tables, configuration, start_ledger
 from netem.fleet.workspace import Workspace
 
 TASK: Final = "sums,held_out=10"
@@ -17,42 +17,14 @@ VOCABULARY: Final = 16
 LOGPROBS: Final = "processed_logprobs"
 SLOTS: Final = 32
 """Plays of one worker at the same time."""
-HUB, LEDGER, LEARNER, ENGINE = "hub", "ledger", "learner", "vllm"
+ENGINE = "vllm"
 BASE: Final = """
 from pathlib import Path
 from netem.fleet.small_model import make_small_model
 make_small_model(Path({folder!r}), {vocabulary}, seed={seed}, dtype="bfloat16")
 """
-CONFIG: Final = """\
+HEAD: Final = """\
 # The demo's run, as `p2pcast learn` reads it; `p2pcast learn {file} --print-config` shows the rest.
-[model]
-path = {base}
-compute = "float32"
-threads = 1
-[hub]
-address = {hub}
-token-file = {token}
-[ledger]
-url = {ledger}
-bearer-file = {bearer}
-[task]
-name = {task}
-[sft]
-steps = {sft}
-[train]
-publish-every = 1
-packing = "padded"
-seed = {seed}
-[optimizer]
-lr = {lr}
-warmup-steps = {warmup}
-[checkpoint]
-folder = {folder}
-every = 5
-[export]
-folder = {exported}
-every = 1
-keep = 10000
 """
 
 
@@ -129,38 +101,33 @@ class RlParticipants(Programs):
 
     def ledger(self, hub_url: str) -> Child:
         options = self._options
-        command: list[str | Path] = [*P2PCAST, "ledger", "--task", self._task, "--http", "127.0.0.1:0"]
-        command += ["--state", self._work.state(LEDGER), "--hub-http", hub_url.removeprefix("http://")]
-        command += ["--hub-bearer-file", self._work.state(HUB) / "http.token"]
-        command += ["--last-step", str(options.last_step), "--staleness", str(options.staleness)]
-        command += ["--batch-groups", str(options.groups), "--group-size", str(options.group_size)]
-        command += ["--seed", str(options.prompts_seed)]
-        return self._processes.start(LEDGER, command, environment=FEW_THREADS)
+        batches = Batches(self._task, options.groups, options.group_size, options.staleness)
+        words = ("--last-step", str(options.last_step), "--seed", str(options.prompts_seed))
+        return start_ledger(self.fleet, batches, hub_url.removeprefix("http://"), "127.0.0.1:0", *words)
 
     def worker(self, name: str, ledger_url: str, peer_url: str, *words: str) -> Child:
-        command: list[str | Path] = [*P2PCAST, "work", ledger_url.removeprefix("http://"), "--task", self._task, *words]
+        command: list[str | Path] = ["work", ledger_url.removeprefix("http://"), "--task", self._task, *words]
         command += ["--bearer-file", self._work.state(LEDGER) / "worker.token", "--slots", str(SLOTS)]
         command += ["--engine", self.engine_url, "--peer", peer_url.removeprefix("http://"), "--name", name]
-        return self._processes.start(name, command, environment=FEW_THREADS)
+        return self.fleet.start(name, *command)
 
     def configure(self, ledger_url: str) -> None:
         """Write the learner's configuration."""
-        options, quoted = self._options, json.dumps
-        text = CONFIG.format(
-            file=self.config.name, base=quoted(str(self.base)), hub=quoted(f"127.0.0.1:{self._hub_port}"),
-            token=quoted(str(self.token)), ledger=quoted(ledger_url), task=quoted(self._task), sft=options.sft,
-            bearer=quoted(str(self._work.state(LEDGER) / "http.token")), seed=options.seed,
-            lr=options.lr, warmup=options.lr_warmup_steps,
-            folder=quoted(str(self.run)), exported=quoted(str(self.exported)),
-        )  # fmt: skip
-        self.config.write_text(text)
+        options = self._options
+        tables: Tables = {
+            "task": {"name": self._task},
+            "sft": {"steps": options.sft},
+            "train": {"publish-every": 1, "packing": "padded", "seed": options.seed},
+            "optimizer": {"lr": options.lr, "warmup-steps": options.lr_warmup_steps},
+            "checkpoint": {"folder": self.run, "every": 5},
+            "export": {"folder": self.exported, "every": 1, "keep": 10000},
+        }
+        text = configuration(self.fleet, self.base, self.fleet.token, ledger_url, tables)
+        self.config.write_text(HEAD.format(file=self.config.name) + text)
 
     def learner(self, *overrides: str) -> Child:
         """``overrides``: TABLE.KEY=VALUE. May be called again after the learner's death."""
-        command: list[str | Path] = [*P2PCAST, "learn", self.config]
-        for override in overrides:
-            command += ["--set", override]
-        return self._processes.start(LEARNER, command, environment=FEW_THREADS)
+        return self.fleet.start(LEARNER, "learn", self.config, *(word for one in overrides for word in ("--set", one)))
 
     def fresh(self, folders: Iterable[Path], prompts: Sequence[str]) -> Child:
         return self.fresh_engines(folders, prompts, {"logprobs_mode": LOGPROBS})

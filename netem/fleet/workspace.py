@@ -79,9 +79,6 @@ class Workspace:
     def state(self, name: str) -> Path:
         return self.root / "state" / name
 
-    def shadow(self, name: str) -> Path:
-        return self.memory / name
-
     def installed(self, name: str) -> Path:
         """The folder for a peer's committed versions."""
         return self.root / "peers" / name

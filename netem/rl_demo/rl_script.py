@@ -25,9 +25,11 @@ import aiohttp
 from netem.demo.board import Board
 from netem.demo.interruption import middle_peer
 from netem.demo.verdict import Check, check_answers, check_folders
+from netem.emulation.description import HUB
 from netem.fleet.participants import FIRST_PEER, KERNELS
 from netem.fleet.processes import FleetError, Processes, describe_exit
-from netem.fleet.rl_participants import ENGINE, HUB, LEARNER, LEDGER, RlOptions, RlParticipants
+from netem.fleet.rl_participants import ENGINE, RlOptions, RlParticipants
+from netem.fleet.rollout_processes import LEARNER, LEDGER
 from netem.fleet.traffic import Answer, Traffic
 from netem.fleet.wait import HTTP_S, READY_S, Watch, unwrapped
 from netem.fleet.workspace import Workspace

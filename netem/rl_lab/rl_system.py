@@ -7,7 +7,6 @@ learn`` with paced steps. All processes end with the swarm's.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,11 +16,11 @@ from typing import Final
 from netem.emulation.description import HUB, Emulated
 from netem.fleet.fleet import HTTP_PORT, Fleet
 from netem.fleet.processes import Child, Processes
+from netem.fleet.rollout_processes import LEARNER, LEDGER, Batches, Tables, configuration, start_ledger
 from netem.rl_lab.weight_paths import ENGINE_PORT, ENGINE_URL, PeerPath, StarPath, WeightPath
 from netem.rollouts.graded_answers import NAME
 
 LEDGER_HTTP_PORT, LEDGER_PORT = 7081, 7080
-LEDGER, LEARNER = "ledger", "learner"
 LEASE_GUESS_S: Final = 30.0
 START_S: Final = 300.0
 """Limit for any start, in seconds: on one slow processor a worker takes tens of seconds."""
@@ -34,26 +33,6 @@ SMALL_MODULES: Final = (
 )  # fmt: skip
 """Each of these is imported once by a fork server. Hub, peers, ledger and workers have one of their own, without torch:
 each process that a peer starts copies the peer's page tables, which takes long in user-mode Linux.
-"""
-CONFIG: Final = """\
-[model]
-path = {base}
-compute = "float32"
-threads = 1
-[hub]
-address = {hub}
-token-file = {token}
-[ledger]
-url = {ledger}
-bearer-file = {bearer}
-[train]
-publish-every = {every}
-packing = "padded"
-[optimizer]
-lr = {lr}
-[checkpoint]
-folder = {folder}
-every = 1000000
 """
 
 
@@ -165,13 +144,10 @@ class RlSystem:
 
     def _start_ledger(self) -> None:
         run, setup = self.run, self._setup
-        words: list[str | Path] = ["ledger", "--task", setup.task, "--http", f"127.0.0.1:{LEDGER_HTTP_PORT}"]
-        words += ["--listen", f"0.0.0.0:{LEDGER_PORT}", "--hub", run.place.hub, "--token-file", self._join(LEDGER)]
-        words += ["--name", LEDGER, "--state", run.state(LEDGER), "--hub-http", f"127.0.0.1:{HTTP_PORT}"]
-        words += ["--hub-bearer-file", run.state(HUB) / "http.token"]
-        words += ["--batch-groups", str(setup.groups), "--group-size", str(setup.group_size)]
-        words += ["--staleness", str(setup.staleness), "--lease-guess", str(LEASE_GUESS_S)]
-        run.start(LEDGER, *words, host=HUB)
+        batches = Batches(setup.task, setup.groups, setup.group_size, setup.staleness)
+        words: list[str | Path] = ["--listen", f"0.0.0.0:{LEDGER_PORT}", "--hub", run.place.hub]
+        words += ["--token-file", self._join(LEDGER), "--name", LEDGER, "--lease-guess", str(LEASE_GUESS_S)]
+        start_ledger(run, batches, f"127.0.0.1:{HTTP_PORT}", f"127.0.0.1:{LEDGER_HTTP_PORT}", *words)
         self.until((run.state(LEDGER) / "daemon.json").exists, "ledger")
 
     def _start_worker(self, host: str) -> None:
@@ -183,14 +159,15 @@ class RlSystem:
         run.start(name, *words, host=host)
 
     def _start_learner(self) -> None:
-        run, setup, quoted = self.run, self._setup, json.dumps
-        config = run.folder / "run.toml"
-        text = CONFIG.format(
-            base=quoted(str(self._base)), hub=quoted(run.place.hub), token=quoted(str(self._join("trainer"))),
-            ledger=quoted(f"http://127.0.0.1:{LEDGER_HTTP_PORT}"), every=setup.publish_every, lr=setup.lr,
-            bearer=quoted(str(run.state(LEDGER) / "http.token")), folder=quoted(str(run.folder / LEARNER)),
-        )  # fmt: skip
-        config.write_text(text + self.weights.config)
+        run, setup, config = self.run, self._setup, self.run.folder / "run.toml"
+        tables: Tables = {
+            "train": {"publish-every": setup.publish_every, "packing": "padded"},
+            "optimizer": {"lr": setup.lr},
+            "checkpoint": {"folder": run.folder / LEARNER, "every": 1_000_000},
+            **self.weights.tables,
+        }
+        ledger_url = f"http://127.0.0.1:{LEDGER_HTTP_PORT}"
+        config.write_text(configuration(run, self._base, self._join("trainer"), ledger_url, tables))
         words: list[str | Path] = [str(setup.train_s), config]
         self._models.fork(LEARNER, words, self.net.space(HUB), entry="netem.rl_lab.paced_learner")
 

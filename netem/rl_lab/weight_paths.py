@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 from netem.broadcast.rivals import needed
 from netem.emulation.description import HUB, Emulated
 from netem.fleet.fleet import HTTP_PORT, Fleet
+from netem.fleet.rollout_processes import Tables
 from netem.rl_lab.dense_star import INSTALLED, PORT
 
 ENGINE_PORT: Final = 8000
@@ -17,22 +18,16 @@ INSTALL: Final = f"""\
 exec curl -sfS -X POST -G --data-urlencode "version=$P2PCAST_VERSION" --data-urlencode "folder=$P2PCAST_DIR" \\
   {ENGINE_URL}/install
 """
-EXPORT: Final = """\
-[export]
-folder = {folder}
-every = 1
-keep = 3
-"""
 
 
 class WeightPath(Protocol):
-    """``config``: tables for the learner's configuration. ``begin``: beside the hub; ``join``: beside an engine, with a
+    """``tables``: for the learner's configuration. ``begin``: beside the hub; ``join``: beside an engine, with a
     server of ``/versions`` at HTTP_PORT. ``installs``: version → Unix time at which that host's engine served it.
     ``sizes``: version → bytes.
     """
 
     @property
-    def config(self) -> str: ...
+    def tables(self) -> Tables: ...
     def begin(self) -> None: ...
     def join(self, host: str, region: str) -> None: ...
     def installs(self, host: str) -> dict[str, float]: ...
@@ -42,7 +37,7 @@ class WeightPath(Protocol):
 class PeerPath:
     """p2pcast: a peer beside each engine, with ``--install exec:``."""
 
-    config = ""
+    tables: Tables = {}  # noqa: RUF012
 
     def __init__(self, run: Fleet, base: Path) -> None:
         needed(command="curl")
@@ -75,8 +70,8 @@ class StarPath:
         self._joined: list[str] = []
 
     @property
-    def config(self) -> str:
-        return EXPORT.format(folder=json.dumps(str(self._exports)))
+    def tables(self) -> Tables:
+        return {"export": {"folder": self._exports, "every": 1, "keep": 3}}
 
     def begin(self) -> None:
         words: list[str | Path] = ["serve", str(PORT), f"http://127.0.0.1:{HTTP_PORT}", self._exports]

@@ -21,9 +21,11 @@ import torch
 from safetensors.torch import load_file
 
 from examples.research.sparse_guard import GuardRunOptions, sparse_run
+from netem.emulation.description import HUB
 from netem.fleet.participants import FIRST_PEER
 from netem.fleet.processes import Processes
-from netem.fleet.rl_participants import ENGINE, HUB, LEDGER
+from netem.fleet.rl_participants import ENGINE
+from netem.fleet.rollout_processes import LEDGER
 from netem.fleet.small_model import SmallModel, write_small_model
 from netem.fleet.wait import unwrapped
 from netem.fleet.workspace import Workspace
