@@ -17,27 +17,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
 from netem.bench.live_figures import CLOCK, Switch, pauses, ratios, row, with_pauses
-from netem.demo.verdict import Check, check_answers, check_folders
+from netem.demo.steps import fresh_answers, need_vllm, played, vllm_engine
+from netem.demo.verdict import Check, check_answers, check_exits, check_folders, check_traffic
 from netem.fleet import participants as demo
-from netem.fleet.processes import FleetError, Processes, describe_exit
+from netem.fleet.processes import FleetError, Processes
 from netem.fleet.traffic import Traffic
-from netem.fleet.wait import HTTP_S, READY_S, Watch, unwrapped
+from netem.fleet.wait import HTTP_S, READY_S, Watch
 from netem.fleet.workspace import Workspace
 from p2pcast import offline
 from p2pcast.checkpoint import Checkpoint
-from p2pcast.files.atomic_files import atomic_write
 from p2pcast.ground.errors import UsageError
 from p2pcast.trust import bearer_tokens
 
@@ -149,12 +149,7 @@ class LiveBench:
             options.layers,
         )
         trainer, kernels = self.cast.trainer(), self.cast.preparation("kernels", demo.KERNELS)
-        trainer.expected = True
-        await self._watch.until(
-            "trained versions", trainer, TRAIN_S + STEP_S * options.versions, lambda: not trainer.alive
-        )
-        if trainer.process.returncode:
-            raise trainer.failure(f"the trainer ended with {describe_exit(trainer.process.returncode)}")
+        await self._watch.end("the trainer", trainer, TRAIN_S + STEP_S * options.versions)
         lines = map(json.loads, self.cast.trainer_output.read_text().splitlines())
         self.facts = [line for line in lines if line["event"] != "done"]
         await self._watch.until("compiled kernels", kernels, READY_S, lambda: not kernels.alive)
@@ -241,9 +236,7 @@ class LiveBench:
         return Switch(version, began_s, ended_s, None, found["recomputed_tokens"], parts)
 
     async def _engine(self) -> dict[str, Any]:
-        engines = (await self._watch.get(self._peer + "/status"))["engines"]
-        found: dict[str, Any] = next(engine for engine in engines if engine["name"].startswith("vllm:"))
-        return found
+        return vllm_engine([await self._watch.get(self._peer + "/status")])
 
     async def _audit(self, step: int) -> None:
         """Compare the digest of the engine's weights, taken in place, with the trainer's folder."""
@@ -308,17 +301,11 @@ class LiveBench:
         steps = self.options.fresh_steps
         log.info("starting %d fresh engines, one after the other", len(steps))
         child = self.cast.fresh(self.folders[step] for step in steps)
-        child.expected = True
-        await self._watch.until("fresh engines", child, FRESH_S * len(steps), lambda: not child.alive)
-        if child.process.returncode:
-            raise child.failure(f"the fresh engines ended with {describe_exit(child.process.returncode)}")
-        return dict(zip(steps, json.loads(self.cast.fresh_output.read_text().splitlines()[-1]), strict=True))
+        return await fresh_answers(self.cast, self._watch, child, steps, FRESH_S * len(steps))
 
     async def _verdict(self) -> list[Check]:
-        options, counts = self.options, self.traffic.counts
-        detail = f"{counts.ok} answered in full, {counts.failed} failed, {counts.tokens} tokens"
-        detail += "".join(f"; {error}" for error in counts.errors)
-        checks = [Check("no request failed", counts.failed == 0 and counts.ok > 0, detail)]
+        options = self.options
+        checks = [check_traffic(self.traffic.counts)]
         detail = "; ".join(self.faults) or f"{len(self.ours)} versions, every tensor"
         checks.append(Check("the live engine's own weights have the digest of the version", not self.faults, detail))
         due = {demo.FIRST_PEER: set(self.folders)}
@@ -332,11 +319,7 @@ class LiveBench:
         unseen = [switch.version for switch in (*self.ours, *self.dense) if switch.pause_s is None]
         detail = f"no pause for {unseen}" if unseen else f"{len(self.ours)} and {len(self.dense)} pauses"
         checks.append(Check("vLLM's log shows every pause", not unseen, detail))
-        bad = {name: describe_exit(code) for name, code in self.exits.items() if code}
-        checks.append(
-            Check("hub and peer ended in good order", not bad, f"exit codes: {bad}" if bad else "exit code 0")
-        )
-        return checks
+        return [*checks, check_exits("hub and peer", self.exits)]
 
 
 def bench_live(options: Options) -> dict[str, Any]:
@@ -345,18 +328,13 @@ def bench_live(options: Options) -> dict[str, Any]:
         raise UsageError(
             "the hidden size must be a multiple of 128: heads have 64 dimensions and share keys and values in pairs"
         )
-    if importlib.util.find_spec("vllm") is None:
-        raise FleetError(NO_VLLM)
+    need_vllm(NO_VLLM)
     began_s = time.monotonic()
-    with Workspace(options.folder) as work, Processes(work.logs) as processes:
-        bench = LiveBench(options, work, processes)
-        checks = asyncio.run(unwrapped(bench.run()))
-        document = _document(bench, checks) | {"elapsed_s": round(time.monotonic() - began_s, 1)}
-        atomic_write(work.root / "result.json", json.dumps(document, indent=1).encode(), None)
-        if document["verdict"] == "PASS" and not options.keep:
-            processes.stop_all()
-            work.slim()
-    return document
+
+    def document(bench: LiveBench, checks: list[Check]) -> dict[str, Any]:
+        return _document(bench, checks) | {"elapsed_s": round(time.monotonic() - began_s, 1)}
+
+    return played(options.folder, partial(LiveBench, options), document, keep=options.keep)
 
 
 def confirmed(engines: Any, right: dict[str, Any]) -> bool:

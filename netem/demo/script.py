@@ -14,24 +14,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
-import json
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
 from netem.demo.interruption import KilledTransfer, kill_in_transfer, middle_peer
-from netem.demo.verdict import Check, check_answers, check_folders
+from netem.demo.steps import JsonLines, fresh_answers, need_vllm, played, vllm_engine
+from netem.demo.verdict import Check, check_answers, check_exits, check_folders, check_traffic
 from netem.demo.version_board import VersionBoard, VersionRow
 from netem.fleet import traffic
 from netem.fleet.participants import FIRST_PEER, IMPORTS, KERNELS, Options, Participants
-from netem.fleet.processes import FleetError, Processes, describe_exit
+from netem.fleet.processes import FleetError, Processes
 from netem.fleet.traffic import Traffic
-from netem.fleet.wait import HTTP_S, POLL_S, READY_S, Watch, unwrapped
+from netem.fleet.wait import HTTP_S, POLL_S, READY_S, Watch
 from netem.fleet.workspace import Workspace
 from p2pcast.files.atomic_files import atomic_write
 from p2pcast.ground.errors import UsageError
@@ -99,7 +99,7 @@ class Demo:
         """Step → answers of the live engine."""
         self.exits: dict[str, int] = {}
         self.traffic: Traffic | None = None
-        self._lines_read = 0
+        self._reports = JsonLines(self.participants.trainer_output)
         self.hub_url = ""
         self._watch: Watch
 
@@ -211,7 +211,7 @@ class Demo:
                 while self.hub["last"]["time_to_last_s"] is None:  # noqa: ASYNC110  (it comes with the next poll)
                     await asyncio.sleep(POLL_S)
         last = self.hub["last"]
-        engine = self._engine()
+        engine = vllm_engine(self.hub.get("peers", []))
         return VersionRow(
             version=f"0.{step}",
             bytes=last["bytes"],
@@ -224,15 +224,6 @@ class Demo:
             recomputed_tokens=engine.get("recomputed_tokens"),
             accuracy=self.facts[step].get("accuracy"),
         )
-
-    def _engine(self) -> dict[str, Any]:
-        """The hub's view of the vLLM engine; empty without an engine."""
-        for peer in self.hub.get("peers", []):
-            for engine in peer.get("engines") or []:
-                if engine["name"].startswith("vllm:"):
-                    found: dict[str, Any] = engine
-                    return found
-        return {}
 
     async def _probe(self, step: int) -> None:
         """The live engine's answers at ``step``. Its peer must report this version before and after the probe."""
@@ -255,8 +246,7 @@ class Demo:
         status = await self._watch.get(
             await self._watch.daemon(FIRST_PEER, self.processes.children[FIRST_PEER], ready=False) + "/status"
         )
-        engine = next(engine for engine in status["engines"] if engine["name"].startswith("vllm:"))
-        version: str | None = engine["committed"]
+        version: str | None = vllm_engine([status])["committed"]
         return version
 
     # -- the kill
@@ -283,8 +273,7 @@ class Demo:
         if caught is None and not last_try:
             process.expected = False
             return
-        process.process.kill()
-        process.process.wait()
+        process.kill()
         self.board.view.down.add(name)
         self.kill = Kill(name, child, f"0.{step}", caught)
         self.board.event(self.kill.describe())
@@ -327,22 +316,17 @@ class Demo:
 
     def _read_trainer(self) -> None:
         """Read the trainer's new reports."""
-        whole, _, _ = self.participants.trainer_output.read_text().rpartition("\n")
-        lines = whole.splitlines()
-        for line in lines[self._lines_read :]:
-            fact = json.loads(line)
+        for fact in self._reports.news():
             if fact["event"] == "done":
                 self.processes.children["trainer"].expected = True
             else:
                 self.trained[fact["step"]] = Path(fact["path"]).resolve()
                 self.facts[fact["step"]] = fact
-        self._lines_read = len(lines)
 
     # -- the verdict
 
     async def _verdict(self) -> list[Check]:
         self.board.phase("stopping the daemons")
-        daemons = [*self.names, "hub"]
         self.exits = await asyncio.to_thread(self.processes.stop, *self.names)
         self.exits |= await asyncio.to_thread(self.processes.stop, "hub")
         await asyncio.to_thread(self.processes.stop, "trainer", "vllm")
@@ -353,10 +337,7 @@ class Demo:
         last, duplicates = self.options.versions, {n: s.duplicate for n, s in self.seen.items() if s.duplicate}
         checks = [await asyncio.to_thread(check_folders, self.trained, peers, due), self._check_kill(last)]
         if self.traffic is not None:
-            counts = self.traffic.counts
-            detail = f"{counts.ok} answered in full, {counts.failed} failed, {counts.tokens} tokens"
-            detail += "".join(f"; {error}" for error in counts.errors)
-            checks.append(Check("no request failed", counts.failed == 0 and counts.ok > 0, detail))
+            checks.append(check_traffic(self.traffic.counts))
             checks.append(check_answers(self.live, fresh))
         received = sum(seen.received for seen in self.seen.values())
         checks.append(
@@ -366,15 +347,7 @@ class Demo:
                 f"{received / 1e3:.0f} kB received in all" + (f"; duplicate bytes: {duplicates}" if duplicates else ""),
             )
         )
-        bad = {name: describe_exit(self.exits[name]) for name in daemons if self.exits[name] != 0}
-        checks.append(
-            Check(
-                "hub and peers ended in good order",
-                not bad,
-                f"exit codes: {bad}" if bad else "exit code 0 of all processes",
-            )
-        )
-        return checks
+        return [*checks, check_exits("hub and peers", self.exits)]
 
     def _check_kill(self, last: int) -> Check:
         if self.kill is None or self.kill.rejoined_at is None:
@@ -387,15 +360,11 @@ class Demo:
         )
 
     async def _fresh(self) -> dict[int, Any]:
-        """Answers of newly started engines, by step; empty if the engines failed to start."""
+        """Answers of newly started engines, by step."""
         steps = list(self.live)
         self.board.phase(f"starting new engines on versions {', '.join(map(str, steps))}")
         child = self.participants.fresh(self.trained[step] for step in steps)
-        child.expected = True
-        await self._watch.until("new engines", child, FRESH_S, lambda: not child.alive)
-        if child.process.returncode:
-            raise child.failure(f"the new engines ended with {describe_exit(child.process.returncode)}")
-        return dict(zip(steps, json.loads(self.participants.fresh_output.read_text().splitlines()[-1]), strict=True))
+        return await fresh_answers(self.participants, self._watch, child, steps, FRESH_S)
 
 
 def demo(options: Options, board: VersionBoard) -> dict[str, Any]:
@@ -406,23 +375,14 @@ def demo(options: Options, board: VersionBoard) -> dict[str, Any]:
         raise UsageError(
             f"the demo needs at least {MIN_VERSIONS} versions and {MIN_PEERS} peers, as one peer is killed and returns"
         )
-    if options.vllm and importlib.util.find_spec("vllm") is None:
-        raise FleetError(NO_VLLM)
-    with Workspace(options.folder) as work, Processes(work.logs) as processes:
-        play = Demo(options, board, work, processes)
-        with board:
-            checks = asyncio.run(unwrapped(play.run()))
-        passed = all(check.ok for check in checks)
-        result = _document(play, checks, passed)
-        atomic_write(work.root / "result.json", json.dumps(result, indent=1).encode(), None)
-        if passed and not options.keep:
-            processes.stop_all()
-            work.slim()
-        return result
+    if options.vllm:
+        need_vllm(NO_VLLM)
+    make = partial(Demo, options, board)
+    return played(options.folder, make, _document, keep=options.keep, display=board)
 
 
-def _document(play: Demo, checks: list[Check], passed: bool) -> dict[str, Any]:
-    verdict = "FAIL" if not passed else "PASS" if play.options.vllm else "PASS without vLLM"
+def _document(play: Demo, checks: list[Check]) -> dict[str, Any]:
+    verdict = "FAIL" if not all(check.ok for check in checks) else "PASS" if play.options.vllm else "PASS without vLLM"
     rows = [asdict(row) | {"ratio": row.ratio, "changed_share": row.changed_share} for row in play.board.view.rows]
     peers = [
         {"name": name, "bytes_received": seen.received, "bytes_duplicate": seen.duplicate}

@@ -16,6 +16,9 @@ from typing import Any
 
 import safetensors
 
+from netem.fleet.processes import describe_exit
+from netem.fleet.traffic import Counts
+
 WEIGHTS = ".safetensors"
 NOT_CONTENT = frozenset({"STABLE", "model.safetensors.index.json"})
 """A marker and an index, which may differ for the same weights."""
@@ -112,3 +115,16 @@ def check_answers(live: Mapping[int, Any], fresh: Mapping[int, Any]) -> Check:
     steps = ", ".join(map(str, live))
     detail = f"tokens and log-probabilities of versions {steps}" + ("" if not faults else "; " + "; ".join(faults))
     return Check("the live vLLM answers as a freshly started one", not faults and len(live) > 1, detail)
+
+
+def check_traffic(counts: Counts) -> Check:
+    detail = f"{counts.ok} answered in full, {counts.failed} failed, {counts.tokens} tokens"
+    detail += "".join(f"; {error}" for error in counts.errors)
+    return Check("no request failed", counts.failed == 0 and counts.ok > 0, detail)
+
+
+def check_exits(who: str, exits: Mapping[str, int]) -> Check:
+    """``exits``: exit code by process."""
+    bad = {name: describe_exit(code) for name, code in exits.items() if code}
+    detail = f"exit codes: {bad}" if bad else "exit code 0 of all processes"
+    return Check(f"{who} ended in good order", not bad, detail)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from netem.fleet import die_with_parent
 from netem.fleet.forkserver import Forked, ForkServer
 from p2pcast.ground.errors import LocalError
 
@@ -113,7 +114,8 @@ class Processes:
         instead of the log.
         """
         log = self._log(name)
-        prefix = [sys.executable, "-P", "-m", "netem.fleet.die_with_parent", str(os.getpid()), str(nice)]
+        # By its path: the environment may be that of another source tree.
+        prefix = [sys.executable, "-P", die_with_parent.__file__, str(os.getpid()), str(nice)]
         with contextlib.ExitStack() as files:
             stderr = files.enter_context(log.open("ab"))
             stdout = stderr if output is None else files.enter_context(output.open("ab"))

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from netem.fleet.processes import Child, FleetError, Processes
+from netem.fleet.processes import Child, FleetError, Processes, describe_exit
 
 POLL_S = 0.1
 READY_S = 600.0
@@ -52,6 +52,13 @@ class Watch:
                 raise child.failure(f"no {what} within {limit_s:.0f} s")
             self._between()
             await asyncio.sleep(POLL_S / 2)
+
+    async def end(self, what: str, child: Child, limit_s: float) -> None:
+        """Return at the end of a child that ends by itself. Raises FleetError for another exit code than 0."""
+        child.expected = True
+        await self.until(what, child, limit_s, lambda: not child.alive)
+        if child.code:
+            raise child.failure(f"{what} ended with {describe_exit(child.code)}")
 
     async def until_answers(self, what: str, child: Child, limit_s: float, url: str) -> None:
         """Return when ``url`` answers with status 200. Raises FleetError."""

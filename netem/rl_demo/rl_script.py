@@ -12,11 +12,10 @@ steps at a tiny rate, so that deltas are sparse.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,18 +23,18 @@ import aiohttp
 
 from netem.demo.board import Board
 from netem.demo.interruption import middle_peer
-from netem.demo.verdict import Check, check_answers, check_folders
+from netem.demo.steps import JsonLines, fresh_answers, need_vllm, played, vllm_engine
+from netem.demo.verdict import Check, check_answers, check_exits, check_folders
 from netem.emulation.description import HUB
 from netem.fleet.participants import FIRST_PEER, KERNELS
 from netem.fleet.processes import FleetError, Processes, describe_exit
 from netem.fleet.rl_participants import ENGINE, RlOptions, RlParticipants
 from netem.fleet.rollout_processes import LEARNER, LEDGER
 from netem.fleet.traffic import Answer, Traffic
-from netem.fleet.wait import HTTP_S, READY_S, Watch, unwrapped
+from netem.fleet.wait import HTTP_S, READY_S, Watch
 from netem.fleet.workspace import Workspace
 from netem.rl_demo import rl_verdict
 from netem.rl_demo.rl_view import COLUMNS, RlView
-from p2pcast.files.atomic_files import atomic_write
 from p2pcast.ground.errors import UsageError
 from p2pcast.tasks.sums import BEGIN, encode
 
@@ -74,7 +73,7 @@ class RlDemo:
         self.exits: dict[str, int] = {}
         self._urls: dict[str, str] = {}
         self._victim = ""
-        self._read = 0
+        self._metrics = JsonLines(self.parts.metrics)
         self._shown = 0
         self._watch: Watch
 
@@ -93,9 +92,7 @@ class RlDemo:
         parts, watch = self.parts, self._watch
         self.board.phase("writing a small Qwen3 of random weights; starting vLLM, hub and peers")
         base = parts.write_base()
-        await watch.until("base", base, READY_S, lambda: not base.alive)
-        if base.process.returncode:
-            raise base.failure("the base was not written")
+        await watch.end("the base's writing", base, READY_S)
         engine = parts.engine()
         kernels = parts.preparation("kernels", KERNELS)
         await watch.until("compiled kernels", kernels, READY_S, lambda: not kernels.alive)
@@ -159,9 +156,7 @@ class RlDemo:
 
     def _kill(self, name: str) -> str:
         child = self.processes.children[name]
-        child.expected = True
-        child.process.kill()
-        child.process.wait()
+        child.kill()
         self.view.down.add(name)
         self.killed.append(f"{name} at step {self._step}")
         return f"{name} killed (SIGKILL) after step {self._step}"
@@ -203,11 +198,8 @@ class RlDemo:
 
     def _served(self) -> int | None:
         """Step of the version that the engine serves."""
-        for peer in self.hub.get("peers", []):
-            for engine in peer.get("engines") or []:
-                if engine["name"].startswith("vllm:") and engine["committed"]:
-                    return int(engine["committed"].split(".")[1])
-        return None
+        committed = vllm_engine(self.hub.get("peers", [])).get("committed")
+        return int(committed.split(".")[1]) if committed else None
 
     def _leased(self) -> int:
         return sum(worker["leases"] for worker in self.ledger.get("workers", []))
@@ -249,13 +241,8 @@ class RlDemo:
 
     def _read_metrics(self) -> None:
         """Read the learner's new events."""
-        if not self.parts.metrics.exists():
-            return
-        whole, _, _ = self.parts.metrics.read_text().rpartition("\n")
-        lines = whole.splitlines()
-        for line in lines[self._read :]:
-            self.view.record.add(json.loads(line))
-        self._read = len(lines)
+        for event in self._metrics.news():
+            self.view.record.add(event)
         if not self.board.live:
             self._print_steps()
 
@@ -295,9 +282,7 @@ class RlDemo:
             rl_verdict.check_requests(self.work.logs / f"{ENGINE}.log", logs),
             self._check_kills(lines),
         ]
-        bad = {name: describe_exit(code) for name, code in self.exits.items() if code}
-        detail = f"exit codes: {bad}" if bad else "exit code 0 of all processes"
-        return [*checks, Check("hub, peers and ledger ended in good order", not bad, detail)]
+        return [*checks, check_exits("hub, peers and ledger", self.exits)]
 
     def _check_kills(self, lines: rl_verdict.RunLines) -> Check:
         detail = f"{', '.join(self.killed)}; {lines.superseded} steps were trained again after the learner's death"
@@ -307,11 +292,7 @@ class RlDemo:
         """Answers of newly started engines, by step."""
         steps = [step for step in self.live if step in exported]
         child = self.parts.fresh([exported[step] for step in steps], PROBES)
-        child.expected = True
-        await self._watch.until("new engines", child, FRESH_S, lambda: not child.alive)
-        if child.process.returncode:
-            raise child.failure(f"the new engines ended with {describe_exit(child.process.returncode)}")
-        return dict(zip(steps, json.loads(self.parts.fresh_output.read_text().splitlines()[-1]), strict=True))
+        return await fresh_answers(self.parts, self._watch, child, steps, FRESH_S)
 
 
 def rl_demo(options: RlOptions, board: Board, view: RlView) -> dict[str, Any]:
@@ -321,25 +302,19 @@ def rl_demo(options: RlOptions, board: Board, view: RlView) -> dict[str, Any]:
             f"the demo needs at least {LEAST_STEPS} steps, {LEAST_QUIET_STEPS} quiet steps and {LEAST_PEERS} peers: it"
             f" compares the first {rl_verdict.COMPARED} rewards with the last, and kills a peer"
         )
-    if importlib.util.find_spec("vllm") is None:
-        raise FleetError(NO_VLLM)
-    with Workspace(options.folder) as work, Processes(work.logs) as processes:
-        play = RlDemo(options, board, view, work, processes)
-        with board:
-            checks = asyncio.run(unwrapped(play.run()))
-        passed = all(check.ok for check in checks)
-        picture = play.parts.run / "run.png"
-        result = {
-            "verdict": "PASS" if passed else "FAIL",
-            "checks": [check.document() for check in checks],
-            "killed": play.killed,
-            "rewards": [step.reward for step in view.record.steps],
-            "elapsed_s": round(board.elapsed_s, 1),
-            "folder": str(work.root),
-            "picture": str(picture) if picture.exists() else None,
-        }
-        atomic_write(work.root / "result.json", json.dumps(result, indent=1).encode(), None)
-        if passed and not options.keep:
-            processes.stop_all()
-            work.slim()
-        return result
+    need_vllm(NO_VLLM)
+    make = partial(RlDemo, options, board, view)
+    return played(options.folder, make, _document, keep=options.keep, display=board)
+
+
+def _document(play: RlDemo, checks: list[Check]) -> dict[str, Any]:
+    picture = play.parts.run / "run.png"
+    return {
+        "verdict": "PASS" if all(check.ok for check in checks) else "FAIL",
+        "checks": [check.document() for check in checks],
+        "killed": play.killed,
+        "rewards": [step.reward for step in play.view.record.steps],
+        "elapsed_s": round(play.board.elapsed_s, 1),
+        "folder": str(play.work.root),
+        "picture": str(picture) if picture.exists() else None,
+    }
