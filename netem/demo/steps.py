@@ -1,4 +1,4 @@
-"""The course of every demo and of `bench live`: a work folder, the processes, the script, its verdict, a result file."""
+"""The course of demos and of `bench live`: a work folder, the processes, the script, its verdict, and a result file."""
 
 from __future__ import annotations
 
