@@ -9,38 +9,24 @@ machines. Peers run an empty command for each version, since the speed of instal
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 import time
-from collections import defaultdict
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 import numpy as np
 import safetensors
 
+from netem.emulation.description import HUB
 from netem.emulation.loopback import Net
-from netem.fleet.local_fleet import HUB, Fleet
-from netem.fleet.processes import Child, FleetError
+from netem.fleet.daemon_http import EventReader, ReportedEvent
+from netem.fleet.local_fleet import LocalFleet
+from netem.fleet.processes import Child
 
 CHANGED = 0.01
 WARM = 2
 """Uncounted versions at the beginning."""
-
-
-@dataclass(slots=True)
-class VersionTimes:
-    """Unix times of one version."""
-
-    published: float = 0.0
-    opened: float = 0.0
-    sealed: float = 0.0
-    staged: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +52,14 @@ class Outcome:
     state_bytes: int
 
 
-class AnchorFleet(Fleet):
+class AnchorFleet(LocalFleet):
     """Two checkpoints that differ in 1 % of their words, published in turns."""
 
     def publish(self) -> None:
-        self.step += 1
+        self.core.step += 1
         if self.step == 1:
             self._make()
-        part = self.folder / "checkpoints" / f".step_{self.step}"
+        part = self.core.trained / f".step_{self.step}"
         part.mkdir(parents=True)
         os.link(self.folder / f"{self.step % 2}.safetensors", part / "model.safetensors")
         (part / "STABLE").touch()
@@ -109,83 +95,33 @@ async def beside_anchors(
     """``folder``: in memory. Raises FleetError after the deadline."""
     os.environ["P2PCAST_SEED_ANCHOR_EVERY"] = str(every)
     fleet = AnchorFleet(folder, Net(1e12), peers, 1, state_bytes, deadline_s, "p2pcast.cli")
-    fleet.states[HUB] = hub_folder
+    fleet.core.states[HUB] = hub_folder
+    published: dict[str, float] = {}
     async with fleet:
-        watch = _HubEvents()
-        task = asyncio.create_task(watch.follow(*await fleet.http_place(HUB)))
-        try:
-            await watch.wait(lambda: watch.connected, fleet, deadline_s)
-            for _ in range(versions + WARM):
-                fleet.publish()
-                gone = watch.gone[fleet.version]
-                gone.published = time.time()
-                await watch.wait(lambda gone=gone: len(gone.staged) == peers and bool(gone.sealed), fleet, deadline_s)
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-    return watch.outcome(list(watch.gone)[WARM:], state_bytes)
+        hub = EventReader(lambda: fleet.core.connect(HUB), fleet.core.state(HUB) / "http.token", HUB)
+
+        async def arrived() -> bool:
+            seen = [event.kind for event in hub.reported if event.facts.get("version") == fleet.version]
+            return seen.count("staged") == peers and "sealed" in seen
+
+        for _ in range(versions + WARM):
+            fleet.publish()
+            published[fleet.version] = time.time()
+            await fleet.until(arrived, lambda: f"{fleet.version} at every peer")
+        hub.close()
+    return _outcome(hub.reported, dict(list(published.items())[WARM:]), state_bytes)
 
 
-class _HubEvents:
-    """Collects the events of the hub."""
-
-    def __init__(self) -> None:
-        self.connected = False
-        self.gone: defaultdict[str, VersionTimes] = defaultdict(VersionTimes)
-        self._anchors: list[tuple[float, float]] = []
-        self._news = asyncio.Event()
-
-    async def follow(self, host: str, port: int) -> None:
-        timeout = aiohttp.ClientTimeout(total=None)
-        async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
-            session.get(f"http://{host}:{port}/events") as answer,
-        ):
-            self.connected = True
-            self._news.set()
-            kind = ""
-            async for line in answer.content:
-                word, _, rest = line.decode().rstrip("\n").partition(": ")
-                if word == "event":
-                    kind = rest
-                elif word == "data":
-                    self._take(kind, json.loads(rest))
-                    self._news.set()
-
-    def _take(self, kind: str, facts: dict[str, Any]) -> None:
-        at = facts["time"]
-        if kind == "opened":
-            self.gone[facts["version"]].opened = at
-        elif kind == "sealed":
-            self.gone[facts["version"]].sealed = at
-        elif kind == "staged":
-            self.gone[facts["version"]].staged[facts["peer"]] = at
-        elif kind == "kept" and facts["base"] is None:
-            self._anchors.append((at - facts["took_s"], at))
-
-    async def wait(self, done: Any, fleet: Fleet, deadline_s: float) -> None:
-        """Raises FleetError."""
-        try:
-            async with asyncio.timeout(deadline_s):
-                while not done():
-                    self._news.clear()
-                    with suppress(TimeoutError):
-                        await asyncio.wait_for(self._news.wait(), 1.0)
-                    fleet.still_run()
-        except TimeoutError:
-            raise FleetError(f"not within {deadline_s:.0f} s: {fleet.version} at every peer") from None
-
-    def outcome(self, versions: Sequence[str], state_bytes: int) -> Outcome:
-        times, left_out = [], 0
-        for version in versions:
-            gone = self.gone[version]
-            last = max(gone.staged.values())
-            share = sum(max(0.0, min(last, end) - max(gone.opened, start)) for start, end in self._anchors) / (
-                last - gone.opened
-            )
-            if 0.0 < share < 0.5:
-                left_out += 1
-                continue
-            times.append(Times(gone.sealed - gone.opened, last - gone.opened, last - gone.published, share > 0))
-        return Outcome(times, [end - start for start, end in self._anchors], left_out, state_bytes)
+def _outcome(events: Sequence[ReportedEvent], published: Mapping[str, float], state_bytes: int) -> Outcome:
+    """``events``: of the hub. ``published``: Unix time by version."""
+    anchors = [(e.time_s - e.facts["took_s"], e.time_s) for e in events if e.kind == "kept" and e.facts["base"] is None]
+    times, left_out = [], 0
+    for version, named in published.items():
+        at = {event.kind: event.time_s for event in events if event.facts.get("version") == version}
+        opened, sealed, last = at["opened"], at["sealed"], at["staged"]
+        share = sum(max(0.0, min(last, end) - max(opened, start)) for start, end in anchors) / (last - opened)
+        if 0.0 < share < 0.5:
+            left_out += 1
+            continue
+        times.append(Times(sealed - opened, last - opened, last - named, share > 0))
+    return Outcome(times, [end - start for start, end in anchors], left_out, state_bytes)

@@ -9,17 +9,16 @@ ULP, mostly the same ones, as training does. So squashes of many versions shrink
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import safetensors
 
+from netem.emulation.description import HUB
 from netem.emulation.loopback import Net
-from netem.fleet.local_fleet import HUB, POLL_S, Document, Fleet
+from netem.fleet.local_fleet import POLL_S, Document, LocalFleet
 from netem.fleet.processes import FleetError
 from p2pcast.artifact.artifact_file import P2pdFile
 from p2pcast.ground.version import Version
@@ -33,6 +32,7 @@ POLICIES = {
     "one made for it": "ask",
 }
 """Way → its value of --squashes."""
+FIRST = "first"
 CHANGED = 0.01
 HOT = 0.05
 """Share of the weights that change at all within so many versions; each version moves the share CHANGED of all weights,
@@ -59,30 +59,21 @@ class Outcome:
     state_bytes: int
 
 
-class LateFleet(Fleet):
-    """``publish`` moves a share of the weights by one ULP. The first checkpoint remains."""
+class LateFleet(LocalFleet):
+    """``publish`` moves a share of the weights by one ULP. The first checkpoint remains in ``FIRST``."""
 
     def publish(self) -> None:
-        self.step += 1
-        draw = np.random.default_rng(self.step)
-        if self.step == 1:
+        draw = np.random.default_rng(self.step + 1)
+        if self.step == 0:
             values = draw.standard_normal(self.payload_bytes // 2, dtype=np.float32) * 0.02
             self._words = (values.view(np.uint32) >> 16).astype(np.uint16)
             self._hot = np.flatnonzero(draw.random(len(self._words), dtype=np.float32) < HOT)
         else:
             chosen = self._hot[draw.random(len(self._hot), dtype=np.float32) < CHANGED / HOT]
             self._words[chosen] += np.where(draw.random(len(chosen)) < 0.5, 1, 0xFFFF).astype(np.uint16)
-        part = self.folder / "checkpoints" / f".step_{self.step}"
-        part.mkdir(parents=True)
-        spec = safetensors.TensorSpec(
-            dtype="bfloat16", shape=[len(self._words)], data_ptr=self._words.ctypes.data, data_len=self._words.nbytes
-        )
-        safetensors.serialize_file({"w": spec}, part / "model.safetensors")
-        (part / "STABLE").touch()
-        part.rename(part.with_name(f"step_{self.step}"))
-        self._sums[self.step] = hashlib.sha256(self._words.data).hexdigest()
-        if self.step > 2:
-            shutil.rmtree(part.with_name(f"step_{self.step - 1}"), ignore_errors=True)
+        self._save(self._words)
+        if self.step == 1:
+            shutil.copytree(self.core.trained / "step_1", self.folder / FIRST)
 
     async def published(self) -> Document:
         """The hub's status, once the hub has finished the newest version."""
@@ -122,8 +113,8 @@ async def catch_up(
         for name in fleet.names:
             if not fleet.exact(name):
                 raise FleetError(f"{name} ends with other bits")
-        steps = _steps(folder)
-        squash_files(steps, folder / "exact.p2pd", base=folder / "checkpoints" / "step_1")
+        steps = _steps(fleet.core.state(HUB))
+        squash_files(steps, folder / "exact.p2pd", base=folder / FIRST)
         with P2pdFile.open(folder / "exact.p2pd") as exact:
             exact_bytes = exact.manifest.log
     chain_bytes = sum(
@@ -158,17 +149,17 @@ async def _catch_up(fleet: LateFleet, name: str, policy: str) -> Row:
         fleet.still_run()
         await asyncio.sleep(POLL_S)
     seconds = loop.time() - joined
-    held = len(list((fleet.folder / name / "deltas").iterdir()))
+    held = len(list((fleet.core.state(name) / "deltas").iterdir()))
     await fleet.live(name)
     row = Row(policy, held, int(status["bytes_received"]), seconds)
     await fleet.leave(name, 30.0)
     return row
 
 
-def _steps(folder: Path) -> list[Path]:
+def _steps(state: Path) -> list[Path]:
     """The hub's deltas of one version each, oldest first."""
     found: dict[Version, tuple[Version, Path]] = {}
-    for path in (folder / HUB / "deltas").glob("*.p2pd"):
+    for path in (state / "deltas").glob("*.p2pd"):
         with P2pdFile.open(path) as file:
             base, version = file.manifest.base, file.manifest.version
         if base is not None and (version not in found or base > found[version][0]):

@@ -17,8 +17,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from netem.emulation.description import HUB
 from netem.emulation.loopback import Net
-from netem.fleet.local_fleet import HUB, Fleet
+from netem.fleet.local_fleet import LocalFleet
 from netem.simulation.broadcast_replay import Fault, replay
 from netem.simulation.fleet_simulator import Scenario
 from p2pcast.artifact.piece_size import piece_bytes
@@ -77,7 +78,7 @@ def learn(chain: Sequence[str], times_s: Mapping[str, float], payload_bytes: int
     return Costs(share, max(0.0, fmean(hops_s) - piece_bytes(payload_bytes) / (share * rate_bytes_s)))
 
 
-async def measure(fleet: Fleet, scenario: str) -> Measured:
+async def measure(fleet: LocalFleet, scenario: str) -> Measured:
     """Publish one version; afterwards the fleet is complete again. Raises FleetError."""
     kind, _, place = scenario.partition(" ")
     chains, parent = await fleet.chains(), await fleet.parents()
@@ -111,7 +112,7 @@ async def compare(
     """The document of ``bench simulated``. Raises FleetError."""
     rows = []
     with tempfile.TemporaryDirectory(prefix="p2pcast-bench-", dir="/dev/shm") as folder:
-        async with Fleet(Path(folder), Net(rate_bytes_s), peers, CHAINS, payload_bytes, deadline_s) as fleet:
+        async with LocalFleet(Path(folder), Net(rate_bytes_s), peers, CHAINS, payload_bytes, deadline_s) as fleet:
             await measure(fleet, "undisturbed")  # warm-up: compiles kernels, opens congestion windows
             first = await measure(fleet, "undisturbed")
             costs = learn(first.chains[0], first.times_s, first.payload_bytes, rate_bytes_s)

@@ -96,7 +96,7 @@ async def repair(
 
 async def _wait_intact(fleet: LateFleet) -> None:
     await fleet.kill(VICTIM)
-    for path in (fleet.folder / VICTIM, fleet.folder / f"{VICTIM}-shadow"):
+    for path in (fleet.core.state(VICTIM), fleet.core.shadow(VICTIM)):
         shutil.rmtree(path)
     await fleet.start(VICTIM)
     await fleet.live(VICTIM, OTHER)
@@ -106,10 +106,10 @@ async def _repair(fleet: LateFleet, net: Net, damage: Damage) -> Row:
     loop = asyncio.get_running_loop()
     if not damage.running:
         await fleet.leave(VICTIM, 30.0)
-    cell_bytes = _rot(fleet.folder / f"{VICTIM}-shadow", damage.cells)
+    cell_bytes = _rot(fleet.core.shadow(VICTIM), damage.cells)
     if not damage.disk:
         for part in ("anchors", "deltas"):
-            for path in (fleet.folder / VICTIM / part).iterdir():
+            for path in (fleet.core.state(VICTIM) / part).iterdir():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
     before = net.flows[VICTIM].bytes
     had, version_bytes = 0, 0

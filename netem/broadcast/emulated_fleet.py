@@ -18,7 +18,7 @@ from typing import Any
 from netem.broadcast.cpu import Meter
 from netem.broadcast.rows import Broadcast, BroadcastSeries
 from netem.emulation.description import HUB, Emulated
-from netem.fleet.event_reader import ReportedEvent
+from netem.fleet.daemon_http import ReportedEvent
 from netem.fleet.fleet import Fleet, Hosts, check_same
 from netem.fleet.processes import Processes
 from netem.fleet.saved_weights import Tensors, noise

@@ -25,8 +25,7 @@ from typing import Any, Final, Protocol
 import safetensors
 
 from netem.emulation.description import HUB, Emulated
-from netem.fleet.daemon_http import document
-from netem.fleet.event_reader import EventReader, ReportedEvent
+from netem.fleet.daemon_http import EventReader, ReportedEvent, document
 from netem.fleet.processes import FEW_THREADS, Child, FleetError, Processes, free_port
 from netem.fleet.saved_weights import Tensors, write_weights
 from netem.fleet.workspace import TMPFS, own_folder
@@ -129,6 +128,8 @@ class Fleet:
     ) -> None:
         self.place, self.processes, self.folder = place, processes, folder
         self._memory, self._options, self._follows = memory, tuple(options), follows
+        self.states: dict[str, Path] = {}
+        """Name → its state folder, if outside of ``folder``."""
         self.step = -1
         """Of the newest version."""
         self.saved_at_s = 0.0
@@ -148,7 +149,7 @@ class Fleet:
         return self.state(HUB) / "token"
 
     def state(self, name: str) -> Path:
-        return self.folder / "state" / name
+        return self.states.get(name, self.folder / "state" / name)
 
     def shadow(self, name: str) -> Path:
         return self._memory / "shadows" / name
@@ -282,8 +283,8 @@ class Fleet:
         return str(Version(0, self.step))
 
     def save(self, tensors: Tensors, idle_s: float = 0.0) -> Path:
-        """Save the next version as a trainer does, visible to the hub at once, after a pause of ``idle_s``. Deletes the
-        version before the previous one.
+        """Save the next version as a trainer does, visible to the hub at once, after a pause of ``idle_s``. Only the
+        newest three versions remain.
         """
         self.step += 1
         part, folder = self.folder / "part", self.trained / f"step_{self.step}"
@@ -294,7 +295,7 @@ class Fleet:
         time.sleep(idle_s)
         self.saved_at_s = time.time()
         part.rename(folder)
-        shutil.rmtree(self.trained / f"step_{self.step - 2}", ignore_errors=True)
+        shutil.rmtree(self.trained / f"step_{self.step - 3}", ignore_errors=True)
         return folder
 
     def live(self, peers: Sequence[str], limit_s: float = LIMIT_S) -> None:

@@ -1,5 +1,5 @@
 """A hub and its peers as processes on this machine, each behind a ``loopback.Net``; chaos tests inject their faults
-into it.
+into it. Waiting happens in the event loop that serves the proxies.
 
 All files lie in one folder, which may be in tmpfs: disks are not tested here. Versions are random words that all change
 every time.
@@ -17,16 +17,19 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import aiohttp
 import numpy as np
+import numpy.typing as npt
 import safetensors
 
+from netem.emulation.description import HUB
 from netem.emulation.loopback import Net
 from netem.emulation.socket_owner import dialler
+from netem.fleet.fleet import Fleet, Loopback
 from netem.fleet.processes import Child, FleetError, Processes
 from p2pcast.ground.errors import EXIT_UNREACHABLE
 
@@ -35,7 +38,6 @@ PEERS = 5
 """Two chains: one with a head, a middle and a tail, and a second one."""
 SETTLED_S = 2.0
 """Time for a plan to regain a chain of three after a fault."""
-HUB = "hub"
 AT_ONCE = max(2, os.cpu_count() or 2)
 """Peers started in parallel: loading the interpreter and the kernels takes a second of work each."""
 
@@ -45,7 +47,31 @@ PORTS = range(10_000, 32_768)
 Document = dict[str, Any]
 
 
-class Fleet:
+class Fronts(Loopback):
+    """Loopback, with a proxy in front of every process. ``run``: starts a process with these words."""
+
+    def __init__(self, net: Net, run: Callable[[str, list[str]], Child]) -> None:
+        super().__init__()
+        self._net, self._run = net, run
+        self.ports: dict[str, tuple[int, int]] = {}
+        """Name → its listening port, and the port at which others reach it."""
+
+    async def open(self, name: str) -> None:
+        if name not in self.ports:
+            port = listening_port()
+            self.ports[name] = port, await self._net.front(name, port)
+        if name == HUB:
+            self.hub = f"127.0.0.1:{self.ports[HUB][1]}"
+
+    def addresses(self, name: str) -> list[str]:
+        port, front = self.ports[name]
+        return ["--listen", f"127.0.0.1:{port}", "--advertise", f"127.0.0.1:{front}", "--http", "127.0.0.1:0"]
+
+    def start(self, processes: Processes, name: str, words: Sequence[str | Path], host: str) -> Child:
+        return self._run(name, [str(word) for word in words])
+
+
+class LocalFleet:
     """``chains`` of peers, ``payload_bytes`` a version. As an async context manager it ends its processes. ``program``:
     the module or the file to run; None runs ``p2pcast`` itself from a fork server. ``plaintext``: links without TLS.
     """
@@ -69,18 +95,18 @@ class Fleet:
             net.identify = self._dialling_host
         self._program = program
         self.names = [f"p{n}" for n in range(1, peers + 1)]
-        self.step = 0
         self._chains = chains
         self.payload_bytes = payload_bytes
         self._deadline_s = deadline_s
-        self._ports: dict[str, tuple[int, int]] = {}
-        """Name → its listening port, and the port at which others reach it."""
+        self._fronts = Fronts(net, self._run)
         self._processes = Processes(folder)
+        self.core = Fleet(
+            self._fronts, self._processes, folder, folder, ["--plaintext"] if plaintext else [], follows=False
+        )
+        self.core.step = 0
         self._sums: dict[int, str] = {}
         self.options: dict[str, list[object]] = {}
         """Name → additional flags."""
-        self.states: dict[str, Path] = {}
-        """Name → its state folder, if outside of ``folder``."""
 
     async def __aenter__(self) -> Self:
         self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=1.0))
@@ -126,10 +152,10 @@ class Fleet:
 
         for name in names:
             await self.start(name)
-        await self._until(condition, lambda: f"{', '.join(names)} join")
+        await self.until(condition, lambda: f"{', '.join(names)} join")
 
     def _joined(self, name: str) -> bool:
-        return (self.state_of(name) / "daemon.json").exists()
+        return (self.core.state(name) / "daemon.json").exists()
 
     def pid(self, name: str) -> int | None:
         """None for a process that does not run."""
@@ -140,66 +166,31 @@ class Fleet:
 
     def place(self, name: str) -> tuple[str, int]:
         """The process's own address, without the proxy."""
-        return "127.0.0.1", self._ports[name][0]
+        return "127.0.0.1", self._fronts.ports[name][0]
 
     async def http_place(self, name: str) -> tuple[str, int]:
         await self.answers(name)
-        host, _, port = (
-            json.loads((self.state_of(name) / "daemon.json").read_text())["http"].rpartition("//")[2].rpartition(":")
-        )
+        host, _, port = self.core.url(name).rpartition("//")[2].rpartition(":")
         return host, int(port)
 
     @property
     def token(self) -> str:
-        return (self.folder / "token").read_text().strip()
+        return self.core.token.read_text().strip()
 
     async def start(self, name: str) -> None:
         """Start a process; a restarted one has its stored state."""
-        if name not in self._ports:
-            port = listening_port()
-            self._ports[name] = port, await self.net.front(name, port)
-        port, front = self._ports[name]
-        common: list[object] = ["--state", self.state_of(name), "--shadow", self.folder / f"{name}-shadow"]
-        common += ["--listen", f"127.0.0.1:{port}", "--advertise", f"127.0.0.1:{front}", "--http", "127.0.0.1:0"]
-        common += ["--plaintext"] if self.plaintext else []
-        common += ["--token-file", self.folder / "token"]
+        await self._fronts.open(name)
+        words = [str(word) for word in self.options.get(name, [])]
         if name == HUB:
-            words: list[object] = [
-                "seed",
-                self.folder / "checkpoints",
-                "--chains",
-                self._chains,
-                "--codec",
-                "flat",
-                *common,
-            ]
+            self.core.hub(self.core.trained, "--chains", str(self._chains), "--codec", "flat", *words)
         else:
-            target = f"safetensors:{self.folder / f'{name}-out'}"
-            words = [
-                "join",
-                f"127.0.0.1:{self._ports[HUB][1]}",
-                "--name",
-                name,
-                "--install",
-                target,
-                "--keep",
-                1,
-                "--stripes",
-                2,
-            ]
-            words += common
-        words += self.options.get(name, [])
-        (self.state_of(name) / "daemon.json").unlink(missing_ok=True)
-        self._run(name, [str(word) for word in words])
+            self.core.peer(name, "--stripes", "2", *words)
 
     def _run(self, name: str, words: list[str]) -> Child:
         if self._program is None:
             return self._processes.fork(name, words)
         program = [str(self._program)] if isinstance(self._program, Path) else ["-m", self._program]
         return self._processes.start(name, [sys.executable, "-P", *program, *words])
-
-    def state_of(self, name: str) -> Path:
-        return self.states.get(name, self.folder / name)
 
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
@@ -255,9 +246,13 @@ class Fleet:
     # -- versions
 
     @property
+    def step(self) -> int:
+        return self.core.step
+
+    @property
     def version(self) -> str:
         """The newest version, unless the hub was killed during a version; branches are higher after that."""
-        return f"0.{self.step}"
+        return self.core.version
 
     def is_newest(self, version: str | None) -> bool:
         """Whether ``version`` is the newest step, in any branch."""
@@ -265,26 +260,20 @@ class Fleet:
 
     def publish(self) -> None:
         """Publish the next version."""
-        self.step += 1
-        self._write(self.step)
+        self._save(self._drawn(self.step + 1))
 
     def publish_again(self, seed: int) -> None:
         """Publish the newest step with other bytes, as a trainer that recomputed it."""
-        shutil.rmtree(self.folder / "checkpoints" / f"step_{self.step}")
-        self._write(seed)
+        shutil.rmtree(self.core.trained / f"step_{self.step}")
+        self.core.step -= 1
+        self._save(self._drawn(seed))
 
-    def _write(self, seed: int) -> None:
-        words = np.random.default_rng(seed).integers(0, 1 << 16, self.payload_bytes // 2, dtype=np.uint16)
-        part = self.folder / "checkpoints" / f".step_{self.step}"
-        part.mkdir(parents=True)
-        spec = safetensors.TensorSpec(
-            dtype="bfloat16", shape=[len(words)], data_ptr=words.ctypes.data, data_len=words.nbytes
-        )
-        safetensors.serialize_file({"w": spec}, part / "model.safetensors")
-        (part / "STABLE").touch()
-        part.rename(part.with_name(f"step_{self.step}"))
+    def _drawn(self, seed: int) -> npt.NDArray[np.uint16]:
+        return np.random.default_rng(seed).integers(0, 1 << 16, self.payload_bytes // 2, dtype=np.uint16)
+
+    def _save(self, words: npt.NDArray[np.uint16]) -> None:
+        self.core.save({"w": ("BF16", words.shape, words)})
         self._sums[self.step] = hashlib.sha256(words.data).hexdigest()
-        shutil.rmtree(part.with_name(f"step_{self.step - 3}"), ignore_errors=True)
 
     async def live(self, *names: str) -> None:
         """Return when all of ``names`` have installed the newest version."""
@@ -296,16 +285,16 @@ class Fleet:
                     waiting.discard(name)
             return not waiting
 
-        await self._until(condition, lambda: f"{self.version} at {', '.join(sorted(waiting))}")
+        await self.until(condition, lambda: f"{self.version} at {', '.join(sorted(waiting))}")
 
     def installed(self, name: str, step: int) -> bool:
         """Whether the folder holds that step completely."""
-        return (self.folder / f"{name}-out" / f"step_{step}" / "STABLE").exists()
+        return (self.core.installed(name) / f"step_{step}" / "STABLE").exists()
 
     def exact(self, name: str, step: int | None = None) -> bool:
         """Whether the installed step (by default the newest) equals the trainer's, bit for bit."""
         step = self.step if step is None else step
-        file = self.folder / f"{name}-out" / f"step_{step}" / "model.safetensors"
+        file = self.core.installed(name) / f"step_{step}" / "model.safetensors"
         found = safetensors.deserialize(file.read_bytes())  # type: ignore[no-untyped-call]
         return hashlib.sha256(found[0][1]["data"]).hexdigest() == self._sums[step]
 
@@ -319,7 +308,7 @@ class Fleet:
             found.extend([] if (status := await self.status(name)) is None else [status])
             return bool(found)
 
-        await self._until(condition, lambda: f"{name} answers")
+        await self.until(condition, lambda: f"{name} answers")
         return found[0]
 
     async def status(self, name: str) -> Document | None:
@@ -331,8 +320,7 @@ class Fleet:
     async def get(self, name: str, what: str) -> str | None:
         """The answer to GET ``/what``; None without an answer."""
         try:
-            url = json.loads((self.state_of(name) / "daemon.json").read_text())["http"]
-            async with self._http.get(f"{url}/{what}") as answer:
+            async with self._http.get(f"{self.core.url(name)}/{what}") as answer:
                 return await answer.text()
         except (OSError, ValueError, aiohttp.ClientError, TimeoutError):
             return None
@@ -352,11 +340,11 @@ class Fleet:
 
         for again in (self._restart_hub, self.restart_all):
             try:
-                await self._until(condition, lambda: "", SETTLED_S)
+                await self.until(condition, lambda: "", SETTLED_S)
                 return found
             except FleetError:
                 await again()
-        await self._until(condition, lambda: f"{self._chains} chains: {found}")
+        await self.until(condition, lambda: f"{self._chains} chains: {found}")
         return found
 
     async def parents(self) -> dict[str, str]:
@@ -382,7 +370,7 @@ class Fleet:
             ways[way[0]] = max(way, ways.get(way[0], []), key=len)
         return sorted(ways.values(), key=len, reverse=True)
 
-    async def _until(
+    async def until(
         self, condition: Callable[[], Awaitable[bool]], what: Callable[[], str], most_s: float | None = None
     ) -> None:
         """Raises FleetError after ``most_s`` (by default the fleet's deadline)."""

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from netem.fleet.local_fleet import HUB, Fleet
+from netem.emulation.description import HUB
+from netem.fleet.local_fleet import LocalFleet
 
 UNEXPECTED: Final = re.compile(r"Traceback|background task .* failed|never retrieved|Fatal|internal error")
 """Log lines of an unexpected error: of a daemon's tasks and links (p2pcast.process.background_tasks), of its HTTP
@@ -15,7 +16,7 @@ server, of the event loop and of the interpreter.
 """
 
 
-def unexpected(fleet: Fleet) -> list[str]:
+def unexpected(fleet: LocalFleet) -> list[str]:
     """Each unexpected line, with the daemon's name and 25 lines."""
     found = []
     for name in (HUB, *fleet.names):
@@ -29,7 +30,7 @@ def unexpected(fleet: Fleet) -> list[str]:
 
 
 @contextlib.contextmanager
-def printed_on_failure(fleet: Fleet) -> Iterator[None]:
+def printed_on_failure(fleet: LocalFleet) -> Iterator[None]:
     """Print the logs if the block raises."""
     try:
         yield
@@ -38,7 +39,7 @@ def printed_on_failure(fleet: Fleet) -> Iterator[None]:
         raise
 
 
-def print_all(fleet: Fleet) -> None:
+def print_all(fleet: LocalFleet) -> None:
     for name in (HUB, *fleet.names):
         log = fleet.log(name)
         print(f"--- {name}\n{log.read_text()}" if log.exists() else f"--- {name}: no log")

@@ -21,8 +21,9 @@ from typing import Any
 import click
 from rich.table import Table
 
+from netem.emulation.description import HUB
 from netem.emulation.loopback import Net
-from netem.fleet.local_fleet import HUB, PEERS, Fleet
+from netem.fleet.local_fleet import PEERS, LocalFleet
 from netem.fleet.processes import FleetError
 from p2pcast.cli import exit_code
 from p2pcast.cli.options import Rate, console, documented, written
@@ -92,12 +93,12 @@ def matrix() -> Iterator[Case]:
                 yield from (Case(fault, position, moment) for moment in MOMENTS)
 
 
-async def undisturbed(fleet: Fleet, runs: int) -> float:
+async def undisturbed(fleet: LocalFleet, runs: int) -> float:
     """Median seconds from publishing until all peers have installed a version, without faults."""
     return median([await _broadcast(fleet) for _ in range(runs)])
 
 
-async def _broadcast(fleet: Fleet) -> float:
+async def _broadcast(fleet: LocalFleet) -> float:
     await fleet.chains()
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -110,7 +111,7 @@ async def _broadcast(fleet: Fleet) -> float:
 class _Injection:
     """A fault to be injected, with the names of the chosen processes."""
 
-    fleet: Fleet
+    fleet: LocalFleet
     case: Case
     chain: list[str]
     others: list[str]
@@ -181,7 +182,7 @@ class _Injection:
         return loop.time() - began
 
 
-async def run_case(fleet: Fleet, case: Case) -> Outcome:
+async def run_case(fleet: LocalFleet, case: Case) -> Outcome:
     """Raises FleetError if the swarm does not recover."""
     chain, others, *_ = await fleet.chains()
     injection = _Injection(fleet, case, chain, others)
@@ -213,7 +214,7 @@ async def run_case(fleet: Fleet, case: Case) -> Outcome:
     return Outcome(case, gap_s, all_s, outage_s, duplicate, tuple(n for n in fleet.names if not fleet.exact(n)))
 
 
-async def _duplicate(fleet: Fleet, name: str) -> int:
+async def _duplicate(fleet: LocalFleet, name: str) -> int:
     return int((await fleet.answers(name))["bytes_duplicate"])
 
 
@@ -257,7 +258,9 @@ def faults(
 
 async def _measure(payload_bytes: int, rate_bytes_s: float, cases: list[Case], deadline_s: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="p2pcast-bench-", dir="/dev/shm") as folder:
-        async with Fleet(Path(folder), Net(rate_bytes_s), PEERS, CHAINS, payload_bytes, deadline_s, PROGRAM) as fleet:
+        async with LocalFleet(
+            Path(folder), Net(rate_bytes_s), PEERS, CHAINS, payload_bytes, deadline_s, PROGRAM
+        ) as fleet:
             quiet_s = await undisturbed(fleet, RUNS)
             outcomes, failed = [], []
             for case in cases:

@@ -23,8 +23,9 @@ from typing import Any
 import click
 from rich.table import Table
 
+from netem.emulation.description import HUB
 from netem.emulation.loopback import Net
-from netem.fleet.local_fleet import HUB, Fleet
+from netem.fleet.local_fleet import LocalFleet
 from netem.fleet.processes import Child, FleetError
 from p2pcast.cli import exit_code
 from p2pcast.cli.options import console, documented, written
@@ -56,7 +57,7 @@ class Tally:
     wrong: list[str] = field(default_factory=list)
 
 
-class MirroredFleet(Fleet):
+class MirroredFleet(LocalFleet):
     """The hub keeps a mirror in a folder; ``FOLLOWER`` reads the mirror without the hub."""
 
     def __init__(self, folder: Path, peers: int) -> None:
@@ -77,7 +78,7 @@ class MirroredFleet(Fleet):
         async def mirror_is_newest() -> bool:
             return self.is_newest((await self.answers(HUB))["mirror"]["version"])
 
-        await self._until(mirror_is_newest, lambda: f"{self.version} is on the mirror")
+        await self.until(mirror_is_newest, lambda: f"{self.version} is on the mirror")
         self.names.append(FOLLOWER)
         await self.start(FOLLOWER)
         await self.live(FOLLOWER)
@@ -117,7 +118,7 @@ def _kind(path: str, folder: Path) -> str:
     return re.sub(r"[0-9a-f]{8,}|\d+", "#", "/".join([parts[0], *parts[1:3]]))
 
 
-async def _start(fleet: Fleet, name: str, kill_at: str) -> None:
+async def _start(fleet: LocalFleet, name: str, kill_at: str) -> None:
     os.environ[KILL_AT] = kill_at
     try:
         await fleet.start(name)
@@ -125,7 +126,7 @@ async def _start(fleet: Fleet, name: str, kill_at: str) -> None:
         del os.environ[KILL_AT]
 
 
-async def _until_dead(fleet: Fleet, victim: str) -> None:
+async def _until_dead(fleet: LocalFleet, victim: str) -> None:
     """Publish versions until the victim has reached its step."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + DEADLINE_S

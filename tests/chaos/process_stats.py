@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from netem.fleet.local_fleet import Fleet
+from netem.fleet.local_fleet import LocalFleet
 
 TICKS = os.sysconf("SC_CLK_TCK")
 _ANONYMOUS = re.compile(rb"^Anonymous:\s+(\d+) kB", re.MULTILINE)
@@ -34,7 +34,7 @@ class Reading:
     duplicate_bytes: int
 
 
-async def reading(fleet: Fleet, name: str, t_s: float) -> Reading | None:
+async def reading(fleet: LocalFleet, name: str, t_s: float) -> Reading | None:
     """None for a process that is gone or does not answer, because it is frozen or still starting."""
     pid = fleet.pid(name)
     metrics = await fleet.get(name, "metrics")

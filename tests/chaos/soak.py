@@ -10,8 +10,9 @@ from typing import Any
 
 import click
 
+from netem.emulation.description import HUB
 from netem.emulation.loopback import Net
-from netem.fleet.local_fleet import HUB, Fleet
+from netem.fleet.local_fleet import LocalFleet
 from p2pcast.cli import exit_code
 from p2pcast.cli.options import PATH, Rate, documented, written
 from p2pcast.files.atomic_files import explained
@@ -104,7 +105,9 @@ async def _measure(
     program = None if fork else "p2pcast.cli"
     chains = max(1, peers // CHAIN)
     with tempfile.TemporaryDirectory(prefix="p2pcast-bench-", dir="/dev/shm") as folder:
-        async with Fleet(Path(folder), Net(rate_bytes_s), peers, chains, payload_bytes, deadline_s, program) as fleet:
+        async with LocalFleet(
+            Path(folder), Net(rate_bytes_s), peers, chains, payload_bytes, deadline_s, program
+        ) as fleet:
             struck = [HUB, *fleet.names] if with_hub else fleet.names
             storm = FaultSchedule(struck, seed, max(1, peers // OUT_SHARE), lasting=(HUB,))
             run = Soak(fleet, versions, storm, every_s, deadline_s)
@@ -117,7 +120,7 @@ async def _measure(
             return asked | {"payload_bytes": payload_bytes, "rate_bits_s": rate_bytes_s * 8} | document(run)
 
 
-def _keep(fleet: Fleet, folder: Path) -> None:
+def _keep(fleet: LocalFleet, folder: Path) -> None:
     with explained("write", folder):
         folder.mkdir(parents=True, exist_ok=True)
         for log in fleet.folder.glob("*.log"):

@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 from rich.table import Table
 
-from netem.fleet.local_fleet import HUB
+from netem.emulation.description import HUB
 from p2pcast.cli.options import console
 from p2pcast.ground.limits import MIB
 from p2pcast.relay.tuning import CACHE_BYTES

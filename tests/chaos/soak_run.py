@@ -17,7 +17,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Final
 
-from netem.fleet.local_fleet import HUB, POLL_S, Fleet
+from netem.emulation.description import HUB
+from netem.fleet.local_fleet import POLL_S, LocalFleet
 from netem.fleet.processes import FleetError
 from tests.chaos import fault_schedule, process_stats
 from tests.chaos.fault_schedule import Fault, FaultSchedule
@@ -84,7 +85,7 @@ class Soak:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: LocalFleet,
         versions: int,
         schedule: FaultSchedule,
         every_s: float,
@@ -225,8 +226,8 @@ class Soak:
             case fault_schedule.SLOW:
                 fleet.net.slow[name] = SLOW_SHARE
             case fault_schedule.FRESH:
-                for folder in (name, f"{name}-shadow", f"{name}-out"):
-                    await asyncio.to_thread(shutil.rmtree, fleet.folder / folder, ignore_errors=True)
+                for folder in (fleet.core.state(name), fleet.core.shadow(name), fleet.core.installed(name)):
+                    await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
                 await fleet.start(name)
             case _:
                 await self._restore(name)

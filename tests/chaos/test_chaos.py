@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from netem.emulation.description import HUB
 from netem.emulation.loopback import Net
-from netem.fleet.local_fleet import HUB, POLL_S, Fleet
+from netem.fleet.local_fleet import POLL_S, LocalFleet
 from p2pcast.process import event_loop
 from tests.chaos.daemon_logs import printed_on_failure
 
@@ -37,7 +38,7 @@ def test_chaos_without_a_supervisor(versions):
 async def _chaos(versions: int) -> None:
     draw = random.Random(SEED)
     with tempfile.TemporaryDirectory(prefix="p2pcast-test-", dir="/dev/shm") as folder:
-        fleet = Fleet(Path(folder), Net(20e6), PEERS, 2, 1_000_000, DEADLINE_S, None, plaintext=False)
+        fleet = LocalFleet(Path(folder), Net(20e6), PEERS, 2, 1_000_000, DEADLINE_S, None, plaintext=False)
         with printed_on_failure(fleet):
             async with fleet:
                 for _ in range(versions):
@@ -50,14 +51,14 @@ async def _chaos(versions: int) -> None:
                 assert [name for name in fleet.names if not fleet.exact(name)] == []
 
 
-async def _strike(fleet: Fleet, name: str, when: float, back: float) -> None:
+async def _strike(fleet: LocalFleet, name: str, when: float, back: float) -> None:
     await asyncio.sleep(when * SPREAD_S)
     await fleet.kill(name)
     await asyncio.sleep(back * BACK_S)
     await fleet.start(name)
 
 
-async def _all_have_the_newest(fleet: Fleet) -> None:
+async def _all_have_the_newest(fleet: LocalFleet) -> None:
     """All peers hold one version of the newest step; its branch is higher if the hub was killed after using a
     number.
     """
@@ -70,7 +71,7 @@ async def _all_have_the_newest(fleet: Fleet) -> None:
             await asyncio.sleep(POLL_S)
 
 
-async def _any_peer_has(fleet: Fleet, step: int) -> None:
+async def _any_peer_has(fleet: LocalFleet, step: int) -> None:
     """Wait until at least one peer has the version, which shows that the hub made progress too."""
     async with asyncio.timeout(DEADLINE_S):
         while not any(fleet.installed(name, step) for name in fleet.names):

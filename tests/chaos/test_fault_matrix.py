@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from netem.bench.model_agreement import learn, measure, simulated_s
+from netem.emulation.description import HUB
 from netem.emulation.loopback import Net
-from netem.fleet.local_fleet import HUB, PEERS, Fleet
+from netem.fleet.local_fleet import PEERS, LocalFleet
 from p2pcast.artifact.piece_size import piece_bytes
 from p2pcast.process import event_loop
 from tests.chaos.daemon_logs import print_all
@@ -38,7 +39,7 @@ CASES = [
 class Stage:
     """A fleet, and the loop that runs the fleet and its network."""
 
-    def __init__(self, fleet: Fleet, runner: asyncio.Runner) -> None:
+    def __init__(self, fleet: LocalFleet, runner: asyncio.Runner) -> None:
         self.fleet = fleet
         self._runner = runner
 
@@ -52,7 +53,7 @@ def stage() -> Iterator[Stage]:
         tempfile.TemporaryDirectory(prefix="p2pcast-test-", dir="/dev/shm") as folder,
         asyncio.Runner(loop_factory=event_loop.new_event_loop) as runner,
     ):
-        fleet = Fleet(Path(folder), Net(2e6), PEERS, 2, 2_000_000, 90.0, PROGRAM)
+        fleet = LocalFleet(Path(folder), Net(2e6), PEERS, 2, 2_000_000, 90.0, PROGRAM)
         stage = Stage(fleet, runner)
         try:
             stage.play(fleet.__aenter__())
@@ -93,7 +94,7 @@ def test_swarm_completes_a_version_without_its_hub(stage):
     stage.play(_without_hub(stage.fleet))
 
 
-async def _without_hub(fleet: Fleet) -> None:
+async def _without_hub(fleet: LocalFleet) -> None:
     """The first chain has the whole version when the hub is killed for good: the other chain gets the rest from it."""
     first, second, *_ = await fleet.chains()
     before = {n: (await fleet.answers(n))["bytes_duplicate"] for n in fleet.names}

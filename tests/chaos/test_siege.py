@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from netem.emulation.loopback import Net
-from netem.fleet.local_fleet import Fleet
+from netem.fleet.local_fleet import LocalFleet
 from p2pcast.ground.limits import MIB
 from tests.chaos.siege.attack_table import kinds
 from tests.chaos.siege.siege_run import run_siege
@@ -18,7 +18,7 @@ FRAMES = 5000
 
 @pytest.fixture(params=[pytest.param(False, id="tls"), pytest.param(True, id="plaintext", marks=pytest.mark.prove)])
 async def fleet(tmp_path, request):
-    async with Fleet(tmp_path, Net(8 * MIB), 2, 1, MIB, deadline_s=120, plaintext=request.param) as fleet:
+    async with LocalFleet(tmp_path, Net(8 * MIB), 2, 1, MIB, deadline_s=120, plaintext=request.param) as fleet:
         yield fleet
 
 

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from netem.emulation.loopback import Net
-from netem.fleet.local_fleet import Fleet
+from netem.fleet.local_fleet import LocalFleet
 from p2pcast.process import event_loop
 from tests.chaos.daemon_logs import printed_on_failure
 from tests.chaos.fault_schedule import FAULTS, FaultSchedule
@@ -28,7 +28,7 @@ def test_a_small_soak():
 
 async def _soak() -> None:
     with tempfile.TemporaryDirectory(prefix="p2pcast-test-", dir="/dev/shm") as folder:
-        fleet = Fleet(Path(folder), Net(4e6), PEERS, 2, 1_000_000, 90.0, "p2pcast.cli")
+        fleet = LocalFleet(Path(folder), Net(4e6), PEERS, 2, 1_000_000, 90.0, "p2pcast.cli")
         with printed_on_failure(fleet):
             async with fleet:
                 soak = Soak(fleet, VERSIONS, FaultSchedule(fleet.names, SEED, 2), 1.5, 90.0, rest_s=0.5)

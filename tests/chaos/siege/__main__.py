@@ -13,7 +13,7 @@ import click
 from rich.table import Table
 
 from netem.emulation.loopback import Net
-from netem.fleet.local_fleet import Fleet
+from netem.fleet.local_fleet import LocalFleet
 from p2pcast.cli import exit_code
 from p2pcast.cli.options import Rate, console, documented, written
 from p2pcast.ground.errors import EXIT_FAILED
@@ -85,7 +85,9 @@ async def _measure(
 ) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="p2pcast-bench-", dir="/dev/shm") as folder:
         net = Net(rate_bytes_s)
-        async with Fleet(Path(folder), net, peers, CHAINS, payload_bytes, DEADLINE_S, plaintext=plaintext) as fleet:
+        async with LocalFleet(
+            Path(folder), net, peers, CHAINS, payload_bytes, DEADLINE_S, plaintext=plaintext
+        ) as fleet:
             return (await run_siege(fleet, connections, frames, at_once, seed)).document | {"tls": not plaintext}
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from netem.fleet.local_fleet import HUB, Fleet
+from netem.emulation.description import HUB
+from netem.fleet.local_fleet import LocalFleet
 from netem.fleet.processes import FleetError
 from tests.chaos import daemon_logs, process_stats
 from tests.chaos.process_stats import Reading
@@ -70,7 +71,7 @@ class Outcome:
 
 
 async def run_siege(
-    fleet: Fleet, connections: int, frames: int, at_once: int, seed: int, *, rest_s: float = REST_S
+    fleet: LocalFleet, connections: int, frames: int, at_once: int, seed: int, *, rest_s: float = REST_S
 ) -> Outcome:
     """Raises FleetError if the swarm does not deliver every version."""
     outcome = Outcome()
@@ -130,7 +131,7 @@ async def run_siege(
     return outcome
 
 
-async def _version(fleet: Fleet, outcome: Outcome) -> float:
+async def _version(fleet: LocalFleet, outcome: Outcome) -> float:
     loop = asyncio.get_running_loop()
     began = loop.time()
     fleet.publish()
@@ -140,7 +141,7 @@ async def _version(fleet: Fleet, outcome: Outcome) -> float:
     return took_s
 
 
-async def _read(fleet: Fleet, name: str) -> Reading:
+async def _read(fleet: LocalFleet, name: str) -> Reading:
     await fleet.answers(name)
     found = await process_stats.reading(fleet, name, asyncio.get_running_loop().time())
     if found is None:
@@ -148,7 +149,7 @@ async def _read(fleet: Fleet, name: str) -> Reading:
     return found
 
 
-async def _watch(fleet: Fleet, most: dict[str, Reading]) -> None:
+async def _watch(fleet: LocalFleet, most: dict[str, Reading]) -> None:
     """Update ``most`` until cancelled."""
     while True:
         for name in most:

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import pytest
 
+from netem.emulation.description import HUB
 from netem.emulation.loopback import Net
-from netem.fleet.local_fleet import HUB
 from p2pcast.mirror import requests
 from p2pcast.mirror.object_store import Objects
 from p2pcast.mirror.requests import Request

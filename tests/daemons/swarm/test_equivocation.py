@@ -19,8 +19,9 @@ from pathlib import Path
 
 import pytest
 
+from netem.emulation.description import HUB
 from netem.emulation.loopback import Net
-from netem.fleet.local_fleet import HUB, POLL_S, Fleet
+from netem.fleet.local_fleet import POLL_S, LocalFleet
 from p2pcast.process import event_loop
 from tests.chaos import killed_command
 from tests.chaos.killed_command import KILL_AT
@@ -41,7 +42,7 @@ def test_no_two_engines_ever_show_one_version_with_two_states(kills):
 
 async def _equivocate(draw: random.Random, kills: int) -> None:
     with tempfile.TemporaryDirectory(prefix="p2pcast-test-", dir="/dev/shm") as folder:
-        fleet = Fleet(Path(folder), Net(64e6), 3, 2, 256 * 1024, DEADLINE_S, Path(killed_command.__file__))
+        fleet = LocalFleet(Path(folder), Net(64e6), 3, 2, 256 * 1024, DEADLINE_S, Path(killed_command.__file__))
         async with fleet:
             shown: dict[str, set[str]] = defaultdict(set)
             watching = asyncio.ensure_future(_watch(fleet, shown))
@@ -63,7 +64,7 @@ async def _equivocate(draw: random.Random, kills: int) -> None:
                 _verify_live(fleet, name)
 
 
-async def _start_to_die(fleet: Fleet, kill_at: str) -> None:
+async def _start_to_die(fleet: LocalFleet, kill_at: str) -> None:
     """The hub dies by itself, at its step; until then versions go on."""
     os.environ[KILL_AT] = kill_at
     try:
@@ -77,7 +78,7 @@ async def _start_to_die(fleet: Fleet, kill_at: str) -> None:
                 fleet.publish()
 
 
-async def _all_exact(fleet: Fleet) -> None:
+async def _all_exact(fleet: LocalFleet) -> None:
     """Every peer has installed what the trainer wrote last as the newest step, whichever version that became."""
     await until(
         lambda: [name for name in fleet.names if not _exact(fleet, name)],
@@ -87,17 +88,17 @@ async def _all_exact(fleet: Fleet) -> None:
     )
 
 
-def _exact(fleet: Fleet, name: str) -> bool:
+def _exact(fleet: LocalFleet, name: str) -> bool:
     try:
         return fleet.exact(name)
     except (FileNotFoundError, ValueError):  # the step is not there yet, or is being replaced
         return False
 
 
-async def _watch(fleet: Fleet, shown: dict[str, set[str]]) -> None:
+async def _watch(fleet: LocalFleet, shown: dict[str, set[str]]) -> None:
     while True:
         for name in fleet.names:
-            if (seen := await asyncio.to_thread(_served, fleet.folder / f"{name}-out" / "latest")) is not None:
+            if (seen := await asyncio.to_thread(_served, fleet.core.installed(name) / "latest")) is not None:
                 shown[seen[0]].add(seen[1])
         await asyncio.sleep(POLL_S)
 
@@ -114,10 +115,10 @@ def _served(latest: Path) -> tuple[str, str] | None:
     return (version.strip(), digest) if version == again and version.strip() else None
 
 
-def _verify_live(fleet: Fleet, name: str) -> None:
+def _verify_live(fleet: LocalFleet, name: str) -> None:
     """The engine's own digest is what the hub signed."""
     done = subprocess.run(
-        [sys.executable, "-m", "p2pcast.cli", "verify", "--live", "--state", fleet.folder / name],
+        [sys.executable, "-m", "p2pcast.cli", "verify", "--live", "--state", fleet.core.state(name)],
         capture_output=True,
         text=True,
         timeout=600,

@@ -20,8 +20,9 @@ from typing import Any, Final
 from insiders.insider import Insider, Place
 from insiders.values import World
 
+from netem.emulation.description import HUB
 from netem.emulation.loopback import Net
-from netem.fleet.local_fleet import HUB, Fleet
+from netem.fleet.local_fleet import LocalFleet
 from netem.fleet.processes import FleetError
 from p2pcast.ground.errors import P2PCastError
 from p2pcast.ground.limits import MIB
@@ -68,7 +69,7 @@ class Outcome:
         }
 
 
-class Infiltrated(Fleet):
+class Infiltrated(LocalFleet):
     """Two honest peers, and one peer that leads an engine. A malicious rank may have begun another branch, so the hub's
     status decides which version is the newest.
     """
@@ -91,7 +92,7 @@ class Infiltrated(Fleet):
                     waiting.discard(name)
             return not waiting
 
-        await self._until(look, lambda: f"step {self.step} at {', '.join(sorted(waiting))}")
+        await self.until(look, lambda: f"step {self.step} at {', '.join(sorted(waiting))}")
 
     async def memory(self) -> dict[str, int]:
         held = {}

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from netem.emulation.loopback import Net
-from netem.fleet.local_fleet import Fleet
+from netem.fleet.local_fleet import LocalFleet
 from netem.fleet.processes import FleetError
 
 
-async def ended_with(tmp_path: Path, code: int) -> Fleet:
-    fleet = Fleet(tmp_path, Net(1e6), 1, 1, 1, 60.0)
+async def ended_with(tmp_path: Path, code: int) -> LocalFleet:
+    fleet = LocalFleet(tmp_path, Net(1e6), 1, 1, 1, 60.0)
     words = f'import sys; print("the peer\'s last words"); sys.exit({code})'
     fleet._processes.start("p1", [sys.executable, "-c", words]).process.wait()
     return fleet
@@ -34,7 +34,7 @@ async def test_a_peer_without_a_hub_may_end_before_its_signal(tmp_path: Path) ->
 async def test_any_other_end_of_a_leaving_peer_is_an_error(tmp_path: Path, code: int, joined: bool) -> None:
     fleet = await ended_with(tmp_path, code)
     if joined:
-        (tmp_path / "p1").mkdir()
-        (tmp_path / "p1" / "daemon.json").touch()
+        fleet.core.state("p1").mkdir(parents=True)
+        (fleet.core.state("p1") / "daemon.json").touch()
     with pytest.raises(FleetError, match=rf"(?s)p1 ended with {code} on SIGTERM.*the peer's last words"):
         await fleet.leave("p1", 60.0)
