@@ -277,12 +277,13 @@ class LedgerRoutes:
         assert batch is not None
         self._times.taken(batch.step, sum(len(member.results) for member in batch.members), time.monotonic())
         self._rewarded(taken.reward)
-        report = {"groups_played": taken.played, "mean_reward": taken.reward}
         self._events.emit(
-            "batch_taken", batch=batch.id.hex(), step=batch.step, groups=len(batch.members), **report
+            "batch_taken", batch=batch.id.hex(), step=batch.step, groups=len(batch.members),
+            groups_played=taken.played, mean_reward=taken.reward,
         )  # fmt: skip
         response = web.StreamResponse(headers={"Content-Type": MSGPACK})
         await response.prepare(REQUEST.get())
+        report = {"groups_played": taken.played, "mean_reward": taken.reward}
         head = {"batch": batch.id, "step": batch.step, "report": report}
         await response.write(
             packer.pack_map_header(len(head) + 1)
