@@ -161,7 +161,6 @@ def bound() -> Iterator[str]:
         (["seed", "x", "--plaintext", "--listen", "::1:7077"], "goes in brackets"),
         (["join", "[fe80::1%eth0]:7077", "--install", "safetensors:x"], "has a scope"),
         (["seed", "x", "--plaintext", "--chains", "0"], "--chains"),
-        (["join", "hub", "--plaintext"], "--install"),
         (["join", "hub", "--install", "safetensors:x"], "P2PCAST_TOKEN"),
         (["join", "hub", "--install", "safetensors:x", "--token-file", "none"], "token file none"),
         (["token", "create", "--ttl", "soon"], "no span of time"),
@@ -181,6 +180,11 @@ def bound() -> Iterator[str]:
 def test_wrong_usage(p2pcast: Run, tmp_path: Path, words: list[str], said: str) -> None:
     done = p2pcast(*words, cwd=tmp_path, env={"P2PCAST_TOKEN": ""})
     explained(done, USAGE, said)
+    assert sorted(tmp_path.iterdir()) == []
+
+
+def test_join_without_a_target(p2pcast: Run, hub: Hub, tmp_path: Path) -> None:
+    explained(p2pcast("join", hub.address, "--token-file", hub.token_file, cwd=tmp_path), USAGE, "--install")
     assert sorted(tmp_path.iterdir()) == []
 
 
