@@ -4,7 +4,7 @@ A program reads its settings from a frozen dataclass. A field of it is a ``setti
 options make one value. ``options`` makes the options of a command from such a record, in the order of its fields, and
 hands the record to the command. ``table`` makes the keys of one table of a TOML file.
 
-- The option of ``max_lag_s`` is ``--max-lag``. Its variable is P2PCAST, COMMAND and MAX_LAG, joined by underscores.
+- The option of ``max_age_s`` is ``--max-age``. Its variable is P2PCAST, COMMAND and MAX_AGE, joined by underscores.
 - The type comes from the annotation: a number has the setting's range, a ``Literal`` is a choice, a ``bool`` is a flag,
   and a ``tuple[T, ...]`` is repeatable.
 - The error of a wrong value names the option; or the key, and its line in the file.

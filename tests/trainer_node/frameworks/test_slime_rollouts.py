@@ -186,8 +186,8 @@ async def test_a_dead_ledger_ends_the_rollout_with_an_error(tmp_path: Path, monk
     async with filled_ledger(tmp_path, served=FIRST) as ledger, played_hub("0.1") as hub:
         use(monkeypatch, ledger, hub)
         await ledger.publish(FIRST)
-        monkeypatch.setenv("P2PCAST_LEDGER_GIVE_UP_S", "0.5")
-        monkeypatch.setenv("P2PCAST_LEDGER_PATIENCE_S", "0.5")
+        monkeypatch.setenv("P2PCAST_LEDGER_GIVE_UP_S", "5")
+        monkeypatch.setenv("P2PCAST_LEDGER_PATIENCE_S", "5")
         await asyncio.to_thread(trained, arguments(tmp_path), 0, 0, 0)
         await ledger.idle()
         with pytest.raises(RetryableError, match=r"the ledger has had no batch for step \d+ for .* do workers run"):
