@@ -344,7 +344,7 @@ class PointRun:
         live = [version for version in self.world.published if version.branch == self.world.learner.branch]
         if one.session is None:
             terms = Registration(name, 4, "sums", TASK_HASH)
-            one.session = self._ask(name, Ledger.register, f"c{name}", terms)[1]
+            one.session = self._ask(name, Ledger.register, f"c{name}", terms).session
         elif one.rests > 0:
             one.rests -= 1
         elif not one.leases:
