@@ -1,10 +1,11 @@
-"""The event loop of the daemons: uvloop, with a workaround for one of its bugs.
+"""The event loop of the daemons: uvloop, with workarounds for one of its bugs.
 
 uvloop closes a transport's descriptor by number. uvloop detaches the socket object given to ``create_connection`` only
 once the connection is up. If the other side resets the connection earlier, the socket object keeps the number and
 closes it again when collected. By then the number may belong to a file or to the listening socket. (uvloop 0.23; its
-issues 645 and 738 are two other causes of the same fault.) Libraries on this loop pass sockets too, so the workaround
-is in the loop and not in ``transport.dial``.
+issues 645 and 738 are two other causes of the same fault.) The same holds for the file object of a pipe, if the caller
+is cancelled while the pipe is connected. Libraries on this loop pass sockets too, so the workarounds are in the loop
+and not in ``transport.dial``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ T = TypeVar("T")
 
 
 class Loop(uvloop.Loop):  # type: ignore[misc]
-    """uvloop's loop, which takes ownership of every socket given to ``create_connection``."""
+    """uvloop's loop, which takes ownership of every socket and pipe given to it."""
 
     async def create_connection(self, *args: Any, sock: socket.socket | None = None, **options: Any) -> Any:
         """See ``asyncio.loop.create_connection``."""
@@ -31,6 +32,30 @@ class Loop(uvloop.Loop):  # type: ignore[misc]
         finally:
             if sock is not None:
                 sock.detach()
+
+    async def connect_read_pipe(self, protocol_factory: Any, pipe: Any) -> Any:
+        """See ``asyncio.loop.connect_read_pipe``."""
+        return await self._connected(super().connect_read_pipe(protocol_factory, pipe))
+
+    async def connect_write_pipe(self, protocol_factory: Any, pipe: Any) -> Any:
+        """See ``asyncio.loop.connect_write_pipe``."""
+        return await self._connected(super().connect_write_pipe(protocol_factory, pipe))
+
+    async def _connected(self, connecting: Coroutine[Any, Any, tuple[Any, Any]]) -> tuple[Any, Any]:
+        """Transport and protocol. A cancellation waits for the connection, which takes one turn of the loop: then the
+        transport owns the pipe, and closes both.
+        """
+        task, cancelled = self.create_task(connecting), None
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as error:
+                cancelled = error
+        transport, protocol = task.result()
+        if cancelled is not None:
+            transport.close()
+            raise cancelled
+        return transport, protocol
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

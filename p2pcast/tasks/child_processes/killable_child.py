@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgpack
@@ -77,11 +77,10 @@ class KillableChild:
         output = ChildOutput(f"{module.rpartition('.')[2]} {process.pid}")
         transports: list[Any] = []
         try:
-            transports.append(await _connected(loop.connect_write_pipe(asyncio.Protocol, ends.pop(0))))
-            reading = loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), ends.pop(0))
-            transports.append(await _connected(reading))
-            transports.append(await _connected(loop.connect_read_pipe(lambda: output, ends.pop(0))))
-        except BaseException:
+            transports += (await loop.connect_write_pipe(asyncio.Protocol, ends.pop(0)))[:1]
+            transports += (await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), ends.pop(0)))[:1]
+            transports += (await loop.connect_read_pipe(lambda: output, ends.pop(0)))[:1]
+        except BaseException:  # a pipe that was being connected is closed by the event loop
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             for one in (*transports, *ends):
@@ -168,23 +167,6 @@ class KillableChild:
         finally:
             self._output.close()
         await asyncio.sleep(0)  # the transports close their pipes in the loop's next turn
-
-
-async def _connected(connecting: Coroutine[Any, Any, tuple[Any, Any]]) -> Any:
-    """The transport, closed where the caller is cancelled meanwhile. uvloop closes the descriptor of a cancelled
-    connection, and the file object would close it once more. By then the number may be another file's.
-    """
-    task, cancelled = asyncio.ensure_future(connecting), None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    transport, _ = task.result()
-    if cancelled is not None:
-        transport.close()
-        raise cancelled
-    return transport
 
 
 def _pipes(count: int) -> list[tuple[int, int]]:

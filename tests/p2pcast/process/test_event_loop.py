@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 import struct
@@ -83,3 +84,31 @@ print(gc.get_threshold() == usual)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "True", "True", "True"]
+
+
+@pytest.mark.parametrize("turns", range(4))
+@pytest.mark.parametrize("end", ["read", "write"])
+def test_a_pipe_whose_connection_is_cancelled_is_closed(end: str, turns: int):
+    """Collected while open, the pipe would close its number again."""
+    reading, writing = (os.fdopen(number, mode, 0) for number, mode in zip(os.pipe(), ("rb", "wb"), strict=True))
+    mine, other = (reading, writing) if end == "read" else (writing, reading)
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        connect = loop.connect_read_pipe if end == "read" else loop.connect_write_pipe
+        connecting = asyncio.create_task(connect(asyncio.Protocol, mine))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        began = turns > 0
+        connecting.cancel()
+        await asyncio.wait([connecting])
+        if not began:
+            mine.close()
+        elif not connecting.cancelled():
+            connecting.result()[0].close()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    event_loop.run(work())
+    other.close()
+    assert mine.closed
