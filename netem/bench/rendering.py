@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,16 +38,16 @@ def table(rows: Iterable[Row], columns: Columns, title: str | None = None) -> Ta
 Document = dict[str, Any]
 
 
-class Measurement:
+class Measurement(ABC):
     """The base of a measurement's record: a frozen dataclass whose fields are settings, and whose text is the help."""
 
+    @abstractmethod
     def measure(self) -> Document | Iterator[Document]:
         """The document. An iterator gives it again whenever it has grown, and each is written."""
-        raise NotImplementedError
 
+    @abstractmethod
     def shown(self, document: Document) -> Iterator[Table | str]:
         """The tables, and the sentences below them."""
-        raise NotImplementedError
 
     def failed(self, document: Document) -> bool:
         """Whether the command ends with exit code 1."""

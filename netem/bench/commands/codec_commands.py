@@ -335,6 +335,7 @@ class QuantisedMeasurement(Measurement):
             yield table(rows, columns, title)
 
 
-codec, squash, device, quantised = map(
-    command, (CodecMeasurement, SquashMeasurement, DeviceMeasurement, QuantisedMeasurement)
-)
+codec = command(CodecMeasurement)
+squash = command(SquashMeasurement)
+device = command(DeviceMeasurement)
+quantised = command(QuantisedMeasurement)

@@ -160,4 +160,5 @@ class SparseMeasurement(Measurement):
         return not (document["agreement"]["exact"] and document["agreement"]["agrees"])
 
 
-live, sparse = map(command, (LiveMeasurement, SparseMeasurement))
+live = command(LiveMeasurement)
+sparse = command(SparseMeasurement)

@@ -388,14 +388,9 @@ class BroadcastMeasurement(Measurement):
             )
 
 
-relay, catchup, heal, anchors, simulated, broadcast = map(
-    command,
-    (
-        RelayMeasurement,
-        CatchupMeasurement,
-        HealMeasurement,
-        AnchorsMeasurement,
-        SimulatedMeasurement,
-        BroadcastMeasurement,
-    ),
-)
+relay = command(RelayMeasurement)
+catchup = command(CatchupMeasurement)
+heal = command(HealMeasurement)
+anchors = command(AnchorsMeasurement)
+simulated = command(SimulatedMeasurement)
+broadcast = command(BroadcastMeasurement)

@@ -373,7 +373,9 @@ class PlaysMeasurement(Measurement):
         yield table(document["rows"], columns)
 
 
-start, page, publish, plan, ledger, plays = map(
-    command,
-    (StartMeasurement, PageMeasurement, PublishMeasurement, PlanMeasurement, LedgerMeasurement, PlaysMeasurement),
-)
+start = command(StartMeasurement)
+page = command(PageMeasurement)
+publish = command(PublishMeasurement)
+plan = command(PlanMeasurement)
+ledger = command(LedgerMeasurement)
+plays = command(PlaysMeasurement)
