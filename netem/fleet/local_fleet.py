@@ -227,7 +227,8 @@ class LocalFleet:
         if not await self._over(name, deadline_s):
             await self.kill(name)
             raise FleetError(f"{name} did not end within {deadline_s:.0f} s of SIGTERM")
-        if self._processes.children.pop(name).code not in in_order:
+        del self._processes.children[name]
+        if child.code not in in_order:
             raise child.failure(f"{name} ended with {child.code} on SIGTERM")
 
     async def supervise(self) -> None:
@@ -235,7 +236,7 @@ class LocalFleet:
         any other end.
         """
         for name, child in list(self._processes.children.items()):
-            if child.code == EXIT_UNREACHABLE and not self._joined(name):
+            if not child.expected and child.code == EXIT_UNREACHABLE and not self._joined(name):
                 await self.start(name)
         self.still_run()
 

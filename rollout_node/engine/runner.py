@@ -304,12 +304,16 @@ class Runner:
         if dense and not self._take_slot():
             return False
         self._prepared = self.staged = None
-        digests = self._shadow.digests()
+        digests, recorded = self._shadow.digests(), self.installer.committed
         try:
             async with asyncio.timeout(STAGE_S):
                 await self.installer.stage(version, path)
         except TimeoutError:
             raise RetryableError(f"staging version {version} took longer than {STAGE_S:.0f} s") from None
+        finally:
+            # A whole install may switch the engine while it is staged. Those weights are audited after the commit.
+            if self.installer.committed not in (recorded, None):
+                self._trusted, self._digests = False, None
         self._prepared, self.staged = (version, digests), version
         return True
 

@@ -35,6 +35,8 @@ class Target:
         self.needs_shadow = False
         self.away = False
         self.unready_while_committing = False
+        self.switches_while_staging = False
+        """As an engine that can't hold two whole states."""
         self.on_call: Callable[[str], None] = lambda what: None
         self.released = asyncio.Event()
         self.dense = False
@@ -70,6 +72,8 @@ class Target:
         self._staged = None
         await self._call("stage", version)
         self._staged = version
+        if self.switches_while_staging:
+            self.committed, self.holding, self.ready = version, version, False
 
     async def commit(self, version: Version) -> CommitReport:
         if version != self._staged:

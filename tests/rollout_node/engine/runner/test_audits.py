@@ -85,3 +85,28 @@ async def test_on_demand_an_engine_is_audited_and_mended(owner, run):
     assert owner.doubts == 1  # the shadow itself may be wrong
     await until(lambda: runner.holds(TWO))
     assert target.calls.count(("stage", TWO)) == 3  # the staged version may have been lost
+
+
+async def test_an_engine_that_switched_while_staging_has_no_version_before_its_audit(owner, run, monkeypatch):
+    monkeypatch.setattr(module, "RETRY_S", 3600.0)
+    target = Target()
+    runner = run(target)
+    owner.move(ONE)
+    await until(lambda: runner.ready)
+    target.switches_while_staging, target.dense = True, True
+    owner.manual = True
+    owner.move(TWO)
+    await until(lambda: runner.staged == TWO)
+    assert (target.committed, runner.committed, runner.ready) == (TWO, None, False)
+    with pytest.raises(RefusedError, match="no version is in use"):
+        await runner.audit()
+
+    # A commit that fails once and is not needed again takes no engine into use unaudited.
+    target.faults = [("commit", RetryableError("no answer"))]
+    owner.target = TWO
+    runner.wake()
+    await until(lambda: runner.error is not None)
+    assert (runner.committed, runner.ready) == (None, False)
+    runner.wake()
+    await until(lambda: runner.ready)
+    assert target.done[-2:] == [("commit", TWO), ("audit", TWO)]
