@@ -51,7 +51,6 @@ FROZEN = {
 }
 FLAGS = ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--max-model-len", str(PREFILLS[-1] + 8)]
 FLAGS += ["--max-num-batched-tokens", str(PREFILLS[-1] + 8), "--no-enable-chunked-prefill"]
-LONG_TEXTS = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
 pytestmark = pytest.mark.vllm
 
 
@@ -141,14 +140,14 @@ async def prefilled(swarm, peer, server: Server, length: int) -> int:
 
 
 async def test_a_server_through_its_life(swarm, states, servers, p2pcast):
-    model = await asyncio.to_thread(make_model, swarm.folder / "model", tied=True)
+    model = await asyncio.to_thread(make_model, swarm.folder / "model", tied=True, positions=PREFILLS[-1] + 8)
     started = swarm.folder / "started"
     done = await asyncio.to_thread(p2pcast, "quantise", model, "-o", started, "--kind", KIND)
     assert done.returncode == 0, done.stderr
     state = states.read(model)
     files = {p.name: p.read_bytes() for p in model.iterdir() if p.suffix == ".json" and "index" not in p.name}
     (swarm.folder / "a").mkdir(0o700)
-    server = Server(started, swarm.folder / "a", *FLAGS, environment=LONG_TEXTS)
+    server = Server(started, swarm.folder / "a", *FLAGS)
     servers.append(server)
 
     async def verified(version: str, peer) -> None:
@@ -239,6 +238,7 @@ async def test_a_server_through_its_life(swarm, states, servers, p2pcast):
     async with one_off_connections() as http:
         now = [await complete(http, server.url, prompt) for prompt in PROMPTS]
     assert now != before
+    assert len(set(now)) == len(PROMPTS), "the engine reads its prompts"
 
     # The engine computes its head with the embedding. A fresh server unties a head that differs.
     embedding, head = "model.embed_tokens.weight", "lm_head.weight"

@@ -77,8 +77,8 @@ async def fleet(tmp_path: Path, tmpfs: Path, states) -> AsyncIterator[dict[str, 
             token = tmp_path / "token"
             listen = ["--listen", "127.0.0.1:0", "--token-file", token, "--plaintext"]
             await start("hub", "seed", checkpoints, *listen, "--shadow", tmpfs / "hub")
-            match = re.search(r"p2pcast join (\S+:\d+)", found["hub"].log.read_text())
-            assert match is not None, found["hub"].log.read_text()
+            log = found["hub"].log
+            match = await until(lambda: re.search(r"p2pcast join (\S+:\d+)", log.read_text()))
             out = ["--install", f"safetensors:{tmp_path / 'out'}", "--name", "a", "--shadow", tmpfs / "a"]
             await start("peer", "join", match[1], "--token-file", token, "--plaintext", *out)
             hub = found["hub"].address

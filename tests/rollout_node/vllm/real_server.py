@@ -48,13 +48,19 @@ OPTIONS = [
 
 
 def make_model(
-    folder: Path, *, tied: bool = False, dtype: str = "bfloat16", vocabulary: int = 500, layers: int = 2
+    folder: Path,
+    *,
+    tied: bool = False,
+    dtype: str = "bfloat16",
+    vocabulary: int = 500,
+    layers: int = 2,
+    positions: int = 512,
 ) -> Path:
     """A Qwen3 of random weights whose greedy choices don't depend on rounding."""
     script = f"""
 from pathlib import Path
 from netem.fleet.small_model import SmallModel, write_small_model
-form = SmallModel({vocabulary}, layers={layers}, mlp=2, spread=0.3, tied={tied})
+form = SmallModel({vocabulary}, layers={layers}, mlp=2, spread=0.3, tied={tied}, positions={positions})
 write_small_model(Path({str(folder)!r}), form, seed=1, dtype={dtype!r})
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=900, capture_output=True)
