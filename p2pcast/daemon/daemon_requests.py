@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from p2pcast.ground.addresses import is_loopback
+from p2pcast.ground.addresses import http_url, is_loopback
 from p2pcast.ground.errors import LocalError, RefusedError, RetryableError, UsageError
 from p2pcast.ground.plain_text import shown_text, written_text
 from p2pcast.process.daemon_process import state_home
@@ -98,8 +98,7 @@ def ask(
     """One request and its JSON answer. The bearer token is ``token``, or as ``bearer_token`` finds it by ``state`` and
     ``bearer_file``. Raises RetryableError (unreachable, or not done in time), RefusedError, UsageError, LocalError.
     """
-    if not url.startswith(("http://", "https://")):
-        raise UsageError(f"{url!r} is not a URL: write http://HOST:PORT")
+    url = http_url(url, "the daemon's URL")
     headers = {"Content-Type": "application/json"}
     if found := token or bearer_token(url, state, bearer_file):
         headers["Authorization"] = f"Bearer {found}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from typing import Literal, TypeAlias
+from urllib.parse import urlsplit
 
 from p2pcast.ground.errors import UsageError
 
@@ -55,6 +56,20 @@ def parse_address(text: str, *, default_host: str | None = None, default_port: i
     if not is_host(host):
         raise UsageError(f"{text!r}: {host!r} is neither an IP address nor a host name")
     return host, int(port)
+
+
+def http_url(text: str, what: str) -> str:
+    """A base URL with scheme and host, without a slash at its end. ``what``: names the text in errors. Raises
+    UsageError.
+    """
+    try:
+        parts = urlsplit(text)
+        host = parts.hostname if parts.scheme in ("http", "https") and parts.port != 0 else None
+    except ValueError:
+        host = None
+    if not host or not is_host(host) or not text.isprintable() or " " in text:
+        raise UsageError(f"{what}: {text!r} is not a URL: write http://HOST:PORT")
+    return text.rstrip("/")
 
 
 def _ipv6(host: str, text: str) -> str:

@@ -4,7 +4,8 @@ Server and clients encode and decode by the same route. Promises:
 
 - A decoded record has the types, bounds and counts that its annotations state. Counts in msgpack are checked before
   memory is allocated.
-- Unknown fields are ignored, since a newer caller may send more. A field with its default value is left out.
+- Unknown fields are ignored in JSON, since a newer caller may send more. A request in msgpack has none: it may be
+  large, and its records have formats of their own. A field with its default value is left out.
 - Each fault is an error that names the field. A refusal is an error with the ledger's own text.
 
 Ids and hashes are hexadecimal in JSON and binary in msgpack. Pure.
@@ -13,6 +14,7 @@ Ids and hashes are hexadecimal in JSON and binary in msgpack. Pure.
 from __future__ import annotations
 
 import json
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar
 
@@ -21,6 +23,10 @@ from msgspec import Meta
 
 from p2pcast.ground.errors import P2PCastError, RefusedError, RemoteError, RetryableError, UsageError
 from p2pcast.rollouts.probe_set import MAX_PROBE_TOKENS, MAX_SEQUENCES
+
+_SMALL_MAPS: Final = frozenset(bytes([first]) for first in range(0x80, 0x90))
+"""First byte of a map of at most 15 fields. A larger one would take the time of its millions of fields."""
+_BINARY: Final = (bytes, bytearray, memoryview)
 
 Role = Literal["worker", "trainer"]
 MSGPACK: Final = "application/x-msgpack"
@@ -98,6 +104,10 @@ class ApiRequest(ApiRecord, frozen=True, omit_defaults=True):
                 raise TextError(f"{name} has characters that are not printable")
 
 
+class PackedRequest(ApiRecord, frozen=True, forbid_unknown_fields=True):
+    """A request in msgpack, which holds the bytes of records."""
+
+
 class Nothing(ApiRecord, frozen=True, omit_defaults=True):
     """A request or an answer without fields."""
 
@@ -128,12 +138,15 @@ class ApiRoute(Generic[Q, A]):
 
     def read_request(self, body: bytes) -> Q:
         """Raises UsageError."""
+        packs = self.request_type == MSGPACK
+        if packs and body[:1] not in _SMALL_MAPS:
+            raise UsageError("the request's body is not a msgpack map of at most 15 fields")
         try:
             found: Q = self._request.decode(body)
         except msgspec.ValidationError as error:
             raise UsageError(_fault(error, "the request's body")) from None
         except (msgspec.DecodeError, ValueError, RecursionError):
-            what = "msgpack" if self.request_type == MSGPACK else "JSON"
+            what = "msgpack" if packs else "JSON, whose numbers are finite"
             raise UsageError(f"the request's body is not {what}, or nested too deeply") from None
         return found
 
@@ -184,10 +197,23 @@ def hex_of(kind: Any, text: Any) -> bytes:
 
 
 def encoded(record: ApiRecord, kind: str) -> bytes:
-    """``kind``: MSGPACK or JSON."""
+    """``kind``: MSGPACK or JSON. Raises UsageError for a number in JSON that is not finite."""
     if kind == MSGPACK:
-        return msgspec.msgpack.encode(record)
-    return json.dumps(msgspec.to_builtins(record, builtin_types=(bytes,)), default=bytes.hex).encode()
+        return msgspec.msgpack.encode(record, enc_hook=_plain)
+    plain = msgspec.to_builtins(record, builtin_types=_BINARY, enc_hook=_plain)
+    try:
+        return json.dumps(plain, default=lambda value: bytes(value).hex(), allow_nan=False).encode()
+    except ValueError:
+        raise UsageError(f"a number of this {type(record).__name__} is not finite: {record}") from None
+
+
+def _plain(value: Any) -> Any:
+    """A number or text of a type of its own, such as NumPy's. Raises TypeError."""
+    kinds: Sequence[tuple[type, type]] = ((int, numbers.Integral), (float, numbers.Real), (str, str))
+    for kind, known in kinds:
+        if isinstance(value, known):
+            return kind(value)
+    raise TypeError(f"{type(value).__name__} is no type of a request")
 
 
 def _decoder(kind: type[Any], *, packs: bool) -> msgspec.json.Decoder[Any] | msgspec.msgpack.Decoder[Any]:
@@ -197,5 +223,6 @@ def _decoder(kind: type[Any], *, packs: bool) -> msgspec.json.Decoder[Any] | msg
 def _fault(error: Exception, whole: str) -> str:
     """``whole``: names a fault that has no field."""
     text, _, place = str(error).replace("`", "").partition(" - at ")
+    said = text if text[1:2].isupper() else text[:1].lower() + text[1:]
     where = place.removeprefix("$").removeprefix(".")
-    return f"field {where}: {text[:1].lower()}{text[1:]}" if where else f"{whole}: {text[:1].lower()}{text[1:]}"
+    return f"field {where}: {said}" if where else f"{whole}: {said}"

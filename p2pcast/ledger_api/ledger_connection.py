@@ -18,6 +18,7 @@ from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
 from p2pcast.ground import limits
+from p2pcast.ground.addresses import http_url
 from p2pcast.ground.backoff import Backoff
 from p2pcast.ground.errors import LocalError, P2PCastError, RefusedError, RetryableError, UsageError
 from p2pcast.ground.plain_text import written_text
@@ -53,10 +54,8 @@ class LedgerConnection:
         name: str | None = None,
         give_up_s: float | None = None,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError(f"{url!r} is not a URL: write http://HOST:PORT")
-        self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
+        parts = urlsplit(http_url(url, "the ledger's URL"))
+        self._secure, self._host, self._port = parts.scheme == "https", parts.hostname or "", parts.port
         if self._secure != (hub is not None):
             raise UsageError("https and hub belong together: the hub issues the certificate that the ledger asks for")
         self._give_up_s = give_up_s

@@ -18,6 +18,7 @@ from p2pcast.ledger_api.api_route import (
     HexId,
     Name,
     Nothing,
+    PackedRequest,
     Seconds,
     TokenSequences,
     VersionText,
@@ -43,7 +44,7 @@ Gap: TypeAlias = Annotated[float, Meta(ge=0.0, le=MAX_GAP)]
 Divergence: TypeAlias = Annotated[float, Meta(ge=0.0, le=MAX_KL)]
 
 
-class GroupsRequest(ApiRecord, frozen=True):
+class GroupsRequest(PackedRequest, frozen=True):
     """``groups``: bytes of the records."""
 
     groups: Annotated[Sequence[bytes], Meta(max_length=MAX_LIST)]
@@ -194,9 +195,9 @@ class ProbeVerdict(ApiRecord, frozen=True):
     """
 
     id: HexId
-    kl: Divergence | None
-    floor: Divergence | None
     alarm: bool
+    kl: Divergence | None = None
+    floor: Divergence | None = None
 
 
 class JudgeProbesRequest(ApiRecord, frozen=True):

@@ -18,6 +18,7 @@ from p2pcast.ledger_api.api_route import (
     HexId,
     Name,
     Nothing,
+    PackedRequest,
     Seconds,
     TokenSequences,
     VersionText,
@@ -155,7 +156,7 @@ class ReturnRequest(ApiRecord, frozen=True):
     reasons: Annotated[Sequence[LeaseReason], Meta(max_length=MAX_SLOTS)] | None = None
 
 
-class ResultsRequest(ApiRecord, frozen=True):
+class ResultsRequest(PackedRequest, frozen=True):
     """``results``: bytes of the records."""
 
     session: BinaryId

@@ -8,14 +8,13 @@ from pathlib import Path
 import click
 
 from p2pcast.cli.settings import options, setting
-from p2pcast.ground.addresses import show_address
+from p2pcast.ground.addresses import http_url, show_address
 from p2pcast.ground.errors import UsageError
 from p2pcast.process import event_loop
 from rollout_node.commands.work_command import (
     SamplerName,
     adapter_name,
     checked_adapter,
-    http_url,
     ledger_url,
     peer_address,
     sampler_name,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from p2pcast.cli.options import documented, task_names, written
+from p2pcast.ground.addresses import http_url
 from p2pcast.ground.errors import LocalError, RetryableError
 from p2pcast.process import event_loop
 
@@ -73,7 +74,6 @@ def try_task(
     """
     from p2pcast.tasks.child_processes.prompt_reader import first_prompts
     from p2pcast.tasks.task_loader import load_task, missing_settings
-    from rollout_node.commands.work_command import http_url
 
     engine = http_url(engine, "--engine")
     if "tokenizer" in missing_settings(name, Path.cwd()):

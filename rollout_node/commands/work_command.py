@@ -15,7 +15,7 @@ import click
 from p2pcast.cli import shared_settings as shared
 from p2pcast.cli.options import Address
 from p2pcast.cli.settings import options, setting
-from p2pcast.ground.addresses import is_loopback, parse_address, show_address
+from p2pcast.ground.addresses import http_url, is_loopback, parse_address, show_address
 from p2pcast.ground.errors import UsageError
 from p2pcast.ground.limits import MAX_SLOTS, MIB
 from p2pcast.ground.plain_text import written_text
@@ -199,14 +199,6 @@ def work(given: WorkOptions) -> None:
     with nullcontext() if hub is None else state_lock(folder):
         certificate = None if hub is None else NodeCertificate(folder, "worker", name, hub, token)
         event_loop.run(run(certificate))
-
-
-def http_url(text: str, option: str) -> str:
-    """A base URL with scheme and host. Raises UsageError."""
-    parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"{option}: {text!r} is not a URL: write http://HOST:PORT")
-    return text.rstrip("/")
 
 
 def ledger_url(text: str, *, certified: bool) -> str:

@@ -114,6 +114,14 @@ ROLLOUT_TRUST = [
     ),
     Mutation(
         "keeps a connection to the ledger open",
+        "trainer_node/ledger_server/api_server.py",
+        "self._callers.of_role(REQUEST.get(), role)",
+        "pass",
+        "tests/trainer_node/ledger_server/test_api_server.py::"
+        "test_nothing_is_done_for_a_caller_that_was_evicted_before_its_body_came",
+    ),
+    Mutation(
+        "keeps a connection to the ledger open",
         CALLER,
         "if holder.node in evicted:",
         "if False:",

@@ -469,10 +469,24 @@ ROLLOUTS = [
     ),
     Mutation(
         "sends more than the ledger's memory holds",
+        "p2pcast/ledger_api/api_route.py",
+        "if packs and body[:1] not in _SMALL_MAPS:",
+        "if False:",
+        "tests/p2pcast/ledger_api/test_api_records.py::test_a_request_in_msgpack_has_its_own_few_fields_alone",
+    ),
+    Mutation(
+        "sends more than the ledger's memory holds",
+        "p2pcast/ledger_api/api_route.py",
+        "class PackedRequest(ApiRecord, frozen=True, forbid_unknown_fields=True):",
+        "class PackedRequest(ApiRecord, frozen=True):",
+        "tests/p2pcast/ledger_api/test_api_records.py::test_a_request_in_msgpack_has_its_own_few_fields_alone",
+    ),
+    Mutation(
+        "sends more than the ledger's memory holds",
         BUDGET,
         "if size > BODY_BYTES:",
         "if False:",
-        REQUESTS + "test_a_body_above_its_limit_is_refused_unread",
+        REQUESTS + "test_small_results_that_unpack_to_more_than_a_request_are_refused_unread",
     ),
     Mutation(
         "sends more than the ledger's memory holds",

@@ -1,6 +1,7 @@
 """The way of every request to the ledger's HTTP API: the caller's role, a bounded body, a record, and one answer.
 
-Promises: nothing is received before the caller's role is known. A body is bounded before it is read.
+Promises: nothing is received before the caller's role is known, and nothing is done unless it still has that role after
+its body came. A body is bounded before it is read.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ class ApiServer:
         """``handler``: gives the answer's record, or has sent the answer itself."""
 
         async def answer(request: web.Request) -> web.StreamResponse:
-            found = await handler(route.read_request(await read_body(request, JSON_BYTES, BODY_S)))
+            body = await read_body(request, JSON_BYTES, BODY_S)
+            self.check_role(route.role)
+            found = await handler(route.read_request(body))
             return found if isinstance(found, web.StreamResponse) else _response(route, found)
 
         return web.post(route.path, self.answering(answer, route.role))
@@ -86,9 +89,14 @@ class ApiServer:
                 asked = route.read_request(await read_body(request, BODY_BYTES, BODY_S))
                 rows = getattr(asked, field)
                 async with self._unpacked.room(caller, sum(_each(kind.unpacked_bytes, rows, field))):
+                    self.check_role(route.role)
                     return _response(route, await handler(asked, _each(kind.from_bytes, rows, field)))
 
         return web.post(route.path, self.answering(answer, route.role))
+
+    def check_role(self, role: Role) -> None:
+        """Whether the caller of this context's request still has its role. Raises ForbiddenError, RetryableError."""
+        self._callers.of_role(REQUEST.get(), role)
 
     def reading(self, name: str, document: Callable[[], dict[str, Any]]) -> web.RouteDef:
         """``GET /v1/NAME``, for trainers."""

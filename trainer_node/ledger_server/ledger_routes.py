@@ -156,6 +156,7 @@ class LedgerRoutes:
             return None if engine is None else self._known(engine)
 
         async def attempt() -> Grant:
+            self._server.check_role(workers.LEASE.role)
             words = (asked.session, most, served, asked.manifest, staged, known())
             return await self._run(self._executors.urgent, functools.partial(self._ledger.grant, *words))
 

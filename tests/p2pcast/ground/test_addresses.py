@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from p2pcast.ground.addresses import (
     family_of,
+    http_url,
     is_host,
     is_loopback,
     may_be_advertised,
@@ -159,3 +160,18 @@ def test_unreachable_hosts_are_refused_as_options(host) -> None:
 def test_addresses_are_announced_without_a_scope() -> None:
     assert unscoped("fe80::1%eth0") == "fe80::1"
     assert unscoped("10.0.0.1") == "10.0.0.1"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "host:1", "ftp://a", "http://", "//a", "http://a..b", f"http://{'a' * 64}:1", "http://[::g]", "http://a:99999",
+     "http://a:x", "http://a b", "http://a\n", "http://é", "http://a:0"],
+)  # fmt: skip
+def test_a_text_that_no_client_can_reach_is_no_url(text) -> None:
+    with pytest.raises(UsageError, match=r"OPTION: .* is not a URL: write http://HOST:PORT"):
+        http_url(text, "OPTION")
+
+
+@pytest.mark.parametrize("text", ["http://a", "https://a_b.c:1/v1/", "http://[::1]:8000", "http://127.0.0.1:1"])
+def test_a_url_loses_its_last_slash_alone(text) -> None:
+    assert http_url(text, "OPTION") == text.removesuffix("/")

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import msgpack
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,6 +99,45 @@ def test_a_claimed_length_takes_no_memory() -> None:
         worker_api.RESULTS.read_request(claims)
 
 
+PACKED = b"\x82\xa7session\xc4\x10" + bytes(16) + b"\xa7results\x90"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"\xdf\x00\x10\x00\x00" + PACKED[1:], "not a msgpack map of at most 15 fields"),
+        (b"\x90", "not a msgpack map of at most 15 fields"),
+        (b"", "not a msgpack map of at most 15 fields"),
+        (b"\x83\xa5later\xdd\x00\x10\x00\x00" + PACKED[1:], "object contains unknown field later"),
+    ],
+)
+def test_a_request_in_msgpack_has_its_own_few_fields_alone(body: bytes, said: str) -> None:
+    """A field that is skipped takes the time of all that it holds."""
+    assert worker_api.RESULTS.read_request(PACKED) == worker_api.ResultsRequest(bytes(16), [])
+    with pytest.raises(UsageError, match=said):
+        worker_api.RESULTS.read_request(body)
+
+
+def test_numbers_and_bytes_of_other_types_are_written_as_their_own() -> None:
+    report = trainer_api.ReportAuditRequest(bytes(16), bytes(16), 0.5, 2.0, agrees=True)
+    for gap, largest in ((np.float64(0.5), np.int64(2)), (np.float32(0.5), np.float16(2))):
+        other: Sequence[Any] = (bytearray(16), memoryview(bytes(16)), gap, largest)
+        written = trainer_api.ReportAuditRequest(*other, agrees=True)
+        assert trainer_api.REPORT_AUDIT.read_request(trainer_api.REPORT_AUDIT.request(written)) == report
+    packed: Any = worker_api.ResultsRequest(bytearray(16), [memoryview(b"a")])
+    assert worker_api.RESULTS.read_request(worker_api.RESULTS.request(packed)).results == [b"a"]
+
+
+@pytest.mark.parametrize("gap", [math.nan, math.inf])
+def test_a_number_that_is_not_finite_is_refused_on_both_sides(gap: float) -> None:
+    report = trainer_api.ReportAuditRequest(bytes(16), bytes(16), 0.5, gap, agrees=True)
+    with pytest.raises(UsageError, match="a number of this ReportAuditRequest is not finite"):
+        trainer_api.REPORT_AUDIT.request(report)
+    body = {"job": ID, "lease": ID, "mean_gap": 0.5, "largest_gap": gap, "agrees": True}
+    with pytest.raises(UsageError, match="JSON, whose numbers are finite"):
+        trainer_api.REPORT_AUDIT.read_request(json.dumps(body).encode())
+
+
 BEAT = {"lease": ID, "tokens": 1}
 
 
@@ -122,7 +162,7 @@ def test_a_fault_is_named_with_its_place(rows: Any, said: str) -> None:
     assert str(found.value) == said
 
 
-def test_unknown_fields_are_ignored_and_null_is_left_out() -> None:
+def test_unknown_fields_of_json_are_ignored_and_null_is_left_out() -> None:
     asked = {"session": ID, "slots": 1, "served": "0.1", "manifest": "0" * 64, "staged": None, "of_later": [{}]}
     found = worker_api.LEASE.read_request(json.dumps(asked).encode())
     assert found == worker_api.LeaseRequest(bytes(16), "0.1", bytes(32), 1)

@@ -4,7 +4,7 @@ import pytest
 
 from p2pcast.cli.settings import made
 from p2pcast.ground.errors import UsageError
-from rollout_node.commands.work_command import WorkOptions, http_url, ledger_url, work
+from rollout_node.commands.work_command import WorkOptions, ledger_url, work
 
 
 @pytest.mark.parametrize("text", ["http://10.1.2.3:7079", "10.1.2.3:7079", "http://ledger.example", "ledger.example:1"])
@@ -43,10 +43,10 @@ def test_https_and_certificates_come_together(text: str, certified: bool) -> Non
         ledger_url(text, certified=certified)
 
 
-@pytest.mark.parametrize("text", ["localhost", "ftp://a", "http://", "//a"])
+@pytest.mark.parametrize("text", ["http://", "ftp://a", "http://a..b"])
 def test_a_text_without_scheme_and_host_is_no_url(text: str) -> None:
     with pytest.raises(UsageError, match="is not a URL"):
-        http_url(text, "--engine")
+        ledger_url(text, certified=False)
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ class EngineProbes:
             mine = self._scores.get(version.step)
             lineage = self._first_branch is not None and version.branch >= self._first_branch
         if mine is None or not lineage:  # of a process before this one, or too old
-            return ProbeVerdict(one.id, None, None, alarm=False)
+            return ProbeVerdict(one.id, alarm=False)
         with self._lock:
             self._unprobed = 0
         kl, floor, alarm = self._rule.judge(version, divergence(mine, one.scores))
@@ -166,7 +166,7 @@ class EngineProbes:
                 "floor %s; compare with `p2pcast verify --live`",
                 one.engine, one.worker, version, kl, "not measured yet" if floor is None else f"{floor:.3g}",
             )  # fmt: skip
-        return ProbeVerdict(one.id, kl, floor, alarm)
+        return ProbeVerdict(one.id, alarm, kl, floor)
 
     def _run(self) -> None:
         while True:

@@ -84,10 +84,10 @@ def test_begin_and_end_of_an_alarm_are_told_once() -> None:
         version = Version(0, step)
         assert asked(desk, version)
         desk.answer(b"w", SETS[0].id, scored(step, version=version))
-        found = desk.judge(ProbeVerdict(scored(step).id, kl, 1e-6, alarm))
+        found = desk.judge(ProbeVerdict(scored(step).id, alarm, kl, 1e-6))
         assert found is not None
         told.append((found.began, found.ended))
-        assert desk.judge(ProbeVerdict(scored(step).id, kl, 1e-6, alarm)) is None, "a repeated verdict tells nothing"
+        assert desk.judge(ProbeVerdict(scored(step).id, alarm, kl, 1e-6)) is None, "a repeated verdict tells nothing"
     assert told == [(False, False), (True, False), (False, False), (False, True), (True, False)]
     assert desk.alarms == 2
     assert desk.document()["alarm"] == 1
@@ -101,7 +101,7 @@ def test_scores_that_cannot_be_compared_tell_nothing() -> None:
     desk.put(SETS[0])
     assert asked(desk)
     desk.answer(b"w", SETS[0].id, scored(1))
-    assert desk.judge(ProbeVerdict(scored(1).id, None, None, alarm=False)) is None
+    assert desk.judge(ProbeVerdict(scored(1).id, alarm=False)) is None
     assert desk.read(SETS[0].id) == []
     assert desk.newest() == []
 
@@ -174,7 +174,7 @@ class Crowd(RuleBasedStateMachine):
     def judge(self, alarm: bool) -> None:
         waiting = [] if self.desk.probe_set is None else self.desk.read(self.desk.probe_set.id) or []
         for one in waiting:
-            found = self.desk.judge(ProbeVerdict(one.id, 1.0, 1.0, alarm))
+            found = self.desk.judge(ProbeVerdict(one.id, alarm, 1.0, 1.0))
             assert found is not None
             assert found.worker == one.worker
 
