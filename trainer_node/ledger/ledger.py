@@ -74,7 +74,7 @@ def _waits(taken: batch_transitions.Taken | None) -> bool:
 class Ledger:
     """``now``: seconds from any origin; a step back counts as no time. ``shared_commits``: calls of several threads
     share commits; otherwise one thread at a time may call. ``draw``: a number from 0, below 1, that no worker can
-    predict.
+    predict. ``happened``: called in the caller's thread after each commit of a transition that reports acts.
     """
 
     def __init__(
@@ -86,6 +86,7 @@ class Ledger:
         new_id: Callable[[], bytes] = _new_id,
         shared_commits: bool = False,
         draw: Callable[[], float] = _DRAW,
+        happened: Callable[[Counter[tuple[str, ...]]], object] = lambda counts: None,
     ) -> None:
         self._store = store
         self._policy = policy
@@ -95,14 +96,7 @@ class Ledger:
         self._leased = LeasedJobs()
         self._drained = DrainedWorkers()
         self._audits = AuditSample(secrets.randbelow)
-        self.happened: Callable[[Counter[tuple[str, ...]]], object] = lambda counts: None
-        """Called in the caller's thread after each commit of a transition that did something to tell of."""
-        self.ran_short: Callable[[str, BaseException], object] = lambda short, error: None
-        """Called in the thread of a write that failed, with the shortage of the machine and the error. ``check_room``
-        says when there is room again.
-        """
-        store.ran_short = lambda short, error: self.ran_short(short, error)
-        self._transitions = Transitions(store, self._rates, now, lambda counts: self.happened(counts))
+        self._transitions = Transitions(store, self._rates, now, happened)
         dropped = self._transitions.start(
             lambda conn, now: job_groups.enter_task(conn, now, policy.task_hash), shared_commits=shared_commits
         )

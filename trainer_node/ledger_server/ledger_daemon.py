@@ -126,10 +126,33 @@ class LedgerConfig:
     check_memory_bytes: int = 2 * limits.GIB
 
 
+class LedgerNotices:
+    """What the ledger's threads tell the event loop. It is made on the loop, before the ledger."""
+
+    def __init__(self, events: Events, tasks: Tasks) -> None:
+        self.events, self.tasks = events, tasks
+        self.queue = LeaseQueue()
+        self.ledger_events = LedgerEvents(events, SILENT_S)
+        self._loop = asyncio.get_running_loop()
+
+    def happened(self, counts: Mapping[tuple[str, ...], int]) -> None:
+        """In a thread, after a commit."""
+        self._loop.call_soon_threadsafe(self._add, counts)
+
+    def ran_short(self, short: str, error: BaseException) -> None:
+        """In a thread, for a write that failed for a shortage of the machine."""
+        self._loop.call_soon_threadsafe(self.tasks.note_shortage, DISK, short, error)
+
+    def _add(self, counts: Mapping[tuple[str, ...], int]) -> None:
+        if self.ledger_events.add(counts):
+            self.queue.changed()
+
+
 class LedgerDaemon:
     def __init__(
-        self, config: LedgerConfig, ledger: Ledger, events: Events, tasks: Tasks, certificate: NodeCertificate | None
+        self, config: LedgerConfig, ledger: Ledger, notices: LedgerNotices, certificate: NodeCertificate | None
     ) -> None:
+        events, tasks = notices.events, notices.tasks
         self._certificate = certificate
         self.secure_address: tuple[str, int] | None = None
         self._config, self._ledger, self._tasks = config, ledger, tasks
@@ -142,14 +165,13 @@ class LedgerDaemon:
             check_s=config.check_s,
             memory_bytes=config.check_memory_bytes,
         )
-        self._queue = LeaseQueue()
+        self._queue, self._ledger_events = notices.queue, notices.ledger_events
         self._heartbeats = HeartbeatBatch(self._beat)
         self._follower: VersionFollower | None = None
         self._feeder: PromptFeeder | None = None
         self._prompts: PromptReader | None = None
         self._retried = RetriedWork(events, tasks)
         self._events = events
-        self._ledger_events = LedgerEvents(events, SILENT_S)
         self._times = LearnerTimes()
         self._probes = ProbeDesk()
         self._regions = EngineRegions(self._region_of)
@@ -204,11 +226,6 @@ class LedgerDaemon:
     async def run(self) -> None:
         note_daemon(role="ledger", name=socket.gethostname())
         self._note_run()
-        loop = asyncio.get_running_loop()
-        self._ledger.happened = lambda counts: loop.call_soon_threadsafe(self._happened, counts)
-        self._ledger.ran_short = lambda short, error: loop.call_soon_threadsafe(
-            self._tasks.note_shortage, DISK, short, error
-        )
         await self.view.renew()
         await self.http.start(*self._config.http)
         if self._certificate is not None and self._config.listen is not None:
@@ -282,10 +299,6 @@ class LedgerDaemon:
 
     async def _beat(self, beats: Sequence[Beat]) -> list[list[Held] | None]:
         return await self._call(self._ledger.heartbeats, beats)
-
-    def _happened(self, counts: Mapping[tuple[str, ...], int]) -> None:
-        if self._ledger_events.add(counts):
-            self._queue.changed()
 
     async def _learn(self, versions: Collection[Version]) -> None:
         """Raises RetryableError for whatever the hub answers: the caller is not at fault."""
@@ -394,9 +407,10 @@ async def opened(config: LedgerConfig) -> AsyncIterator[LedgerDaemon]:
     events = Events()
     tasks = Tasks(events)
     with state_lock(config.state), tasks.watching():
-        store = Store(config.state, config.database)
+        notices = LedgerNotices(events, tasks)
+        store = Store(config.state, config.database, ran_short=notices.ran_short)
         try:
-            ledger = Ledger(store, config.policy, shared_commits=True)
+            ledger = Ledger(store, config.policy, shared_commits=True, happened=notices.happened)
         except BaseException:
             store.close()
             raise
@@ -407,7 +421,7 @@ async def opened(config: LedgerConfig) -> AsyncIterator[LedgerDaemon]:
                 if source is None
                 else NodeCertificate(config.state, "ledger", source.name, source.hub, source.token)
             )
-            daemon = LedgerDaemon(config, ledger, events, tasks, certificate)
+            daemon = LedgerDaemon(config, ledger, notices, certificate)
             try:
                 yield daemon
             finally:

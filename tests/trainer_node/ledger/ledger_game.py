@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -72,7 +74,10 @@ class Game:
     def start(self) -> None:
         """Open the ledger, as a new process would."""
         self.store = self._opened()
-        self.ledger = Ledger(self.store, self.policy, now=lambda: self.source_s, shared_commits=self._shared)
+        self.told: Counter[Any] = Counter()
+        """Everything that happened since the process's start, with its number."""
+        shared, told = self._shared, self.told.update
+        self.ledger = Ledger(self.store, self.policy, now=lambda: self.source_s, shared_commits=shared, happened=told)
 
     @property
     def version(self) -> Version:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,23 +12,14 @@ from tests.trainer_node.ledger.ledger_game import Game
 from trainer_node.ledger.database.ledger_store import Store
 
 
-class WatchedGame(Game):
-    """``told``: everything that happened, with its number."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(lambda: Store(folder))
-        self.told: Counter[Any] = Counter()
-        self.ledger.happened = self.told.update
-
-
 @pytest.fixture
-def game(tmp_path: Path) -> Iterator[WatchedGame]:
-    made = WatchedGame(tmp_path)
+def game(tmp_path: Path) -> Iterator[Game]:
+    made = Game(lambda: Store(tmp_path))
     yield made
     made.ledger.close()
 
 
-def test_leases_that_expire_within_anothers_request_are_told(game: WatchedGame) -> None:
+def test_leases_that_expire_within_anothers_request_are_told(game: Game) -> None:
     """The requests that wait for their jobs must be woken."""
     lost, other = game.join("lost"), game.join("other")
     game.add(1)
@@ -40,7 +29,7 @@ def test_leases_that_expire_within_anothers_request_are_told(game: WatchedGame) 
     assert game.told == {("leases_expired", "lost"): 3}
 
 
-def test_rejections_and_drops_are_told_by_reason(game: WatchedGame) -> None:
+def test_rejections_and_drops_are_told_by_reason(game: Game) -> None:
     session = game.join("w")
     game.add(2)
     leases = game.lease(session, 6)
@@ -51,7 +40,7 @@ def test_rejections_and_drops_are_told_by_reason(game: WatchedGame) -> None:
     assert game.told == {("results_rejected", "w", "malformed"): 1, ("groups_dropped", "equal rewards"): 1}
 
 
-def test_a_transition_that_fails_tells_nothing(game: WatchedGame) -> None:
+def test_a_transition_that_fails_tells_nothing(game: Game) -> None:
     session = game.join("w")
     game.add(1)
     game.lease(session, 3)

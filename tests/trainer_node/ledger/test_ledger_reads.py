@@ -107,7 +107,7 @@ def test_groups_are_deleted_in_parts(game: Game, monkeypatch: pytest.MonkeyPatch
         conn.execute(update(db.batches).values(state="trained"))
         conn.execute(update(db.groups).where(db.groups.c.state != "open").values(state="trained"))
     commits: list[int] = []
-    game.store.committed, keep = lambda: (commits.append(1), keep()), game.store.committed
+    game.store.boundary = lambda point: commits.append(1) if point == "after commit" else None
     game.ledger.prune()
     assert len(commits) > 3, "all groups were deleted in one transition"
     assert set(game.ledger.status()["groups"]) <= {"open", "waiting"}

@@ -24,7 +24,6 @@ from trainer_node.ledger.database.body_segments import SEGMENT_BYTES, Segments
 from trainer_node.ledger.database.ledger_schema import SCHEMA, meta, metadata
 
 Boundary = Callable[[str], None]
-Hook = Callable[[], None]
 SQLITE = "ledger.db"
 CONNECT_S = 10
 """Seconds after which an attempt to reach PostgreSQL has failed, unless the URL names others."""
@@ -38,12 +37,15 @@ def _no_boundary(_: str) -> None:
     return None
 
 
-def _no_hook() -> None:
+def _no_short(_: str, __: BaseException) -> None:
     return None
 
 
 class Store:
-    """``folder``: of segment files, and of the SQLite database unless ``database``, a URL, names another."""
+    """``folder``: of segment files, and of the SQLite database unless ``database``, a URL, names another.
+
+    ``ran_short``: called in the thread of a write that failed, with the shortage of the machine and the error.
+    """
 
     def __init__(
         self,
@@ -52,6 +54,7 @@ class Store:
         *,
         boundary: Boundary = _no_boundary,
         segment_bytes: int = SEGMENT_BYTES,
+        ran_short: Callable[[str, BaseException], object] = _no_short,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._lock_fd = _locked(folder)
@@ -64,14 +67,9 @@ class Store:
         else:
             _own_postgresql(self._engine)
         self.boundary = boundary
-        self.committed: Hook = _no_hook
-        """Called in the writer's thread after each commit, before any further transaction."""
-        self.rolled_back: Hook = _no_hook
-        """Called in the writer's thread after each transaction that failed, before any further one."""
         self.short: str | None = None
         """The shortage of the machine when a write failed; None again once ``check_room`` has succeeded."""
-        self.ran_short: Callable[[str, BaseException], object] = lambda short, error: None
-        """Called in the thread of the write whenever ``short`` is set."""
+        self._ran_short = ran_short
         try:
             self.connection: Connection = self._engine.connect()
             self._create()
@@ -105,10 +103,8 @@ class Store:
                 self.boundary("before commit")
         except BaseException as error:
             self.segments.rolled_back()
-            self.rolled_back()
             self.note_failure(error)
             raise
-        self.committed()
         self.boundary("after commit")
 
     @contextmanager
@@ -121,7 +117,7 @@ class Store:
         """A write of a transaction, or of one of its calls, has failed."""
         if (short := shortage(error)) is not None:
             self.short = short
-            self.ran_short(short, error)
+            self._ran_short(short, error)
 
     def close(self) -> None:
         self.segments.close()

@@ -14,12 +14,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
 from p2pcast.ground.errors import LocalError
-from trainer_node.ledger.database.ledger_store import Store, database_errors
+from trainer_node.ledger.database.ledger_store import database_errors
 
 SHARE_S = 0.005
 """Seconds that a commit waits for further calls."""
@@ -33,10 +34,18 @@ _Call = tuple[Callable[[Connection], Any], "Future[Any]"]
 
 
 class SharedTransactions:
-    """``call_s``: seconds after which a caller stops waiting."""
+    """``transaction``: begins one, and commits it at the end of its block. ``failed``: called with the error of a call
+    that was taken out of its transaction. ``call_s``: seconds after which a caller stops waiting.
+    """
 
-    def __init__(self, store: Store, *, call_s: float = CALL_S) -> None:
-        self._store = store
+    def __init__(
+        self,
+        transaction: Callable[[], AbstractContextManager[Connection]],
+        failed: Callable[[BaseException], object],
+        *,
+        call_s: float = CALL_S,
+    ) -> None:
+        self._transaction, self._failed = transaction, failed
         self._call_s = call_s
         self._urgent, self._ordinary = deque[_Call](), deque[_Call]()
         self._arrived = threading.Semaphore(0)
@@ -103,7 +112,7 @@ class SharedTransactions:
         done: list[tuple[Any, BaseException | None]] = []
         until_s = time.monotonic() + COMMIT_S
         try:
-            with self._store.transaction() as conn:
+            with self._transaction() as conn:
                 # Without a savepoint: no other call shares the transaction if this one fails.
                 done += [(transition(conn), None) for transition, _ in calls]
                 while time.monotonic() <= until_s and (self._urgent or (self._ordinary and not urgent)):
@@ -127,5 +136,5 @@ class SharedTransactions:
             with database_errors(), conn.begin_nested():
                 return transition(conn), None
         except Exception as error:  # noqa: BLE001 - it is the caller's
-            self._store.note_failure(error)
+            self._failed(error)
             return None, error

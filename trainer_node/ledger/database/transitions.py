@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 from sqlalchemy import Connection, select, update
@@ -53,18 +54,27 @@ class Transitions:
         self._source, self._clock = now, LedgerClock(now, 0.0)
         self._clock_turn = threading.Lock()
         """Reads ask for the time beside the writer."""
-        store.committed, store.rolled_back = measured.keep, lambda: self._undo(0)
 
     def start(self, first: Callable[[Connection, Present], T], *, shared_commits: bool) -> T:
         """The first transition, at the time that earlier processes ran. ``shared_commits``: from then on calls of
         several threads share commits; otherwise one thread at a time may call.
         """
-        with self._store.transaction() as conn:
+        with self._transaction() as conn:
             self._clock = LedgerClock(self._source, conn.scalars(select(db.meta.c.ran_s)).one())
             found = first(conn, self._present.read(conn, self._now_s()))
         if shared_commits:
-            self._commits = SharedTransactions(self._store)
+            self._commits = SharedTransactions(self._transaction, self._store.note_failure)
         return found
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        try:
+            with self._store.transaction() as conn:
+                yield conn
+        except BaseException:
+            self._undo(0)
+            raise
+        self._measured.keep()
 
     def call(self, transition: Callable[[Connection], T], *, urgent: bool = False) -> T:
         """A transition that needs no present."""
@@ -79,7 +89,7 @@ class Transitions:
 
         if self._commits is not None:
             return self._commits.call(undone_on_failure, urgent=urgent)
-        with self._store.transaction() as conn:
+        with self._transaction() as conn:
             return undone_on_failure(conn)
 
     def at_present(self, transition: Callable[[Connection, Present], T], *, urgent: bool = False) -> T:

@@ -35,6 +35,10 @@ def opened(folder: Path) -> Store:
     return made
 
 
+def shared(store: Store, **limits: float) -> SharedTransactions:
+    return SharedTransactions(lambda: store.transaction(), store.note_failure, **limits)
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     made = opened(tmp_path)
@@ -79,8 +83,8 @@ class Blocker:
 
 
 def test_calls_of_many_threads_each_take_effect_once(store: Store) -> None:
-    commits, made = SharedTransactions(store), []
-    store.committed = lambda: made.append(1)
+    commits, made = shared(store), []
+    store.boundary = lambda point: made.append(1) if point == "after commit" else None
 
     def call(thread: int) -> None:
         for number in range(CALLS):
@@ -94,7 +98,7 @@ def test_calls_of_many_threads_each_take_effect_once(store: Store) -> None:
 
 
 def test_failing_call_disturbs_no_other(store: Store) -> None:
-    commits = SharedTransactions(store)
+    commits = shared(store)
     places: dict[int, Place | None] = {}
 
     def call(number: int) -> None:
@@ -119,7 +123,7 @@ def test_failing_call_disturbs_no_other(store: Store) -> None:
 
 
 def test_failing_commit_fails_every_call_and_leaves_nothing(store: Store) -> None:
-    commits = SharedTransactions(store)
+    commits = shared(store)
 
     def fail(point: str) -> None:
         if point == "before commit":
@@ -140,7 +144,7 @@ def test_failing_commit_fails_every_call_and_leaves_nothing(store: Store) -> Non
 
 
 def test_call_that_was_not_begun_in_time_never_takes_effect(store: Store) -> None:
-    commits = SharedTransactions(store, call_s=0.05)
+    commits = shared(store, call_s=0.05)
     blocker = Blocker(commits)
     with pytest.raises(LocalError, match="behind"):
         commits.call(write(store, "late"))
@@ -151,9 +155,9 @@ def test_call_that_was_not_begun_in_time_never_takes_effect(store: Store) -> Non
 
 def committed(store: Store, calls: dict[str, bool]) -> list[str]:
     """Names of calls and commits in the order of their work. ``calls``: waiting ones by name, and whether urgent."""
-    commits, order = SharedTransactions(store), list[str]()
+    commits, order = shared(store), list[str]()
     blocker = Blocker(commits)
-    store.committed = lambda: order.append("commit")
+    store.boundary = lambda point: order.append("commit") if point == "after commit" else None
 
     def call(name: str, *, urgent: bool) -> None:
         commits.call(lambda _: order.append(name), urgent=urgent)
@@ -180,7 +184,7 @@ def test_endless_urgent_calls_leave_turns_to_ordinary_calls(store: Store, monkey
 
 
 def test_calls_before_the_end_are_committed_and_later_calls_refused(store: Store) -> None:
-    commits = SharedTransactions(store)
+    commits = shared(store)
     commits.call(write(store, "before"))
     commits.close()
     commits.close()
@@ -195,7 +199,7 @@ def test_calls_before_the_end_are_committed_and_later_calls_refused(store: Store
 def test_body_of_a_call_that_failed_cuts_no_other_off(tmp_path: Path) -> None:
     """Bodies without rows lie between others: the next process keeps all that have rows."""
     store = opened(tmp_path)
-    commits, places = SharedTransactions(store), {}
+    commits, places = shared(store), {}
     for number in range(20):
         if number % 2:
             places[number] = commits.call(write(store, str(number), b"body %d" % number))
@@ -341,7 +345,7 @@ def test_many_threads_at_one_ledger_lose_and_double_nothing(game: Game) -> None:
 
 
 def test_call_whose_transaction_does_not_begin_fails_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    commits, began = SharedTransactions(store), store.transaction
+    commits, began = shared(store), store.transaction
 
     @contextlib.contextmanager
     def no_transaction() -> Iterator[Connection]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -33,16 +32,10 @@ def give_back(game: Game, session: bytes, leases: list[Leased], why: Returned | 
     game.ledger.give_back(session, [one.lease for one in leases], reasons)
 
 
-def listening(game: Game) -> Counter[tuple[str, ...]]:
-    told: Counter[tuple[str, ...]] = Counter()
-    game.ledger.happened = told.update
-    return told
-
-
 @pytest.mark.parametrize("reason", AT_FAULT)
 def test_a_job_that_three_workers_cannot_play_is_rejected_with_its_group(play: Play, reason: ReturnReason) -> None:
     game = play()
-    told = listening(game)
+    told = game.told
     bad, good = group(901), group(902)
     source = "prompt 12 (problems.jsonl, row 13) of seed 7"
     game.ledger.add_prompts(7, Passed(0, 2, [bad, good], sources={bad.id: source}))
@@ -63,7 +56,7 @@ def test_a_job_that_three_workers_cannot_play_is_rejected_with_its_group(play: P
 
 def test_a_group_that_a_trainer_added_is_named_by_its_id(play: Play) -> None:
     game = play()
-    told = listening(game)
+    told = game.told
     (bad,) = game.add(1)
     for name in "abc":
         session = game.join(name)
