@@ -127,7 +127,7 @@ class LedgerConfig:
 
 
 class LedgerNotices:
-    """What the ledger's threads tell the event loop. It is made on the loop, before the ledger."""
+    """Passes notices of the ledger's threads to the event loop, on which it is made."""
 
     def __init__(self, events: Events, tasks: Tasks) -> None:
         self.events, self.tasks = events, tasks
@@ -136,11 +136,11 @@ class LedgerNotices:
         self._loop = asyncio.get_running_loop()
 
     def happened(self, counts: Mapping[tuple[str, ...], int]) -> None:
-        """In a thread, after a commit."""
+        """Called in a thread, after a commit."""
         self._loop.call_soon_threadsafe(self._add, counts)
 
     def ran_short(self, short: str, error: BaseException) -> None:
-        """In a thread, for a write that failed for a shortage of the machine."""
+        """Called in a thread, after a write failed for a shortage of the machine."""
         self._loop.call_soon_threadsafe(self.tasks.note_shortage, DISK, short, error)
 
     def _add(self, counts: Mapping[tuple[str, ...], int]) -> None:
