@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -54,14 +55,21 @@ def _wait(commit_safe_point: SafePoint, drain_timeout_s: float) -> Wait:
     return Wait(commit_safe_point, drain_timeout_s)
 
 
+def _no_mirror(given: Mapping[str, Any]) -> None:
+    if given["hub"] is None:
+        raise UsageError("no hub to join: give HUB, or the run's mirror with --from URL")
+
+
 def _engine(engine: str | None, role: Role | None) -> tuple[str, Role] | None:
-    if engine is not None and not 1 <= len(engine) <= limits.MAX_SPAN_NAME:
-        raise UsageError(f"--engine: a name has 1 to {limits.MAX_SPAN_NAME} characters")
-    if engine is not None and role is not None:
-        return engine, role
-    if engine is None and role is None:
+    if (engine is None) != (role is None):
+        raise UsageError(
+            "--engine NAME and --role lead or --role member go together: one engine, workers on several hosts"
+        )
+    if engine is None or role is None:
         return None
-    raise UsageError("--engine NAME and --role lead or --role member go together: one engine, workers on several hosts")
+    if not 1 <= len(engine) <= limits.MAX_SPAN_NAME:
+        raise UsageError(f"--engine: a name has 1 to {limits.MAX_SPAN_NAME} characters")
+    return engine, role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +82,7 @@ class PeerConfig:
         "The run's mirror, s3://BUCKET/PREFIX or file:///FOLDER; the source of versions when the hub is unreachable.",
         flag="from",
         metavar="URL",
+        absent=_no_mirror,
     )
     token: JoinToken = part(
         shared.join_token,
@@ -198,8 +207,6 @@ class PeerConfig:
 
     def checked(self) -> PeerConfig:
         """Raises UsageError for settings that do not fit together."""
-        if self.hub is None and self.mirror is None:
-            raise UsageError("no hub to join: give HUB, or the run's mirror with --from URL")
         if self.hub is None and self.engine is not None:
             raise UsageError("--engine needs HUB: members learn their lead's address from the hub")
         spans = sum(target.startswith(SPANS) for target in self.targets)

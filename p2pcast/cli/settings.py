@@ -86,7 +86,9 @@ class Setting:
             attributes["required"] = True
         if how.get("argument"):
             return click.argument(self.name, **attributes)
-        attributes |= {"help": self.help, "show_default": how.get("show"), "is_flag": self.hint is bool}
+        # Of an option that is said to be no flag, click takes the value for optional.
+        is_flag = self.hint is bool or None
+        attributes |= {"help": self.help, "show_default": how.get("show"), "is_flag": is_flag}
         return click.option(f"--{flag}", self.name, multiple=_is_several(self.hint), **attributes)
 
     def _type(self) -> click.ParamType[Any]:

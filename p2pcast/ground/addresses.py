@@ -64,10 +64,11 @@ def http_url(text: str, what: str) -> str:
     """
     try:
         parts = urlsplit(text)
-        host = parts.hostname if parts.scheme in ("http", "https") and parts.port != 0 else None
+        known = parts.scheme in ("http", "https") and parts.port != 0
+        host = (parts.hostname or "").encode("idna") if known else b""
     except ValueError:
-        host = None
-    if not host or not is_host(host) or not text.isprintable() or " " in text:
+        host = b""
+    if not host or not text.isprintable() or " " in text:
         raise UsageError(f"{what}: {text!r} is not a URL: write http://HOST:PORT")
     return text.rstrip("/")
 

@@ -59,6 +59,13 @@ def test_a_record_without_words_has_the_defaults_of_the_fields() -> None:
     assert (direct.rate_bps, direct.kept_bytes, direct.cached, direct.inner) == (8000.0, 4096, True, 7)
 
 
+@pytest.mark.parametrize("words", [["--must"], ["--must", "a", "--folder"], ["--must", "a", "--rate"]])
+def test_no_option_goes_without_its_value(words: list[str]) -> None:
+    with pytest.raises(click.BadOptionUsage, match="requires an argument"):
+        parsed(*words)
+    assert parsed("--must", "-a", "--folder", "-b").folder == Path("-b")
+
+
 def test_each_option_reaches_the_record() -> None:
     words = "here --must a --kind far --share 1 --pairs 2 --pairs 4 --rate 1mbit --wait 3 --kept 2 --no-cache"
     assert parsed(*words.split(), "--folder", "f", "--begin", "1", "--length", "2") == Record(
