@@ -83,7 +83,7 @@ def carry_a_version(p2pcast: Sequence[object], folder: Path, root: Path = Path("
     token, log = seen / "token", folder / "seed.log"
     hub = [seen / "checkpoints", "--state", seen / "hub", "--token-file", token]
     with daemon([*p2pcast, "seed", *hub, *here], log) as process:
-        until((folder / "hub" / "daemon.json").exists, process, log)
+        until(lambda: ", status at " in log.read_text(), process, log)
         address = log.read_text().split("listening on ")[1].split(",")[0]
         peer = ["--state", seen / "peer", "--token-file", token, "--install", f"safetensors:{seen / 'out'}"]
         with daemon([*p2pcast, "join", address, *here, *peer], folder / "join.log") as process:
