@@ -407,7 +407,12 @@ def tmpfs() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorter fixed waits: a peer that ends waits for its next save, and a hub looks at its folder now and then."""
+    """Shorter fixed waits: a peer that ends waits for its next save, and a hub looks at its folder now and then. No
+    control link ends because all its daemons, which share one loop, stood still.
+    """
+    control = ("control.hub_session", "engine.multi_host_leader", "engine.multi_host_member")
+    for module in ("trainer_node.hub", *(f"rollout_node.{name}" for name in control)):
+        monkeypatch.setattr(f"{module}.SILENCE_S", 600.0)
     monkeypatch.setattr(saved_hub_state, "SETTLE_S", 0.02)
     monkeypatch.setitem(checkpoint_watcher.watch.__kwdefaults__, "poll_s", 0.02)
 
