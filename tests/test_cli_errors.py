@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from netem.fleet.processes import free_port
 from p2pcast.process.daemon_process import default_shadow
 from p2pcast.trust.join_token import JoinToken
 
@@ -208,9 +209,7 @@ def test_a_malformed_token(join: Run, token: str) -> None:
 
 
 def test_an_address_without_a_listener(join: Run, bound: str) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        free = probe.getsockname()[1]
+    free = free_port()
     explained(join("--join-timeout", 0.1, address=f"127.0.0.1:{free}"), UNREACHABLE, str(free), "refused")
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 
 from netem.broadcast.cpu import process_s
-from netem.fleet.local_fleet import listening_port
+from netem.fleet.processes import free_port
 from p2pcast.ground.errors import RetryableError
 from p2pcast.ground.version import Version
 from p2pcast.process import event_loop
@@ -70,7 +70,7 @@ async def _bench(peers: int, viewers: int, seconds: float, chromium: str | None)
 
 @contextlib.asynccontextmanager
 async def _hub(peers: int) -> AsyncIterator[tuple[int, str]]:
-    port = listening_port()
+    port = free_port()
     with tempfile.TemporaryDirectory(prefix="p2pcast-bench-") as folder:
         command = [sys.executable, "-P", "-m", "netem.bench.page_cost", folder, str(port), str(peers)]
         process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)

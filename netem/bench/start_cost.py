@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from netem.fleet.local_fleet import listening_port
+from netem.fleet.processes import free_port
 from p2pcast.codec.kernel_warmup import warm_up
 from p2pcast.ground.errors import RetryableError
 from trainer_node import Publisher
@@ -42,7 +42,7 @@ def bench_start(runs: int, versions: int) -> dict[str, Any]:
     ``kill -9``, each until the hub answers and shows the newest of ``versions`` stored ones.
     """
     warm_up()
-    fresh, ends, back, port = [], [], [], listening_port()
+    fresh, ends, back, port = [], [], [], free_port()
     with tempfile.TemporaryDirectory(prefix="p2pcast-bench-") as name:
         folder = Path(name)
         base = folder / "base"

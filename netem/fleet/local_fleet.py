@@ -12,10 +12,8 @@ import contextlib
 import hashlib
 import json
 import os
-import random
 import shutil
 import signal
-import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -30,7 +28,7 @@ from netem.emulation.description import HUB
 from netem.emulation.loopback import Net
 from netem.emulation.socket_owner import dialler
 from netem.fleet.fleet import Fleet, Loopback
-from netem.fleet.processes import Child, FleetError, Processes
+from netem.fleet.processes import Child, FleetError, Processes, free_port
 from p2pcast.ground.errors import EXIT_UNREACHABLE
 
 POLL_S = 0.02
@@ -40,9 +38,6 @@ SETTLED_S = 2.0
 """Time for a plan to regain a chain of three after a fault."""
 AT_ONCE = max(2, os.cpu_count() or 2)
 """Peers started in parallel: loading the interpreter and the kernels takes a second of work each."""
-
-PORTS = range(10_000, 32_768)
-"""Below the ports that Linux assigns by itself."""
 
 Document = dict[str, Any]
 
@@ -58,7 +53,7 @@ class Fronts(Loopback):
 
     async def open(self, name: str) -> None:
         if name not in self.ports:
-            port = listening_port()
+            port = free_port()
             self.ports[name] = port, await self._net.front(name, port)
         if name == HUB:
             self.hub = f"127.0.0.1:{self.ports[HUB][1]}"
@@ -382,12 +377,3 @@ class LocalFleet:
                     self.still_run()
         except TimeoutError:
             raise FleetError(f"not within {self._deadline_s:.0f} s: {what()}") from None
-
-
-def listening_port() -> int:
-    """A free port outside the range of outgoing connections: otherwise a connection may occupy it before a process
-    restarts.
-    """
-    while True:
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", random.choice(PORTS))) as probe:
-            return int(probe.getsockname()[1])

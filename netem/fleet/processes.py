@@ -8,7 +8,9 @@ kernel ends them. A child that ends unexpectedly is one clear error with the end
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -31,6 +33,10 @@ TAIL_LINES = 25
 POLL_S = 0.02
 FEW_THREADS = {"OMP_NUM_THREADS": "1"}
 """Environment of processes that share a machine."""
+PORTS = range(20_000, 32_768)
+"""Below those that Linux assigns by itself, above those that Ray does."""
+_NEXT_PORTS = itertools.cycle(random.Random().sample(PORTS, len(PORTS)))
+"""In an order of this process's own: others on this machine look for ports too."""
 
 
 class FleetError(LocalError):
@@ -197,8 +203,9 @@ def describe_exit(code: int) -> str:
 
 
 def free_port() -> int:
-    """A loopback port without a listener at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A loopback port without a listener, another one each time. Linux gives it to no connection and to no socket that
+    asks for any port, so it is still free when a process takes it, or takes it again.
+    """
+    while True:
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", next(_NEXT_PORTS))) as probe:
+            return int(probe.getsockname()[1])

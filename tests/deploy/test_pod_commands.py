@@ -6,7 +6,6 @@ Paths below a folder stand for the volumes, loopback and free ports for the serv
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from netem.fleet.processes import free_port
 from tests.deploy.deploy_files import ROOT
 from tests.deploy.kubernetes_files import Document, overlay, pods, values, words
 from tests.support.until import wait_until
@@ -27,21 +27,12 @@ PORTS = (7077, 7078, 7079, 7080, 7081, 7082)
 P2PCAST = [sys.executable, "-m", "p2pcast.cli"]
 
 
-def free_ports(count: int) -> list[int]:
-    taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [server.getsockname()[1] for server in taken]
-    finally:
-        for server in taken:
-            server.close()
-
-
 class Machine:
     """Runs containers of the overlay ``run``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+        self.ports = {port: free_port() for port in PORTS}
         self.processes: list[subprocess.Popen[bytes]] = []
         self.containers: dict[str, Document] = {c["name"]: c for p in pods(overlay("run")) for c in p.containers}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
 from types import SimpleNamespace
 
@@ -14,6 +13,7 @@ from scripted_ranks import (
     Trainer,
 )
 
+from netem.fleet.processes import free_port
 from tests.support.until import check_runs, until
 
 
@@ -67,9 +67,7 @@ async def test_a_rank_that_dies_while_the_fleet_is_waited_for(swarm, states, tra
 
 
 async def test_the_command_needs_no_folder(states, tmp_path, tmpfs):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = free.getsockname()
+    address = ("127.0.0.1", free_port())
     options = [
         "--state",
         tmp_path / "hub",

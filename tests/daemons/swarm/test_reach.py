@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 
-
-def unused_address() -> tuple[str, int]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return ("127.0.0.1", int(probe.getsockname()[1]))
+from netem.fleet.processes import free_port
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", ""])
@@ -20,7 +14,7 @@ async def test_an_unreachable_parent_dials_its_child(swarm, states, host):
     swarm.address = (host, 0)
     hub = await swarm.hub_up(chains=1)
     swarm.address = (host or "localhost", hub.control.listener.address[1])
-    shut = await swarm.peer_up("shut", listen=(host, 0), advertise=(unused_address(),))
+    shut = await swarm.peer_up("shut", listen=(host, 0), advertise=(("127.0.0.1", free_port()),))
     await swarm.live("0.0", shut)
     await swarm.until(
         lambda: hub.fleet.membership.reach.answers(shut.ident.hex())[0][1] is False, "the hub has dialled it back"
@@ -48,7 +42,7 @@ async def test_an_unreachable_parent_dials_its_child(swarm, states, host):
 async def test_two_unreachable_peers_are_fed_by_the_hub(swarm, states):
     swarm.publish(0, states.first())
     hub = await swarm.hub_up(chains=1)
-    shut = [await swarm.peer_up(name, advertise=(unused_address(),)) for name in ("a", "b")]
+    shut = [await swarm.peer_up(name, advertise=(("127.0.0.1", free_port()),)) for name in ("a", "b")]
     # Both are at one site (this machine), so the hub waits until both have tried.
     await swarm.until(lambda: all(p.relay.parent_failover.parent == hub.ident for p in shut), "both hang below the hub")
     await swarm.until(lambda: set(hub.fleet.membership.plan.parent.values()) == {""}, "and that is the plan")

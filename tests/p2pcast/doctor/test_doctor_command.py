@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from netem.fleet.processes import free_port
 from p2pcast.cli.machine_doctor import doctor
 from p2pcast.doctor import hub_measurements, machine_measurements
 from p2pcast.doctor.machine_measurements import disk_speed, measure, volume
@@ -41,11 +42,6 @@ def findings(document, check):
 def taken():
     with socket.create_server(("127.0.0.1", 0)) as sock:
         yield sock.getsockname()[1]
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return sock.getsockname()[1]
 
 
 def test_an_occupied_port_is_unfit_and_a_free_one_fit(tmp_path, taken):

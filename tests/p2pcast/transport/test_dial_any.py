@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from netem.fleet.processes import free_port
 from p2pcast.ground.errors import RefusedError
 from p2pcast.process import event_loop
 from p2pcast.transport import dial as module
@@ -53,12 +54,6 @@ async def listening(identity: Identity, host: str) -> AsyncIterator[tuple[tuple[
         await listener.stop()
 
 
-def unused_address() -> tuple[str, int]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return ("127.0.0.1", int(probe.getsockname()[1]))
-
-
 async def test_over_ipv6() -> None:
     async with listening(THERE, "::1") as (place, theirs):
         link = await dial(Owner(), *place, ME, **WHAT)
@@ -77,7 +72,7 @@ async def test_an_ipv4_peer_of_a_dual_stack_socket_has_a_plain_address() -> None
 
 async def test_dialling_skips_addresses_that_refuse_or_belong_to_another_node() -> None:
     async with listening(STRANGER, "127.0.0.1") as (other, _), listening(THERE, "::1") as (place, _):
-        link = await dial_any(Owner(), [unused_address(), other, place], ME, **WHAT)
+        link = await dial_any(Owner(), [("127.0.0.1", free_port()), other, place], ME, **WHAT)
         assert link.remote == THERE.node
         assert len(link.stripes) == 3
         link.close()
@@ -95,7 +90,7 @@ async def test_an_unresponsive_address_costs_only_its_head_start(monkeypatch) ->
 async def test_an_error_lists_all_unreachable_addresses_in_one_line() -> None:
     async with listening(STRANGER, "127.0.0.1") as (other, _):
         with pytest.raises(UnreachableError, match=r"cannot reach .*refused.*another node") as failed:
-            await dial_any(Owner(), [unused_address(), other], ME, **WHAT)
+            await dial_any(Owner(), [("127.0.0.1", free_port()), other], ME, **WHAT)
         assert "\n" not in str(failed.value)
         with pytest.raises(UnreachableError, match="no address"):
             await dial_any(Owner(), [], ME, **WHAT)
@@ -107,7 +102,7 @@ async def test_a_refusal_is_raised_when_no_node_id_is_expected() -> None:
     stranger = Identity(ME.node, "me", JoinToken(bytes(16), b"S" * 20))
     async with listening(THERE, "127.0.0.1") as (place, _):
         with pytest.raises(RefusedError, match="not one that this hub gave out"):
-            await dial_any(Owner(), [unused_address(), place], stranger, **WHAT | {"expect": None})
+            await dial_any(Owner(), [("127.0.0.1", free_port()), place], stranger, **WHAT | {"expect": None})
 
 
 async def test_a_host_name_stands_for_all_its_addresses() -> None:
@@ -121,7 +116,7 @@ async def test_probe_reports_whether_the_node_answers() -> None:
     async with listening(THERE, "::1") as (place, _):
         assert await probe(place, ME, THERE.node)
         assert not await probe(place, ME, STRANGER.node)
-        assert not await probe(unused_address(), ME, THERE.node)
+        assert not await probe(("127.0.0.1", free_port()), ME, THERE.node)
 
 
 async def test_a_dialling_parent_gets_the_link_before_its_first_message() -> None:

@@ -12,8 +12,9 @@ from typing import Any
 
 import aiohttp
 
+from netem.fleet.processes import free_port
 from tests.environments import ROOT, python_of
-from tests.support.engine_server import EngineServer, free_port
+from tests.support.engine_server import EngineServer
 
 STAND_INS = Path(__file__).with_name("cpu_stand_ins")
 START_S, END_S = 900.0, 30.0

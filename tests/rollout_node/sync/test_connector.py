@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from netem.fleet.processes import free_port
 from p2pcast.ground.errors import RefusedError
 from p2pcast.relay.node import Node
 from p2pcast.relay.upstream import Upstream
@@ -96,12 +97,6 @@ async def pair(request):
         peer.node.close()
 
 
-def unused_address() -> tuple[str, int]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return ("127.0.0.1", int(probe.getsockname()[1]))
-
-
 async def reach(child: Peer, place, stripes: Stripes = STRIPES) -> Upstream:
     async with asyncio.timeout(600):
         return await child.connector.reach(partial(Upstream, child.node, live=True), place, stripes)
@@ -178,7 +173,7 @@ async def test_the_end_of_a_second_link_does_not_end_the_first(pair, monkeypatch
 async def test_a_parent_that_cannot_be_dialled_is_called_and_reported(pair) -> None:
     child, parent = pair
     child.asks = parent
-    upstream = await reach(child, child.knows(parent, likely=True, ways=[unused_address()]))
+    upstream = await reach(child, child.knows(parent, likely=True, ways=[("127.0.0.1", free_port())]))
     assert not upstream.link.dialled
     assert messages.Unreached(parent.identity.node) in child.said
     upstream.link.close()
@@ -196,8 +191,8 @@ async def test_a_parent_wrongly_marked_unreachable_is_dialled(pair, monkeypatch)
 async def test_without_any_route_the_attempt_fails_at_the_hubs_message(pair) -> None:
     child, parent = pair
     child.asks = parent
-    place = child.knows(parent, likely=True, ways=[unused_address()])
-    child.listener.address = unused_address()
+    place = child.knows(parent, likely=True, ways=[("127.0.0.1", free_port())])
+    child.listener.address = ("127.0.0.1", free_port())
     task = asyncio.create_task(reach(child, place))
     async with asyncio.timeout(600):
         await parent.spoken.wait()
@@ -211,7 +206,7 @@ async def test_without_a_hub_no_parent_can_be_called(pair) -> None:
     child, parent = pair
     child.hub = False
     with pytest.raises(UnreachableError, match="refused"):
-        await reach(child, child.knows(parent, likely=True, ways=[unused_address()]))
+        await reach(child, child.knows(parent, likely=True, ways=[("127.0.0.1", free_port())]))
     with pytest.raises(UnreachableError):
         await reach(child, child.knows(parent, likely=False, ways=[]))
 
@@ -220,7 +215,7 @@ async def test_a_failed_dial_is_reported_while_the_call_is_pending(pair) -> None
     child, parent = pair
     doubts = asyncio.Event()
     build = partial(Upstream, child.node, live=True)
-    place = child.knows(parent, likely=True, ways=[unused_address()])
+    place = child.knows(parent, likely=True, ways=[("127.0.0.1", free_port())])
     task = asyncio.create_task(child.connector.reach(build, place, STRIPES, on_dial_failed=doubts.set))
     async with asyncio.timeout(600):
         await doubts.wait()

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from recorder import Recorder
 
+from netem.fleet.processes import free_port
 from p2pcast.ground.errors import RetryableError
 from p2pcast.relay.node import Node
 from p2pcast.transport.listener import Listener
@@ -22,12 +23,6 @@ from tests.support.until import until
 
 TOKEN = JoinToken(bytes(16), bytes(20))
 HUB, PARENT, BACKUP = (bytes([n]) * 16 for n in (1, 2, 3))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def dialling(identity: Identity) -> Connector:

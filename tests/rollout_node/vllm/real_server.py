@@ -16,7 +16,8 @@ from typing import Any
 
 import aiohttp
 
-from tests.support.engine_server import EngineServer, free_port
+from netem.fleet.processes import free_port
+from tests.support.engine_server import EngineServer
 
 PROMPTS = ["w5 w6 w7", "w100 w200 w300 w400", "w9"]
 LONG = " ".join(f"w{3 + i * 7 % 400}" for i in range(200))
