@@ -21,13 +21,12 @@ from netem.fleet.processes import FleetError
 from tests.chaos import daemon_logs, process_stats
 from tests.chaos.process_stats import Reading
 from tests.chaos.siege import attack_table
-from tests.chaos.siege.siege import ABANDON_S
 
 ROOT: Final = Path(__file__).parents[3]
 HELD: Final = ("anonymous_bytes", "descriptors", "tasks")
 READ_S = 0.5
-REST_S = ABANDON_S
-"""Pause after the siege; every deadline for an attack connection is shorter."""
+REST_S = 15.0
+"""Pause after the siege; every deadline of a daemon for an attack connection is shorter."""
 UNDISTURBED_VERSIONS = 3
 """Versions before the siege; the first reading of resources follows them."""
 
