@@ -70,14 +70,14 @@ def test_a_fault_in_mid_broadcast(stage, case):
     assert outcome.duplicate_bytes == 0
 
 
-@pytest.mark.parametrize(
-    "scenario",
-    [
-        pytest.param("undisturbed", marks=pytest.mark.prove),
-        "kill middle",
-        pytest.param("slow middle", marks=pytest.mark.prove),
-    ],
-)
+def test_a_broadcast_is_measured_although_the_middle_is_killed(stage):
+    found = stage.play(measure(stage.fleet, "kill middle"))
+    assert found.victim == found.chains[0][1]
+    assert all(stage.fleet.exact(name) for name in stage.fleet.names)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("scenario", ["undisturbed", "kill middle", "slow middle"])
 def test_measured_and_simulated_broadcasts_take_similar_times(stage, scenario):
     """The bench reports how closely they agree, on an idle machine; here the ratio only has to be plausible."""
     first = stage.play(measure(stage.fleet, "undisturbed"))
