@@ -29,7 +29,8 @@ async def chain_of_three(swarm: Any, states: Any) -> tuple[list[Any], Any]:
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
-async def test_children_move_before_a_drained_peer_ends(swarm: Any, states: Any, place: int) -> None:
+async def test_children_move_before_a_drained_peer_ends(swarm: Any, states: Any, place: int, monkeypatch: Any) -> None:
+    monkeypatch.setattr("rollout_node.peer.DRAIN_S", 600.0)
     row, state = await chain_of_three(swarm, states)
     leaving = row[place]
     before = leaving.node.bytes_received
