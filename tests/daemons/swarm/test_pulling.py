@@ -57,6 +57,7 @@ class Late:
         # On a busy machine no source must be dropped as slow.
         monkeypatch.setattr("rollout_node.sync.downloader.ANSWER_S", 60.0)
         monkeypatch.setattr("rollout_node.sync.downloader.SEEK_S", 60.0)
+        monkeypatch.setattr("p2pcast.relay.pull_schedule.PULL_STALL_S", 3600.0)
         self._daemon = swarm.peer_begun("late")
         decide, came, ease = Downloader._decide, Downloader.came, PullSource.ease
         begun: list[bool] = []
@@ -157,11 +158,11 @@ async def test_sources_that_refuse(run, monkeypatch):
 
 async def test_a_source_that_accepts_requests_and_sends_nothing_is_left(run, monkeypatch):
     """The source answers keepalives; its pieces are requested from others all the same."""
-    monkeypatch.setattr("p2pcast.relay.pull_schedule.PULL_STALL_S", 0.5)
     mute = run.peers["c"]
     burst = mute.node.downstream._burst
     monkeypatch.setattr(mute.node.downstream, "_burst", lambda child, stripe: child.live and burst(child, stripe))
     late = Late(run, monkeypatch)
+    monkeypatch.setattr("p2pcast.relay.pull_schedule.PULL_STALL_S", 0.5)
     await run.live("0.2")
     late.sound()
     assert mute.ident not in late.sources()
