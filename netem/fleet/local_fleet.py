@@ -1,5 +1,6 @@
 """A hub and its peers as processes on this machine, each behind a ``loopback.Net``; chaos tests inject their faults
-into it. Waiting happens in the event loop that serves the proxies.
+into it. Waiting happens in the event loop that serves the proxies. The content of an encrypted connection does not show
+its sender, so the process that has dialled it is found by the kernel's table of sockets.
 
 All files lie in one folder, which may be in tmpfs: disks are not tested here. Versions are random words that all change
 every time.
@@ -15,7 +16,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,7 +27,6 @@ import safetensors
 
 from netem.emulation.description import HUB
 from netem.emulation.loopback import Net
-from netem.emulation.socket_owner import dialler
 from netem.fleet.fleet import Fleet, Loopback
 from netem.fleet.processes import Child, FleetError, Processes, free_port
 from p2pcast.ground.errors import EXIT_UNREACHABLE
@@ -38,6 +38,10 @@ SETTLED_S = 2.0
 """Time for a plan to regain a chain of three after a fault."""
 AT_ONCE = max(2, os.cpu_count() or 2)
 """Peers started in parallel: loading the interpreter and the kernels takes a second of work each."""
+
+SOCKETS = Path("/proc/net/tcp")
+LOOPBACK = "0100007F"
+"""127.0.0.1 as that table shows it on a little-endian machine."""
 
 Document = dict[str, Any]
 
@@ -377,3 +381,38 @@ class LocalFleet:
                     self.still_run()
         except TimeoutError:
             raise FleetError(f"not within {self._deadline_s:.0f} s: {what()}") from None
+
+
+def dialler(port: int, to: int, pids: Mapping[str, int]) -> str | None:
+    """The one of ``pids`` (name → process) whose socket leads from 127.0.0.1:``port`` to 127.0.0.1:``to``; None for
+    another process's socket, or a closed one.
+    """
+    inode = _inode(f"{LOOPBACK}:{port:04X}", f"{LOOPBACK}:{to:04X}")
+    if inode is None:
+        return None
+    wanted = f"socket:[{inode}]"
+    return next((name for name, pid in pids.items() if _holds(pid, wanted)), None)
+
+
+def _inode(ours: str, theirs: str) -> str | None:
+    for line in SOCKETS.read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[1] == ours and fields[2] == theirs:
+            return fields[9]
+    return None
+
+
+def _holds(pid: int, wanted: str) -> bool:
+    folder = f"/proc/{pid}/fd"
+    try:
+        return any(_target(f"{folder}/{name}") == wanted for name in os.listdir(folder))
+    except OSError:
+        return False
+
+
+def _target(path: str) -> str:
+    """Empty for a descriptor that was closed meanwhile."""
+    try:
+        return os.readlink(path)
+    except FileNotFoundError:
+        return ""

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import struct
 from collections.abc import AsyncIterator
 
@@ -14,7 +13,6 @@ import msgpack
 import pytest
 
 from netem.emulation.loopback import PAYLOAD_BYTES, Net
-from netem.emulation.socket_owner import dialler
 
 PAYLOAD = bytes(range(256)) * (PAYLOAD_BYTES // 128)
 
@@ -105,15 +103,6 @@ async def test_hanging_up_ends_a_hosts_connections_and_no_others(net, talk):
             await mine.reader.readexactly(1)
     await others.said_back(b"passes")
     await (await talk("a")).said_back(b"back again")
-
-
-async def test_dialler_of_an_encrypted_link_is_identified(talk):
-    """By the ports of a connection: this process, under the given name."""
-    say = await talk("a")
-    port, to = (say.writer.get_extra_info(what)[1] for what in ("sockname", "peername"))
-    assert dialler(port, to, {"nobody": 1 << 30, "a": os.getpid()}) == "a"
-    assert dialler(port, to, {"nobody": 1 << 30}) is None
-    assert dialler(to, port + 1, {"a": os.getpid()}) is None
 
 
 async def test_encrypted_links_pass_unchanged(net):

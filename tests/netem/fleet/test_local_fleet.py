@@ -1,15 +1,17 @@
-"""Ends of a fleet's processes, in the moment in which another end is asked for."""
+"""Ends of a fleet's processes, in the moment in which another end is asked for; diallers of encrypted connections."""
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
 import pytest
 
 from netem.emulation.loopback import Net
-from netem.fleet.local_fleet import LocalFleet
+from netem.fleet.local_fleet import LocalFleet, dialler
 from netem.fleet.processes import FleetError
 
 
@@ -38,3 +40,12 @@ async def test_any_other_end_of_a_leaving_peer_is_an_error(tmp_path: Path, code:
         (fleet.core.state("p1") / "daemon.json").touch()
     with pytest.raises(FleetError, match=rf"(?s)p1 ended with {code} on SIGTERM.*the peer's last words"):
         await fleet.leave("p1", 60.0)
+
+
+def test_dialler_of_an_encrypted_link_is_identified() -> None:
+    """By the ports of a connection: this process, under the given name."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as mine:
+        port, to = (address[1] for address in (mine.getsockname(), server.getsockname()))
+        assert dialler(port, to, {"nobody": 1 << 30, "a": os.getpid()}) == "a"
+        assert dialler(port, to, {"nobody": 1 << 30}) is None
+        assert dialler(to, port + 1, {"a": os.getpid()}) is None
