@@ -1,11 +1,18 @@
 """Time of one optimiser step's weights over one p2pcast link between ``parent`` and ``child``. They are sent as a whole
 state, and as deltas of several formats, over several stripe counts.
 
-Sizes come from encoding real weight changes (``netem.lab.payloads``); the payload is random bytes of that size, which
-cannot be compressed. A row for each of ``sends``: ``seconds`` (the median), ``predicted_s``, and ``to_first`` (÷ the
-seconds of the first one). The prediction is topology's model; with packet loss it uses the window that ``striping``
-expects of the congestion control. With a paper's scale also ``at_scale_s``: seconds times the payload's scale ÷ the
-rate's scale. ``simulated`` rows are the model's at the paper's own sizes and rates.
+Sizes come from encoding real weights under real AdamW steps; the payload is random bytes of that size, which cannot be
+compressed. The formats:
+
+- ``dense``: the whole state in bf16.
+- ``naive``: a 32-bit index and the value of each changed word.
+- ``sparrowrl``: SparrowRL section 5.1, as in ``netem.bench.codec_comparison.sparrowrl_format``.
+- ``ours``: ``context``, with every byte decoded again and compared.
+
+A row for each of ``sends``: ``seconds`` (the median), ``predicted_s``, and ``to_first`` (÷ the seconds of the first
+one). The prediction is topology's model; with packet loss it uses the window that ``striping`` expects of the
+congestion control. With a paper's scale also ``at_scale_s``: seconds times the payload's scale ÷ the rate's scale.
+``simulated`` rows are the model's at the paper's own sizes and rates.
 """
 
 from __future__ import annotations
@@ -13,6 +20,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from math import ceil
 from statistics import median
 from typing import Any, Final
@@ -21,7 +29,6 @@ from netem.emulation.streamed_rate import wire_share
 from netem.emulation.tables import bounded, filled, not_empty
 from netem.lab.case_network import emulated
 from netem.lab.network_tables import network_of
-from netem.lab.payloads import FORMATS, measured
 from netem.stripes.sweep import Sweep, ends, link
 from p2pcast.ground.errors import UsageError
 from p2pcast.ground.limits import MAX_STRIPES, PIECE_BYTES
@@ -30,6 +37,9 @@ from p2pcast.transport.stripe_count import LOSS_BLIND, SEGMENT_BYTES, Way, lossy
 from topology.broadcast_time import chain_time_s
 
 ENDS: Final = ("parent", "child")
+FORMATS: Final = ("dense", "naive", "sparrowrl", "ours")
+INDEX_BYTES: Final = 4
+VALUE_BYTES: Final = 2
 LEAST_S: Final = 5.0
 """Least time for any version, however small."""
 ENOUGH_S: Final = 10.0
@@ -69,6 +79,34 @@ class Send:
     payload: str
     stripes: int | None = None
     congestion: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Payloads:
+    """``sizes``: bytes by format, of all steps together. ``changed_share``: changed share of the words in one step."""
+
+    sizes: dict[str, int]
+    changed_share: float
+
+
+@cache
+def measured(learning_rate: float, steps: int) -> Payloads:
+    """Sizes over ``steps`` consecutive steps of a running training. Takes some seconds; needs torch, transformers and
+    the pretrained weights. Raises LocalError.
+    """
+    from netem.bench.codec_comparison.comparison import sizes, trained_datasets
+
+    (dataset,) = trained_datasets((learning_rate,), steps)
+    row = sizes(dataset, "context")
+    return Payloads(
+        {
+            "dense": row["dense_bytes"],
+            "naive": row["changed"] * (INDEX_BYTES + VALUE_BYTES),
+            "sparrowrl": row["sparrowrl_bytes"],
+            "ours": row["bytes"],
+        },
+        row["changed"] / row["params"],
+    )
 
 
 def prepared(argument: Mapping[str, Any]) -> dict[str, Any]:

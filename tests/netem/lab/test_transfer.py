@@ -1,29 +1,32 @@
-"""Payloads of several formats over one link: parameters are checked before anything is made, and figures come from a
-real link.
+"""Payloads of several formats over one link: parameters are checked before anything is made, sizes come from the
+bench's own encodings, and figures come from a real link.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
+from netem.bench.codec_comparison import comparison
 from netem.emulation import calibration
-from netem.lab import payloads
 from netem.lab.experiments import transfer
-from netem.lab.experiments.transfer import Parameters
-from netem.lab.payloads import FORMATS, Payloads
+from netem.lab.experiments.transfer import FORMATS, Parameters, Payloads, measured
 from netem.lab.scenario import cases
 from netem.lab.scenario_run import load
+from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.ground.errors import UsageError
 from p2pcast.transport.stripe_count import Way
 
 SIZES = dict(zip(FORMATS, (1_000_000, 300_001, 200_000, 50_000), strict=True))
+WORDS = 100_000
 LINK: dict[str, Any] = {"hosts": [{"name": "parent"}, {"name": "child", "rate": "80mbit"}]}
 
 
 @pytest.fixture(autouse=True)
-def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def made_up_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         transfer, "measured", lambda rate, steps: Payloads({n: steps * s for n, s in SIZES.items()}, 0.01)
     )
@@ -31,6 +34,26 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def argument(**parameters: object) -> dict[str, Any]:
     return {"network": LINK, "events": [], "parameters": {"sends": ["dense"], **parameters}}
+
+
+def datasets(learning_rates: tuple[float, ...], pairs: int) -> Iterator[comparison.Dataset]:
+    random = np.random.default_rng(int(1e9 * learning_rates[0]))
+    states = [{"w": random.integers(0x3C00, 0x3E00, WORDS, np.uint16)}]
+    for _ in range(pairs):
+        new = states[-1]["w"].copy()
+        new[random.random(WORDS) < 0.01] += 1
+        states.append({"w": new})
+    yield comparison.Dataset("made", Layout([Tensor("w", "BF16", (WORDS,))]), states)
+
+
+def test_formats_shrink_in_their_listed_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "trained_datasets", datasets)
+    found = measured(0.123, 2)
+    sizes = [found.sizes[name] for name in FORMATS]
+    assert sizes == sorted(sizes, reverse=True)
+    assert found.sizes["dense"] == 2 * 2 * WORDS
+    assert found.sizes["naive"] == 6 * round(found.changed_share * 2 * WORDS)
+    assert found.changed_share == pytest.approx(0.01, rel=0.1)
 
 
 def test_sizes_and_the_papers_rate_are_put_in() -> None:
@@ -98,4 +121,4 @@ def test_scenarios_have_valid_parameters() -> None:
     for name in ("sparrowrl-bandwidth", "sparrowrl-steps"):
         for case in cases(load(name)):
             transfer.prepared(case.argument)
-    assert payloads.FORMATS == ("dense", "naive", "sparrowrl", "ours")
+    assert FORMATS == ("dense", "naive", "sparrowrl", "ours")
