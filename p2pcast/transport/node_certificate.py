@@ -3,12 +3,15 @@ renewed by enrolling again with the same key.
 
 Promises: the next start needs neither the token nor the hub while the certificate is valid. Node id and key are on disk
 before the hub sees them, so a crash or a lost answer costs no identity. A hub that is away, or that refuses to renew,
-ends no node that had a valid certificate: it retries.
+ends no node that had a valid certificate: it retries. Credentials of another node, role, run or authority in the file
+are not used. A node keeps its key when the run's authority is replaced, because the hub knows the node by that key.
 
     node.json   {"node": "…"}: the node's id
     node.key    its private key
     node.pem    key, certificate, and the authority's certificate
     join.token  the token of the last enrolment; the hub knows the node by its key even when the token has expired
+
+``KeptCertificate`` reads such a file and shows the certificate in TLS, for a peer too.
 """
 
 from __future__ import annotations
@@ -27,10 +30,10 @@ from p2pcast.ground.plain_text import written_text
 from p2pcast.ground.private_random import uniform
 from p2pcast.process.daemon_process import StateFile, node_id
 from p2pcast.transport.enrolment import enrol, patience_s
+from p2pcast.trust.certificates import Key, fingerprint
 from p2pcast.trust.credentials import Credentials
 from p2pcast.trust.dial_permissions import Certified, Role
 from p2pcast.trust.join_token import JoinToken
-from p2pcast.trust.kept_certificate import KeptCertificate
 from p2pcast.trust.key_files import check_private, kept_key
 from p2pcast.trust.server_role import client_context
 from p2pcast.trust.tls_contexts import Tls
@@ -42,6 +45,43 @@ RETRY_S, RETRY_MOST_S = 1.0, 300.0
 """First and longest delay between enrolments that failed, in seconds; at most a tenth of the certificate's lifetime."""
 CHECK_S = 60.0
 """Longest sleep in seconds before the clock is read again: it may jump."""
+
+
+class KeptCertificate:
+    """``tls`` allows no connection before there are credentials, and stays the same object. ``authority``: fingerprint
+    of the run's authority.
+    """
+
+    def __init__(self, path: Path, who: Certified, authority: bytes) -> None:
+        self.path = path
+        self.who = who
+        self.tls = Tls()
+        self.held: Credentials | None = None
+        self.key: Key | None = None
+        """The node's key, also if its certificate in the file is of an earlier authority of the run."""
+        self.was_in_force = False
+        """A certificate was in force while this process ran."""
+        self._authority = authority
+
+    @property
+    def until(self) -> float | None:
+        """When the certificate ends, in Unix seconds."""
+        return None if self.held is None else self.held.until
+
+    def read(self) -> Credentials | None:
+        """The credentials in the file, if they are this node's and this run's. Blocks. Raises LocalError."""
+        if not self.path.exists():
+            return None
+        found = Credentials.load(self.path)
+        if found.who == self.who:
+            self.key = found.key
+        return found if found.who == self.who and fingerprint(found.authority) == self._authority else None
+
+    def use(self, credentials: Credentials) -> None:
+        """Show these credentials from the next connection on."""
+        self.tls.use(credentials)
+        self.held, self.key = credentials, credentials.key
+        self.was_in_force |= credentials.in_force(time.time())
 
 
 class NodeCertificate:

@@ -19,10 +19,10 @@ from typing import Any
 from p2pcast.ground.addresses import Address
 from p2pcast.ground.errors import RefusedError, RetryableError, UntrustedError
 from p2pcast.transport.enrolment import enrol, patience_s
+from p2pcast.transport.node_certificate import KeptCertificate
 from p2pcast.trust.credentials import Credentials
 from p2pcast.trust.dial_permissions import Certified
 from p2pcast.trust.join_token import JoinToken
-from p2pcast.trust.kept_certificate import KeptCertificate
 from p2pcast.trust.key_files import kept_key
 from p2pcast.trust.tls_contexts import Tls
 

@@ -143,7 +143,7 @@ ROLLOUT_TRUST = [
     ),
     Mutation(
         "shows a certificate that is not its own",
-        "p2pcast/trust/kept_certificate.py",
+        NODE,
         "found if found.who == self.who and fingerprint(found.authority) == self._authority else None",
         "found",
         NODES + "test_a_certificate_of_another_run_in_the_folder_is_not_used",
