@@ -18,8 +18,8 @@ from p2pcast.transport.socket_options import own_congestion, window_bytes
 from p2pcast.transport.stripe_count import Way, stripes
 from rollout_node.control.activity import Activity
 from rollout_node.control.freshness import Freshness
+from rollout_node.control.reporter import Transfers
 from rollout_node.control.run_key_source import RunKey
-from rollout_node.control.transfers import Transfers
 from rollout_node.engine.callbacks import Callbacks
 from rollout_node.engine.commit_permission import CommitPermission, CommitRequests
 from rollout_node.engine.engines import Engines

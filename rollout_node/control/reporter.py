@@ -1,4 +1,6 @@
-"""Messages of a peer to the hub: JOIN with its identity and addresses, REPORT with its progress and changes."""
+"""Messages of a peer to the hub: JOIN with its identity and addresses, REPORT with its progress, its last transfer and
+changes.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from p2pcast.ground.version import Version
 from p2pcast.relay.holding import ArtifactHolder
 from p2pcast.sockets.listen_sockets import advertised_hosts, own_hosts
 from p2pcast.wire import messages
-from rollout_node.control.transfers import Transfers
+
+MEASURABLE_BYTES = limits.MIB
+"""A smaller transfer is over before its rate is known."""
 
 
 def join_body(
@@ -68,6 +72,26 @@ class Changes:
     spoilt: Sequence[str] | None = None
     durable: Sequence[bytes] | None = None
     opened: Sequence[bytes] | None = None
+
+
+class Transfers:
+    """Measurements of the artifacts that were received: the last one, for the hub, and the fastest one."""
+
+    def __init__(self) -> None:
+        self.fastest_bps = 0.0
+        """Rate of the fastest transfer of more than ``MEASURABLE_BYTES``, in bits per second; 0: none yet."""
+        self._last: tuple[int, int] | None = None
+
+    def received(self, size: int, took_s: float) -> None:
+        """``size`` bytes of an artifact came in."""
+        self._last = (size, int(took_s * 1e6))
+        if size > MEASURABLE_BYTES:
+            self.fastest_bps = max(self.fastest_bps, 8 * size / took_s)
+
+    def take_last(self) -> tuple[int, int] | None:
+        """Bytes and microseconds of the last transfer; None when it was taken before."""
+        last, self._last = self._last, None
+        return last
 
 
 class Reporter:

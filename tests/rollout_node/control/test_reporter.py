@@ -9,7 +9,7 @@ from p2pcast.ground import limits
 from p2pcast.ground.version import Version
 from p2pcast.wire.messages import Report
 from rollout_node.control import reporter as module
-from rollout_node.control.reporter import Reporter, join_body
+from rollout_node.control.reporter import MEASURABLE_BYTES, Reporter, Transfers, join_body
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 
@@ -121,3 +121,21 @@ def test_join_names_the_advertised_addresses(monkeypatch):
 
 def test_join_names_the_staged_version(monkeypatch):
     assert body(monkeypatch, staged=Version(1, 2)).held == Version(1, 2)
+
+
+def test_the_last_transfer_is_taken_once():
+    transfers = Transfers()
+    assert transfers.take_last() is None
+    transfers.received(1000, 0.5)
+    transfers.received(2000, 0.25)
+    assert transfers.take_last() == (2000, 250_000)
+    assert transfers.take_last() is None
+
+
+def test_the_fastest_transfer_that_is_long_enough_counts():
+    transfers = Transfers()
+    transfers.received(MEASURABLE_BYTES, 0.001)
+    assert transfers.fastest_bps == 0.0
+    transfers.received(2 * MEASURABLE_BYTES, 1.0)
+    transfers.received(2 * MEASURABLE_BYTES, 2.0)
+    assert transfers.fastest_bps == 16 * MEASURABLE_BYTES
