@@ -30,7 +30,7 @@ from p2pcast.inspection.png_figure import blank, require_matplotlib, save
 from p2pcast.sparse.acceptance_rate import LEAST_TOKENS, PERCENTILE
 from p2pcast.sparse.budget_schedule import BudgetSchedule
 from p2pcast.tasks.trial_tasks.recite import Recite
-from rollout_node.sparse_calibration.prompt_file import prompts_of_file
+from rollout_node.sparse_calibration.model_calibration import prompts_of_file
 from trainer_node.learning.distillation.rollout_adapter import RolloutAdapter
 from trainer_node.learning.distillation.sparse_distillation import DistillOptions, DistillReport, SparseDistillation
 from trainer_node.learning.learner_model import LearnerModel

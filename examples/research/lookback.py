@@ -22,8 +22,7 @@ from p2pcast.sparse.budget_calibration import Calibration
 from p2pcast.sparse.budget_guard import TARGET
 from p2pcast.tasks.trial_tasks.recite import Recite
 from rollout_node.commands.sparse_command import calibration_document, percentile_table
-from rollout_node.sparse_calibration.calibration_plot import plot_percentiles
-from rollout_node.sparse_calibration.engine_calibration import calibrated
+from rollout_node.sparse_calibration.model_calibration import calibrated, plot_percentiles
 
 logger = logging.getLogger("p2pcast.bench")
 

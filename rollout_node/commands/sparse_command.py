@@ -91,9 +91,7 @@ def calibrate(
 
     An engine on this machine samples answers with each budget; dense attention scores them. MODEL is a folder.
     """
-    from rollout_node.sparse_calibration.calibration_plot import plot_percentiles
-    from rollout_node.sparse_calibration.engine_calibration import calibrated
-    from rollout_node.sparse_calibration.prompt_file import prompts_of_file
+    from rollout_node.sparse_calibration.model_calibration import calibrated, plot_percentiles, prompts_of_file
 
     if plot is not None:
         require_matplotlib()

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from p2pcast.ground.errors import UsageError
 from rollout_node.commands.sparse_command import sparse
-from rollout_node.sparse_calibration import engine_calibration
+from rollout_node.sparse_calibration import model_calibration
 
 
 @pytest.mark.parametrize("option", ["--schedule", "--plot", "--output"])
@@ -19,7 +19,7 @@ def test_files_of_missing_folders_are_refused_before_the_measurement(
     def measured(*_: object, **__: object) -> None:
         raise AssertionError("the engine has started")
 
-    monkeypatch.setattr(engine_calibration, "calibrated", measured)
+    monkeypatch.setattr(model_calibration, "calibrated", measured)
     monkeypatch.chdir(tmp_path)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"token_ids": [1]}\n')

@@ -8,7 +8,7 @@ import pytest
 
 from examples.research.distill import token_ids_of_file
 from p2pcast.ground.errors import UsageError
-from rollout_node.sparse_calibration.prompt_file import prompts_of_file
+from rollout_node.sparse_calibration.model_calibration import prompts_of_file
 
 
 @pytest.fixture
