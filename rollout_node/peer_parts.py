@@ -39,11 +39,10 @@ from rollout_node.stage.first_shadow import BaseShadow, FirstShadow, ShadowStart
 from rollout_node.stage.identity_check import IdentityCheck
 from rollout_node.stage.part_fetcher import PartFetcher
 from rollout_node.stage.quantised_reader import QuantisedReader
-from rollout_node.stage.refused_versions import RefusedVersions
 from rollout_node.stage.saved_shadow import SavedShadow
 from rollout_node.stage.shadow_check import ShadowCheck
 from rollout_node.stage.shadow_repair import ShadowRepair
-from rollout_node.stage.shadow_updater import ShadowUpdater
+from rollout_node.stage.shadow_updater import RefusedVersions, ShadowUpdater
 from rollout_node.stage.small_file_repair import SmallFileRepair
 from rollout_node.stage.version_stager import VersionStager
 from rollout_node.sync.artifact_removal import ArtifactRemoval

@@ -13,14 +13,13 @@ from p2pcast.ground.errors import LocalError
 from p2pcast.ground.version import Version
 from p2pcast.relay.artifact_path import Edge
 from rollout_node.shadow.shadow_state import ShadowState, ShadowWriter
-from rollout_node.stage import engine_handover, refused_versions, saved_shadow
+from rollout_node.stage import engine_handover, saved_shadow, shadow_updater
 from rollout_node.stage.engine_handover import EngineHandover
 from rollout_node.stage.first_shadow import BaseShadow, FirstShadow, ShadowStart
 from rollout_node.stage.identity_check import IdentityCheck
-from rollout_node.stage.refused_versions import RefusedVersions
 from rollout_node.stage.saved_shadow import SavedShadow
 from rollout_node.stage.shadow_check import ShadowCheck
-from rollout_node.stage.shadow_updater import ShadowUpdater
+from rollout_node.stage.shadow_updater import RefusedVersions, ShadowUpdater
 from rollout_node.stage.version_stager import VersionStager
 from rollout_node.sync.mirror_catalog import NoMirror
 from rollout_node.sync.version_path import VersionPlanner
@@ -71,8 +70,8 @@ class Peer:
     """
 
     def __init__(self, monkeypatch, *, kept=None, base=None, resumed=False, listed=True) -> None:
-        monkeypatch.setattr(refused_versions, "REFUSED_S", 1e-6)
-        monkeypatch.setattr(refused_versions, "REFUSED_MAX_S", 1e-5)
+        monkeypatch.setattr(shadow_updater, "REFUSED_S", 1e-6)
+        monkeypatch.setattr(shadow_updater, "REFUSED_MAX_S", 1e-5)
         monkeypatch.setattr(engine_handover, "SETTLE_S", 0.0)
         monkeypatch.setattr(saved_shadow, "layout_in", lambda folder: LAYOUT)
         monkeypatch.setattr(saved_shadow.Shadow, "open", lambda folder, layout: self._open(kept))
