@@ -1,19 +1,21 @@
 """How the ledger shows itself: /status, /readyz and metrics, from a copy that is renewed every second.
 
-A copy, because every look at the rows waits for its turn among the transitions.
+A copy, because every look at the rows waits for its turn among the transitions. docs/reference/metrics.md explains each
+metric.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any
 
 from prometheus_client.core import Metric
 
 from p2pcast.process.background_tasks import Tasks
+from p2pcast.process.metric_kinds import counter, counters, gauge, gauges
 from p2pcast.relay import daemon_metrics
-from trainer_node.ledger_server import ledger_metrics
 from trainer_node.ledger_server.probes.probe_desk import ProbeDesk
 from trainer_node.ledger_server.worker_control.worker_summary import worker_summary
 
@@ -29,6 +31,37 @@ AWAITED_S = 10.0
 """Time in seconds after which a prompt that has not come is named."""
 
 Document = dict[str, Any]
+
+WAITING_REQUESTS = partial(gauge, "p2pcast_ledger_waiting_requests", "Requests that wait for leases")
+IDLE = partial(gauge, "p2pcast_ledger_idle", "Whether no job has been leased for some seconds")
+GROUPS = partial(gauges, "p2pcast_ledger_groups", "Groups of jobs by state", ["state"])
+JOBS = partial(gauges, "p2pcast_ledger_jobs", "Jobs by state", ["state"])
+LEASES = partial(gauges, "p2pcast_ledger_leases", "Leases by state", ["state"])
+BATCHES = partial(gauges, "p2pcast_ledger_batches", "Batches by state", ["state"])
+REJECTED = partial(gauges, "p2pcast_ledger_rejected_results", "Rejected results by reason", ["reason"])
+REJECTED_PROMPTS = partial(
+    counter, "p2pcast_ledger_rejected_prompts", "Prompts of the task of which no group could be made"
+)
+REJECTED_JOBS = partial(gauges, "p2pcast_ledger_rejected_jobs", "Rejected jobs by reason", ["reason"])
+RETURNED = partial(counters, "p2pcast_ledger_returned_leases", "Leases that workers gave back, by reason", ["reason"])
+ACCEPTED_TOKENS = partial(
+    counters, "p2pcast_ledger_accepted_tokens", "Sampled tokens of accepted results, by worker", ["worker"]
+)
+STALENESS = partial(
+    gauges,
+    "p2pcast_ledger_rollouts",
+    "Rollouts in flight and in queue, by steps behind",
+    ["where", "steps"],
+)
+AHEAD = partial(gauge, "p2pcast_ledger_groups_ahead", "Groups that were opened and are not in an applied batch")
+EPOCH = partial(gauge, "p2pcast_ledger_epoch", "Number of times that a learner has resumed")
+REPLAYS = partial(gauges, "p2pcast_ledger_replays", "Replays of trusted rewards, by what they found", ["found"])
+AUDITS = partial(gauges, "p2pcast_ledger_audits", "Audits of accepted results, by what they found", ["found"])
+PROBE_KL = partial(
+    gauges, "p2pcast_ledger_probe_kl", "Newest divergence of engines from the learner, nats a token", ["worker"]
+)
+PROBE_ALARM = partial(gauge, "p2pcast_ledger_probe_alarm", "Engines whose weights are not those of their version")
+PROBE_MISSING = partial(gauge, "p2pcast_ledger_probe_missing", "Engines whose newest eight probes have failed")
 
 
 class LedgerView:
@@ -157,34 +190,34 @@ class LedgerView:
         yield daemon_metrics.run_family(self._facts().get("run"))
         yield from daemon_metrics.task_families(self._tasks)
         status = self._status
-        yield ledger_metrics.WAITING_REQUESTS(self._waiting())
-        yield ledger_metrics.IDLE(float(bool(self.idle())))
-        yield ledger_metrics.AHEAD(status.get("ahead", 0))
-        yield ledger_metrics.EPOCH(status.get("epoch", 0))
+        yield WAITING_REQUESTS(self._waiting())
+        yield IDLE(float(bool(self.idle())))
+        yield AHEAD(status.get("ahead", 0))
+        yield EPOCH(status.get("epoch", 0))
         for family, kind in (
-            (ledger_metrics.GROUPS, "groups"),
-            (ledger_metrics.JOBS, "jobs"),
-            (ledger_metrics.LEASES, "leases"),
-            (ledger_metrics.BATCHES, "batches"),
-            (ledger_metrics.REJECTED, "rejections"),
-            (ledger_metrics.REJECTED_JOBS, "rejected_jobs"),
-            (ledger_metrics.REPLAYS, "replays"),
+            (GROUPS, "groups"),
+            (JOBS, "jobs"),
+            (LEASES, "leases"),
+            (BATCHES, "batches"),
+            (REJECTED, "rejections"),
+            (REJECTED_JOBS, "rejected_jobs"),
+            (REPLAYS, "replays"),
         ):
             yield family([([name], float(count)) for name, count in status.get(kind, {}).items()])
         returned = self._facts().get("returned_leases", {})
-        yield ledger_metrics.RETURNED([([reason], float(count)) for reason, count in returned.items()])
-        yield ledger_metrics.REJECTED_PROMPTS(float(self._facts().get("rejected_prompts", 0)))
+        yield RETURNED([([reason], float(count)) for reason, count in returned.items()])
+        yield REJECTED_PROMPTS(float(self._facts().get("rejected_prompts", 0)))
         ages = status.get("ages", {})
-        yield ledger_metrics.STALENESS(
+        yield STALENESS(
             [([where, steps], float(count)) for where, found in ages.items() for steps, count in found.items()]
         )
         tokens: Counter[str] = Counter()
         for row in self._workers:
             tokens[row["name"]] += row["accepted_tokens"]
-        yield ledger_metrics.ACCEPTED_TOKENS([([name], float(count)) for name, count in tokens.items()])
+        yield ACCEPTED_TOKENS([([name], float(count)) for name, count in tokens.items()])
         disagree = float(sum(row["disagreements"] for row in self._workers))
         audits = float(sum(row["audits"] for row in self._workers))
-        yield ledger_metrics.AUDITS([(["agrees"], audits - disagree), (["disagrees"], disagree)])
-        yield ledger_metrics.PROBE_KL([([name], kl) for name, kl in self._probes.most().items()])
-        yield ledger_metrics.PROBE_ALARM(float(sum(one.alarm for one in self._probes.newest())))
-        yield ledger_metrics.PROBE_MISSING(float(len(self._probes.missing())))
+        yield AUDITS([(["agrees"], audits - disagree), (["disagrees"], disagree)])
+        yield PROBE_KL([([name], kl) for name, kl in self._probes.most().items()])
+        yield PROBE_ALARM(float(sum(one.alarm for one in self._probes.newest())))
+        yield PROBE_MISSING(float(len(self._probes.missing())))
