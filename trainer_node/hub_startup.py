@@ -49,7 +49,6 @@ from trainer_node.commit.barrier import Left
 from trainer_node.commit.commits import Commits
 from trainer_node.hub_config import BARRIER_QUORUM, BARRIER_TIMEOUT_S, HubConfig
 from trainer_node.hub_view import HubView
-from trainer_node.membership.artifact_reports import ArtifactReports
 from trainer_node.membership.broadcast_planner import BroadcastPlanner
 from trainer_node.membership.broadcast_progress import BroadcastProgress
 from trainer_node.membership.engine_reports import live_rows
@@ -62,7 +61,7 @@ from trainer_node.membership.peer_record import PeerRecord
 from trainer_node.membership.peer_session import PeerSession, SessionHandlers, Sessions
 from trainer_node.membership.plan_distributor import PlanDistributor
 from trainer_node.membership.plan_upkeep import PlanUpkeep
-from trainer_node.membership.report_handler import ReportHandler
+from trainer_node.membership.report_handler import ArtifactReports, ReportHandler
 from trainer_node.membership.uplink_meter import UplinkMeter
 from trainer_node.publish import version_numbers
 from trainer_node.publish.artifact_announcer import ArtifactAnnouncer

@@ -206,7 +206,7 @@ AVAILABILITY = [
     ),
     Mutation(
         "demoting other nodes by complaints",
-        "trainer_node/membership/artifact_reports.py",
+        "trainer_node/membership/report_handler.py",
         "for artifact, parent in body.lacking if self._is_sealed(artifact)]",
         "for artifact, parent in body.lacking]",
         FALSE_REPORTS + "test_complaints_about_unsealed_artifacts_are_ignored",

@@ -376,7 +376,7 @@ EXHAUSTION = [
     ),
     Mutation(
         "endless claims",
-        "trainer_node/membership/artifact_reports.py",
+        "trainer_node/membership/report_handler.py",
         "if self._directory.knows(artifact)]",
         "if True]",
         RECOVERY + "test_the_hub_forgets_artifacts_that_never_completed",

@@ -14,7 +14,6 @@ from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire.connection import Identity
 from p2pcast.wire.messages import Catalog, Type
 from topology.pull_sources import Sources
-from trainer_node.membership.artifact_reports import ArtifactReports
 from trainer_node.membership.broadcast_planner import BroadcastPlanner
 from trainer_node.membership.broadcast_progress import BroadcastProgress
 from trainer_node.membership.fleet_timeline import FleetTimeline
@@ -25,7 +24,7 @@ from trainer_node.membership.peer_record import PeerRecord
 from trainer_node.membership.peer_session import PeerSession, SessionHandlers, Sessions
 from trainer_node.membership.plan_distributor import PlanDistributor
 from trainer_node.membership.plan_upkeep import PlanUpkeep
-from trainer_node.membership.report_handler import ReportHandler
+from trainer_node.membership.report_handler import ArtifactReports, ReportHandler
 
 JOIN = {"name": "a", "region": "r", "listen": ["", 7], "held": None, "engine": None}
 REPORT: dict[str, Any] = {"staged": None, "committed": None, "parent": None}
