@@ -126,7 +126,6 @@ class PlayedHub(QuietOwner):
         self.links: list[Link] = []
         self.lost: list[Link] = []
         self.said: list[tuple[Link, Type, Any]] = []
-        self.answers_pings = True
         self._loop = asyncio.new_event_loop()
         self._identity = Identity(secrets.token_bytes(16), "played", token)
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -200,8 +199,7 @@ class PlayedHub(QuietOwner):
     def on_link_event(self, link: Link, stripe: Stripe, event: Event) -> None:
         assert isinstance(event, Message)
         if isinstance(event.body, messages.Ping):
-            if self.answers_pings:
-                link.send(messages.Pong(event.body.t))
+            link.send(messages.Pong(event.body.t))
         elif isinstance(event.body, messages.Leave):
             link.close()
         else:

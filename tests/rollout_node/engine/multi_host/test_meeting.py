@@ -98,8 +98,8 @@ async def test_a_member_without_a_version_is_named(hosts):
 
 
 async def test_a_member_that_does_not_come_is_given_up_and_named(hosts, monkeypatch):
-    monkeypatch.setattr(multi_host_leader, "PATIENCE_S", 0.05)
     lead, _, _ = await together(hosts, "b", "c")
+    monkeypatch.setattr(multi_host_leader, "PATIENCE_S", 0.05)
     await lead.move(TWO)
     with pytest.raises(
         RetryableError,
