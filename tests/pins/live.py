@@ -120,25 +120,16 @@ class Daemon:
         return document
 
     def events(self) -> list[tuple[str, Document]]:
-        """All that are there, after the one that says that those up to the first are not."""
+        """All so far, after the one that says that those up to the first are not."""
+        (count,) = re.findall(r"^p2pcast_events_total (\S+)$", self.ask("GET", "/metrics").text, re.MULTILINE)
         out: list[tuple[str, Document]] = []
-        for block in self.stream("?since=1"):
-            lines = dict(line.partition(": ")[::2] for line in block.splitlines())
-            if "event" in lines:
+        with urllib.request.urlopen(f"{self.url}/events?since=1", timeout=ASK_S) as answer:
+            while len(out) <= float(count):
+                block = iter(lambda: answer.readline().decode().rstrip("\n"), "")
+                lines = dict(line.partition(": ")[::2] for line in block)
                 assert lines.keys() == {"id", "event", "data"}
                 out.append((lines["event"], json.loads(lines["data"])))
         return out
-
-    def stream(self, query: str) -> Iterator[str]:
-        """Blocks of /events, until nothing has come for a second."""
-        request = urllib.request.Request(self.url + "/events" + query)
-        with urllib.request.urlopen(request, timeout=1.0) as answer, contextlib.suppress(TimeoutError):
-            block = ""
-            for line in answer:
-                block += line.decode()
-                if line == b"\n":
-                    yield block.strip()
-                    block = ""
 
     def end(self) -> int:
         self.process.send_signal(signal.SIGTERM)
