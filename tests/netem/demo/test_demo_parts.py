@@ -176,6 +176,7 @@ def test_unexpected_exit_of_a_child_is_an_error_with_its_log(tmp_path: Path) -> 
 
 def test_stop_kills_groups_that_ignore_signals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes_module, "GRACE_S", 0.2)
+    monkeypatch.setattr(processes_module, "ABORT_S", 600.0)
     code = (
         "import signal, subprocess, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN);child = "
         "subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()']); print(child.pid, flush=True); "

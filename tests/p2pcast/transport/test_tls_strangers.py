@@ -148,11 +148,15 @@ def test_an_abandoned_handshake_is_closed(place, loop, monkeypatch):
             return await accept(*words, **options)
 
         monkeypatch.setattr(running, "connect_accepted_socket", accepted)
-        reader, writer = await asyncio.open_connection(*here.listener.address)
-        writer.write(greeting())
-        assert await reader.readexactly(1) == b"\x16"
+        said = b""
+        while not said:  # on a machine that stood still, the time of a handshake is over before its answer
+            reader, writer = await asyncio.open_connection(*here.listener.address)
+            writer.write(greeting())
+            with contextlib.suppress(ConnectionResetError):
+                said = await reader.read(1)
+        assert said == b"\x16"
         # Without a limit of its own, the loop closes the connection after a minute.
-        (limit_s,) = limits_s
+        limit_s = limits_s[-1]
         assert limit_s is not None
         assert 0 < limit_s <= 1
         with contextlib.suppress(ConnectionResetError):

@@ -132,7 +132,7 @@ def test_failing_commit_fails_every_call_and_leaves_nothing(store: Store) -> Non
     store.boundary = fail
     with ThreadPoolExecutor(THREADS) as threads:
         calls = [threads.submit(commits.call, write(store, str(n), b"lost")) for n in range(THREADS)]
-        errors = [call.exception(10) for call in calls]
+        errors = [call.exception(600) for call in calls]
     assert {str(error) for error in errors} == {"the disk is full"}
     store.boundary = lambda _: None
     assert sources(store) == []
