@@ -86,7 +86,7 @@ def test_commands_of_the_page(tmp_path: Path, own_machine: list[str]) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         [*own_machine, "bash", "-eu", "-o", "pipefail", "-c", "\n".join(script)],
-        cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=300,
+        cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     assert "Traceback" not in done.stderr

@@ -53,7 +53,7 @@ def stage() -> Iterator[Stage]:
         tempfile.TemporaryDirectory(prefix="p2pcast-test-", dir="/dev/shm") as folder,
         asyncio.Runner(loop_factory=event_loop.new_event_loop) as runner,
     ):
-        fleet = LocalFleet(Path(folder), Net(2e6), PEERS, 2, 2_000_000, 90.0, PROGRAM)
+        fleet = LocalFleet(Path(folder), Net(2e6), PEERS, 2, 2_000_000, 900.0, PROGRAM)
         stage = Stage(fleet, runner)
         try:
             stage.play(fleet.__aenter__())

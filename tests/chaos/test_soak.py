@@ -28,10 +28,10 @@ def test_a_small_soak():
 
 async def _soak() -> None:
     with tempfile.TemporaryDirectory(prefix="p2pcast-test-", dir="/dev/shm") as folder:
-        fleet = LocalFleet(Path(folder), Net(4e6), PEERS, 2, 1_000_000, 90.0, "p2pcast.cli")
+        fleet = LocalFleet(Path(folder), Net(4e6), PEERS, 2, 1_000_000, 900.0, "p2pcast.cli")
         with printed_on_failure(fleet):
             async with fleet:
-                soak = Soak(fleet, VERSIONS, FaultSchedule(fleet.names, SEED, 2), 1.5, 90.0, rest_s=0.5)
+                soak = Soak(fleet, VERSIONS, FaultSchedule(fleet.names, SEED, 2), 1.5, 900.0, rest_s=0.5)
                 await soak.run()
                 assert all(fleet.exact(name) for name in fleet.names)
     found = document(soak)

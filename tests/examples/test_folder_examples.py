@@ -23,7 +23,7 @@ from tests.support.until import check_runs, until
 from tests.trainer_node.frameworks.bridge_stage import filled_ledger
 
 HERE, EXAMPLES = Path(__file__).parent, ROOT / "examples"
-END_S = 120.0
+END_S = 900.0
 
 
 class Run:

@@ -18,11 +18,10 @@ FRAMES = 5000
 
 @pytest.fixture(params=[pytest.param(False, id="tls"), pytest.param(True, id="plaintext", marks=pytest.mark.prove)])
 async def fleet(tmp_path, request):
-    async with LocalFleet(tmp_path, Net(8 * MIB), 2, 1, MIB, deadline_s=120, plaintext=request.param) as fleet:
+    async with LocalFleet(tmp_path, Net(8 * MIB), 2, 1, MIB, deadline_s=900, plaintext=request.param) as fleet:
         yield fleet
 
 
-@pytest.mark.timeout(300)
 async def test_honest_peers_do_not_notice(fleet):
     outcome = await run_siege(fleet, CONNECTIONS, FRAMES, at_once=CONNECTIONS, seed=1, rest_s=0)
     assert outcome.wrong == []
