@@ -420,6 +420,7 @@ def short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 async def swarm(tmp_path: Path, tmpfs: Path, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Swarm]:
     gc.collect()  # reports tasks that an earlier test has lost before this test begins
+    gc.freeze()  # modules that earlier tests imported: a look through all of torch takes seconds
     swarm = Swarm(tmp_path, tmpfs)
     yield swarm
     await swarm.all_down()
