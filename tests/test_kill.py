@@ -177,17 +177,23 @@ class Chain:
             found[name] = (document["bytes_received"], document["bytes_duplicate"])
         return found
 
-    def in_the_middle(self, name: str, version: str) -> None:
-        """Return when ``name`` has a part of the version, but not the half."""
+    def caught(self, name: str, step: int, *names: str) -> tuple[int, dict[str, tuple[int, int]]]:
+        """Publish from ``step`` on until ``name`` is in the middle: the step, and what ``names`` had received by then."""
 
-        def part() -> bool:
-            progress = self.at(name, "progress")
-            if progress is None or progress["version"] != version or not progress["pieces"]:
-                return False
-            assert progress["pieces"] * 65536 < PAYLOAD_BYTES * 0.9, "too late; the payload is too small"
-            return True
+        def part() -> float:
+            found = self.status(name)
+            if found is None or found["committed"] == f"0.{step}":
+                return float(found is not None)
+            progress = found["progress"] or {"version": None}
+            return progress["pieces"] * 65536 / PAYLOAD_BYTES if progress["version"] == f"0.{step}" else 0.0
 
-        wait_until(part, f"{name} receives {version}")
+        while True:
+            before = self.received(*names)
+            self.publish(step)
+            if wait_until(part, f"{name} receives 0.{step}") < 0.9:
+                return step, before
+            self.live(step, *names)
+            step += 1
 
     def live(self, step: int, *names: str, branch: int | None = 0) -> None:
         """All of ``names`` have committed the version, and their folders hold it. ``branch`` None: one and the same,
@@ -245,9 +251,7 @@ def chain() -> Iterator[Chain]:
 def stopped_for_a_version(chain: Chain, step: int, place: int) -> None:
     """The one at ``place`` in a chain of three, in the middle of it, until the others have it."""
     names = chain.in_order(3)
-    before = chain.received(*names)
-    chain.publish(step)
-    chain.in_the_middle(names[2], f"0.{step}")
+    step, before = chain.caught(names[2], step, *names)
     stopped = names.pop(place)
     chain.processes[stopped].send(signal.SIGSTOP)
     chain.live(step, *names)
@@ -258,51 +262,46 @@ def stopped_for_a_version(chain: Chain, step: int, place: int) -> None:
 
 def test_the_middle_is_killed_and_then_the_head_is_stopped(chain):
     head, middle, tail = chain.in_order(3)
-    before = chain.received(head, tail)
-    chain.publish(2)
-    chain.in_the_middle(tail, "0.2")
+    step, before = chain.caught(tail, 2, head, tail)
     chain.processes[middle].end(signal.SIGKILL)
-    chain.live(2, head, tail)
-    chain.each_got_it_once(2, before)
+    chain.live(step, head, tail)
+    chain.each_got_it_once(step, before)
     # On a machine that is busy the head may have been taken for slow, and have changed places.
     assert sorted(chain.in_order(2)) == sorted([head, tail])
 
     # The peer returns with its partial artifact and gets the version from the swarm.
     chain.peer_up(middle)
-    chain.live(2, middle)
+    chain.live(step, middle)
     assert chain.received(middle)[middle][1] == 0
     for name in "abc":
         assert chain.processes[name].most_anon_bytes < MOST_ANON_BYTES
 
-    stopped_for_a_version(chain, 3, 0)
+    stopped_for_a_version(chain, step + 1, 0)
 
 
 @pytest.mark.prove  # test_the_middle_is_killed_and_then_the_head_is_stopped is the sample
 def test_the_head_is_killed_then_the_middle_is_stopped(chain):
     head, middle, tail = chain.in_order(3)
-    before = chain.received(middle, tail)
-    chain.publish(2)
-    chain.in_the_middle(tail, "0.2")
+    step, before = chain.caught(tail, 2, middle, tail)
     chain.processes[head].end(signal.SIGKILL)
-    chain.live(2, middle, tail)
-    chain.each_got_it_once(2, before)
+    chain.live(step, middle, tail)
+    chain.each_got_it_once(step, before)
     chain.peer_up(head)
-    chain.live(2, head)
+    chain.live(step, head)
 
-    stopped_for_a_version(chain, 3, 1)
+    stopped_for_a_version(chain, step + 1, 1)
 
 
 @pytest.mark.prove  # tests/daemons/swarm/test_equivocation.py is the sample
 def test_the_hub_is_killed_in_mid_broadcast(chain):
     _, _, tail = chain.in_order(3)
-    chain.publish(2)
-    chain.in_the_middle(tail, "0.2")
+    step, _ = chain.caught(tail, 2, *"abc")
     chain.processes["hub"].end(signal.SIGKILL)
     hub = chain.hub_up()
     # Where the hub had not stored the version yet, its number is used, and the step opens the next branch.
-    chain.live(2, *"abc", branch=None)
-    chain.publish(3)
-    chain.live(3, *"abc", branch=None)
+    chain.live(step, *"abc", branch=None)
+    chain.publish(step + 1)
+    chain.live(step + 1, *"abc", branch=None)
     run = chain.at("hub", "run")
     assert {chain.at(n, "run") for n in "abc"} == {run}
     for name in "abc":
