@@ -156,8 +156,7 @@ async def test_certificates_are_renewed_while_running(tls):
     assert shown() == old, "the link stays"
     session._link.abort(RetryableError("cut"))
     await tls.until(lambda: len(shown() - old) == 2, "it is back with other certificates")
-    kept = Credentials.load(tls.folder / "a" / "link.pem")
-    assert kept.until > first
+    assert Credentials.load(tls.folder / "a" / "link.pem").until > first
     assert hub.state.admission.trust.ledger.tokens[token_of(tls).ident.hex()].used == 1
 
 
