@@ -178,7 +178,7 @@ class Chain:
         return found
 
     def caught(self, name: str, step: int, *names: str) -> tuple[int, dict[str, tuple[int, int]]]:
-        """Publish from ``step`` on until ``name`` is in the middle: the step, and what ``names`` had received by then."""
+        """Publish from ``step`` on until ``name`` is in the middle: the step, and what ``names`` had by then."""
 
         def part() -> float:
             found = self.status(name)
