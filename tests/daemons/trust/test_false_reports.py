@@ -208,11 +208,22 @@ async def test_a_peer_below_a_withholding_parent_is_not_blamed(swarm, states):
 async def test_a_slow_parent_is_not_blamed(swarm, states, monkeypatch):
     """The parent receives its pieces late and one by one, and forwards each: this counts as progress."""
     monkeypatch.setattr(missing_versions, "WITHHELD_S", 1.0)
-    hub, (slow, child), state = await chain(swarm, states, "slow", "child")
-    for link in [c.link for c in hub.publishing.downstream.children.values() if c.link.remote == slow.ident]:
-        for stripe in link.stripes.values():
-            stripe.pace(100_000)
+    monkeypatch.setattr("rollout_node.sync.stalls.LATE_S", 0.75)  # checks are 0.5 s apart
+    hub, (_, child), state = await chain(swarm, states, "slow", "child", shapes={"w": ("bfloat16", (1_000_000,))})
+    down, turn = hub.publishing.downstream, []
+    burst = down._burst
+    monkeypatch.setattr(down, "_burst", lambda child, stripe: turn and turn.pop() and burst(child, stripe))
+
+    async def turns():
+        while True:
+            await asyncio.sleep(0.2)
+            turn[:] = [True]
+            for fed in list(down.children.values()):
+                down._pump_all(fed)
+
     swarm.publish(1, states.trained(state, 1, share=1))
+    giving = asyncio.create_task(turns())
     await swarm.live("0.1")
+    giving.cancel()
     assert child.sync.missing_versions.withheld == 0
     assert hub.fleet.membership.withholding.demoted(time.monotonic()) == frozenset()
