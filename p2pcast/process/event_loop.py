@@ -51,10 +51,11 @@ class Loop(uvloop.Loop):  # type: ignore[misc]
                 await asyncio.wait([task])
             except asyncio.CancelledError as error:
                 cancelled = error
-        transport, protocol = task.result()
         if cancelled is not None:
-            transport.close()
+            if not task.cancelled() and task.exception() is None:
+                task.result()[0].close()
             raise cancelled
+        transport, protocol = task.result()
         return transport, protocol
 
 

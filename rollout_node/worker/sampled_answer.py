@@ -123,8 +123,11 @@ class SampledAnswer(ABC):
             raise RemoteError(f"the engine sent {len(self.token_ids)} tokens of at most {self._max_tokens}")
 
     def labels(self) -> list[LabelledSpan]:
-        """The engine's spans, which hold every token. Raises LocalError without spans, RemoteError for other tokens."""
+        """The engine's spans, which hold every token. Raises RetryableError without spans if the answer is not whole,
+        otherwise LocalError; RemoteError for other tokens.
+        """
         if self._labels is None:
+            self._check_end()
             raise LocalError(f"the engine does not say which weights made its tokens: {self.route.needed}")
         at = 0
         for span in self._labels:
@@ -148,8 +151,7 @@ class SampledAnswer(ABC):
 
     def _stop(self) -> Literal["end", "length"]:
         """Raises P2PCastError for an answer that is not whole, or not of the request."""
-        if self._finish not in ("stop", "length"):
-            raise RetryableError(f"the engine ended the request early ({self._finish or 'without a reason'})")
+        self._check_end()
         if not 0 < len(self.token_ids) <= self._max_tokens:
             raise RemoteError(f"the engine sent {len(self.token_ids)} tokens of at most {self._max_tokens}")
         ended = self.token_ids[-1] in self._stop_token_ids
@@ -162,6 +164,10 @@ class SampledAnswer(ABC):
                 )
             raise RemoteError("the engine ended the sample before its limit, and not after a stop token")
         return "end" if ended else "length"
+
+    def _check_end(self) -> None:
+        if self._finish not in ("stop", "length"):
+            raise RetryableError(f"the engine ended the request early ({self._finish or 'without a reason'})")
 
 
 def ids(found: Any) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from trainer_node import frameworks
 
 ROOT = Path(__file__).parents[2]
+INTERFACE = ROOT / "docs" / "reference" / "python-api.md"
 LIGHT = ["tried_versions", "ledger_steps", "slime", "vllm", "verl_backend", "verl_backend.engine_settings"]
 
 
@@ -25,6 +27,22 @@ def test_a_former_name_gives_the_module_and_a_warning(name: str) -> None:
     assert old is new
     assert new.__spec__ is spec
     assert new.__name__ == f"trainer_node.frameworks.{name}"
+
+
+@pytest.mark.parametrize(
+    ("former", "new"),
+    [
+        ("p2pcast.version", "p2pcast.ground.version"),
+        ("trainer_node.sdk.batch_client", "p2pcast.ledger_api.batch_client"),
+    ],
+)
+def test_a_former_module_gives_the_documented_names_and_a_warning(former: str, new: str) -> None:
+    sys.modules.pop(former, None)
+    with pytest.warns(DeprecationWarning, match=f"{former} has moved to {new}"):
+        old = importlib.import_module(former)
+    (row,) = (line for line in INTERFACE.read_text().splitlines() if line.startswith(f"| `{new}` |"))
+    assert old.__all__ == sorted(re.findall(r"`(\w+)`", row))
+    assert all(getattr(old, name) is getattr(importlib.import_module(new), name) for name in old.__all__)
 
 
 def test_an_unknown_name_is_no_module() -> None:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from trainer_node.learning.objective.training_rows import TrainingRow
 
 REWARDS: Final = "trainer_node.frameworks.slime_rollouts.ledger_rewards"
+FORMER_REWARDS: Final = "p2pcast.adapters.slime_rollouts.ledger_rewards"
+"""The same function, until 0.3."""
 JOURNAL: Final = "p2pcast-ledger.json"
 """In slime's ``--save`` folder."""
 ADVANTAGE: Final = "ledger_advantage"
@@ -154,8 +156,11 @@ def ledger_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list
 def check(args: Any) -> None:
     """Raises UsageError for settings of slime that would train something other than the ledger's batch."""
     samples = args.rollout_batch_size * args.n_samples_per_prompt
+    rewards = args.custom_reward_post_process_path
+    if rewards == FORMER_REWARDS:
+        rewards = REWARDS
     wanted = {
-        "--custom-reward-post-process-path": (args.custom_reward_post_process_path, REWARDS),
+        "--custom-reward-post-process-path": (rewards, REWARDS),
         "--global-batch-size": (args.global_batch_size, samples),
         "--rollout-top-p": (getattr(args, "rollout_top_p", 1.0), 1.0),
         "--async-save": (bool(getattr(args, "async_save", False)), False),

@@ -86,6 +86,20 @@ print(gc.get_threshold() == usual)
     assert done.stdout.split() == ["True", "True", "True", "True"]
 
 
+def test_a_connection_that_fails_and_is_cancelled_is_cancelled():
+    async def work() -> None:
+        reading, writing = (os.fdopen(number, mode, 0) for number, mode in zip(os.pipe(), ("rb", "wb"), strict=True))
+        connecting = asyncio.create_task(asyncio.get_running_loop().connect_read_pipe(lambda: 1 / 0, reading))
+        await asyncio.sleep(0)
+        connecting.cancel()
+        await asyncio.wait([connecting])
+        assert connecting.cancelled()
+        reading.close()
+        writing.close()
+
+    event_loop.run(work())
+
+
 @pytest.mark.parametrize("turns", range(4))
 @pytest.mark.parametrize("end", ["read", "write"])
 def test_a_pipe_whose_connection_is_cancelled_is_closed(end: str, turns: int):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.ground.errors import P2PCastError, RemoteError
+from p2pcast.ground.errors import P2PCastError, RemoteError, RetryableError
 from p2pcast.ground.version import Version
 from p2pcast.rollouts.result import Span
 from rollout_node.worker.generate_form import ROUTE, Answer
@@ -66,6 +66,16 @@ def test_a_whole_answer_is_a_sample() -> None:
 def test_a_damaged_answer_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(P2PCastError):
         read(whole(**change))
+
+
+@pytest.mark.parametrize("parts", [[], [whole(token_ids=[], finish_reason="abort", weight_versions=None)]])
+def test_an_answer_that_ends_early_lacks_no_release_of_vllm(parts: list[Any]) -> None:
+    answer = Answer((9,), 2)
+    for part in parts:
+        answer.add(part)
+    for look in (answer.labels, lambda: answer.sample(named)):
+        with pytest.raises(RetryableError, match="ended the request early"):
+            look()
 
 
 @pytest.mark.parametrize("most", [1, 3])

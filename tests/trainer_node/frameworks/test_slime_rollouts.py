@@ -19,7 +19,7 @@ from p2pcast.ground.version import Version
 from tests.trainer_node.frameworks.bridge_stage import GROUPS, SIZE, Ledger, batch_states, filled_ledger, played_hub
 from trainer_node.frameworks import slime_rollouts
 from trainer_node.frameworks.ledger_steps import TRACKER
-from trainer_node.frameworks.slime_rollouts import JOURNAL, REWARDS, generate_rollout, ledger_rewards
+from trainer_node.frameworks.slime_rollouts import FORMER_REWARDS, JOURNAL, REWARDS, generate_rollout, ledger_rewards
 
 FIRST = Version(0, 1)
 """slime counts its versions from 1."""
@@ -161,6 +161,10 @@ async def test_a_short_batch_is_filled_with_samples_that_are_not_learnt_from(
 def test_settings_that_change_the_batch_are_refused(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         generate_rollout(SimpleNamespace(**(vars(arguments(tmp_path)) | changed)), 0, None)
+
+
+def test_the_former_name_of_the_rewards_is_taken(tmp_path: Path) -> None:
+    slime_rollouts.check(arguments(tmp_path, custom_reward_post_process_path=FORMER_REWARDS))
 
 
 async def test_a_ledger_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,20 @@
+"""The former place of ``p2pcast.ledger_api.batch_client``, until 0.3."""
+
+from __future__ import annotations
+
+import warnings
+
+from p2pcast.ledger_api.batch_client import (
+    BatchClient,
+    Finished,
+    GroupReport,
+    Rollout,
+    RolloutBatch,
+    RolloutGroup,
+    RunFacts,
+    Wait,
+)
+
+__all__ = ["BatchClient", "Finished", "GroupReport", "Rollout", "RolloutBatch", "RolloutGroup", "RunFacts", "Wait"]
+
+warnings.warn(f"{__name__} has moved to {BatchClient.__module__}", DeprecationWarning, stacklevel=2)
