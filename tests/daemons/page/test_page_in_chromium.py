@@ -124,7 +124,8 @@ class Holds:
         return 0.05 if self.held else 0.0
 
 
-async def test_a_laggard_a_rejected_install_and_a_cut_site_are_named(swarm, states, browser):
+async def test_a_laggard_a_rejected_install_and_a_cut_site_are_named(swarm, states, browser, monkeypatch):
+    monkeypatch.setattr("trainer_node.hub.SILENCE_S", 5.0)  # the cut site's links end
     state, holds = states.first(), Holds()
     swarm.publish(1, state)
     hub = await swarm.hub_up()

@@ -11,6 +11,7 @@ import os
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -279,7 +280,7 @@ def test_a_look_at_a_lock_fails_no_daemon(tmp_path, tmpfs, monkeypatch, held):
         if len(pauses) == 1:
             os.close(look)
 
-    monkeypatch.setattr(folder_locks.time, "sleep", sleep)
+    monkeypatch.setattr(folder_locks, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
     assert shadow_of(state, tmpfs) == folder
     assert len(pauses) == 1
 
