@@ -202,12 +202,14 @@ def faults(document: Document) -> Section:
     groups: dict[tuple[str, str], list[Document]] = {}
     for row in rows:
         groups.setdefault((row["fault"], row["position"]), []).append(row)
+    failed = document.get("failed", [])
     blocks = [
         f"A hub and five peers in two chains, versions of {document['payload_bytes'] / MIB:.3g} MiB at "
         f"{figure(document['rate_bits_s'] / 1e6)} Mbit/s. Each fault is injected at each place, at the start, in the "
         f"middle and at the last pieces. Undisturbed {document['undisturbed_s']:.2f} s. *Gap*: the longest time in "
         "which an incomplete survivor received nothing, without the hub's absence. Bytes sent twice: "
-        f"{document['bytes_duplicate']}; cases with other bits: {document['wrong']}.",
+        f"{document['bytes_duplicate']}; cases with other bits: {document['wrong']}; cases that never recovered: "
+        f"{', '.join(failed) or 0}.",
         table(
             ["fault", "at", "gap, s: median", "worst", "all peers have it, s: median", "worst"],
             (
@@ -221,6 +223,7 @@ def faults(document: Document) -> Section:
     compared = [
         *judged("faults", [document], Requirement("bytes sent twice", "bytes_duplicate", below=0)),
         *judged("faults", [document], Requirement("cases with other bits", "wrong", below=0)),
+        *judged("faults", [{"failed": len(failed)}], Requirement("cases that never recovered", "failed", below=0)),
         *judged("faults", rows, Requirement(f"gap in s, {case}", "gap", killed, below=1.0)),
         *judged("faults", rows, Requirement(f"until all peers have it in s, {case}", "all_s", below="most_s")),
     ]

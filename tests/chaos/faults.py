@@ -27,6 +27,7 @@ from netem.fleet.local_fleet import PEERS, LocalFleet
 from netem.fleet.processes import FleetError
 from p2pcast.cli import exit_code
 from p2pcast.cli.options import Rate, console, documented, written
+from p2pcast.ground.errors import EXIT_FAILED
 from p2pcast.ground.limits import MIB, PIECE_BYTES
 from p2pcast.process import event_loop
 from tests.chaos import hostile
@@ -246,7 +247,7 @@ def faults(
     Each fault is caused at each position of a chain of three, at the start, middle and end of a broadcast.
 
     A hub and five peers in two chains run as processes on this machine. Proxies between them limit the rate and cut
-    connections. No privileges needed.
+    connections. No privileges needed. Exit code 1: a case never recovered, or a peer ended with other bits.
     """
     cases = [case for case in matrix() if not only or any(f"{case} ".startswith(f"{words} ") for words in only)]
     if not cases:
@@ -254,6 +255,8 @@ def faults(
     document = event_loop.run(_measure(payload * MIB, rate / 8, cases, deadline))
     if not written(document, output, as_json=as_json):
         _show(document)
+    if document["failed"] or document["wrong"]:
+        sys.exit(EXIT_FAILED)
 
 
 async def _measure(payload_bytes: int, rate_bytes_s: float, cases: list[Case], deadline_s: float) -> dict[str, Any]:

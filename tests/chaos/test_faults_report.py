@@ -4,6 +4,7 @@ cases.
 
 from __future__ import annotations
 
+import pytest
 from click.testing import CliRunner
 
 from tests.chaos.faults import Case, Outcome, _document, _show, faults
@@ -28,6 +29,17 @@ def test_a_row_for_each_fault_and_position(capsys):
     assert "0.10 · 2.00" in shown
     assert "1.70 · 4.90" in shown
     assert "1 cases failed: flap tail last" in shown
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "failed", "code"), [(OUTCOMES[::2], [], 0), (OUTCOMES, [], 1), (OUTCOMES[:1], ["kill tail last"], 1)]
+)
+def test_failed_cases_and_other_bits_fail_the_program(monkeypatch, outcomes, failed, code):
+    async def measured(*_):
+        return _document(2.0, outcomes) | {"failed": failed}
+
+    monkeypatch.setattr("tests.chaos.faults._measure", measured)
+    assert CliRunner().invoke(faults, []).exit_code == code
 
 
 def test_unknown_case_prefix_is_a_usage_error():

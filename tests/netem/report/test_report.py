@@ -243,6 +243,9 @@ def test_stripes_faults_and_catchup_sections_report_misses() -> None:
     # The hub's absence does not count as a gap.
     found = ["gap in s, kill head start", "until all peers have it in s, kill head start"]
     assert lost(faults(FAULTS)) == [(what, None) for what in found]
+    section = faults(FAULTS | {"failed": ["stop tail last"]})
+    assert ("cases that never recovered", None) in lost(section)
+    assert "cases that never recovered: stop tail last." in section.blocks[0]
     assert lost(catchup(CATCHUP)) == [("s, by policy of the peer", "each delta")]
 
 
