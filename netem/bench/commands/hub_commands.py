@@ -339,6 +339,9 @@ def _raise_failure(trainer: Any) -> None:
 def _row(database: str, name: str, found: Any, results_s: float) -> dict[str, Any]:
     import numpy as np
 
+    if not found.lease_s:
+        raise LocalError(f"{database}, {name}: no worker got a lease, so there is no time of leases; raise --seconds")
+
     def ms(times: list[float], share: float) -> float:
         return float(np.percentile(times, share) * 1e3) if times else 0.0
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
+from netem.bench.commands.hub_commands import _row
 from netem.rollouts import ledger_load
+from p2pcast.ground.errors import LocalError
 
 END_S = 600.0
 
@@ -25,6 +29,11 @@ async def test_loads_are_accepted_and_counted(tmp_path: Path) -> None:
         assert ledger_load.resident_bytes(process) > 0
     assert full.rejected == paced.rejected == {}
     assert ledger_load.write_limit(tmp_path / "limit", 0.2) > 0
+
+
+def test_a_load_without_leases_has_no_figures() -> None:
+    with pytest.raises(LocalError, match="SQLite, paced: no worker got a lease"):
+        _row("SQLite", "paced", ledger_load.Found(), 0.0)
 
 
 async def test_growth_is_measured_at_even_distances(tmp_path: Path) -> None:
