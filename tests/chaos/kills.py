@@ -112,7 +112,10 @@ async def kill_loops(folder: Path, kills: int, seed: int, peers: int = 2) -> Tal
 
 def _kind(path: str, folder: Path) -> str:
     """The path below a daemon's folders, with random and counted parts replaced."""
-    parts = Path(path).relative_to(folder).parts or (".",)
+    parts = Path(path).relative_to(folder).parts
+    if parts and parts[0] in ("state", "shadows", "peers"):
+        parts = parts[1:]
+    parts = parts or (".",)
     if parts[0] == "mirror":
         return "/".join([parts[0], *parts[3:4]])  # without the names of the format and the run
     return re.sub(r"[0-9a-f]{8,}|\d+", "#", "/".join([parts[0], *parts[1:3]]))

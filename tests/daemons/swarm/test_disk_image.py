@@ -11,7 +11,7 @@ from step_recorder import Recorder
 from p2pcast.files import disk
 from p2pcast.files.atomic_files import atomic_folder, atomic_write
 from p2pcast.process import event_loop
-from tests.chaos.kills import kill_loops
+from tests.chaos.kills import _kind, kill_loops
 
 
 def tree(folder):
@@ -93,3 +93,9 @@ def test_processes_are_killed_at_steps_of_their_disks_and_come_back(tmp_path, ro
     assert tally.kills == {"hub": rounds, "p1": rounds, "far": rounds}
     assert sum(tally.steps.values()) == 3 * rounds
     assert tally.wrong == []
+
+
+@pytest.mark.parametrize("folder", ["state", "shadows", "peers"])
+def test_a_step_is_counted_by_process_and_folder(tmp_path, folder):
+    assert _kind(f"{tmp_path}/{folder}/hub/deltas/{'0a' * 8}.p2pd", tmp_path) == "hub/deltas/#.p#pd"
+    assert _kind(f"{tmp_path}/{folder}", tmp_path) == "."
