@@ -84,6 +84,10 @@ def _bf16(found: Any) -> Any:
     return next(row for row in found["rows"] if row["row"].startswith("bf16"))
 
 
+def _by_way(found: Any) -> dict[str, float]:
+    return {row["way"]: row["bytes"] for row in found["rows"]}
+
+
 BARS: Final[Mapping[str, Bar]] = {
     bar.name: bar
     for bar in (
@@ -124,9 +128,9 @@ BARS: Final[Mapping[str, Bar]] = {
             {
                 "deltas": (SIZE, lambda found: found["chain_bytes"]),
                 "one squash, offline": (SIZE, lambda found: found["exact_bytes"]),
-                "received, each delta": (SIZE, lambda found: found["rows"][0]["bytes"]),
-                "received, squashes that are kept": (SIZE, lambda found: found["rows"][1]["bytes"]),
-                "received, by predicted time": (SIZE, lambda found: found["rows"][2]["bytes"]),
+                "received, each delta": (SIZE, lambda found: _by_way(found)["each delta"]),
+                "received, squashes that are kept": (SIZE, lambda found: _by_way(found)["squashes that are kept"]),
+                "received, by predicted time": (SIZE, lambda found: _by_way(found)["by predicted time"]),
             },
             once=True,
         ),

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -86,6 +87,15 @@ def test_usage_errors_are_one_line(words: tuple[object, ...], why: str) -> None:
     assert done.returncode in (1, 2)
     assert why in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_figures_of_catching_up_go_by_the_name_of_the_way(tmp_path: Path) -> None:
+    rows = [{"way": way, "bytes": len(way)} for way in ("by predicted time", "squashes that are kept", "each delta")]
+    tree = Mock(**{"bench.return_value": {"chain_bytes": 7, "exact_bytes": 3, "rows": rows}})
+    assert BARS["catchup"].run(tree, tmp_path)["received, each delta"] == len("each delta")
+    rows[0]["way"] = "by time"
+    with pytest.raises(LookupError, match="by predicted time"):
+        BARS["catchup"].run(tree, tmp_path)
 
 
 def test_a_record_of_another_form_or_baseline_is_not_compared_with() -> None:
