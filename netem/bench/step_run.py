@@ -4,6 +4,7 @@ and is a command in a process of its own.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import signal
@@ -113,7 +114,8 @@ def run(
     prefix = [sys.executable, die_with_parent.__file__, str(os.getpid()), "0"]
     process = subprocess.Popen(
         [*prefix, *map(str, command)], cwd=folder, env=None if environment is None else {**environment},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
+        start_new_session=True,
     )  # fmt: skip
     out: list[str] = []
     error: list[str] = []
@@ -148,10 +150,10 @@ def _read(stream: IO[str], lines: list[str], shown: TextIO | None) -> None:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Interrupt the step at first, since benches end their daemons and engines then."""
+    """Interrupt the step at first, since benches end their daemons and engines then. Nothing of its session stays."""
     process.send_signal(signal.SIGINT)
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -27,6 +27,8 @@ from p2pcast.ground.errors import LocalError
 
 GRACE_S = 60.0
 """Time from the first signal to SIGABRT: on a busy machine a daemon may take many seconds to end."""
+BREAK_S = 10.0
+"""The same after an error or Ctrl-C, in seconds: a runner kills a program that takes a minute to end."""
 ABORT_S = 5.0
 """Time from SIGABRT to SIGKILL: Python writes where each thread stands."""
 TAIL_LINES = 25
@@ -98,7 +100,7 @@ class Processes:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self.stop_all()
+            self.stop(*self.children, grace_s=GRACE_S if kind is None else BREAK_S)
         finally:
             self.close()
 
@@ -169,14 +171,16 @@ class Processes:
             if not child.expected and (code := child.code) is not None:
                 raise child.failure(f"{child.name} ended with {describe_exit(code)}")
 
-    def stop(self, *names: str, polite: signal.Signals = signal.SIGTERM) -> dict[str, int]:
-        """End these children and return their exit codes. Children that outlive ``GRACE_S`` are killed, after they have
-        logged where they stand.
+    def stop(
+        self, *names: str, polite: signal.Signals = signal.SIGTERM, grace_s: float | None = None
+    ) -> dict[str, int]:
+        """End these children and return their exit codes. Children that outlive ``grace_s`` (by default GRACE_S) are
+        killed, after they have logged where they stand.
         """
         chosen = [self.children[name] for name in names if name in self.children]
         for child in chosen:
             child.expected = True
-        for number, time_s in ((polite, GRACE_S), (signal.SIGABRT, ABORT_S)):
+        for number, time_s in ((polite, GRACE_S if grace_s is None else grace_s), (signal.SIGABRT, ABORT_S)):
             for child in chosen:
                 if child.alive:
                     child.signal(number)

@@ -116,7 +116,7 @@ def run_step(step: Step, sizes: Sizes) -> dict[str, Any]:
     if ended.overdue:
         return {"failed": ended.overdue}
     if ended.code:
-        return {"failed": "\n".join([*ended.out, *ended.error][-TAIL_LINES:])}
+        return {"failed": "\n".join([*ended.out, *ended.error][-TAIL_LINES:]) or ended.why}
     try:
         result = json.loads(ended.out[-1]) if step.json else counts(ended.out[-1])
         kept = {key: result[key] for key in step.keys or result}

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from pathlib import Path
@@ -28,8 +29,10 @@ DEADLINE_S: Final = 60.0
 def measured(tree: Tree, folder: Path) -> dict[str, float]:
     """Seconds and bytes by figure. ``folder``: empty, in tmpfs, so that disks do not count. Raises LocalError."""
     state, _ = step(STATE_MIB)
-    with Processes(folder) as processes:
-        fleet = Fleet(Loopback(tree.environment), processes, folder, folder)
+    with (
+        Processes(folder) as processes,
+        contextlib.closing(Fleet(Loopback(tree.environment), processes, folder, folder)) as fleet,
+    ):
         fleet.trained.mkdir()
         _start_hub(fleet)
         for name in PEERS:
@@ -47,7 +50,6 @@ def measured(tree: Tree, folder: Path) -> dict[str, float]:
         hub.process.wait(DEADLINE_S)
         ended_s = time.monotonic() - began
         started_s = _start_hub(fleet)
-        fleet.close()
     return {
         "hub start to answering": started_s,
         "hub SIGTERM to its end": ended_s,

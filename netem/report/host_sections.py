@@ -49,6 +49,8 @@ def relay(document: Document) -> Section:
 
 
 def publish(document: Document) -> Section:
+    # A record of before 0.2 states the CPU's threads.
+    device = document.get("device") or f"the CPU with {document['threads']} threads"
     columns: Columns = [
         ("tensors", "row"), ("changed", lambda r: share(r["changed"] / r["params"])),
         ("delta, MB", "{bytes:MB .2f}"), ("memcpy, ms", "{memcpy_s:ms .0f}"), ("snapshot, ms", "{snapshot_s:ms .0f}"),
@@ -57,7 +59,7 @@ def publish(document: Document) -> Section:
     blocks = [
         f"Cost of publishing for a training step, {document['state_bytes'] / MIB:.4g} MiB of bf16 on the CPU, median "
         f"of {document['steps']}. *snapshot*: until the optimiser may continue. *stored*: until a hub on the same "
-        f"cores has stored the version. Compared in turns with `Tensor.copy_` on {document['device']}.",
+        f"cores has stored the version. Compared in turns with `Tensor.copy_` on {device}.",
         table_of(document["rows"], columns),
     ]
     hold = Requirement("snapshot in ms, {row}", "snapshot_s", below="memcpy_s")

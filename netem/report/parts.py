@@ -24,7 +24,7 @@ from netem.lab.machine import machine, versions
 from netem.report import host_sections, network_sections, size_sections
 from netem.report.section_text import Section
 from p2pcast.files.atomic_files import atomic_write, explained
-from p2pcast.ground.errors import LocalError, UsageError
+from p2pcast.ground.errors import EXIT_FAILED, LocalError, UsageError
 
 COMMAND: Final = (sys.executable, "-m")
 LIMIT_S: Final = 1500.0
@@ -144,7 +144,7 @@ def _run(folder: Path, part: Part, *, quick: bool) -> Kept:
         command = [*COMMAND, *part.words(quick=quick), "--output", output]
         ended = step_run.run(command, LIMIT_S, show=True, environment=step_run.with_path())
         took_s = time.monotonic() - clock
-        if not output.exists():
+        if not output.exists() or ended.overdue or ended.code not in (0, EXIT_FAILED):
             return {"part": part.name, "why": ended.why}
         return {
             "part": part.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -34,6 +35,20 @@ except KeyboardInterrupt:
     ended = python(code, 2.0)
     assert ended.why == "still running after 2 s"
     assert {path.name for path in tmp_path.iterdir()} == {"began", "cleared"}
+
+
+def test_nothing_of_an_overdue_step_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_run, "END_S", 0.2)
+    seconds = "987.125"
+    ended = step_run.run(["sh", "-c", f"trap '' INT; sleep {seconds} & sleep {seconds}; wait"], 1.0)
+    assert ended.why == "still running after 1 s"
+    for words in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            assert seconds.encode() not in words.read_bytes()
+
+
+def test_bytes_that_are_no_text_end_no_step() -> None:
+    assert python("import sys; sys.stdout.buffer.write(b'\\xff\\n')").out == ["\ufffd"]
 
 
 def test_every_need_that_is_missing_is_named() -> None:

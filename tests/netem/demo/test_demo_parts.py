@@ -189,6 +189,17 @@ def test_stop_kills_groups_that_ignore_signals(tmp_path: Path, monkeypatch: pyte
     wait_for(lambda: gone(grandchild))
 
 
+def test_an_error_waits_less_long_for_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes_module, "BREAK_S", 0.2)
+    monkeypatch.setattr(processes_module, "GRACE_S", 3600.0)
+    code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
+    children = Processes(tmp_path)
+    child = children.start("stubborn", [sys.executable, "-c", code], output=tmp_path / "out")
+    wait_for(lambda: (tmp_path / "out").read_text())
+    children.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert child.process.returncode in (-signal.SIGABRT, -signal.SIGKILL)
+
+
 def test_children_end_when_the_demo_is_killed(tmp_path: Path) -> None:
     code = f"""
 import signal, sys

@@ -64,6 +64,8 @@ def test_a_steps_last_line_is_its_result() -> None:
 
 
 def test_a_step_that_fails_or_hangs_costs_no_other() -> None:
+    killed = command.run_step(step_of("import os; os.kill(os.getpid(), 9)"), SIZES)
+    assert gpu_page.outcome("bench", killed) == "**failed**: exit code -9"
     failed = command.run_step(step_of("import sys; print('before'); sys.exit('no memory on the device')"), SIZES)
     assert failed == {"failed": "before\nno memory on the device"}
     for printed in ("", "print('no result')"):

@@ -258,6 +258,8 @@ def test_publish_section_follows_from_the_document_of_its_bench() -> None:
     ]  # fmt: skip
     section = publish({"state_bytes": 2 << 20, "steps": 5, "device": "CPU, 2 threads", "rows": rows})
     assert lost(section) == [("snapshot in ms, bf16 → bf16", "memcpy")]
+    older = publish({"state_bytes": 2 << 20, "steps": 5, "threads": 4, "rows": rows})
+    assert "on the CPU with 4 threads" in older.blocks[0]
     assert "| bf16 → bf16 | 1 % | 2.00 | 10 | 20 | 2 | 50 | 5 |" in section.blocks[1]
 
 
@@ -331,6 +333,10 @@ def test_skipped_and_failed_parts_have_a_reason(monkeypatch: pytest.MonkeyPatch,
     short_part(monkeypatch, "--peers 1")
     assert not measure(tmp_path, [], quick=False, show=said.append)
     assert "--peers" in kept(tmp_path)["plan"]["why"]
+    ends = "import pathlib, sys; pathlib.Path(sys.argv[-1]).write_text('{}'); sys.exit(3)"
+    monkeypatch.setattr(measuring, "COMMAND", (sys.executable, "-c", ends))
+    assert not measure(tmp_path, [], quick=False, show=said.append)
+    assert kept(tmp_path)["plan"]["why"] == "exit code 3", "a document of a step that broke off does not count"
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 
