@@ -229,12 +229,12 @@ async def test_the_end_of_a_feeder_ends_its_hooks(stage: Stage, tmp_path: Path) 
 
 
 async def test_hooks_see_no_token(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("P2PCAST_TOKEN", "secret")
+    monkeypatch.setenv("DATABASE_URL", "postgresql://ledger:secret@db/run")
     monkeypatch.setenv("P2PCAST_TASK_OTHER", "fact")
     await stage.feeder("ReadsTheEnvironment", waiting=1).fill()
     names = json.loads(stage.game.ledger.hook_state(FEED.seed, NAME + "ReadsTheEnvironment")["names"])
     assert "P2PCAST_TASK_OTHER" in names
-    assert "P2PCAST_TOKEN" not in names
+    assert "DATABASE_URL" not in names
 
 
 async def test_hooks_that_leave_everything_out_are_told_of(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
