@@ -85,19 +85,30 @@ async def test_another_role_is_refused_by_its_certificate(tls, up: Up, role, pat
             assert f"role is {role}" in (await answer.json())["error"]
 
 
-async def test_an_evicted_worker_is_refused_on_its_open_connection(tls, up: Up) -> None:
+async def test_an_evicted_worker_is_refused_on_its_open_connection_and_gets_no_leases(tls, up: Up) -> None:
     hub, config = await secured(tls)
     worker = await working(tls, await token_for(hub, "worker"))
     about = {"name": "w", "slots": 1, "task": "parity", "task_hash": Parity().hash.hex()}
     async with asyncio.timeout(END_S), up(config) as daemon, aiohttp.ClientSession() as http:
-        url = await url_of(daemon) + "/v1/workers"
+        url = await url_of(daemon)
 
-        async def register() -> tuple[int, str]:
-            async with http.post(url, json=about, ssl=worker.client("ledger")) as answer:
-                return answer.status, str((await answer.json()).get("error"))
+        async def ask(name: str, body: dict[str, object]) -> tuple[int, dict[str, str]]:
+            async with http.post(f"{url}/v1/{name}", json=body, ssl=worker.client("ledger")) as answer:
+                packed = answer.content_type == "application/x-msgpack"
+                return answer.status, {} if packed else await answer.json()
 
-        assert (await register())[0] == 200
+        status, registered = await ask("workers", about)
+        assert status == 200
+        session = {"session": registered["session"]}
+        served = {"slots": 1, "served": "0.0", "manifest": digest_of("0.0")}
+        waiting = asyncio.create_task(ask("lease", session | served | {"wait_s": 30}))
+        await until(lambda: len(daemon._queue))
         await hub.state.admission.commands.evict({"peer": "w"})
-        refused = await until(register, "the ledger has asked the hub", holds=lambda found: found[0] != 200)
-        assert refused[0] == 403
-        assert "evicted" in refused[1]
+        refused = await until(
+            lambda: ask("heartbeat", session | {"leases": []}),
+            "the ledger has asked the hub",
+            holds=lambda found: found[0] != 200,
+        )
+        daemon._queue.changed()
+        for status, answer in (refused, await waiting):
+            assert (status, "evicted" in answer["error"]) == (403, True)
