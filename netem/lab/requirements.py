@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from netem.lab.scenario import Requirement
 
 Row = Mapping[str, Any]
+LEAST: Final = 1e-9
+"""Divisor in place of another row's figure of 0, so that any figure exceeds that one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ def compared(hold: Requirement, rows: Sequence[Row], swept: tuple[str, ...]) -> 
         for other in _others(hold, row, rows, swept):
             value = float(row[hold.key])
             if other is not None:
-                value /= other[0]
+                value /= other[0] or LEAST
             for bound, margin in _margins(hold, row, value):
                 yield Comparison(row, value, bound, margin, other)
 
@@ -68,7 +70,7 @@ def _others(
         alike = [key for key in (*swept, *hold.same) if key not in hold.against]
         for each in rows:
             same = matches(each, hold.against) and all(each.get(key) == row.get(key) for key in alike)
-            if same and each is not row and isinstance(each.get(hold.key), int | float) and each[hold.key]:
+            if same and each is not row and isinstance(each.get(hold.key), int | float):
                 yield float(each[hold.key]), each
 
 

@@ -12,6 +12,7 @@ from netem.lab.requirements import judged, sentence
 from netem.lab.scenario import Plot, Requirement
 from netem.lab.scenario_plots import draw, series
 from netem.lab.scenario_report import sentences, table
+from netem.report import section_text
 
 ROWS: list[dict[str, Any]] = [
     {"case": 1, "delay": 10, "system": "ours", "all_s": 1.0, "bound": 1.2, "predicted_s": 1.1},
@@ -46,6 +47,14 @@ def test_requirement_against_rows_of_the_same_case() -> None:
     assert said["rows"] == 2, "a row that was left out has no figure"
     assert said["held"] is False
     assert said["nearest"]["value"] == 1.25
+
+
+def test_any_figure_exceeds_a_rivals_zero() -> None:
+    hold = replace(PLAIN, against={"system": ("star",)}, below=1.0)
+    for ours, held in ((0.042, False), (0.0, True)):
+        rows = [{"system": "ours", "all_s": ours}, {"system": "star", "all_s": 0.0}]
+        assert judged(hold, rows, [])["held"] is held
+        assert [one.lost for one in section_text.judged("live", rows, hold, "{system}")] == [not held]
 
 
 def test_requirement_without_rows_is_not_held() -> None:
