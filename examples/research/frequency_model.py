@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import click
 import numpy as np
 import torch
 
@@ -77,9 +77,12 @@ def write_frequencies(folder: Path, model: Any, *, prompts: int = PROMPTS, seed:
     return folder
 
 
-def main() -> None:
+@click.command()
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+def main(folder: Path) -> None:
+    """Train the model of token frequencies, and write it to FOLDER, with prompts."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    write_frequencies(Path(sys.argv[1]), train_frequencies())
+    write_frequencies(folder, train_frequencies())
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ Promise: equal stages and seeds give equal weights on one machine.
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -20,6 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+import click
 import numpy as np
 import torch
 from transformers import Qwen3ForCausalLM
@@ -100,14 +100,17 @@ def _right(scores: torch.Tensor, ids: torch.Tensor) -> float:
     return float((scores.argmax(-1) == ids[:, 1:])[chosen].float().mean())
 
 
-def main() -> None:
+@click.command()
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+def main(folder: Path) -> None:
+    """Train the model that looks far back, and write it to FOLDER."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     began = time.monotonic()
     model = train_lookback()
     logger.info("trained in %.0f s", time.monotonic() - began)
     for tokens in (512, 2048, 4096, 8192):
         logger.info("%d tokens: right %.3f", tokens, accuracy(model, Recite(tokens), texts=4, seed=99))
-    write_lookback(Path(sys.argv[1]), model)
+    write_lookback(folder, model)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from click.testing import CliRunner
 from transformers import AutoConfig
 
 from examples.research.distill import token_ids_of_file
@@ -15,6 +16,7 @@ from examples.research.frequency_model import (
     TOKENS,
     UNKNOWN,
     learnt,
+    main,
     texts,
     train_frequencies,
     write_frequencies,
@@ -45,3 +47,7 @@ def test_equal_seeds_train_equal_models_with_prompts(tmp_path: Path) -> None:
     one, two = (token_ids_of_file(folder / "prompts.jsonl") for folder in folders)
     assert one == two
     assert {len(prompt) for prompt in one} == {512}
+
+
+def test_help_trains_nothing() -> None:
+    assert "FOLDER" in CliRunner().invoke(main, ["--help"]).output

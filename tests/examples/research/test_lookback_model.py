@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from click.testing import CliRunner
 from transformers import AutoConfig
 
-from examples.research.lookback_model import Stage, accuracy, learnt, train_lookback, write_lookback
+from examples.research.lookback_model import Stage, accuracy, learnt, main, train_lookback, write_lookback
 from p2pcast.tasks.trial_tasks.recite import BEGIN, FIRST_BODY, FIRST_STARTER, Recite
 
 SHORT = Stage(steps=6, batch=4, tokens=65, window=4)
@@ -27,3 +28,7 @@ def test_equal_seeds_train_equal_models_that_other_programs_load(tmp_path: Path)
     config = AutoConfig.from_pretrained(write_lookback(tmp_path / "model", first))
     assert set(config.layer_types) == {"full_attention"}
     assert config.num_hidden_layers == 6
+
+
+def test_help_trains_nothing() -> None:
+    assert "FOLDER" in CliRunner().invoke(main, ["--help"]).output
