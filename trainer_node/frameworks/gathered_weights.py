@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trainer_node import Handle, Publisher
     from trainer_node.sdk.tensors import Rename
 
-logger = logging.getLogger("p2pcast.frameworks")
+logger = logging.getLogger("p2pcast.adapters")
 
 
 class GatheredWeights:
