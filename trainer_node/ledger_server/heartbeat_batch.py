@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from p2pcast.ground.errors import LocalError
 from p2pcast.ground.wakeup import Wakeup
 from p2pcast.ledger_api.worker_api import Held
 from trainer_node.ledger.leasing import Beat, unknown_session
@@ -27,23 +28,31 @@ class HeartbeatBatch:
     def __init__(self, beat: Callable[[Sequence[Beat]], Awaitable[list[list[Held] | None]]]) -> None:
         self._beat = beat
         self._queued: list[tuple[Beat, asyncio.Future[list[Held]]]] = []
+        self._unanswered: set[asyncio.Future[list[Held]]] = set()
         self._changed = Wakeup()
 
     async def ask(self, session: bytes, tokens: Mapping[bytes, int]) -> list[Held]:
-        """Raises UnknownIdError, and what the transition raises."""
+        """Raises UnknownIdError, what the transition raises, and LocalError when ``run`` ends first."""
         answer: asyncio.Future[list[Held]] = asyncio.get_running_loop().create_future()
+        self._unanswered.add(answer)
+        answer.add_done_callback(self._unanswered.discard)
         self._queued.append((Beat(session, tokens), answer))
         self._changed.notify()
         return await answer
 
     async def run(self) -> None:
-        while True:
-            while not self._queued:
-                await self._changed.wait()
-            await asyncio.sleep(GATHER_S)
-            while self._queued:
-                batches = [self._take() for _ in range(AT_ONCE)]
-                await asyncio.gather(*(self._settle(batch) for batch in batches if batch))
+        try:
+            while True:
+                while not self._queued:
+                    await self._changed.wait()
+                await asyncio.sleep(GATHER_S)
+                while self._queued:
+                    batches = [self._take() for _ in range(AT_ONCE)]
+                    await asyncio.gather(*(self._settle(batch) for batch in batches if batch))
+        finally:
+            for answer in self._unanswered:
+                if not answer.done():
+                    answer.set_exception(LocalError("the ledger is closing: try again later"))
 
     def _take(self) -> list[tuple[Beat, asyncio.Future[list[Held]]]]:
         taken: list[tuple[Beat, asyncio.Future[list[Held]]]] = []

@@ -113,3 +113,22 @@ async def test_a_caller_that_has_gone_delays_no_other(batch: HeartbeatBatch, tra
     unknown.cancel()
     assert await staying == []
     assert transitions.sessions == [[b"gone", UNKNOWN, b"staying"]]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_heartbeats_get_an_error_when_the_ledger_ends(monkeypatch: pytest.MonkeyPatch, begun: bool) -> None:
+    monkeypatch.setattr(heartbeat_batch, "GATHER_S", 1e-3 if begun else 3600.0)
+    called = asyncio.Event()
+
+    async def beat(beats: Sequence[Beat]) -> list[list[Held] | None]:
+        called.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    batch = HeartbeatBatch(beat)
+    running = asyncio.create_task(batch.run())
+    asking = [asyncio.create_task(batch.ask(bytes([n]), {})) for n in range(2)]
+    await (called.wait() if begun else asyncio.sleep(0))
+    running.cancel()
+    await asyncio.wait([running, *asking])
+    assert [str(task.exception()) for task in asking] == ["the ledger is closing: try again later"] * 2
