@@ -204,7 +204,7 @@ def encoded(record: ApiRecord, kind: str) -> bytes:
     try:
         return json.dumps(plain, default=lambda value: bytes(value).hex(), allow_nan=False).encode()
     except ValueError:
-        raise UsageError(f"a number of this {type(record).__name__} is not finite: {record}") from None
+        raise UsageError(f"a number of this {type(record).__name__} is not finite") from None
 
 
 def _plain(value: Any) -> Any:

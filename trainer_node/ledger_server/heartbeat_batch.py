@@ -29,10 +29,13 @@ class HeartbeatBatch:
         self._beat = beat
         self._queued: list[tuple[Beat, asyncio.Future[list[Held]]]] = []
         self._unanswered: set[asyncio.Future[list[Held]]] = set()
+        self._ended = False
         self._changed = Wakeup()
 
     async def ask(self, session: bytes, tokens: Mapping[bytes, int]) -> list[Held]:
-        """Raises UnknownIdError, what the transition raises, and LocalError when ``run`` ends first."""
+        """Raises UnknownIdError, what the transition raises, and LocalError if ``run`` ends first, or has ended."""
+        if self._ended:
+            raise _closing()
         answer: asyncio.Future[list[Held]] = asyncio.get_running_loop().create_future()
         self._unanswered.add(answer)
         answer.add_done_callback(self._unanswered.discard)
@@ -50,9 +53,10 @@ class HeartbeatBatch:
                     batches = [self._take() for _ in range(AT_ONCE)]
                     await asyncio.gather(*(self._settle(batch) for batch in batches if batch))
         finally:
+            self._ended = True
             for answer in self._unanswered:
                 if not answer.done():
-                    answer.set_exception(LocalError("the ledger is closing: try again later"))
+                    answer.set_exception(_closing())
 
     def _take(self) -> list[tuple[Beat, asyncio.Future[list[Held]]]]:
         taken: list[tuple[Beat, asyncio.Future[list[Held]]]] = []
@@ -77,3 +81,7 @@ class HeartbeatBatch:
                 future.set_exception(unknown_session())
             else:
                 future.set_result(held)
+
+
+def _closing() -> LocalError:
+    return LocalError("the ledger is closing: try again later")

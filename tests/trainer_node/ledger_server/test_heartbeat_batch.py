@@ -132,3 +132,5 @@ async def test_heartbeats_get_an_error_when_the_ledger_ends(monkeypatch: pytest.
     running.cancel()
     await asyncio.wait([running, *asking])
     assert [str(task.exception()) for task in asking] == ["the ledger is closing: try again later"] * 2
+    with pytest.raises(LocalError, match="the ledger is closing"):
+        await batch.ask(b"", {})
