@@ -27,7 +27,7 @@ from p2pcast.ground.errors import LocalError
 
 GRACE_S = 60.0
 """Time from the first signal to SIGABRT: on a busy machine a daemon may take many seconds to end."""
-BREAK_S = 10.0
+BREAK_S = 20.0
 """The same after an error or Ctrl-C, in seconds: a runner kills a program that takes a minute to end."""
 ABORT_S = 5.0
 """Time from SIGABRT to SIGKILL: Python writes where each thread stands."""

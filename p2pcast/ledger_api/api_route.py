@@ -24,8 +24,6 @@ from msgspec import Meta
 from p2pcast.ground.errors import P2PCastError, RefusedError, RemoteError, RetryableError, UsageError
 from p2pcast.rollouts.probe_set import MAX_PROBE_TOKENS, MAX_SEQUENCES
 
-_SMALL_MAPS: Final = frozenset(bytes([first]) for first in range(0x80, 0x90))
-"""First byte of a map of at most 15 fields. A larger one would take the time of its millions of fields."""
 _BINARY: Final = (bytes, bytearray, memoryview)
 
 Role = Literal["worker", "trainer"]
@@ -139,7 +137,8 @@ class ApiRoute(Generic[Q, A]):
     def read_request(self, body: bytes) -> Q:
         """Raises UsageError."""
         packs = self.request_type == MSGPACK
-        if packs and body[:1] not in _SMALL_MAPS:
+        # The first byte of a small map. A larger one would take the time of its millions of fields.
+        if packs and not b"\x80" <= body[:1] < b"\x90":
             raise UsageError("the request's body is not a msgpack map of at most 15 fields")
         try:
             found: Q = self._request.decode(body)
