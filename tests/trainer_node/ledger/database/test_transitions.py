@@ -1,4 +1,4 @@
-"""What a transition measures counts once its transaction is committed, and never otherwise."""
+"""Measurements of a transition count once its transaction is committed, and never otherwise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer_node.ledger.database.transitions import Transitions
 
 
 class Measured:
-    """Counts what is pending, and what was kept."""
+    """Measurements in memory that count what is pending, and what was kept."""
 
     def __init__(self) -> None:
         self.pending = self.kept = 0
