@@ -30,7 +30,7 @@ FIGURES = (
     "grown_bytes",
     "kept_bytes",
 )
-"""Printed by the proof, for docs/guides/trl.md."""
+"""Printed by the proof, for docs/notes/measurements.md."""
 
 
 def test_a_missing_framework_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
