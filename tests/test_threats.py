@@ -1,6 +1,6 @@
 """The page docs/design/security.md: every named test exists, and each row of its tables of attacks names a test. For
-each test there is a defence in `tests/mutations/` that can still be taken out. The page docs/design/faults.md: every
-named test exists, and each public bug report has a test.
+each test there is a defence in `tests/mutations/` that can still be taken out. The page docs/design/faults.md: each
+named test and folder exists, and each public bug report has a test.
 
 `make mutations` shows that the tests notice; it takes minutes.
 """
@@ -45,19 +45,19 @@ REPORT = re.compile(r"\[((\S+/\S+)#(\d+))\]\(https://github\.com/\2/issues/\3\)"
 TEST_ID = re.compile(r"(?:(test_\w+\.py)::)?(test_\w+)(\[.+\])?")
 
 
-def reports() -> list[list[str]]:
-    """Cells of each row of the table of public bug reports."""
+def reports() -> list[tuple[str, str]]:
+    """Each public bug report, and the names of its tests."""
     section = FAULTS[FAULTS.index("## Public bug reports") :].partition("\n## ")[0]
-    rows = [line for line in section.splitlines() if line.startswith("| ")]
-    return [row.strip("| ").split(" | ") for row in rows[1:]]
+    cells = [line.strip("| ").split(" | ")[1] for line in section.splitlines() if line.startswith("| ")]
+    pairs = [item.partition(": ") for cell in cells[1:] for item in cell.split("; ")]
+    return [(report, tests) for report, _, tests in pairs]
 
 
-def test_reports_have_one_row_each() -> None:
-    links = [REPORT.fullmatch(row[0]) for row in reports()]
-    assert [row[0] for row, link in zip(reports(), links, strict=True) if link is None] == []
+def test_each_report_is_listed_once() -> None:
+    links = [REPORT.fullmatch(report) for report, _ in reports()]
+    assert [report for (report, _), link in zip(reports(), links, strict=True) if link is None] == []
     assert len(links) >= 30
     assert len({link[1] for link in links if link}) == len(links)
-    assert {len(row) for row in reports()} == {4}
 
 
 def test_every_report_has_tests() -> None:
@@ -67,11 +67,11 @@ def test_every_report_has_tests() -> None:
         for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE):
             defined[name].append(path)
     ids = set()
-    for *_, cell in reports():
-        found = [TEST_ID.fullmatch(name) for name in re.findall(r"`([^`]+)`", cell)]
-        assert found, cell
+    for report, tests in reports():
+        found = [TEST_ID.fullmatch(name) for name in re.findall(r"`([^`]+)`", tests)]
+        assert found, report
         for test in found:
-            assert test, cell
+            assert test, report
             paths = [path.relative_to(ROOT) for path in defined[test[2]] if test[1] in (None, path.name)]
             assert len(paths) == 1, (test[0], paths)
             if test[3]:

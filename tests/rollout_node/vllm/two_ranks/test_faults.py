@@ -1,5 +1,5 @@
 """Faults in a real vLLM server at tensor parallel 2. While the server lives, they must cause neither an answer from
-mixed weights nor a failed request. The page docs/design/faults.md lists these tests.
+mixed weights nor a failed request. The page docs/design/faults.md tells the effects.
 
 Every test begins with version 0.0 and continues to the same 0.1 and 0.2. Expected answers come from the same server
 with weights loaded by vLLM itself.
