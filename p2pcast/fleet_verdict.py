@@ -49,7 +49,7 @@ _WAITS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class FleetFinding:
     """``mark``: a short name, by which a run's alarms gather peers. ``unready``: not fit for requests."""
 
     level: Level
@@ -72,88 +72,90 @@ def behind(version: Any, known: Sequence[Version]) -> int | None:
     return len(known) - bisect_right(known, found)
 
 
-def engine_findings(engine: Mapping[str, Any], known: Sequence[Version]) -> list[Finding]:
+def engine_findings(engine: Mapping[str, Any], known: Sequence[Version]) -> list[FleetFinding]:
     """``engine``: a row of /status. Never empty."""
     ready, at, error, waits = (engine.get(key) for key in ("ready", "committed", "error", "waits_for"))
     serves, wait = f"serves {at}", f"; {_WAITS[waits]}" if isinstance(waits, str) and waits in _WAITS else ""
     late = behind(at, known)
     if error and not ready:
         # An engine that only waits, for instance for its turn after a barrier, has not failed.
-        return [Finding("watch" if wait else "alarm", "unready" if wait else "failed", f"{error}{wait}", unready=True)]
+        return [
+            FleetFinding("watch" if wait else "alarm", "unready" if wait else "failed", f"{error}{wait}", unready=True)
+        ]
     if not ready:
         words = UNVERIFIED if at is None else f"not fit for requests, with {at}"
-        return [Finding("watch", "unready", words + wait, unready=True)]
+        return [FleetFinding("watch", "unready", words + wait, unready=True)]
     if error:
-        return [Finding("alarm", "failed", f"{serves}; {error}")]
+        return [FleetFinding("alarm", "failed", f"{serves}; {error}")]
     if at is None:
-        return [Finding("watch", "unknown", f"serves an unknown version{wait}")]
+        return [FleetFinding("watch", "unknown", f"serves an unknown version{wait}")]
     if known and late is None:
-        return [Finding("watch", "unknown", f"{serves}, which the hub does not know")]
+        return [FleetFinding("watch", "unknown", f"{serves}, which the hub does not know")]
     return [_at_version(serves, late or 0, known, wait)]
 
 
-def _at_version(has: str, late: int, known: Sequence[Version], wait: str = "") -> Finding:
+def _at_version(has: str, late: int, known: Sequence[Version], wait: str = "") -> FleetFinding:
     if not late:
-        return Finding("good", "current", f"{has}, the newest version" if known else has)
+        return FleetFinding("good", "current", f"{has}, the newest version" if known else has)
     words = f"{has}, {late} version{'s' if late > 1 else ''} behind {known[-1]}{wait}"
-    return Finding("watch", "late", words) if late > LATE_VERSIONS else Finding("moving", "moving", words)
+    return FleetFinding("watch", "late", words) if late > LATE_VERSIONS else FleetFinding("moving", "moving", words)
 
 
-def peer_findings(peer: Mapping[str, Any], known: Sequence[Version]) -> list[Finding]:
+def peer_findings(peer: Mapping[str, Any], known: Sequence[Version]) -> list[FleetFinding]:
     """``peer``: a row of /status. ``unready`` in it: the peer's own reasons, each with ``level`` and ``words``. Never
     empty; worst first.
     """
     engines, staged = peer.get("engines") or (), peer.get("staged")
     found = [_reason(one) for one in peer.get("unready") or ()]
     if peer.get("state") == "draining":
-        found.append(Finding("moving", "leaving", "it is ending", unready=True))
+        found.append(FleetFinding("moving", "leaving", "it is ending", unready=True))
     if error := peer.get("error"):
-        found.append(Finding("alarm", "trouble", str(error)))
+        found.append(FleetFinding("alarm", "trouble", str(error)))
     if peer.get("quarantined"):
-        found.append(Finding("alarm", "quarantined", "other peers blame it: data was wrong or withheld"))
+        found.append(FleetFinding("alarm", "quarantined", "other peers blame it: data was wrong or withheld"))
     if staged is None:
-        found.append(Finding("moving", "empty", "no version is staged", unready=True))
+        found.append(FleetFinding("moving", "empty", "no version is staged", unready=True))
     elif not engines:
         found.append(_at_version(f"has {staged}", behind(staged, known) or 0, known))
     if peer.get("reachable") is False:
-        found.append(Finding("watch", "unreachable", "no other peer reaches it, so it only receives"))
+        found.append(FleetFinding("watch", "unreachable", "no other peer reaches it, so it only receives"))
     if peer.get("detached"):
-        found.append(Finding("watch", "detached", "too slow to wait for"))
+        found.append(FleetFinding("watch", "detached", "too slow to wait for"))
     for engine in engines:
         for one in engine_findings(engine, known):
             words = one.words if one.level == "good" else f"{engine.get('name')}: {one.words}"
-            found.append(Finding(one.level, one.mark, words, one.unready))
+            found.append(FleetFinding(one.level, one.mark, words, one.unready))
     return sorted(found, key=lambda one: -RANK[one.level])
 
 
-def _reason(stated: Mapping[str, Any]) -> Finding:
+def _reason(stated: Mapping[str, Any]) -> FleetFinding:
     level: Level = "alarm"
     for milder in ("moving", "watch"):
         level = milder if stated["level"] == milder else level
-    return Finding(level, "trouble" if level == "alarm" else "unready", str(stated["words"]), unready=True)
+    return FleetFinding(level, "trouble" if level == "alarm" else "unready", str(stated["words"]), unready=True)
 
 
-def gone_finding(peer: Mapping[str, Any], evicted: Container[str]) -> Finding:
+def gone_finding(peer: Mapping[str, Any], evicted: Container[str]) -> FleetFinding:
     """``peer``: a row of ``gone`` in /status. ``evicted``: nodes."""
     at, why = datetime.fromtimestamp(peer["at"], UTC), peer.get("why")
     when = f"{at:%Y-%m-%d %H:%M:%S} UTC"
     if str(peer.get("node")) in evicted:
-        return Finding("gone", "evicted", f"evicted; gone since {when}")
+        return FleetFinding("gone", "evicted", f"evicted; gone since {when}")
     if not peer.get("lost"):
-        return Finding("gone", "left", f"left at {when}")
-    return Finding("watch", "lost", f"lost since {when}{f': {why}' if why else ''}")
+        return FleetFinding("gone", "left", f"left at {when}")
+    return FleetFinding("watch", "lost", f"lost since {when}{f': {why}' if why else ''}")
 
 
-def unready(findings: Iterable[Finding]) -> str:
+def unready(findings: Iterable[FleetFinding]) -> str:
     """Why /readyz answers 503; empty for a peer that is ready."""
     return "; ".join(one.words for one in findings if one.unready)
 
 
-def troubles(findings: Iterable[Finding]) -> str:
+def troubles(findings: Iterable[FleetFinding]) -> str:
     return "; ".join(one.words for one in findings if one.level in ("watch", "alarm"))
 
 
-def document(findings: Sequence[Finding]) -> Document:
+def document(findings: Sequence[FleetFinding]) -> Document:
     """``level``, ``words`` and ``marks``: of all that is wrong, worst first; of what is well where nothing is wrong."""
     worst = max((one.level for one in findings), key=RANK.__getitem__)
     shown = [one for one in findings if RANK[one.level] or not RANK[worst]]
@@ -167,7 +169,7 @@ def judge(status: Mapping[str, Any]) -> Document:
     it: the hub's own troubles, as a peer states them.
     """
     known, evicted = known_versions(status), set(status.get("evicted") or ())
-    found: dict[str, list[Finding]] = {}
+    found: dict[str, list[FleetFinding]] = {}
     peers, gone = [], []
     for row in status.get("peers") or ():
         findings = found[str(row["name"])] = peer_findings(row, known)
@@ -182,7 +184,7 @@ def judge(status: Mapping[str, Any]) -> Document:
 
 
 def _of_run(
-    status: Mapping[str, Any], peers: Sequence[Document], found: Mapping[str, list[Finding]], joined: Sequence[str]
+    status: Mapping[str, Any], peers: Sequence[Document], found: Mapping[str, list[FleetFinding]], joined: Sequence[str]
 ) -> Document:
     alarms = sorted([*_of_hub(status), *_of_peers(found, joined), *_of_rollouts(status)], key=lambda one: one["level"])
     newest = status.get("version")
@@ -205,7 +207,7 @@ def _current(engine: Mapping[str, Any], newest: Any) -> bool:
 
 
 def _headline(
-    newest: Any, peers: Sequence[Document], found: Mapping[str, list[Finding]], alarms: Sequence[Document],
+    newest: Any, peers: Sequence[Document], found: Mapping[str, list[FleetFinding]], alarms: Sequence[Document],
     late: Sequence[str], others: int, total: int,
 ) -> str:  # fmt: skip
     """Troubles come first, and only troubles are counted."""
@@ -295,7 +297,7 @@ _ALARMS: Final[Mapping[str, tuple[str, str]]] = {
 """By mark: text and remedy. ``words``: of the first peer."""
 
 
-def _of_peers(found: Mapping[str, list[Finding]], joined: Sequence[str]) -> Iterator[Document]:
+def _of_peers(found: Mapping[str, list[FleetFinding]], joined: Sequence[str]) -> Iterator[Document]:
     if not joined:
         do = "On a rollout machine: p2pcast join HUB:PORT --token-file FILE"
         yield _alarm("watch", "No peer has joined.", do)

@@ -23,14 +23,14 @@ from p2pcast.ground.version import Version
 from p2pcast.process import metric_kinds
 from p2pcast.process.log_context import note_daemon
 from p2pcast.state.shadow import Shadow
-from p2pcast.store.artifact_store import Store
+from p2pcast.store.artifact_store import ArtifactStore
 from p2pcast.telemetry.span_export import export_events
 from p2pcast.transport.link import Link
 from p2pcast.trust import bearer_tokens
-from rollout_node.control.artifact_catalog import Catalog
+from rollout_node.control.artifact_catalog import ArtifactCatalog
 from rollout_node.control.peer_link_acceptor import Receivers
 from rollout_node.control.reporter import Reporter
-from rollout_node.control.run_key_source import RunKey
+from rollout_node.control.run_key_source import KnownRunKey
 from rollout_node.engine.http_commands import HttpCommands
 from rollout_node.hub_messages import HubMessages
 from rollout_node.peer_parts import (
@@ -52,10 +52,12 @@ DRAIN_S = 5.0
 """Time for the hub to give this peer's children other parents, in seconds, before this peer ends."""
 
 
-async def build_peer(startup: Startup, key: RunKey) -> Peer:
+async def build_peer(startup: Startup, key: KnownRunKey) -> Peer:
     """Raises LocalError, UsageError."""
     config = startup.config
-    store = await startup.staging.run(partial(Store, config.state, key.key, keep_partial=True, counts=config.counts))
+    store = await startup.staging.run(
+        partial(ArtifactStore, config.state, key.key, keep_partial=True, counts=config.counts)
+    )
     for path, why in store.damaged:
         logger.warning("not used: %s (%s)", path, why)
     relay = build_relay(startup, key.key, store)
@@ -285,7 +287,7 @@ def _reporter(startup: Startup, relay: RelayParts, sync: SyncParts, view: PeerVi
     )
 
 
-def _identities(catalog: Catalog, store: Store) -> dict[Version, bytes]:
+def _identities(catalog: ArtifactCatalog, store: ArtifactStore) -> dict[Version, bytes]:
     """Hashes of the signed manifests of all versions that the hub lists or this peer stores."""
     held = {s.version: own for s in list(store.artifacts.values()) if (own := s.manifest.identity) is not None}
     return held | catalog.identities()

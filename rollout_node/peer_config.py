@@ -17,7 +17,7 @@ from p2pcast.ground import limits
 from p2pcast.ground.errors import UsageError
 from p2pcast.quantised.quantisation_kinds import KINDS
 from p2pcast.rollouts.kv_policy import KvPolicy, recomputes
-from p2pcast.store.retention import AT_A_PEER, Counts
+from p2pcast.store.retention import AT_A_PEER, RetentionCounts
 from p2pcast.transport.socket_options import Sockets
 from p2pcast.trust.join_token import JoinToken
 
@@ -33,14 +33,14 @@ TARGETS = "safetensors:DIR, vllm:URL, sglang:URL or exec:CMD"
 _STATE = shared.state_of("peer", named=True)
 
 
-class Wait(NamedTuple):
+class SafePointWait(NamedTuple):
     """``limit_s``: longest time for running requests to end, with the safe point ``drain``."""
 
     safe_point: SafePoint
     limit_s: float
 
 
-NO_WAIT: Final = Wait("step", 600.0)
+NO_WAIT: Final = SafePointWait("step", 600.0)
 
 
 def valid_target(text: str) -> str:
@@ -51,8 +51,8 @@ def valid_target(text: str) -> str:
     return text
 
 
-def _wait(commit_safe_point: SafePoint, drain_timeout_s: float) -> Wait:
-    return Wait(commit_safe_point, drain_timeout_s)
+def _wait(commit_safe_point: SafePoint, drain_timeout_s: float) -> SafePointWait:
+    return SafePointWait(commit_safe_point, drain_timeout_s)
 
 
 def _no_mirror(given: Mapping[str, Any]) -> None:
@@ -144,7 +144,7 @@ class PeerConfig:
         "KV cache after a switch to new weights. recompute: recomputed; salt: kept for clients that send "
         "cache_salt=BRANCH.STEP; keep: kept as it is.",
     )
-    wait: Wait = part(
+    wait: SafePointWait = part(
         _wait,
         NO_WAIT,
         commit_safe_point=setting(
@@ -159,7 +159,7 @@ class PeerConfig:
             high=86400.0,
         ),
     )
-    counts: Counts = shared.retention(AT_A_PEER)
+    counts: RetentionCounts = shared.retention(AT_A_PEER)
     keep: int = setting(3, "Number of versions kept in safetensors:DIR.", 1)
     folder_form: FolderForm = shared.step_folders("in safetensors:DIR")
     driver: Driver = setting(

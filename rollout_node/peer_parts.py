@@ -12,14 +12,14 @@ from p2pcast.ground.observers import Observers
 from p2pcast.ground.ordered_map import cores
 from p2pcast.ground.version import Version
 from p2pcast.relay.node import Node
-from p2pcast.store.artifact_store import Store
+from p2pcast.store.artifact_store import ArtifactStore
 from p2pcast.transport.dial import Stripes
 from p2pcast.transport.socket_options import own_congestion, window_bytes
-from p2pcast.transport.stripe_count import Way, stripes
+from p2pcast.transport.stripe_count import NetworkPath, stripes
 from rollout_node.control.activity import Activity
 from rollout_node.control.freshness import Freshness
-from rollout_node.control.reporter import Transfers
-from rollout_node.control.run_key_source import RunKey
+from rollout_node.control.reporter import ReceivedArtifacts
+from rollout_node.control.run_key_source import KnownRunKey
 from rollout_node.engine.callbacks import Callbacks
 from rollout_node.engine.commit_permission import CommitPermission, CommitRequests
 from rollout_node.engine.engines import Engines
@@ -33,7 +33,7 @@ from rollout_node.installers.installer import Installer
 from rollout_node.installers.weight_provider import WeightProvider
 from rollout_node.peer_config import PeerConfig
 from rollout_node.peer_startup import Startup
-from rollout_node.shadow.shadow_state import ShadowReader, ShadowWriter
+from rollout_node.shadow.shadow_state import HeldShadow, ShadowWriter
 from rollout_node.stage.engine_handover import EngineHandover
 from rollout_node.stage.first_shadow import BaseShadow, FirstShadow, ShadowStart
 from rollout_node.stage.identity_check import IdentityCheck
@@ -62,17 +62,17 @@ from rollout_node.sync.version_path import VersionPlanner
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayParts:
-    store: Store
+    store: ArtifactStore
     node_events: NodeEvents
     node: Node
     connector: Connector
     parent_failover: ParentFailover
     downloader: Downloader
-    transfers: Transfers
+    transfers: ReceivedArtifacts
 
 
-def build_relay(startup: Startup, key: bytes, store: Store) -> RelayParts:
-    config, session, transfers = startup.config, startup.hub_session, Transfers()
+def build_relay(startup: Startup, key: bytes, store: ArtifactStore) -> RelayParts:
+    config, session, transfers = startup.config, startup.hub_session, ReceivedArtifacts()
     mirrored = NoMirror() if startup.mirror is None else startup.mirror.catalog
     catalog, node_events = startup.catalog, NodeEvents(store)
 
@@ -87,7 +87,7 @@ def build_relay(startup: Startup, key: bytes, store: Store) -> RelayParts:
 
     def stripe_count(rtt_s: float) -> int:
         congestion = config.sockets.congestion or own_congestion()
-        return stripes(Way(rtt_s, transfers.fastest_bps, congestion, window_bytes()))
+        return stripes(NetworkPath(rtt_s, transfers.fastest_bps, congestion, window_bytes()))
 
     links: Stripes = config.stripes or stripe_count
     parent_failover = ParentFailover(
@@ -110,7 +110,7 @@ def build_relay(startup: Startup, key: bytes, store: Store) -> RelayParts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
     engines: Engines
-    shadow: ShadowReader
+    shadow: HeldShadow
     requests: CommitRequests
     policy: CommitPermission
     provider: WeightProvider
@@ -134,7 +134,7 @@ def build_engines(startup: Startup, relay: RelayParts) -> EngineParts:
     changed: Observers[[]] = Observers()
     wrong_weights: Observers[[]] = Observers()
     corrupt: Observers[[]] = Observers()
-    shadow, requests = ShadowReader(startup.shadow_state, relay.node), CommitRequests()
+    shadow, requests = HeldShadow(startup.shadow_state, relay.node), CommitRequests()
     if config.quantise is not None:
         shadow = quantised = QuantisedReader(startup.shadow_state, relay.node, config.shadow, config.quantise)
         wrong_weights.add(quantised.distrust)
@@ -282,7 +282,7 @@ class SyncParts:
     requester: Requester
 
 
-def build_sync(startup: Startup, relay: RelayParts, engine: EngineParts, key: RunKey) -> SyncParts:
+def build_sync(startup: Startup, relay: RelayParts, engine: EngineParts, key: KnownRunKey) -> SyncParts:
     session, config = startup.hub_session, startup.config
     node, store, parent_failover, downloader = relay.node, relay.store, relay.parent_failover, relay.downloader
     mirrored = NoMirror() if startup.mirror is None else startup.mirror.catalog
@@ -347,7 +347,12 @@ def build_sync(startup: Startup, relay: RelayParts, engine: EngineParts, key: Ru
 
 
 def _mirror_source(
-    startup: Startup, relay: RelayParts, planner: VersionPlanner, activity: Activity, freshness: Freshness, key: RunKey
+    startup: Startup,
+    relay: RelayParts,
+    planner: VersionPlanner,
+    activity: Activity,
+    freshness: Freshness,
+    key: KnownRunKey,
 ) -> MirrorSource | None:
     mirror, session = startup.mirror, startup.hub_session
     if mirror is None:
@@ -373,7 +378,7 @@ def _mirror_source(
     )
 
 
-def _known_from_disk(store: Store) -> Freshness:
+def _known_from_disk(store: ArtifactStore) -> Freshness:
     newest = max(store.artifacts.values(), key=lambda s: s.version, default=None)
     kept = None
     if newest is not None:

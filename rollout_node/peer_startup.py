@@ -29,18 +29,18 @@ from p2pcast.trust.evictions import unsigned
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Identity
 from p2pcast.wire.dispatch import Handlers
-from rollout_node.control.artifact_catalog import Catalog
+from rollout_node.control.artifact_catalog import ArtifactCatalog
 from rollout_node.control.bearer_file import BearerFile
 from rollout_node.control.dispatcher import Dispatcher
 from rollout_node.control.eviction_handler import EvictionHandler
 from rollout_node.control.hub_orders import HubOrders
 from rollout_node.control.hub_session import HubSession
 from rollout_node.control.peer_certificate import PeerCertificate
-from rollout_node.control.peer_link_acceptor import LinkAcceptor
+from rollout_node.control.peer_link_acceptor import PeerLinkAcceptor
 from rollout_node.control.reporter import join_body
 from rollout_node.control.run_key_source import RunKeySource
 from rollout_node.control.saved_hub_state import FACTS, SavedHubState
-from rollout_node.control.welcome import Welcome
+from rollout_node.control.welcome import HubWelcome
 from rollout_node.peer_config import PeerConfig
 from rollout_node.shadow.base_folder import BaseFolder
 from rollout_node.shadow.shadow_state import ShadowState
@@ -75,14 +75,14 @@ class Startup:
     saved: SavedHubState
     eviction_log: EvictionLog
     evictions: EvictionHandler
-    welcome: Welcome
+    welcome: HubWelcome
     identity: Identity
     bearer: BearerFile
     certificate: PeerCertificate | None
-    acceptor: LinkAcceptor
+    acceptor: PeerLinkAcceptor
     listener: Listener
     orders: HubOrders
-    catalog: Catalog
+    catalog: ArtifactCatalog
     shadow_state: ShadowState
     dispatcher: Dispatcher
     hub_session: HubSession
@@ -115,15 +115,15 @@ async def start_up(config: PeerConfig, events: Events, tasks: Tasks, ends: Async
     config.token.check_links(plaintext=config.plaintext)
     certificate = await _certificate(config, ident, staging)
     identity = Identity(ident, config.name, config.token, eviction_log.evictions.nodes)
-    acceptor = LinkAcceptor()
+    acceptor = PeerLinkAcceptor()
     listener = Listener(
         acceptor, identity, None if certificate is None else certificate.tls.server, sockets=config.sockets
     )
     if config.hub is not None:
         await listener.start(*config.listen)
         ends.push_async_callback(listener.stop)
-    orders, catalog = HubOrders(saved), Catalog()
-    welcome = Welcome(config.token.run, config.name, bearer, orders, catalog, eviction_log.evictions, timeline)
+    orders, catalog = HubOrders(saved), ArtifactCatalog()
+    welcome = HubWelcome(config.token.run, config.name, bearer, orders, catalog, eviction_log.evictions, timeline)
     evictions = EvictionHandler(
         eviction_log, welcome.check_key, listener.drop, acceptor.links, staging.run, tasks.later
     )
@@ -209,7 +209,7 @@ async def _certificate(config: PeerConfig, ident: bytes, staging: Staging) -> Pe
 
 
 def _first_handlers(
-    welcome: Welcome, evictions: EvictionHandler, certificate: PeerCertificate | None, tasks: Tasks
+    welcome: HubWelcome, evictions: EvictionHandler, certificate: PeerCertificate | None, tasks: Tasks
 ) -> Handlers:
     handlers: Handlers = {
         messages.Welcome: welcome.accept,

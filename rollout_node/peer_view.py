@@ -11,7 +11,16 @@ from pathlib import Path
 from prometheus_client.core import Metric
 
 from p2pcast.daemon.http_server import Document, Reached
-from p2pcast.fleet_verdict import RANK, UNVERIFIED, Finding, document, engine_findings, peer_findings, troubles, unready
+from p2pcast.fleet_verdict import (
+    RANK,
+    UNVERIFIED,
+    FleetFinding,
+    document,
+    engine_findings,
+    peer_findings,
+    troubles,
+    unready,
+)
 from p2pcast.ground import limits
 from p2pcast.ground.addresses import show_address
 from p2pcast.ground.version import Version
@@ -29,7 +38,7 @@ from rollout_node.control.activity import Activity
 from rollout_node.control.freshness import Freshness
 from rollout_node.control.hub_session import HubSession
 from rollout_node.control.peer_certificate import PeerCertificate
-from rollout_node.control.reporter import Changes
+from rollout_node.control.reporter import ReportedChanges
 from rollout_node.engine.engines import Engines
 from rollout_node.engine.multi_host_leader import MultiHostLeader
 from rollout_node.engine.multi_host_member import MultiHostMember
@@ -77,7 +86,7 @@ class PeerView:
     schedule_names: Callable[[], Mapping[Version, bytes]]
     http_address: Callable[[], tuple[str, int]]
 
-    def report(self, transfer: tuple[int, int] | None, changes: Changes) -> messages.Report:
+    def report(self, transfer: tuple[int, int] | None, changes: ReportedChanges) -> messages.Report:
         """``transfer``: bytes and microseconds of a transfer that has just ended."""
         return messages.Report(
             parent=self.parent_failover.parent,
@@ -111,7 +120,7 @@ class PeerView:
         gap = self.planner.gap()
         return self.activity.error if gap is None else str(gap)
 
-    def _link(self) -> messages.ParentLink | None:
+    def _link(self) -> messages.ParentLinkReport | None:
         """The link to the parent: the side that dialled, and the address."""
         if (live := self.parent_failover.feeding) is None:
             return None
@@ -131,7 +140,7 @@ class PeerView:
             found.append({"level": level, "words": f"engine {member.name}: {why}"})
         return found
 
-    def _findings(self) -> list[Finding]:
+    def _findings(self) -> list[FleetFinding]:
         row = {
             "state": self.activity.shown,
             "staged": None if (staged := self.state.staged) is None else str(staged),

@@ -3,7 +3,7 @@ imports from other packages of the project.
 """
 
 from topology.broadcast_time import (
-    Network,
+    BroadcastNetwork,
     Prediction,
     chain_time_s,
     chain_times_s,
@@ -14,20 +14,20 @@ from topology.broadcast_time import (
 )
 from topology.plan import make_plan
 from topology.plan_changes import GAMMA, admit, adopt, excise, moves, validate
-from topology.plan_tree import MAX_CHILDREN, ROOT, Epoch, FullError, LoopError, Member, Plan, PlanError
+from topology.plan_tree import MAX_CHILDREN, ROOT, Epoch, LoopError, ParentFullError, Plan, PlanError, PlanMember
 from topology.score import Score, Transfers
 
 __all__ = [
     "GAMMA",
     "MAX_CHILDREN",
     "ROOT",
+    "BroadcastNetwork",
     "Epoch",
-    "FullError",
     "LoopError",
-    "Member",
-    "Network",
+    "ParentFullError",
     "Plan",
     "PlanError",
+    "PlanMember",
     "Prediction",
     "Score",
     "Transfers",

@@ -5,9 +5,9 @@ r_1 … r_k and a payload P, the last peer is done after
 
     (P - s) / min r  +  sum over hops (s / r_i + rtt_i / 2)
 
-which is exact for such a pipeline. `Network.hop_s` is added to each half of a round trip. In a tree, the children of a
-sender share its rate, max-min fairly. A child that wants less than an equal share leaves the rest to the others. The
-model assumes that a peer receives and sends at up to its own rate, each.
+which is exact for such a pipeline. `BroadcastNetwork.hop_s` is added to each half of a round trip. In a tree, the
+children of a sender share its rate, max-min fairly. A child that wants less than an equal share leaves the rest to the
+others. The model assumes that a peer receives and sends at up to its own rate, each.
 
 Rates are in bits per second, sizes in bytes.
 """
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
-from topology.plan_tree import ROOT, Member, Plan, PlanError, by_id
+from topology.plan_tree import ROOT, Plan, PlanError, PlanMember, by_id
 
 DEFAULT_PEER_BPS: Final = 100e6
 """Rate for a fleet without any measurement: the per-worker cap of ECHO-2's experiments (section 5.5.1)."""
@@ -31,7 +31,7 @@ TYPICAL_PAYLOAD_BYTES: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class BroadcastNetwork:
     """The model's assumptions about links: piece size, and round-trip times inside a region and between regions."""
 
     piece_bytes: int = 64 << 10
@@ -46,7 +46,7 @@ class Network:
         return self.near_rtt_s if a == b else self.far_rtt_s
 
 
-DEFAULT_NETWORK: Final = Network()
+DEFAULT_NETWORK: Final = BroadcastNetwork()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def median_bps(rates_bps: Iterable[float | None]) -> float:
     return median(known) if known else DEFAULT_PEER_BPS
 
 
-def member_rates(members: Mapping[str, Member]) -> dict[str, float]:
+def member_rates(members: Mapping[str, PlanMember]) -> dict[str, float]:
     """Each member's rate in bits/s; unknown rates count as the median."""
     middle = median_bps(m.bps for m in members.values())
     return {id_: middle if m.bps is None else max(m.bps, MIN_PEER_BPS) for id_, m in members.items()}
@@ -134,7 +134,11 @@ def fair_shares(capacity: float, demands: Sequence[float]) -> list[float]:
 
 
 def predict(
-    plan: Plan, members: Iterable[Member], payload_bytes: float, uplink_bps: float, network: Network = DEFAULT_NETWORK
+    plan: Plan,
+    members: Iterable[PlanMember],
+    payload_bytes: float,
+    uplink_bps: float,
+    network: BroadcastNetwork = DEFAULT_NETWORK,
 ) -> Prediction:
     """Every peer's predicted time in seconds, the last one's, and the worst stretch.
 
@@ -148,11 +152,11 @@ def predict(
 
 def predict_at(
     plan: Plan,
-    table: Mapping[str, Member],
+    table: Mapping[str, PlanMember],
     rates: Mapping[str, float],
     payload_bytes: float,
     uplink_bps: float,
-    network: Network = DEFAULT_NETWORK,
+    network: BroadcastNetwork = DEFAULT_NETWORK,
     before: tuple[Plan, Prediction] | None = None,
     middle_bps: float | None = None,
 ) -> Prediction:
@@ -218,7 +222,11 @@ def _changed_senders(old: Plan, new: Plan) -> dict[int, list[str]]:
 
 
 def time_to_last_s(
-    plan: Plan, members: Iterable[Member], payload_bytes: float, uplink_bps: float, network: Network = DEFAULT_NETWORK
+    plan: Plan,
+    members: Iterable[PlanMember],
+    payload_bytes: float,
+    uplink_bps: float,
+    network: BroadcastNetwork = DEFAULT_NETWORK,
 ) -> float:
     """Seconds until every peer holds the payload; see `predict`."""
     return predict(plan, members, payload_bytes, uplink_bps, network).last_s

@@ -14,18 +14,22 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from topology.broadcast_time import DEFAULT_NETWORK, Network, fair_shares
+from topology.broadcast_time import DEFAULT_NETWORK, BroadcastNetwork, fair_shares
 from topology.plan_tree import ROOT
 
 LEVEL_BITS: Final = 1.0
 """Difference in bits below which two peers count as level."""
 
 
-class Flow:
+class FlowModel:
     """`attach`, `detach` and `limit` change the tree; `advance` moves time on, up to the next event."""
 
     def __init__(
-        self, payload_bytes: float, uplink_bps: float, regions: Mapping[str, str], network: Network = DEFAULT_NETWORK
+        self,
+        payload_bytes: float,
+        uplink_bps: float,
+        regions: Mapping[str, str],
+        network: BroadcastNetwork = DEFAULT_NETWORK,
     ) -> None:
         self.payload_bits = 8.0 * payload_bytes
         self._network = network

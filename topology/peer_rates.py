@@ -26,7 +26,7 @@ PROBE_DEPTH: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class PeerRate:
     """Bits per second, or None before the first transfer. `exact`: the peer itself limited a transfer; otherwise `bps`
     is a lower bound.
     """
@@ -34,20 +34,24 @@ class Rate:
     bps: float | None = None
     exact: bool = False
 
-    def own(self, sample_bps: float) -> Rate:
+    def own(self, sample_bps: float) -> PeerRate:
         """The rate after a transfer that the peer itself limited."""
         if self.bps is None or not self.exact:
-            return Rate(sample_bps, True)
-        return Rate(self.bps + NEWEST_WEIGHT * (sample_bps - self.bps), True)
+            return PeerRate(sample_bps, True)
+        return PeerRate(self.bps + NEWEST_WEIGHT * (sample_bps - self.bps), True)
 
-    def at_least(self, sample_bps: float) -> Rate:
+    def at_least(self, sample_bps: float) -> PeerRate:
         """The rate after a transfer that was limited above the peer."""
         return self if self.bps is not None and self.bps >= sample_bps else replace(self, bps=sample_bps)
 
 
 def update_rates(
-    plan: Plan, began: Plan, rates: Mapping[str, Rate], samples: Mapping[str, tuple[float, float]], uplink_bps: float
-) -> dict[str, Rate]:
+    plan: Plan,
+    began: Plan,
+    rates: Mapping[str, PeerRate],
+    samples: Mapping[str, tuple[float, float]],
+    uplink_bps: float,
+) -> dict[str, PeerRate]:
     """New rates of the peers with a sample: (bytes, bits per second) of one transfer, which began over the plan `began`
     and ended over `plan`.
 
@@ -55,7 +59,7 @@ def update_rates(
     parent has no sample of as many bytes is the other, because the rate offered to it is unknown.
     """
     heads = max(1, len(plan.children(ROOT)))
-    updated: dict[str, Rate] = {}
+    updated: dict[str, PeerRate] = {}
     for peer in plan.order:
         sample = samples.get(peer)
         if sample is None or began.parent.get(peer) != plan.parent[peer]:
@@ -65,17 +69,17 @@ def update_rates(
         if above == ROOT:
             offered = uplink_bps / heads
         elif (there := samples.get(above)) is not None and there[0] == size:
-            known = rates.get(above, Rate())
+            known = rates.get(above, PeerRate())
             sends = known.bps if known.bps is not None and known.exact else there[1]
             offered = min(there[1], max(sends, there[1]) / max(1, len(plan.children(above))))
         else:
             continue
-        was = rates.get(peer, Rate())
+        was = rates.get(peer, PeerRate())
         updated[peer] = was.own(bps) if bps * GAMMA < offered else was.at_least(bps)
     return updated
 
 
-def assumed_bps(rates: Mapping[str, Rate], depth: int) -> dict[str, float | None]:
+def assumed_bps(rates: Mapping[str, PeerRate], depth: int) -> dict[str, float | None]:
     """Each peer's rate for planning in bits/s; None where unknown, which the planner replaces by the median. `depth`:
     of the plan in force.
 
@@ -90,13 +94,13 @@ def assumed_bps(rates: Mapping[str, Rate], depth: int) -> dict[str, float | None
     }
 
 
-def slowest_bps(rates: Iterable[Rate]) -> float | None:
+def slowest_bps(rates: Iterable[PeerRate]) -> float | None:
     """The slowest peer's rate in bits/s, by what is certain of it; None if one is unknown, or without peers."""
     known = [rate.bps for rate in rates]
     return min((bps for bps in known if bps is not None), default=None) if None not in known else None
 
 
-def _assumed(rate: Rate, middle: float, factor: float) -> float | None:
+def _assumed(rate: PeerRate, middle: float, factor: float) -> float | None:
     if rate.bps is None:
         return None
     return max(rate.bps, MIN_PEER_BPS) if rate.exact else max(rate.bps * factor, middle)

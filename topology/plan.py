@@ -25,7 +25,7 @@ from topology.broadcast_time import (
     DEFAULT_NETWORK,
     DEFAULT_PEER_BPS,
     TYPICAL_PAYLOAD_BYTES,
-    Network,
+    BroadcastNetwork,
     Prediction,
     chain_times_s,
     ideal_s,
@@ -49,9 +49,9 @@ from topology.plan_changes import (
     ways_after,
     ways_in,
 )
-from topology.plan_tree import ROOT, Epoch, Member, Plan, by_id
+from topology.plan_tree import ROOT, Epoch, Plan, PlanMember, by_id
 
-__all__ = ["ROOT", "Member", "Plan", "make_plan", "number_of_chains"]
+__all__ = ["ROOT", "Plan", "PlanMember", "make_plan", "number_of_chains"]
 
 SMALL = 16
 """Most members for which the planner tries every number of chains."""
@@ -66,13 +66,13 @@ MAX_EXAMINED = 50_000
 
 
 def make_plan(
-    members: Iterable[Member],
+    members: Iterable[PlanMember],
     uplink_bps: float,
     *,
     epoch: Epoch,
     previous: Plan | None = None,
     payload_bytes: float = TYPICAL_PAYLOAD_BYTES,
-    network: Network = DEFAULT_NETWORK,
+    network: BroadcastNetwork = DEFAULT_NETWORK,
     anew: bool = True,
     links: Links | None = None,
     most: int | None = None,
@@ -112,7 +112,7 @@ def make_plan(
     return renew(previous, best, epoch)
 
 
-def _ranking(table: Mapping[str, Member]) -> Callable[[Member], tuple[bool, int, float, str]]:
+def _ranking(table: Mapping[str, PlanMember]) -> Callable[[PlanMember], tuple[bool, int, float, str]]:
     """Sort key: forwarders before leaves, then by standing, then the best score first (unknown scores at the median),
     then by id.
     """
@@ -130,13 +130,13 @@ def _improves(new: Prediction, old: Prediction) -> bool:
 class _Planner:
     """The inputs of one planning."""
 
-    table: Mapping[str, Member]
+    table: Mapping[str, PlanMember]
     rates: Mapping[str, float]
     chains: int
     uplink_bps: float
     payload_bytes: float
-    network: Network
-    rank: Callable[[Member], tuple[bool, int, float, str]]
+    network: BroadcastNetwork
+    rank: Callable[[PlanMember], tuple[bool, int, float, str]]
     links: Links | None
     most: int | None
     middle_bps: float
@@ -195,7 +195,7 @@ class _Planner:
             (self.repaired(self.link_repaired(plan)) for plan in (dealt, around)), key=lambda found: found[1].cost_s
         )
 
-    def _by_region(self, forwarders: list[Member]) -> list[list[Member]]:
+    def _by_region(self, forwarders: list[PlanMember]) -> list[list[PlanMember]]:
         """All members of one region before the next region's, cut into chains. So the crossings between regions number
         no more than chains and regions.
         """
@@ -204,7 +204,7 @@ class _Planner:
         cuts = [n * len(ranked) // self.chains for n in range(self.chains + 1)]
         return [ranked[a:b] for a, b in pairwise(cuts)]
 
-    def _last_s(self, chains: list[list[Member]]) -> tuple[float, float]:
+    def _last_s(self, chains: list[list[PlanMember]]) -> tuple[float, float]:
         """Seconds until the last chain is done; to break ties, the delay of all hops between regions."""
         times_s = [max(self._times_s(chain), default=0.0) for chain in chains]
         regions = ((self.network.root_region, *(m.region for m in chain)) for chain in chains)
@@ -326,7 +326,7 @@ class _Planner:
     def _region_of(self, peer: str) -> str:
         return self.table[peer].region
 
-    def _in_regions(self, chain: list[Member]) -> list[Member]:
+    def _in_regions(self, chain: list[PlanMember]) -> list[PlanMember]:
         """The chain behind the same head with each region contiguous, if that lowers the sum of its peers' times;
         otherwise the chain unchanged.
         """
@@ -335,10 +335,10 @@ class _Planner:
             return chain
         return min(chain, sorted(chain, key=lambda m: seen[m.region]), key=self._summed_s)
 
-    def _summed_s(self, chain: list[Member]) -> float:
+    def _summed_s(self, chain: list[PlanMember]) -> float:
         return fsum(self._times_s(chain))
 
-    def _times_s(self, chain: list[Member]) -> list[float]:
+    def _times_s(self, chain: list[PlanMember]) -> list[float]:
         regions = [self.network.root_region, *(m.region for m in chain)]
         rtts_s = [self.network.rtt_s(a, b) + 2 * self.network.hop_s for a, b in pairwise(regions)]
         rates = [self.rates[m.id] for m in chain]

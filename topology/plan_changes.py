@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from topology.broadcast_time import median_bps
-from topology.plan_tree import MAX_CHILDREN, ROOT, Epoch, FullError, LoopError, Member, Plan, PlanError, by_id
+from topology.plan_tree import MAX_CHILDREN, ROOT, Epoch, LoopError, ParentFullError, Plan, PlanError, PlanMember, by_id
 
 GAMMA: Final = 1.1
 """Hysteresis: a gain below this factor counts as noise. ECHO-2 (section 4.3): 10 % absorbs short-term fluctuation."""
@@ -35,8 +35,8 @@ def excise(plan: Plan, dead: Iterable[str], *, epoch: Epoch) -> Plan:
 def adopt(plan: Plan, peer: str, new_parent: str, *, epoch: Epoch) -> Plan:
     """Record that `peer` is below `new_parent` (or ROOT) now, with its branch.
 
-    Raises LoopError when the new parent is below the peer, and FullError when it may not feed one more (a leaf of this
-    plan: none). Raises PlanError when either is not in the plan.
+    Raises LoopError when the new parent is below the peer, and ParentFullError when it may not feed one more (a leaf of
+    this plan: none). Raises PlanError when either is not in the plan.
     """
     if peer not in plan:
         raise PlanError(f"peer {peer!r} is not in the plan: admit it first")
@@ -47,13 +47,13 @@ def adopt(plan: Plan, peer: str, new_parent: str, *, epoch: Epoch) -> Plan:
     if peer in plan.path(new_parent):
         raise LoopError(f"peer {peer!r} cannot hang below {new_parent!r}, which it feeds itself")
     if new_parent != ROOT and (new_parent in plan.leaves or len(plan.children(new_parent)) >= MAX_CHILDREN):
-        raise FullError(f"peer {peer!r} cannot hang below {new_parent!r}, which feeds as many as it may")
+        raise ParentFullError(f"peer {peer!r} cannot hang below {new_parent!r}, which feeds as many as it may")
     return renew(plan, plan.changed(plan.epoch, {peer: new_parent}), epoch)
 
 
 def admit(
     plan: Plan,
-    member: Member,
+    member: PlanMember,
     *,
     chains: int,
     turned: Iterable[str] = (),
@@ -75,7 +75,9 @@ def admit(
     return renew(plan, _appended(known, member, chains, region_of, apart=apart), epoch)
 
 
-def _appended(plan: Plan, member: Member, chains: int, region_of: Callable[[str], str], *, apart: bool = False) -> Plan:
+def _appended(
+    plan: Plan, member: PlanMember, chains: int, region_of: Callable[[str], str], *, apart: bool = False
+) -> Plan:
     full = len(plan.children(ROOT)) >= chains
     near = _near(plan, member.region, region_of, None if full else 0) if full or apart else None
     if near is None:
@@ -96,19 +98,19 @@ def _near(plan: Plan, region: str, region_of: Callable[[str], str], elsewhere: i
     return None
 
 
-def lower(plan: Plan, member: Member, *, region_of: Callable[[str], str] = lambda _: "", epoch: Epoch) -> Plan:
+def lower(plan: Plan, member: PlanMember, *, region_of: Callable[[str], str] = lambda _: "", epoch: Epoch) -> Plan:
     """Move a peer to a tail, so that it no longer delays the peers below it. It becomes a leaf if `member` is one. The
     tail is chosen as in `admit`; its children move as in `excise`.
     """
     return renew(plan, move_to_tail(plan, member, region_of), epoch)
 
 
-def misplaced(plan: Plan, members: Mapping[str, Member]) -> list[str]:
+def misplaced(plan: Plan, members: Mapping[str, PlanMember]) -> list[str]:
     """Members placed above a member of better standing although their own standing excludes that place
     (`topology.score_demotion`), the best standing first.
     """
     best: dict[str, int] = {}  # of all below
-    found: list[Member] = []
+    found: list[PlanMember] = []
     for peer in reversed(plan.order):
         member = members[peer]
         best[peer] = min(
@@ -119,7 +121,7 @@ def misplaced(plan: Plan, members: Mapping[str, Member]) -> list[str]:
     return [m.id for m in sorted(found, key=lambda m: (m.standing, m.id))]
 
 
-def move_to_tail(plan: Plan, member: Member, region_of: Callable[[str], str]) -> Plan:
+def move_to_tail(plan: Plan, member: PlanMember, region_of: Callable[[str], str]) -> Plan:
     """Propose to move a member to a tail, chosen as in `admit`; its children move as in `excise`."""
     return _appended(cut(plan, [member.id]), member, 0, region_of)
 
@@ -129,7 +131,7 @@ def moves(old: Plan, new: Plan) -> list[tuple[str, str]]:
     return [(peer, new.parent[peer]) for peer in new.order if old.parent.get(peer) != new.parent[peer]]
 
 
-def validate(plan: Plan, members: Iterable[Member]) -> None:
+def validate(plan: Plan, members: Iterable[PlanMember]) -> None:
     """Raise PlanError unless the plan reaches exactly the members and no leaf forwards. `Plan` itself checks the
     rest.
     """
@@ -175,7 +177,7 @@ def cut(plan: Plan, dead: Iterable[str]) -> Plan:
     return plan.changed(plan.epoch, put, gone, plan.leaves - gone if plan.leaves & gone else None)
 
 
-def grow(plan: Plan, newcomers: Sequence[Member], chains: int) -> Plan:
+def grow(plan: Plan, newcomers: Sequence[PlanMember], chains: int) -> Plan:
     """Append the newcomers in the given order, without moving any peer, under the old epoch."""
     if not newcomers:
         return plan
@@ -240,7 +242,7 @@ class _Slots:
         return (0, depth, peer) if leaf_below else (1, -depth, peer)
 
 
-def demote(plan: Plan, members: Mapping[str, Member], rates: Mapping[str, float], chains: int) -> Plan:
+def demote(plan: Plan, members: Mapping[str, PlanMember], rates: Mapping[str, float], chains: int) -> Plan:
     """Propose to move forwarders that slow down a peer below them to tails, the fastest first. `rates`: bits/s, all
     known.
     """

@@ -32,12 +32,12 @@ class LoopError(PlanError):
     """A peer would become its own ancestor."""
 
 
-class FullError(PlanError):
+class ParentFullError(PlanError):
     """The requested parent feeds as many peers as it may (a leaf: none)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class PlanMember:
     """A live peer as the planner sees it.
 
     `bps`: rate in bits per second for receiving and forwarding; `score`: 0 to 100; None where unmeasured. `leaf`: the
@@ -61,7 +61,7 @@ class Member:
             raise PlanError(f"member {self.id!r}: score {self.score!r} must be finite")
 
 
-def by_id(members: Iterable[Member]) -> dict[str, Member]:
+def by_id(members: Iterable[PlanMember]) -> dict[str, PlanMember]:
     """Members by id, in the order of the ids. Raises PlanError for a duplicate id."""
     ranked = sorted(members, key=lambda m: m.id)
     table = {m.id: m for m in ranked}
@@ -75,8 +75,8 @@ def by_id(members: Iterable[Member]) -> dict[str, Member]:
 class Plan:
     """Every peer's parent (another peer or ROOT), and the leaves.
 
-    Raises LoopError, FullError or PlanError for an invalid plan. `changed` makes a new plan and examines only the peers
-    whose place changes.
+    Raises LoopError, ParentFullError or PlanError for an invalid plan. `changed` makes a new plan and examines only the
+    peers whose place changes.
     """
 
     epoch: Epoch
@@ -177,7 +177,7 @@ class Plan:
         below = self._children.get(peer, ())
         if peer != ROOT and len(below) > (0 if peer in self.leaves else MAX_CHILDREN):
             kind = "a leaf" if peer in self.leaves else "a peer"
-            raise FullError(f"{kind}, {peer!r}, would feed {len(below)} others: {', '.join(below[:4])}")
+            raise ParentFullError(f"{kind}, {peer!r}, would feed {len(below)} others: {', '.join(below[:4])}")
 
     def _sink(self, level: Iterable[str], expected: int) -> None:
         """Set the depths of these peers, whose parents' depths are known, and of their branches. Raises LoopError

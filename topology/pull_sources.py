@@ -24,7 +24,7 @@ _MAX_CANDIDATES: Final = 64
 """Most holders compared for one answer. A named peer moves to the end of the queue."""
 
 
-class Sources:
+class PullSources:
     """Holders and seekers of artifacts. Artifacts have the caller's ids, peers the planner's ids."""
 
     def __init__(self) -> None:

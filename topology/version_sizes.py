@@ -36,7 +36,7 @@ the hub feed many peers itself, which delays a large version.
 """
 
 
-class Sizes:
+class VersionSizes:
     """`bytes`: the typical size, for which plans are made. When the last version began: `hops` of the deepest peer, and
     `slowest_bps`, the slowest peer's rate; None if not all rates were known.
     """

@@ -8,12 +8,12 @@ from typing import Literal
 
 from p2pcast.checkpoint.folder_form import FolderForm
 from p2pcast.cli import shared_settings as shared
-from p2pcast.cli.options import Address, Rate
+from p2pcast.cli.options import Address, RateParameter
 from p2pcast.cli.settings import setting
 from p2pcast.ground.errors import UsageError
 from p2pcast.ground.limits import MAX_KEPT
 from p2pcast.quantised.quantisation_kinds import KINDS
-from p2pcast.store.retention import ANCHOR_EVERY, Counts
+from p2pcast.store.retention import ANCHOR_EVERY, RetentionCounts
 from p2pcast.transport.socket_options import Sockets
 
 BARRIER_TIMEOUT_S, BARRIER_QUORUM = 30.0, 0.9
@@ -53,7 +53,7 @@ class HubConfig:
         "Upload rate of the hub in bits per second, which decides the number of chains.  [default: measured; 1gbit "
         "until then]",
         name="uplink",
-        type=Rate(),
+        type=RateParameter(),
     )
     chains: int | None = setting(None, "Number of chains.  [default: from --uplink and the peers' measured rates]", 1)
     peer_cap_bps: float | None = setting(
@@ -61,7 +61,7 @@ class HubConfig:
         "Rate in bits per second that counts as full speed in a peer's score.  [default: the fastest peer's rate, at "
         "least 100mbit]",
         name="peer_cap",
-        type=Rate(),
+        type=RateParameter(),
     )
     region: str = setting(
         "", "Label of the hub's site. Peers with another label share one WAN path to the hub.", show=False
@@ -110,7 +110,7 @@ class HubConfig:
         MAX_KEPT,
         metavar="N",
     )
-    counts: Counts = shared.retention(Counts())
+    counts: RetentionCounts = shared.retention(RetentionCounts())
     token_file: Path | None = setting(
         None,
         "File for the join token, mode 0600; the hub writes the next token before the last one expires.  [default: "
@@ -138,7 +138,7 @@ class HubConfig:
         None,
         "Constant upload rate to the mirror in bits per second.  [default: in the gaps between broadcasts]",
         name="mirror_rate",
-        type=Rate(),
+        type=RateParameter(),
         metavar="RATE",
     )
     sockets: Sockets = shared.sockets()

@@ -32,15 +32,15 @@ from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import Node
 from p2pcast.state.staging import Staging
 from p2pcast.state.stale_shadows import claim, sweep
-from p2pcast.store.artifact_store import Store, Stored
+from p2pcast.store.artifact_store import ArtifactStore, Stored
 from p2pcast.store.squash_ladder import RUNGS
 from p2pcast.transport.link import Link
 from p2pcast.transport.listener import Listener
 from p2pcast.trust import bearer_tokens
-from topology.pull_sources import Sources
-from topology.version_sizes import Sizes, of_steps
+from topology.pull_sources import PullSources
+from topology.version_sizes import VersionSizes, of_steps
 from trainer_node.admission.admission import Admission
-from trainer_node.admission.hub_links import EvictionEnforcer, LinkAcceptor, WelcomeMessages
+from trainer_node.admission.hub_links import EvictionEnforcer, HubLinkAcceptor, WelcomeMessages
 from trainer_node.background.anchors_and_squashes import AnchorsAndSquashes
 from trainer_node.background.background_throttle import live_traffic
 from trainer_node.background.lost_artifacts import LostArtifacts
@@ -102,7 +102,7 @@ class StateParts:
     ident: bytes
     sessions: Sessions
     admission: Admission
-    store: Store
+    store: ArtifactStore
     numbers: VersionNumbers
     recovery: Recovery
 
@@ -120,7 +120,7 @@ class FleetParts:
     progress: BroadcastProgress
     broadcasts: BroadcastPlanner
     leads: LeadDirectory
-    sources: Sources
+    sources: PullSources
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class ControlParts:
     report_handler: ReportHandler
     join_handler: JoinHandler
     plan_upkeep: PlanUpkeep
-    link_acceptor: LinkAcceptor
+    link_acceptor: HubLinkAcceptor
     listener: Listener
     uplink_meter: UplinkMeter
     view: HubView
@@ -193,7 +193,7 @@ async def open_state(config: HubConfig, events: Events, tasks: Tasks) -> StatePa
         later=tasks.later,
         in_thread=staging.run,
     )
-    store = Store(folder, key.public, counts=config.counts)
+    store = ArtifactStore(folder, key.public, counts=config.counts)
     for path, why in store.damaged:
         logger.warning("not used: %s (%s)", path, why)
     numbers = VersionNumbers(folder / version_numbers.FILE, version_numbers.this_boot())
@@ -247,10 +247,10 @@ def build_fleet(state: StateParts) -> FleetParts:
     )
     leads.recall()
     broadcasts = BroadcastPlanner(membership, progress, timeline, state.sessions)
-    return FleetParts(membership, timeline, progress, broadcasts, leads, Sources())
+    return FleetParts(membership, timeline, progress, broadcasts, leads, PullSources())
 
 
-def _recall_sizes(sizes: Sizes, store: Store) -> None:
+def _recall_sizes(sizes: VersionSizes, store: ArtifactStore) -> None:
     """Sizes of the state and of its deltas, from what an earlier process stored."""
     stored = store.artifacts.values()
     if stored:
@@ -402,7 +402,7 @@ def build_control(state: StateParts, fleet: FleetParts, publishing: Publishing) 
     def session(link: Link, token: bytes) -> PeerSession:
         return PeerSession(link, handlers, token)
 
-    acceptor = LinkAcceptor(downstream, publishing.rank_intake, admission, session)
+    acceptor = HubLinkAcceptor(downstream, publishing.rank_intake, admission, session)
     listener = Listener(acceptor, admission.identity, None if tls is None else tls.server, sockets=config.sockets)
     enforcer = EvictionEnforcer(sessions, fleet.leads, listener, downstream.children)
     admission.trust.observers.append(enforcer.enforce)

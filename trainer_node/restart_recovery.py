@@ -20,7 +20,7 @@ from p2pcast.artifact.signed_records import Durable, Open, run_id
 from p2pcast.files.append_log import AppendLog
 from p2pcast.ground.errors import IntegrityError, LocalError
 from p2pcast.ground.version import Version
-from p2pcast.store.artifact_store import Store
+from p2pcast.store.artifact_store import ArtifactStore
 from trainer_node.hub_config import RECALL_S
 from trainer_node.publish.version_numbers import VersionNumbers
 
@@ -103,7 +103,7 @@ class Recovery:
 
     def __init__(
         self,
-        store: Store,
+        store: ArtifactStore,
         numbers: VersionNumbers,
         roster: Roster,
         *,

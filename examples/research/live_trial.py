@@ -19,7 +19,7 @@ import torch
 
 from netem.fleet.participants import FIRST_PEER, Programs
 from netem.fleet.processes import Processes
-from netem.fleet.wait import HTTP_S, Watch
+from netem.fleet.wait import HTTP_S, FleetWatch
 from netem.fleet.workspace import Workspace
 from p2pcast.ground.errors import IntegrityError
 from p2pcast.ground.version import Version
@@ -119,7 +119,7 @@ class _Programs(Programs):
     async def start(self) -> str:
         """The peer's URL, once vLLM and the peer are ready."""
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HTTP_S)) as http:
-            watch = Watch(self._processes, self._work.state, http, lambda: None)
+            watch = FleetWatch(self._processes, self._work.state, http, lambda: None)
             engine = self._start_engine(self._base, [*ENGINE_WORDS, "--max-num-seqs", str(SLOTS)])
             await watch.daemon("hub", self._start_hub(self._base))
             peer = self._start_peer(FIRST_PEER, "--install", f"vllm:{self.engine_url}")

@@ -22,10 +22,10 @@ from rich.table import Table
 
 from netem.emulation.description import HUB
 from netem.fleet.participants import FIRST_PEER
-from netem.fleet.processes import Child, FleetError, Processes, describe_exit
+from netem.fleet.processes import ChildProcess, FleetError, Processes, describe_exit
 from netem.fleet.rl_participants import ENGINE, LOGPROBS, RlOptions, RlParticipants
 from netem.fleet.rollout_processes import LEDGER
-from netem.fleet.wait import HTTP_S, Watch, unwrapped
+from netem.fleet.wait import HTTP_S, FleetWatch, unwrapped
 from netem.fleet.workspace import Workspace
 from p2pcast.cli import exit_code
 from p2pcast.cli.options import PATH, console, documented, written
@@ -93,7 +93,7 @@ class SparseParticipants(RlParticipants):
         super().__init__(options.run, work, processes, options.task)
         self._run_options, self.base = options, options.model
 
-    def engine(self) -> Child:
+    def engine(self) -> ChildProcess:
         options = self._run_options
         words = ["--enable-scale-out", "--logprobs-mode", LOGPROBS, "--generation-config", "vllm"]
         words += ["--max-model-len", str(options.longest), "--block-size", str(options.block_size)]
@@ -110,7 +110,7 @@ async def sparse_run(options: GuardRunOptions, target: float, work: Workspace, p
     parts, schedule = SparseParticipants(options, work, processes), work.root / FILE
     schedule.write_bytes(options.schedule.to_bytes())
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HTTP_S)) as http:
-        watch = Watch(processes, work.state, http, lambda: None)
+        watch = FleetWatch(processes, work.state, http, lambda: None)
         engine = parts.engine()
         hub = await watch.daemon(HUB, parts.hub())
         peer = parts.peer(FIRST_PEER)

@@ -22,7 +22,7 @@ from netem.emulation.description import HUB
 from netem.emulation.loopback import Net
 from netem.fleet.daemon_http import EventReader, ReportedEvent
 from netem.fleet.local_fleet import LocalFleet
-from netem.fleet.processes import Child
+from netem.fleet.processes import ChildProcess
 
 CHANGED = 0.01
 WARM = 2
@@ -30,7 +30,7 @@ WARM = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class AnchorTimes:
     """Seconds of one version. ``hub``: from its first cell to its seal. ``peers``: from its first cell until the last
     peer had staged it. ``whole``: from the rename of its folder on.
     """
@@ -43,8 +43,8 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    times: list[Times]
+class AnchorOutcome:
+    times: list[AnchorTimes]
     anchors_s: list[float]
     """Seconds of writing each anchor."""
     left_out: int
@@ -77,7 +77,7 @@ class AnchorFleet(LocalFleet):
             safetensors.serialize_file({"w": spec}, self.folder / f"{name}.safetensors")
             words[draw.random(len(words), dtype=np.float32) < CHANGED] += 1
 
-    def _run(self, name: str, words: list[str]) -> Child:
+    def _run(self, name: str, words: list[str]) -> ChildProcess:
         if "--install" in words:
             words[words.index("--install") + 1] = "exec:true"
         else:
@@ -91,7 +91,7 @@ class AnchorFleet(LocalFleet):
 
 async def beside_anchors(
     folder: Path, hub_folder: Path, state_bytes: int, peers: int, versions: int, every: int, deadline_s: float
-) -> Outcome:
+) -> AnchorOutcome:
     """``folder``: in memory. Raises FleetError after the deadline."""
     os.environ["P2PCAST_SEED_ANCHOR_EVERY"] = str(every)
     fleet = AnchorFleet(folder, Net(1e12), peers, 1, state_bytes, deadline_s, "p2pcast.cli")
@@ -112,7 +112,7 @@ async def beside_anchors(
     return _outcome(hub.reported, dict(list(published.items())[WARM:]), state_bytes)
 
 
-def _outcome(events: Sequence[ReportedEvent], published: Mapping[str, float], state_bytes: int) -> Outcome:
+def _outcome(events: Sequence[ReportedEvent], published: Mapping[str, float], state_bytes: int) -> AnchorOutcome:
     """``events``: of the hub. ``published``: Unix time by version."""
     anchors = [(e.time_s - e.facts["took_s"], e.time_s) for e in events if e.kind == "kept" and e.facts["base"] is None]
     times, left_out = [], 0
@@ -123,5 +123,5 @@ def _outcome(events: Sequence[ReportedEvent], published: Mapping[str, float], st
         if 0.0 < share < 0.5:
             left_out += 1
             continue
-        times.append(Times(sealed - opened, last - opened, last - named, share > 0))
-    return Outcome(times, [end - start for start, end in anchors], left_out, state_bytes)
+        times.append(AnchorTimes(sealed - opened, last - opened, last - named, share > 0))
+    return AnchorOutcome(times, [end - start for start, end in anchors], left_out, state_bytes)

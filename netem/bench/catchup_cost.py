@@ -41,7 +41,7 @@ drawn from these.
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CatchupRow:
     policy: str
     artifacts: int
     bytes: int
@@ -50,8 +50,8 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    rows: list[Row]
+class CatchupOutcome:
+    rows: list[CatchupRow]
     chain_bytes: int
     """Bytes of every delta in between."""
     exact_bytes: int
@@ -93,7 +93,7 @@ async def catch_up(
     codec: str,
     deadline_s: float,
     policies: Mapping[str, str] = POLICIES,
-) -> Outcome:
+) -> CatchupOutcome:
     """Each of the policies in turn. Raises FleetError if one does not finish, or ends with other bits."""
     net = Net(1e12)
     async with LateFleet(folder, net, len(policies), 1, state_bytes, deadline_s) as fleet:
@@ -122,7 +122,7 @@ async def catch_up(
         for a in status["artifacts"]
         if a["base"] and Version.parse(a["version"]).step == Version.parse(a["base"]).step + 1
     )
-    return Outcome(rows, chain_bytes, exact_bytes, state_bytes)
+    return CatchupOutcome(rows, chain_bytes, exact_bytes, state_bytes)
 
 
 async def ladder(fleet: LateFleet, deadline_s: float) -> Document:
@@ -140,7 +140,7 @@ async def ladder(fleet: LateFleet, deadline_s: float) -> Document:
         await asyncio.sleep(POLL_S)
 
 
-async def _catch_up(fleet: LateFleet, name: str, policy: str) -> Row:
+async def _catch_up(fleet: LateFleet, name: str, policy: str) -> CatchupRow:
     loop = asyncio.get_running_loop()
     await fleet.start(name)
     await fleet.answers(name)
@@ -151,7 +151,7 @@ async def _catch_up(fleet: LateFleet, name: str, policy: str) -> Row:
     seconds = loop.time() - joined
     held = len(list((fleet.core.state(name) / "deltas").iterdir()))
     await fleet.live(name)
-    row = Row(policy, held, int(status["bytes_received"]), seconds)
+    row = CatchupRow(policy, held, int(status["bytes_received"]), seconds)
     await fleet.leave(name, 30.0)
     return row
 

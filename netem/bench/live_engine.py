@@ -30,11 +30,11 @@ import aiohttp
 
 from netem.bench.live_figures import CLOCK, Switch, pauses, ratios, row, with_pauses
 from netem.demo.steps import fresh_answers, need_vllm, played, vllm_engine
-from netem.demo.verdict import Check, check_answers, check_exits, check_folders, check_traffic
+from netem.demo.verdict import DemoCheck, check_answers, check_exits, check_folders, check_traffic
 from netem.fleet import participants as demo
 from netem.fleet.processes import FleetError, Processes
 from netem.fleet.traffic import Traffic
-from netem.fleet.wait import HTTP_S, READY_S, Watch
+from netem.fleet.wait import HTTP_S, READY_S, FleetWatch
 from netem.fleet.workspace import Workspace
 from p2pcast import offline
 from p2pcast.checkpoint import Checkpoint
@@ -57,7 +57,7 @@ NO_VLLM = (
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class LiveEngineOptions:
     """``fresh_every``: fresh engines for the first version, every n-th and the last; a single version could not be
     distinguished from another. ``trainer``: further options for ``netem.demo.train``.
     """
@@ -75,9 +75,9 @@ class Options:
     graphs: bool = False
 
     @property
-    def cast(self) -> demo.Options:
+    def cast(self) -> demo.ParticipantOptions:
         sizes = ("--hidden", str(self.hidden), "--layers", str(self.layers))
-        return demo.Options(
+        return demo.ParticipantOptions(
             self.folder,
             versions=self.versions,
             peers=1,
@@ -97,7 +97,7 @@ class Options:
 
 
 class LiveBench:
-    def __init__(self, options: Options, work: Workspace, processes: Processes) -> None:
+    def __init__(self, options: LiveEngineOptions, work: Workspace, processes: Processes) -> None:
         self.options, self.work, self.processes = options, work, processes
         self.cast = demo.Participants(options.cast, work, processes)
         self.facts: list[dict[str, Any]] = []
@@ -116,9 +116,9 @@ class LiveBench:
         self.rows: list[dict[str, Any]] = []
         self._hub = self._peer = ""
         self._http: aiohttp.ClientSession
-        self._watch: Watch
+        self._watch: FleetWatch
 
-    async def run(self) -> list[Check]:
+    async def run(self) -> list[DemoCheck]:
         """Run all phases. Raises FleetError if the bench cannot continue."""
         # Use a new connection for each request: the server may close an idle one just as a command is sent, which loses
         # the
@@ -127,7 +127,7 @@ class LiveBench:
         async with aiohttp.ClientSession(
             connector=connector, timeout=aiohttp.ClientTimeout(total=HTTP_S)
         ) as self._http:
-            self._watch = Watch(self.processes, self.work.state, self._http, lambda: None)
+            self._watch = FleetWatch(self.processes, self.work.state, self._http, lambda: None)
             await self._train()
             await self._start()
             async with self._under_traffic():
@@ -303,11 +303,13 @@ class LiveBench:
         child = self.cast.fresh(self.folders[step] for step in steps)
         return await fresh_answers(self.cast, self._watch, child, steps, FRESH_S * len(steps))
 
-    async def _verdict(self) -> list[Check]:
+    async def _verdict(self) -> list[DemoCheck]:
         options = self.options
         checks = [check_traffic(self.traffic.counts)]
         detail = "; ".join(self.faults) or f"{len(self.ours)} versions, every tensor"
-        checks.append(Check("the live engine's own weights have the digest of the version", not self.faults, detail))
+        checks.append(
+            DemoCheck("the live engine's own weights have the digest of the version", not self.faults, detail)
+        )
         due = {demo.FIRST_PEER: set(self.folders)}
         folders = {demo.FIRST_PEER: self.work.installed(demo.FIRST_PEER)}
         trained = {0: self.cast.base} | self.folders
@@ -315,14 +317,14 @@ class LiveBench:
         fresh = await self._fresh()
         for system, answers in self.answers.items():
             found = check_answers({step: answers[step] for step in options.fresh_steps}, fresh)
-            checks.append(Check(f"{system}: {found.name}", found.ok, found.detail))
+            checks.append(DemoCheck(f"{system}: {found.name}", found.ok, found.detail))
         unseen = [switch.version for switch in (*self.ours, *self.dense) if switch.pause_s is None]
         detail = f"no pause for {unseen}" if unseen else f"{len(self.ours)} and {len(self.dense)} pauses"
-        checks.append(Check("vLLM's log shows every pause", not unseen, detail))
+        checks.append(DemoCheck("vLLM's log shows every pause", not unseen, detail))
         return [*checks, check_exits("hub and peer", self.exits)]
 
 
-def bench_live(options: Options) -> dict[str, Any]:
+def bench_live(options: LiveEngineOptions) -> dict[str, Any]:
     """Run the bench. Returns the result, ready for JSON; ``verdict`` is PASS or FAIL. Raises UsageError, FleetError."""
     if options.hidden % 128:
         raise UsageError(
@@ -331,7 +333,7 @@ def bench_live(options: Options) -> dict[str, Any]:
     need_vllm(NO_VLLM)
     began_s = time.monotonic()
 
-    def document(bench: LiveBench, checks: list[Check]) -> dict[str, Any]:
+    def document(bench: LiveBench, checks: list[DemoCheck]) -> dict[str, Any]:
         return _document(bench, checks) | {"elapsed_s": round(time.monotonic() - began_s, 1)}
 
     return played(options.folder, partial(LiveBench, options), document, keep=options.keep)
@@ -347,11 +349,11 @@ def confirmed(engines: Any, right: dict[str, Any]) -> bool:
     )
 
 
-def verdict(checks: Sequence[Check]) -> str:
+def verdict(checks: Sequence[DemoCheck]) -> str:
     return "PASS" if checks and all(check.ok for check in checks) else "FAIL"
 
 
-def _document(bench: LiveBench, checks: list[Check]) -> dict[str, Any]:
+def _document(bench: LiveBench, checks: list[DemoCheck]) -> dict[str, Any]:
     options = bench.options
     ours, dense = bench.rows
     return {

@@ -20,10 +20,10 @@ from typing import Any
 from netem.emulation.description import HUB
 from netem.emulation.loopback import Net
 from netem.fleet.local_fleet import LocalFleet
-from netem.simulation.broadcast_replay import Fault, replay
-from netem.simulation.fleet_simulator import Scenario
+from netem.simulation.broadcast_replay import BroadcastFault, replay
+from netem.simulation.fleet_simulator import FleetEvents
 from p2pcast.artifact.piece_size import piece_bytes
-from topology.broadcast_time import Network
+from topology.broadcast_time import BroadcastNetwork
 from topology.plan_tree import ROOT
 
 CHAINS = 2
@@ -52,7 +52,7 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredTree:
     """``parent``: each peer's parent before the broadcast, ``HUB`` or a peer. ``times_s``: from the first byte at a
     head until each peer is complete. ``victim``: disturbed after ``struck_s``.
     """
@@ -78,7 +78,7 @@ def learn(chain: Sequence[str], times_s: Mapping[str, float], payload_bytes: int
     return Costs(share, max(0.0, fmean(hops_s) - piece_bytes(payload_bytes) / (share * rate_bytes_s)))
 
 
-async def measure(fleet: LocalFleet, scenario: str) -> Measured:
+async def measure(fleet: LocalFleet, scenario: str) -> MeasuredTree:
     """Publish one version; afterwards the fleet is complete again. Raises FleetError."""
     kind, _, place = scenario.partition(" ")
     chains, parent = await fleet.chains(), await fleet.parents()
@@ -103,7 +103,7 @@ async def measure(fleet: LocalFleet, scenario: str) -> Measured:
     if victim is not None and kind == "kill":
         await fleet.start(victim)
         await fleet.live(victim)
-    return Measured(chains, parent, times_s, size, victim, struck - began)
+    return MeasuredTree(chains, parent, times_s, size, victim, struck - began)
 
 
 async def compare(
@@ -135,16 +135,20 @@ async def compare(
     }  # fmt: skip
 
 
-def simulated_s(found: Measured, scenario: str, costs: Costs, rate_bps: float) -> float:
+def simulated_s(found: MeasuredTree, scenario: str, costs: Costs, rate_bps: float) -> float:
     """Seconds until the last peer, the victim excluded, has the same broadcast in the simulator."""
     bps = costs.share * rate_bps
-    network = Network(
+    network = BroadcastNetwork(
         piece_bytes=piece_bytes(found.payload_bytes), near_rtt_s=0.0, root_region="region-0", hop_s=costs.hop_s
     )
-    model = Scenario(regions=1, payload_bytes=found.payload_bytes, uplink_bps=WIDE_BPS, peer_bps=bps, network=network)
+    model = FleetEvents(
+        regions=1, payload_bytes=found.payload_bytes, uplink_bps=WIDE_BPS, peer_bps=bps, network=network
+    )
     blows = []
     if found.victim is not None:
-        blows = [Fault(found.struck_s, found.victim, None if scenario.startswith("kill") else SLOW_SHARE * bps)]
+        blows = [
+            BroadcastFault(found.struck_s, found.victim, None if scenario.startswith("kill") else SLOW_SHARE * bps)
+        ]
     parent = {peer: ROOT if above == HUB else above for peer, above in found.parent.items()}
     times_s = replay(model, parent, blows, CHAINS)
     return max(s for peer, s in times_s.items() if peer != found.victim)

@@ -56,7 +56,7 @@ EMIT_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class RelaySetup:
     """Settings of the three processes. ``parent``: the parent's port, None for the source."""
 
     role: str
@@ -83,7 +83,7 @@ class Setup:
 class _Relay(End):
     """Accepts every offered artifact. ``attached``: set when a child attaches."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: RelaySetup) -> None:
         certificates = None if setup.certificate is None else Credentials.load(setup.certificate)
         self.setup = setup
         self.tls = None if certificates is None else Tls(certificates)
@@ -153,7 +153,7 @@ class _Relay(End):
         watching.cancel()
 
 
-def _pin(setup: Setup) -> None:
+def _pin(setup: RelaySetup) -> None:
     """Give the middle process cores of its own, if there are enough: moves between cores add to the measured work."""
     cores = sorted(os.sched_getaffinity(0))
     own, others = cores[-setup.cores :], cores[: -setup.cores]
@@ -166,7 +166,7 @@ def _cpu_s() -> tuple[float, float]:
     return used.ru_utime, used.ru_stime
 
 
-def _process(setup: Setup, pipe: Pipe) -> None:
+def _process(setup: RelaySetup, pipe: Pipe) -> None:
     _pin(setup)
     keep_freed_memory()
     event_loop.run(_bare(setup, pipe) if setup.bare else _p2pcast(setup, pipe))
@@ -195,7 +195,7 @@ async def _wait_order(pipe: Pipe) -> None:
     await asyncio.get_running_loop().run_in_executor(None, pipe.recv)
 
 
-async def _p2pcast(setup: Setup, pipe: Pipe) -> None:
+async def _p2pcast(setup: RelaySetup, pipe: Pipe) -> None:
     relay = _Relay(setup)
     await relay.listener.start("127.0.0.1", 0)
     running = [asyncio.ensure_future(relay.node.run()), asyncio.ensure_future(relay.downstream.run())]
@@ -216,7 +216,7 @@ async def _p2pcast(setup: Setup, pipe: Pipe) -> None:
     relay.node.close()
 
 
-async def _bare(setup: Setup, pipe: Pipe) -> None:
+async def _bare(setup: RelaySetup, pipe: Pipe) -> None:
     loop = asyncio.get_running_loop()
     size = setup.payload_bytes
     tls = None if setup.certificate is None else Tls(Credentials.load(setup.certificate))
@@ -260,7 +260,7 @@ def run_once(
         try:
             for role in order:
                 ours, theirs = context.Pipe()
-                setup = Setup(
+                setup = RelaySetup(
                     role,
                     payload_bytes,
                     rate_bps,

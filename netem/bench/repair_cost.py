@@ -46,7 +46,7 @@ DAMAGES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RepairRow:
     damage: Damage
     cell_bytes: int
     """Bytes of the corrupt cells."""
@@ -59,8 +59,8 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    rows: list[Row]
+class RepairOutcome:
+    rows: list[RepairRow]
     state_bytes: int
     listed_bytes: list[int]
     """Bytes kept by the hub: whole states and deltas."""
@@ -73,7 +73,7 @@ async def repair(
     rate_bytes_s: float,
     deadline_s: float,
     damages: tuple[Damage, ...] = DAMAGES,
-) -> Outcome:
+) -> RepairOutcome:
     """Each damage in turn, to the same peer. Raises FleetError if the peer does not recover, or has other bits."""
     net = Net(1e12)
     async with LateFleet(folder, net, 2, 1, state_bytes, deadline_s) as fleet:
@@ -91,7 +91,7 @@ async def repair(
             await fleet.live(VICTIM, OTHER)
             if not fleet.exact(VICTIM):
                 raise FleetError(f"after {damage.what} {VICTIM} has other bits")
-    return Outcome(rows, state_bytes, sorted(int(a["bytes"]) for a in status["artifacts"]))
+    return RepairOutcome(rows, state_bytes, sorted(int(a["bytes"]) for a in status["artifacts"]))
 
 
 async def _wait_intact(fleet: LateFleet) -> None:
@@ -102,7 +102,7 @@ async def _wait_intact(fleet: LateFleet) -> None:
     await fleet.live(VICTIM, OTHER)
 
 
-async def _repair(fleet: LateFleet, net: Net, damage: Damage) -> Row:
+async def _repair(fleet: LateFleet, net: Net, damage: Damage) -> RepairRow:
     loop = asyncio.get_running_loop()
     if not damage.running:
         await fleet.leave(VICTIM, 30.0)
@@ -132,7 +132,7 @@ async def _repair(fleet: LateFleet, net: Net, damage: Damage) -> Row:
             int(a["bytes"]) for a in hub["artifacts"] if (a["base"], a["version"]) == (last, fleet.version)
         )
     wire = None if damage.running else net.flows[VICTIM].bytes - before
-    return Row(damage, cell_bytes, int(status["bytes_received"]) - had - version_bytes, wire, took_s)
+    return RepairRow(damage, cell_bytes, int(status["bytes_received"]) - had - version_bytes, wire, took_s)
 
 
 def _rot(shadow: Path, cells: int | None) -> int:

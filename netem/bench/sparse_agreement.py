@@ -22,7 +22,7 @@ from trainer_node.learning.objective.training_rows import TrainingRow
 from trainer_node.learning.trainer_ranks import TrainerRanks
 
 
-class Sampled(NamedTuple):
+class ScoredAnswer(NamedTuple):
     """``token_ids`` of an answer, with the engine's log-probability of each."""
 
     token_ids: Sequence[int]
@@ -32,8 +32,8 @@ class Sampled(NamedTuple):
 def agreement(
     folder: Path,
     prompts: Sequence[Sequence[int]],
-    dense: Sequence[Sampled],
-    sparse: Sequence[Sampled],
+    dense: Sequence[ScoredAnswer],
+    sparse: Sequence[ScoredAnswer],
     schedule: BudgetSchedule,
     page_tokens: int,
 ) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def agreement(
     return {**means, "agrees": agrees, "shortened": shortened, "tokens": sum(len(one.token_ids) for one in sparse)}
 
 
-def _batch(prompt: Sequence[int], sampled: Sampled) -> MicroBatch:
+def _batch(prompt: Sequence[int], sampled: ScoredAnswer) -> MicroBatch:
     row = TrainingRow.of_answer(prompt, sampled.token_ids, np.array(sampled.logprobs, np.float32))
     (batch,) = micro_batches([[(0, row)]], 0, row.tokens, "packed")
     return batch

@@ -49,13 +49,13 @@ def bench_sparse(options: SpeedOptions) -> dict[str, Any]:
     LocalError when the engine fails.
     """
     # Imported here: the engine's process imports this module, and must not load numba.
-    from netem.bench.sparse_agreement import Sampled, agreement
+    from netem.bench.sparse_agreement import ScoredAnswer, agreement
 
     with tempfile.TemporaryDirectory(prefix="p2pcast-bench-") as folder:
         model = options.model or _random_model(Path(folder) / "model", options)
         asked = asdict(options) | {"model": str(model), "schedule": options.schedule.document()}
         found = run_engine("netem.bench.sparse_speed", asked)
-        said = {kind: [Sampled(*one) for one in answers] for kind, answers in found["said"].items()}
+        said = {kind: [ScoredAnswer(*one) for one in answers] for kind, answers in found["said"].items()}
         agreed = agreement(
             Path(asked["model"]), found["prompts"], said["dense"], said["sparse"], options.schedule, options.block_size
         )

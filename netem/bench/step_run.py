@@ -84,7 +84,7 @@ def _lacks(need: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedStep:
     """``code``: the exit code. ``out``, ``error``: lines of stdout and stderr that are not empty. ``overdue``: the step
     was ended after its time limit.
     """
@@ -107,7 +107,7 @@ def run(
     show: bool = False,
     folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
-) -> Ended:
+) -> EndedStep:
     """Run a command to its end. ``show``: its output goes to the terminal, too. The command does not outlive this
     process. Ctrl-C reaches this process alone, which passes it on once. Raises KeyboardInterrupt.
     """
@@ -137,7 +137,7 @@ def run(
     finally:
         for reader in readers:
             reader.join(END_S)
-    return Ended(process.returncode, out, error, overdue)
+    return EndedStep(process.returncode, out, error, overdue)
 
 
 def _read(stream: IO[str], lines: list[str], shown: TextIO | None) -> None:

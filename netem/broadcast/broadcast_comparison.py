@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from netem.broadcast.emulated_fleet import p2pcast
-from netem.broadcast.rivals import RIVALS, MissingError
+from netem.broadcast.rivals import RIVALS, RivalMissingError
 from netem.broadcast.rows import left_out, row
 from netem.broadcast.whole_states import WHOLE
 from netem.broadcast.whole_states import p2pcast as p2pcast_whole
-from netem.emulation.description import Link, star
+from netem.emulation.description import EmulatedLink, star
 from netem.emulation.rate import rate_network
 from netem.fleet.fleet import folders
 
@@ -29,7 +29,7 @@ STATE = "p2pcast, whole state"
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class BroadcastBench:
     """``congestion``: TCP's congestion control at every host; None is the machine's own. ``folder``: parent of
     temporary folders. ``late``: peers that catch up beside every other p2pcast broadcast. ``plaintext``: also run
     p2pcast without TLS. ``state_bytes``: state size for rivals without deltas.
@@ -52,7 +52,7 @@ class Bench:
         return min(peers, max(1, int(self.uplink_bps / self.peer_bps)))
 
 
-def bench_broadcast(bench: Bench, show: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def bench_broadcast(bench: BroadcastBench, show: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """``show`` receives each row as soon as it is measured. From the main thread. Raises LocalError, IntegrityError."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     rows = []
@@ -73,8 +73,8 @@ def bench_broadcast(bench: Bench, show: Callable[[dict[str, Any]], None]) -> dic
     }
 
 
-def _rows(bench: Bench, system: str, peers: int) -> list[dict[str, Any]]:
-    uplink, link = Link(bench.uplink_bps, bench.uplink_bps), Link(bench.peer_bps, bench.peer_bps)
+def _rows(bench: BroadcastBench, system: str, peers: int) -> list[dict[str, Any]]:
+    uplink, link = EmulatedLink(bench.uplink_bps, bench.uplink_bps), EmulatedLink(bench.peer_bps, bench.peer_bps)
     late = bench.late if system == "p2pcast" else 0
     network = star(uplink, peers + late, link, bench.congestion)
     with folders(bench.folder) as (folder, memory), rate_network(network) as net:
@@ -90,6 +90,6 @@ def _rows(bench: Bench, system: str, peers: int) -> list[dict[str, Any]]:
                 ran = [WHOLE[system](net, bench.state_bytes, bench.rounds, memory)]
             else:
                 ran = [RIVALS[system](net, bench.payload_bytes, bench.rounds, bench.chains(peers), folder)]
-        except MissingError as error:
+        except RivalMissingError as error:
             return [left_out(system, peers, str(error))]
         return [row(each, peers, bench.peer_bps) for each in ran]

@@ -20,7 +20,7 @@ def process_s(pid: int) -> float:
     return sum(int(ticks) for ticks in fields[11:15]) * TICK_S
 
 
-class Meter:
+class CpuMeter:
     """CPU time since construction. ``pids``: by name."""
 
     def __init__(self, pids: Mapping[str, int]) -> None:

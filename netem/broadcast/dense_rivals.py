@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netem.broadcast.json_lines import PORT, carried, orders, write_facts
-from netem.emulation.description import Network
+from netem.emulation.description import EmulatedNetwork
 
 CHANGED = 0.01
 SCALE = 0.02
@@ -47,7 +47,7 @@ RSYNC_PORT = 873
 Words = npt.NDArray[np.uint16]
 
 
-def rsync_options(network: Network) -> list[str]:
+def rsync_options(network: EmulatedNetwork) -> list[str]:
     """With one processor for all hosts (user-mode Linux), searching small blocks takes four times as long as sending
     everything; there rsync chooses the size.
     """

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from netem.broadcast.cpu import Meter
-from netem.broadcast.rows import Broadcast, BroadcastSeries
+from netem.broadcast.cpu import CpuMeter
+from netem.broadcast.rows import BroadcastSeries, MeasuredBroadcast
 from netem.emulation.description import HUB, Emulated
 from netem.fleet.daemon_http import ReportedEvent
 from netem.fleet.fleet import Fleet, Hosts, check_same
@@ -35,7 +35,7 @@ WARM_UP = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class FleetSetup:
     """``uplink_bps``: the hub's link rate as told to the hub; None: the hub measures it. ``chains``, ``stripes``: None
     is p2pcast's own choice. ``late``: number of hosts, the last ones, whose peers run only during broadcasts beside
     which they catch up. ``absent``: hosts without a peer until ``join``.
@@ -62,7 +62,7 @@ class BroadcastFleet(Fleet):
         processes: Processes,
         folder: Path,
         memory: Path,
-        setup: Setup,
+        setup: FleetSetup,
         weights: Iterator[Tensors] | None = None,
     ) -> None:
         super().__init__(Hosts(net), processes, folder, memory, ["--plaintext"] if setup.plaintext else [])
@@ -170,7 +170,7 @@ class BroadcastFleet(Fleet):
             return self.get(HUB)
         return {}
 
-    def publish(self, *, beside: bool = False, during: Callable[[float], None] | None = None) -> Broadcast:
+    def publish(self, *, beside: bool = False, during: Callable[[float], None] | None = None) -> MeasuredBroadcast:
         """Publish one more version to all peers and check it. ``beside``: while late peers catch up; their times are
         not included. ``during`` is called with the opening time and may disturb peers; the peers that are then
         available are awaited.
@@ -179,7 +179,7 @@ class BroadcastFleet(Fleet):
         """
         if beside:
             self._join_late()
-        meter = Meter(self.processes.pids)
+        meter = CpuMeter(self.processes.pids)
         saved = self.save(next(self._weights))
         began_s = self.wait_for(HUB, "opened", version=self.version).time_s
         if during is not None:
@@ -198,7 +198,7 @@ class BroadcastFleet(Fleet):
             self._leave_late()
         self.sent_bytes = int(self.status()["last"]["bytes"])
         shutil.rmtree(saved)
-        return Broadcast(list(times_s.values()), cpu_s, busy, staged_s, times_s)
+        return MeasuredBroadcast(list(times_s.values()), cpu_s, busy, staged_s, times_s)
 
     def _committed(self, peers: list[str]) -> bool:
         """Whether the hub knows that all these peers have installed the newest version."""
@@ -227,7 +227,7 @@ def _received(events: Mapping[str, ReportedEvent]) -> float:
 
 @contextlib.contextmanager
 def broadcast_fleet(
-    net: Emulated, folder: Path, memory: Path, setup: Setup, weights: Iterator[Tensors] | None = None
+    net: Emulated, folder: Path, memory: Path, setup: FleetSetup, weights: Iterator[Tensors] | None = None
 ) -> Iterator[BroadcastFleet]:
     """A fleet that has its first version, for the length of the block; with logs in the folder's ``logs``. From the
     main thread.
@@ -257,7 +257,7 @@ def p2pcast(
 
     From the main thread. Raises LocalError, IntegrityError.
     """
-    with broadcast_fleet(net, folder, memory, Setup(payload_bytes, uplink_bps, late, plaintext)) as fleet:
+    with broadcast_fleet(net, folder, memory, FleetSetup(payload_bytes, uplink_bps, late, plaintext)) as fleet:
         for _ in range(WARM_UP):
             fleet.publish()
         alone, beside = [], []

@@ -13,37 +13,37 @@ from pathlib import Path
 
 from netem.broadcast.agents import Agents
 from netem.broadcast.contenders import TORRENT_PIECE_BYTES, TORRENT_SETTINGS
-from netem.broadcast.cpu import Meter
+from netem.broadcast.cpu import CpuMeter
 from netem.broadcast.json_lines import PORT
-from netem.broadcast.rows import Broadcast, BroadcastSeries
+from netem.broadcast.rows import BroadcastSeries, MeasuredBroadcast
 from netem.broadcast.shardcast_roles import settings_for as shardcast_settings
 from netem.emulation.description import HUB, Emulated
 from p2pcast.ground.errors import LocalError
 from p2pcast.ground.limits import PIECE_BYTES
 
 
-class MissingError(LocalError):
+class RivalMissingError(LocalError):
     """The package of a rival is not installed."""
 
 
 def needed(module: str | None = None, command: str | None = None) -> None:
-    """Raises MissingError with the package to install."""
+    """Raises RivalMissingError with the package to install."""
     if module is not None and importlib.util.find_spec(module) is None:
-        raise MissingError(f"{module} is not installed: pip install 'p2pcast[rivals]'")
+        raise RivalMissingError(f"{module} is not installed: pip install 'p2pcast[rivals]'")
     if command is not None and shutil.which(command) is None:
-        raise MissingError(f"there is no {command} command: apt-get install {command}")
+        raise RivalMissingError(f"there is no {command} command: apt-get install {command}")
 
 
-def run_broadcast(agents: Agents, begin: Callable[[], None], servers: Agents | None = None) -> Broadcast:
+def run_broadcast(agents: Agents, begin: Callable[[], None], servers: Agents | None = None) -> MeasuredBroadcast:
     """``begin`` starts a broadcast; each of ``agents`` at a peer then reports its end. ``servers``: further processes
     that take part without a report.
     """
-    meter = Meter(agents.pids if servers is None else agents.pids | servers.pids)
+    meter = CpuMeter(agents.pids if servers is None else agents.pids | servers.pids)
     began_s = time.time()
     begin()
     done = agents.answers("done_s")
     cpu_s, busy = meter.processes_s(), meter.busy()
-    return Broadcast([at - began_s for host, at in done.items() if host != HUB], cpu_s, busy)
+    return MeasuredBroadcast([at - began_s for host, at in done.items() if host != HUB], cpu_s, busy)
 
 
 def bare_chain(net: Emulated, payload_bytes: int, rounds: int, chains: int, folder: Path) -> BroadcastSeries:
@@ -69,7 +69,9 @@ def bare_tree(net: Emulated, payload_bytes: int, rounds: int) -> BroadcastSeries
     )
 
 
-def _forwarded(net: Emulated, payload_bytes: int, rounds: int, below: Mapping[str, list[str]]) -> list[Broadcast]:
+def _forwarded(
+    net: Emulated, payload_bytes: int, rounds: int, below: Mapping[str, list[str]]
+) -> list[MeasuredBroadcast]:
     """All rounds after an uncounted one that opens TCP windows."""
     with Agents(net) as agents:
         for host, children in below.items():
@@ -97,7 +99,7 @@ def http_star(net: Emulated, payload_bytes: int, rounds: int, chains: int, folde
 
 
 def libtorrent(net: Emulated, payload_bytes: int, rounds: int, chains: int, folder: Path) -> BroadcastSeries:
-    """All peers are connected to all, and have the torrent file, before the clock starts. Raises MissingError."""
+    """All peers are connected to all, and have the torrent file, before the clock starts. Raises RivalMissingError."""
     needed("libtorrent")
     peers = net.network.peers
     everybody = [net.network.address(host) for host in (HUB, *peers)]
@@ -112,7 +114,7 @@ def libtorrent(net: Emulated, payload_bytes: int, rounds: int, chains: int, fold
     )
 
 
-def _torrent_round(agents: Agents, payload_bytes: int) -> Broadcast:
+def _torrent_round(agents: Agents, payload_bytes: int) -> MeasuredBroadcast:
     hub = agents.agents[HUB]
     hub.send_order(seed=payload_bytes)
     document = hub.answer("torrent")
@@ -127,7 +129,7 @@ def _torrent_round(agents: Agents, payload_bytes: int) -> Broadcast:
 def shardcast(net: Emulated, payload_bytes: int, rounds: int, chains: int, folder: Path) -> BroadcastSeries:
     """An origin at the hub and a middle node at each peer, in the same chains. Clients below one tier of middle nodes
     took half as long again. The clock starts before the file is cut into shards, when all nodes are up and have found
-    their servers. Raises MissingError.
+    their servers. Raises RivalMissingError.
     """
     needed("shardcast", "wget")
     peers = net.network.peers

@@ -14,7 +14,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Broadcast:
+class MeasuredBroadcast:
     """One broadcast. ``times_s``: until each peer had the payload. ``cpu_s``: of each process, by name. ``busy``: share
     of the machine's cores in use, by any process. ``staged_s``: until the last peer could install it, if measured.
     ``by_peer_s``: the times by name, if measured.
@@ -33,7 +33,7 @@ class BroadcastSeries:
 
     system: str
     payload_bytes: int
-    rounds: Sequence[Broadcast]
+    rounds: Sequence[MeasuredBroadcast]
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from netem.broadcast.json_lines import PORT, orders, write_facts
-from netem.emulation.description import Network
+from netem.emulation.description import EmulatedNetwork
 
 CLONE_NEWNS = 0x00020000
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
@@ -40,7 +40,7 @@ gigabytes. The shard size and parallelism here are the best of eight pairs tried
 """
 
 
-def settings_for(network: Network, payload_bytes: int) -> dict[str, Any]:
+def settings_for(network: EmulatedNetwork, payload_bytes: int) -> dict[str, Any]:
     """Over long paths each shard, with its own process and connection, costs more than it gains. Two shards were the
     best there (8 MiB, four hosts in a chain, 50 ms a link).
     """

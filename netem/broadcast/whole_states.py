@@ -16,17 +16,19 @@ from typing import Any
 
 from netem.broadcast.agents import Agents
 from netem.broadcast.dense_rivals import CHANGED, ZSTD_LEVEL, ZSTD_THREADS, first, rsync_options, stepped
-from netem.broadcast.emulated_fleet import WARM_UP, Setup, broadcast_fleet
+from netem.broadcast.emulated_fleet import WARM_UP, FleetSetup, broadcast_fleet
 from netem.broadcast.json_lines import PORT
 from netem.broadcast.rivals import needed, run_broadcast
-from netem.broadcast.rows import Broadcast, BroadcastSeries
+from netem.broadcast.rows import BroadcastSeries, MeasuredBroadcast
 from netem.emulation.description import HUB, Emulated
 from netem.fleet.saved_weights import Tensors
 from p2pcast.ground.errors import IntegrityError
 
 
 def rsync(net: Emulated, state_bytes: int, rounds: int, folder: Path) -> BroadcastSeries:
-    """A daemon at the hub; every peer fetches the new file against its old one. Raises MissingError, IntegrityError."""
+    """A daemon at the hub; every peer fetches the new file against its old one. Raises RivalMissingError,
+    IntegrityError.
+    """
     needed(command="rsync")
     options = rsync_options(net.network)
     given = {"state_bytes": state_bytes, "folder": str(folder), "hub": net.network.address(HUB), "options": options}
@@ -62,7 +64,7 @@ def _start(net: Emulated, hubs: Agents, agents: Agents, role: str, given: Mappin
 
 def _rounds(
     hubs: Agents, agents: Agents, rounds: int, begin: Callable[[int], None]
-) -> tuple[list[Broadcast], dict[str, Any]]:
+) -> tuple[list[MeasuredBroadcast], dict[str, Any]]:
     """Broadcasts of the states after the common first one, and their traffic."""
     ran, came, sent = [], [], []
     for number in range(1, rounds + 1):
@@ -98,7 +100,7 @@ def p2pcast(
     """Until the last peer has the new state: verified, decoded, in its shadow, with its delta on disk. From the main
     thread. Raises LocalError, IntegrityError.
     """
-    with broadcast_fleet(net, folder, memory, Setup(state_bytes, uplink_bps), _states(state_bytes)) as fleet:
+    with broadcast_fleet(net, folder, memory, FleetSetup(state_bytes, uplink_bps), _states(state_bytes)) as fleet:
         for _ in range(WARM_UP):
             fleet.publish()
         every, came, sent = [], [], []

@@ -78,10 +78,10 @@ def demo(
     if broadcast:
         from netem.demo.script import demo as run
         from netem.demo.version_board import VersionBoard
-        from netem.fleet.participants import Options
+        from netem.fleet.participants import ParticipantOptions
 
         board = VersionBoard(console)
-        result = run(Options(folder, versions, peers or 5, not no_vllm, keep, pace), board)
+        result = run(ParticipantOptions(folder, versions, peers or 5, not no_vllm, keep, pace), board)
         _show(result, board, as_json=as_json)
         return
     from netem.demo.board import Board

@@ -14,7 +14,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from p2pcast.cli.options import PATH, Rate, console, documented, written
+from p2pcast.cli.options import PATH, RateParameter, console, documented, written
 from p2pcast.ground.errors import LocalError
 from p2pcast.page.recorded_run import SIMULATED
 
@@ -30,10 +30,10 @@ SETTLING = 2
 @click.option("--versions", type=click.IntRange(SETTLING + 1), default=20, help="Number of versions.")
 @click.option("--interval", type=click.FloatRange(min=1), default=15.0, help="Seconds between two versions.")
 @click.option("--payload", type=click.FloatRange(min=0, min_open=True), default=64.0, help="Size of a version in MiB.")
-@click.option("--uplink", type=Rate(), default="3gbit", help="Upload rate of the hub in bits per second.")
+@click.option("--uplink", type=RateParameter(), default="3gbit", help="Upload rate of the hub in bits per second.")
 @click.option(
     "--peer-rate",
-    type=Rate(),
+    type=RateParameter(),
     default="100mbit",
     help="Rate of each peer in bits per second, upload and download each.",
 )
@@ -93,16 +93,16 @@ def simulate(
       p2pcast simulate --payload 200 --uplink 10gbit --json
       p2pcast simulate --peers 200 --events run.events && p2pcast replay run.events --speed 5
     """
-    from netem.simulation.fleet_simulator import Scenario
+    from netem.simulation.fleet_simulator import FleetEvents
     from netem.simulation.fleet_simulator import simulate as run
     from p2pcast.artifact.piece_size import piece_bytes
     from p2pcast.transport.stripe_count import FEWEST
-    from topology.broadcast_time import Network
+    from topology.broadcast_time import BroadcastNetwork
 
     # As the hub assumes it: a hop carries a piece on each stripe in use.
     hops = math.ceil(peers / max(1, int(uplink / peer_rate)))
     piece = FEWEST * piece_bytes(round(payload * MIB), hops, peer_rate)
-    scenario = Scenario(
+    scenario = FleetEvents(
         peers=peers,
         regions=regions,
         versions=versions,
@@ -113,7 +113,7 @@ def simulate(
         deaths=churn / 100,
         silent=silent,
         slowdowns=slow / 100,
-        network=Network(piece, root_region="region-0", hop_s=hop / 1e3),
+        network=BroadcastNetwork(piece, root_region="region-0", hop_s=hop / 1e3),
     )
     with contextlib.ExitStack() as opened:
         tell = None if events is None else opened.enter_context(_writer(events, peers, seed))

@@ -65,7 +65,7 @@ class Board:
         return self._live is not None
 
     def checks(self, checks: list[dict[str, Any]]) -> None:
-        """Show the results of ``Check.document()``."""
+        """Show the results of ``DemoCheck.document()``."""
         table = Table("", "check", "", title="independent check")
         for check in checks:
             table.add_row("pass" if check["ok"] else "FAIL", check["name"], check["detail"])

@@ -25,13 +25,13 @@ import aiohttp
 
 from netem.demo.interruption import KilledTransfer, kill_in_transfer, middle_peer
 from netem.demo.steps import JsonLines, fresh_answers, need_vllm, played, vllm_engine
-from netem.demo.verdict import Check, check_answers, check_exits, check_folders, check_traffic
+from netem.demo.verdict import DemoCheck, check_answers, check_exits, check_folders, check_traffic
 from netem.demo.version_board import VersionBoard, VersionRow
 from netem.fleet import traffic
-from netem.fleet.participants import FIRST_PEER, IMPORTS, KERNELS, Options, Participants
+from netem.fleet.participants import FIRST_PEER, IMPORTS, KERNELS, ParticipantOptions, Participants
 from netem.fleet.processes import FleetError, Processes
 from netem.fleet.traffic import Traffic
-from netem.fleet.wait import HTTP_S, POLL_S, READY_S, Watch
+from netem.fleet.wait import HTTP_S, POLL_S, READY_S, FleetWatch
 from netem.fleet.workspace import Workspace
 from p2pcast.files.atomic_files import atomic_write
 from p2pcast.ground.errors import UsageError
@@ -84,7 +84,7 @@ class PeerReports:
 
 
 class Demo:
-    def __init__(self, options: Options, board: VersionBoard, work: Workspace, processes: Processes) -> None:
+    def __init__(self, options: ParticipantOptions, board: VersionBoard, work: Workspace, processes: Processes) -> None:
         self.options, self.board, self.work, self.processes = options, board, work, processes
         self.participants = Participants(options, work, processes)
         self.names = options.names
@@ -101,14 +101,14 @@ class Demo:
         self.traffic: Traffic | None = None
         self._reports = JsonLines(self.participants.trainer_output)
         self.hub_url = ""
-        self._watch: Watch
+        self._watch: FleetWatch
 
     # -- phases
 
-    async def run(self) -> list[Check]:
+    async def run(self) -> list[DemoCheck]:
         """Run all phases up to the verdict. Raises FleetError."""
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HTTP_S)) as http:
-            self._watch = Watch(self.processes, self.work.state, http, self.board.refresh)
+            self._watch = FleetWatch(self.processes, self.work.state, http, self.board.refresh)
             await self._start()
             async with contextlib.AsyncExitStack() as stack:
                 await stack.enter_async_context(self._polling())
@@ -325,7 +325,7 @@ class Demo:
 
     # -- the verdict
 
-    async def _verdict(self) -> list[Check]:
+    async def _verdict(self) -> list[DemoCheck]:
         self.board.phase("stopping the daemons")
         self.exits = await asyncio.to_thread(self.processes.stop, *self.names)
         self.exits |= await asyncio.to_thread(self.processes.stop, "hub")
@@ -341,7 +341,7 @@ class Demo:
             checks.append(check_answers(self.live, fresh))
         received = sum(seen.received for seen in self.seen.values())
         checks.append(
-            Check(
+            DemoCheck(
                 "no peer received a byte twice",
                 not duplicates,
                 f"{received / 1e3:.0f} kB received in all" + (f"; duplicate bytes: {duplicates}" if duplicates else ""),
@@ -349,11 +349,11 @@ class Demo:
         )
         return [*checks, check_exits("hub and peers", self.exits)]
 
-    def _check_kill(self, last: int) -> Check:
+    def _check_kill(self, last: int) -> DemoCheck:
         if self.kill is None or self.kill.rejoined_at is None:
-            return Check("a killed peer catches up", False, "no peer was killed and restarted")
+            return DemoCheck("a killed peer catches up", False, "no peer was killed and restarted")
         ok = last in self.seen[self.kill.peer].due
-        return Check(
+        return DemoCheck(
             "a killed peer catches up",
             ok,
             f"{self.kill.describe()}; restarted with version {self.kill.rejoined_at}",
@@ -367,7 +367,7 @@ class Demo:
         return await fresh_answers(self.participants, self._watch, child, steps, FRESH_S)
 
 
-def demo(options: Options, board: VersionBoard) -> dict[str, Any]:
+def demo(options: ParticipantOptions, board: VersionBoard) -> dict[str, Any]:
     """Run the demo. Returns the result, ready for JSON; ``verdict`` is PASS, ``PASS without vLLM`` or FAIL. Raises
     UsageError, FleetError.
     """
@@ -381,7 +381,7 @@ def demo(options: Options, board: VersionBoard) -> dict[str, Any]:
     return played(options.folder, make, _document, keep=options.keep, display=board)
 
 
-def _document(play: Demo, checks: list[Check]) -> dict[str, Any]:
+def _document(play: Demo, checks: list[DemoCheck]) -> dict[str, Any]:
     verdict = "FAIL" if not all(check.ok for check in checks) else "PASS" if play.options.vllm else "PASS without vLLM"
     rows = [asdict(row) | {"ratio": row.ratio, "changed_share": row.changed_share} for row in play.board.view.rows]
     peers = [

@@ -11,16 +11,16 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from netem.demo.verdict import Check
+from netem.demo.verdict import DemoCheck
 from netem.fleet.participants import Programs
-from netem.fleet.processes import Child, FleetError, Processes
-from netem.fleet.wait import Watch, unwrapped
+from netem.fleet.processes import ChildProcess, FleetError, Processes
+from netem.fleet.wait import FleetWatch, unwrapped
 from netem.fleet.workspace import Workspace
 from p2pcast.files.atomic_files import atomic_write
 
 
 class Script(Protocol):
-    async def run(self) -> list[Check]:
+    async def run(self) -> list[DemoCheck]:
         """Run all phases up to the verdict. Raises FleetError."""
 
 
@@ -30,7 +30,7 @@ S = TypeVar("S", bound=Script)
 def played(
     folder: Path,
     make: Callable[[Workspace, Processes], S],
-    document: Callable[[S, list[Check]], dict[str, Any]],
+    document: Callable[[S, list[DemoCheck]], dict[str, Any]],
     *,
     keep: bool,
     display: AbstractContextManager[object] | None = None,
@@ -57,7 +57,7 @@ def need_vllm(why: str) -> None:
 
 
 async def fresh_answers(
-    parts: Programs, watch: Watch, child: Child, steps: Iterable[int], limit_s: float
+    parts: Programs, watch: FleetWatch, child: ChildProcess, steps: Iterable[int], limit_s: float
 ) -> dict[int, Any]:
     """Answers of the newly started engines of ``child``, by step. Raises FleetError."""
     await watch.end("new engines", child, limit_s)

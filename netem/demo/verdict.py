@@ -17,7 +17,7 @@ from typing import Any
 import safetensors
 
 from netem.fleet.processes import describe_exit
-from netem.fleet.traffic import Counts
+from netem.fleet.traffic import TrafficCounts
 
 WEIGHTS = ".safetensors"
 NOT_CONTENT = frozenset({"STABLE", "model.safetensors.index.json"})
@@ -26,7 +26,7 @@ SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class DemoCheck:
     name: str
     ok: bool
     detail: str
@@ -86,7 +86,7 @@ def differences(expected: Path, found: Path) -> list[str]:
 
 def check_folders(
     trained: Mapping[int, Path], peers: Mapping[str, Path], due: Mapping[str, set[int]], *, first: int = 0
-) -> Check:
+) -> DemoCheck:
     """Compare every folder that a peer wrote with the trainer's, and check that each version ``due`` at a
     peer exists. Folders of steps before ``first`` are left out.
     """
@@ -101,10 +101,10 @@ def check_folders(
             faults += differences(trained[step], folder / f"step_{step}")
             compared += 1
     detail = f"{compared} folders of {len(peers)} peers" + ("" if not faults else "; " + "; ".join(faults[:SHOWN]))
-    return Check("every peer's folders equal the trainer's, byte for byte", not faults and compared > 0, detail)
+    return DemoCheck("every peer's folders equal the trainer's, byte for byte", not faults and compared > 0, detail)
 
 
-def check_answers(live: Mapping[int, Any], fresh: Mapping[int, Any]) -> Check:
+def check_answers(live: Mapping[int, Any], fresh: Mapping[int, Any]) -> DemoCheck:
     """``live`` and ``fresh``: step → answers. Answers of different versions must differ; otherwise equality would prove
     nothing.
     """
@@ -114,17 +114,17 @@ def check_answers(live: Mapping[int, Any], fresh: Mapping[int, Any]) -> Check:
         faults.append("two versions have the same answers, so these probes prove nothing")
     steps = ", ".join(map(str, live))
     detail = f"tokens and log-probabilities of versions {steps}" + ("" if not faults else "; " + "; ".join(faults))
-    return Check("the live vLLM answers as a freshly started one", not faults and len(live) > 1, detail)
+    return DemoCheck("the live vLLM answers as a freshly started one", not faults and len(live) > 1, detail)
 
 
-def check_traffic(counts: Counts) -> Check:
+def check_traffic(counts: TrafficCounts) -> DemoCheck:
     detail = f"{counts.ok} answered in full, {counts.failed} failed, {counts.tokens} tokens"
     detail += "".join(f"; {error}" for error in counts.errors)
-    return Check("no request failed", counts.failed == 0 and counts.ok > 0, detail)
+    return DemoCheck("no request failed", counts.failed == 0 and counts.ok > 0, detail)
 
 
-def check_exits(who: str, exits: Mapping[str, int]) -> Check:
+def check_exits(who: str, exits: Mapping[str, int]) -> DemoCheck:
     """``exits``: exit code by process."""
     bad = {name: describe_exit(code) for name, code in exits.items() if code}
     detail = f"exit codes: {bad}" if bad else "exit code 0 of all processes"
-    return Check(f"{who} ended in good order", not bad, detail)
+    return DemoCheck(f"{who} ended in good order", not bad, detail)

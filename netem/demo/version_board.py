@@ -9,7 +9,7 @@ from rich.console import Console, Group
 from rich.table import Table
 
 from netem.demo.board import Board
-from netem.fleet.traffic import Counts
+from netem.fleet.traffic import TrafficCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +62,14 @@ def milliseconds(seconds: float | None) -> str:
 
 
 @dataclass(slots=True)
-class VersionView:
+class BroadcastView:
     """All displayed data of the broadcast's demo."""
 
     phase: str = ""
     rows: list[VersionRow] = field(default_factory=list)
     peers: list[dict[str, Any]] = field(default_factory=list)
     down: set[str] = field(default_factory=set)
-    counts: Counts | None = None
+    counts: TrafficCounts | None = None
 
     def picture(self, elapsed_s: float) -> Group:
         versions = Table(*COLUMNS)
@@ -97,7 +97,7 @@ class VersionView:
 
 class VersionBoard(Board):
     def __init__(self, console: Console) -> None:
-        self.view = VersionView()
+        self.view = BroadcastView()
         super().__init__(console, self.view)
 
     def version(self, row: VersionRow) -> None:

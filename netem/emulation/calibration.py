@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from netem.emulation.description import Bursts, Host, Link, Network, Way
+from netem.emulation.description import Bursts, EmulatedLink, EmulatedNetwork, EmulatedPath, Host
 from netem.emulation.namespaces import Namespaces
 from netem.emulation.shaping import FRAME_BYTES
 
@@ -62,12 +62,12 @@ SMALL_BURST_PACKETS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredPath:
     """From ``sender`` to ``receiver``; ``rtt_s`` is the round trip. None: not requested, or no packet arrived."""
 
     sender: str
     receiver: str
-    asked: Way
+    asked: EmulatedPath
     asked_rtt_s: float
     rate_bps: float | None
     rtt_s: float | None
@@ -88,7 +88,7 @@ class Measured:
         }  # fmt: skip
 
 
-def faults(measured: Measured) -> list[str]:
+def faults(measured: MeasuredPath) -> list[str]:
     """Deviations of more than TOLERANCE, in words; empty for a link as requested."""
     found = []
     asked = measured.asked
@@ -108,14 +108,14 @@ def faults(measured: Measured) -> list[str]:
     return found
 
 
-def loss_error(links: Sequence[Link], loss: float, packets: int) -> float:
+def loss_error(links: Sequence[EmulatedLink], loss: float, packets: int) -> float:
     """Standard error of the share lost of ``packets``; bursts make the estimate less certain."""
     rho = max((1 - b.enter - b.leave for b in (link.loss for link in links) if isinstance(b, Bursts)), default=0.0)
     spread = (1 + rho) / (1 - rho) if rho < 1 else math.inf
     return math.sqrt(loss * (1 - loss) * spread / packets)
 
 
-def rtt_error_s(links: Sequence[Link]) -> float:
+def rtt_error_s(links: Sequence[EmulatedLink]) -> float:
     """Standard error of the median of JITTERED_ECHOES that pass each of these links twice. Jitter is uniform within its
     bounds.
     """
@@ -127,21 +127,21 @@ Pair = tuple[str, str]
 
 def gauge_of(region: str | None) -> Host:
     """An unlimited host. No other host has a name with a colon."""
-    return Host(f"gauge:{region or ''}", Link(), region)
+    return Host(f"gauge:{region or ''}", EmulatedLink(), region)
 
 
-def with_gauges(network: Network) -> Network:
+def with_gauges(network: EmulatedNetwork) -> EmulatedNetwork:
     return replace(
         network, hosts=(*network.hosts, *map(gauge_of, (None, *(region.name for region in network.regions))))
     )
 
 
-def pairs(network: Network) -> list[Pair]:
+def pairs(network: EmulatedNetwork) -> list[Pair]:
     """(sender, receiver) pairs to measure; some are unlimited hosts."""
-    alike: dict[tuple[str | None, Link], list[str]] = {}
+    alike: dict[tuple[str | None, EmulatedLink], list[str]] = {}
     free: dict[str | None, str] = {}
     for host in network.hosts:
-        if host.link == Link():
+        if host.link == EmulatedLink():
             free.setdefault(host.region, host.name)
         else:
             alike.setdefault((host.region, host.link), []).append(host.name)
@@ -152,7 +152,7 @@ def pairs(network: Network) -> list[Pair]:
         else:
             found += [pair for name in names for pair in _both(name, free.get(region, gauge_of(region).name))]
     for each in network.regions:
-        if each.link != Link():
+        if each.link != EmulatedLink():
             here, middle = (free.get(place, gauge_of(place).name) for place in (each.name, None))
             found += _both(here, middle)
     return found
@@ -162,7 +162,7 @@ def _both(one: str, other: str) -> list[Pair]:
     return [(one, other), (other, one)]
 
 
-def batches(network: Network, wanted: Sequence[Pair]) -> list[list[Pair]]:
+def batches(network: EmulatedNetwork, wanted: Sequence[Pair]) -> list[list[Pair]]:
     """Groups of pairs that can be measured at once."""
     whole = with_gauges(network)
     made: list[list[Pair]] = []
@@ -186,12 +186,12 @@ def batches(network: Network, wanted: Sequence[Pair]) -> list[list[Pair]]:
     return made
 
 
-def measure(net: Namespaces, wanted: Sequence[Pair] | None = None, packets: int | None = None) -> list[Measured]:
+def measure(net: Namespaces, wanted: Sequence[Pair] | None = None, packets: int | None = None) -> list[MeasuredPath]:
     """Measures all ``pairs``, or the given ones; loss over ``packets`` packets. Takes a few seconds for every few
     hosts. From the main thread.
     """
     network = with_gauges(net.network)
-    found: list[Measured] = []
+    found: list[MeasuredPath] = []
     wanted = pairs(net.network) if wanted is None else wanted
     gauges = map(gauge_of, (None, *(region.name for region in net.network.regions)))
     with ExitStack() as lent, ThreadPoolExecutor(AT_ONCE, thread_name_prefix="p2pcast-calibration") as pool:
@@ -219,7 +219,7 @@ def calibrated(net: Namespaces) -> dict[str, Any]:
     }
 
 
-def _rtt(net: Namespaces, network: Network, sender: str, receiver: str) -> float | None:
+def _rtt(net: Namespaces, network: EmulatedNetwork, sender: str, receiver: str) -> float | None:
     up, down = network.path(sender, receiver)
     asked_s = network.way(sender, receiver).delay_s + network.way(receiver, sender).delay_s
     jitter = any(link.jitter_s or link.reorder for link in (*up, *down))
@@ -230,7 +230,9 @@ def _rtt(net: Namespaces, network: Network, sender: str, receiver: str) -> float
     return (median if jitter else min)(times) if times else None
 
 
-def _pair(net: Namespaces, network: Network, pair: Pair, rtt_s: float | None, packets: int | None) -> Measured:
+def _pair(
+    net: Namespaces, network: EmulatedNetwork, pair: Pair, rtt_s: float | None, packets: int | None
+) -> MeasuredPath:
     sender, receiver = pair
     there, back = network.way(sender, receiver), network.way(receiver, sender)
     packets = packets or (LOSS_PACKETS if there.loss else LOSSLESS_PACKETS)
@@ -247,7 +249,7 @@ def _pair(net: Namespaces, network: Network, pair: Pair, rtt_s: float | None, pa
         rate_bps = None if there.rate_bps is None else _rate(net, one, receiver, there)
     error = loss_error((*up, *down), there.loss, packets)
     asked_rtt_s = there.delay_s + back.delay_s
-    return Measured(sender, receiver, there, asked_rtt_s, rate_bps, rtt_s, loss, error, rtt_error_s((*up, *down)))
+    return MeasuredPath(sender, receiver, there, asked_rtt_s, rate_bps, rtt_s, loss, error, rtt_error_s((*up, *down)))
 
 
 def _pace(rate_bps: float | None) -> float:
@@ -257,7 +259,7 @@ def _pace(rate_bps: float | None) -> float:
     return min(LOSS_PACKETS_S, LOSS_SHARE * rate_bps / 8 / (SMALL_BYTES + HEADER_BYTES + FRAME_BYTES))
 
 
-def _rate(net: Namespaces, one: socket.socket, receiver: str, asked: Way) -> float | None:
+def _rate(net: Namespaces, one: socket.socket, receiver: str, asked: EmulatedPath) -> float | None:
     """The rate of arrival after the queue is full, which is the bucket's rate."""
     assert asked.rate_bps is not None
     frame_bits = 8 * (net.network.mtu + FRAME_BYTES)

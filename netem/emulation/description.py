@@ -44,7 +44,7 @@ class Bursts:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class EmulatedLink:
     """A host's access link or a region's trunk; both directions are alike except for their rates. ``up_bps`` (towards
     the centre), ``down_bps``: None means unlimited.
 
@@ -100,7 +100,7 @@ class Host:
     """``region``: the region of its switch; None for the central switch."""
 
     name: str
-    link: Link = Link()
+    link: EmulatedLink = EmulatedLink()
     region: str | None = None
 
 
@@ -109,11 +109,11 @@ class Region:
     """``link``: the region's trunk."""
 
     name: str
-    link: Link = Link()
+    link: EmulatedLink = EmulatedLink()
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class EmulatedPath:
     """The path of a packet from one host to another, by description. ``rate_bps``: rate of arrival when too many
     packets are sent; None means unlimited.
     """
@@ -124,7 +124,7 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class EmulatedNetwork:
     """``mtu``: bytes of an IP packet. ``queue_s``: longest wait in a link's queue before packets are dropped.
     ``congestion``: TCP's congestion control at every host; None is the machine's own. Raises UsageError for values that
     no backend supports.
@@ -158,7 +158,7 @@ class Network:
         return (*self.hosts, *self.regions)
 
     @property
-    def links(self) -> tuple[Link, ...]:
+    def links(self) -> tuple[EmulatedLink, ...]:
         return tuple(place.link for place in self.places)
 
     @property
@@ -177,14 +177,14 @@ class Network:
     def _index(self, name: str) -> int:
         return next(i for i, host in enumerate(self.hosts) if host.name == name)
 
-    def link(self, name: str) -> Link:
+    def link(self, name: str) -> EmulatedLink:
         """The link of a host, or the trunk of a region. Raises UsageError."""
         for place in self.places:
             if place.name == name:
                 return place.link
         raise UsageError(f"there is no host and no region {name!r}")
 
-    def behind(self, name: str, link: Link) -> Network:
+    def behind(self, name: str, link: EmulatedLink) -> EmulatedNetwork:
         """The same network with another link for that host or region."""
         self.link(name)
         return replace(
@@ -193,7 +193,7 @@ class Network:
             regions=tuple(replace(region, link=link) if region.name == name else region for region in self.regions),
         )
 
-    def path(self, sender: str, receiver: str) -> tuple[list[Link], list[Link]]:
+    def path(self, sender: str, receiver: str) -> tuple[list[EmulatedLink], list[EmulatedLink]]:
         """The links that packets pass towards the centre, and away from it: both access links, and trunks between
         different regions.
         """
@@ -203,11 +203,11 @@ class Network:
         down = [*([self.link(other.region)] if apart and other.region is not None else []), other.link]
         return up, down
 
-    def way(self, sender: str, receiver: str) -> Way:
+    def way(self, sender: str, receiver: str) -> EmulatedPath:
         return way(*self.path(sender, receiver))
 
 
-def way(up: Sequence[Link], down: Sequence[Link]) -> Way:
+def way(up: Sequence[EmulatedLink], down: Sequence[EmulatedLink]) -> EmulatedPath:
     """The path over links towards the centre, then away from it, each in order of passage."""
     rate_bps, delay_s, kept = None, 0.0, 1.0
     for link, link_bps in [*((link, link.up_bps) for link in up), *((link, link.down_bps) for link in down)]:
@@ -216,13 +216,13 @@ def way(up: Sequence[Link], down: Sequence[Link]) -> Way:
         rate_bps = min((rate for rate in (arriving_bps, link_bps) if rate is not None), default=None)
         delay_s += link.delay_s
         kept *= 1 - link.mean_loss
-    return Way(rate_bps, delay_s, 1 - kept)
+    return EmulatedPath(rate_bps, delay_s, 1 - kept)
 
 
 class Emulated(Protocol):
     """A running network."""
 
-    network: Network
+    network: EmulatedNetwork
 
     def inside(self, name: str) -> Sequence[str]:
         """Command prefix that runs a command at that host."""
@@ -237,6 +237,6 @@ class Emulated(Protocol):
         """Bytes received and sent over the link of that host, or that trunk, headers included."""
 
 
-def star(hub: Link, peers: int, peer: Link, congestion: str | None = None) -> Network:
+def star(hub: EmulatedLink, peers: int, peer: EmulatedLink, congestion: str | None = None) -> EmulatedNetwork:
     """A hub and ``peers`` identical peers: ``hub``, ``p1``, ``p2`` …"""
-    return Network((Host(HUB, hub), *(Host(f"p{n}", peer) for n in range(1, peers + 1))), congestion=congestion)
+    return EmulatedNetwork((Host(HUB, hub), *(Host(f"p{n}", peer) for n in range(1, peers + 1))), congestion=congestion)

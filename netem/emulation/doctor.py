@@ -46,7 +46,7 @@ KERNEL = "a kernel built with it (distributions' own kernels are; container host
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class EmulationCheck:
     """One probe. ``install``: the remedy; empty for a successful probe."""
 
     name: str
@@ -83,7 +83,7 @@ behind netem.
 Command = Callable[[list[str]], "subprocess.CompletedProcess[str]"]
 
 
-def backends(checks: Iterable[Check]) -> list[Backend]:
+def backends(checks: Iterable[EmulationCheck]) -> list[Backend]:
     """All backends in order of preference, with the checks that each lacks here."""
     good = {check.name for check in checks if check.ok}
     return [Backend(name, what, tuple(n for n in needs if n not in good)) for name, (what, needs) in NEEDS.items()]
@@ -94,13 +94,13 @@ def chosen(every: Iterable[Backend]) -> str:
     return next((backend.name for backend in every if backend.ok), "none")
 
 
-def probe() -> list[Check]:
+def probe() -> list[EmulationCheck]:
     """Run all checks, in order of dependence. Takes about a second. No rights are needed, but with root more
     is found.
     """
     root = os.geteuid() == 0
     return [
-        Check(
+        EmulationCheck(
             "root",
             root,
             "this process is root" if root else "this process is not root",
@@ -130,54 +130,58 @@ def _why(done: subprocess.CompletedProcess[str]) -> str:
 # -- the kernel
 
 
-def _kernel(root: bool) -> Iterator[Check]:
+def _kernel(root: bool) -> Iterator[EmulationCheck]:
     """Namespaces, veth, a bridge and the qdiscs, each probed inside an own namespace."""
     names = ["namespaces", "veth", "bridge", *QDISCS]
     missing = [tool for tool in NEEDED if shutil.which(tool) is None]
     if missing or not root:
         reason = f"there is no {' and no '.join(missing)} command" if missing else "only root can try"
         install = "apt-get install iproute2 util-linux" if missing else "run it as root"
-        yield from (Check(name, False, reason, install) for name in names)
+        yield from (EmulationCheck(name, False, reason, install) for name in names)
         return
     sweep(run)
     try:
         with namespace(run) as space:
-            yield Check("namespaces", True, f"made {space}")
+            yield EmulationCheck("namespaces", True, f"made {space}")
             yield from _inside(space)
     except ProbeError as error:
-        yield Check(
+        yield EmulationCheck(
             "namespaces", False, str(error), "the right to make network namespaces (CAP_SYS_ADMIN), and " + KERNEL
         )
-        yield from (Check(name, False, "there is no namespace for the probe", "namespaces") for name in names[1:])
+        yield from (
+            EmulationCheck(name, False, "there is no namespace for the probe", "namespaces") for name in names[1:]
+        )
 
 
-def _inside(space: str) -> Iterator[Check]:
+def _inside(space: str) -> Iterator[EmulationCheck]:
     one, other = LINKS
     made = run(["ip", "-n", space, "link", "add", one, "type", "veth", "peer", "name", other])
     if made.returncode:
-        yield Check("veth", False, _why(made), KERNEL)
-        yield from (Check(name, False, "there is no link for the probe", "veth") for name in ("bridge", *QDISCS))
+        yield EmulationCheck("veth", False, _why(made), KERNEL)
+        yield from (
+            EmulationCheck(name, False, "there is no link for the probe", "veth") for name in ("bridge", *QDISCS)
+        )
         return
-    yield Check("veth", True, f"linked {one} and {other}")
+    yield EmulationCheck("veth", True, f"linked {one} and {other}")
     yield _bridge(space, one)
     for name, words in QDISCS.items():
         added = run(["tc", "-n", space, "qdisc", "replace", "dev", one, "root", "handle", "1:", *words])
         shown = run(["tc", "-n", space, "qdisc", "show", "dev", one])
         if added.returncode:
-            yield Check(name, False, _why(added), KERNEL)
+            yield EmulationCheck(name, False, _why(added), KERNEL)
         elif f"qdisc {name} " not in shown.stdout:
-            yield Check(name, False, f"accepted, but not active: {shown.stdout.strip()}", KERNEL)
+            yield EmulationCheck(name, False, f"accepted, but not active: {shown.stdout.strip()}", KERNEL)
         else:
-            yield Check(name, True, f"active on {one}")
+            yield EmulationCheck(name, True, f"active on {one}")
         run(["tc", "-n", space, "qdisc", "del", "dev", one, "root"])
 
 
-def _bridge(space: str, port: str) -> Check:
+def _bridge(space: str, port: str) -> EmulationCheck:
     for words in (["add", BRIDGE, "type", "bridge"], ["set", port, "master", BRIDGE]):
         done = run(["ip", "-n", space, "link", *words])
         if done.returncode:
-            return Check("bridge", False, _why(done), KERNEL)
-    return Check("bridge", True, f"{port} is a port of {BRIDGE}")
+            return EmulationCheck("bridge", False, _why(done), KERNEL)
+    return EmulationCheck("bridge", True, f"{port} is a port of {BRIDGE}")
 
 
 class ProbeError(Exception):
@@ -210,52 +214,52 @@ def sweep(command: Command) -> list[str]:
     return gone
 
 
-def _congestion(name: str) -> Check:
+def _congestion(name: str) -> EmulationCheck:
     try:
         known = CONGESTION.read_text().split()
     except OSError as error:
-        return Check(name, False, f"{CONGESTION}: {error.strerror}", KERNEL)
+        return EmulationCheck(name, False, f"{CONGESTION}: {error.strerror}", KERNEL)
     reason = f"the kernel offers {', '.join(known)}"
-    return Check(name, name in known, reason, "" if name in known else f"modprobe tcp_{name}, or {KERNEL}")
+    return EmulationCheck(name, name in known, reason, "" if name in known else f"modprobe tcp_{name}, or {KERNEL}")
 
 
 # -- programs
 
 
-def _user_mode_linux() -> Check:
+def _user_mode_linux() -> EmulationCheck:
     """Asks the kernel for its version, looks for the modules that it needs, and lets it run a program."""
     name, install = "user-mode-linux", "apt-get install user-mode-linux"
     path = shutil.which(UML)
     if path is None:
-        return Check(name, False, f"there is no {UML} command", install)
+        return EmulationCheck(name, False, f"there is no {UML} command", install)
     reinstall = "apt-get install --reinstall user-mode-linux"
     try:
         done = run([path, "--version"])
     except OSError as error:
-        return Check(name, False, f"{path} does not run: {error}", reinstall)
+        return EmulationCheck(name, False, f"{path} does not run: {error}", reinstall)
     if done.returncode:
-        return Check(name, False, f"{path} does not run: {_why(done)}", reinstall)
+        return EmulationCheck(name, False, f"{path} does not run: {_why(done)}", reinstall)
     version = re.search(r"\d\S*", done.stdout or done.stderr)
     modules = UML_MODULES / (version[0] if version else "")
     found = {file.name.partition(".")[0] for file in modules.rglob("*.ko*")}
     missing = [module for module in UML_NEEDED if module not in found]
     if missing:
-        return Check(name, False, f"{modules} has no {' and no '.join(missing)} module", install)
+        return EmulationCheck(name, False, f"{modules} has no {' and no '.join(missing)} module", install)
     try:
         if not runs_programs():
-            return Check(name, False, UNFIT, "linux.uml 7.2 or newer, first in PATH; or a kernel with netem")
+            return EmulationCheck(name, False, UNFIT, "linux.uml 7.2 or newer, first in PATH; or a kernel with netem")
     except UsageError as error:
-        return Check(name, False, str(error), "TMPDIR=/tmp, and a path without blanks")
+        return EmulationCheck(name, False, str(error), "TMPDIR=/tmp, and a path without blanks")
     reason = f"{path} {version[0] if version else ''}, with {' and '.join(UML_NEEDED)}"
     if (allowed := int(MAPPINGS.read_text())) < ENOUGH_MAPPINGS:
         reason += (
             f"; programs of more than {allowed >> 8} MiB, such as those of rl-run, may need sysctl -w "
             f"vm.max_map_count={ENOUGH_MAPPINGS}"
         )
-    return Check(name, True, reason)
+    return EmulationCheck(name, True, reason)
 
 
-def document(checks: list[Check]) -> Mapping[str, object]:
+def document(checks: list[EmulationCheck]) -> Mapping[str, object]:
     """For JSON: ``{backend, backends: [{name, ok, what, lacks}], checks: [{name, ok, reason, install}]}``."""
     every = backends(checks)
     return {

@@ -38,7 +38,7 @@ Way = tuple[str, str]
 
 
 @dataclass(slots=True)
-class Flow:
+class ReceivedFlow:
     """Bytes received by one host over data links since the last ``reset``."""
 
     bytes: int = 0
@@ -67,7 +67,7 @@ class Net:
 
     def __init__(self, rate_bytes_s: float, identify: Callable[[int, int], str | None] | None = None) -> None:
         self.identify = identify
-        self.flows: defaultdict[str, Flow] = defaultdict(Flow)
+        self.flows: defaultdict[str, ReceivedFlow] = defaultdict(ReceivedFlow)
         self.rates: dict[Way, float] = {}
         self.rate_bytes_s = rate_bytes_s
         self.slow: dict[str, float] = {}

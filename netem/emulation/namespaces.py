@@ -21,7 +21,7 @@ from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
-from netem.emulation.description import SUBNET, Link, Network
+from netem.emulation.description import SUBNET, EmulatedLink, EmulatedNetwork
 from netem.emulation.shaping import shaping
 from p2pcast.ground.errors import LocalError, UsageError
 
@@ -46,7 +46,7 @@ NEEDED = ("ip", "tc", "bridge", "nsenter", "unshare", "setpriv")
 class Namespaces:
     """See ``netem.emulation.description.Emulated``. Made by ``namespaces``; valid while its block runs."""
 
-    def __init__(self, network: Network, switch: int, holders: dict[str, int], segments: int) -> None:
+    def __init__(self, network: EmulatedNetwork, switch: int, holders: dict[str, int], segments: int) -> None:
         self.network = network
         self._switch = switch
         self._holders = holders
@@ -86,7 +86,7 @@ class Namespaces:
         """IPv4 of a host, also of one lent by ``gauge``."""
         return self._lent.get(name) or self.network.address(name)
 
-    def reshape(self, name: str, link: Link) -> None:
+    def reshape(self, name: str, link: EmulatedLink) -> None:
         """Give that host or region another link. Packets waiting in the old one are lost. Raises UsageError,
         LocalError.
         """
@@ -138,7 +138,7 @@ def enter(holder: int, call: Callable[[], T]) -> T:
 
 
 @contextmanager
-def namespaces(network: Network, *, only_rates: bool = True) -> Iterator[Namespaces]:
+def namespaces(network: EmulatedNetwork, *, only_rates: bool = True) -> Iterator[Namespaces]:
     """The network, for the length of the block. From the main thread (the holders end with the thread that started
     them). ``only_rates``: false if links may get delay or loss later.
 
@@ -192,7 +192,7 @@ def _apart(pid: int) -> bool:
         return False
 
 
-def _build(network: Network, switch: int, holders: dict[str, int], segments: int) -> None:
+def _build(network: EmulatedNetwork, switch: int, holders: dict[str, int], segments: int) -> None:
     pair = _pair(network.mtu, segments)
     lines = ["link set lo up", *_bridge(SWITCH, network.mtu)]
     for index in range(len(network.regions)):
@@ -231,17 +231,19 @@ def _addressed(address: str) -> list[str]:
     return ["link set lo up", f"addr add {address}/{SUBNET.prefixlen} dev {DEVICE}", f"link set {DEVICE} up"]
 
 
-def _region(network: Network, name: str) -> int:
+def _region(network: EmulatedNetwork, name: str) -> int:
     return [region.name for region in network.regions].index(name)
 
 
-def _port(network: Network, name: str) -> str:
+def _port(network: EmulatedNetwork, name: str) -> str:
     """The bridge's end of that host's link, or of that trunk."""
     hosts = [host.name for host in network.hosts]
     return f"port{hosts.index(name)}" if name in hosts else f"core{_region(network, name)}"
 
 
-def _sides(network: Network, name: str, switch: int, holders: dict[str, int]) -> list[tuple[int, str, list[str]]]:
+def _sides(
+    network: EmulatedNetwork, name: str, switch: int, holders: dict[str, int]
+) -> list[tuple[int, str, list[str]]]:
     """The two devices that send onto a host's link or a trunk, up and down: (its namespace, device, its shaping)."""
     link = network.link(name)
     queue_s = link.queue_s or network.queue_s

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from netem.emulation.description import Network
+from netem.emulation.description import EmulatedNetwork
 from netem.emulation.namespaces import Namespaces, namespaces
 from p2pcast.ground.errors import UsageError
 
 
-def rate_network(network: Network) -> AbstractContextManager[Namespaces]:
+def rate_network(network: EmulatedNetwork) -> AbstractContextManager[Namespaces]:
     """The network, for the length of the block. From the main thread.
 
     Raises UsageError for delay or loss, which this backend lacks, and LocalError if the machine cannot make the

@@ -9,7 +9,7 @@ would overload a kernel in user space. Lost packets do not count against the rat
 
 from __future__ import annotations
 
-from netem.emulation.description import Bursts, Link
+from netem.emulation.description import Bursts, EmulatedLink
 
 BUCKET_S = 0.004
 """Burst that a link may send after a late timer: 50 kB at 100 Mbit/s."""
@@ -27,7 +27,7 @@ MOST_PACKETS = 1_000_000
 """Limit of packets in flight, effectively unlimited."""
 
 
-def shaping(device: str, rate_bps: float | None, link: Link, queue_s: float) -> list[str]:
+def shaping(device: str, rate_bps: float | None, link: EmulatedLink, queue_s: float) -> list[str]:
     """Lines for `tc -batch` that shape a device without qdisc like ``link``; ``rate_bps`` is the link's rate in that
     direction.
     """
@@ -44,7 +44,7 @@ def bucket(rate_bps: float, queue_s: float) -> str:
     return f"tbf rate {rate_bps:.0f}bit burst {burst} limit {burst + queue}"
 
 
-def impairment(link: Link) -> str:
+def impairment(link: EmulatedLink) -> str:
     words = [f"netem limit {MOST_PACKETS}"]
     slotted = link.delay_s >= SLOTTED_S
     if link.delay_s:

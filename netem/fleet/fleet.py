@@ -26,7 +26,7 @@ import safetensors
 
 from netem.emulation.description import HUB, Emulated
 from netem.fleet.daemon_http import EventReader, ReportedEvent, document
-from netem.fleet.processes import FEW_THREADS, Child, FleetError, Processes, free_port
+from netem.fleet.processes import FEW_THREADS, ChildProcess, FleetError, Processes, free_port
 from netem.fleet.saved_weights import Tensors, write_weights
 from netem.fleet.workspace import TMPFS, own_folder
 from p2pcast.checkpoint.folder_form import STABLE
@@ -52,7 +52,7 @@ class FleetPlace(Protocol):
     def addresses(self, name: str) -> list[str]:
         """The options of a hub or peer about its addresses."""
 
-    def start(self, processes: Processes, name: str, words: Sequence[str | Path], host: str) -> Child:
+    def start(self, processes: Processes, name: str, words: Sequence[str | Path], host: str) -> ChildProcess:
         """``p2pcast WORDS`` at that host."""
 
     def connect(self, host: str, address: tuple[str, int]) -> socket.socket:
@@ -70,7 +70,7 @@ class Hosts:
         port = HUB_PORT if name == HUB else PEER_PORT
         return ["--listen", f"0.0.0.0:{port}", "--http", f"127.0.0.1:{HTTP_PORT}"]
 
-    def start(self, processes: Processes, name: str, words: Sequence[str | Path], host: str) -> Child:
+    def start(self, processes: Processes, name: str, words: Sequence[str | Path], host: str) -> ChildProcess:
         return processes.fork(name, words, self.net.space(host))
 
     def connect(self, host: str, address: tuple[str, int]) -> socket.socket:
@@ -87,7 +87,7 @@ class Loopback:
     def addresses(self, name: str) -> list[str]:
         return ["--listen", self.hub if name == HUB else "127.0.0.1:0", "--http", "127.0.0.1:0"]
 
-    def start(self, processes: Processes, name: str, words: Sequence[str | Path], host: str) -> Child:
+    def start(self, processes: Processes, name: str, words: Sequence[str | Path], host: str) -> ChildProcess:
         return processes.start(name, [*P2PCAST, *words], environment=self._environment)
 
     def connect(self, host: str, address: tuple[str, int]) -> socket.socket:
@@ -160,16 +160,16 @@ class Fleet:
 
     # -- processes
 
-    def hub(self, *words: str | Path) -> Child:
+    def hub(self, *words: str | Path) -> ChildProcess:
         """Start the hub. ``words``: its watched folder, if any, and further options."""
         return self.node(HUB, "seed", *words)
 
-    def peer(self, name: str, *words: str | Path, keep: int = 1) -> Child:
+    def peer(self, name: str, *words: str | Path, keep: int = 1) -> ChildProcess:
         """Start a peer that installs each version into a folder; a restarted peer keeps its stored state."""
         install = ("--install", f"safetensors:{self.installed(name)}", "--keep", str(keep))
         return self.node(name, "join", self.place.hub, "--token-file", self.token, "--name", name, *install, *words)
 
-    def node(self, name: str, *words: str | Path) -> Child:
+    def node(self, name: str, *words: str | Path) -> ChildProcess:
         """A hub or a peer, with addresses and folders of its own."""
         folders: list[str | Path] = ["--state", self.state(name), "--shadow", self.shadow(name)]
         child = self.start(name, *words, *self.place.addresses(name), *folders, *self._options)
@@ -177,7 +177,7 @@ class Fleet:
             self.events[name] = EventReader(lambda: self.connect(name), self.state(name) / "http.token", name)
         return child
 
-    def start(self, name: str, *words: str | Path, host: str | None = None) -> Child:
+    def start(self, name: str, *words: str | Path, host: str | None = None) -> ChildProcess:
         """``p2pcast WORDS`` at that host; by default the host has the process's name."""
         (self.state(name) / "daemon.json").unlink(missing_ok=True)  # left by a killed process
         return self.place.start(self.processes, name, words, host or name)

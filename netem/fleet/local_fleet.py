@@ -28,7 +28,7 @@ import safetensors
 from netem.emulation.description import HUB
 from netem.emulation.loopback import Net
 from netem.fleet.fleet import Fleet, Loopback
-from netem.fleet.processes import Child, FleetError, Processes, free_port
+from netem.fleet.processes import ChildProcess, FleetError, Processes, free_port
 from p2pcast.ground.errors import EXIT_UNREACHABLE
 
 POLL_S = 0.02
@@ -49,7 +49,7 @@ Document = dict[str, Any]
 class Fronts(Loopback):
     """Loopback, with a proxy in front of every process. ``run``: starts a process with these words."""
 
-    def __init__(self, net: Net, run: Callable[[str, list[str]], Child]) -> None:
+    def __init__(self, net: Net, run: Callable[[str, list[str]], ChildProcess]) -> None:
         super().__init__()
         self._net, self._run = net, run
         self.ports: dict[str, tuple[int, int]] = {}
@@ -66,7 +66,7 @@ class Fronts(Loopback):
         port, front = self.ports[name]
         return ["--listen", f"127.0.0.1:{port}", "--advertise", f"127.0.0.1:{front}", "--http", "127.0.0.1:0"]
 
-    def start(self, processes: Processes, name: str, words: Sequence[str | Path], host: str) -> Child:
+    def start(self, processes: Processes, name: str, words: Sequence[str | Path], host: str) -> ChildProcess:
         return self._run(name, [str(word) for word in words])
 
 
@@ -185,7 +185,7 @@ class LocalFleet:
         else:
             self.core.peer(name, "--stripes", "2", *words)
 
-    def _run(self, name: str, words: list[str]) -> Child:
+    def _run(self, name: str, words: list[str]) -> ChildProcess:
         if self._program is None:
             return self._processes.fork(name, words)
         program = [str(self._program)] if isinstance(self._program, Path) else ["-m", self._program]

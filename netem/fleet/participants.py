@@ -12,7 +12,7 @@ from pathlib import Path
 
 from netem.fleet import traffic
 from netem.fleet.fleet import Fleet, Loopback
-from netem.fleet.processes import FEW_THREADS, Child, Processes, free_port
+from netem.fleet.processes import FEW_THREADS, ChildProcess, Processes, free_port
 from netem.fleet.workspace import Workspace
 
 FIRST_PEER = "p1"
@@ -39,7 +39,7 @@ IMPORTS = "import vllm.entrypoints.openai.api_server"
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ParticipantOptions:
     """``trainer``: further options for ``netem.demo.train``. ``ahead``: the trainer writes all versions at once into a
     folder that the hub does not watch, and ``Participants.release`` moves them to the watched folder. Otherwise the
     trainer publishes its live weights.
@@ -77,7 +77,7 @@ class Programs:
     def engine_url(self) -> str:
         return f"http://127.0.0.1:{self._engine_port}"
 
-    def preparation(self, name: str, code: str) -> Child:
+    def preparation(self, name: str, code: str) -> ChildProcess:
         """Optional work that shortens a later start; its failure does no other harm."""
         child = self._processes.start(
             name, [sys.executable, "-P", "-c", code], environment=FEW_THREADS, nice=2 * BACKGROUND
@@ -87,7 +87,7 @@ class Programs:
 
     def fresh_engines(
         self, folders: Iterable[Path], prompts: Sequence[str], options: Mapping[str, str | int] | None = None
-    ) -> Child:
+    ) -> ChildProcess:
         """Start new engines, one after the other; they write their answers to the probes into ``fresh_output``."""
         order = json.dumps({"prompts": prompts, "tokens": traffic.PROBE_TOKENS, "options": options or {}})
         command: list[str | Path] = [sys.executable, "-P", "-m", "netem.demo.fresh_engine", order, *folders]
@@ -95,14 +95,16 @@ class Programs:
         environment = ENGINE_ENVIRONMENT | {"P2PCAST_SOCK": str(self._work.root / "no-peer.sock")}
         return self._processes.start("fresh", command, environment=environment, output=self.fresh_output)
 
-    def _start_hub(self, base: Path, *words: str | Path) -> Child:
+    def _start_hub(self, base: Path, *words: str | Path) -> ChildProcess:
         return self.fleet.hub(*words, "--base", base, "--chains", "2")
 
-    def _start_peer(self, name: str, *words: str | Path) -> Child:
+    def _start_peer(self, name: str, *words: str | Path) -> ChildProcess:
         """A peer that writes each version into a folder. May be called again after its death."""
         return self.fleet.peer(name, *words, keep=1000)
 
-    def _start_engine(self, base: Path, words: Iterable[str], environment: Mapping[str, str] | None = None) -> Child:
+    def _start_engine(
+        self, base: Path, words: Iterable[str], environment: Mapping[str, str] | None = None
+    ) -> ChildProcess:
         """The first peer's vLLM server."""
         command: list[str | Path] = [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", "--model", base]
         command += ["--served-model-name", traffic.MODEL, "--host", "127.0.0.1", "--port", str(self._engine_port)]
@@ -114,7 +116,7 @@ class Programs:
 class Participants(Programs):
     """Starts each participant of the broadcast's demo and of `bench live`."""
 
-    def __init__(self, options: Options, work: Workspace, processes: Processes) -> None:
+    def __init__(self, options: ParticipantOptions, work: Workspace, processes: Processes) -> None:
         super().__init__(work, processes)
         self._options = options
         self.go_file = work.root / "go"
@@ -122,7 +124,7 @@ class Participants(Programs):
         self.trained = work.trained if options.ahead else work.train
         self.base = self.trained / "base"
 
-    def trainer(self) -> Child:
+    def trainer(self) -> ChildProcess:
         options = self._options
         module = "netem.demo.train" if options.ahead else "netem.demo.publisher_trainer"
         command: list[str | Path] = [sys.executable, "-P", "-m", module, "--out", self.trained]
@@ -139,14 +141,14 @@ class Participants(Programs):
         folder = self._work.train / f"step_{step}"
         return (self.trained / folder.name).rename(folder)
 
-    def hub(self) -> Child:
+    def hub(self) -> ChildProcess:
         """Start the hub; it watches no folder if the trainer publishes to it directly."""
         if not self._options.ahead:
             return self._start_hub(self.base)
         self._work.train.mkdir(exist_ok=True)
         return self._start_hub(self.base, self._work.train)
 
-    def peer(self, name: str) -> Child:
+    def peer(self, name: str) -> ChildProcess:
         """Start a peer. Every second peer has the base; the others get it from the swarm. May be called again after a
         peer's death.
         """
@@ -160,13 +162,13 @@ class Participants(Programs):
     def has_engine(self, name: str) -> bool:
         return self._options.vllm and name == FIRST_PEER
 
-    def vllm(self, environment: Mapping[str, str] | None = None) -> Child:
+    def vllm(self, environment: Mapping[str, str] | None = None) -> ChildProcess:
         options = self._options
         words = ["--max-num-seqs", str(max(SEQUENCES, options.clients))]
         words += ["--tensor-parallel-size", str(options.tensor_parallel)]
         words += ["--no-enforce-eager"] if options.graphs else []
         return self._start_engine(self.base, words, environment)
 
-    def fresh(self, folders: Iterable[Path]) -> Child:
+    def fresh(self, folders: Iterable[Path]) -> ChildProcess:
         options = {"tensor_parallel_size": self._options.tensor_parallel, "enforce_eager": not self._options.graphs}
         return self.fresh_engines(folders, traffic.PROBES, options)

@@ -46,7 +46,7 @@ class FleetError(LocalError):
 
 
 @dataclass(slots=True)
-class Child:
+class ChildProcess:
     name: str
     process: subprocess.Popen[bytes] | Forked
     log: Path
@@ -91,7 +91,7 @@ class Processes:
     def __init__(self, logs: Path, modules: Sequence[str] = ()) -> None:
         self._logs, self._modules = logs, modules
         self._fork_server: ForkServer | None = None
-        self.children: dict[str, Child] = {}
+        self.children: dict[str, ChildProcess] = {}
 
     def __enter__(self) -> Processes:
         return self
@@ -117,7 +117,7 @@ class Processes:
         environment: Mapping[str, str] | None = None,
         nice: int = 0,
         output: Path | None = None,
-    ) -> Child:
+    ) -> ChildProcess:
         """A name may be reused after its child has ended; the log is then continued. ``output``: a file for stdout
         instead of the log.
         """
@@ -139,7 +139,7 @@ class Processes:
 
     def fork(
         self, name: str, words: Sequence[str | Path], space: str | None = None, *, entry: str | None = None
-    ) -> Child:
+    ) -> ChildProcess:
         """``p2pcast WORDS``, in the network namespace at the path ``space``. ``entry``: a module whose ``main`` runs in
         place of the command.
         """
@@ -156,8 +156,8 @@ class Processes:
             raise ValueError(f"{name} is running")
         return self._logs / f"{name}.log"
 
-    def _started(self, name: str, process: subprocess.Popen[bytes] | Forked) -> Child:
-        self.children[name] = Child(name, process, self._logs / f"{name}.log")
+    def _started(self, name: str, process: subprocess.Popen[bytes] | Forked) -> ChildProcess:
+        self.children[name] = ChildProcess(name, process, self._logs / f"{name}.log")
         return self.children[name]
 
     @property

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from netem.fleet.participants import FIRST_PEER, Programs
-from netem.fleet.processes import Child, Processes
+from netem.fleet.processes import ChildProcess, Processes
 from netem.fleet.rollout_processes import LEARNER, LEDGER, Batches, Tables, configuration, start_ledger
 from netem.fleet.workspace import Workspace
 
@@ -83,29 +83,29 @@ class RlParticipants(Programs):
     def ledger_database(self) -> Path:
         return self._work.state(LEDGER) / "ledger.db"
 
-    def write_base(self) -> Child:
+    def write_base(self) -> ChildProcess:
         return self.preparation(
             "base", BASE.format(folder=str(self.base), vocabulary=VOCABULARY, seed=self._options.seed)
         )
 
-    def hub(self) -> Child:
+    def hub(self) -> ChildProcess:
         return self._start_hub(self.base)
 
-    def peer(self, name: str) -> Child:
+    def peer(self, name: str) -> ChildProcess:
         """May be called again after a peer's death."""
         return self._start_peer(name, *(["--install", f"vllm:{self.engine_url}"] if name == FIRST_PEER else []))
 
-    def engine(self) -> Child:
+    def engine(self) -> ChildProcess:
         words = ["--enable-scale-out", "--logprobs-mode", LOGPROBS, "--generation-config", "vllm"]
         return self._start_engine(self.base, [*words, "--max-num-seqs", str(SLOTS * self._options.workers)])
 
-    def ledger(self, hub_url: str) -> Child:
+    def ledger(self, hub_url: str) -> ChildProcess:
         options = self._options
         batches = Batches(self._task, options.groups, options.group_size, options.staleness)
         words = ("--last-step", str(options.last_step), "--seed", str(options.prompts_seed))
         return start_ledger(self.fleet, batches, hub_url.removeprefix("http://"), "127.0.0.1:0", *words)
 
-    def worker(self, name: str, ledger_url: str, peer_url: str, *words: str) -> Child:
+    def worker(self, name: str, ledger_url: str, peer_url: str, *words: str) -> ChildProcess:
         command: list[str | Path] = ["work", ledger_url.removeprefix("http://"), "--task", self._task, *words]
         command += ["--bearer-file", self._work.state(LEDGER) / "worker.token", "--slots", str(SLOTS)]
         command += ["--engine", self.engine_url, "--peer", peer_url.removeprefix("http://"), "--name", name]
@@ -125,9 +125,9 @@ class RlParticipants(Programs):
         text = configuration(self.fleet, self.base, self.fleet.token, ledger_url, tables)
         self.config.write_text(HEAD.format(file=self.config.name) + text)
 
-    def learner(self, *overrides: str) -> Child:
+    def learner(self, *overrides: str) -> ChildProcess:
         """``overrides``: TABLE.KEY=VALUE. May be called again after the learner's death."""
         return self.fleet.start(LEARNER, "learn", self.config, *(word for one in overrides for word in ("--set", one)))
 
-    def fresh(self, folders: Iterable[Path], prompts: Sequence[str]) -> Child:
+    def fresh(self, folders: Iterable[Path], prompts: Sequence[str]) -> ChildProcess:
         return self.fresh_engines(folders, prompts, {"logprobs_mode": LOGPROBS})

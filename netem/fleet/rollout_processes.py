@@ -9,7 +9,7 @@ from pathlib import Path
 
 from netem.emulation.description import HUB
 from netem.fleet.fleet import Fleet
-from netem.fleet.processes import Child
+from netem.fleet.processes import ChildProcess
 
 LEDGER, LEARNER = "ledger", "learner"
 Tables = Mapping[str, Mapping[str, str | int | float | Path]]
@@ -27,7 +27,7 @@ class Batches:
     staleness: int
 
 
-def start_ledger(fleet: Fleet, batches: Batches, hub_http: str, http: str, *words: str | Path) -> Child:
+def start_ledger(fleet: Fleet, batches: Batches, hub_http: str, http: str, *words: str | Path) -> ChildProcess:
     """Start a ledger beside the hub. ``hub_http``, ``http``: addresses of the hub's HTTP side and of its own."""
     command: list[str | Path] = ["ledger", "--task", batches.task, "--http", http, "--state", fleet.state(LEDGER)]
     command += ["--hub-http", hub_http, "--hub-bearer-file", fleet.state(HUB) / "http.token"]

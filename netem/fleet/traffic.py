@@ -36,7 +36,7 @@ tokens.
 
 
 @dataclass(slots=True)
-class Counts:
+class TrafficCounts:
     ok: int = 0
     failed: int = 0
     tokens: int = 0
@@ -60,7 +60,7 @@ class Traffic:
 
     def __init__(self, url: str, clients: int = CLIENTS, tokens: int = TOKENS) -> None:
         self._url, self._clients, self._tokens = url.rstrip("/"), clients, tokens
-        self.counts = Counts()
+        self.counts = TrafficCounts()
         self.gaps: list[tuple[int, float, float]] = []
         """Client number → gaps between consecutive pieces of one answer, as (start, end) by ``time.monotonic``. A piece
         is one token unless the client reads slowly.

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from netem.fleet.processes import Child, FleetError, Processes, describe_exit
+from netem.fleet.processes import ChildProcess, FleetError, Processes, describe_exit
 
 POLL_S = 0.1
 READY_S = 600.0
@@ -25,7 +25,7 @@ HTTP_S = 10.0
 T = TypeVar("T")
 
 
-class Watch:
+class FleetWatch:
     """``state``: a daemon's name → its state folder. ``between``: called between two checks, to update a display."""
 
     def __init__(
@@ -38,7 +38,12 @@ class Watch:
         self._processes, self._state, self._http, self._between = processes, state, http, between
 
     async def until(
-        self, what: str, child: Child, limit_s: float, done: Callable[[], bool], poll: Callable[[], None] | None = None
+        self,
+        what: str,
+        child: ChildProcess,
+        limit_s: float,
+        done: Callable[[], bool],
+        poll: Callable[[], None] | None = None,
     ) -> None:
         """Poll until ``done``. Raises FleetError if a child ends unexpectedly or after ``limit_s``."""
         deadline = time.monotonic() + limit_s
@@ -53,14 +58,14 @@ class Watch:
             self._between()
             await asyncio.sleep(POLL_S / 2)
 
-    async def end(self, what: str, child: Child, limit_s: float) -> None:
+    async def end(self, what: str, child: ChildProcess, limit_s: float) -> None:
         """Return at the end of a child that ends by itself. Raises FleetError for another exit code than 0."""
         child.expected = True
         await self.until(what, child, limit_s, lambda: not child.alive)
         if child.code:
             raise child.failure(f"{what} ended with {describe_exit(child.code)}")
 
-    async def until_answers(self, what: str, child: Child, limit_s: float, url: str) -> None:
+    async def until_answers(self, what: str, child: ChildProcess, limit_s: float, url: str) -> None:
         """Return when ``url`` answers with status 200. Raises FleetError."""
         deadline = time.monotonic() + limit_s
         while True:
@@ -74,7 +79,7 @@ class Watch:
             self._between()
             await asyncio.sleep(POLL_S)
 
-    async def daemon(self, name: str, child: Child, *, ready: bool = True) -> str:
+    async def daemon(self, name: str, child: ChildProcess, *, ready: bool = True) -> str:
         """The URL of a daemon, once it serves (and is ready)."""
         path, found = self._state(name) / "daemon.json", ""
 

@@ -17,7 +17,7 @@ from netem.bench import step_run
 from netem.bench.measuring import torch_device
 from netem.gpu.gpu_machine import describe, state_bytes
 from netem.gpu.gpu_page import add, page, section
-from netem.gpu.gpu_steps import STEPS, Sizes, Step
+from netem.gpu.gpu_steps import STEPS, GpuStep, StepSizes
 from p2pcast.cli.options import PATH
 from p2pcast.files.atomic_files import atomic_write, explained
 from p2pcast.ground.errors import P2PCastError, UsageError
@@ -93,7 +93,7 @@ def run(
     """Run the chosen steps, one after the other."""
     folder.mkdir(parents=True, exist_ok=True)
     machine = describe(device)
-    sizes = Sizes(state_bytes(machine, wanted_bytes, folder), versions, str(torch_device(device)))
+    sizes = StepSizes(state_bytes(machine, wanted_bytes, folder), versions, str(torch_device(device)))
     steps: dict[str, Any] = {}
     for name in chosen:
         step = STEPS[name]
@@ -108,7 +108,7 @@ def run(
     return {"time": now, "machine": machine, "state_bytes": sizes.state_bytes, "versions": versions, "steps": steps}
 
 
-def run_step(step: Step, sizes: Sizes) -> dict[str, Any]:
+def run_step(step: GpuStep, sizes: StepSizes) -> dict[str, Any]:
     """``result`` of a step and its seconds, or the end of its output as ``failed``."""
     begun = time.monotonic()
     environment = os.environ | {"P2PCAST_TEST_DEVICE": sizes.device}

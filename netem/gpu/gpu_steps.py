@@ -22,7 +22,7 @@ TESTED = ("tests/p2pcast/device", "tests/rollout_node/in_engine", "tests/trainer
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class StepSizes:
     """``state_bytes``: of the state. ``versions``: installed by one step. ``device``: torch's name of it."""
 
     state_bytes: int
@@ -35,7 +35,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class GpuStep:
     """``arguments``: Python's. ``needs``: modules. ``text``: the page's text of a result. ``json``: the output's last
     line is a JSON document. ``keys``: of that document, those that are kept; all if empty. ``only_cuda``: the step
     differs from another on a GPU alone. ``limit_s``: time limit in seconds.
@@ -43,7 +43,7 @@ class Step:
 
     shows: str
     needs: tuple[str, ...]
-    arguments: Callable[[Sizes], tuple[str, ...]]
+    arguments: Callable[[StepSizes], tuple[str, ...]]
     text: Callable[[Result], str]
     json: bool = True
     keys: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ def bench(name: str, *options: str) -> tuple[str, ...]:
     return ("-m", "p2pcast.cli", "bench", name, *options, "--json")
 
 
-def publish(sizes: Sizes, previous: str) -> tuple[str, ...]:
+def publish(sizes: StepSizes, previous: str) -> tuple[str, ...]:
     return bench("publish", "--mib", sizes.mib, "--steps", "5", "--device", sizes.device, "--previous", previous)
 
 
@@ -96,14 +96,14 @@ def _engines(result: Result) -> str:
     )
 
 
-STEPS: dict[str, Step] = {
-    "passes": Step(
+STEPS: dict[str, GpuStep] = {
+    "passes": GpuStep(
         "dense passes beside a copy in the device's memory",
         CORE,
         lambda sizes: bench("device", "--mib", sizes.mib, "--device", sizes.device),
         lambda result: f"GB of state a second (÷ copy): {PASSES(result)}",
     ),
-    "install": Step(
+    "install": GpuStep(
         "versions into a torch model on the device, compared bit for bit",
         CORE,
         lambda sizes: (
@@ -112,27 +112,27 @@ STEPS: dict[str, Step] = {
         ),
         _install,
     ),
-    "publish": Step(
+    "publish": GpuStep(
         "`Publisher` of live tensors; its two states on the device",
         DAEMONS,
         lambda sizes: publish(sizes, "gpu"),
         PUBLISHED,
     ),
-    "publish-pinned": Step(
+    "publish-pinned": GpuStep(
         "the same; its two states in pinned memory of the host",
         DAEMONS,
         lambda sizes: publish(sizes, "pinned"),
         PUBLISHED,
         only_cuda=True,
     ),
-    "tests": Step(
+    "tests": GpuStep(
         "tests marked `device`",
         (*DAEMONS, "pytest", "pytest_asyncio", "pytest_timeout", "hypothesis"),
         lambda sizes: ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "device and not prove", *TESTED),
         lambda result: ", ".join(f"{number} {what}" for what, number in result.items()),
         json=False,
     ),
-    "engine": Step(
+    "engine": GpuStep(
         "versions into a live vLLM with its graphs, under load, beside vLLM's own reload",
         (*DAEMONS, "vllm", "transformers"),
         lambda sizes: bench("live", "--versions", str(sizes.versions), "--tp", "1", "--graphs", "--fresh-every", "5"),
@@ -140,7 +140,7 @@ STEPS: dict[str, Step] = {
         keys=("rows", "verdict"),
         limit_s=1800.0,
     ),
-    "sparse": Step(
+    "sparse": GpuStep(
         "sparse attention in vLLM: exact with a full budget, the learner's tokens with a small one, and speed",
         (*DAEMONS, "vllm", "transformers"),
         lambda sizes: bench("sparse", "--length", "1000", "--length", "16000"),
@@ -148,7 +148,7 @@ STEPS: dict[str, Step] = {
         keys=("agreement", "rows"),
         limit_s=1800.0,
     ),
-    "quantised": Step(
+    "quantised": GpuStep(
         "KL from sampler to learner for vLLM with each quantised form",
         (*DAEMONS, "vllm", "transformers", "compressed_tensors"),
         lambda sizes: bench("quantised", "--engines", "--versions", "1", "--lr", "1e-6"),

@@ -20,8 +20,8 @@ from netem.bench import step_run
 from netem.bench.figures_text import Columns
 from netem.bench.rendering import table
 from netem.guard.guarded_figures import BARS, FORM, MEMORY, Bar, measured
-from netem.guard.paired_ratios import FEWEST, Spread, against, row
-from netem.guard.source_trees import ROOT, Tree, baseline, ours
+from netem.guard.paired_ratios import FEWEST, RatioSpread, against, row
+from netem.guard.source_trees import ROOT, SourceTree, baseline, ours
 from netem.lab.machine import machine, versions
 from p2pcast.cli.options import console
 from p2pcast.files.atomic_files import atomic_write, explained
@@ -104,7 +104,7 @@ def recorded(path: Path) -> Document | None:
     return found
 
 
-def _measured(bars: Sequence[Bar], trees: tuple[Tree, Tree], pairs: int, folder: Path) -> Document:
+def _measured(bars: Sequence[Bar], trees: tuple[SourceTree, SourceTree], pairs: int, folder: Path) -> Document:
     document: Document = {
         "form": FORM,
         "commit": trees[0].ident,
@@ -136,7 +136,7 @@ def _measured(bars: Sequence[Bar], trees: tuple[Tree, Tree], pairs: int, folder:
     return document
 
 
-def _paired(bar: Bar, trees: tuple[Tree, Tree], pairs: int, folder: Path) -> Document:
+def _paired(bar: Bar, trees: tuple[SourceTree, SourceTree], pairs: int, folder: Path) -> Document:
     """In turns (A B, B A, A B, …), so that a change of the machine affects both codes equally."""
     found: tuple[list[dict[str, float]], list[dict[str, float]]] = ([], [])
     for number in range(pairs):
@@ -148,7 +148,7 @@ def _paired(bar: Bar, trees: tuple[Tree, Tree], pairs: int, folder: Path) -> Doc
     }
 
 
-def _once_more(bar: Bar, tree: Tree, folder: Path) -> dict[str, float]:
+def _once_more(bar: Bar, tree: SourceTree, folder: Path) -> dict[str, float]:
     """One run, repeated once after a failure: a bench may miss a deadline on a busy machine. Raises LocalError."""
     try:
         return measured(bar, tree, folder)
@@ -164,7 +164,9 @@ def compared(document: Document, before: Document | None) -> None:
     for key, figure in document["figures"].items():
         if (was := before["figures"].get(key)) is not None:
             bar, _, name = key.partition(": ")
-            figure["since"] = against(BARS[bar].figures[name], Spread(*figure["ratio"]), Spread(*was["ratio"]))
+            figure["since"] = against(
+                BARS[bar].figures[name], RatioSpread(*figure["ratio"]), RatioSpread(*was["ratio"])
+            )
 
 
 def _same_form(document: Document, before: Document) -> bool:

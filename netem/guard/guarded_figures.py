@@ -15,7 +15,7 @@ from typing import Any, Final
 from netem.guard import loopback_swarm
 from netem.guard.paired_ratios import Figure
 from netem.guard.saved_steps import save, step
-from netem.guard.source_trees import Tree
+from netem.guard.source_trees import SourceTree
 
 FORM: Final = 1
 """Records of another form are not comparable."""
@@ -23,7 +23,7 @@ STATE_MIB: Final = 32
 CODECS: Final = ("context", "flat", "dense")
 MEMORY: Final = "/dev/shm"
 
-Run = Callable[[Tree, Path], dict[str, float]]
+Run = Callable[[SourceTree, Path], dict[str, float]]
 SECONDS, TIMES, SIZE = Figure("s"), Figure("×"), Figure("bytes", exact=True)
 PEAK: Final = Figure("bytes")
 
@@ -46,7 +46,7 @@ def _bench(name: str, words: str, figures: Mapping[str, tuple[Figure, Callable[[
     is the folder.
     """
 
-    def run(tree: Tree, folder: Path) -> dict[str, float]:
+    def run(tree: SourceTree, folder: Path) -> dict[str, float]:
         found = tree.bench(folder, name, *(folder if word == "DIR" else word for word in shlex.split(words)))
         return {figure: value(found) for figure, (_, value) in figures.items()}
 
@@ -58,7 +58,7 @@ def _pair(folder: Path) -> tuple[Path, Path]:
     return save(folder / "old", old), save(folder / "new", new)
 
 
-def _sizes(tree: Tree, folder: Path) -> dict[str, float]:
+def _sizes(tree: SourceTree, folder: Path) -> dict[str, float]:
     old, new = _pair(folder)
     out: dict[str, float] = {}
     for codec in CODECS:
@@ -69,7 +69,7 @@ def _sizes(tree: Tree, folder: Path) -> dict[str, float]:
     return out
 
 
-def _codec(tree: Tree, folder: Path) -> dict[str, float]:
+def _codec(tree: SourceTree, folder: Path) -> dict[str, float]:
     old, new = _pair(folder)
     found = tree.bench(folder, "codec", "--old", old, "--new", new, "--working-set", STATE_MIB)
     rows = {row["format"]: row for row in found["formats"]["rows"]}
@@ -157,7 +157,7 @@ BARS: Final[Mapping[str, Bar]] = {
 """In the order of running."""
 
 
-def measured(bar: Bar, tree: Tree, folder: Path) -> dict[str, float]:
+def measured(bar: Bar, tree: SourceTree, folder: Path) -> dict[str, float]:
     """One measurement, in a folder that is created before and removed after it. Raises LocalError."""
     folder.mkdir()
     try:

@@ -16,7 +16,7 @@ from netem.emulation.description import HUB
 from netem.fleet.fleet import Fleet, Loopback
 from netem.fleet.processes import Processes
 from netem.guard.saved_steps import State, moved, save, step
-from netem.guard.source_trees import Tree
+from netem.guard.source_trees import SourceTree
 
 PEERS: Final = ("p1", "p2", "p3")
 STATE_MIB: Final = 16
@@ -26,7 +26,7 @@ VERSIONS: Final = 5
 DEADLINE_S: Final = 60.0
 
 
-def measured(tree: Tree, folder: Path) -> dict[str, float]:
+def measured(tree: SourceTree, folder: Path) -> dict[str, float]:
     """Seconds and bytes by figure. ``folder``: empty, in tmpfs, so that disks do not count. Raises LocalError."""
     state, _ = step(STATE_MIB)
     with (

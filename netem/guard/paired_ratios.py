@@ -33,7 +33,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class RatioSpread:
     """``low`` and ``high``: the quartiles."""
 
     median: float
@@ -41,7 +41,7 @@ class Spread:
     high: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
+    def of(cls, values: Sequence[float]) -> RatioSpread:
         """Raises ValueError without values."""
         if not values:
             raise ValueError("no values")
@@ -67,11 +67,11 @@ def verdict(figure: Figure, ours: Sequence[float], theirs: Sequence[float]) -> V
         return _exact(figure, max(found, key=lambda ratio: abs(ratio - 1.0)))
     if len(found) < FEWEST:
         return "too few pairs"
-    spread = Spread.of(found)
+    spread = RatioSpread.of(found)
     return _side(figure, more=spread.low > 1 + NOISE, fewer=spread.high < 1 - NOISE)
 
 
-def against(figure: Figure, now: Spread, recorded: Spread) -> Verdict:
+def against(figure: Figure, now: RatioSpread, recorded: RatioSpread) -> Verdict:
     """Compares this run's ratios with those of an earlier run of the same form against the same baseline. A difference
     needs disjoint quartile ranges, and medians that differ by ``NOISE``.
     """
@@ -103,8 +103,8 @@ def row(figure: Figure, ours: Sequence[float], theirs: Sequence[float]) -> dict[
     return {
         "unit": figure.unit,
         "pairs": len(ours),
-        "ours": Spread.of(ours).row[0],
-        "baseline": Spread.of(theirs).row[0],
-        "ratio": Spread.of(ratios(ours, theirs)).row,
+        "ours": RatioSpread.of(ours).row[0],
+        "baseline": RatioSpread.of(theirs).row[0],
+        "ratio": RatioSpread.of(ratios(ours, theirs)).row,
         "verdict": verdict(figure, ours, theirs),
     }

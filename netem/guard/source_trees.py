@@ -39,7 +39,7 @@ LINES: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class SourceTree:
     """``ident``: digest of the archive, or a commit."""
 
     name: str
@@ -72,8 +72,8 @@ class Tree:
         self.run(folder, "-c", WARM_UP)
 
 
-def ours() -> Tree:
-    return Tree("ours", ROOT, commit())
+def ours() -> SourceTree:
+    return SourceTree("ours", ROOT, commit())
 
 
 def commit() -> str:
@@ -83,11 +83,11 @@ def commit() -> str:
     return named.decode().strip() + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
 
 
-def baseline(given: str | None) -> Tree:
+def baseline(given: str | None) -> SourceTree:
     """A source archive (default: the pinned one), a source folder, or a revision. Raises UsageError, LocalError."""
     path = BASELINE if given is None else Path(given)
     if path.is_dir():
-        return Tree(path.name, path.resolve(), str(path.resolve()))
+        return SourceTree(path.name, path.resolve(), str(path.resolve()))
     if path.is_file():
         with explained("read", path):
             data = path.read_bytes()
@@ -109,7 +109,7 @@ def check_pinned(path: Path, data: bytes) -> None:
             raise LocalError(f"{path} is not the archive whose SHA-256 is in {PINNED / 'README.md'}: restore it")
 
 
-def _unpacked(name: str, data: bytes) -> Tree:
+def _unpacked(name: str, data: bytes) -> SourceTree:
     ident = hashlib.sha256(data).hexdigest()
     final = UNPACKED / ident[:16]
     if not final.exists():
@@ -118,7 +118,7 @@ def _unpacked(name: str, data: bytes) -> Tree:
         with atomic_folder(final) as part, tarfile.open(fileobj=BytesIO(data)) as tar:
             tar.extractall(part, filter="data")
     [top] = [path for path in final.iterdir() if path.is_dir()]
-    return Tree(name, top, ident)
+    return SourceTree(name, top, ident)
 
 
 def _git(*words: str) -> bytes | None:

@@ -17,7 +17,7 @@ from typing import Final
 from netem.broadcast.emulated_fleet import BroadcastFleet
 from netem.emulation.description import HUB
 from netem.emulation.namespaces import DEVICE, Namespaces
-from netem.lab.network_tables import Event
+from netem.lab.network_tables import NetworkEvent
 
 SAMPLE_S: Final = 0.02
 LINKS: Final = ("cut", "heal", "degrade")
@@ -48,13 +48,13 @@ class EventPlayer:
             if self._net.network.link(name) != self._described.link(name):
                 self._net.reshape(name, self._described.link(name))
 
-    def play(self, events: Sequence[Event], began_s: float) -> None:
+    def play(self, events: Sequence[NetworkEvent], began_s: float) -> None:
         """Apply each event at its time after ``began_s`` (Unix time)."""
         for event in events:
             time.sleep(max(0.0, began_s + event.at_s - time.time()))
             self.apply(event)
 
-    def apply(self, event: Event) -> None:
+    def apply(self, event: NetworkEvent) -> None:
         fleet, place = self._fleet, event.place
         if event.do in LINKS:
             self._relink(event)
@@ -69,7 +69,7 @@ class EventPlayer:
         else:
             fleet.join(place)
 
-    def _relink(self, event: Event) -> None:
+    def _relink(self, event: NetworkEvent) -> None:
         net, place = self._net, event.place
         if event.link is not None:
             net.reshape(place, event.link)

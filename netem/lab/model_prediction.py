@@ -22,16 +22,16 @@ from statistics import median
 from typing import Final
 
 from netem.emulation.description import HUB
-from netem.emulation.description import Network as Emulated
+from netem.emulation.description import EmulatedNetwork as Emulated
 from netem.emulation.shaping import FRAME_BYTES
-from netem.lab.network_tables import Event
-from netem.simulation.broadcast_replay import Fault, replay
-from netem.simulation.fleet_simulator import Scenario
+from netem.lab.network_tables import NetworkEvent
+from netem.simulation.broadcast_replay import BroadcastFault, replay
+from netem.simulation.fleet_simulator import FleetEvents
 from p2pcast.artifact.piece_size import piece_bytes
 from p2pcast.ground.errors import UsageError
 from p2pcast.relay.tuning import PACING_HEADROOM
-from topology.broadcast_time import Network
-from topology.flow_model import Flow
+from topology.broadcast_time import BroadcastNetwork
+from topology.flow_model import FlowModel
 from topology.plan_tree import ROOT
 
 TCP_IP_BYTES: Final = 52
@@ -43,7 +43,7 @@ HASH_BYTES: Final = 32
 
 
 @dataclass(frozen=True)
-class PairRoundTrips(Network):
+class PairRoundTrips(BroadcastNetwork):
     """Broadcast trips by host: each host is a region of its own here, and the hub's is the root region."""
 
     network: Emulated | None = None
@@ -57,7 +57,7 @@ class PairRoundTrips(Network):
         return self.rtts_s[a, b]
 
 
-class Tree:
+class FeedTree:
     """``above``: each peer's parent, or ``HUB``. ``stripes``: in use on each link, or by the fed peer."""
 
     def __init__(self, network: Emulated, above: Mapping[str, str], stripes: int | Mapping[str, int] = 1) -> None:
@@ -121,7 +121,7 @@ class Tree:
         )
         return packets * piece / (piece + PIECE_HEADER_BYTES + HASH_BYTES * self.stripes)
 
-    def predicted_s(self, payload_bytes: int, events: Sequence[Event] = ()) -> float | None:
+    def predicted_s(self, payload_bytes: int, events: Sequence[NetworkEvent] = ()) -> float | None:
         """Seconds until the last peer has the payload. None for cases outside the model:
 
         - links as fast as the machine
@@ -142,7 +142,7 @@ class Tree:
             return self._flowing(payload_bytes, uplink_bps * share, limits, ways)
         if len(set(limits.values())) > 1:
             return None
-        scenario = Scenario(
+        scenario = FleetEvents(
             peers=0, regions=1, payload_bytes=payload_bytes, uplink_bps=uplink_bps * share,
             peer_bps=next(iter(limits.values())), network=self._alike(payload_bytes),
         )  # fmt: skip
@@ -152,7 +152,7 @@ class Tree:
     def _flowing(
         self, payload_bytes: int, uplink_bps: float, limits: Mapping[str, float], ways: PairRoundTrips
     ) -> float:
-        flow = Flow(payload_bytes, uplink_bps, {peer: peer for peer in self.above}, ways)
+        flow = FlowModel(payload_bytes, uplink_bps, {peer: peer for peer in self.above}, ways)
         for peer, bps in limits.items():
             flow.add(peer, bps)
         for peer, above in self.above.items():
@@ -180,10 +180,10 @@ class Tree:
             narrowest_bps = min(narrowest_bps, limits[below])
         return total_s
 
-    def _alike(self, payload_bytes: int) -> Network:
+    def _alike(self, payload_bytes: int) -> BroadcastNetwork:
         """A network with one round trip for all pairs of hosts: the longest of this tree's."""
         longest_s = max(2 * self.network.way(above, peer).delay_s for peer, above in self.above.items())
-        return Network(
+        return BroadcastNetwork(
             near_rtt_s=longest_s, far_rtt_s=longest_s, piece_bytes=self.stripes * piece_bytes(payload_bytes, self.depth)
         )
 
@@ -205,12 +205,12 @@ class Tree:
         return min((rate for rate in rates if rate is not None), default=None)
 
 
-def _faults(events: Sequence[Event], share: float) -> list[Fault] | None:
+def _faults(events: Sequence[NetworkEvent], share: float) -> list[BroadcastFault] | None:
     """None if some event cannot be replayed."""
     faults = []
     for at, event in enumerate(events):
         if event.do == "kill":
-            faults.append(Fault(event.at_s, event.place, None))
+            faults.append(BroadcastFault(event.at_s, event.place, None))
         elif event.do == "degrade":
             rates = (
                 []
@@ -219,12 +219,12 @@ def _faults(events: Sequence[Event], share: float) -> list[Fault] | None:
             )
             if not rates:
                 return None
-            faults.append(Fault(event.at_s, event.place, min(rates) * share))
+            faults.append(BroadcastFault(event.at_s, event.place, min(rates) * share))
         elif event.do == "cut":
             healed = next((e.at_s for e in events[at:] if e.do == "heal" and e.place == event.place), None)
             if healed is None:
                 return None
-            faults.append(Fault(event.at_s, event.place, healed_s=healed))
+            faults.append(BroadcastFault(event.at_s, event.place, healed_s=healed))
         elif event.do != "heal" or not any(e.do == "cut" and e.place == event.place for e in events[:at]):
             return None
     return faults

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from netem.emulation.description import HUB, MAX_QUEUE_S, Bursts, Host, Link, Network, Region
+from netem.emulation.description import HUB, MAX_QUEUE_S, Bursts, EmulatedLink, EmulatedNetwork, Host, Region
 from netem.emulation.tables import Table
 from p2pcast.ground.errors import UsageError
 
@@ -31,7 +31,7 @@ TO_PEERS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class NetworkEvent:
     """``place``: a host, or a region for its trunk. ``at_s``: seconds after ``version`` (1 is the first counted
     version) was opened; None stands for before the first version.
 
@@ -44,10 +44,10 @@ class Event:
     do: str
     place: str
     version: int | None = None
-    link: Link | None = None
+    link: EmulatedLink | None = None
 
 
-def network_of(argument: Mapping[str, Any]) -> Network:
+def network_of(argument: Mapping[str, Any]) -> EmulatedNetwork:
     if "network" not in argument:
         raise UsageError("hosts is missing: this experiment needs a network")
     table = Table(argument["network"], "network")
@@ -74,10 +74,10 @@ def network_of(argument: Mapping[str, Any]) -> Network:
         raise UsageError(f"network.queue_ms is {queue_ms:g}: it must be above 0, to {MAX_QUEUE_S * 1e3:g}")
     congestion = table.optional("congestion", str)
     table.close()
-    return Network(tuple(hosts), mtu, queue_ms / 1e3, congestion, tuple(regions))
+    return EmulatedNetwork(tuple(hosts), mtu, queue_ms / 1e3, congestion, tuple(regions))
 
 
-def events_of(argument: Mapping[str, Any]) -> list[Event]:
+def events_of(argument: Mapping[str, Any]) -> list[NetworkEvent]:
     """Events ordered by version and time. Late peers are in the parameter ``absent`` of experiments that have it."""
     network = network_of(argument)
     events = [_event(table, network) for table in Table({"events": argument.get("events", [])}).tables("events")]
@@ -91,7 +91,7 @@ def events_of(argument: Mapping[str, Any]) -> list[Event]:
     return [event for _, event in ordered]
 
 
-def _check_event(states: dict[str, str], event: Event, called: str) -> None:
+def _check_event(states: dict[str, str], event: NetworkEvent, called: str) -> None:
     """Check one event and update ``states``, which holds the peers that do not simply run."""
     if event.do not in TO_PEERS:
         return
@@ -103,7 +103,7 @@ def _check_event(states: dict[str, str], event: Event, called: str) -> None:
     states[event.place] = after
 
 
-def _event(table: Table, network: Network) -> Event:
+def _event(table: Table, network: EmulatedNetwork) -> NetworkEvent:
     do, at_s, version = (
         table.choice("do", DO, ""),
         table.with_default("at_s", float, 0.0),
@@ -129,7 +129,7 @@ def _event(table: Table, network: Network) -> Event:
     if do == "degrade" and link == network.link(place):
         raise UsageError(f"{table.called('do')} is 'degrade', but no property of the link changes")
     table.close()
-    return Event(at_s, do, place, version, link)
+    return NetworkEvent(at_s, do, place, version, link)
 
 
 def _name(table: Table) -> str:
@@ -139,7 +139,7 @@ def _name(table: Table) -> str:
     return name
 
 
-def _link(table: Table, before: Link = Link()) -> Link:  # noqa: B008 - frozen
+def _link(table: Table, before: EmulatedLink = EmulatedLink()) -> EmulatedLink:  # noqa: B008 - frozen
     """The link with the given properties; other properties are those of ``before``."""
     up, down, both = table.rate("up"), table.rate("down"), table.rate("rate")
     if both is not None and (up is not None or down is not None):

@@ -14,7 +14,7 @@ LEAST: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class BoundComparison:
     """``margin``: distance to the bound as a share of the bound; negative for a miss. ``other``: the divisor of the
     value, and its row; None where the value is not divided.
     """
@@ -41,7 +41,7 @@ def judged(hold: Requirement, rows: Sequence[Row], swept: Iterable[str]) -> dict
     }
 
 
-def compared(hold: Requirement, rows: Sequence[Row], swept: tuple[str, ...]) -> Iterator[Comparison]:
+def compared(hold: Requirement, rows: Sequence[Row], swept: tuple[str, ...]) -> Iterator[BoundComparison]:
     for row in rows:
         if not matches(row, hold.where) or not isinstance(row.get(hold.key), int | float):
             continue
@@ -50,7 +50,7 @@ def compared(hold: Requirement, rows: Sequence[Row], swept: tuple[str, ...]) -> 
             if other is not None:
                 value /= other[0] or LEAST
             for bound, margin in _margins(hold, row, value):
-                yield Comparison(row, value, bound, margin, other)
+                yield BoundComparison(row, value, bound, margin, other)
 
 
 def matches(row: Row, where: Mapping[str, Sequence[Any]]) -> bool:
@@ -83,7 +83,7 @@ def _margins(hold: Requirement, row: Row, value: float) -> Iterator[tuple[float,
         yield 1.0, hold.within - abs(value - 1)
 
 
-def _document(each: Comparison, hold: Requirement) -> dict[str, Any]:
+def _document(each: BoundComparison, hold: Requirement) -> dict[str, Any]:
     names = {key: value for key, value in each.row.items() if key != hold.key and isinstance(value, str | int | bool)}
     return {"row": names, "value": round(each.value, 4), "bound": round(each.bound, 4), "margin": round(each.margin, 4)}
 

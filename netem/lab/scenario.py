@@ -14,17 +14,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from netem.emulation.tables import Table, filled, kind_of
-from netem.lab.network_tables import DO, Event, events_of, network_of
+from netem.lab.network_tables import DO, NetworkEvent, events_of, network_of
 from p2pcast.ground.errors import UsageError
 
 __all__ = [
     "BACKENDS",
     "DO",
-    "Case",
-    "Event",
+    "NetworkEvent",
     "Plot",
     "Requirement",
     "Scenario",
+    "SweepCase",
     "cases",
     "events_of",
     "filled",
@@ -104,7 +104,7 @@ class Scenario:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class SweepCase:
     """One point of the sweep: its keys and the experiment's argument. ``number``: from 1, independent of the selection
     of cases.
     """
@@ -140,7 +140,7 @@ def parse(name: str, text: str, settings: Mapping[str, object] | None = None) ->
     return scenario
 
 
-def cases(scenario: Scenario) -> Iterator[Case]:
+def cases(scenario: Scenario) -> Iterator[SweepCase]:
     """The product of all sweep lists; the last list changes fastest. Raises UsageError."""
     every = list(itertools.product(*scenario.sweep.values()))
     if len(every) > MAX_CASES:
@@ -152,7 +152,7 @@ def cases(scenario: Scenario) -> Iterator[Case]:
         if "network" in argument:
             network_of(argument)
             events_of(argument)
-        yield Case(number, keys, argument)
+        yield SweepCase(number, keys, argument)
 
 
 def put(argument: dict[str, Any], key: str, value: object) -> None:

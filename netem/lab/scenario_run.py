@@ -23,7 +23,7 @@ from netem.lab.case_network import WORK, experiment, prepared
 from netem.lab.machine import machine, versions
 from netem.lab.network_tables import events_of
 from netem.lab.requirements import judged
-from netem.lab.scenario import Case, Scenario, cases, filled, parse
+from netem.lab.scenario import Scenario, SweepCase, cases, filled, parse
 from p2pcast.files.atomic_files import reason
 from p2pcast.ground.errors import LocalError, UsageError
 
@@ -130,7 +130,7 @@ def run(
     }
 
 
-def checked(name: str, case: Case) -> None:
+def checked(name: str, case: SweepCase) -> None:
     """Check the parameters of a case by the experiment's ``Parameters``. Raises UsageError that names the key and the
     case.
     """
@@ -151,8 +151,8 @@ def checked(name: str, case: Case) -> None:
 
 
 def _records(
-    scenario: Scenario, backend: str, wanted: Sequence[Case], show: Callable[[str], None]
-) -> Generator[tuple[Case, Record], None, None]:
+    scenario: Scenario, backend: str, wanted: Sequence[SweepCase], show: Callable[[str], None]
+) -> Generator[tuple[SweepCase, Record], None, None]:
     """The results of all cases, each with its case. As many cases as possible run in one kernel; if that kernel ends
     early, the rest run in another.
     """
@@ -188,7 +188,7 @@ def _terminable(record: Generator[T, None, None]) -> Iterator[T]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _begin(case: Case, scenario: Scenario, show: Callable[[str], None]) -> None:
+def _begin(case: SweepCase, scenario: Scenario, show: Callable[[str], None]) -> None:
     show(f"case {case.number}: {_brief(case.keys) or scenario.what}")
 
 

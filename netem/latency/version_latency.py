@@ -16,10 +16,10 @@ from statistics import median
 from typing import Any
 
 from netem.broadcast.agents import Agents
-from netem.broadcast.emulated_fleet import BroadcastFleet, Setup, broadcast_fleet
+from netem.broadcast.emulated_fleet import BroadcastFleet, FleetSetup, broadcast_fleet
 from netem.broadcast.weights import SparseWeights
 from netem.emulation.calibration import calibrated
-from netem.emulation.description import HUB, Link, star
+from netem.emulation.description import HUB, EmulatedLink, star
 from netem.emulation.namespaces import Namespaces, namespaces
 from netem.fleet.fleet import HUB_PORT, check_same, folders
 from netem.fleet.saved_weights import Tensors
@@ -38,7 +38,7 @@ and serves it.
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class LatencyCase:
     """``rtt_s``: between any two hosts. ``rate_bps``: of each link, each way. ``delta_bytes``: sizes of versions of a
     state of ``state_bytes``. ``source``: of SOURCES.
     """
@@ -53,12 +53,12 @@ class Case:
 
 
 def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """``argument``: the fields of a ``Case``. Yields ``{calibration: …, off: […]}`` first, then ``{row: …}`` for each
-    size. There are no rows if the network differs from the request. From the main thread. Raises LocalError,
+    """``argument``: the fields of a ``LatencyCase``. Yields ``{calibration: …, off: […]}`` first, then ``{row: …}`` for
+    each size. There are no rows if the network differs from the request. From the main thread. Raises LocalError,
     IntegrityError.
     """
-    given = Case(**{**argument, "delta_bytes": tuple(argument["delta_bytes"])})
-    link = Link(given.rate_bps, given.rate_bps, given.rtt_s / 4)
+    given = LatencyCase(**{**argument, "delta_bytes": tuple(argument["delta_bytes"])})
+    link = EmulatedLink(given.rate_bps, given.rate_bps, given.rtt_s / 4)
     with namespaces(star(link, given.peers, link)) as net:
         measured = calibrated(net) if given.rtt_s else {"calibration": [], "off": []}
         yield measured
@@ -76,10 +76,10 @@ with its weights.
 
 
 @contextmanager
-def _trainer(net: Namespaces, given: Case) -> Iterator[tuple[BroadcastFleet, Publish]]:
+def _trainer(net: Namespaces, given: LatencyCase) -> Iterator[tuple[BroadcastFleet, Publish]]:
     """A fleet that has the first state, and its trainer."""
     weights = SparseWeights(given.state_bytes, given.delta_bytes[0])
-    setup = Setup(given.delta_bytes[0], given.rate_bps)
+    setup = FleetSetup(given.delta_bytes[0], given.rate_bps)
     with (
         folders() as (folder, memory),
         broadcast_fleet(net, folder, memory, setup, _states(weights)) as fleet,
@@ -125,7 +125,7 @@ def _from_publisher(fleet: BroadcastFleet, agents: Agents, folder: Path) -> Publ
     return publish
 
 
-def _row(given: Case, fleet: BroadcastFleet, size: int, publish: Publish) -> dict[str, Any]:
+def _row(given: LatencyCase, fleet: BroadcastFleet, size: int, publish: Publish) -> dict[str, Any]:
     """Medians over the rounds, in seconds since the trainer's call or rename."""
     rounds = []
     for number in range(WARM_UP + given.rounds):

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from netem.report.lab_sections import lab
 from netem.report.parts import PARTS
-from netem.report.section_text import Comparison, Picture, Section, figure, table
+from netem.report.section_text import Picture, RivalComparison, Section, figure, table
 
 Kept = Mapping[str, Any]
 FOLDER: Final = "benchmarks"
@@ -16,14 +16,14 @@ FOLDER: Final = "benchmarks"
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class BenchmarkReport:
     """``pictures``: the plots that the text shows; the caller draws them."""
 
     text: str
     pictures: Sequence[Picture]
 
 
-def write(parts: Mapping[str, Kept], labs: Sequence[Kept], lab_plots: Mapping[str, Sequence[str]]) -> Report:
+def write(parts: Mapping[str, Kept], labs: Sequence[Kept], lab_plots: Mapping[str, Sequence[str]]) -> BenchmarkReport:
     """``parts``: documents by part name. ``labs``: scenario documents. ``lab_plots``: plot names by scenario."""
     why = {name: parts.get(name, {}).get("why", "not yet") for name in PARTS}
     sections, measured = {}, {}
@@ -59,7 +59,7 @@ def write(parts: Mapping[str, Kept], labs: Sequence[Kept], lab_plots: Mapping[st
     if missing := [name for name in PARTS if name not in measured]:
         blocks += ["## Not measured", "\n".join(f"- {name}: {why[name]}" for name in missing)]
     text = "\n\n".join(blocks) + "\n"
-    return Report(text, [picture for section in sections.values() for picture in section.pictures])
+    return BenchmarkReport(text, [picture for section in sections.values() for picture in section.pictures])
 
 
 def _ran(kept: Kept) -> str:
@@ -102,7 +102,7 @@ def _busy(measured: Mapping[str, Kept], labs: Sequence[Kept]) -> list[str]:
     ]
 
 
-def _lost(compared: Sequence[Comparison]) -> list[str]:
+def _lost(compared: Sequence[RivalComparison]) -> list[str]:
     behind = [loss for loss in compared if loss.lost and loss.rival is not None]
     missed = [loss for loss in compared if loss.lost and loss.rival is None]
     races, bars = (sum((loss.rival is None) is bar for loss in compared) for bar in (False, True))

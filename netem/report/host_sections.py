@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from netem.bench.figures_text import Columns, Row
 from netem.lab.scenario import Requirement
-from netem.report.section_text import Comparison, Picture, Section, figure, judged, share, table, table_of
+from netem.report.section_text import Picture, RivalComparison, Section, figure, judged, share, table, table_of
 from p2pcast.ground.limits import MIB
 
 Document = Mapping[str, Any]
@@ -116,7 +116,7 @@ def ledger(document: Document) -> Section:
     ]
     full = Requirement("results/s under full load", "results_s", above=500.0)
     paced = Requirement("lease at half the load, p99, ms", "lease_p99_ms", below=100.0)
-    compared: list[Comparison] = []
+    compared: list[RivalComparison] = []
     for at, row in enumerate(document["rows"]):
         compared += judged(f"ledger, {row['database']}", [row], paced if at % 2 else full)
     if document["growth"]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from netem.lab.scenario_report import origin
-from netem.report.section_text import Comparison, Section, figure, table
+from netem.report.section_text import RivalComparison, Section, figure, table
 
 Document = Mapping[str, Any]
 SYSTEM, TIME, OURS = "system", "all_s", "p2pcast"
@@ -61,17 +61,17 @@ def _said(document: Document) -> Iterator[str]:
         yield f"and {len(gone) - NOTED} more"
 
 
-def _missed(document: Document) -> Iterator[Comparison]:
+def _missed(document: Document) -> Iterator[RivalComparison]:
     for hold in document["holds"]:
         if hold["missed"]:
             worst = hold["missed"][0]
             what = f"{hold['what']} ({len(hold['missed'])} of {hold['rows']}; the worst)"
-            yield Comparison(
+            yield RivalComparison(
                 document["scenario"], what, worst["value"], worst["bound"], less=worst["value"] > worst["bound"]
             )
 
 
-def _ahead(scenario: str, rows: Sequence[Document], swept: tuple[str, ...]) -> Iterator[Comparison]:
+def _ahead(scenario: str, rows: Sequence[Document], swept: tuple[str, ...]) -> Iterator[RivalComparison]:
     """Compares the p2pcast row with each other row of the same case, or of cases that differ in the system alone."""
     alike = [key for key in swept if key != SYSTEM]
     groups: dict[tuple[Any, ...], list[Document]] = {}
@@ -84,4 +84,4 @@ def _ahead(scenario: str, rows: Sequence[Document], swept: tuple[str, ...]) -> I
             for row in some:
                 if not str(row[SYSTEM]).startswith(OURS):
                     what = f"time to the last in s{f', {place}' if place else ''}"
-                    yield Comparison(scenario, what, ours[TIME], row[TIME], str(row[SYSTEM]))
+                    yield RivalComparison(scenario, what, ours[TIME], row[TIME], str(row[SYSTEM]))

@@ -11,7 +11,7 @@ from typing import Any, Final
 from netem.bench.figures_text import Column, Columns, Row
 from netem.lab.scenario import Requirement
 from netem.latency import FOLDER, PUBLISHER
-from netem.report.section_text import Comparison, Picture, Section, cell, figure, judged, share, table, table_of
+from netem.report.section_text import Picture, RivalComparison, Section, cell, figure, judged, share, table, table_of
 from p2pcast.ground.limits import MIB
 
 Document = Mapping[str, Any]
@@ -92,7 +92,7 @@ def broadcast(document: Document) -> Section:
     return Section("Broadcast", blocks, compared, _pictures(given, whole))
 
 
-def _races(rows: Sequence[Row], ours: str, what: str, key: str) -> list[Comparison]:
+def _races(rows: Sequence[Row], ours: str, what: str, key: str) -> list[RivalComparison]:
     """The row of ``ours`` beside each other system's row with as many peers."""
     others = tuple(dict.fromkeys(r["system"] for r in rows if not r["system"].startswith(P2PCAST)))
     hold = Requirement(what, key, {"system": (ours,)}, {"system": others}, ("peers",), below=1.0)
@@ -159,7 +159,7 @@ def stripes(document: Document) -> Section:
         table_of(measured, columns),
         *(f"{way['name']}: left out, {'; '.join(way['off'])}." for way in ways if way.get("off")),
     ]
-    compared: list[Comparison] = []
+    compared: list[RivalComparison] = []
     series = {}
     best = Requirement("p2pcast's choice ÷ the best tried, {name}", "to_best", above=0.9)
     cubic = Requirement("p2pcast's choice ÷ one CUBIC, {name}", "to_single_cubic", above=1.6)

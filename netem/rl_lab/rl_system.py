@@ -15,7 +15,7 @@ from typing import Final
 
 from netem.emulation.description import HUB, Emulated
 from netem.fleet.fleet import HTTP_PORT, Fleet
-from netem.fleet.processes import Child, Processes
+from netem.fleet.processes import ChildProcess, Processes
 from netem.fleet.rollout_processes import LEARNER, LEDGER, Batches, Tables, configuration, start_ledger
 from netem.rl_lab.weight_paths import ENGINE_PORT, ENGINE_URL, PeerPath, StarPath, WeightPath
 from netem.rollouts.graded_answers import NAME
@@ -120,7 +120,7 @@ class RlSystem:
 
     # -- processes
 
-    def _finish(self, child: Child) -> None:
+    def _finish(self, child: ChildProcess) -> None:
         """Wait for the end of a command."""
         child.expected = True
         self.until(lambda: not child.alive, child.name)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from netem.emulation.description import HUB
-from netem.rl_lab.phase_figures import RunRecord, Sample
+from netem.rl_lab.phase_figures import PhaseRecord, RunSample
 from netem.rl_lab.rl_system import RlSystem, worker_of
 
 SAMPLE_S: Final = 1.0
@@ -24,7 +24,7 @@ BUSY_S: Final = 10.0
 class RunObserver:
     def __init__(self, system: RlSystem) -> None:
         self._system = system
-        self._samples: list[Sample] = []
+        self._samples: list[RunSample] = []
         self._over = threading.Event()
 
     @contextmanager
@@ -44,7 +44,7 @@ class RunObserver:
         while True:
             with contextlib.suppress(sqlite3.OperationalError):  # before the tables are made
                 trunks = {region: net.passed(region) for region in regions}
-                self._samples.append(Sample(time.time(), self._tokens(), trunks))
+                self._samples.append(RunSample(time.time(), self._tokens(), trunks))
             if self._over.wait(SAMPLE_S):
                 return
 
@@ -106,8 +106,8 @@ class RunObserver:
         events = [json.loads(line) for line in lines if line.endswith("}")]
         return [event for event in events if event["event"] == "step"]
 
-    def record(self) -> RunRecord:
+    def record(self) -> PhaseRecord:
         system = self._system
         opened = {e.facts["version"]: e.time_s for e in system.run.events[HUB].reported if e.kind == "opened"}
         committed = {host: system.weights.installs(host) for host in system.hosts}
-        return RunRecord(self.steps(), list(self._samples), opened, system.weights.sizes(), committed)
+        return PhaseRecord(self.steps(), list(self._samples), opened, system.weights.sizes(), committed)

@@ -33,7 +33,7 @@ from p2pcast.ground.version import Version
 from p2pcast.ledger_api import worker_api as api
 from p2pcast.ledger_api.batch_client import BatchClient
 from p2pcast.rollouts.job import Job
-from p2pcast.rollouts.result import Result, Span
+from p2pcast.rollouts.result import Result, VersionSpan
 from rollout_node.worker.ledger_client import LedgerClient
 from trainer_node.ledger.database import ledger_schema
 from trainer_node.ledger_server.callers import WORKER_FILE
@@ -53,7 +53,7 @@ MANIFEST = bytes(32)
 
 
 @dataclass(slots=True)
-class Found:
+class LoadResult:
     """Seconds of each request, accepted results, and the seconds until the last of them."""
 
     lease_s: list[float] = field(default_factory=list)
@@ -80,7 +80,7 @@ def result_of(lease: bytes, job: Job, drawn: np.random.Generator) -> Result:
         token_ids=tokens,
         mask=mask,
         logprobs=logprobs,
-        spans=(Span(job.oldest, prompt, count, MANIFEST, "recompute"),),
+        spans=(VersionSpan(job.oldest, prompt, count, MANIFEST, "recompute"),),
         temperature=job.temperature,
         reward=0.0,
         stop="length",
@@ -108,7 +108,7 @@ class Worker:
         assert interval_s is not None
         self._heartbeat_s = interval_s
 
-    async def lease(self, found: Found, served: str, wait_s: float) -> list[tuple[bytes, Job]]:
+    async def lease(self, found: LoadResult, served: str, wait_s: float) -> list[tuple[bytes, Job]]:
         asked = api.LeaseRequest(self._session, served, MANIFEST, self._slots, wait_s=wait_s)
         began = time.perf_counter()
         answer = await self._ledger.ask_once(api.LEASE, asked, wait_s)
@@ -116,7 +116,7 @@ class Worker:
             found.lease_s.append(time.perf_counter() - began)
         return [(row.lease, Job.from_bytes(row.job)) for row in answer.leases]
 
-    async def play(self, found: Found, leases: list[tuple[bytes, Job]], seconds: float) -> None:
+    async def play(self, found: LoadResult, leases: list[tuple[bytes, Job]], seconds: float) -> None:
         """Tokens that come evenly, with heartbeats."""
         until_s, tokens = time.perf_counter() + seconds, 0
         while (left_s := until_s - time.perf_counter()) > 0:
@@ -128,7 +128,7 @@ class Worker:
             self._take_interval(answer.heartbeat_s)
             found.heartbeat_s.append(time.perf_counter() - began)
 
-    async def hand_in(self, found: Found, leases: list[tuple[bytes, Job]], served: str) -> None:
+    async def hand_in(self, found: LoadResult, leases: list[tuple[bytes, Job]], served: str) -> None:
         made = [result_of(lease, job, self._drawn) for lease, job in leases]
         version = Version.parse(served)
         for result in made:
@@ -235,14 +235,14 @@ async def workers(url: str, folder: Path, count: int, slots: int) -> AsyncIterat
         yield made
 
 
-async def full_load(url: str, folder: Path, trainer: Trainer, count: int, seconds: float) -> Found:
+async def full_load(url: str, folder: Path, trainer: Trainer, count: int, seconds: float) -> LoadResult:
     """Workers that hand results in as soon as they have leased. The first results are not counted: the process that
     computes rewards starts with them. Begun requests end after ``seconds``.
     """
-    found = Found()
+    found = LoadResult()
     async with workers(url, folder, count, AT_ONCE) as made:
 
-        async def play(one: Worker, into: Found) -> None:
+        async def play(one: Worker, into: LoadResult) -> None:
             served = trainer.served
             if leases := await one.lease(into, served, 1.0):
                 await one.hand_in(into, leases, served)
@@ -251,7 +251,7 @@ async def full_load(url: str, folder: Path, trainer: Trainer, count: int, second
             while time.perf_counter() < until_s and trainer.failure is None:
                 await play(one, found)
 
-        await asyncio.gather(*(play(one, Found()) for one in made))
+        await asyncio.gather(*(play(one, LoadResult()) for one in made))
         began = time.perf_counter()
         await asyncio.gather(*(work(one, began + seconds) for one in made))
         found.took_s = time.perf_counter() - began
@@ -278,7 +278,7 @@ async def growing_load(
     results: int, sizes: int,
 ) -> list[Size]:  # fmt: skip
     """``sizes`` looks at the ledger, evenly over ``results`` results of ``count`` workers that never rest."""
-    found, made = Found(), list[Size]()
+    found, made = LoadResult(), list[Size]()
     async with workers(url, folder, count, AT_ONCE) as crowd:
         for number in range(sizes):
             began, before = found.accepted, cpu_s(process)
@@ -320,11 +320,11 @@ def rows_of(folder: Path, database: str | None) -> tuple[int, int]:
 
 async def paced_load(
     url: str, folder: Path, trainer: Trainer, count: int, rate: float, seconds: float
-) -> tuple[Found, float]:
+) -> tuple[LoadResult, float]:
     """``count`` workers that together hand in ``rate`` results a second, and send heartbeats. Returns their rate, too.
     The first plays are not counted: the workers begin one after the other.
     """
-    ramp, found = Found(), Found()
+    ramp, found = LoadResult(), LoadResult()
     play_s = count * PACED_SLOTS / rate
     async with workers(url, folder, count, PACED_SLOTS) as made:
         began = time.perf_counter()

@@ -17,10 +17,10 @@ from typing import Final
 
 from netem.rollouts.run_figures import RunFigures
 from netem.rollouts.simulated_ledger import Lease, SimulatedLedger
-from netem.rollouts.simulated_run import Fault, Machine, Run
+from netem.rollouts.simulated_run import Machine, RolloutFault, SimulatedRun
 from trainer_node.ledger.staleness_rule import room
 from trainer_node.scheduling.shares import PROBE_S
-from trainer_node.scheduling.worker_fleet import Candidate, FleetControl
+from trainer_node.scheduling.worker_fleet import CandidateWorker, FleetControl
 
 SILENT_BEATS: Final = 3
 """Heartbeats that a worker misses before the fleet's controller counts it as dead."""
@@ -33,7 +33,7 @@ deadlocked.
 
 
 @dataclass(slots=True)
-class Sampling:
+class SimulatedSample:
     """A sample in an engine. ``begun``: the engine's progress at its beginning. ``slowness``: of a straggler above 1.
     ``steps``: versions that sampled it.
     """
@@ -50,7 +50,7 @@ class Sampling:
 
 
 @dataclass(slots=True)
-class Engine:
+class SimulatedEngine:
     """All slots sample at one rate, so one number tells how far each sample is. ``progress`` counts the tokens that a
     slot without stragglers would have made since the start.
     """
@@ -63,7 +63,7 @@ class Engine:
     alive: bool = True
     leaves: bool = False
     staged: int | None = None
-    samples: dict[int, Sampling] = field(default_factory=dict)
+    samples: dict[int, SimulatedSample] = field(default_factory=dict)
     progress: float = 0.0
     ends: list[tuple[float, int]] = field(default_factory=list)
     """Progress and lease of each sample's end: a heap, with samples that were aborted."""
@@ -103,7 +103,7 @@ class Engine:
         self.progress += made
         self.tokens += made * sum(1 / each.slowness for each in self.samples.values())
 
-    def sampled(self, sampling: Sampling) -> float:
+    def sampled(self, sampling: SimulatedSample) -> float:
         """Tokens of a sample so far."""
         return min(sampling.lease.job.tokens, (self.progress - sampling.begun) / sampling.slowness)
 
@@ -114,21 +114,21 @@ class Engine:
         return self.ends[0][0] if self.ends else None
 
 
-def simulate_run(run: Run, seed: int = 0) -> RunFigures:
+def simulate_run(run: SimulatedRun, seed: int = 0) -> RunFigures:
     """Raises UsageError for an impossible run."""
     run.check()
     return RolloutSimulation(run, Random(seed)).play()
 
 
 class RolloutSimulation:
-    def __init__(self, run: Run, rng: Random) -> None:
+    def __init__(self, run: SimulatedRun, rng: Random) -> None:
         self._run, self._rng = run, rng
         self._now = 0.0
         self._serial = 0
         self._agenda: list[tuple[float, int, bool, Callable[[], None]]] = []
         self._pending = 0
         """Events other than heartbeats and looks."""
-        self._engines: dict[str, Engine] = {m.name: Engine(m, 0) for m in run.machines}
+        self._engines: dict[str, SimulatedEngine] = {m.name: SimulatedEngine(m, 0) for m in run.machines}
         self._kinds = {m.name: m.kind for m in run.machines}
         self._ledger = SimulatedLedger(run, self._kinds, self._samples)
         self._training = False
@@ -193,7 +193,7 @@ class RolloutSimulation:
 
     # -- engines
 
-    def _schedule(self, engine: Engine) -> None:
+    def _schedule(self, engine: SimulatedEngine) -> None:
         """The engine's samples or its rate have changed."""
         engine.stamp += 1
         if (end := engine.next_end()) is None:
@@ -215,7 +215,7 @@ class RolloutSimulation:
         self._schedule(engine)
         self._step()
 
-    def _settle(self, engine: Engine) -> None:
+    def _settle(self, engine: SimulatedEngine) -> None:
         """A sample has left the engine: an engine that drains may commit now."""
         if engine.staged is not None and not engine.samples:
             engine.served, engine.staged = engine.staged, None
@@ -241,10 +241,10 @@ class RolloutSimulation:
                     granted = True
             self._first += 1
 
-    def _begin(self, engine: Engine, lease: Lease) -> None:
+    def _begin(self, engine: SimulatedEngine, lease: Lease) -> None:
         engine.advance(self._now)
         slowness = self._run.samples.straggler_factor if lease.job.straggles else 1.0
-        sampling = engine.samples[lease.number] = Sampling(lease, engine.progress, slowness, {engine.served})
+        sampling = engine.samples[lease.number] = SimulatedSample(lease, engine.progress, slowness, {engine.served})
         heapq.heappush(engine.ends, (sampling.ends, lease.number))
 
     def _heartbeat(self) -> None:
@@ -340,7 +340,7 @@ class RolloutSimulation:
 
     # -- faults and the fleet
 
-    def _strike(self, fault: Fault) -> None:
+    def _strike(self, fault: RolloutFault) -> None:
         engine, form = self._engines[fault.worker], self._run.broadcast
         self._figures.struck_s = self._now
         engine.advance(self._now)
@@ -364,7 +364,7 @@ class RolloutSimulation:
             self._schedule(engine)
         self._step()
 
-    def _die(self, engine: Engine) -> None:
+    def _die(self, engine: SimulatedEngine) -> None:
         engine.alive, engine.died_s = False, self._now
         self._arrivals.pop(engine.machine.name, None)
         for number, sampling in engine.samples.items():
@@ -385,11 +385,11 @@ class RolloutSimulation:
             elif self._now - engine.died_s >= silent_s:
                 continue
             if not engine.leaves:
-                active.append(Candidate(name, engine.machine.usd_per_h, self._measured(engine, control.window_s)))
-        standby = [Candidate(m.name, m.usd_per_h, m.capacity) for m in self._standby]
+                active.append(CandidateWorker(name, engine.machine.usd_per_h, self._measured(engine, control.window_s)))
+        standby = [CandidateWorker(m.name, m.usd_per_h, m.capacity) for m in self._standby]
         capacity = sum(each.rollouts_per_s for each in active)
         self._note(capacity, control.target_per_s)
-        active += [Candidate(m.name, m.usd_per_h, m.capacity) for m in self._starting]
+        active += [CandidateWorker(m.name, m.usd_per_h, m.capacity) for m in self._starting]
         change = self._control.decide(self._now, control.target_per_s, active, standby)
         for started in change.activate:
             machine = next(m for m in self._standby if m.name == started.name)
@@ -413,7 +413,7 @@ class RolloutSimulation:
         if figures.short_s is not None and capacity >= target:
             figures.recovered_s = figures.recovered_s or self._now
 
-    def _measured(self, engine: Engine, window_s: float) -> float:
+    def _measured(self, engine: SimulatedEngine, window_s: float) -> float:
         """Tokens per busy second of a slot in the window, times slots; of an idle worker, what its engine can make."""
         engine.seen.append((self._now, engine.slot_s, engine.tokens))
         while self._now - engine.seen[0][0] > window_s:
@@ -427,7 +427,7 @@ class RolloutSimulation:
     def _join(self, machine: Machine) -> None:
         self._starting.remove(machine)
         self._kinds[machine.name] = machine.kind
-        self._engines[machine.name] = Engine(machine, self._ledger.published[-1], at_s=self._now)
+        self._engines[machine.name] = SimulatedEngine(machine, self._ledger.published[-1], at_s=self._now)
         self._ledger.join(machine.name)
         self._step()
 

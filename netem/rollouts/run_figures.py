@@ -7,12 +7,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
-from netem.rollouts.simulated_ledger import Job, Lease, SimulatedLedger
-from netem.rollouts.simulated_run import Run
-from trainer_node.ledger.batch_cut import Verdict
+from netem.rollouts.simulated_ledger import Lease, SimulatedJob, SimulatedLedger
+from netem.rollouts.simulated_run import SimulatedRun
+from trainer_node.ledger.batch_cut import GroupVerdict
 
 TRAINED: Final = "trained"
-FILTERED: Final = Verdict.EQUAL.value
+FILTERED: Final = GroupVerdict.EQUAL.value
 
 
 @dataclass(slots=True)
@@ -21,7 +21,7 @@ class RunFigures:
     version and its training; ``in_flight`` until the ledger accepted it, ``in_queue`` from then on.
     """
 
-    run: Run
+    run: SimulatedRun
     deadlock: bool = False
     wall_s: float = 0.0
     wait_s: list[float] = field(default_factory=list)
@@ -49,7 +49,7 @@ class RunFigures:
     started: int = 0
     released: int = 0
     """Workers that the fleet's controller started, and released."""
-    _lost: dict[int, Job] = field(default_factory=dict)
+    _lost: dict[int, SimulatedJob] = field(default_factory=dict)
 
     def lost(self, lease: Lease) -> None:
         self._lost[id(lease.job)] = lease.job

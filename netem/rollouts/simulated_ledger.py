@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from netem.rollouts.simulated_run import Run
+from netem.rollouts.simulated_run import SimulatedRun
 from p2pcast.ground.version import Version
 from trainer_node.ledger.acceptance import Reason, Standards, version_rejection
-from trainer_node.ledger.batch_cut import OVERSAMPLE, Candidate, Cut, Verdict, cut, judge
+from trainer_node.ledger.batch_cut import OVERSAMPLE, CandidateGroup, Cut, GroupVerdict, cut, judge
 from trainer_node.ledger.lease_time import Completions, latest_s
 from trainer_node.ledger.lineage import Lineage
-from trainer_node.ledger.staleness_rule import Bounds, room
+from trainer_node.ledger.staleness_rule import StalenessBounds, room
 from trainer_node.scheduling.shares import Load, Throughputs, jobs_for, split
 
 FIXED = ("fixed shares", "uniform")
@@ -28,10 +28,10 @@ STALE_ENDINGS = 3
 
 
 @dataclass(slots=True)
-class Job:
+class SimulatedJob:
     """``tokens``: of its sample. ``straggles``: its sample takes longer. ``oldest``: no older version may play it."""
 
-    group: Group
+    group: SimulatedGroup
     tokens: int
     straggles: bool
     reward: float
@@ -41,19 +41,19 @@ class Job:
 
 
 @dataclass(slots=True)
-class Group:
+class SimulatedGroup:
     """``opened``: its number. ``results``: step, reward and tokens of each accepted one. ``fate``: how it ended."""
 
     opened: int
-    jobs: list[Job] = field(default_factory=list)
+    jobs: list[SimulatedJob] = field(default_factory=list)
     results: list[tuple[int, float, int, int]] = field(default_factory=list)
     """Oldest step, reward, tokens, and the learner's step when the result was accepted."""
     unsettled: int = 0
     stale_endings: int = 0
     fate: str | None = None
 
-    def candidate(self) -> Candidate:
-        return Candidate(
+    def candidate(self) -> CandidateGroup:
+        return CandidateGroup(
             self.opened, [each[0] for each in self.results], [each[1] for each in self.results], self.unsettled
         )
 
@@ -61,7 +61,7 @@ class Group:
 @dataclass(slots=True)
 class Lease:
     number: int
-    job: Job
+    job: SimulatedJob
     worker: str
     served: int
     granted_s: float
@@ -75,14 +75,16 @@ class Lease:
 class SimulatedLedger:
     """``sample`` draws a group's samples: (tokens, whether the sample straggles, reward) for each."""
 
-    def __init__(self, run: Run, kinds: Mapping[str, str], sample: Callable[[], list[tuple[int, bool, float]]]) -> None:
+    def __init__(
+        self, run: SimulatedRun, kinds: Mapping[str, str], sample: Callable[[], list[tuple[int, bool, float]]]
+    ) -> None:
         self._run, self._kinds, self._sample = run, kinds, sample
-        self.bounds = Bounds(run.staleness, run.groups, run.steps)
+        self.bounds = StalenessBounds(run.staleness, run.groups, run.steps)
         self.step = 0
         self.published: list[int] = []
-        self.groups: dict[int, Group] = {}
+        self.groups: dict[int, SimulatedGroup] = {}
         """Groups that are neither trained nor dropped."""
-        self.batch: list[Group] | None = None
+        self.batch: list[SimulatedGroup] | None = None
         self.leases: dict[int, Lease] = {}
         self.throughputs = Throughputs()
         self.tokens: Counter[str] = Counter()
@@ -93,7 +95,7 @@ class SimulatedLedger:
         self.in_queue: Counter[int] = Counter()
         self.staleness: Counter[int] = Counter()
         self._manifests: dict[Version, bytes] = {}
-        self._open: dict[int, list[tuple[int, int, Job]]] = {}
+        self._open: dict[int, list[tuple[int, int, SimulatedJob]]] = {}
         self._waiting: Counter[int] = Counter()
         """Jobs in the pool by the oldest step that may play them."""
         self._ready = 0
@@ -169,7 +171,7 @@ class SimulatedLedger:
             made.append(self._granted(job, worker, served, now_s))
         return made
 
-    def _next(self, served: int) -> Job | None:
+    def _next(self, served: int) -> SimulatedJob | None:
         heads = [(heap[0][:2], oldest) for oldest, heap in self._open.items() if oldest <= served and heap]
         if heads:
             oldest = min(heads)[1]
@@ -179,21 +181,21 @@ class SimulatedLedger:
         if room(self.bounds, len(self.groups), served, self.step) == 0:
             return None
         self._serial += 1
-        group = self.groups[self._serial] = Group(self._serial)
+        group = self.groups[self._serial] = SimulatedGroup(self._serial)
         for tokens, straggles, reward in self._sample():
-            job = Job(group, tokens, straggles, reward, served)
+            job = SimulatedJob(group, tokens, straggles, reward, served)
             group.jobs.append(job)
             group.unsettled += 1
             self._back(job)
         return self._next(served)
 
-    def _back(self, job: Job) -> None:
+    def _back(self, job: SimulatedJob) -> None:
         """The job returns to the pool."""
         self._serial += 1
         heapq.heappush(self._open.setdefault(job.oldest, []), (job.group.opened, self._serial, job))
         self._waiting[job.oldest] += 1
 
-    def _granted(self, job: Job, worker: str, served: int, now_s: float) -> Lease:
+    def _granted(self, job: SimulatedJob, worker: str, served: int, now_s: float) -> Lease:
         kind = self._kinds[worker]
         seconds = self._of(kind).lease_s()
         most_s = latest_s(self._run.samples.most, self._slowest.get(kind, 0.0), seconds)
@@ -245,7 +247,7 @@ class SimulatedLedger:
             return
         group.stale_endings += 1
         if group.stale_endings >= STALE_ENDINGS:
-            self._drop(group, Verdict.STALE.value)
+            self._drop(group, GroupVerdict.STALE.value)
         elif job.leased == 0:
             job.oldest = max(job.oldest, self.step - self._run.staleness)
             self._back(job)
@@ -288,7 +290,7 @@ class SimulatedLedger:
             if not job.settled and group.fate is None and job.leased == 0:
                 group.stale_endings += 1
                 if group.stale_endings >= STALE_ENDINGS:
-                    self._drop(group, Verdict.STALE.value)
+                    self._drop(group, GroupVerdict.STALE.value)
                 elif not lease.expired:
                     job.oldest = max(job.oldest, self.step - self._run.staleness)
                     self._back(job)
@@ -316,15 +318,15 @@ class SimulatedLedger:
         )  # fmt: skip
         return None if found is None else found.reason
 
-    def _complete(self, group: Group) -> None:
+    def _complete(self, group: SimulatedGroup) -> None:
         """All jobs of a group have ended. Groups that can never be trained give their room back at once."""
         verdict = judge(group.candidate(), self.step - self._run.staleness)
-        if verdict is Verdict.USE:
+        if verdict is GroupVerdict.USE:
             self._ready += 1
         else:
             self._drop(group, verdict.value)
 
-    def _forget(self, job: Job) -> None:
+    def _forget(self, job: SimulatedJob) -> None:
         """Take the job out of the pool, if it is there: a late result has settled it."""
         heap = self._open.get(job.oldest, [])
         for at, entry in enumerate(heap):
@@ -335,7 +337,7 @@ class SimulatedLedger:
                 self._waiting[job.oldest] -= 1
                 return
 
-    def _drop(self, group: Group, why: str) -> None:
+    def _drop(self, group: SimulatedGroup, why: str) -> None:
         group.fate = why
         self._played += 1
         self.endings[f"group: {why}"] += 1
@@ -343,7 +345,7 @@ class SimulatedLedger:
         self._cancel(group)
         del self.groups[group.opened]
 
-    def _cancel(self, group: Group) -> None:
+    def _cancel(self, group: SimulatedGroup) -> None:
         """Jobs that have not ended are not played any more; heartbeats abort the ones that are leased."""
         for job in group.jobs:
             if not job.settled:
@@ -371,7 +373,7 @@ class SimulatedLedger:
     def _follow(self, done: Cut) -> None:
         for candidate, verdict in done.dropped:
             group = self.groups[candidate.opened]
-            self._ready -= verdict is not Verdict.WAIT and group.unsettled == 0
+            self._ready -= verdict is not GroupVerdict.WAIT and group.unsettled == 0
             self._drop(group, verdict.value)
         if done.batch is None:
             return
@@ -385,7 +387,7 @@ class SimulatedLedger:
         for group in self.batch:
             for oldest, _, tokens, accepted in group.results:
                 fresh = oldest >= self.step - self._run.staleness
-                self.tokens["trained" if fresh else Verdict.STALE.value] += tokens
+                self.tokens["trained" if fresh else GroupVerdict.STALE.value] += tokens
                 if fresh:
                     self.staleness[self.step - oldest] += 1
                     self.in_queue[self.step - accepted] += 1

@@ -59,7 +59,7 @@ class Samples:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class RolloutFault:
     """``kind``: one of ``FAULTS``. ``at_s``: seconds after the start. ``step``: instead, the fault comes during the
     first broadcast of this step or a later one. ``factor``: remaining rate of a slow machine.
     """
@@ -72,7 +72,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Broadcast:
+class BroadcastDelay:
     """``seconds``: until the share 1/γ of the workers serves a version. ``first``: the first worker's share of that
     time. ``chains``: forwarding chains. ``repair_s``: until a chain passes a failed forwarder by.
     """
@@ -95,7 +95,7 @@ class Control:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SimulatedRun:
     """``groups``: P, groups of a batch. ``size``: G, samples of a group. ``train_s``: of one step. ``staleness``: S.
     ``every``: κ. ``newest_only``: engines that do not serve the newest publication get no jobs. ``drains``: an engine
     commits a version between samples only. ``renews``: heartbeats with new tokens extend a lease, by its own
@@ -103,7 +103,7 @@ class Run:
     """
 
     machines: tuple[Machine, ...]
-    broadcast: Broadcast
+    broadcast: BroadcastDelay
     train_s: float
     groups: int = 8
     size: int = 8
@@ -115,7 +115,7 @@ class Run:
     policy: Policy = "shares"
     newest_only: bool = False
     drains: bool = False
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[RolloutFault, ...] = ()
     control: Control | None = None
     heartbeat_s: float = 5.0
     lease_factor: float = FACTOR

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from random import Random
 
-from netem.simulation.fleet_simulator import TICK_S, Scenario, SimulatedFleet
+from netem.simulation.fleet_simulator import TICK_S, FleetEvents, SimulatedFleet
 from topology.plan_tree import ROOT, Plan
 from trainer_node.membership.peer_record import PeerRecord
 
@@ -20,7 +20,7 @@ MOST_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class BroadcastFault:
     """``after_s`` from the beginning, ``peer`` is killed, and the kernel closes its connections. With ``bps`` the peer
     slows down instead. With ``healed_s`` it is cut off without closed connections, and returns at that time with its
     data.
@@ -33,9 +33,9 @@ class Fault:
 
 
 def replay(
-    scenario: Scenario,
+    scenario: FleetEvents,
     parent: Mapping[str, str],
-    faults: Collection[Fault],
+    faults: Collection[BroadcastFault],
     chains: int | None = None,
     most_s: float = MOST_S,
 ) -> dict[str, float]:
@@ -46,7 +46,7 @@ def replay(
 
 
 class _Replay(SimulatedFleet):
-    def __init__(self, scenario: Scenario, parent: Mapping[str, str], chains: int | None) -> None:
+    def __init__(self, scenario: FleetEvents, parent: Mapping[str, str], chains: int | None) -> None:
         super().__init__(scenario, Random(0), chains)
         self._cut: dict[str, float] = {}
         """Bytes that disconnected peers hold."""
@@ -60,7 +60,7 @@ class _Replay(SimulatedFleet):
             self.flow.attach(peer, above)
             self.membership.note_parent(peer, above, self.membership.plan.epoch)
 
-    def play(self, faults: Collection[Fault], most_s: float) -> dict[str, float]:
+    def play(self, faults: Collection[BroadcastFault], most_s: float) -> dict[str, float]:
         self._begin()
         for fault in faults:
             self._at(fault.after_s, lambda b=fault: self._inject(self._ident[b.peer], b))  # type: ignore[misc]
@@ -71,7 +71,7 @@ class _Replay(SimulatedFleet):
         names = {peer: name for name, peer in self._ident.items()}
         return {names[peer]: self._done_s.get(peer, math.inf) for peer in self._alive()}
 
-    def _inject(self, peer: str, fault: Fault) -> None:
+    def _inject(self, peer: str, fault: BroadcastFault) -> None:
         if fault.bps is not None:
             self.flow.limit(peer, fault.bps)
         elif fault.healed_s is None:

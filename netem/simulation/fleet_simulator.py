@@ -18,10 +18,10 @@ from random import Random
 from typing import Any
 
 from p2pcast.ground.version import Version
-from p2pcast.relay.child_lag import Inflow, Lag
+from p2pcast.relay.child_lag import ChildLag, Inflow
 from p2pcast.relay.tuning import IDLE_SILENCE_S, SILENCE_FLOOR_S
-from topology.broadcast_time import Network, ideal_s
-from topology.flow_model import Flow
+from topology.broadcast_time import BroadcastNetwork, ideal_s
+from topology.flow_model import FlowModel
 from topology.plan_changes import moves
 from topology.plan_tree import ROOT, Epoch
 from trainer_node.membership.broadcast_progress import BroadcastProgress
@@ -43,7 +43,7 @@ HEAD_START_S = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
+class FleetEvents:
     """Events of the simulated fleet. Shares are of all peers, a minute."""
 
     peers: int = 1000
@@ -63,7 +63,7 @@ class Scenario:
     slowdowns: float = 0.0025
     slow_s: float = 60.0
     """Mean length of a slow-down to between 0.1 and 0.6 of the peer's rate."""
-    network: Network = field(default_factory=lambda: Network(root_region="region-0"))
+    network: BroadcastNetwork = field(default_factory=lambda: BroadcastNetwork(root_region="region-0"))
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ Tell = Callable[[float, str, dict[str, Any]], object]
 """Gets the time in seconds, the kind and the facts of an event, as the hub would emit it."""
 
 
-def simulate(scenario: Scenario, seed: int = 0, tell: Tell | None = None) -> list[VersionResult]:
+def simulate(scenario: FleetEvents, seed: int = 0, tell: Tell | None = None) -> list[VersionResult]:
     """One run, with a result a version. The first two versions are the start of the fleet, before any rate is
     measured. ``tell`` changes nothing of the run.
     """
@@ -111,7 +111,7 @@ def simulate(scenario: Scenario, seed: int = 0, tell: Tell | None = None) -> lis
 class SimulatedFleet:
     """`run` simulates a scenario; `netem.simulation.broadcast_replay` simulates one version of a given tree."""
 
-    def __init__(self, scenario: Scenario, rng: Random, chains: int | None = None, tell: Tell | None = None) -> None:
+    def __init__(self, scenario: FleetEvents, rng: Random, chains: int | None = None, tell: Tell | None = None) -> None:
         self.scenario = scenario
         self.rng = rng
         self.now = 0.0
@@ -119,7 +119,7 @@ class SimulatedFleet:
         self.membership = Membership(1, scenario.uplink_bps, chains, scenario.network.root_region)
         self.broadcast = BroadcastProgress()
         self.regions: dict[str, str] = {}
-        self.flow = Flow(scenario.payload_bytes, scenario.uplink_bps, self.regions, scenario.network)
+        self.flow = FlowModel(scenario.payload_bytes, scenario.uplink_bps, self.regions, scenario.network)
         self.results: list[VersionResult] = []
         self._serial = 0
         self._created = 0
@@ -131,7 +131,7 @@ class SimulatedFleet:
         """Peers present at the beginning of the current version."""
         self._done_s: dict[str, float] = {}
         self._staged: dict[str, Version | None] = {}
-        self._lag: dict[str, Lag] = {}
+        self._lag: dict[str, ChildLag] = {}
         self._version = Version(0, 0)
         self._began_s = 0.0
         self._known: dict[str, Epoch] = {}
@@ -197,7 +197,7 @@ class SimulatedFleet:
         self._created += 1
         self.regions[peer] = f"region-{self._created % self.scenario.regions}"
         self.flow.add(peer, self.scenario.peer_bps, 0.0 if self.results else self.scenario.payload_bytes)
-        self._lag[peer] = Lag()
+        self._lag[peer] = ChildLag()
         self._lag[peer].begin(self.now, 0)
         self._staged[peer] = None
         return PeerRecord(peer, peer, self.regions[peer], "", 0, self.now)

@@ -31,7 +31,7 @@ from p2pcast.transport.dial import dial
 from p2pcast.transport.link import QuietOwner
 from p2pcast.transport.listener import Listener
 from p2pcast.transport.socket_options import Sockets, window_bytes
-from p2pcast.transport.stripe_count import Way, stripes
+from p2pcast.transport.stripe_count import NetworkPath, stripes
 
 DIAL_S = 30.0
 """A lossy path may need several attempts for one of many stripes."""
@@ -47,7 +47,7 @@ class ConfiguredEnd(End):
         self.sockets = Sockets(order["congestion"], order["buffer_bytes"])
 
 
-class Parent(ConfiguredEnd):
+class StripesParent(ConfiguredEnd):
     def __init__(self, folder: Path, order: dict[str, Any]) -> None:
         super().__init__(folder, order)
         self.listener = Listener(self, self.identity, sockets=self.sockets)
@@ -91,7 +91,7 @@ class Parent(ConfiguredEnd):
 
 
 async def parent(folder: Path, order: dict[str, Any]) -> None:
-    end = Parent(folder, order)
+    end = StripesParent(folder, order)
     await end.listener.start("0.0.0.0", 0)
     running = [asyncio.ensure_future(end.node.run()), asyncio.ensure_future(end.downstream.run())]
     write_facts(listening=end.listener.address[1])
@@ -145,7 +145,7 @@ async def child(folder: Path, order: dict[str, Any]) -> None:
 
 def own_choice(congestion: str, rtt_s: float) -> int:
     """The stripe count that a peer dials with before it has received anything."""
-    return stripes(Way(rtt_s, 0.0, congestion, window_bytes()))
+    return stripes(NetworkPath(rtt_s, 0.0, congestion, window_bytes()))
 
 
 async def _finish(end: End, running: Sequence[asyncio.Future[None]]) -> None:

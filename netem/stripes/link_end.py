@@ -14,8 +14,8 @@ from p2pcast.ground.errors import P2PCastError
 from p2pcast.ground.version import Version
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import Node, Parent
-from p2pcast.store.artifact_log import Log
-from p2pcast.store.artifact_store import Store
+from p2pcast.store.artifact_log import ArtifactLog
+from p2pcast.store.artifact_store import ArtifactStore
 from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire.connection import Identity
@@ -33,7 +33,7 @@ class End(QuietOwner):
         self, folder: Path, key: RunKey, secret: bytes, name: str, state_bytes: int, ident: bytes | None = None
     ) -> None:
         self.key = key
-        self.store = Store(folder, key.public)
+        self.store = ArtifactStore(folder, key.public)
         self.node = Node(self, ident or secrets.token_bytes(16), key.public)
         self.downstream = self.node.downstream
         self.identity = Identity(self.node.ident, name, JoinToken(run_id(key.public), secret))
@@ -49,7 +49,7 @@ class End(QuietOwner):
 
     # -- NodeOwner
 
-    def make_log(self, open_: Open, layout: Layout, *, excerpt: bool) -> Log:
+    def make_log(self, open_: Open, layout: Layout, *, excerpt: bool) -> ArtifactLog:
         return self.store.begin(open_, layout)
 
     def on_opened(self, holding: Holding) -> None: ...

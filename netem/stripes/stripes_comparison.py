@@ -14,13 +14,13 @@ from netem.emulation.streamed_rate import wire_share
 from netem.stripes.sweep import Sweep
 from p2pcast.relay.active_stripes import initial_stripes
 from p2pcast.transport.socket_options import window_bytes
-from p2pcast.transport.stripe_count import Way, stripes
+from p2pcast.transport.stripe_count import NetworkPath, stripes
 
 WORK = "netem.stripes.sweep:sweep"
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class StripesBench:
     backend: str
     rate_bps: float
     rtts_s: tuple[float, ...]
@@ -51,7 +51,7 @@ class Bench:
 Row = dict[str, Any]
 
 
-def bench_stripes(bench: Bench, show: Callable[[Row], None]) -> dict[str, Any]:
+def bench_stripes(bench: StripesBench, show: Callable[[Row], None]) -> dict[str, Any]:
     """The report document. ``show`` receives each path's judgement as soon as it is known."""
     ways, rows = [], []
     for sweep in bench.sweeps():
@@ -87,7 +87,7 @@ def judged(sweep: Sweep, rows: Sequence[Row]) -> dict[str, Any]:
     by_congestion = {}
     for congestion in dict.fromkeys(name for name, _ in goodput):
         of_it = {number: bps for (name, number), bps in goodput.items() if name == congestion}
-        rule = initial_stripes(stripes(Way(sweep.rtt_s, 0.0, congestion, window_bytes())), congestion)
+        rule = initial_stripes(stripes(NetworkPath(sweep.rtt_s, 0.0, congestion, window_bytes())), congestion)
         by_congestion[congestion] = {
             "of_ceiling": {str(n): round(bps / ceiling, 3) for n, bps in of_it.items()},
             "rule": rule,

@@ -16,7 +16,7 @@ from typing import Any
 
 from netem.broadcast.agents import Agents
 from netem.emulation.calibration import calibrated
-from netem.emulation.description import Host, Link, Network
+from netem.emulation.description import EmulatedLink, EmulatedNetwork, Host
 from netem.emulation.namespaces import Namespaces, namespaces
 from netem.fleet.workspace import own_folder
 from p2pcast.transport.socket_options import PREFERRED, choose_sockets
@@ -61,8 +61,8 @@ def sweep(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for name in given.congestion:
         choose_sockets(name)
     # The payload's direction carries the whole delay except half of the round trip, which acknowledgements take.
-    access = Link(given.rate_bps, given.rate_bps, given.rtt_s / 2, loss=given.loss)
-    with namespaces(Network((Host("parent"), Host("child", access)), given.mtu)) as net:
+    access = EmulatedLink(given.rate_bps, given.rate_bps, given.rtt_s / 2, loss=given.loss)
+    with namespaces(EmulatedNetwork((Host("parent"), Host("child", access)), given.mtu)) as net:
         calibration = calibrated(net)
         yield calibration
         if calibration["off"]:

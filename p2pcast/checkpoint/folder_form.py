@@ -57,7 +57,7 @@ class StepNames:
 
 
 @dataclass(frozen=True, slots=True)
-class Marker:
+class FolderMarkers:
     """Files that say that a folder is complete. ``last``: written after all others; a peer writes the version into it.
     ``before``: empty files that precede it. ``required``: a folder without ``last`` is never complete.
     """
@@ -71,19 +71,19 @@ class Marker:
 
 
 STABLE: Final = "STABLE"
-MARKERS: Final[dict[MarkerStyle, Marker]] = {
-    "STABLE": Marker(STABLE),
+MARKERS: Final[dict[MarkerStyle, FolderMarkers]] = {
+    "STABLE": FolderMarkers(STABLE),
     # The stages of a broadcast in prime-rl since its pull request 3357.
-    "prime-rl": Marker(".finished", (".sender_ready", ".receiver_ready", ".started"), required=True),
+    "prime-rl": FolderMarkers(".finished", (".sender_ready", ".receiver_ready", ".started"), required=True),
     # Readers expect no marker. The peer's own record of the version is hidden.
-    "none": Marker(".p2pcast-version"),
+    "none": FolderMarkers(".p2pcast-version"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class FolderForm:
     names: StepNames = StepNames()
-    marker: Marker = MARKERS["STABLE"]
+    marker: FolderMarkers = MARKERS["STABLE"]
 
 
 DEFAULT: Final = FolderForm()

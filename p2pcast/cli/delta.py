@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from p2pcast.ground.progress_bar import Meter
+from p2pcast.ground.progress_bar import ProgressMeter
 
 if TYPE_CHECKING:
     from p2pcast import offline
@@ -46,7 +46,7 @@ def diff_command(old: Path, new: Path, output: Path, codec: str, as_json: bool) 
     """Write the lossless delta from folder OLD to folder NEW."""
     from p2pcast import offline
 
-    with Meter("diff") as seen:
+    with ProgressMeter("diff") as seen:
         made = offline.diff(old, new, output, codec=codec, progress=seen)
     _report(made, "encode_s", as_json)
 
@@ -62,7 +62,7 @@ def apply_command(base: Path, file: Path, output: Path, as_json: bool) -> None:
     """
     from p2pcast import offline
 
-    with Meter("apply") as seen:
+    with ProgressMeter("apply") as seen:
         version = offline.apply_file(base, file, output, progress=seen)
     if as_json:
         click.echo(json.dumps({"path": str(output), "version": str(version)}))
@@ -87,7 +87,7 @@ def squash_command(files: tuple[Path, ...], output: Path, base: Path | None, cod
     """Join consecutive delta FILES, oldest first, into one delta with the same effect."""
     from p2pcast import offline
 
-    with Meter("squash") as seen:
+    with ProgressMeter("squash") as seen:
         made = offline.squash_files(files, output, base=base, codec=codec, progress=seen)
     _report(made, "squash_s", as_json)
 

@@ -23,7 +23,7 @@ from p2pcast.codec.cell import CODEC_NAMES
 from p2pcast.codec.layout import Layout
 from p2pcast.files.atomic_files import explained
 from p2pcast.ground.errors import IntegrityError, LocalError, UsageError
-from p2pcast.ground.progress_bar import Meter
+from p2pcast.ground.progress_bar import ProgressMeter
 from p2pcast.inspection import sparsity_report
 from p2pcast.inspection.png_figure import require_matplotlib
 from p2pcast.inspection.store_inspection import is_state_folder
@@ -85,7 +85,7 @@ def inspect(
         require_matplotlib()
     with explained("read", path):
         os.stat(path)
-    with Meter("inspect") as seen:
+    with ProgressMeter("inspect") as seen:
         if new is not None:
             if base is not None:
                 raise UsageError("--base needs a .p2pd file; with two folders, the first one is the base")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
-from p2pcast.cli.status_document import Found, failure_lines
+from p2pcast.cli.status_document import StatusObject, failure_lines
 
 SHOWN_REJECTED = 3
 """Newest rejected jobs and prompts that are named."""
 
 
-def ledger_heading(ledger: Found) -> Text:
+def ledger_heading(ledger: StatusObject) -> Text:
     """Four lines: the run, groups with batches, leases with verdicts, ages; and what is wrong."""
     line = f"task {ledger.text('task')}  learner at {ledger.text('learner')}  epoch {ledger.text('epoch')}"
     line += f"  rule {ledger.text('rule')}  staleness bound {ledger.text('staleness')}"
@@ -36,7 +36,7 @@ def ledger_heading(ledger: Found) -> Text:
     return Text(line + failure_lines(ledger))
 
 
-def workers_table(ledger: Found) -> Table:
+def workers_table(ledger: StatusObject) -> Table:
     out = Table("worker", "leases", "slots", "serves", "accepted", "rate", "silent", "price", "trouble")
     for worker in ledger.rows("workers"):
         cells = [
@@ -54,7 +54,7 @@ def workers_table(ledger: Found) -> Table:
     return out
 
 
-def _trouble(worker: Found) -> str:
+def _trouble(worker: StatusObject) -> str:
     found = []
     if worker.number("drained_s"):
         found.append(f"drained for {worker.number('drained_s'):.0f} s more")
@@ -67,7 +67,7 @@ def _trouble(worker: Found) -> str:
     return ", ".join(found)
 
 
-def rollouts_line(rollouts: Found) -> str:
+def rollouts_line(rollouts: StatusObject) -> str:
     """One line for the hub's table, from the summary that the ledger sends."""
     line = f"\nrollouts of {rollouts.text('task')}: learner at {rollouts.text('learner')}"
     line += f", {rollouts.text('workers', '0')} workers"
@@ -87,7 +87,7 @@ def rollouts_line(rollouts: Found) -> str:
     return line
 
 
-def _probes(probes: Found) -> str:
+def _probes(probes: StatusObject) -> str:
     """Empty before the first comparison; the engines under alarm, and those without probes, by name."""
     engines, missing = probes.rows("engines"), [str(name) for name in probes.row("missing")]
     line = ""
@@ -104,11 +104,11 @@ def _probes(probes: Found) -> str:
     return line
 
 
-def _counts(part: Found) -> str:
+def _counts(part: StatusObject) -> str:
     return ", ".join(f"{count} {name}" for name, count in part.items()) or "none"
 
 
-def _rejected(ledger: Found) -> str:
+def _rejected(ledger: StatusObject) -> str:
     """Empty while each prompt can be played."""
     line = ""
     if jobs := ledger.part("rejected_jobs"):
@@ -122,7 +122,7 @@ def _rejected(ledger: Found) -> str:
     return line
 
 
-def _ages(where: str, ages: Found) -> str:
+def _ages(where: str, ages: StatusObject) -> str:
     """Empty without rollouts."""
     if not ages:
         return ""

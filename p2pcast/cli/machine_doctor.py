@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from p2pcast.cli.options import PATH, Address, documented, read_token, seconds, written
-from p2pcast.doctor.machine_facts import OUTCOMES, ROLES, Finding, Role
+from p2pcast.doctor.machine_facts import OUTCOMES, ROLES, MachineFinding, Role
 from p2pcast.doctor.machine_verdicts import could_run, judge
 from p2pcast.ground.errors import LocalError, RetryableError, UsageError
 from p2pcast.ground.plain_text import shown_text
@@ -176,12 +176,12 @@ def _default(command: str, name: str) -> tuple[str, int]:
     return cast(tuple[str, int], option.type.convert(option.default, option, None))
 
 
-def _of(findings: Sequence[Finding], role: Role, outcome: str) -> list[str]:
+def _of(findings: Sequence[MachineFinding], role: Role, outcome: str) -> list[str]:
     """The checks with this outcome for ``role``, each once."""
     return list(dict.fromkeys(f.check for f in findings if role in f.roles and f.outcome == outcome))
 
 
-def _document(findings: Sequence[Finding], roles: Sequence[Role], measured: dict[str, Any]) -> dict[str, Any]:
+def _document(findings: Sequence[MachineFinding], roles: Sequence[Role], measured: dict[str, Any]) -> dict[str, Any]:
     return {
         "fit": not any(each.outcome == "unfit" for each in findings),
         "host": socket.gethostname(),
@@ -192,7 +192,7 @@ def _document(findings: Sequence[Finding], roles: Sequence[Role], measured: dict
     }
 
 
-def _print(findings: Sequence[Finding], roles: Sequence[Role]) -> None:
+def _print(findings: Sequence[MachineFinding], roles: Sequence[Role]) -> None:
     """One line for each finding and one for its remedy, never wrapped, so that a remedy can be copied."""
     for each in findings:
         said = "" if len(each.roles) == len(roles) else f"  [{', '.join(each.roles)}]"

@@ -48,7 +48,7 @@ class Address(click.ParamType[tuple[str, int]]):
             self.fail(str(error), param, ctx)
 
 
-class Rate(click.ParamType[float]):
+class RateParameter(click.ParamType[float]):
     """A rate in bits per second, as in ``100mbit``."""
 
     name = "RATE"

@@ -49,7 +49,7 @@ def replay(events: Path, speed: float, http: tuple[str, int]) -> None:
     """
     from p2pcast.ground.addresses import show_address
     from p2pcast.page.recorded_run import read_events
-    from p2pcast.page.replay import Replay
+    from p2pcast.page.replay import RunReplay
     from p2pcast.process import event_loop
     from p2pcast.process.background_tasks import Tasks
     from p2pcast.process.daemon_process import run_until_signal
@@ -65,7 +65,7 @@ def replay(events: Path, speed: float, http: tuple[str, int]) -> None:
         raise UsageError(f"{events} holds no event")
 
     async def work() -> None:
-        played = Replay(recorded, speed, events.name)
+        played = RunReplay(recorded, speed, events.name)
         await played.http.start(*http)
         click.echo(f"{len(recorded)} events at http://{show_address(*played.http.address)}/")
         try:

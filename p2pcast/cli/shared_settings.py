@@ -14,7 +14,7 @@ from p2pcast.cli.settings import part, setting
 from p2pcast.ground.errors import UsageError
 from p2pcast.ground.limits import LEAST_OF_ADDRESS, MAX_KEPT, MIB, SHADOW_KEPT_DAYS
 from p2pcast.process.daemon_process import default_shadow, state_home
-from p2pcast.store.retention import KEEP_ANCHORS, KEEP_DELTAS, Counts
+from p2pcast.store.retention import KEEP_ANCHORS, KEEP_DELTAS, RetentionCounts
 from p2pcast.transport.socket_options import Sockets, choose_sockets
 from p2pcast.trust.join_token import JoinToken
 from p2pcast.trust.node_names import default_name, name_fault
@@ -83,11 +83,11 @@ def _folder_form(step_names: StepNames, step_marker: MarkerStyle) -> FolderForm:
     return FolderForm(step_names, MARKERS[step_marker])
 
 
-def retention(counts: Counts) -> Any:
+def retention(counts: RetentionCounts) -> Any:
     """``--keep-deltas``, ``--keep-anchors``. ``counts``: without these options."""
 
-    def make(keep_deltas: int | None, keep_anchors: int | None) -> Counts:
-        return Counts(keep_deltas, keep_anchors, counts.chain)
+    def make(keep_deltas: int | None, keep_anchors: int | None) -> RetentionCounts:
+        return RetentionCounts(keep_deltas, keep_anchors, counts.chain)
 
     return part(
         make,

@@ -18,14 +18,14 @@ from p2pcast.cli.options import PATH, console
 from p2pcast.files.atomic_files import explained
 from p2pcast.ground.errors import EXIT_REFUSED, IntegrityError, LocalError
 from p2pcast.ground.ordered_map import cores
-from p2pcast.ground.progress_bar import Meter
+from p2pcast.ground.progress_bar import ProgressMeter
 from p2pcast.inspection.store_inspection import Item, Survey, set_aside, survey
 from p2pcast.process.daemon_process import default_shadow
 from p2pcast.state.shadow import MARKS_NAME, Shadow, layout_in
 from p2pcast.state.stale_shadows import find_stale, remove
 from p2pcast.state.version_reader import replay_to, restore_cells
 from p2pcast.store.anchor_log import AnchorLog
-from p2pcast.store.artifact_log import FileLog, Log
+from p2pcast.store.artifact_log import ArtifactLog, FileLog
 from p2pcast.store.state_format import check as check_format
 from p2pcast.store.state_format import state_lock
 
@@ -97,7 +97,7 @@ _REMEDIES = {
 @dataclass(frozen=True, slots=True)
 class _Whole:
     assembly: Assembly
-    log: Log
+    log: ArtifactLog
 
 
 @click.command()
@@ -122,7 +122,7 @@ def check(state: Path, repair: bool, shadow: Path | None, as_json: bool) -> None
     check_format(state)
     survey(state)  # before taking the lock, which would create the folder
     with state_lock(state, upgrade=False):
-        with Meter("check") as meter:
+        with ProgressMeter("check") as meter:
             found = survey(state, deep=True, progress=lambda count: meter(count, 0))
         moved = set_aside(found) if repair else []
         shadow_faults = _shadow_faults(found, shadow or default_shadow(state), repair)

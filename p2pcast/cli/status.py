@@ -14,7 +14,7 @@ from rich.text import Text
 
 from p2pcast.cli.ledger_table import ledger_heading, rollouts_line, workers_table
 from p2pcast.cli.options import BEARER_FILE, PATH, VersionType, console
-from p2pcast.cli.status_document import Found, failure_lines
+from p2pcast.cli.status_document import StatusObject, failure_lines
 from p2pcast.daemon.daemon_requests import DEFAULT_URL, TIMEOUT_S, ask, daemon_url
 from p2pcast.ground.plain_text import shown_text
 from p2pcast.ground.version import Version
@@ -30,7 +30,7 @@ def table(document: object) -> Group:
     """A /status document as text for people. Accepts any document: names and errors come from other machines, and the
     daemon may be of another release.
     """
-    found = Found(document)
+    found = StatusObject(document)
     if found.text("role") == "ledger":
         return Group(ledger_heading(found), workers_table(found))
     if found.text("role") == "peer":
@@ -38,7 +38,7 @@ def table(document: object) -> Group:
     return Group(_hub_heading(found), _verdict(found), _peers(found), _engines(found.rows("peers")))
 
 
-def _verdict(daemon: Found) -> Text:
+def _verdict(daemon: StatusObject) -> Text:
     """The daemon's own verdict, and a hub's alarms with their remedies."""
     verdict = daemon.part("verdict")
     out = Text(verdict.text("words"), _style(verdict))
@@ -47,11 +47,11 @@ def _verdict(daemon: Found) -> Text:
     return out
 
 
-def _style(verdict: Found) -> str:
+def _style(verdict: StatusObject) -> str:
     return STYLES.get(verdict.text("level"), "")
 
 
-def _hub_heading(hub: Found) -> Text:
+def _hub_heading(hub: StatusObject) -> Text:
     last, uplink, barrier, mirror = (hub.part(key) for key in ("last", "uplink", "barrier", "mirror"))
     line = f"run {hub.text('run')[:12]}  version {hub.text('version', 'None')}  chains {len(hub.row('chains'))}"
     if uplink:
@@ -78,7 +78,7 @@ def _hub_heading(hub: Found) -> Text:
     return Text(line + failure_lines(hub))
 
 
-def _barrier(barrier: Found) -> str:
+def _barrier(barrier: StatusObject) -> str:
     """At most two lines: the barrier's current round, and the outcome of the last one."""
     line, last = "", barrier.part("last")
     if barrier.has("version"):
@@ -96,7 +96,7 @@ def _barrier(barrier: Found) -> str:
     return line
 
 
-def _peer_heading(peer: Found) -> Text:
+def _peer_heading(peer: StatusObject) -> Text:
     hub, mirror = peer.part("hub"), peer.part("mirror")
     line = f"{peer.text('name')}  run {peer.text('run')[:12]}  "
     if hub:
@@ -111,11 +111,11 @@ def _peer_heading(peer: Found) -> Text:
     return Text(line + failure_lines(peer))
 
 
-def _trouble(mirror: Found) -> str:
+def _trouble(mirror: StatusObject) -> str:
     return f"; {mirror.text('error')}" if mirror.text("error") else ""
 
 
-def _peers(hub: Found) -> Table:
+def _peers(hub: StatusObject) -> Table:
     out = Table("peer", "verdict", "parent", "staged", "committed", "received", "duplicate", "score", "progress")
     for peer in hub.rows("peers"):
         progress = peer.part("progress")
@@ -139,7 +139,7 @@ def _peers(hub: Found) -> Table:
     return out
 
 
-def _words(row: Found) -> Text:
+def _words(row: StatusObject) -> Text:
     verdict = row.part("verdict")
     return Text(verdict.text("words", row.text("error")), _style(verdict))
 
@@ -148,7 +148,7 @@ def _cell(text: str | Text) -> Text:
     return Text(text) if isinstance(text, str) else text
 
 
-def _link_notes(peer: Found) -> str:
+def _link_notes(peer: StatusObject) -> str:
     """Unusual facts about a peer's link to its parent, in brackets."""
     notes = ["detached"] if peer.text("detached") == "True" else []
     notes += ["dialled by the parent"] if peer.part("link").text("dialled_by") == "parent" else []
@@ -156,7 +156,7 @@ def _link_notes(peer: Found) -> str:
     return f" ({', '.join(notes)})" if notes else ""
 
 
-def _engines(peers: list[Found]) -> Table:
+def _engines(peers: list[StatusObject]) -> Table:
     out = Table("engine", "at", "ready", "staged", "version", "pause", "recomputed", "verdict")
     for peer in peers:
         for engine in peer.rows("engines"):

@@ -7,7 +7,7 @@ import math
 from p2pcast.ground.plain_text import shown_text
 
 
-class Found:
+class StatusObject:
     """A JSON object from a document. Missing values, and values of another type, read as empty."""
 
     def __init__(self, document: object) -> None:
@@ -29,21 +29,21 @@ class Found:
         except OverflowError:
             return math.inf
 
-    def part(self, key: str) -> Found:
-        return Found(self._map.get(key))
+    def part(self, key: str) -> StatusObject:
+        return StatusObject(self._map.get(key))
 
     def row(self, key: str) -> list[object]:
         value = self._map.get(key)
         return value if isinstance(value, list) else []
 
-    def rows(self, key: str) -> list[Found]:
-        return [Found(each) for each in self.row(key)]
+    def rows(self, key: str) -> list[StatusObject]:
+        return [StatusObject(each) for each in self.row(key)]
 
     def items(self) -> list[tuple[str, str]]:
         return [(shown_text(key), shown_text(value)) for key, value in self._map.items()]
 
 
-def failure_lines(daemon: Found) -> str:
+def failure_lines(daemon: StatusObject) -> str:
     rows = (f"task {failure.text('task')!r} failed: {failure.text('why')}" for failure in daemon.rows("failures"))
     waits = (f"task {short.text('task')!r} waits: {short.text('why')}" for short in daemon.rows("short"))
     return "".join(

@@ -14,7 +14,7 @@ from p2pcast.cli.verify_live import verify_live
 from p2pcast.ground import limits
 from p2pcast.ground.errors import IntegrityError, LocalError, RefusedError, RetryableError, UsageError
 from p2pcast.ground.plain_text import written_text
-from p2pcast.ground.progress_bar import Meter
+from p2pcast.ground.progress_bar import ProgressMeter
 from p2pcast.ground.version import Version
 
 _TIMEOUT_S = 10.0
@@ -88,12 +88,12 @@ def verify(
         files = _fetch(against, "files", token_file)
         if not isinstance(files, dict) or not isinstance(files.get("files"), dict):
             raise LocalError(f"{against}: answers without a list of small files; is this a hub of this release?")
-        with Meter("verify") as seen:
+        with ProgressMeter("verify") as seen:
             from p2pcast import offline
 
             found = offline.verify_digests(folder, status, files["files"], version=version, progress=seen)
     else:
-        with Meter("verify") as seen:
+        with ProgressMeter("verify") as seen:
             from p2pcast import offline
 
             found = offline.verify_folder(folder, against, progress=seen)

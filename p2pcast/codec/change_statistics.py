@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from p2pcast.codec.cell import CONTEXT, FLAT
-from p2pcast.codec.floats import FORMATS, Format, signs_and_magnitudes
+from p2pcast.codec.floats import FORMATS, FloatFormat, signs_and_magnitudes
 from p2pcast.codec.kernels import _kernel, readonly
 
 Words = npt.NDArray[Any]
@@ -38,7 +38,7 @@ _CHUNK = 1 << 18
 
 @dataclass(slots=True)
 class Magnitudes:
-    """Counts of all words and of changed words (by their old values), by ``Format`` key, and below a threshold."""
+    """Counts of all words and of changed words (by their old values), by ``FloatFormat`` key, and below a threshold."""
 
     words: Counts
     changed: Counts
@@ -122,7 +122,7 @@ def count_cell(
 ) -> ChangeCounts:
     """Counts of a cell's words ``old`` when the words at ``positions`` become ``new``.
 
-    ``threshold``: a magnitude (``Format.least_magnitude_of``).
+    ``threshold``: a magnitude (``FloatFormat.least_magnitude_of``).
     """
     out = ChangeCounts(old.size, positions.size, counted=positions.size)
     form = FORMATS.get(dtype)
@@ -150,7 +150,7 @@ def _tally(far: npt.NDArray[np.uint64], way: npt.NDArray[Any]) -> Counts:
     return np.bincount(bins * len(WAYS) + way, minlength=BINS * len(WAYS)).reshape(BINS, len(WAYS))
 
 
-def _values(form: Format, magnitudes: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
+def _values(form: FloatFormat, magnitudes: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
     """Values of magnitudes in units of ``MOVE_UNIT``."""
     exponent = (magnitudes >> np.uint64(form.mantissa)).astype(np.int64)
     rest = (magnitudes & np.uint64((1 << form.mantissa) - 1)).astype(np.float64)
@@ -158,7 +158,7 @@ def _values(form: Format, magnitudes: npt.NDArray[np.uint64]) -> npt.NDArray[np.
     return np.asarray(np.ldexp(rest, np.maximum(exponent, 1) - form.bias - form.mantissa - _MOVE_BITS))
 
 
-def _census_of(form: Format, words: Words, threshold: int) -> tuple[Counts, int]:
+def _census_of(form: FloatFormat, words: Words, threshold: int) -> tuple[Counts, int]:
     counts = np.zeros(1 << (form.bits - 1 - form.dropped), np.int64)
     below_threshold = _census(
         readonly(words), np.uint64(65 - form.bits), np.uint64(form.dropped), np.uint64(threshold), counts
@@ -179,14 +179,14 @@ def _census(words, spare, dropped, threshold, counts):  # type: ignore[no-untype
     return below_threshold
 
 
-def value_at(form: Format, key: float) -> float:
+def value_at(form: FloatFormat, key: float) -> float:
     """The |w| at a fractional key, interpolated linearly between its two neighbours."""
     whole = int(key)
     low, high = form.value(whole << form.dropped), form.value((whole + 1) << form.dropped)
     return low + (key - whole) * (high - low)
 
 
-def quantile(form: Format, counts: Counts, share: float) -> float | None:
+def quantile(form: FloatFormat, counts: Counts, share: float) -> float | None:
     """The |w| below which this share of the words lies, to within an eighth; None if nothing was counted."""
     sums = np.cumsum(counts)
     if not sums.size or not sums[-1]:
@@ -197,7 +197,7 @@ def quantile(form: Format, counts: Counts, share: float) -> float | None:
     return value_at(form, key + (wanted - before) / float(counts[key]) if counts[key] else float(key))
 
 
-def below(form: Format, counts: Counts, value: float) -> int:
+def below(form: FloatFormat, counts: Counts, value: float) -> int:
     """Approximate number of words with |w| < ``value``, interpolated within the count that contains the value."""
     magnitude = form.least_magnitude_of(value)
     key = min(magnitude >> form.dropped, counts.size - 1)
@@ -205,7 +205,7 @@ def below(form: Format, counts: Counts, value: float) -> int:
     return int(counts[:key].sum()) + round(inside * float(counts[key]))
 
 
-def by_exponent(form: Format, counts: Counts) -> dict[int, int]:
+def by_exponent(form: FloatFormat, counts: Counts) -> dict[int, int]:
     """Words by ⌊log₂ |w|⌋; subnormal words are one below the least normal exponent.
 
     Zeros are left out, and in wide types the values whose key is 0.

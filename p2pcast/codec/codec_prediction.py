@@ -45,7 +45,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class BroadcastPath:
     """Path from the trainer to the last peer.
 
     ``proof``: the encoding cores also decode every cell, as a hub does before it publishes.
@@ -58,7 +58,7 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class StateSize:
     """Size of the state to send and of its largest cell, in bytes."""
 
     nbytes: int
@@ -66,7 +66,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class StageTimes:
     """Seconds that each stage takes for everything, and the whole transfer with its stages overlapped."""
 
     encode_s: float
@@ -80,8 +80,8 @@ class Choice:
     """``codec`` and the predicted times that led to it; without times, the codec was configured."""
 
     codec: str
-    way: Way | None = None
-    times: Mapping[str, Times] | None = None
+    way: BroadcastPath | None = None
+    times: Mapping[str, StageTimes] | None = None
 
     @property
     def why(self) -> str:
@@ -107,10 +107,10 @@ MEASURED_BEFORE: Mapping[str, Cost] = {
 """
 
 
-def predict(cost: Cost, way: Way, state: State) -> Times:
+def predict(cost: Cost, way: BroadcastPath, state: StateSize) -> StageTimes:
     """Predicted times of a version in one codec; zero for an empty state."""
     if state.nbytes == 0:
-        return Times(0.0, 0.0, 0.0, 0.0)
+        return StageTimes(0.0, 0.0, 0.0, 0.0)
     cell = min(state.cell_bytes, state.nbytes)
     encode_s = 1 / cost.encode_bytes_s
     decode_s = 1 / cost.decode_bytes_s
@@ -125,10 +125,10 @@ def predict(cost: Cost, way: Way, state: State) -> Times:
     ]
     alls = [max(whole, first) for whole, first in zip(alls, firsts, strict=True)]
     whole_s = max(whole + sum(firsts) - first for whole, first in zip(alls, firsts, strict=True))
-    return Times(alls[0], alls[1], alls[2], whole_s)
+    return StageTimes(alls[0], alls[1], alls[2], whole_s)
 
 
-def choose(costs: Mapping[str, Cost], way: Way, state: State) -> Choice:
+def choose(costs: Mapping[str, Cost], way: BroadcastPath, state: StateSize) -> Choice:
     """Among the codecs within SLACK or SLACK_S of the fastest, the one with the fewest bytes; ties go to the faster
     one.
     """
@@ -138,12 +138,12 @@ def choose(costs: Mapping[str, Cost], way: Way, state: State) -> Choice:
     return Choice(min(quick, key=lambda name: (costs[name].share, times[name].whole_s)), way, times)
 
 
-def sequential_s(cost: Cost, way: Way, state: State) -> float:
+def sequential_s(cost: Cost, way: BroadcastPath, state: StateSize) -> float:
     """PULSE's equation 25: encode, then transfer, then decode."""
     return _compute_s(cost, way, state) + 8 * state.nbytes * cost.share / way.link_bps
 
 
-def crossover_bps(small: Cost, quick: Cost, way: Way, state: State) -> float:
+def crossover_bps(small: Cost, quick: Cost, way: BroadcastPath, state: StateSize) -> float:
     """PULSE's equation 26: below this link rate ``small`` is faster, above it ``quick``. Infinite if ``small`` costs no
     more compute.
 
@@ -154,11 +154,11 @@ def crossover_bps(small: Cost, quick: Cost, way: Way, state: State) -> float:
     return math.inf if more_s <= 0 else max(0.0, fewer_bits / more_s)
 
 
-def overlapped_crossover_bps(small: Cost, quick: Cost, way: Way, state: State) -> float:
+def overlapped_crossover_bps(small: Cost, quick: Cost, way: BroadcastPath, state: StateSize) -> float:
     """``crossover_bps`` under ``predict``, by bisection from 1 kbit/s to 1 Pbit/s; 0 or infinite beyond."""
 
     def behind(bps: float) -> bool:
-        link = Way(bps, way.encode_cores, way.decode_cores, way.proof)
+        link = BroadcastPath(bps, way.encode_cores, way.decode_cores, way.proof)
         return predict(small, link, state).whole_s > predict(quick, link, state).whole_s
 
     low, high = _LOWEST_BPS, _HIGHEST_BPS
@@ -172,5 +172,5 @@ def overlapped_crossover_bps(small: Cost, quick: Cost, way: Way, state: State) -
     return low
 
 
-def _compute_s(cost: Cost, way: Way, state: State) -> float:
+def _compute_s(cost: Cost, way: BroadcastPath, state: StateSize) -> float:
     return state.nbytes * (1 / (cost.encode_bytes_s * way.encode_cores) + 1 / (cost.decode_bytes_s * way.decode_cores))

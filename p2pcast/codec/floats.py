@@ -21,7 +21,7 @@ COUNTED_MANTISSA_BITS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class FloatFormat:
     """Sign, then ``exponent`` bits with this ``bias``, then ``mantissa`` bits.
 
     Magnitudes from ``first_nonfinite`` on are infinities and NaN.
@@ -70,16 +70,16 @@ class Format:
         return high
 
 
-FORMATS: dict[str, Format] = {
-    "F64": Format(11, 52, 1023, 0x7FF << 52),
-    "F32": Format(8, 23, 127, 0xFF << 23),
-    "C64": Format(8, 23, 127, 0xFF << 23),
-    "BF16": Format(8, 7, 127, 0xFF << 7),
-    "F16": Format(5, 10, 15, 0x1F << 10),
-    "F8_E5M2": Format(5, 2, 15, 0x1F << 2),
-    "F8_E4M3": Format(4, 3, 7, 0x7F),
-    "F8_E5M2FNUZ": Format(5, 2, 16, 0x80),
-    "F8_E4M3FNUZ": Format(4, 3, 8, 0x80),
+FORMATS: dict[str, FloatFormat] = {
+    "F64": FloatFormat(11, 52, 1023, 0x7FF << 52),
+    "F32": FloatFormat(8, 23, 127, 0xFF << 23),
+    "C64": FloatFormat(8, 23, 127, 0xFF << 23),
+    "BF16": FloatFormat(8, 7, 127, 0xFF << 7),
+    "F16": FloatFormat(5, 10, 15, 0x1F << 10),
+    "F8_E5M2": FloatFormat(5, 2, 15, 0x1F << 2),
+    "F8_E4M3": FloatFormat(4, 3, 7, 0x7F),
+    "F8_E5M2FNUZ": FloatFormat(5, 2, 16, 0x80),
+    "F8_E4M3FNUZ": FloatFormat(4, 3, 8, 0x80),
 }
 """Formats by safetensors dtype. FNUZ types encode NaN where other types encode −0; that NaN counts as 0 here."""
 _PLAIN_EXPONENT = 11

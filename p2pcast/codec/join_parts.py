@@ -29,7 +29,7 @@ Words = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CellPart:
     """Words ``start`` … ``start + words`` of a cell, coded as a cell that ``within`` cuts out.
 
     ``before`` None: ``payload`` is the raw new words. ``sender``: name of the sending rank, for errors.
@@ -56,7 +56,7 @@ def within(cell: Cell, start: int, words: int) -> Cell:
     return replace(cell, start=cell.start + start, words=words, offset=offset)
 
 
-def join(cell: Cell, parts: Sequence[Part], old: Words, before: int, *, codec: str = "auto") -> Encoded | None:
+def join(cell: Cell, parts: Sequence[CellPart], old: Words, before: int, *, codec: str = "auto") -> Encoded | None:
     """One coded cell from parts that do not overlap; words in no part are unchanged. None if no word changes.
 
     ``old``: the cell's words, ``before`` their digest, ``codec`` as for ``encode``. A part that covers the whole cell
@@ -85,7 +85,7 @@ def join(cell: Cell, parts: Sequence[Part], old: Words, before: int, *, codec: s
     return encode(cell, was, new, before=before, codec=codec)
 
 
-def assemble(cell: Cell, parts: Sequence[Part]) -> Words:
+def assemble(cell: Cell, parts: Sequence[CellPart]) -> Words:
     """All words of a cell from parts that state them (``before`` None).
 
     Raises IntegrityError for a malformed part, and if a word is in no part or in two.
@@ -104,7 +104,7 @@ def assemble(cell: Cell, parts: Sequence[Part]) -> Words:
     return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
 
-def _whole(cell: Cell, part: Part, old: Words, before: int) -> Encoded | None:
+def _whole(cell: Cell, part: CellPart, old: Words, before: int) -> Encoded | None:
     """The part as sent, after its payload is decoded once: O(changed). The staging reader audits the words in place."""
     assert part.before is not None
     if part.before != before:
@@ -118,7 +118,7 @@ def _whole(cell: Cell, part: Part, old: Words, before: int) -> Encoded | None:
     return Encoded(cell.index, part.codec, part.payload, part.before, part.after, patch.changed)
 
 
-def _patch(cell: Cell, part: Part, was: Words) -> Patch:
+def _patch(cell: Cell, part: CellPart, was: Words) -> Patch:
     """A part's change, with positions counted from the part's start; verified from ``before`` to ``after``."""
     if part.before is None:
         words = _stated(cell, part)
@@ -126,7 +126,7 @@ def _patch(cell: Cell, part: Part, was: Words) -> Patch:
     return _decoded(cell, part, was[part.start : part.end], audit=True)
 
 
-def _decoded(cell: Cell, part: Part, old: Words, *, audit: bool) -> Patch:
+def _decoded(cell: Cell, part: CellPart, old: Words, *, audit: bool) -> Patch:
     assert part.before is not None
     if part.codec not in CODECS:
         raise IntegrityError(f"{_where(cell, part)}: codec {part.codec} is unknown to this p2pcast")
@@ -144,7 +144,7 @@ def _decoded(cell: Cell, part: Part, old: Words, *, audit: bool) -> Patch:
         raise IntegrityError(f"{_where(cell, part)}: {error}") from None
 
 
-def _stated(cell: Cell, part: Part) -> Words:
+def _stated(cell: Cell, part: CellPart) -> Words:
     sub = within(cell, part.start, part.words)
     if part.codec != RAW:
         raise IntegrityError(f"{_where(cell, part)}: a part without a digest of its old words must be raw")
@@ -169,5 +169,5 @@ def _flat(cell: Cell, patches: Sequence[tuple[int, Patch]], was: Words, before: 
     return Encoded(cell.index, FLAT, payload, before, after & MASK, int(positions.size))
 
 
-def _where(cell: Cell, part: Part) -> str:
+def _where(cell: Cell, part: CellPart) -> str:
     return f"{part.sender}: cell {cell.index}, words {part.start} to {part.end}"

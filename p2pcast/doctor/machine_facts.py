@@ -16,7 +16,7 @@ OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class MachineFinding:
     """One sentence about one check. ``remedy``: the command line that corrects or examines the fault; empty for ok."""
 
     check: str

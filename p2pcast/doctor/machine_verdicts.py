@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from p2pcast.doctor.machine_facts import ROLES, Finding, MachineFacts, Outcome, Port, Role, Volume
+from p2pcast.doctor.machine_facts import ROLES, MachineFacts, MachineFinding, Outcome, Port, Role, Volume
 from p2pcast.ground.limits import GIB, MIB
 from p2pcast.ground.plain_text import shown_text
 
@@ -40,7 +40,7 @@ MOST_REASON_WORDS = 8
 _STICKY, _OTHERS_WRITE = 0o1000, 0o002
 
 
-def judge(facts: MachineFacts, roles: Collection[Role], size_bytes: int | None = None) -> list[Finding]:
+def judge(facts: MachineFacts, roles: Collection[Role], size_bytes: int | None = None) -> list[MachineFinding]:
     """Findings for ``roles``. ``size_bytes``: size of the model; None: unknown."""
     found = (
         *_software(facts),
@@ -57,7 +57,7 @@ def judge(facts: MachineFacts, roles: Collection[Role], size_bytes: int | None =
     return chosen(found, roles)
 
 
-def chosen(findings: Sequence[Finding], roles: Collection[Role]) -> list[Finding]:
+def chosen(findings: Sequence[MachineFinding], roles: Collection[Role]) -> list[MachineFinding]:
     """The findings that concern ``roles``, each with these roles alone."""
     concerned = [(each, tuple(role for role in each.roles if role in roles)) for each in findings]
     return [replace(each, roles=those) for each, those in concerned if those]
@@ -91,306 +91,322 @@ def _quoted(path: str) -> str:
 # -- software and processors
 
 
-def _software(facts: MachineFacts) -> Iterator[Finding]:
+def _software(facts: MachineFacts) -> Iterator[MachineFinding]:
     version = ".".join(map(str, facts.python))
     if not facts.python:
-        yield Finding("python", "unknown", ROLES, "The Python version is unknown.", "python3 --version")
+        yield MachineFinding("python", "unknown", ROLES, "The Python version is unknown.", "python3 --version")
     elif facts.python < LEAST_PYTHON:
-        yield Finding(
+        yield MachineFinding(
             "python", "unfit", ROLES, f"Python {version} is too old; p2pcast needs 3.11.", "uv venv --python 3.11"
         )
     else:
-        yield Finding("python", "ok", ROLES, f"Python {version} fits.")
+        yield MachineFinding("python", "ok", ROLES, f"Python {version} fits.")
     if facts.system == "linux":
-        yield Finding("system", "ok", ROLES, "The system is Linux.")
+        yield MachineFinding("system", "ok", ROLES, "The system is Linux.")
     elif facts.system:
         text = f"The system is {brief(facts.system)}; p2pcast was tested on Linux alone."
-        yield Finding("system", "warn", ROLES, text, "docker run --shm-size 16g -v p2pcast:/state …")
+        yield MachineFinding("system", "warn", ROLES, text, "docker run --shm-size 16g -v p2pcast:/state …")
     else:
-        yield Finding("system", "unknown", ROLES, "The operating system is unknown.", "uname -a")
+        yield MachineFinding("system", "unknown", ROLES, "The operating system is unknown.", "uname -a")
     if facts.packages is None:
         text = "The installed Python packages are unknown."
-        yield Finding("packages", "unknown", ("engine", "ledger", "learner"), text, "pip list")
+        yield MachineFinding("packages", "unknown", ("engine", "ledger", "learner"), text, "pip list")
         return
     yield from _engines(facts.packages)
     if missing := [name for name in LEARNER_MODULES if name not in facts.packages]:
         text = f"This Python environment lacks {', '.join(missing)}."
-        yield Finding("trainer", "unfit", ("learner",), text, "pip install 'p2pcast[trainer]'")
+        yield MachineFinding("trainer", "unfit", ("learner",), text, "pip install 'p2pcast[trainer]'")
     else:
-        yield Finding("trainer", "ok", ("learner",), "torch, transformers and optimi are installed.")
+        yield MachineFinding("trainer", "ok", ("learner",), "torch, transformers and optimi are installed.")
     more = "" if "psycopg" in facts.packages else ", which pip install 'p2pcast[postgres]' adds"
-    yield Finding("database", "ok", ("ledger",), f"SQLite is ready; --database postgresql://… needs psycopg{more}.")
+    yield MachineFinding(
+        "database", "ok", ("ledger",), f"SQLite is ready; --database postgresql://… needs psycopg{more}."
+    )
 
 
-def _engines(versions: Mapping[str, str]) -> Iterator[Finding]:
+def _engines(versions: Mapping[str, str]) -> Iterator[MachineFinding]:
     if not any(module in versions for module in TRIED_ENGINES):
         text = "This Python environment has neither vLLM nor SGLang."
-        yield Finding("engine", "unfit", ("engine",), text, "pip install 'p2pcast[vllm]'")
+        yield MachineFinding("engine", "unfit", ("engine",), text, "pip install 'p2pcast[vllm]'")
     for module, tried in TRIED_ENGINES.items():
         if module not in versions:
             continue
         name, version, remedy = ENGINE_NAMES[module], brief(versions[module]), f"pip install '{module}=={tried}.*'"
         if not version:
             text = f"{name} is installed, in an unknown version."
-            yield Finding("engine", "unknown", ("engine",), text, f"pip show {module}")
+            yield MachineFinding("engine", "unknown", ("engine",), text, f"pip show {module}")
         elif version.startswith(tried):
-            yield Finding("engine", "ok", ("engine",), f"{name} {version} is installed.")
+            yield MachineFinding("engine", "ok", ("engine",), f"{name} {version} is installed.")
         else:
             text = f"{name} {version} is installed; p2pcast was tried with {tried}."
-            yield Finding("engine", "warn", ("engine",), text, remedy)
+            yield MachineFinding("engine", "warn", ("engine",), text, remedy)
 
 
-def _compute(facts: MachineFacts) -> Iterator[Finding]:
+def _compute(facts: MachineFacts) -> Iterator[MachineFinding]:
     roles: tuple[Role, ...] = ("engine", "learner")
     remedy = "nvidia-smi -L    # in a container: docker run --gpus all …"
     if facts.gpus is None:
-        yield Finding("gpu", "unknown", roles, "GPUs are unknown: nvidia-smi gave no answer.", remedy)
+        yield MachineFinding("gpu", "unknown", roles, "GPUs are unknown: nvidia-smi gave no answer.", remedy)
     elif not facts.gpus:
-        yield Finding("gpu", "warn", roles, "No NVIDIA GPU was found; engine and learner would run on CPUs.", remedy)
+        yield MachineFinding(
+            "gpu", "warn", roles, "No NVIDIA GPU was found; engine and learner would run on CPUs.", remedy
+        )
     else:
-        yield Finding("gpu", "ok", roles, f"NVIDIA GPUs: {len(facts.gpus)}.")
+        yield MachineFinding("gpu", "ok", roles, f"NVIDIA GPUs: {len(facts.gpus)}.")
     if facts.cores is None:
-        yield Finding("cores", "unknown", ROLES, "The number of processor cores is unknown.", "nproc")
+        yield MachineFinding("cores", "unknown", ROLES, "The number of processor cores is unknown.", "nproc")
     elif facts.cores < 2:
         text = "This process has one core, which decoding and network traffic would share."
-        yield Finding("cores", "warn", ROLES, text, "nproc    # in a container: docker run --cpus 4 …")
+        yield MachineFinding("cores", "warn", ROLES, text, "nproc    # in a container: docker run --cpus 4 …")
     else:
-        yield Finding("cores", "ok", ROLES, f"This process may use {facts.cores} cores.")
+        yield MachineFinding("cores", "ok", ROLES, f"This process may use {facts.cores} cores.")
 
 
 # -- memory
 
 
-def _tmpfs(facts: MachineFacts, size_bytes: int | None) -> Iterator[Finding]:
+def _tmpfs(facts: MachineFacts, size_bytes: int | None) -> Iterator[MachineFinding]:
     roles: tuple[Role, ...] = ("hub", "peer")
     shm = facts.shm
     if shm is None:
         text = "The shared memory /dev/shm, where the shadow lies, cannot be examined."
-        yield Finding("tmpfs", "unknown", roles, text, "df -h /dev/shm")
+        yield MachineFinding("tmpfs", "unknown", roles, text, "df -h /dev/shm")
         return
     path = _quoted(shm.path)
     if shm.writable is False:
-        yield Finding("tmpfs", "unfit", roles, f"This user cannot write to {brief(path)}.", f"chmod 1777 {path}")
+        yield MachineFinding("tmpfs", "unfit", roles, f"This user cannot write to {brief(path)}.", f"chmod 1777 {path}")
         return
     if shm.mode is not None and shm.mode & _OTHERS_WRITE and not shm.mode & _STICKY:
         text = f"All users may rename files in {brief(path)}, so daemons refuse a shadow there."
-        yield Finding("tmpfs", "unfit", roles, text, f"chmod 1777 {path}")
+        yield MachineFinding("tmpfs", "unfit", roles, text, f"chmod 1777 {path}")
     if shm.kind is None or shm.writable is None:
         text = f"Whether {brief(path)} is a tmpfs that this user may write to is unknown."
-        yield Finding("tmpfs", "unknown", roles, text, f"findmnt -T {path}")
+        yield MachineFinding("tmpfs", "unknown", roles, text, f"findmnt -T {path}")
     elif shm.kind not in IN_MEMORY:
         text = f"{brief(path)} is no tmpfs but {brief(shm.kind)}, so the shadow would be on a disk."
-        yield Finding("tmpfs", "warn", roles, text, f"mount -t tmpfs -o mode=1777 tmpfs {path}")
+        yield MachineFinding("tmpfs", "warn", roles, text, f"mount -t tmpfs -o mode=1777 tmpfs {path}")
     yield _tmpfs_room(shm, facts.held_shadow_bytes, roles, size_bytes)
 
 
-def _tmpfs_room(shm: Volume, held_bytes: int, roles: tuple[Role, ...], size_bytes: int | None) -> Finding:
+def _tmpfs_room(shm: Volume, held_bytes: int, roles: tuple[Role, ...], size_bytes: int | None) -> MachineFinding:
     path = _quoted(shm.path)
     if shm.free_bytes is None:
-        return Finding("tmpfs room", "unknown", roles, "The free space in tmpfs is unknown.", f"df -h {path}")
+        return MachineFinding("tmpfs room", "unknown", roles, "The free space in tmpfs is unknown.", f"df -h {path}")
     free_bytes = shm.free_bytes + held_bytes
     if size_bytes is None:
         text = f"{gigabytes(free_bytes)} of tmpfs are free; the model's size was not given."
-        return Finding("tmpfs room", "unknown", roles, text, "p2pcast doctor --size GB")
+        return MachineFinding("tmpfs room", "unknown", roles, text, "p2pcast doctor --size GB")
     need_bytes = SHADOW_MODELS * size_bytes
     wanted = _whole_gib((shm.total_bytes or free_bytes) - free_bytes + need_bytes)
     remedy = f"mount -o remount,size={wanted}G {path}    # in a container: docker run --shm-size {wanted}g …"
     if free_bytes < size_bytes:
         text = f"{gigabytes(free_bytes)} of tmpfs are free; the shadow takes {gigabytes(size_bytes)}."
-        return Finding("tmpfs room", "unfit", roles, text, remedy)
+        return MachineFinding("tmpfs room", "unfit", roles, text, remedy)
     if free_bytes < need_bytes:
         text = f"{gigabytes(free_bytes)} of tmpfs hold the shadow, but not every patch for slow engines."
-        return Finding("tmpfs room", "warn", roles, text, remedy)
+        return MachineFinding("tmpfs room", "warn", roles, text, remedy)
     text = f"{gigabytes(free_bytes)} of tmpfs hold the shadow and its patches."
-    return Finding("tmpfs room", "ok", roles, text)
+    return MachineFinding("tmpfs room", "ok", roles, text)
 
 
-def _memory(facts: MachineFacts, size_bytes: int | None) -> Iterator[Finding]:
+def _memory(facts: MachineFacts, size_bytes: int | None) -> Iterator[MachineFinding]:
     roles: tuple[Role, ...] = ("hub", "peer")
     known = [each for each in (facts.memory_bytes, facts.container_limit_bytes) if each is not None]
     if facts.memory_bytes is None:
-        yield Finding("memory", "unknown", roles, "The size of this machine's memory is unknown.", "free -h")
+        yield MachineFinding("memory", "unknown", roles, "The size of this machine's memory is unknown.", "free -h")
         return
     most_bytes = min(known)
     limited = most_bytes != facts.memory_bytes
     where = "The container's memory limit" if limited else "This machine's memory"
     if size_bytes is None:
         text = f"{where} is {gigabytes(most_bytes)}; the model's size was not given."
-        yield Finding("memory", "unknown", roles, text, "p2pcast doctor --size GB")
+        yield MachineFinding("memory", "unknown", roles, text, "p2pcast doctor --size GB")
         return
     need_bytes = SHADOW_MODELS * size_bytes
     remedy = f"docker run --memory {_whole_gib(need_bytes)}g …" if limited else "ps -eo rss,args --sort -rss | head"
     if most_bytes < size_bytes:
         text = f"{where} is {gigabytes(most_bytes)}; the shadow alone takes {gigabytes(size_bytes)}."
-        yield Finding("memory", "unfit", roles, text, remedy)
+        yield MachineFinding("memory", "unfit", roles, text, remedy)
     elif facts.memory_available_bytes is None:
-        yield Finding("memory", "unknown", roles, f"{where} suffices; how much is available is unknown.", "free -h")
+        yield MachineFinding(
+            "memory", "unknown", roles, f"{where} suffices; how much is available is unknown.", "free -h"
+        )
     elif facts.memory_available_bytes + facts.held_shadow_bytes < need_bytes:
         text = (
             f"{gigabytes(facts.memory_available_bytes)} of memory are available; "
             f"shadow and patches take up to {gigabytes(need_bytes)}."
         )
-        yield Finding("memory", "warn", roles, text, remedy)
+        yield MachineFinding("memory", "warn", roles, text, remedy)
     else:
-        yield Finding("memory", "ok", roles, f"{where} is {gigabytes(most_bytes)}, enough for shadow and patches.")
+        yield MachineFinding(
+            "memory", "ok", roles, f"{where} is {gigabytes(most_bytes)}, enough for shadow and patches."
+        )
 
 
 # -- disk
 
 
-def _state(facts: MachineFacts) -> Iterator[Finding]:
+def _state(facts: MachineFacts) -> Iterator[MachineFinding]:
     roles: tuple[Role, ...] = ("hub", "peer", "ledger")
     state = facts.state
     if state is None or state.exists is None:
         text = "The state folder cannot be examined."
-        yield Finding("state folder", "unknown", roles, text, "p2pcast doctor --state FOLDER")
+        yield MachineFinding("state folder", "unknown", roles, text, "p2pcast doctor --state FOLDER")
         return
     path = _quoted(state.path)
     if state.is_link:
         text = "The state folder is a link, which daemons refuse."
-        yield Finding("state folder", "unfit", roles, text, f"readlink -f {path}    # give this with --state")
+        yield MachineFinding("state folder", "unfit", roles, text, f"readlink -f {path}    # give this with --state")
         return
     if not state.is_folder:
         text = "The path of the state folder leads to a file."
-        yield Finding("state folder", "unfit", roles, text, f"ls -l {path}    # give another --state")
+        yield MachineFinding("state folder", "unfit", roles, text, f"ls -l {path}    # give another --state")
         return
     if state.parents_safe is False:
         text = "Another user could rename or redirect a parent of the state folder, so daemons refuse it."
         remedy = f"namei -l {path}    # chmod +t the folder that all users may write to"
-        yield Finding("state folder", "unfit", roles, text, remedy)
+        yield MachineFinding("state folder", "unfit", roles, text, remedy)
         return
     if state.parents_safe is None or (state.exists and None in (state.owner, state.mode, state.foreign, facts.user)):
         text = "Owner and rights of the state folder are not all known."
-        yield Finding("state folder", "unknown", roles, text, f"namei -l {path}")
+        yield MachineFinding("state folder", "unknown", roles, text, f"namei -l {path}")
     elif not state.exists:
-        yield Finding("state folder", "ok", roles, "The state folder will be made at the first start.")
+        yield MachineFinding("state folder", "ok", roles, "The state folder will be made at the first start.")
     elif state.owner != facts.user:
         text = f"The state folder belongs to user {state.owner}, not to this user ({facts.user})."
-        yield Finding("state folder", "unfit", roles, text, f'chown -R "$(id -u)" {path}')
+        yield MachineFinding("state folder", "unfit", roles, text, f'chown -R "$(id -u)" {path}')
     elif (state.mode or 0) & _OTHERS_WRITE:
         text = "All users may write to the state folder, so daemons refuse it."
-        yield Finding("state folder", "unfit", roles, text, f"chmod 700 {path}")
+        yield MachineFinding("state folder", "unfit", roles, text, f"chmod 700 {path}")
     elif state.foreign:
         text = f"The state folder holds files of other users: {state.foreign}."
         remedy = f'find {path} ! -user "$(id -u)" -exec ls -ld {{}} +'
-        yield Finding("state folder", "unfit", roles, text, remedy)
+        yield MachineFinding("state folder", "unfit", roles, text, remedy)
     else:
-        yield Finding("state folder", "ok", roles, "The state folder belongs to this user alone.")
+        yield MachineFinding("state folder", "ok", roles, "The state folder belongs to this user alone.")
 
 
-def _disk(facts: MachineFacts, roles: Collection[Role], size_bytes: int | None) -> Iterator[Finding]:
+def _disk(facts: MachineFacts, roles: Collection[Role], size_bytes: int | None) -> Iterator[MachineFinding]:
     daemons: tuple[Role, ...] = ("hub", "peer", "ledger")
     disk = facts.disk
     if disk is None or disk.free_bytes is None:
         text = "The disk of the state folder cannot be examined."
-        yield Finding("disk room", "unknown", daemons, text, "df -h    # and give --state FOLDER")
+        yield MachineFinding("disk room", "unknown", daemons, text, "df -h    # and give --state FOLDER")
     else:
         yield from _disk_room(disk, disk.free_bytes, roles, size_bytes)
         if disk.kind in IN_MEMORY:
             text = "The state folder lies in memory, so a reboot would end the run and lose the rollouts."
-            yield Finding("disk kind", "warn", ("hub", "ledger"), text, "p2pcast doctor --state FOLDER_ON_A_DISK")
+            yield MachineFinding(
+                "disk kind", "warn", ("hub", "ledger"), text, "p2pcast doctor --state FOLDER_ON_A_DISK"
+            )
     yield from _speed(facts, daemons)
 
 
-def _disk_room(disk: Volume, free_bytes: int, roles: Collection[Role], size_bytes: int | None) -> Iterator[Finding]:
+def _disk_room(
+    disk: Volume, free_bytes: int, roles: Collection[Role], size_bytes: int | None
+) -> Iterator[MachineFinding]:
     look = f"df -h {_quoted(disk.path)}    # free some, or give another --state"
     if free_bytes < LEAST_FREE_BYTES:
         text = f"{gigabytes(free_bytes)} of disk are free, less than {gigabytes(LEAST_FREE_BYTES)}."
-        yield Finding("disk room", "warn", ("ledger",), text, look)
+        yield MachineFinding("disk room", "warn", ("ledger",), text, look)
     else:
-        yield Finding("disk room", "ok", ("ledger",), f"{gigabytes(free_bytes)} of disk are free.")
+        yield MachineFinding("disk room", "ok", ("ledger",), f"{gigabytes(free_bytes)} of disk are free.")
     for role, models in STATE_MODELS.items():
         if role not in roles:
             continue
         if size_bytes is None:
             text = f"{gigabytes(free_bytes)} of disk are free; the model's size was not given."
-            yield Finding("disk room", "unknown", (role,), text, "p2pcast doctor --size GB")
+            yield MachineFinding("disk room", "unknown", (role,), text, "p2pcast doctor --size GB")
         elif free_bytes < (least := LEAST_STATE_MODELS[role] * size_bytes):
             text = f"{gigabytes(free_bytes)} of disk are free; a {role} needs {gigabytes(least)} at its start."
-            yield Finding("disk room", "unfit", (role,), text, look)
+            yield MachineFinding("disk room", "unfit", (role,), text, look)
         elif free_bytes < models * size_bytes:
             most = gigabytes(models * size_bytes)
             text = f"{gigabytes(free_bytes)} of disk are free; a {role}'s folder grows to {most}."
             remedy = f"p2pcast {'seed' if role == 'hub' else 'join'} … --keep-deltas 20 --keep-anchors 2"
-            yield Finding("disk room", "warn", (role,), text, remedy)
+            yield MachineFinding("disk room", "warn", (role,), text, remedy)
         else:
-            yield Finding("disk room", "ok", (role,), f"{gigabytes(free_bytes)} of disk suffice for a {role}.")
+            yield MachineFinding("disk room", "ok", (role,), f"{gigabytes(free_bytes)} of disk suffice for a {role}.")
 
 
-def _speed(facts: MachineFacts, roles: tuple[Role, ...]) -> Iterator[Finding]:
+def _speed(facts: MachineFacts, roles: tuple[Role, ...]) -> Iterator[MachineFinding]:
     speed = facts.speed
     look = "p2pcast doctor --state FOLDER_ON_A_FASTER_DISK"
     if speed is not None and speed.fault:
         where = "" if facts.disk is None else f" {_quoted(facts.disk.path)}"
         text = f"This user cannot write beside the state folder: {brief(speed.fault)}."
-        yield Finding("disk speed", "unfit", roles, text, f"ls -ld{where}    # then chown, or another --state")
+        yield MachineFinding("disk speed", "unfit", roles, text, f"ls -ld{where}    # then chown, or another --state")
         return
     if speed is None or speed.write_bps is None or speed.sync_s is None:
-        yield Finding("disk speed", "unknown", roles, "The speed of the state folder's disk was not measured.", look)
+        yield MachineFinding(
+            "disk speed", "unknown", roles, "The speed of the state folder's disk was not measured.", look
+        )
         return
     text = f"The disk writes {speed.write_bps / 1e6:.0f} MB/s, and one fsync takes {speed.sync_s * 1e3:.1f} ms"
     if speed.write_bps < LEAST_WRITE_BPS or speed.sync_s > MOST_SYNC_S:
-        yield Finding("disk speed", "warn", roles, f"{text}: slow for every version and every result.", look)
+        yield MachineFinding("disk speed", "warn", roles, f"{text}: slow for every version and every result.", look)
     else:
-        yield Finding("disk speed", "ok", roles, f"{text}.")
+        yield MachineFinding("disk speed", "ok", roles, f"{text}.")
 
 
 # -- limits, clock, network
 
 
-def _limits(facts: MachineFacts) -> Iterator[Finding]:
+def _limits(facts: MachineFacts) -> Iterator[MachineFinding]:
     roles: tuple[Role, ...] = ("hub", "peer", "ledger")
     remedy = "ulimit -Hn 65536    # as root; under systemd: LimitNOFILE=65536"
     count = facts.descriptors
     if count is None:
-        yield Finding("open files", "unknown", roles, "The limit of open files is unknown.", "ulimit -Hn")
+        yield MachineFinding("open files", "unknown", roles, "The limit of open files is unknown.", "ulimit -Hn")
     elif count < LEAST_DESCRIPTORS:
-        yield Finding("open files", "unfit", roles, f"A process may open only {count} files.", remedy)
+        yield MachineFinding("open files", "unfit", roles, f"A process may open only {count} files.", remedy)
     elif count < HUB_DESCRIPTORS:
         text = f"A process may open {count} files, too few for a hub of a thousand peers."
-        yield Finding("open files", "warn", ("hub",), text, remedy)
-        yield Finding("open files", "ok", ("peer", "ledger"), f"A process may open {count} files.")
+        yield MachineFinding("open files", "warn", ("hub",), text, remedy)
+        yield MachineFinding("open files", "ok", ("peer", "ledger"), f"A process may open {count} files.")
     else:
-        yield Finding("open files", "ok", roles, f"A process may open {count} files.")
+        yield MachineFinding("open files", "ok", roles, f"A process may open {count} files.")
 
 
-def _clock(facts: MachineFacts) -> Iterator[Finding]:
+def _clock(facts: MachineFacts) -> Iterator[MachineFinding]:
     roles: tuple[Role, ...] = ("hub", "peer", "ledger")
     if facts.clock_synchronized is None:
         text = "Whether the clock is synchronised is unknown."
-        yield Finding("clock", "unknown", roles, text, "timedatectl status")
+        yield MachineFinding("clock", "unknown", roles, text, "timedatectl status")
     elif facts.clock_synchronized:
-        yield Finding("clock", "ok", roles, "The kernel says that the clock is synchronised.")
+        yield MachineFinding("clock", "ok", roles, "The kernel says that the clock is synchronised.")
     else:
         text = "The kernel says that the clock is not synchronised; certificates and tokens need the time."
-        yield Finding("clock", "warn", roles, text, "timedatectl set-ntp true")
+        yield MachineFinding("clock", "warn", roles, text, "timedatectl set-ntp true")
 
 
-def _port(port: Port) -> Finding:
+def _port(port: Port) -> MachineFinding:
     if not port.fault:
-        return Finding("port", "ok", port.roles, f"{port.option} {brief(port.address)} is free.")
+        return MachineFinding("port", "ok", port.roles, f"{port.option} {brief(port.address)} is free.")
     text = f"{port.option} {brief(port.address)} cannot be opened: {brief(port.fault)}."
     remedy = f"ss -ltnp 'sport = :{port.number}'    # or give {port.option} another port"
-    return Finding("port", "unfit", port.roles, text, remedy)
+    return MachineFinding("port", "unfit", port.roles, text, remedy)
 
 
-def _network(facts: MachineFacts) -> Iterator[Finding]:
+def _network(facts: MachineFacts) -> Iterator[MachineFinding]:
     roles: tuple[Role, ...] = ("hub", "peer")
     if facts.ipv6 is None:
-        yield Finding("ipv6", "unknown", roles, "Whether this machine has an IPv6 address is unknown.", "ip -6 address")
+        yield MachineFinding(
+            "ipv6", "unknown", roles, "Whether this machine has an IPv6 address is unknown.", "ip -6 address"
+        )
     else:
         text = "This machine has a global IPv6 address." if facts.ipv6 else "IPv4 alone: no global IPv6 address."
-        yield Finding("ipv6", "ok", roles, text)
+        yield MachineFinding("ipv6", "ok", roles, text)
     yield from _congestion(facts, roles)
     if facts.window_bytes is None:
         text = "The kernel's greatest TCP buffers are unknown."
-        yield Finding("buffers", "unknown", roles, text, "sysctl net.ipv4.tcp_wmem net.ipv4.tcp_rmem")
+        yield MachineFinding("buffers", "unknown", roles, text, "sysctl net.ipv4.tcp_wmem net.ipv4.tcp_rmem")
     elif facts.window_bytes < LEAST_WINDOW_BYTES:
         text = f"One connection may have {facts.window_bytes / MIB:.1f} MiB in flight, too few for long links."
-        yield Finding("buffers", "warn", roles, text, buffers_remedy(6 * MIB))
+        yield MachineFinding("buffers", "warn", roles, text, buffers_remedy(6 * MIB))
     else:
         text = f"One connection may have {facts.window_bytes / MIB:.1f} MiB in flight."
-        yield Finding("buffers", "ok", roles, text)
+        yield MachineFinding("buffers", "ok", roles, text)
 
 
 def buffers_remedy(most_bytes: int) -> str:
@@ -398,12 +414,12 @@ def buffers_remedy(most_bytes: int) -> str:
     return f"sysctl -w net.ipv4.tcp_wmem='4096 16384 {most_bytes}' net.ipv4.tcp_rmem='4096 131072 {most_bytes}'"
 
 
-def _congestion(facts: MachineFacts, roles: tuple[Role, ...]) -> Iterator[Finding]:
+def _congestion(facts: MachineFacts, roles: tuple[Role, ...]) -> Iterator[MachineFinding]:
     available = facts.congestion_available
     outcome: Outcome = "warn"
     default = brief(facts.congestion_default) or "the kernel's default"
     if facts.bbr_usable:
-        yield Finding("congestion", "ok", roles, "Links can use BBR.")
+        yield MachineFinding("congestion", "ok", roles, "Links can use BBR.")
         return
     if facts.bbr_usable is None or available is None:
         outcome, text = "unknown", "The kernel's congestion controls are unknown."
@@ -414,4 +430,4 @@ def _congestion(facts: MachineFacts, roles: tuple[Role, ...]) -> Iterator[Findin
     else:
         text = f"The kernel has not loaded BBR; links use {default}, which is slow on lossy paths."
         remedy = "modprobe tcp_bbr && sysctl -w net.ipv4.tcp_allowed_congestion_control='reno cubic bbr'"
-    yield Finding("congestion", outcome, roles, text, remedy)
+    yield MachineFinding("congestion", outcome, roles, text, remedy)

@@ -52,7 +52,7 @@ USERS = Modes(0o666, 0o777)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DiskStep:
     """``what``: create, write, allocate, sync, sync folder, rename, exchange, link, symlink, unlink, mkdir, rmdir or
     store.
 
@@ -69,17 +69,17 @@ class Step:
     parts: Sequence[Buffer] = ()
 
 
-class Watcher(Protocol):
-    def step(self, step: Step, do: Callable[[], T]) -> T:
+class DiskWatcher(Protocol):
+    def step(self, step: DiskStep, do: Callable[[], T]) -> T:
         """Perform the step and return its result. From any thread."""
 
 
-_watch: StepHook[Watcher] = StepHook()
+_watch: StepHook[DiskWatcher] = StepHook()
 watched = _watch.by
 """Send all steps of this process through a watcher during the block."""
 
 
-def _step(step: Step, do: Callable[[], T]) -> T:
+def _step(step: DiskStep, do: Callable[[], T]) -> T:
     return do() if _watch.watcher is None else _watch.watcher.step(step, do)
 
 
@@ -98,7 +98,7 @@ def create(path: Path, flags: int, mode: int = PRIVATE.file) -> int:
     ``flags`` are added to O_CREAT, O_NOFOLLOW and O_CLOEXEC.
     """
     safe = os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    return _step(Step("create", path, size=flags), lambda: os.open(path, flags | safe, mode))
+    return _step(DiskStep("create", path, size=flags), lambda: os.open(path, flags | safe, mode))
 
 
 def write(fd: int, path: Path, data: Buffer) -> None:
@@ -112,7 +112,7 @@ def write(fd: int, path: Path, data: Buffer) -> None:
     if _watch.watcher is None:
         do()
     else:
-        _watch.watcher.step(Step("write", path, fd=fd, at=os.lseek(fd, 0, os.SEEK_CUR), parts=[data]), do)
+        _watch.watcher.step(DiskStep("write", path, fd=fd, at=os.lseek(fd, 0, os.SEEK_CUR), parts=[data]), do)
 
 
 def write_at(fd: int, path: Path, parts: Sequence[Buffer], at: int) -> None:
@@ -130,7 +130,7 @@ def write_at(fd: int, path: Path, parts: Sequence[Buffer], at: int) -> None:
                     rest, done = rest[more:], done + more
             begin += size
 
-    _step(Step("write", path, fd=fd, at=at, parts=parts), do)
+    _step(DiskStep("write", path, fd=fd, at=at, parts=parts), do)
 
 
 def _calls(parts: Sequence[Buffer]) -> Iterator[list[memoryview]]:
@@ -163,21 +163,21 @@ def copy(source: int, fd: int, path: Path, at: int, size: int, *, direct: bool) 
 
     if _watch.watcher is None:
         return do()
-    return _watch.watcher.step(Step("write", path, fd=fd, at=at, parts=[os.pread(source, size, at)]), do)
+    return _watch.watcher.step(DiskStep("write", path, fd=fd, at=at, parts=[os.pread(source, size, at)]), do)
 
 
 def allocate(fd: int, path: Path, at: int, size: int) -> None:
     """Allocate space; the new range reads as zeros."""
-    _step(Step("allocate", path, fd=fd, at=at, size=size), lambda: os.posix_fallocate(fd, at, size))
+    _step(DiskStep("allocate", path, fd=fd, at=at, size=size), lambda: os.posix_fallocate(fd, at, size))
 
 
 def resize(fd: int, path: Path, size: int) -> None:
-    _step(Step("resize", path, fd=fd, size=size), lambda: os.ftruncate(fd, size))
+    _step(DiskStep("resize", path, fd=fd, size=size), lambda: os.ftruncate(fd, size))
 
 
 def sync(fd: int, path: Path) -> None:
     """Make the contents durable; the name is made durable by ``sync_folder``."""
-    _step(Step("sync", path, fd=fd), lambda: os.fsync(fd))
+    _step(DiskStep("sync", path, fd=fd), lambda: os.fsync(fd))
 
 
 def store(path: Path, do: Callable[[], None]) -> None:
@@ -185,7 +185,7 @@ def store(path: Path, do: Callable[[], None]) -> None:
     if _watch.watcher is None:
         do()
     else:
-        _watch.watcher.step(Step("store", path), do)
+        _watch.watcher.step(DiskStep("store", path), do)
 
 
 # -- names
@@ -193,7 +193,7 @@ def store(path: Path, do: Callable[[], None]) -> None:
 
 def rename(path: Path, to: Path) -> None:
     """Rename; an existing ``to`` is replaced atomically."""
-    _step(Step("rename", path, to), lambda: os.replace(path, to))
+    _step(DiskStep("rename", path, to), lambda: os.replace(path, to))
 
 
 def exchange(path: Path, to: Path) -> bool:
@@ -210,31 +210,31 @@ def exchange(path: Path, to: Path) -> bool:
             return False
         raise OSError(code, os.strerror(code), str(to))
 
-    return _step(Step("exchange", path, to), do)
+    return _step(DiskStep("exchange", path, to), do)
 
 
 def link(path: Path, to: Path) -> None:
-    _step(Step("link", path, to), lambda: os.link(path, to))
+    _step(DiskStep("link", path, to), lambda: os.link(path, to))
 
 
 def symlink(target: str, path: Path) -> None:
-    _step(Step("symlink", path, Path(target)), lambda: os.symlink(target, path))
+    _step(DiskStep("symlink", path, Path(target)), lambda: os.symlink(target, path))
 
 
 def unlink(path: Path, *, missing_ok: bool = False) -> None:
     try:
-        _step(Step("unlink", path), lambda: os.unlink(path))
+        _step(DiskStep("unlink", path), lambda: os.unlink(path))
     except FileNotFoundError:
         if not missing_ok:
             raise
 
 
 def mkdir(path: Path, mode: int = PRIVATE.folder) -> None:
-    _step(Step("mkdir", path), lambda: os.mkdir(path, mode))
+    _step(DiskStep("mkdir", path), lambda: os.mkdir(path, mode))
 
 
 def rmdir(path: Path) -> None:
-    _step(Step("rmdir", path), lambda: os.rmdir(path))
+    _step(DiskStep("rmdir", path), lambda: os.rmdir(path))
 
 
 def sync_folder(path: Path) -> None:
@@ -247,7 +247,7 @@ def sync_folder(path: Path) -> None:
         finally:
             os.close(fd)
 
-    _step(Step("sync folder", path), do)
+    _step(DiskStep("sync folder", path), do)
 
 
 # -- several steps

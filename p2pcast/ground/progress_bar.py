@@ -20,7 +20,7 @@ LINE_S = 10.0
 """Seconds between lines if the output is not a terminal."""
 
 
-class Meter:
+class ProgressMeter:
     """A context manager, called with (bytes done since the last call, bytes in all) from any thread."""
 
     def __init__(self, what: str) -> None:

@@ -129,7 +129,7 @@ class HeartbeatRequest(ApiRecord, frozen=True):
     leases: Annotated[Sequence[LeaseTokens], Meta(max_length=MAX_SLOTS)]
 
 
-class Held(ApiRecord, frozen=True):
+class HeldLease(ApiRecord, frozen=True):
     """``state``: held, abort or unknown."""
 
     lease: HexId
@@ -138,7 +138,7 @@ class Held(ApiRecord, frozen=True):
 
 
 class HeartbeatAnswer(ApiRecord, frozen=True):
-    leases: Sequence[Held]
+    leases: Sequence[HeldLease]
     heartbeat_s: float | None = None
 
 

@@ -31,7 +31,7 @@ _TAIL = re.compile(r"tail/([0-9a-f]{32})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ListedObject:
     """An object in a listing. ``modified_s``: Unix seconds by the store's clock. ``tag``: the store's identifier of the
     object's contents (ETag).
     """
@@ -47,7 +47,7 @@ def run_folder(run: bytes) -> str:
     return f"{FORMAT}/{run.hex()}/"
 
 
-class Marker(NamedTuple):
+class ReadyMarker(NamedTuple):
     """A ready marker: this artifact is complete on the mirror. ``base`` None: an anchor. The object's contents are
     signed; the name alone proves nothing.
     """

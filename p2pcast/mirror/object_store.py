@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from p2pcast.ground.errors import RetryableError, UsageError
 from p2pcast.mirror import requests
-from p2pcast.mirror.object_names import Found
+from p2pcast.mirror.object_names import ListedObject
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -39,7 +39,7 @@ _BEYOND = re.compile(r"status code: 416 |Requested range was invalid")
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 
 
-class MissingError(RetryableError):
+class ObjectMissingError(RetryableError):
     """The object does not exist: not yet, or no longer."""
 
 
@@ -102,7 +102,7 @@ class Objects:
         (path / file).chmod(mode & 0o666)
 
     async def get(self, name: str, most_bytes: int) -> bytes:
-        """An object's contents. Raises MissingError, TooLargeError (above ``most_bytes``), RetryableError."""
+        """An object's contents. Raises ObjectMissingError, TooLargeError (above ``most_bytes``), RetryableError."""
         import obstore
 
         async def do() -> bytes:
@@ -118,7 +118,7 @@ class Objects:
         return await self._ask("read", name, do)
 
     async def get_range(self, name: str, start: int, size: int) -> memoryview:
-        """Exactly ``size`` bytes from ``start`` on. Raises MissingError, ShortError, RetryableError."""
+        """Exactly ``size`` bytes from ``start`` on. Raises ObjectMissingError, ShortError, RetryableError."""
         import obstore
 
         async def do() -> memoryview:
@@ -131,7 +131,7 @@ class Objects:
 
         return await self._ask("read", name, do)
 
-    async def list(self, prefix: str = "", most: int = MAX_LISTED) -> list[Found]:
+    async def list(self, prefix: str = "", most: int = MAX_LISTED) -> list[ListedObject]:
         """Every object whose name begins with ``prefix``, which is empty or ends with a slash. Raises RetryableError
         (also where there are more than ``most``).
         """
@@ -139,13 +139,15 @@ class Objects:
 
         whole = self._folder + prefix
 
-        async def do() -> list[Found]:
-            out: list[Found] = []
+        async def do() -> list[ListedObject]:
+            out: list[ListedObject] = []
             async for chunk in obstore.list(self._store, whole, chunk_size=LIST_CHUNK):
                 for meta in chunk:
                     if meta["path"].startswith(whole):
                         name = meta["path"][len(self._folder) :]
-                        out.append(Found(name, meta["size"], meta["last_modified"].timestamp(), _tag(meta["e_tag"])))
+                        out.append(
+                            ListedObject(name, meta["size"], meta["last_modified"].timestamp(), _tag(meta["e_tag"]))
+                        )
                 if len(out) > most:
                     raise RetryableError(f"more than {most} objects")
             return out
@@ -157,7 +159,7 @@ class Objects:
         import obstore
 
         for name in names:
-            with contextlib.suppress(MissingError):
+            with contextlib.suppress(ObjectMissingError):
                 await self._ask("remove", name, partial(obstore.delete_async, self._store, self._folder + name))
 
     async def _ask(self, what: str, name: str, do: Callable[[], Awaitable[T]], data: bytes | memoryview = b"") -> T:
@@ -207,7 +209,7 @@ def _explained(what: str, name: str) -> Iterator[None]:
         raise type(error)(f"mirror: cannot {what} {name}: {error}") from None
     except (exceptions.NotFoundError, FileNotFoundError):
         gone = "object" if what in ("read", "remove") else "bucket"
-        raise MissingError(f"mirror: cannot {what} {name}: there is no such {gone}") from None
+        raise ObjectMissingError(f"mirror: cannot {what} {name}: there is no such {gone}") from None
     except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError):
         raise RetryableError(
             f"mirror: cannot {what} {name}: access denied; check the credentials and the bucket's policy"

@@ -29,12 +29,12 @@ class Request:
     data: bytes | memoryview = b""
 
 
-class Watcher(Protocol):
+class RequestWatcher(Protocol):
     async def request(self, request: Request, do: Callable[[], Awaitable[T]]) -> T:
         """Make the request by calling ``do``, and return its result. Requests may overlap."""
 
 
-_watch: StepHook[Watcher] = StepHook()
+_watch: StepHook[RequestWatcher] = StepHook()
 watched = _watch.by
 """Context manager: all requests of this process go through the watcher inside the block."""
 

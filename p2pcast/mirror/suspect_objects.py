@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from p2pcast.mirror.object_names import KEY, Found, Marker, slice_of, tail_of
+from p2pcast.mirror.object_names import KEY, ListedObject, ReadyMarker, slice_of, tail_of
 from p2pcast.relay.artifact_path import Edge
 
 MAX_COMPLAINTS = 256
@@ -28,7 +28,7 @@ class SuspectObject:
     """
 
     name: str
-    found: Found | None
+    found: ListedObject | None
     asked: bool = False
 
 
@@ -36,13 +36,13 @@ class SuspectObjects:
     def __init__(self) -> None:
         self._right: dict[str, str] = {}
         """Name → tag of the verified contents."""
-        self._open: dict[bytes, dict[str, Found]] = {}
+        self._open: dict[bytes, dict[str, ListedObject]] = {}
         """Artifact → its suspect objects."""
         self._complaints: dict[str, None] = {}
         self._answered: set[str] = set()
         """Objects verified after a complaint; further complaints are ignored until the next listing."""
 
-    def listed(self, listing: Iterable[Found]) -> None:
+    def listed(self, listing: Iterable[ListedObject]) -> None:
         """Take a new listing of the mirror."""
         there = {found.name: found for found in listing}
         self._right = {name: tag for name, tag in self._right.items() if name in there}
@@ -108,10 +108,10 @@ def artifact_of(name: str) -> bytes | None:
     """The artifact of an object; ``_NO_ARTIFACT`` for the run's key, None for foreign names."""
     if name == KEY:
         return _NO_ARTIFACT
-    marker, part = Marker.parse(name), slice_of(name)
+    marker, part = ReadyMarker.parse(name), slice_of(name)
     return marker.id if marker is not None else part[0] if part is not None else tail_of(name)
 
 
-def _tag(found: Found) -> str:
+def _tag(found: ListedObject) -> str:
     """An object's tag, or its time of writing where the store has no tags."""
     return found.tag or f"{found.modified_s}"

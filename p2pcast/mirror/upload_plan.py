@@ -14,8 +14,8 @@ from p2pcast.ground.version import Version
 from p2pcast.mirror.object_names import (
     KEY,
     SLICE_BYTES,
-    Found,
-    Marker,
+    ListedObject,
+    ReadyMarker,
     slice_bytes,
     slice_name,
     slice_of,
@@ -24,7 +24,7 @@ from p2pcast.mirror.object_names import (
     tail_of,
 )
 from p2pcast.relay.artifact_path import Edge, cheapest_path
-from p2pcast.store.retention import DEFAULT, Counts, expendable
+from p2pcast.store.retention import DEFAULT, RetentionCounts, expendable
 
 LEFT_OVER_S = 3600.0
 """Age in seconds at which parts of incomplete artifacts are removed if this hub no longer has the artifact. The age is
@@ -40,7 +40,7 @@ class Inventory:
 
     keyed: bool = False
     """Whether the run's public key is on the mirror."""
-    markers: dict[bytes, Marker] = field(default_factory=dict)
+    markers: dict[bytes, ReadyMarker] = field(default_factory=dict)
     tails: dict[bytes, float] = field(default_factory=dict)
     """Artifact → time of writing in Unix seconds, by the store's clock."""
     parts: dict[bytes, dict[int, tuple[int, float]]] = field(default_factory=dict)
@@ -50,10 +50,10 @@ class Inventory:
     """Artifact → bytes in its slices."""
 
     @classmethod
-    def of(cls, listing: Iterable[Found]) -> Inventory:
+    def of(cls, listing: Iterable[ListedObject]) -> Inventory:
         out = cls()
         for found in listing:
-            marker, tail, part = Marker.parse(found.name), tail_of(found.name), slice_of(found.name)
+            marker, tail, part = ReadyMarker.parse(found.name), tail_of(found.name), slice_of(found.name)
             out.keyed = out.keyed or found.name == KEY
             if marker is not None:
                 out.markers[marker.id] = marker
@@ -91,10 +91,10 @@ class Inventory:
     def wrote_tail(self, artifact: bytes) -> None:
         self.tails[artifact] = self.newest_s
 
-    def wrote_marker(self, marker: Marker) -> None:
+    def wrote_marker(self, marker: ReadyMarker) -> None:
         self.markers[marker.id] = marker
 
-    def ready(self, here: Mapping[bytes, Edge]) -> dict[bytes, Marker]:
+    def ready(self, here: Mapping[bytes, Edge]) -> dict[bytes, ReadyMarker]:
         """Complete artifacts. For an artifact that is also here, all slices were listed; for others the marker
         counts.
         """
@@ -107,7 +107,7 @@ class Inventory:
     def gone(self, names: Iterable[str]) -> None:
         """These objects were removed."""
         for name in names:
-            marker, tail, part = Marker.parse(name), tail_of(name), slice_of(name)
+            marker, tail, part = ReadyMarker.parse(name), tail_of(name), slice_of(name)
             if marker is not None:
                 self.markers.pop(marker.id, None)
             elif tail is not None:
@@ -122,7 +122,7 @@ class Inventory:
                     del self._held[part[0]]
 
 
-def uploads(here: Mapping[bytes, Edge], mirror: Inventory, counts: Counts = DEFAULT) -> list[Edge]:
+def uploads(here: Mapping[bytes, Edge], mirror: Inventory, counts: RetentionCounts = DEFAULT) -> list[Edge]:
     """Artifacts that the mirror lacks, in the order of upload."""
     ready = mirror.ready(here)
     there = [Edge(m.id, m.base, m.version, _FREE) for m in ready.values()]
@@ -142,7 +142,7 @@ def head(here: Mapping[bytes, Edge], mirror: Inventory) -> Version | None:
     return way[-1].version if way else None
 
 
-def removals(here: Mapping[bytes, Edge], mirror: Inventory, counts: Counts = DEFAULT) -> list[str]:
+def removals(here: Mapping[bytes, Edge], mirror: Inventory, counts: RetentionCounts = DEFAULT) -> list[str]:
     """Names of objects to remove, in this order: an artifact's marker before its parts."""
     ready = mirror.ready(here)
     names: list[str] = []
@@ -161,9 +161,9 @@ def removals(here: Mapping[bytes, Edge], mirror: Inventory, counts: Counts = DEF
     return names
 
 
-def _expendable(here: Mapping[bytes, Edge], ready: Mapping[bytes, Marker], counts: Counts) -> set[bytes]:
+def _expendable(here: Mapping[bytes, Edge], ready: Mapping[bytes, ReadyMarker], counts: RetentionCounts) -> set[bytes]:
     """Artifacts that retention would not keep, of all here and on the mirror: not worth an upload."""
-    every = {**{a: Marker(e.version, e.base, a) for a, e in here.items()}, **ready}
+    every = {**{a: ReadyMarker(e.version, e.base, a) for a, e in here.items()}, **ready}
     return set(expendable(every.values(), counts))
 
 
@@ -177,7 +177,7 @@ def _touched(artifact: bytes, mirror: Inventory) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class PieceSpan:
     """Pieces ``first`` to ``stop`` (exclusive): ``size`` bytes from offset ``start`` of slice ``number``."""
 
     number: int
@@ -187,18 +187,18 @@ class Span:
     stop: int
 
 
-def spans(missing: Iterable[int], piece_bytes: int, log_bytes: int, most_bytes: int) -> list[Span]:
+def spans(missing: Iterable[int], piece_bytes: int, log_bytes: int, most_bytes: int) -> list[PieceSpan]:
     """Ranges that cover the ``missing`` pieces (ascending). Each range lies within a slice, joins neighbours, and has
     at most ``most_bytes`` (but at least one piece).
     """
-    out: list[Span] = []
+    out: list[PieceSpan] = []
     for piece in missing:
         offset = piece * piece_bytes
         size = min(piece_bytes, log_bytes - offset)
         number, start = divmod(offset, SLICE_BYTES)
         last = out[-1] if out else None
         if last is not None and (last.number, last.stop) == (number, piece) and last.size + size <= most_bytes:
-            out[-1] = Span(number, last.start, last.size + size, last.first, piece + 1)
+            out[-1] = PieceSpan(number, last.start, last.size + size, last.first, piece + 1)
         else:
-            out.append(Span(number, start, size, piece, piece + 1))
+            out.append(PieceSpan(number, start, size, piece, piece + 1))
     return out

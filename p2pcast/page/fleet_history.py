@@ -19,7 +19,7 @@ Document = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Spread:
+class VersionSpread:
     """Of one version. ``density``: changed words of all words. ``staged``: peer → seconds after the opening. ``live``:
     peer and engine → seconds after the opening, and seconds of pause.
     """
@@ -51,7 +51,7 @@ class FleetHistory:
     """The one writer is ``apply``."""
 
     def __init__(self) -> None:
-        self.versions: dict[str, Spread] = {}
+        self.versions: dict[str, VersionSpread] = {}
 
     def apply(self, kind: str, time_s: float, facts: Facts) -> None:
         """An event of the hub."""
@@ -66,13 +66,13 @@ class FleetHistory:
         """By version, oldest first."""
         return {version: spread.document() for version, spread in self.versions.items()}
 
-    def _of(self, facts: Facts) -> Spread:
+    def _of(self, facts: Facts) -> VersionSpread:
         version = str(facts["version"])
         if version not in self.versions:
-            self.versions[version] = Spread()
+            self.versions[version] = VersionSpread()
             while len(self.versions) > VERSIONS_KEPT:
                 del self.versions[next(iter(self.versions))]
-        return self.versions.get(version, Spread())
+        return self.versions.get(version, VersionSpread())
 
     def _opened(self, time_s: float, facts: Facts) -> None:
         self._of(facts).opened_s = time_s

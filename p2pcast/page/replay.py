@@ -20,7 +20,7 @@ MOST_PAUSE_S: Final = 3.0
 """Longest time in seconds between two events, however long they were apart."""
 
 
-class Replay:
+class RunReplay:
     """``speed``: seconds of the run in one second. ``name``: of the run, where no event names it. ``start`` serves the
     page, ``play`` plays the events once.
     """

@@ -173,13 +173,13 @@ class Tasks:
             await asyncio.sleep(pause_s)
 
     @contextlib.asynccontextmanager
-    async def group(self) -> AsyncIterator[Group]:
+    async def group(self) -> AsyncIterator[DaemonTaskGroup]:
         """A TaskGroup for work that runs as long as the daemon. Raises TaskFailedError, in an exception group, when a
         task of the group, or a vital task of ``later``, fails with an unexpected exception.
         """
         async with asyncio.TaskGroup() as group:
             group.create_task(self.run(), name="background tasks")
-            yield Group(self, group)
+            yield DaemonTaskGroup(self, group)
 
     async def run(self) -> None:
         """Wait until cancelled. Raises TaskFailedError when vital work has failed."""
@@ -346,7 +346,7 @@ def _handle_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any])
         loop.default_exception_handler(context)
 
 
-class Group:
+class DaemonTaskGroup:
     """The task group of a daemon, from ``Tasks.group``."""
 
     def __init__(self, tasks: Tasks, group: asyncio.TaskGroup) -> None:

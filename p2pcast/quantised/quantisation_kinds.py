@@ -35,7 +35,7 @@ class Role(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class QuantisationKind:
     """``codes``: dtype of their tensor. ``scales``: last part of their tensor's name. ``rows``, ``columns``: of the
     weights that share a scale; 0: all columns. ``packed``: four codes a word.
     """
@@ -99,16 +99,16 @@ def _numbers(of: str, strategy: str, *, dynamic: bool) -> dict[str, Any]:
 KINDS: Final = {
     kind.name: kind
     for kind in (
-        Kind("fp8-channel", "F8_E4M3", "weight_scale", 1, 0),
-        Kind("fp8-block", "F8_E4M3", "weight_scale_inv", BLOCK, BLOCK),
-        Kind("int8-channel", "I8", "weight_scale", 1, 0),
-        Kind("int8-weight-only", "I32", "weight_scale", 1, 0, packed=True),
+        QuantisationKind("fp8-channel", "F8_E4M3", "weight_scale", 1, 0),
+        QuantisationKind("fp8-block", "F8_E4M3", "weight_scale_inv", BLOCK, BLOCK),
+        QuantisationKind("int8-channel", "I8", "weight_scale", 1, 0),
+        QuantisationKind("int8-weight-only", "I32", "weight_scale", 1, 0, packed=True),
     )
 }
 """``int8-weight-only``: codes and scales of int8-channel, packed for engines that keep activations as they are."""
 
 
-def kind_named(name: str) -> Kind:
+def kind_named(name: str) -> QuantisationKind:
     """Raises UsageError."""
     if name not in KINDS:
         raise UsageError(f"{name[:40]!r} is no kind of quantisation: choose one of {', '.join(KINDS)}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from p2pcast.ground.progress_bar import Meter
+from p2pcast.ground.progress_bar import ProgressMeter
 from p2pcast.quantised.quantisation_kinds import KINDS
 
 _FOLDER = click.Path(path_type=Path)
@@ -36,7 +36,7 @@ def quantise(folder: Path, output: Path, kind: str, as_json: bool) -> None:
 
     source = opening(kind)(folder)
     layout, files = source.layout(), source.small_files()
-    with Meter("quantise") as seen:
+    with ProgressMeter("quantise") as seen:
 
         def words(cell: Cell) -> Words:
             found = source.words(cell)

@@ -17,7 +17,7 @@ from p2pcast.checkpoint.safetensors_file import as_words
 from p2pcast.codec.layout import Cell, Layout
 from p2pcast.ground import limits
 from p2pcast.ground.errors import IntegrityError
-from p2pcast.quantised.quantisation_kinds import Kind, Role
+from p2pcast.quantised.quantisation_kinds import QuantisationKind, Role
 from p2pcast.quantised.quantised_layout import QuantisedLayout
 from p2pcast.quantised.quantisers import as_weights, quantise
 
@@ -29,7 +29,7 @@ _CHUNK_ELEMENTS: Final = limits.CELL_WORDS
 class QuantisedCheckpoint(Checkpoint):
     """``Checkpoint`` of the quantised state. Thread-safe."""
 
-    def __init__(self, plain: Checkpoint, kind: Kind) -> None:
+    def __init__(self, plain: Checkpoint, kind: QuantisationKind) -> None:
         """Raises IntegrityError where nothing can be quantised."""
         super().__init__(plain.folder, plain.files, plain.adapters)
         self._plain = plain

@@ -11,7 +11,7 @@ from typing import Any
 
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.ground.errors import IntegrityError
-from p2pcast.quantised.quantisation_kinds import Kind, Role, is_quantised
+from p2pcast.quantised.quantisation_kinds import QuantisationKind, Role, is_quantised
 
 CONFIG = "config.json"
 
@@ -27,7 +27,7 @@ class Origin:
 class QuantisedLayout:
     """``origins``: of each tensor of ``layout``, by number. Raises IntegrityError where nothing can be quantised."""
 
-    def __init__(self, plain: Layout, kind: Kind) -> None:
+    def __init__(self, plain: Layout, kind: QuantisationKind) -> None:
         self.plain, self.kind = plain, kind
         found: dict[str, tuple[Tensor, Origin]] = {}
         self.sources: list[int] = []

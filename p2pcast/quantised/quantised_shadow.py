@@ -22,11 +22,11 @@ from p2pcast.codec.layout import Cell
 from p2pcast.ground import limits
 from p2pcast.ground.ordered_map import cores, ordered_map
 from p2pcast.ground.version import Version
-from p2pcast.quantised.quantisation_kinds import Kind, Role
+from p2pcast.quantised.quantisation_kinds import QuantisationKind, Role
 from p2pcast.quantised.quantised_checkpoint import quantised_bands, quantised_words
 from p2pcast.quantised.quantised_layout import QuantisedLayout
 from p2pcast.state.patch_file import PatchFile, PatchWriter
-from p2pcast.state.shadow import Phase, Shadow
+from p2pcast.state.shadow import Shadow, ShadowPhase
 
 Words = npt.NDArray[Any]
 Positions = npt.NDArray[np.int64]
@@ -47,7 +47,7 @@ class _Job:
 class QuantisedShadow:
     """``folder``: of the copy. Raises IntegrityError where nothing can be quantised, LocalError without room."""
 
-    def __init__(self, plain: Shadow, folder: Path, kind: Kind) -> None:
+    def __init__(self, plain: Shadow, folder: Path, kind: QuantisationKind) -> None:
         self.form = QuantisedLayout(plain.layout, kind)
         self.plain = plain
         self._first = _first_cells(plain)
@@ -60,10 +60,10 @@ class QuantisedShadow:
 
     @property
     def version(self) -> Version | None:
-        return self.shadow.version if self.shadow.phase is Phase.CLEAN else None
+        return self.shadow.version if self.shadow.phase is ShadowPhase.CLEAN else None
 
     def patches(self, base: Version | None, to: Version) -> list[Path] | Path:
-        """As ``ShadowReader.patches``, for ``to``, which is the version of the copy."""
+        """As ``HeldShadow.patches``, for ``to``, which is the version of the copy."""
         chain: list[Path] = []
         at = to
         while base is not None and at != base:

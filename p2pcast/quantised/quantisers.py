@@ -24,7 +24,7 @@ import torch
 
 from p2pcast.codec.layout import Tensor
 from p2pcast.ground.errors import IntegrityError
-from p2pcast.quantised.quantisation_kinds import Kind
+from p2pcast.quantised.quantisation_kinds import QuantisationKind
 
 _DTYPES: Final = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 _SIGNED: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32}
@@ -45,7 +45,7 @@ def as_weights(words: npt.NDArray[Any], tensor: Tensor) -> torch.Tensor:
     return signed.view(_DTYPES[tensor.dtype]).view(-1, tensor.shape[1])
 
 
-def quantise(kind: Kind, weights: torch.Tensor, name: str, first_row: int = 0) -> tuple[Bytes, Bytes]:
+def quantise(kind: QuantisationKind, weights: torch.Tensor, name: str, first_row: int = 0) -> tuple[Bytes, Bytes]:
     """(codes, scales) of rows of a weight, as bytes of the quantised tensors.
 
     ``weights``: rows × columns, whole bands of ``kind.rows`` rows, except at the end of the tensor. ``name`` and

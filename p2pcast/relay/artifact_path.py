@@ -32,7 +32,7 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class PathRates:
     """Rates of this peer. ``link_bps``: bits per second. ``stage_bytes_s``, ``fill_bytes_s``: bytes of the state per
     second, for a delta and for a whole state.
     """
@@ -127,7 +127,7 @@ def find_gap(held: Version | None, edges: Iterable[Edge]) -> Gap | None:
     return Gap(held, max(e.base for e in newer if e.version == first and e.base is not None), first)
 
 
-def seconds(path: Iterable[Edge], rates: Rates, state_bytes: int) -> float:
+def seconds(path: Iterable[Edge], rates: PathRates, state_bytes: int) -> float:
     """Seconds of a path, one artifact after the other."""
     return sum(rates.seconds(edge, state_bytes) for edge in path)
 

@@ -25,7 +25,7 @@ class Inflow:
         return 8.0 * self.got_bytes / self.span_s
 
 
-class Lag:
+class ChildLag:
     """One transfer from one parent: ``begin``, then ``sample`` every few tens of milliseconds."""
 
     def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 Promises:
 
-- ``State`` (p2pcast.relay.holding_state) is the only record of how far the artifact has come.
+- ``HoldingState`` (p2pcast.relay.holding_state) is the only record of how far the artifact has come.
 - Methods of ``Holding`` alone write the state, the source and what was stored.
 - ``validate`` names every broken invariant.
 """
@@ -26,19 +26,19 @@ from p2pcast.relay.holding_state import (
     MISSING,
     SETTLED,
     SOURCED,
+    HoldingState,
+    HoldingStep,
     IllegalStepError,
-    State,
-    Step,
     after,
 )
 from p2pcast.relay.verified_pieces import VerifiedPieces
-from p2pcast.store.artifact_log import Log
+from p2pcast.store.artifact_log import ArtifactLog
 
-_ABORTED = State.ABORTED
+_ABORTED = HoldingState.ABORTED
 """Compared for every piece: with Python 3.11 the lookup of an enum's member takes ten times as long."""
 
 
-class Source(Protocol):
+class ArtifactSource(Protocol):
     """A sender of whole artifacts: a parent, or a mirror."""
 
     live: bool
@@ -72,7 +72,7 @@ class ArtifactReceiver(ArtifactHolder, Protocol):
         """The disk is behind: the node takes no more pieces now."""
 
     def add_layout(self, layout: Layout) -> None: ...
-    def open(self, open_signed: bytes, source: Source | None) -> Holding: ...
+    def open(self, open_signed: bytes, source: ArtifactSource | None) -> Holding: ...
     def add_batch(self, holding: Holding, signed: bytes) -> None: ...
     def add_piece(self, holding: Holding, index: int, payload: memoryview) -> None: ...
     def seal(self, holding: Holding, signed: bytes) -> None: ...
@@ -92,11 +92,11 @@ class Holding:
     def __init__(
         self,
         artifact: VerifiedPieces,
-        log: Log,
-        state: State = State.WAITING,
+        log: ArtifactLog,
+        state: HoldingState = HoldingState.WAITING,
         *,
         stored: PieceSet | None = None,
-        source: Source | None = None,
+        source: ArtifactSource | None = None,
         opened_at: float = 0.0,
         had_bytes: int = 0,
     ) -> None:
@@ -109,10 +109,10 @@ class Holding:
         self.id = artifact.id
         self.log = log
         self.stored = PieceSet() if stored is None else stored
-        self.made = state is State.MAKING
+        self.made = state is HoldingState.MAKING
         """This node made the artifact; it was not received."""
         self.opened_at = opened_at
-        self.completed_at: float | None = opened_at if state is State.DURABLE else None
+        self.completed_at: float | None = opened_at if state is HoldingState.DURABLE else None
         """When the state became ``VERIFIED``, in seconds of the loop's clock."""
         self.had_bytes = had_bytes
         self.progress = asyncio.Event()
@@ -128,11 +128,11 @@ class Holding:
     # -- questions
 
     @property
-    def state(self) -> State:
+    def state(self) -> HoldingState:
         return self._state
 
     @property
-    def source(self) -> Source | None:
+    def source(self) -> ArtifactSource | None:
         """The source that sends this artifact now; None for one that is pulled."""
         return self._source
 
@@ -154,7 +154,7 @@ class Holding:
     @property
     def durable(self) -> bool:
         """Sealed in the store of this node."""
-        return self._state is State.DURABLE
+        return self._state is HoldingState.DURABLE
 
     @property
     def aborted(self) -> bool:
@@ -163,26 +163,26 @@ class Holding:
 
     @property
     def idle(self) -> bool:
-        return self._state is State.IDLE
+        return self._state is HoldingState.IDLE
 
     @property
     def excerpt(self) -> bool:
-        return self._state is State.EXCERPT
+        return self._state is HoldingState.EXCERPT
 
     @property
     def offered(self) -> bool:
         """Children and other nodes may ask for the artifact."""
-        return self._state is not State.IDLE and self._state is not State.EXCERPT
+        return self._state is not HoldingState.IDLE and self._state is not HoldingState.EXCERPT
 
     @property
     def needs_source(self) -> bool:
         """Pieces or records are missing, this node does not make them, and no source sends them."""
-        return self._source is None and self._state in MISSING and self._state is not State.MAKING
+        return self._source is None and self._state in MISSING and self._state is not HoldingState.MAKING
 
     @property
     def confirmed(self) -> bool:
         """The hub is known to hold the version on its own disk."""
-        return self._state is State.DURABLE or self.assembly.confirmed
+        return self._state is HoldingState.DURABLE or self.assembly.confirmed
 
     @property
     def irrevocable(self) -> bool:
@@ -220,7 +220,7 @@ class Holding:
 
     # -- steps
 
-    def _take(self, step: Step) -> None:
+    def _take(self, step: HoldingStep) -> None:
         """The only writer of the state."""
         self._state = after(self._state, step)
         if self._state not in SOURCED:
@@ -231,27 +231,27 @@ class Holding:
         """Wake every waiter whose condition holds by now."""
         if self._state in SETTLED:
             self._sealed.set()
-        if self._state is State.ABORTED or self.confirmed:
+        if self._state is HoldingState.ABORTED or self.confirmed:
             self._confirmed.set()
 
     def want(self) -> None:
         """The rest of an idle artifact is needed after all; without effect in other states."""
-        if self._state is State.IDLE:
-            self._take(Step.WANT)
+        if self._state is HoldingState.IDLE:
+            self._take(HoldingStep.WANT)
 
-    def receive_from(self, source: Source) -> None:
+    def receive_from(self, source: ArtifactSource) -> None:
         """``source`` sends the missing rest. Raises IllegalStepError when another source does already."""
         if self._source is source:
             return
         if self._source is not None:
             raise IllegalStepError("a holding cannot have two sources")
-        self._take(Step.RECEIVE)
+        self._take(HoldingStep.RECEIVE)
         self._source = source
 
-    def lose_source(self, source: Source) -> None:
+    def lose_source(self, source: ArtifactSource) -> None:
         """``source`` sends no more; without effect when it is not the source."""
         if self._source is source:
-            self._take(Step.LOSE_SOURCE)
+            self._take(HoldingStep.LOSE_SOURCE)
             self._source = None
 
     def add_batch(self, signed: bytes) -> None:
@@ -286,31 +286,31 @@ class Holding:
 
     def verify(self, now: float) -> None:
         """The last missing record or piece was verified at ``now``, in seconds of the loop's clock."""
-        self._take(Step.VERIFY)
+        self._take(HoldingStep.VERIFY)
         self.completed_at = now
 
     def finish(self) -> None:
         """The last piece is in the log."""
-        self._take(Step.FINISH)
+        self._take(HoldingStep.FINISH)
         self.progress.set()
 
     def seal(self) -> None:
         """The owner sealed the artifact in the store."""
-        self._take(Step.SEAL)
+        self._take(HoldingStep.SEAL)
 
     def fail_seal(self, error: P2PCastError) -> None:
         """The owner could not seal the artifact: ``until_durable`` raises ``error``."""
         self._failure = error
-        self._take(Step.FAIL_SEAL)
+        self._take(HoldingStep.FAIL_SEAL)
 
     def abort(self) -> None:
         """Called off by the hub, or given up by this node: every waiter wakes, and finds ``aborted``."""
-        self._take(Step.ABORT)
+        self._take(HoldingStep.ABORT)
         self.progress.set()
 
     def require_proof(self) -> None:
         """Let ``until_proved`` wait for ``prove``: only of an artifact that this node makes."""
-        if self._state is not State.MAKING:
+        if self._state is not HoldingState.MAKING:
             raise IllegalStepError(f"a holding that is {self._state.value} needs no proof")
         self._proof = asyncio.get_running_loop().create_future()
 
@@ -325,21 +325,24 @@ class Holding:
         """Raises AssertionError that names the first broken invariant. Holds between any two events of a node."""
         state, complete = self._state, self._state in COMPLETE
         where = f"holding of version {self.open.version}, {state.value}"
-        ended = state is State.ABORTED
+        ended = state is HoldingState.ABORTED
         for broken, what in (
             (self._source is not None and state not in SOURCED, "a source sends to it"),
-            (self._source is None and state is State.RECEIVING, "no source sends to it"),
-            (self.made and state in MISSING - {State.MAKING}, "it was made here"),
-            (not self.made and state is State.MAKING, "it was not made here"),
+            (self._source is None and state is HoldingState.RECEIVING, "no source sends to it"),
+            (self.made and state in MISSING - {HoldingState.MAKING}, "it was made here"),
+            (not self.made and state is HoldingState.MAKING, "it was not made here"),
             (not self.made and self._proof is not None, "a received artifact requires a proof"),
             (self.made and self.had_bytes, "a made artifact has bytes of an earlier process"),
             (complete and not self.artifact.complete, "records or pieces are missing"),
-            (state in MISSING - {State.EXCERPT} and self.artifact.complete, "nothing is missing"),
+            (state in MISSING - {HoldingState.EXCERPT} and self.artifact.complete, "nothing is missing"),
             (not ended and complete != (self.completed_at is not None), "completed_at disagrees"),
             (self.took_s < 0, "it completed before it opened"),
             (state in IN_LOG and not self.all_stored, "pieces are missing in the log"),
             (self.stored.count > self.artifact.held.count, "the log has pieces that were not verified"),
-            (not ended and (self._failure is not None) != (state is State.SEAL_FAILED), "sealing failed or did not"),
+            (
+                not ended and (self._failure is not None) != (state is HoldingState.SEAL_FAILED),
+                "sealing failed or did not",
+            ),
             (self._confirmed.is_set() != (ended or self.confirmed), "waiters for the confirmation sleep, or do not"),
             (self._sealed.is_set() != (state in SETTLED), "waiters for the sealing sleep, or do not"),
         ):

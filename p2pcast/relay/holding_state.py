@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Final
 
 
-class State(Enum):
+class HoldingState(Enum):
     # Each member is one object. Enum hashes names, in Python, and holdings look states up all the time.
     __hash__ = object.__hash__
 
@@ -42,7 +42,7 @@ class State(Enum):
     """The hub called the artifact off, or this node gave it up. The node no longer holds it."""
 
 
-class Step(Enum):
+class HoldingStep(Enum):
     WANT = "want"
     """The rest is needed."""
     RECEIVE = "receive"
@@ -59,43 +59,50 @@ class Step(Enum):
     ABORT = "abort"
 
 
-MISSING: Final = frozenset({State.MAKING, State.IDLE, State.WAITING, State.RECEIVING, State.EXCERPT})
+MISSING: Final = frozenset(
+    {HoldingState.MAKING, HoldingState.IDLE, HoldingState.WAITING, HoldingState.RECEIVING, HoldingState.EXCERPT}
+)
 """States in which pieces or records are missing, or (``EXCERPT``) may be."""
-BIRTH: Final = MISSING | {State.DURABLE}
+BIRTH: Final = MISSING | {HoldingState.DURABLE}
 """States in which a holding may begin."""
-COMPLETE: Final = frozenset({State.VERIFIED, State.FINISHED, State.DURABLE, State.SEAL_FAILED})
-IN_LOG: Final = COMPLETE - {State.VERIFIED}
-SETTLED: Final = frozenset({State.DURABLE, State.SEAL_FAILED, State.ABORTED})
+COMPLETE: Final = frozenset(
+    {HoldingState.VERIFIED, HoldingState.FINISHED, HoldingState.DURABLE, HoldingState.SEAL_FAILED}
+)
+IN_LOG: Final = COMPLETE - {HoldingState.VERIFIED}
+SETTLED: Final = frozenset({HoldingState.DURABLE, HoldingState.SEAL_FAILED, HoldingState.ABORTED})
 """States in which the outcome of sealing is known."""
-SOURCED: Final = frozenset({State.RECEIVING, State.EXCERPT})
+SOURCED: Final = frozenset({HoldingState.RECEIVING, HoldingState.EXCERPT})
 """States in which a holding may have a source; ``RECEIVING`` always has one."""
 
-TRANSITIONS: Final[Mapping[State, Mapping[Step, State]]] = MappingProxyType(
+TRANSITIONS: Final[Mapping[HoldingState, Mapping[HoldingStep, HoldingState]]] = MappingProxyType(
     {
-        State.MAKING: {Step.VERIFY: State.VERIFIED},
-        State.IDLE: {
-            Step.WANT: State.WAITING,
-            Step.RECEIVE: State.RECEIVING,
-            Step.VERIFY: State.VERIFIED,
+        HoldingState.MAKING: {HoldingStep.VERIFY: HoldingState.VERIFIED},
+        HoldingState.IDLE: {
+            HoldingStep.WANT: HoldingState.WAITING,
+            HoldingStep.RECEIVE: HoldingState.RECEIVING,
+            HoldingStep.VERIFY: HoldingState.VERIFIED,
         },
-        State.WAITING: {
-            Step.RECEIVE: State.RECEIVING,
-            Step.VERIFY: State.VERIFIED,
+        HoldingState.WAITING: {
+            HoldingStep.RECEIVE: HoldingState.RECEIVING,
+            HoldingStep.VERIFY: HoldingState.VERIFIED,
         },
-        State.RECEIVING: {
-            Step.LOSE_SOURCE: State.WAITING,
-            Step.VERIFY: State.VERIFIED,
+        HoldingState.RECEIVING: {
+            HoldingStep.LOSE_SOURCE: HoldingState.WAITING,
+            HoldingStep.VERIFY: HoldingState.VERIFIED,
         },
-        State.EXCERPT: {
-            Step.RECEIVE: State.EXCERPT,
-            Step.LOSE_SOURCE: State.EXCERPT,
+        HoldingState.EXCERPT: {
+            HoldingStep.RECEIVE: HoldingState.EXCERPT,
+            HoldingStep.LOSE_SOURCE: HoldingState.EXCERPT,
         },
-        State.VERIFIED: {Step.FINISH: State.FINISHED},
-        State.FINISHED: {Step.SEAL: State.DURABLE, Step.FAIL_SEAL: State.SEAL_FAILED},
-        State.DURABLE: {},
-        State.SEAL_FAILED: {},
+        HoldingState.VERIFIED: {HoldingStep.FINISH: HoldingState.FINISHED},
+        HoldingState.FINISHED: {
+            HoldingStep.SEAL: HoldingState.DURABLE,
+            HoldingStep.FAIL_SEAL: HoldingState.SEAL_FAILED,
+        },
+        HoldingState.DURABLE: {},
+        HoldingState.SEAL_FAILED: {},
         # Sealing runs in a thread and may end after the abort.
-        State.ABORTED: {Step.SEAL: State.ABORTED, Step.FAIL_SEAL: State.ABORTED},
+        HoldingState.ABORTED: {HoldingStep.SEAL: HoldingState.ABORTED, HoldingStep.FAIL_SEAL: HoldingState.ABORTED},
     }
 )
 """``ABORT`` is legal in every state but ``ABORTED``; ``after`` adds it."""
@@ -105,10 +112,10 @@ class IllegalStepError(RuntimeError):
     """A defect of this program: a caller took a step that the holding's state does not allow."""
 
 
-def after(state: State, step: Step) -> State:
+def after(state: HoldingState, step: HoldingStep) -> HoldingState:
     """The state that ``step`` leads to. Raises IllegalStepError."""
-    if step is Step.ABORT and state is not State.ABORTED:
-        return State.ABORTED
+    if step is HoldingStep.ABORT and state is not HoldingState.ABORTED:
+        return HoldingState.ABORTED
     try:
         return TRANSITIONS[state][step]
     except KeyError:

@@ -25,12 +25,12 @@ from p2pcast.ground.observers import Observers
 from p2pcast.ground.version import Version
 from p2pcast.process.shortages import shortage
 from p2pcast.relay.downstream import Downstream
-from p2pcast.relay.holding import Holding, Source
-from p2pcast.relay.holding_state import State
+from p2pcast.relay.holding import ArtifactSource, Holding
+from p2pcast.relay.holding_state import HoldingState
 from p2pcast.relay.tuning import CACHE_BYTES, MAX_PULLS
 from p2pcast.relay.verified_pieces import VerifiedPieces
-from p2pcast.store.artifact_journal import Kind
-from p2pcast.store.artifact_log import Log
+from p2pcast.store.artifact_journal import JournalKind
+from p2pcast.store.artifact_log import ArtifactLog
 from p2pcast.store.write_behind import BACKLOG_HIGH_BYTES, BACKLOG_LOW_BYTES, WriteBehind
 from p2pcast.transport.link import Link
 
@@ -38,7 +38,7 @@ DISK_THREADS = 2
 """One thread for writing, one for reading old pieces for children."""
 
 
-class Parent(Source, Protocol):
+class Parent(ArtifactSource, Protocol):
     """The link to one parent (``Upstream``), as its node and the node's owner use it."""
 
     beside: bool
@@ -85,7 +85,7 @@ class NodeObserver(Protocol):
 class NodeOwner(NodeObserver, Protocol):
     """The hub or peer that owns a node."""
 
-    def make_log(self, open_: Open, layout: Layout, *, excerpt: bool) -> Log:
+    def make_log(self, open_: Open, layout: Layout, *, excerpt: bool) -> ArtifactLog:
         """The log of an artifact that comes in. ``excerpt``: only a part of it is wanted. Raises LocalError."""
 
 
@@ -143,7 +143,7 @@ class Node:
         self.pulled: set[bytes] = set()
         """Artifacts that are pulled piece by piece from several nodes. No parent may send them as well."""
         self.excerpts: set[bytes] = set()
-        """Pulled artifacts of which only a part is wanted: their holdings begin as ``State.EXCERPT``."""
+        """Pulled artifacts of which only a part is wanted: their holdings begin as ``HoldingState.EXCERPT``."""
         self.is_sealed = is_sealed
         self.is_listed = is_listed
         self.busy = False
@@ -189,7 +189,7 @@ class Node:
     def add_layout(self, layout: Layout) -> None:
         self.layouts[layout.layout_id] = layout
 
-    def open(self, open_signed: bytes, source: Source | None, log: Log | None = None) -> Holding:
+    def open(self, open_signed: bytes, source: ArtifactSource | None, log: ArtifactLog | None = None) -> Holding:
         """Begin to hold an artifact from ``source``, or (with ``log``) one made here. An artifact that is held already
         stays as it is. Raises IntegrityError, LocalError.
         """
@@ -207,18 +207,18 @@ class Node:
         pushed = not excerpt and (source is None or source.pushes(record.artifact))
         sends = source if pushed else None
         if log is not None:
-            state = State.MAKING
+            state = HoldingState.MAKING
         elif excerpt:
-            state = State.EXCERPT
+            state = HoldingState.EXCERPT
         else:
-            state = State.WAITING if sends is None else State.RECEIVING
+            state = HoldingState.WAITING if sends is None else HoldingState.RECEIVING
         now = asyncio.get_running_loop().time()
         holding = Holding(
             artifact, log or self._make_log(record, layout, excerpt=excerpt), state, source=sends, opened_at=now
         )
         self.holdings[record.artifact] = holding
         if source is not None:
-            self.writeback.note(holding.id, holding.log, (Kind.OPEN, bytes(open_signed)))
+            self.writeback.note(holding.id, holding.log, (JournalKind.OPEN, bytes(open_signed)))
         self.owner.on_opened(holding)
         if not excerpt:
             self.downstream.opened(holding, push=pushed)
@@ -239,7 +239,10 @@ class Node:
     def update_busy(self) -> None:
         """Find out whether a version is on its way through this node, and notify ``busy_observers`` of a change."""
         busy = (
-            any(h.state is State.MAKING or (h.source is not None and h.source.live) for h in self.holdings.values())
+            any(
+                h.state is HoldingState.MAKING or (h.source is not None and h.source.live)
+                for h in self.holdings.values()
+            )
             or any(upstream.expecting for upstream in self.upstreams)
             or self.downstream.pushing
         )
@@ -248,7 +251,7 @@ class Node:
             self.downstream.busy_changed()
             self.busy_observers.notify()
 
-    def _make_log(self, record: Open, layout: Layout, *, excerpt: bool) -> Log:
+    def _make_log(self, record: Open, layout: Layout, *, excerpt: bool) -> ArtifactLog:
         try:
             return self.owner.make_log(record, layout, excerpt=excerpt)
         except LocalError as error:
@@ -258,12 +261,12 @@ class Node:
                 self.error.set_exception(error)
             raise
 
-    def add_stored(self, assembly: Assembly, log: Log, *, push: bool = False) -> Holding:
+    def add_stored(self, assembly: Assembly, log: ArtifactLog, *, push: bool = False) -> Holding:
         """Hold an artifact that is complete in the store. ``push``: it is new, and live children get it."""
         every = assembly.pieces
         now = asyncio.get_running_loop().time()
         pieces = VerifiedPieces(assembly, PieceSet(every))
-        holding = Holding(pieces, log, State.DURABLE, stored=PieceSet(every), opened_at=now)
+        holding = Holding(pieces, log, HoldingState.DURABLE, stored=PieceSet(every), opened_at=now)
         self.add_layout(assembly.layout)
         self.holdings[holding.id] = holding
         if push:
@@ -271,14 +274,14 @@ class Node:
             self.update_busy()
         return holding
 
-    def add_partial(self, assembly: Assembly, log: Log, held: PieceSet) -> Holding:
+    def add_partial(self, assembly: Assembly, log: ArtifactLog, held: PieceSet) -> Holding:
         """Hold the part of an artifact that an earlier process received; it may be all. The rest is not asked for
         before ``Holding.want``.
         """
         holding = Holding(
             VerifiedPieces(assembly, held),
             log,
-            State.IDLE,
+            HoldingState.IDLE,
             stored=held.copy(),
             opened_at=asyncio.get_running_loop().time(),
             had_bytes=held.count * assembly.open.piece,
@@ -293,7 +296,7 @@ class Node:
         known = holding.assembly.batches
         holding.add_batch(signed)
         if holding.assembly.batches > known:
-            self.writeback.note(holding.id, holding.log, (Kind.BATCH, bytes(signed)))
+            self.writeback.note(holding.id, holding.log, (JournalKind.BATCH, bytes(signed)))
         if holding.artifact.complete:
             self._completed(holding)
 
@@ -330,7 +333,7 @@ class Node:
 
     def seal(self, holding: Holding, signed: bytes) -> None:
         if not holding.assembly.sealed:
-            self.writeback.note(holding.id, holding.log, (Kind.MANIFEST, bytes(signed)))
+            self.writeback.note(holding.id, holding.log, (JournalKind.MANIFEST, bytes(signed)))
         holding.add_manifest(signed)
         if holding.artifact.complete:
             self._completed(holding)
@@ -341,7 +344,7 @@ class Node:
         """
         if holding.add_confirmation(signed):
             if not holding.made:
-                self.writeback.note(holding.id, holding.log, (Kind.DURABLE, bytes(signed)))
+                self.writeback.note(holding.id, holding.log, (JournalKind.DURABLE, bytes(signed)))
             self.downstream.confirmed(holding)
 
     def _completed(self, holding: Holding) -> None:
@@ -451,7 +454,7 @@ class Node:
         self._listen_again()
 
     def _finish(self, holding: Holding) -> None:
-        if holding.state is State.VERIFIED and holding.all_stored:
+        if holding.state is HoldingState.VERIFIED and holding.all_stored:
             holding.finish()
             self.owner.on_complete(holding)
 
@@ -460,7 +463,7 @@ class Node:
         for artifact, holding in self.holdings.items():
             assert artifact == holding.id, f"{holding.open.version} is held under another artifact's id"
             assert not holding.aborted, f"{holding.open.version} was aborted and is still held"
-            assert not (holding.state is State.VERIFIED and holding.all_stored), (
+            assert not (holding.state is HoldingState.VERIFIED and holding.all_stored), (
                 f"{holding.open.version} is whole in the log, and the owner was not told"
             )
             holding.validate()

@@ -18,7 +18,7 @@ from p2pcast.relay.tuning import (
 )
 
 
-class Verdict(Enum):
+class ParentVerdict(Enum):
     STAY = "stay"
     SILENT = "silent"
     STALLED = "ahead but not sending"
@@ -62,7 +62,7 @@ class ParentWatch:
     def ping_answered(self, rtt_s: float) -> None:
         self.rtt_s = rtt_s if self.rtt_s is None else 0.875 * self.rtt_s + 0.125 * rtt_s
 
-    def judge(self, now: float, *, active: bool, held: dict[int, int], every_s: float) -> Verdict:
+    def judge(self, now: float, *, active: bool, held: dict[int, int], every_s: float) -> ParentVerdict:
         """``active``: a transfer runs on this link. ``held``: handle -> number of pieces that this node holds.
         ``every_s``: planned seconds between two calls.
         """
@@ -74,9 +74,9 @@ class ParentWatch:
         rtt = self.rtt_s or 0.0
         silence = max(4 * rtt, SILENCE_FLOOR_S, JITTER_FACTOR * self.gap_s) if active else IDLE_SILENCE_S
         if now - self.last_received_at > silence:
-            return Verdict.SILENT
+            return ParentVerdict.SILENT
         ahead = any(pieces > held.get(handle, 0) for handle, pieces in self.high.items())
         if not ahead:
             self.payload_at = now
-            return Verdict.STAY
-        return Verdict.STALLED if now - self.payload_at > max(STALL_FLOOR_S, 8 * rtt) else Verdict.STAY
+            return ParentVerdict.STAY
+        return ParentVerdict.STALLED if now - self.payload_at > max(STALL_FLOOR_S, 8 * rtt) else ParentVerdict.STAY

@@ -35,7 +35,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class RequestPieces:
     """``pieces``: ranges, as on the wire; ``seal``: also the directory."""
 
     source: Source
@@ -45,19 +45,19 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Recall:
+class CancelPieces:
     source: Source
     artifact: bytes
     pieces: list[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class LeaveParent:
     source: Source
     why: str
 
 
-Instruction = Ask | Recall | Leave
+Instruction = RequestPieces | CancelPieces | LeaveParent
 
 
 @dataclass(slots=True)
@@ -246,9 +246,9 @@ class PullSchedule:
         for source, one in self._sources.items():
             self._measure(one, now_s)
             if self.owes(source) and now_s - one.last_received_s > PULL_STALL_S:
-                out.append(Leave(source, f"sent nothing of what it was asked for in {PULL_STALL_S:.0f} s"))
+                out.append(LeaveParent(source, f"sent nothing of what it was asked for in {PULL_STALL_S:.0f} s"))
             elif one.recalled_s is not None and now_s - one.recalled_s > PULL_STALL_S:
-                out.append(Leave(source, f"did not say in {PULL_STALL_S:.0f} s what it has not sent"))
+                out.append(LeaveParent(source, f"did not say in {PULL_STALL_S:.0f} s what it has not sent"))
         for instruction in out:
             self.lost(instruction.source)
         out += self._directories(now_s)
@@ -263,7 +263,9 @@ class PullSchedule:
                 one.asked[artifact, piece] = pulled.piece_bytes
             one.asked_bytes += len(pieces) * pulled.piece_bytes
             asked.setdefault((source, artifact), []).extend(pieces)
-        out += [Ask(source, artifact, ranges_of(sorted(pieces))) for (source, artifact), pieces in asked.items()]
+        out += [
+            RequestPieces(source, artifact, ranges_of(sorted(pieces))) for (source, artifact), pieces in asked.items()
+        ]
         return out + self._recalls(now_s)
 
     @staticmethod
@@ -286,7 +288,7 @@ class PullSchedule:
                 _, source = min(able)
                 pulled.sealing = source
                 self._sources[source].last_received_s = now_s
-                out.append(Ask(source, artifact, [], seal=True))
+                out.append(RequestPieces(source, artifact, [], seal=True))
         return out
 
     def _pick(self) -> tuple[Source, bytes, list[int]] | None:
@@ -332,6 +334,6 @@ class PullSchedule:
                 able = [piece for piece in owed[1:] if any(has[piece] for has in masks)]
                 if able:
                     one.recalled_s = now_s
-                    out.append(Recall(source, artifact, ranges_of(sorted(able))))
+                    out.append(CancelPieces(source, artifact, ranges_of(sorted(able))))
                     break
         return out

@@ -24,7 +24,7 @@ from p2pcast.relay.tuning import READ_AHEAD_BYTES, READ_AHEAD_PIECES
 from p2pcast.transport.link import Link
 
 
-class PieceCache(Protocol):
+class CachedPieces(Protocol):
     @property
     def most_bytes(self) -> int: ...
 
@@ -38,7 +38,7 @@ class PieceStore(Protocol):
     def holdings(self) -> Mapping[bytes, Holding]: ...
 
     @property
-    def cache(self) -> PieceCache: ...
+    def cache(self) -> CachedPieces: ...
 
     @property
     def disk(self) -> Executor:

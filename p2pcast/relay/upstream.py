@@ -13,12 +13,12 @@ from p2pcast.ground import limits
 from p2pcast.ground.errors import IntegrityError, P2PCastError, RemoteError, RetryableError
 from p2pcast.ground.version import Version
 from p2pcast.ground.wakeup import Wakeup
-from p2pcast.relay.child_lag import Inflow, Lag
+from p2pcast.relay.child_lag import ChildLag, Inflow
 from p2pcast.relay.holding import ArtifactReceiver, Holding
 from p2pcast.relay.node import Parent
-from p2pcast.relay.parent_watch import ParentWatch, Verdict
+from p2pcast.relay.parent_watch import ParentVerdict, ParentWatch
 from p2pcast.relay.tuning import ALIVE_ACTIVE_S, ALIVE_IDLE_S, EXPECTED_S, IDLE_SILENCE_S
-from p2pcast.relay.verified_pieces import Offer
+from p2pcast.relay.verified_pieces import PieceOffer
 from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
 from p2pcast.wire import messages
@@ -90,7 +90,7 @@ class Upstream:
         """Artifacts that the hub has opened and the parent has not -> when the hub said so."""
         self._layouts: dict[bytes, bytes] = {}
         """Layout id -> document, of layouts that no OPEN has named yet."""
-        self.lag = Lag()
+        self.lag = ChildLag()
         """Of the transfers on this link."""
         self._pinged: deque[int] = deque(maxlen=MAX_PINGS)
         """Times of PINGs without an answer yet, in microseconds."""
@@ -262,7 +262,7 @@ class Upstream:
                     for h, x in self.handles.items()
                 }
                 verdict = self._watch.judge(now, active=self._active, held=held, every_s=every_s)
-                if verdict is not Verdict.STAY:
+                if verdict is not ParentVerdict.STAY:
                     self.link.abort(RetryableError(f"left parent {self.link.name}: {verdict.value}"))
             return self.ended.result()
         finally:
@@ -323,11 +323,11 @@ class Upstream:
         size = len(piece.payload)
         self.bytes_received += size
         offer = holding.artifact.offer(piece.index, piece.payload)
-        if offer is Offer.NEW:
+        if offer is PieceOffer.NEW:
             self.node.add_piece(holding, piece.index, piece.payload)
-        elif offer is Offer.DUPLICATE:
+        elif offer is PieceOffer.DUPLICATE:
             self.node.count_duplicate(size)
-        elif offer is Offer.CORRUPT:
+        elif offer is PieceOffer.CORRUPT:
             self.node.count_corrupt(self.link.remote)
             raise IntegrityError(f"piece {piece.index} of {holding.open.version} does not match its hash")
         else:

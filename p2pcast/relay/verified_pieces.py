@@ -11,7 +11,7 @@ from p2pcast.artifact.piece_set import PieceSet
 from p2pcast.artifact.signed_records import Open
 
 
-class Offer(Enum):
+class PieceOffer(Enum):
     """The outcome of checking one piece."""
 
     NEW = "new"
@@ -35,14 +35,14 @@ class VerifiedPieces:
         """The manifest, every batch and every piece are here."""
         return self.assembly.complete_directory and self.held.count == self.assembly.pieces
 
-    def offer(self, index: int, payload: memoryview) -> Offer:
+    def offer(self, index: int, payload: memoryview) -> PieceOffer:
         """Check a piece against the hash from its batch, and note a match as held."""
         if index in self.held:
-            return Offer.DUPLICATE
+            return PieceOffer.DUPLICATE
         expected = self.assembly.piece_hash(index)
         if expected is None:
-            return Offer.UNVOUCHED
+            return PieceOffer.UNVOUCHED
         if blake3.blake3(payload).digest() != expected:
-            return Offer.CORRUPT
+            return PieceOffer.CORRUPT
         self.held.add(index)
-        return Offer.NEW
+        return PieceOffer.NEW

@@ -32,14 +32,14 @@ def acceptance_rate(dense: np.ndarray, sparse: np.ndarray) -> np.ndarray:
     return np.asarray(np.minimum(dense, sparse).sum(axis=-1, dtype=np.float64)).clip(0.0, 1.0)
 
 
-class Bounds(NamedTuple):
+class RateBounds(NamedTuple):
     """Of an acceptance rate."""
 
     least: float
     most: float
 
 
-def acceptance_bounds(dense: Mapping[int, float], sparse: Mapping[int, float]) -> Bounds:
+def acceptance_bounds(dense: Mapping[int, float], sparse: Mapping[int, float]) -> RateBounds:
     """From the log-probabilities of each side's most probable tokens alone. ``dense``, ``sparse``: by token id; a token
     that is missing is at most as probable as the least one that is there.
 
@@ -52,7 +52,7 @@ def acceptance_bounds(dense: Mapping[int, float], sparse: Mapping[int, float]) -
     most = least + sum(min(p[token], last_q) for token in p.keys() - both)
     most += sum(min(q[token], last_p) for token in q.keys() - both)
     most += min(max(0.0, 1.0 - sum(p.values())), max(0.0, 1.0 - sum(q.values())))
-    return Bounds(min(1.0, least), min(1.0, most))
+    return RateBounds(min(1.0, least), min(1.0, most))
 
 
 def _probabilities(logprobs: Mapping[int, float], name: str) -> dict[int, float]:

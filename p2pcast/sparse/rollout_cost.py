@@ -15,7 +15,7 @@ from p2pcast.sparse.budget_schedule import PAGE_TOKENS, BudgetSchedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class SamplingShape:
     """``parameters``: of the model. ``samples``: of one prompt, which share its cache. ``prompt``, ``answer``: tokens.
     ``kv_width``: keys of one token, in values, over all layers. ``queries_per_key``: query heads of one key head.
     ``intensity``: operations that the device computes while it reads one value. Raises UsageError.
@@ -35,7 +35,7 @@ class Sampling:
             raise UsageError(f"all numbers of a sampling are positive: {self}")
 
 
-def dense_cost(one: Sampling) -> float:
+def dense_cost(one: SamplingShape) -> float:
     """C_dense = C_comp + I C_mem."""
     out, n, d = one.answer, one.samples, one.kv_width
     computed = 2 * one.parameters * n * out + one.queries_per_key * (2 * one.prompt + out) * out * n * d
@@ -43,7 +43,9 @@ def dense_cost(one: Sampling) -> float:
     return computed + one.intensity * read
 
 
-def sparse_cost(one: Sampling, budget_tokens: float, page_tokens: int = PAGE_TOKENS, *, printed: bool = False) -> float:
+def sparse_cost(
+    one: SamplingShape, budget_tokens: float, page_tokens: int = PAGE_TOKENS, *, printed: bool = False
+) -> float:
     """C_sparse = C_noscore + C_score, at one budget in tokens for the whole answer."""
     out, n, d, r, i = one.answer, one.samples, one.kv_width, one.queries_per_key, one.intensity
     attended = 2 * n * one.parameters * out + 2 * r * n * d * budget_tokens * out + 2 * i * n * d * budget_tokens * out
@@ -68,7 +70,7 @@ def mean_budget(schedule: BudgetSchedule, prompt: int, answer: int) -> float:
 
 
 def sparse_rollout_cost(
-    one: Sampling, schedule: BudgetSchedule, *, dense_share: float = 0.0, printed: bool = False
+    one: SamplingShape, schedule: BudgetSchedule, *, dense_share: float = 0.0, printed: bool = False
 ) -> float:
     """C_sparse at the schedule's mean budget. ``dense_share``: of the layers, those whose attention stays dense;
     Sparrow's formulas have none.
@@ -78,6 +80,6 @@ def sparse_rollout_cost(
     return dense_share * dense_cost(one) + (1 - dense_share) * sparse
 
 
-def speed_up(one: Sampling, schedule: BudgetSchedule, *, dense_share: float = 0.0, printed: bool = False) -> float:
+def speed_up(one: SamplingShape, schedule: BudgetSchedule, *, dense_share: float = 0.0, printed: bool = False) -> float:
     """Dense cost by sparse cost; below 1 where scoring costs more than it saves."""
     return dense_cost(one) / sparse_rollout_cost(one, schedule, dense_share=dense_share, printed=printed)

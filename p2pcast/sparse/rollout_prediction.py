@@ -13,7 +13,7 @@ from typing import NamedTuple
 from p2pcast.ground.errors import UsageError
 from p2pcast.sparse.budget_schedule import DENSE_LAYERS, BudgetSchedule
 from p2pcast.sparse.model_form import ModelForm
-from p2pcast.sparse.rollout_cost import Sampling, dense_cost, mean_budget, sparse_rollout_cost
+from p2pcast.sparse.rollout_cost import SamplingShape, dense_cost, mean_budget, sparse_rollout_cost
 
 
 class LengthPrediction(NamedTuple):
@@ -49,7 +49,7 @@ def predicted(
     dense_share = min(DENSE_LAYERS, model.layers) / model.layers
     rows, dense_sum, sparse_sum = [], 0.0, 0.0
     for answer in answers:
-        one = Sampling(
+        one = SamplingShape(
             parameters=model.parameters,
             samples=samples,
             prompt=prompt,

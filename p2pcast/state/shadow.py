@@ -69,7 +69,7 @@ def layout_in(folder: Path) -> Layout | None:
     return None
 
 
-class Phase(IntEnum):
+class ShadowPhase(IntEnum):
     CLEAN = 0
     APPLYING = 1
     FILLING = 2
@@ -106,7 +106,7 @@ class Shadow:
             for patch in (folder / PATCHES_NAME).iterdir():
                 disk.unlink(patch)
             head = header_for(layout)
-            fields = (_MAGIC, _FORMAT, Phase.FILLING, 0, layout.layout_id, 0, 0, 0, 0, 0, 0, len(layout.cells), 0)
+            fields = (_MAGIC, _FORMAT, ShadowPhase.FILLING, 0, layout.layout_id, 0, 0, 0, 0, 0, 0, len(layout.cells), 0)
             try:
                 _allocated(folder / MODEL_NAME, len(head) + layout.nbytes, head)
                 _allocated(folder / MARKS_NAME, _HEADER.size + 8 * len(layout.cells), _HEADER.pack(*fields))
@@ -133,7 +133,7 @@ class Shadow:
             shadow._check()
             for part in (folder / PATCHES_NAME).glob(f"*{PART_SUFFIX}"):
                 disk.unlink(part)
-            if shadow.phase is Phase.APPLYING:
+            if shadow.phase is ShadowPhase.APPLYING:
                 shadow._resume()
             return shadow
         except BaseException:
@@ -155,8 +155,8 @@ class Shadow:
     # -- contents
 
     @property
-    def phase(self) -> Phase:
-        return Phase(self._table[_PHASE_AT])
+    def phase(self) -> ShadowPhase:
+        return ShadowPhase(self._table[_PHASE_AT])
 
     @property
     def version(self) -> Version:
@@ -258,7 +258,7 @@ class Shadow:
         """
         with self._changing():
             self._set_target(version)
-            self._set_phase(Phase.FILLING)
+            self._set_phase(ShadowPhase.FILLING)
             missing = set(range(len(self.layout.cells)))
 
             def put(cell: Cell, words: Words) -> None:
@@ -290,7 +290,7 @@ class Shadow:
             if (self.state_digest + grown) & MASK != patch.state:
                 raise IntegrityError(f"patch {path}: its cells do not lead to its state; stage the version again")
             self._set_target(patch.version)
-            self._set_phase(Phase.APPLYING)
+            self._set_phase(ShadowPhase.APPLYING)
             self._each(workers, self._apply_cell, patch.cells, _changed_bytes)
             self._settle(patch.version)
 
@@ -321,22 +321,24 @@ class Shadow:
             yield
 
     def _require_clean(self) -> None:
-        if self.phase is not Phase.CLEAN:
-            what = "was never filled" if self.phase is Phase.FILLING else "is in the middle of an update; reopen it"
+        if self.phase is not ShadowPhase.CLEAN:
+            what = (
+                "was never filled" if self.phase is ShadowPhase.FILLING else "is in the middle of an update; reopen it"
+            )
             raise LocalError(f"shadow {self.folder} {what}")
 
     def _check(self) -> None:
         magic, form, phase, zero, layout_id, branch, zero1, step, to_branch, zero2, to_step, count, zero3 = (
             _HEADER.unpack_from(self._table)
         )
-        if magic != _MAGIC or form != _FORMAT or phase > max(Phase) or any((zero, zero1, zero2, zero3)):
+        if magic != _MAGIC or form != _FORMAT or phase > max(ShadowPhase) or any((zero, zero1, zero2, zero3)):
             raise self._damaged("does not begin as a shadow of version 1")
         if layout_id != self.layout.layout_id or count != len(self.layout.cells):
             raise self._damaged("is of another layout")
         Version.of([branch, step]), Version.of([to_branch, to_step])
         if self._model[: len(self._head)] != self._head:
             raise self._damaged(f"has a {MODEL_NAME} with another header")
-        if phase == Phase.FILLING:
+        if phase == ShadowPhase.FILLING:
             raise self._damaged("was still being filled when its process ended")
 
     def _damaged(self, reason: str) -> IntegrityError:
@@ -387,7 +389,7 @@ class Shadow:
 
     def _settle(self, version: Version) -> None:
         self._set_held(version)
-        self._set_phase(Phase.CLEAN)
+        self._set_phase(ShadowPhase.CLEAN)
 
     def _apply_cell(self, change: PatchCell) -> None:
         self._overwrite(change)
@@ -417,7 +419,7 @@ class Shadow:
     def _set_held(self, version: Version) -> None:
         disk.store(self._marks_path, lambda: _VERSION.pack_into(self._table, _HELD_AT, version.branch, 0, version.step))
 
-    def _set_phase(self, phase: Phase) -> None:
+    def _set_phase(self, phase: ShadowPhase) -> None:
         disk.store(self._marks_path, lambda: struct.pack_into("B", self._table, _PHASE_AT, phase))
 
 

@@ -17,11 +17,11 @@ from p2pcast.artifact.signed_records import DELTA, FileEntry, Open, run_id
 from p2pcast.codec.squash_cell import needs_base, squash
 from p2pcast.ground.errors import IntegrityError, UsageError
 from p2pcast.state.version_reader import DeltaChain, VersionReader, WholeArtifact
-from p2pcast.store.artifact_store import Store, Stored
+from p2pcast.store.artifact_store import ArtifactStore, Stored
 
 
 def make_squash(
-    store: Store,
+    store: ArtifactStore,
     key: RunKey,
     parts: Sequence[WholeArtifact],
     before: VersionReader | None,

@@ -21,7 +21,7 @@ from p2pcast.ground.errors import IntegrityError, LocalError, P2PCastError
 from p2pcast.ground.version import Version
 from p2pcast.relay.artifact_path import Edge, cheapest_path
 from p2pcast.state.shadow import Shadow
-from p2pcast.store.artifact_log import Log
+from p2pcast.store.artifact_log import ArtifactLog
 
 Words = npt.NDArray[Any]
 WordsOf = Callable[[Cell], Words]
@@ -33,7 +33,7 @@ class WholeArtifact(Protocol):
     @property
     def assembly(self) -> Assembly: ...
     @property
-    def log(self) -> Log: ...
+    def log(self) -> ArtifactLog: ...
 
 
 class DeltaChain:

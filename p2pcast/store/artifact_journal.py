@@ -28,7 +28,7 @@ SUFFIX = ".records"
 _HEAD = struct.Struct("<IB")
 
 
-class Kind(IntEnum):
+class JournalKind(IntEnum):
     LAYOUT = 1
     OPEN = 2
     BATCH = 3
@@ -36,14 +36,14 @@ class Kind(IntEnum):
     DURABLE = 5
 
 
-Record = tuple[Kind, bytes]
+Record = tuple[JournalKind, bytes]
 
 _MOST_BYTES = {
-    Kind.LAYOUT: limits.MAX_LAYOUT_BYTES,
-    Kind.OPEN: limits.MAX_SIGNED_BYTES,
-    Kind.BATCH: limits.MAX_SIGNED_BYTES,
-    Kind.MANIFEST: limits.MAX_MANIFEST_BYTES,
-    Kind.DURABLE: limits.MAX_DURABLE_BYTES,
+    JournalKind.LAYOUT: limits.MAX_LAYOUT_BYTES,
+    JournalKind.OPEN: limits.MAX_SIGNED_BYTES,
+    JournalKind.BATCH: limits.MAX_SIGNED_BYTES,
+    JournalKind.MANIFEST: limits.MAX_MANIFEST_BYTES,
+    JournalKind.DURABLE: limits.MAX_DURABLE_BYTES,
 }
 
 
@@ -70,7 +70,7 @@ class ArtifactJournal:
                     self._fd = disk.create(self.path, os.O_WRONLY | os.O_APPEND)
                     self._size = 0 if self._layout is not None else os.fstat(self._fd).st_size
                 if self._layout is not None and not self._size:
-                    records = [(Kind.LAYOUT, self._layout.document), *records]
+                    records = [(JournalKind.LAYOUT, self._layout.document), *records]
                 data = b"".join(_HEAD.pack(len(body), kind) + body for kind, body in records)
                 if os.fstat(self._fd).st_size > self._size:
                     disk.resize(self._fd, self.path, self._size)
@@ -113,17 +113,17 @@ def _read(path: Path, run_key: bytes) -> tuple[Assembly | None, int]:
     good = 0
     try:
         for kind, body in _records(path):
-            if kind is Kind.LAYOUT:
+            if kind is JournalKind.LAYOUT:
                 layout = Layout.from_document(body)
-            elif kind is Kind.OPEN:
+            elif kind is JournalKind.OPEN:
                 if layout is None:
                     return None, 0
                 assembly = assembly or Assembly(body, run_key, layout)
             elif assembly is None:
                 return None, 0
-            elif kind is Kind.BATCH:
+            elif kind is JournalKind.BATCH:
                 assembly.add_batch(body)
-            elif kind is Kind.DURABLE:
+            elif kind is JournalKind.DURABLE:
                 assembly.add_durable(body)
             else:
                 assembly.add_manifest(body)
@@ -138,9 +138,9 @@ def _records(path: Path) -> Iterator[Record]:
     with explained("read", path), path.open("rb") as file:
         while len(head := file.read(_HEAD.size)) == _HEAD.size:
             size, number = _HEAD.unpack(head)
-            if number not in Kind.__members__.values() or size > _MOST_BYTES[Kind(number)]:
+            if number not in JournalKind.__members__.values() or size > _MOST_BYTES[JournalKind(number)]:
                 return
             body = file.read(size)
             if len(body) < size:
                 return
-            yield Kind(number), body
+            yield JournalKind(number), body

@@ -15,7 +15,7 @@ from p2pcast.ground.errors import IntegrityError, LocalError
 from p2pcast.store.artifact_journal import ArtifactJournal, Record
 
 
-class Log(Protocol):
+class ArtifactLog(Protocol):
     """Thread-safe. Offsets and sizes in bytes of the log."""
 
     def write(self, offset: int, parts: Sequence[bytes | memoryview]) -> None:

@@ -41,9 +41,9 @@ from p2pcast.ground.version import Version
 from p2pcast.store import anchor_folder, artifact_journal, partial_artifact
 from p2pcast.store.anchor_log import AnchorLog
 from p2pcast.store.artifact_journal import ArtifactJournal
-from p2pcast.store.artifact_log import FileLog, Log
+from p2pcast.store.artifact_log import ArtifactLog, FileLog
 from p2pcast.store.partial_artifact import PartialArtifact
-from p2pcast.store.retention import DEFAULT, Counts, dispensable, expendable
+from p2pcast.store.retention import DEFAULT, RetentionCounts, dispensable, expendable
 from p2pcast.store.small_files import SmallFiles
 
 REPLACED = ".replaced"
@@ -80,10 +80,12 @@ class Stored:
         return self.assembly.manifest
 
 
-class Store:
+class ArtifactStore:
     """``run_key``: the run's public key. ``counts``: numbers of artifacts kept by retention."""
 
-    def __init__(self, root: Path, run_key: bytes, *, keep_partial: bool = False, counts: Counts = DEFAULT) -> None:
+    def __init__(
+        self, root: Path, run_key: bytes, *, keep_partial: bool = False, counts: RetentionCounts = DEFAULT
+    ) -> None:
         """Open the folder and list its whole artifacts. Raises LocalError.
 
         ``keep_partial``: keep partially received artifacts, for ``resume``.
@@ -133,7 +135,7 @@ class Store:
 
     # -- reading
 
-    def open_log(self, stored: Stored) -> Log:
+    def open_log(self, stored: Stored) -> ArtifactLog:
         if stored.kind == DELTA:
             return FileLog(stored.path, len(HEADER))
         log = AnchorLog(stored.path, stored.assembly.layout)
@@ -225,7 +227,7 @@ class Store:
 
     # -- receiving
 
-    def begin(self, open_: Open, layout: Layout, *, resumable: bool = False) -> Log:
+    def begin(self, open_: Open, layout: Layout, *, resumable: bool = False) -> ArtifactLog:
         """A log for an artifact in reception; its first write creates the file. ``resumable``: ``note`` stores the
         records that ``resume`` needs.
         """
@@ -235,13 +237,13 @@ class Store:
             return AnchorLog(path, layout, create=True, journal=notes)
         return FileLog(path, len(HEADER), head=HEADER, journal=notes)
 
-    def begin_excerpt(self, open_: Open) -> Log:
+    def begin_excerpt(self, open_: Open) -> ArtifactLog:
         """A log for a few pieces of an artifact, at any offsets: its file is sparse. It is removed when the process
         ends.
         """
         return FileLog(self._open_excerpt(open_.artifact), 0, head=b"")
 
-    def end_excerpt(self, log: Log, artifact: bytes) -> None:
+    def end_excerpt(self, log: ArtifactLog, artifact: bytes) -> None:
         log.close()
         with explained("remove", self._open_excerpt(artifact)):
             disk.remove(self._open_excerpt(artifact))
@@ -258,7 +260,7 @@ class Store:
     def _journal(self, artifact: bytes) -> Path:
         return self.root / "partial" / f"{artifact.hex()}{artifact_journal.SUFFIX}"
 
-    def seal(self, log: Log, assembly: Assembly, durable: bytes | None = None) -> Stored:
+    def seal(self, log: ArtifactLog, assembly: Assembly, durable: bytes | None = None) -> Stored:
         """Make a complete log durable under its name. The log stays readable. Raises LocalError, IntegrityError. After
         a shortage of this machine it may be called again.
 
@@ -267,7 +269,7 @@ class Store:
         with self._changing:
             return self._seal(log, assembly, durable)
 
-    def _seal(self, log: Log, assembly: Assembly, durable: bytes | None) -> Stored:
+    def _seal(self, log: ArtifactLog, assembly: Assembly, durable: bytes | None) -> Stored:
         manifest = assembly.manifest
         assert manifest is not None
         for file in manifest.files:
@@ -318,7 +320,7 @@ class Store:
         with explained("clean", aside):
             disk.remove(aside)
 
-    def abandon(self, log: Log, artifact: bytes) -> None:
+    def abandon(self, log: ArtifactLog, artifact: bytes) -> None:
         log.close()
         part = self.root / "partial" / artifact.hex()
         with explained("remove", part):

@@ -21,7 +21,7 @@ from p2pcast.ground.ordered_map import ordered_map
 from p2pcast.store import artifact_journal
 from p2pcast.store.anchor_log import AnchorLog
 from p2pcast.store.artifact_journal import ArtifactJournal
-from p2pcast.store.artifact_log import FileLog, Log
+from p2pcast.store.artifact_log import ArtifactLog, FileLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class PartialArtifact:
     """``held``: the whole, verified pieces in the log."""
 
     assembly: Assembly
-    log: Log
+    log: ArtifactLog
     held: PieceSet
 
 
@@ -51,7 +51,7 @@ def resume(folder: Path, run_key: bytes, known: Container[bytes], workers: int) 
                 disk.remove(path)
             continue
         notes = ArtifactJournal(path, None)
-        log: Log
+        log: ArtifactLog
         if anchor:
             log = AnchorLog(part, assembly.layout, create=True, journal=notes, resumed=True)
         else:
@@ -60,7 +60,7 @@ def resume(folder: Path, run_key: bytes, known: Container[bytes], workers: int) 
     return found
 
 
-def _good_pieces(log: Log, assembly: Assembly, workers: int) -> PieceSet:
+def _good_pieces(log: ArtifactLog, assembly: Assembly, workers: int) -> PieceSet:
     """The pieces in the log whose hashes match the signed ones."""
     piece = assembly.open.piece
 

@@ -4,7 +4,7 @@ Rule (design, section 5; PULSE, appendix G.6): the newest KEEP_DELTAS deltas and
 every anchor that is the base of a kept delta. The newest version's chain is kept too: its newest anchor and the deltas
 from there. A version at the end of kept deltas thus stays available as long as an anchor for it exists. A squash (a
 delta beside another one to the same version from a newer base) uses none of these places. It is kept while a kept
-artifact leads to its base, up to KEEP_DELTAS squashes. The counts are configurable (``Counts``).
+artifact leads to its base, up to KEEP_DELTAS squashes. The counts are configurable (``RetentionCounts``).
 
 Squashes are optional: they go first where a version finds no room (``dispensable``).
 """
@@ -26,7 +26,7 @@ ANCHOR_EVERY = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class RetentionCounts:
     """Numbers of artifacts to keep; None: KEEP_DELTAS, KEEP_ANCHORS, and the whole chain.
 
     ``chain``: longest chain on a peer. A peer may never get a second anchor, and would otherwise keep all deltas since
@@ -38,8 +38,8 @@ class Counts:
     chain: int | None = None
 
 
-DEFAULT = Counts()
-AT_A_PEER = Counts(chain=limits.MAX_KEPT)
+DEFAULT = RetentionCounts()
+AT_A_PEER = RetentionCounts(chain=limits.MAX_KEPT)
 
 
 class KeptArtifact(Protocol):
@@ -51,7 +51,7 @@ class KeptArtifact(Protocol):
     def version(self) -> Version: ...
 
 
-def expendable(artifacts: Iterable[KeptArtifact], counts: Counts = DEFAULT) -> list[bytes]:
+def expendable(artifacts: Iterable[KeptArtifact], counts: RetentionCounts = DEFAULT) -> list[bytes]:
     """Ids that may be removed, oldest first."""
     deltas = KEEP_DELTAS if counts.deltas is None else counts.deltas
     anchors = KEEP_ANCHORS if counts.anchors is None else counts.anchors

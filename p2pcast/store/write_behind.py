@@ -23,7 +23,7 @@ from p2pcast.ground.errors import P2PCastError
 from p2pcast.ground.limits import MIB
 from p2pcast.process.shortages import shortage
 from p2pcast.store.artifact_journal import Record
-from p2pcast.store.artifact_log import Log
+from p2pcast.store.artifact_log import ArtifactLog
 
 BACKLOG_HIGH_BYTES = 32 * MIB
 """Verified but unwritten bytes above which a node stops reading from its parent."""
@@ -44,8 +44,8 @@ class WriteBehind:
         self._executor = executor
         self._stored = stored
         self._failed = failed
-        self._pending: dict[bytes, tuple[Log, int, Pieces]] = {}
-        self._notes: dict[bytes, tuple[Log, list[Record]]] = {}
+        self._pending: dict[bytes, tuple[ArtifactLog, int, Pieces]] = {}
+        self._notes: dict[bytes, tuple[ArtifactLog, list[Record]]] = {}
         self._writing: tuple[bytes, Pieces] = (b"", {})
         self._wake = asyncio.Event()
         self._full = asyncio.Event()
@@ -53,7 +53,7 @@ class WriteBehind:
         self._flush = False
         self.backlog_bytes = 0
 
-    def submit(self, artifact: bytes, log: Log, piece_bytes: int, index: int, payload: memoryview) -> None:
+    def submit(self, artifact: bytes, log: ArtifactLog, piece_bytes: int, index: int, payload: memoryview) -> None:
         if artifact not in self._pending:
             self._pending[artifact] = (log, piece_bytes, {})
         self._pending[artifact][2][index] = payload
@@ -62,7 +62,7 @@ class WriteBehind:
         if self.backlog_bytes >= STEP_BYTES:
             self._full.set()
 
-    def note(self, artifact: bytes, log: Log, record: Record) -> None:
+    def note(self, artifact: bytes, log: ArtifactLog, record: Record) -> None:
         """Queue a signed record, to be written before the pieces whose hashes it signs."""
         self._notes.setdefault(artifact, (log, []))[1].append(record)
         self._wake.set()
@@ -132,7 +132,7 @@ class WriteBehind:
         if short:
             raise next(iter(short.values()))
 
-    def _put_back(self, artifact: bytes, log: Log, piece_bytes: int, step: Pieces) -> None:
+    def _put_back(self, artifact: bytes, log: ArtifactLog, piece_bytes: int, step: Pieces) -> None:
         """Behind the other artifacts, which may lie on another disk."""
         pieces = self._pending.pop(artifact, (log, piece_bytes, {}))[2]
         self._pending[artifact] = (log, piece_bytes, {**step, **pieces})
@@ -140,7 +140,11 @@ class WriteBehind:
 
 
 def _write_step(
-    notes: dict[bytes, tuple[Log, list[Record]]], artifact: bytes, log: Log | None, piece_bytes: int, step: Pieces
+    notes: dict[bytes, tuple[ArtifactLog, list[Record]]],
+    artifact: bytes,
+    log: ArtifactLog | None,
+    piece_bytes: int,
+    step: Pieces,
 ) -> dict[bytes, P2PCastError]:
     """Write records, then pieces, since records sign the pieces. Returns the errors by artifact."""
     failed: dict[bytes, P2PCastError] = {}
@@ -157,7 +161,7 @@ def _write_step(
     return failed
 
 
-def _write(log: Log, piece_bytes: int, pieces: Pieces) -> None:
+def _write(log: ArtifactLog, piece_bytes: int, pieces: Pieces) -> None:
     run: list[memoryview] = []
     first = -1
     for index, payload in sorted(pieces.items()):

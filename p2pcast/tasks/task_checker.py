@@ -39,13 +39,13 @@ def main() -> None:
         return
     limit_memory(memory_bytes)
     channel.send(["ready", [task.hash, getattr(task, "failed_check_reward", None)]])
-    with PlayLoop() as loop:
+    with CheckLoop() as loop:
         for request in channel.requests():
             for answer in answers_of(task, request, loop):
                 channel.send(answer)
 
 
-def answers_of(task: Task, request: Sequence[list[Any]], loop: PlayLoop) -> Iterator[list[Any]]:
+def answers_of(task: Task, request: Sequence[list[Any]], loop: CheckLoop) -> Iterator[list[Any]]:
     until_s = time.monotonic() + TOGETHER_S
     for number, one in enumerate(request):
         if number and time.monotonic() > until_s:
@@ -54,7 +54,7 @@ def answers_of(task: Task, request: Sequence[list[Any]], loop: PlayLoop) -> Iter
         yield answer_of(task, one, loop)
 
 
-def answer_of(task: Task, request: list[Any], loop: PlayLoop) -> list[Any]:
+def answer_of(task: Task, request: list[Any], loop: CheckLoop) -> list[Any]:
     packed, ids, marks, claims = request
     try:
         job, token_ids, mask = Job.from_bytes(packed), np.frombuffer(ids, "<u4"), np.frombuffer(marks, "u1")
@@ -76,7 +76,7 @@ def check_claims(
     job: Job,
     token_ids: np.ndarray,
     mask: np.ndarray,
-    loop: PlayLoop,
+    loop: CheckLoop,
     stop: str,
     turns: bytes | None,
     loss: bytes | None,
@@ -102,7 +102,7 @@ def check_claims(
         raise ForgedPlayError("the loss mask is not the task's")
 
 
-class PlayLoop:
+class CheckLoop:
     """One event loop for all plays of a process. ``asyncio.run`` would cost more than the play of most results: it
     makes a loop and handles SIGINT, and Python then writes the whole play as text.
     """

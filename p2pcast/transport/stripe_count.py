@@ -50,7 +50,7 @@ CUBIC = frozenset({"cubic"})
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class NetworkPath:
     """A network path. ``window_bytes``: most bytes in flight on one connection. ``loss``: share of lost packets."""
 
     rtt_s: float
@@ -60,7 +60,7 @@ class Way:
     loss: float = ASSUMED_LOSS
 
 
-def stripes(way: Way) -> int:
+def stripes(way: NetworkPath) -> int:
     """The number of stripes for a path, by the module's rule."""
     on_the_way = max(way.rate_bps, ASSUMED_RATE_BPS) * way.rtt_s / 8
     window = on_the_way / way.window_bytes

@@ -15,7 +15,7 @@ import numpy as np
 
 from p2pcast.ground.errors import P2PCastError, RefusedError, RemoteError
 from p2pcast.wire import messages, records
-from p2pcast.wire.connection_state import TRANSITIONS, Side, State
+from p2pcast.wire.connection_state import TRANSITIONS, ConnectionState, Side
 from p2pcast.wire.handshake import PARENT as PARENT
 from p2pcast.wire.handshake import ConnectionRequest as ConnectionRequest
 from p2pcast.wire.handshake import Established as Established
@@ -33,11 +33,11 @@ ARENA_BYTES = 4 * (64 * 1024 + HEADER_BYTES)
 _TYPES = {int(t): t for t in Type}
 MAX_PIECE = MAX_BODY[Type.PIECE]
 _ESTABLISHED = {
-    "control": State.CONTROL,
-    "data": State.DATA,
-    "publish": State.PUBLISH,
-    "engine": State.ENGINE,
-    "enrol": State.ENROL,
+    "control": ConnectionState.CONTROL,
+    "data": ConnectionState.DATA,
+    "publish": ConnectionState.PUBLISH,
+    "engine": ConnectionState.ENGINE,
+    "enrol": ConnectionState.ENROL,
 }
 
 
@@ -84,7 +84,7 @@ class Connection:
     ) -> None:
         self.side = side
         self.other = side.other
-        self.state = State.HELLO
+        self.state = ConnectionState.HELLO
         self._output: list[bytes] = []
         self._handshake = Handshake(side, identity, nonce, request, expect)
         self._buffer = memoryview(bytearray(SCRATCH_BYTES))
@@ -129,13 +129,13 @@ class Connection:
 
     def piece_header(self, handle: int, index: int, size: int) -> bytes:
         """The header of a piece; the caller sends the payload behind it. A hot path: only the state is checked."""
-        if self.state is not State.DATA:
+        if self.state is not ConnectionState.DATA:
             raise RemoteError(f"PIECE is not for a connection that is {self.state.value}")
         return HEADER.pack(size, Type.PIECE, handle, index)
 
     def fail(self, error: P2PCastError) -> None:
         """Close the connection with an ERROR that gives the reason."""
-        if self.state is not State.CLOSED:
+        if self.state is not ConnectionState.CLOSED:
             self._put(Type.ERROR, messages.encode(messages.Error(error.wire_code, _printable(error))))
 
     def _put(self, kind: Type, body: bytes) -> None:
@@ -152,7 +152,7 @@ class Connection:
         if state is None:
             raise RemoteError(f"{kind.name} from the {side.value} is not for a connection that is {self.state.value}")
         if kind is Type.READY:
-            if self.state is State.CHALLENGE and not self._handshake.needs_no_proof:
+            if self.state is ConnectionState.CHALLENGE and not self._handshake.needs_no_proof:
                 raise RemoteError("READY before anything was proved")
             state = _ESTABLISHED[self._handshake.hello.purpose]
             if self._handshake.hello.role == PARENT:
@@ -195,7 +195,7 @@ class Connection:
         """Make room for the unfinished frame: in place, or in a new buffer where pieces refer to this one."""
         begun = self._buffer[self._start : self._end]
         if self._shared or self._need > len(self._buffer):
-            usual = ARENA_BYTES if self.state is State.DATA and self.side is Side.DIALER else SCRATCH_BYTES
+            usual = ARENA_BYTES if self.state is ConnectionState.DATA and self.side is Side.DIALER else SCRATCH_BYTES
             # np.empty does not zero: every byte is written before it is read.
             self._buffer = np.empty(
                 max(usual, self._last_piece + HEADER_BYTES, self._need + HEADER_BYTES), np.uint8
@@ -233,7 +233,10 @@ class Connection:
         while (have := self._end - self._start) >= HEADER_BYTES:
             size, number, handle, index = HEADER.unpack_from(self._buffer, self._start)
             if not (
-                number == Type.PIECE and self.state is State.DATA and self.side is Side.DIALER and 0 < size <= MAX_PIECE
+                number == Type.PIECE
+                and self.state is ConnectionState.DATA
+                and self.side is Side.DIALER
+                and 0 < size <= MAX_PIECE
             ):
                 if not self._control(size, number, handle, have, events):
                     return

@@ -7,7 +7,7 @@ from enum import Enum
 from p2pcast.wire.messages import Type
 
 
-class State(Enum):
+class ConnectionState(Enum):
     HELLO = "waiting for HELLO"
     CHALLENGE = "waiting for CHALLENGE"
     PROOF = "waiting for PROOF"
@@ -34,28 +34,34 @@ class Side(Enum):
         return Side.LISTENER if self is Side.DIALER else Side.DIALER
 
 
-Table = dict[tuple[State, Side, Type], State]
+Table = dict[tuple[ConnectionState, Side, Type], ConnectionState]
 
 TRANSITIONS: Table = {
-    (State.HELLO, Side.DIALER, Type.HELLO): State.CHALLENGE,
-    (State.CHALLENGE, Side.LISTENER, Type.CHALLENGE): State.PROOF,
-    (State.PROOF, Side.DIALER, Type.PROOF): State.READY,
+    (ConnectionState.HELLO, Side.DIALER, Type.HELLO): ConnectionState.CHALLENGE,
+    (ConnectionState.CHALLENGE, Side.LISTENER, Type.CHALLENGE): ConnectionState.PROOF,
+    (ConnectionState.PROOF, Side.DIALER, Type.PROOF): ConnectionState.READY,
     # The state after READY depends on the HELLO's purpose. Connection looks it up: this table knows no contents.
-    (State.READY, Side.LISTENER, Type.READY): State.CONTROL,
+    (ConnectionState.READY, Side.LISTENER, Type.READY): ConnectionState.CONTROL,
     # Both sides have shown certificates, so no proof follows.
-    (State.CHALLENGE, Side.LISTENER, Type.READY): State.CONTROL,
-    (State.ENROL, Side.DIALER, Type.ENROL): State.ENROL,
-    (State.ENROL, Side.LISTENER, Type.ISSUED): State.ENROL,
+    (ConnectionState.CHALLENGE, Side.LISTENER, Type.READY): ConnectionState.CONTROL,
+    (ConnectionState.ENROL, Side.DIALER, Type.ENROL): ConnectionState.ENROL,
+    (ConnectionState.ENROL, Side.LISTENER, Type.ISSUED): ConnectionState.ENROL,
 }
 for _side in Side:
-    for _state in State:
-        if _state is not State.CLOSED:
-            TRANSITIONS[_state, _side, Type.ERROR] = State.CLOSED
-    for _state in (State.CONTROL, State.DATA, State.PUBLISH, State.ENGINE, State.ENROL):
+    for _state in ConnectionState:
+        if _state is not ConnectionState.CLOSED:
+            TRANSITIONS[_state, _side, Type.ERROR] = ConnectionState.CLOSED
+    for _state in (
+        ConnectionState.CONTROL,
+        ConnectionState.DATA,
+        ConnectionState.PUBLISH,
+        ConnectionState.ENGINE,
+        ConnectionState.ENROL,
+    ):
         for _type in (Type.PING, Type.PONG):
             TRANSITIONS[_state, _side, _type] = _state
 for _type in (Type.JOIN, Type.REPORT, Type.LEAVE, Type.CALL, Type.UNREACHED, Type.ENROL, Type.SEEK, Type.SQUASH):
-    TRANSITIONS[State.CONTROL, Side.DIALER, _type] = State.CONTROL
+    TRANSITIONS[ConnectionState.CONTROL, Side.DIALER, _type] = ConnectionState.CONTROL
 for _type in (
     Type.WELCOME,
     Type.PLAN,
@@ -72,9 +78,9 @@ for _type in (
     Type.EVICTED,
     Type.SQUASHING,
 ):
-    TRANSITIONS[State.CONTROL, Side.LISTENER, _type] = State.CONTROL
+    TRANSITIONS[ConnectionState.CONTROL, Side.LISTENER, _type] = ConnectionState.CONTROL
 for _type in (Type.ATTACH, Type.WANT, Type.SPARE, Type.ASK, Type.RECALL, Type.EASE):
-    TRANSITIONS[State.DATA, Side.DIALER, _type] = State.DATA
+    TRANSITIONS[ConnectionState.DATA, Side.DIALER, _type] = ConnectionState.DATA
 for _type in (
     Type.ATTACHED,
     Type.PATH,
@@ -90,7 +96,7 @@ for _type in (
     Type.UNSENT,
     Type.ALIVE,
 ):
-    TRANSITIONS[State.DATA, Side.LISTENER, _type] = State.DATA
+    TRANSITIONS[ConnectionState.DATA, Side.LISTENER, _type] = ConnectionState.DATA
 for _type in (
     Type.RANK,
     Type.LAYOUT,
@@ -102,10 +108,10 @@ for _type in (
     Type.ABORTED,
     Type.LEAVE,
 ):
-    TRANSITIONS[State.PUBLISH, Side.DIALER, _type] = State.PUBLISH
+    TRANSITIONS[ConnectionState.PUBLISH, Side.DIALER, _type] = ConnectionState.PUBLISH
 for _type in (Type.RANKED, Type.LAYOUT, Type.BEGUN, Type.DURABLE, Type.ABORTED, Type.LIVE):
-    TRANSITIONS[State.PUBLISH, Side.LISTENER, _type] = State.PUBLISH
+    TRANSITIONS[ConnectionState.PUBLISH, Side.LISTENER, _type] = ConnectionState.PUBLISH
 for _type in (Type.MEMBER, Type.HELD, Type.REPORTED):
-    TRANSITIONS[State.ENGINE, Side.DIALER, _type] = State.ENGINE
+    TRANSITIONS[ConnectionState.ENGINE, Side.DIALER, _type] = ConnectionState.ENGINE
 for _type in (Type.STILL, Type.SERVES):
-    TRANSITIONS[State.ENGINE, Side.LISTENER, _type] = State.ENGINE
+    TRANSITIONS[ConnectionState.ENGINE, Side.LISTENER, _type] = ConnectionState.ENGINE

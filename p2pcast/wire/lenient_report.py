@@ -126,7 +126,7 @@ class PlainFigures:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Table:
+class LenientTable:
     """A map, of which known keys with valid values are kept. It is invalid unless all of ``needed`` are among them."""
 
     columns: Mapping[str, Constraint]
@@ -194,7 +194,7 @@ class UnreadyReason(TypedDict):
     words: str
 
 
-class ParentLink(TypedDict, total=False):
+class ParentLinkReport(TypedDict, total=False):
     """The link to the parent: the side that dialled, and the address that it dialled."""
 
     dialled_by: str
@@ -212,7 +212,7 @@ class Progress(TypedDict):
 _COUNT = Integer(0, 1 << 62)
 _VERSION = Nullable(VersionText())
 _ERROR = Truncated(limits.MAX_EVENT_TEXT)
-_ENGINE = Table(
+_ENGINE = LenientTable(
     {
         "name": NameText(limits.MAX_ENGINE_NAME),
         "started": Flag(),
@@ -227,9 +227,11 @@ _ENGINE = Table(
     },
     frozenset({"name"}),
 )
-_REASON = Table({"level": OneOf(("moving", "watch", "alarm")), "words": _ERROR}, frozenset({"level", "words"}))
-_LINK = Table({"dialled_by": OneOf(("child", "parent")), "address": Truncated(limits.MAX_EVENT_TEXT)})
-_PROGRESS = Table({"version": VersionText(), "pieces": _COUNT, "of": _COUNT}, frozenset({"version", "pieces", "of"}))
+_REASON = LenientTable({"level": OneOf(("moving", "watch", "alarm")), "words": _ERROR}, frozenset({"level", "words"}))
+_LINK = LenientTable({"dialled_by": OneOf(("child", "parent")), "address": Truncated(limits.MAX_EVENT_TEXT)})
+_PROGRESS = LenientTable(
+    {"version": VersionText(), "pieces": _COUNT, "of": _COUNT}, frozenset({"version", "pieces", "of"})
+)
 
 Count: TypeAlias = Annotated[int, _COUNT]
 Micros: TypeAlias = Annotated[int, Integer(1, 1 << 53)]
@@ -260,7 +262,7 @@ class Report(Record):
     inflow: Annotated[tuple[Count, Micros, Count] | None, Lenient()] = ABSENT
     cores: Annotated[int, Integer(1, limits.MAX_CORES), Lenient()] | None = None
     http: Annotated[tuple[Host, Annotated[int, Integer(1, 65535)]], Lenient()] | None = None
-    link: Annotated[ParentLink | None, Nullable(_LINK), Lenient()] = ABSENT
+    link: Annotated[ParentLinkReport | None, Nullable(_LINK), Lenient()] = ABSENT
     state: Annotated[str, Truncated(limits.MAX_SPAN_NAME), Lenient()] | None = None
     progress: Annotated[Progress | None, Nullable(_PROGRESS), Lenient()] = ABSENT
     bytes_received: Annotated[int, _COUNT, Lenient()] | None = None

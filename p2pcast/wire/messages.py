@@ -48,7 +48,7 @@ from p2pcast.wire.field_types import Offered as Offered
 from p2pcast.wire.field_types import Route as Route
 from p2pcast.wire.field_types import Wanted as Wanted
 from p2pcast.wire.lenient_report import EngineStatus as EngineStatus
-from p2pcast.wire.lenient_report import ParentLink as ParentLink
+from p2pcast.wire.lenient_report import ParentLinkReport as ParentLinkReport
 from p2pcast.wire.lenient_report import Progress as Progress
 from p2pcast.wire.lenient_report import Report as Report
 from p2pcast.wire.lenient_report import UnreadyReason as UnreadyReason

@@ -27,7 +27,7 @@ class Entry:
     """The hub's signed durable record; None before the hub has stored the version."""
 
 
-class Catalog:
+class ArtifactCatalog:
     def __init__(self) -> None:
         self._entries: dict[bytes, Entry] = {}
         self._edges: dict[bytes, Edge] | None = None

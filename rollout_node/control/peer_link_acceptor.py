@@ -29,7 +29,7 @@ class Receivers:
     links: Callable[[], Iterable[Link]]
 
 
-class LinkAcceptor(QuietOwner):
+class PeerLinkAcceptor(QuietOwner):
     """An ``Acceptor``. Until ``begin``, links for versions are turned away."""
 
     def __init__(self) -> None:

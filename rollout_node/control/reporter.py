@@ -52,7 +52,7 @@ class ReportedNode(ArtifactHolder, Protocol):
         """Node id -> number of its pieces whose hash did not match."""
 
 
-class Connection(Protocol):
+class ReportConnection(Protocol):
     """The connection to the hub."""
 
     @property
@@ -61,7 +61,7 @@ class Connection(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Changes:
+class ReportedChanges:
     """The part of a report that states changes and faults. None leaves a list out of the report."""
 
     held: Sequence[bytes] | None = None
@@ -74,7 +74,7 @@ class Changes:
     opened: Sequence[bytes] | None = None
 
 
-class Transfers:
+class ReceivedArtifacts:
     """Measurements of the artifacts that were received: the last one, for the hub, and the fastest one."""
 
     def __init__(self) -> None:
@@ -102,9 +102,9 @@ class Reporter:
     def __init__(
         self,
         node: ReportedNode,
-        transfers: Transfers,
-        hub: Connection,
-        status: Callable[[tuple[int, int] | None, Changes], messages.Report],
+        transfers: ReceivedArtifacts,
+        hub: ReportConnection,
+        status: Callable[[tuple[int, int] | None, ReportedChanges], messages.Report],
         *,
         evicted: Callable[[], Sequence[bytes]],
         lacking: Callable[[], Sequence[messages.Missing]],
@@ -124,7 +124,7 @@ class Reporter:
     def report(self) -> messages.Report:
         return self._status(self._transfers.take_last(), self._changes())
 
-    def _changes(self) -> Changes:
+    def _changes(self) -> ReportedChanges:
         """Artifacts that are held since the last report, and those that are held no longer. The first report on a
         connection lists all, and proves the newest versions. A hub that lost a part of its state needs their signed
         records before it goes on.
@@ -139,7 +139,7 @@ class Reporter:
         self._reported = (self._reported | set(held)) - set(dropped)
         newest = sorted(here, key=lambda h: h.open.version, reverse=True) if first else []
         durable = [signed for h in newest if (signed := h.assembly.durable_signed) is not None]
-        return Changes(
+        return ReportedChanges(
             held=held or None,
             dropped=dropped or None,
             garbled=self._node.garbled.most_common(limits.MAX_GARBLED) or None,

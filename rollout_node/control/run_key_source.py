@@ -18,7 +18,7 @@ from p2pcast.ground.errors import P2PCastError, RetryableError, UntrustedError
 from p2pcast.ground.private_random import uniform
 from rollout_node.control.hub_session import HubSession
 from rollout_node.control.saved_hub_state import SavedHubState
-from rollout_node.control.welcome import Welcome
+from rollout_node.control.welcome import HubWelcome
 
 logger = logging.getLogger("p2pcast.peer")
 
@@ -29,7 +29,7 @@ START_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class RunKey:
+class KnownRunKey:
     """The run's public key. ``resumed``: the hub is out of reach, and the key comes from the peer's state.
     ``mirror_now``: the peer turns to the mirror without waiting for the hub.
     """
@@ -48,7 +48,7 @@ class RunKeySource:
         self,
         saved: SavedHubState,
         session: HubSession | None,
-        welcome: Welcome,
+        welcome: HubWelcome,
         read_mirror: Callable[[], Awaitable[bytes]] | None,
         join_timeout_s: float,
     ) -> None:
@@ -58,7 +58,7 @@ class RunKeySource:
         self._read_mirror = read_mirror
         self._join_timeout_s = join_timeout_s
 
-    async def obtain(self) -> RunKey:
+    async def obtain(self) -> KnownRunKey:
         """The key is durable when this returns. Raises RetryableError, RefusedError, LocalError."""
         kept = self._saved.key
         if self._session is not None:
@@ -73,17 +73,17 @@ class RunKeySource:
         await self._saved.keep_key(found.key)
         return found
 
-    async def _from_mirror(self) -> RunKey:
+    async def _from_mirror(self) -> KnownRunKey:
         assert self._read_mirror is not None, "a run without hub and mirror"
-        return RunKey(await self._read_mirror(), mirror_now=True)
+        return KnownRunKey(await self._read_mirror(), mirror_now=True)
 
-    async def _from_hub(self, session: HubSession, kept: bytes | None) -> RunKey:
+    async def _from_hub(self, session: HubSession, kept: bytes | None) -> KnownRunKey:
         """Retries for ``join_timeout_s``, unless the state holds a key or the run has a mirror."""
         loop, backoff = asyncio.get_running_loop(), Backoff(REDIAL_MIN_S, REDIAL_MAX_S, uniform)
         timeout_s, began = self._join_timeout_s, loop.time()
         while True:
             try:
-                return RunKey(await self._ask(session, None if kept is None else START_S))
+                return KnownRunKey(await self._ask(session, None if kept is None else START_S))
             except RetryableError as error:
                 failed: P2PCastError = error
             except UntrustedError as error:
@@ -117,6 +117,6 @@ class RunKeySource:
         self._welcome.check_key(key)
         return key
 
-    def _resume(self, key: bytes, error: P2PCastError) -> RunKey:
+    def _resume(self, key: bytes, error: P2PCastError) -> KnownRunKey:
         logger.warning("%s; going on from this peer's state", error)
-        return RunKey(key, resumed=True, mirror_now=self._read_mirror is not None)
+        return KnownRunKey(key, resumed=True, mirror_now=self._read_mirror is not None)

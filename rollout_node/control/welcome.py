@@ -12,7 +12,7 @@ from p2pcast.artifact.signed_records import run_id
 from p2pcast.ground.errors import RefusedError
 from p2pcast.trust.evictions import Evictions
 from p2pcast.wire import messages
-from rollout_node.control.artifact_catalog import Catalog
+from rollout_node.control.artifact_catalog import ArtifactCatalog
 from rollout_node.control.bearer_file import BearerFile
 from rollout_node.control.hub_orders import HubOrders
 from rollout_node.timeline import Timeline
@@ -20,7 +20,7 @@ from rollout_node.timeline import Timeline
 logger = logging.getLogger("p2pcast.peer")
 
 
-class Welcome:
+class HubWelcome:
     """``run``: the run's id, as the token pins it. ``name``: the peer's own name."""
 
     def __init__(
@@ -29,7 +29,7 @@ class Welcome:
         name: str,
         bearer: BearerFile,
         orders: HubOrders,
-        catalog: Catalog,
+        catalog: ArtifactCatalog,
         evictions: Evictions,
         timeline: Timeline,
     ) -> None:

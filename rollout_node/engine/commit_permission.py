@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from p2pcast.ground.version import Version
-from rollout_node.control.artifact_catalog import Catalog
+from rollout_node.control.artifact_catalog import ArtifactCatalog
 from rollout_node.control.hub_orders import HubOrders
 from rollout_node.control.saved_hub_state import SavedHubState
 from rollout_node.installers.installer import Driver
@@ -37,7 +37,7 @@ class CommitPermission:
     def __init__(
         self,
         orders: HubOrders,
-        catalog: Catalog,
+        catalog: ArtifactCatalog,
         saved: SavedHubState,
         driver: Driver,
         requests: CommitRequests,

@@ -24,7 +24,7 @@ from p2pcast.ground.wakeup import Wakeup
 from rollout_node.engine.commit_permission import CommitRequests
 from rollout_node.engine.runner import Runner
 from rollout_node.installers.installer import Driver
-from rollout_node.shadow.shadow_state import ShadowReader
+from rollout_node.shadow.shadow_state import HeldShadow
 
 Document = dict[str, Any]
 
@@ -40,7 +40,7 @@ class HttpCommands:
     """``runners``: one an engine. ``changed`` rings whenever something about an engine may have changed."""
 
     def __init__(
-        self, runners: Sequence[Runner], shadow: ShadowReader, requests: CommitRequests, driver: Driver, changed: Wakeup
+        self, runners: Sequence[Runner], shadow: HeldShadow, requests: CommitRequests, driver: Driver, changed: Wakeup
     ) -> None:
         self._runners = runners
         self._shadow = shadow

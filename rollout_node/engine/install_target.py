@@ -13,7 +13,7 @@ from rollout_node.installers.checkpoint_folder import SmallFiles
 from rollout_node.installers.engine_server import EngineServer
 from rollout_node.installers.install_socket import InstallSocket
 from rollout_node.installers.installer import Installer
-from rollout_node.peer_config import SERVERS, SPANS, Driver, Wait, valid_target
+from rollout_node.peer_config import SERVERS, SPANS, Driver, SafePointWait, valid_target
 
 
 class Targets:
@@ -29,7 +29,7 @@ class Targets:
         kv: KvPolicy,
         driver: Driver,
         run: str,
-        wait: Wait,
+        wait: SafePointWait,
     ) -> None:
         self._files = files
         self._socket = socket

@@ -49,7 +49,7 @@ _ANY_TIME = (messages.Type.PING, messages.Type.PONG)
 # -- decisions
 
 
-class Standing(NamedTuple):
+class MemberStanding(NamedTuple):
     """The version of a member's shadow, and whether it is held still for the lead."""
 
     version: Version | None
@@ -67,12 +67,12 @@ class Meeting:
     behind: tuple[str, ...]
 
 
-def meeting(own: Version, members: Mapping[str, Standing]) -> Meeting:
+def meeting(own: Version, members: Mapping[str, MemberStanding]) -> Meeting:
     """Shadows only go forward, so the furthest shadow waits for the others. Members at the place stay there, so the
     decision does not depend on the order of arrival.
     """
     place = max([own, *(s.version for s in members.values() if s.version is not None)])
-    behind = tuple(name for name, s in members.items() if s != Standing(place, True))
+    behind = tuple(name for name, s in members.items() if s != MemberStanding(place, True))
     return Meeting(place, not behind and own == place, behind)
 
 
@@ -113,7 +113,7 @@ class _MemberLink:
         self.link = link
         self.incarnation = b""
         """Empty before MEMBER."""
-        self.standing: Standing | None = None
+        self.standing: MemberStanding | None = None
         """None before HELD."""
         self.last_received_at = asyncio.get_running_loop().time()
         self._lead = lead
@@ -252,7 +252,7 @@ class MultiHostLeader:
             standings = {
                 f"{s.link.name} ({node.hex()[:8]})": s.standing for node, s in self._members.items() if node in working
             }
-            names = {n: s or Standing(None, False) for n, s in standings.items()}
+            names = {n: s or MemberStanding(None, False) for n, s in standings.items()}
             found = meeting(version, names)
             if found.place != self._place:
                 self._order(found.place)
@@ -326,7 +326,7 @@ class MultiHostLeader:
         dispatch(self._handlers, message, member)
 
     def _stands(self, member: _MemberLink, body: messages.Held) -> None:
-        standing = Standing(body.version, body.still and body.round == self._round)
+        standing = MemberStanding(body.version, body.still and body.round == self._round)
         if standing != member.standing:
             member.standing = standing
             if member.link.remote in self._ranks.values():
@@ -413,7 +413,7 @@ class MultiHostLeader:
         self._place, self._round = place, self._round + 1
         for member in self._members.values():
             if member.standing is not None:
-                member.standing = Standing(member.standing.version, False)
+                member.standing = MemberStanding(member.standing.version, False)
         self._send(self._ordered())
 
     def _ordered(self) -> messages.Still:

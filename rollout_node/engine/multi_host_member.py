@@ -35,7 +35,7 @@ from p2pcast.transport.stripe import Stripe
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Event, Identity, Message
 from p2pcast.wire.dispatch import Handlers, dispatch
-from rollout_node.engine.multi_host_leader import SILENCE_S, Standing
+from rollout_node.engine.multi_host_leader import SILENCE_S, MemberStanding
 from rollout_node.shadow.shadow_state import ShadowState
 
 logger = logging.getLogger("p2pcast.peer")
@@ -84,7 +84,7 @@ class MultiHostMember:
         self._given = False
         """A worker got the shadow since it is held still."""
         self._round = 0
-        self._sent: tuple[Standing, int] | None = None
+        self._sent: tuple[MemberStanding, int] | None = None
         self._welcomed = False
         """The lead has accepted this connection."""
         self._kept: deque[tuple[float, bytes]] = deque()
@@ -210,7 +210,7 @@ class MultiHostMember:
                 await self._news.wait(CHECK_S)
 
     def _send_standing(self) -> None:
-        standing = Standing(self._standing or self._shadow.staged, self._standing is not None), self._round
+        standing = MemberStanding(self._standing or self._shadow.staged, self._standing is not None), self._round
         if self._link is not None and not self._link.closed and standing != self._sent:
             self._sent = standing
             self._link.send(messages.Held(version=standing[0].version, still=standing[0].still, round=self._round))

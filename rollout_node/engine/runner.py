@@ -35,7 +35,7 @@ from rollout_node.installers.installer import (
     Installer,
     Pulse,
 )
-from rollout_node.shadow.shadow_state import ShadowReader
+from rollout_node.shadow.shadow_state import HeldShadow
 from rollout_node.shadow.version_digests import VersionDigests
 
 logger = logging.getLogger("p2pcast.peer")
@@ -76,7 +76,7 @@ class Runner:
     def __init__(
         self,
         installer: Installer,
-        shadow: ShadowReader,
+        shadow: HeldShadow,
         policy: CommitPermission,
         on_changed: Callable[[], None],
         on_wrong_weights: Callable[[], None],

@@ -28,7 +28,7 @@ from rollout_node.in_engine.adapter_weights import Followers
 from rollout_node.in_engine.install_frames import Descriptors
 from rollout_node.in_engine.install_proof import equal_elements, mapped_elements
 from rollout_node.in_engine.loader_recording import Storages, record, twins_of
-from rollout_node.in_engine.loader_rehearsal import Verdict
+from rollout_node.in_engine.loader_rehearsal import LoaderVerdict
 from rollout_node.in_engine.shadow_reader import ShadowReader
 from rollout_node.in_engine.staged_version import Staged, stage
 from rollout_node.in_engine.started_settings import StartedSettings
@@ -44,7 +44,7 @@ parameter.
 """
 
 
-class Source(Protocol):
+class PatchSource(Protocol):
     """The source of patches: the peer."""
 
     def patches(self, base: Version | None, to: Version) -> Descriptors: ...
@@ -166,7 +166,7 @@ class Installation:
         return self._prepared.version if self._prepared else None
 
     def prepare(
-        self, source: Source, version: Version, cancelled: Callable[[], bool], *, whole: bool = False
+        self, source: PatchSource, version: Version, cancelled: Callable[[], bool], *, whole: bool = False
     ) -> dict[str, Any] | None:
         """Stage ``version``. Returns the report's fields, None if cancelled. Writes no weight. Raises P2PCastError.
 
@@ -198,7 +198,7 @@ class Installation:
         return {**details, "from": _text(found.base), "mark": found.mark, "grown": grown, "expected": expected}
 
     def _stage(
-        self, source: Source, version: Version, cancelled: Callable[[], bool], whole: bool
+        self, source: PatchSource, version: Version, cancelled: Callable[[], bool], whole: bool
     ) -> tuple[_Prepared, dict[str, Any]]:
         if self.held == version and not whole:
             return _Prepared(version, version, self._schedule), {"install": "sparse", "values": 0}
@@ -348,13 +348,13 @@ class Installation:
         self.held, self.doubtful = version, False
 
     def audit(
-        self, source: Source, version: Version, cancelled: Callable[[], bool], differing: Collection[int] = ()
+        self, source: PatchSource, version: Version, cancelled: Callable[[], bool], differing: Collection[int] = ()
     ) -> list[Entry]:
         """Entries about the live weights, which are ``version``. Needs the shadow for tensors that only the loader
         installs. ``differing``: tensors whose copies differ.
         """
         entries = digests(self.layout, self.mapping, self.storages, cancelled)
-        entries += [(entry[0], Verdict.DIFFERS, (), (), entry[4]) for entry in entries if entry[0] in differing]
+        entries += [(entry[0], LoaderVerdict.DIFFERS, (), (), entry[4]) for entry in entries if entry[0] in differing]
         if self.mapping.reload and not self.derived:
             with suppress(P2PCastError), source.patches(None, version) as files:
                 shadow = ShadowReader(files.fds[0], self.layout)

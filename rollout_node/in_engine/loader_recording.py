@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from p2pcast.codec.layout import Layout, Tensor
-from rollout_node.in_engine.loader_rehearsal import WORDS, Span, rehearse, written_tensors
+from rollout_node.in_engine.loader_rehearsal import WORDS, StorageSpan, rehearse, written_tensors
 from rollout_node.in_engine.tensor_accounts import twins
-from rollout_node.in_engine.weight_mapping import Block, Mapping, NotABoxError
+from rollout_node.in_engine.weight_mapping import Mapping, NotABoxError, StridedBlock
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
@@ -131,7 +131,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def __init__(self, storages: Storages) -> None:
         super().__init__()
-        self.blocks: dict[int, list[Block]] = {}
+        self.blocks: dict[int, list[StridedBlock]] = {}
         self.fills: list[tuple[torch.Tensor, Any]] = []
         self.touched: set[int] = set()
         self.seen: set[int] = set()
@@ -214,17 +214,19 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             storage = self._storages.number(to)
             at = (source.storage_offset(), source.shape, source.stride(), storage, to.storage_offset(), to.stride())
             try:
-                self.blocks.setdefault(known.number, []).append(Block.of(*at))
+                self.blocks.setdefault(known.number, []).append(StridedBlock.of(*at))
             except NotABoxError as error:
                 self._note_transform(str(error), known.number)
 
     def check_fills(self) -> None:
         """Note fills that overlap copies: the result depends on the order of writes, which is unknown."""
-        copied: dict[tuple[str, int], list[Span]] = {}
+        copied: dict[tuple[str, int], list[StorageSpan]] = {}
         for block in (block for blocks in self.blocks.values() for block in blocks):
-            span = Span.of(self._storages.table[block.storage].words.as_strided(block.shape, block.to_stride, block.at))
+            span = StorageSpan.of(
+                self._storages.table[block.storage].words.as_strided(block.shape, block.to_stride, block.at)
+            )
             copied.setdefault(span[:2], []).append(span)
-        for filled in (Span.of(view) for view, _ in self.fills):
+        for filled in (StorageSpan.of(view) for view, _ in self.fills):
             if any(filled.meets(span) for span in copied.get(filled[:2], ())):
                 self._note_transform("a fill overlaps its copies")
 
@@ -234,7 +236,7 @@ class _Record:
 
     def __init__(self, model: torch.nn.Module, layout: Layout) -> None:
         self.storages = Storages(model)
-        self.blocks: dict[int, tuple[Block, ...]] = {}
+        self.blocks: dict[int, tuple[StridedBlock, ...]] = {}
         self.reload: dict[int, str] = {}
         self.reached: set[tuple[str, int]] = set()
         self.seen: set[int] = set()
@@ -316,7 +318,7 @@ def record(model: torch.nn.Module, layout: Layout) -> tuple[Mapping, Storages, l
 def twins_of(
     model: torch.nn.Module,
     layout: Layout,
-    blocks: dict[int, tuple[Block, ...]],
+    blocks: dict[int, tuple[StridedBlock, ...]],
     reload: Collection[int],
     storages: Storages | None = None,
 ) -> dict[int, int]:
@@ -328,7 +330,7 @@ def twins_of(
         if not p.is_meta and p.numel() > 1:
             names.setdefault((_key(p), p.storage_offset()), set()).add(name)
     holders: dict[tuple[str, int], set[int]] = {}
-    first: dict[tuple[Block, ...], int] = {}
+    first: dict[tuple[StridedBlock, ...], int] = {}
     for number, found in blocks.items():
         first.setdefault(found, number)
         for block in found:
@@ -340,7 +342,7 @@ def twins_of(
     return written | twins(layout.tensors, free, shared)
 
 
-def filled_twice(blocks: dict[int, tuple[Block, ...]], storages: Storages) -> list[str]:
+def filled_twice(blocks: dict[int, tuple[StridedBlock, ...]], storages: Storages) -> list[str]:
     """Parameters to which several tensors are written that overlap in part, so that the order decides."""
     elements: dict[int, int] = {}
     for block in (block for found in {*blocks.values()} for block in found):

@@ -21,7 +21,7 @@ WORDS: dict[int, torch.dtype] = {1: torch.uint8, 2: torch.int16, 4: torch.int32,
 """Integer dtype for bitwise comparison and copies, by width in bytes."""
 
 
-class Span(NamedTuple):
+class StorageSpan(NamedTuple):
     """Byte range of a storage (its device and address) that a strided view covers."""
 
     device: str
@@ -30,13 +30,13 @@ class Span(NamedTuple):
     high: int
 
     @classmethod
-    def of(cls, view: torch.Tensor) -> Span:
+    def of(cls, view: torch.Tensor) -> StorageSpan:
         steps = sum((n - 1) * s for n, s in zip(view.shape, view.stride(), strict=True))
         low, size = view.storage_offset(), view.element_size()
         high = low + steps + 1 if view.numel() else low
         return cls(str(view.device), view.untyped_storage().data_ptr(), low * size, high * size)
 
-    def meets(self, other: Span) -> bool:
+    def meets(self, other: StorageSpan) -> bool:
         """Whether the two spans may share a byte."""
         return self[:2] == other[:2] and max(self.low, other.low) < min(self.high, other.high)
 
@@ -51,7 +51,7 @@ def written_tensors(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> l
     return found
 
 
-class Verdict(IntEnum):
+class LoaderVerdict(IntEnum):
     """``UNKNOWN``: the loader's writes can't be judged. ``UNTOUCHED``: it wrote nothing on this rank.
 
     Negative, so that a verdict is never an element's number.
@@ -68,7 +68,7 @@ class _Rehearsal(TorchDispatchMode):  # type: ignore[misc]
 
     def __init__(self, owns: Callable[[torch.Tensor], bool]) -> None:
         super().__init__()
-        self.spans: list[Span] = []
+        self.spans: list[StorageSpan] = []
         self.differs = self.unknown = False
         self._owns = owns
 
@@ -78,7 +78,7 @@ class _Rehearsal(TorchDispatchMode):  # type: ignore[misc]
         targets = [t for t in written_tensors(func, args, kwargs) if self._owns(t)]
         if not targets:
             return func(*args, **kwargs)
-        self.spans += map(Span.of, targets)
+        self.spans += map(StorageSpan.of, targets)
         if func is aten.copy_.default:
             self.differs |= not _equal_bits(args[0], args[1])
         elif func in (aten.fill_.Scalar, aten.zero_.default):
@@ -90,13 +90,13 @@ class _Rehearsal(TorchDispatchMode):  # type: ignore[misc]
         return targets[0]
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> LoaderVerdict:
         if not self.spans:
-            return Verdict.UNTOUCHED
+            return LoaderVerdict.UNTOUCHED
         ordered = sorted(self.spans)
         if self.unknown or any(a.meets(b) for a, b in pairwise(ordered)):
-            return Verdict.UNKNOWN
-        return Verdict.DIFFERS if self.differs else Verdict.EQUAL
+            return LoaderVerdict.UNKNOWN
+        return LoaderVerdict.DIFFERS if self.differs else LoaderVerdict.EQUAL
 
 
 def _equal_bits(live: torch.Tensor, source: torch.Tensor) -> bool:
@@ -117,7 +117,7 @@ def _equal_bits(live: torch.Tensor, source: torch.Tensor) -> bool:
 
 def rehearse(
     model: Any, owns: Callable[[torch.Tensor], bool], name: str, tensor: torch.Tensor
-) -> tuple[Verdict, list[Span]]:
+) -> tuple[LoaderVerdict, list[StorageSpan]]:
     """Whether loading ``tensor`` under ``name`` would leave the weights unchanged, and the spans that it would write
     to.
 
@@ -128,5 +128,5 @@ def rehearse(
         with torch.inference_mode(), rehearsal:
             model.load_weights([(name, tensor)])
     except Exception:  # noqa: BLE001 - loaders raise arbitrary errors; the verdict is then unknown
-        return Verdict.UNKNOWN, rehearsal.spans
+        return LoaderVerdict.UNKNOWN, rehearsal.spans
     return rehearsal.verdict, rehearsal.spans

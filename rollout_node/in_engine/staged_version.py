@@ -22,7 +22,7 @@ from p2pcast.ground.errors import IntegrityError
 from p2pcast.state.patch_file import PatchFile
 from rollout_node.in_engine.install_proof import mark
 from rollout_node.in_engine.loader_recording import Storages
-from rollout_node.in_engine.weight_mapping import Block, Mapping
+from rollout_node.in_engine.weight_mapping import Mapping, StridedBlock
 
 _CHUNK_VALUES = limits.INSTALL_CHUNK_BYTES // 32
 """Values in a chunk, from 32 bytes each on the device.
@@ -54,7 +54,7 @@ class Staged:
     chunks: list[Chunk] = field(default_factory=list)
     reload: set[int] = field(default_factory=set)
     mark: int = 0
-    grown: dict[tuple[int, Block], int] = field(default_factory=dict)
+    grown: dict[tuple[int, StridedBlock], int] = field(default_factory=dict)
     expected: dict[int, int] = field(default_factory=dict)
     applied: int = 0
 

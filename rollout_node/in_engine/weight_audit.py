@@ -20,9 +20,9 @@ from p2pcast.codec.layout import Cell, Layout
 from p2pcast.device import digest_box, digest_row, to_int
 from p2pcast.ground import limits
 from rollout_node.in_engine.loader_recording import TORCH_DTYPES, Storages
-from rollout_node.in_engine.loader_rehearsal import WORDS, Verdict, rehearse
+from rollout_node.in_engine.loader_rehearsal import WORDS, LoaderVerdict, rehearse
 from rollout_node.in_engine.shadow_reader import ShadowReader
-from rollout_node.in_engine.weight_mapping import Block, Mapping
+from rollout_node.in_engine.weight_mapping import Mapping, StridedBlock
 
 _CHUNK_WORDS = limits.INSTALL_CHUNK_BYTES // 40
 """Words in a part on a device: position, weight and their intermediate values take 8 bytes each."""
@@ -76,17 +76,17 @@ def rehearsals(
         values = shadow.tensor(number).clone()
         words = values.reshape(-1).view(WORDS[tensor.word_bytes]).numpy().view(word_dtype(tensor.word_bytes))
         verdict, _ = rehearse(model, storages.owns, name, values)
-        if verdict is not Verdict.UNTOUCHED:
+        if verdict is not LoaderVerdict.UNTOUCHED:
             seen = digest(words, Cell(0, number, 0, len(words), tensor.word_bytes, 0))
             entries.append((number, int(verdict), (), (), seen))
     return entries
 
 
-def _digest(number: int, block: Block, words: torch.Tensor) -> int:
+def _digest(number: int, block: StridedBlock, words: torch.Tensor) -> int:
     return (digest_on_host if words.device.type == "cpu" else digest_in_place)(number, block, words)
 
 
-def digest_in_place(number: int, block: Block, words: torch.Tensor) -> int:
+def digest_in_place(number: int, block: StridedBlock, words: torch.Tensor) -> int:
     """The block's digest, computed on its device; only the result leaves the device."""
     total = torch.zeros((), dtype=torch.int64, device=words.device)
     with torch.inference_mode():
@@ -99,7 +99,7 @@ def digest_in_place(number: int, block: Block, words: torch.Tensor) -> int:
     return to_int(total)
 
 
-def digest_on_host(number: int, block: Block, words: torch.Tensor) -> int:
+def digest_on_host(number: int, block: StridedBlock, words: torch.Tensor) -> int:
     """The block's digest by the compiled kernels, in host memory."""
     total = 0
     width = words.element_size()
@@ -141,7 +141,7 @@ def compare(layout: Layout, entries: Iterable[Any], expected: Map[int, int]) -> 
     torn: set[int] = set()
     for number, start, shape, stride, value in entries:
         if start < 0:
-            verdicts.setdefault(number, set()).add(start if value == expected.get(number) else Verdict.UNKNOWN)
+            verdicts.setdefault(number, set()).add(start if value == expected.get(number) else LoaderVerdict.UNKNOWN)
             continue
         box = (number, start, tuple(shape), tuple(stride))
         if box in seen:  # a replicated shard: counted once, and must agree
@@ -157,8 +157,8 @@ def compare(layout: Layout, entries: Iterable[Any], expected: Map[int, int]) -> 
         whole = counts.get(number, 0) == tensor.words
         differs = whole and sums.get(number, 0) != expected.get(number, 0)
         found = verdicts.get(number, set())
-        if number in torn or differs or Verdict.DIFFERS in found:
+        if number in torn or differs or LoaderVerdict.DIFFERS in found:
             wrong.append(tensor.name)
-        elif not whole and (number in counts or found != {Verdict.EQUAL}):
+        elif not whole and (number in counts or found != {LoaderVerdict.EQUAL}):
             unknown.append(tensor.name)
     return wrong, unknown

@@ -24,7 +24,7 @@ class NotABoxError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class StridedBlock:
     """Elements ``start + Σ cᵢ·from_strideᵢ`` of the checkpoint tensor lie at ``at + Σ cᵢ·to_strideᵢ`` of the storage.
 
     All in elements. Source strides descend and nest: a step in one dimension is longer than the whole of the later
@@ -47,7 +47,7 @@ class Block:
         storage: int,
         at: int,
         to_stride: Sequence[int],
-    ) -> Block:
+    ) -> StridedBlock:
         """The block in the class's form, with as few dimensions as possible. Raises NotABoxError."""
         dims = [(n, s, t) for n, s, t in zip(shape, from_stride, to_stride, strict=True) if n != 1]
         dims.sort(key=lambda dim: -dim[1])
@@ -113,7 +113,7 @@ class Block:
         for step in np.ndindex(*outer):
             yield self.start + sum(c * s for c, s in zip(step, self.from_stride, strict=False)), length
 
-    def split(self, most: int) -> Iterator[Block]:
+    def split(self, most: int) -> Iterator[StridedBlock]:
         """Blocks of at most ``most`` elements that make up this one."""
         if self.elements <= most:
             yield self
@@ -121,7 +121,7 @@ class Block:
         n, inner = self.shape[0], self.elements // self.shape[0]
         step = max(1, most // inner)
         for c in range(0, n, step):
-            part = Block.of(
+            part = StridedBlock.of(
                 self.start + c * self.from_stride[0],
                 (min(step, n - c), *self.shape[1:]),
                 self.from_stride,
@@ -140,6 +140,6 @@ class Mapping:
     ``tensor_accounts.twins``.
     """
 
-    blocks: dict[int, tuple[Block, ...]]
+    blocks: dict[int, tuple[StridedBlock, ...]]
     reload: dict[int, str]
     twins: dict[int, int] = field(default_factory=dict)

@@ -14,9 +14,9 @@ from blake3 import blake3
 
 from p2pcast.ground.version import Version
 from p2pcast.sparse import budget_schedule
-from p2pcast.store.artifact_store import Store
+from p2pcast.store.artifact_store import ArtifactStore
 from rollout_node.shadow.base_folder import BaseFolder
-from rollout_node.shadow.shadow_state import ShadowReader
+from rollout_node.shadow.shadow_state import HeldShadow
 
 logger = logging.getLogger("p2pcast.peer")
 
@@ -30,9 +30,9 @@ class WeightProvider:
 
     def __init__(
         self,
-        store: Store,
+        store: ArtifactStore,
         base: BaseFolder | None,
-        shadow: ShadowReader,
+        shadow: HeldShadow,
         before_dense: Callable[[Version], None] = lambda version: None,
     ) -> None:
         self.on_report: list[Callable[[Mapping[str, Any]], None]] = []

@@ -132,7 +132,7 @@ class ShadowWriter:
         await self._state.wait(timeout_s)
 
 
-class ShadowReader:
+class HeldShadow:
     """The installers' view of the shadow, while they hold it still."""
 
     def __init__(self, state: ShadowState, node: ArtifactHolder) -> None:

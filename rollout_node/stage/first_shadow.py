@@ -15,9 +15,9 @@ from p2pcast.ground.errors import IntegrityError
 from p2pcast.ground.version import Version
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
-from p2pcast.store.artifact_store import Store
+from p2pcast.store.artifact_store import ArtifactStore
 from rollout_node.control.activity import Activity
-from rollout_node.control.artifact_catalog import Catalog
+from rollout_node.control.artifact_catalog import ArtifactCatalog
 from rollout_node.shadow.base_folder import BaseFolder, WholeVersions
 from rollout_node.shadow.shadow_state import ShadowWriter, log_size
 from rollout_node.stage.identity_check import IdentityCheck
@@ -38,7 +38,7 @@ class FirstShadow:
         saved: SavedShadow,
         base: BaseShadow | None,
         planner: VersionPlanner,
-        catalog: Catalog,
+        catalog: ArtifactCatalog,
         activity: Activity,
         *,
         resumed: bool,
@@ -89,7 +89,9 @@ class BaseShadow:
     lies.
     """
 
-    def __init__(self, base: BaseFolder, folder: Path, node: LayoutTaker, store: Store, staging: Staging) -> None:
+    def __init__(
+        self, base: BaseFolder, folder: Path, node: LayoutTaker, store: ArtifactStore, staging: Staging
+    ) -> None:
         self._base = base
         self._folder = folder
         self._node = node

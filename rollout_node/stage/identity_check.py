@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from p2pcast.ground.version import Version
-from p2pcast.store.artifact_store import Store, Stored
+from p2pcast.store.artifact_store import ArtifactStore, Stored
 from rollout_node.shadow.shadow_state import ShadowWriter
 from rollout_node.sync.artifact_removal import ArtifactRemoval
 
@@ -24,7 +24,7 @@ class IdentityCheck:
     def __init__(
         self,
         writer: ShadowWriter,
-        store: Store,
+        store: ArtifactStore,
         removal: ArtifactRemoval,
         replan: Callable[[], None],
         on_left: Callable[[Version, str], None],

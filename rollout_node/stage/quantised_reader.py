@@ -18,15 +18,15 @@ from p2pcast.ground.version import Version
 from p2pcast.quantised.quantisation_kinds import kind_named
 from p2pcast.quantised.quantised_layout import QuantisedLayout
 from p2pcast.relay.holding import ArtifactHolder
-from rollout_node.shadow.shadow_state import ShadowReader, ShadowState
+from rollout_node.shadow.shadow_state import HeldShadow, ShadowState
 from rollout_node.shadow.version_digests import VersionDigests
 
 FOLDER = "quantised"
 """Of the copy, below the folder of the shadow."""
 
 
-class QuantisedReader(ShadowReader):
-    """``ShadowReader`` of the quantised copy. ``kind``: ``p2pcast.quantised.quantisation_kinds``."""
+class QuantisedReader(HeldShadow):
+    """``HeldShadow`` of the quantised copy. ``kind``: ``p2pcast.quantised.quantisation_kinds``."""
 
     def __init__(self, state: ShadowState, node: ArtifactHolder, folder: Path, kind: str) -> None:
         super().__init__(state, node)
@@ -38,7 +38,7 @@ class QuantisedReader(ShadowReader):
         self._doubtful = False
 
     def held_still(self) -> contextlib.AbstractAsyncContextManager[tuple[Version, Path] | None]:
-        """As ``ShadowReader.held_still``. Raises IntegrityError where the version cannot be quantised."""
+        """As ``HeldShadow.held_still``. Raises IntegrityError where the version cannot be quantised."""
         return self._held_still()
 
     @contextlib.asynccontextmanager
@@ -61,7 +61,7 @@ class QuantisedReader(ShadowReader):
         return VersionDigests(shadow.layout, shadow.digests, signed=plain.state_digest)
 
     def layout_document(self) -> bytes:
-        """As ``ShadowReader.layout_document``. An engine asks for it before the first copy: an installer starts while
+        """As ``HeldShadow.layout_document``. An engine asks for it before the first copy: an installer starts while
         the shadow may move. Raises IntegrityError where nothing can be quantised.
         """
         return self._form().layout.document

@@ -14,7 +14,7 @@ from p2pcast.ground.errors import IntegrityError, LocalError
 from p2pcast.ground.version import Version
 from p2pcast.state.shadow import Shadow, layout_in
 from p2pcast.state.staging import Staging
-from p2pcast.store.artifact_store import Store
+from p2pcast.store.artifact_store import ArtifactStore
 from rollout_node.stage.shadow_check import ShadowCheck
 
 logger = logging.getLogger("p2pcast.peer")
@@ -26,7 +26,9 @@ SignedDigest = Callable[[Version], Awaitable[int | None]]
 class SavedShadow:
     """``base``: the layout of the base folder, where this peer has one."""
 
-    def __init__(self, folder: Path, store: Store, staging: Staging, check: ShadowCheck, base: Layout | None) -> None:
+    def __init__(
+        self, folder: Path, store: ArtifactStore, staging: Staging, check: ShadowCheck, base: Layout | None
+    ) -> None:
         self._folder = folder
         self._store = store
         self._staging = staging

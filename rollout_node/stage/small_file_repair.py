@@ -23,7 +23,7 @@ from p2pcast.relay.artifact_path import Edge
 from p2pcast.relay.holding import Holding
 from p2pcast.sparse import budget_schedule
 from p2pcast.state.version_reader import way_to
-from p2pcast.store.artifact_store import Store
+from p2pcast.store.artifact_store import ArtifactStore
 from rollout_node.stage.part_fetcher import PartFetcher
 from rollout_node.sync.artifact_removal import ArtifactRemoval
 from rollout_node.sync.version_path import VersionPlanner
@@ -41,7 +41,7 @@ class SmallFileRepair:
 
     def __init__(
         self,
-        store: Store,
+        store: ArtifactStore,
         planner: VersionPlanner,
         parts: PartFetcher,
         removal: ArtifactRemoval,

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from p2pcast.ground.errors import RetryableError
-from p2pcast.ground.progress_bar import Meter
+from p2pcast.ground.progress_bar import ProgressMeter
 from p2pcast.relay.holding import Holding
-from p2pcast.state.shadow import Phase, Shadow
+from p2pcast.state.shadow import Shadow, ShadowPhase
 from p2pcast.state.staging import Staging
 from rollout_node.control.activity import Activity
 from rollout_node.shadow.shadow_state import ShadowWriter, log_size
@@ -66,14 +66,14 @@ class VersionStager:
             try:
                 await self._staging.apply(shadow, patch)
             except Exception:
-                if shadow.phase is not Phase.CLEAN:  # in the middle of the patch
+                if shadow.phase is not ShadowPhase.CLEAN:  # in the middle of the patch
                     self._writer.close()
                 raise
 
     async def _fill(self, holding: Holding) -> None:
         layout, seen = holding.assembly.layout, 0
         log_size(layout, self._folder)
-        with Meter(f"version {holding.open.version}") as meter:
+        with ProgressMeter(f"version {holding.open.version}") as meter:
             while not holding.finished:
                 holding.progress.clear()
                 if holding.aborted:

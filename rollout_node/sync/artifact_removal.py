@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from p2pcast.relay.holding import Holding
-from p2pcast.store.artifact_store import Store
+from p2pcast.store.artifact_store import ArtifactStore
 
 
 class DroppingNode(Protocol):
@@ -26,7 +26,7 @@ class ArtifactRemoval:
     def __init__(
         self,
         node: DroppingNode,
-        store: Store,
+        store: ArtifactStore,
         blocking: Callable[..., Awaitable[Any]],
         background: Callable[[Coroutine[Any, Any, None], str], None],
     ) -> None:

@@ -12,7 +12,7 @@ from typing import Protocol
 from p2pcast.ground.version import Version
 from p2pcast.relay.holding import ArtifactHolder, Holding
 from p2pcast.wire import messages
-from rollout_node.control.artifact_catalog import Catalog
+from rollout_node.control.artifact_catalog import ArtifactCatalog
 from rollout_node.control.hub_session import HubSession
 from rollout_node.sync.downloader import Downloader
 from rollout_node.sync.parent_failover import ParentFailover
@@ -32,7 +32,7 @@ class CatalogUpdater:
     ``on_identities`` gets the hashes by which the run knows its versions.
     """
 
-    catalog: Catalog
+    catalog: ArtifactCatalog
     node: UpdatedNode
     parent_failover: ParentFailover
     downloader: Downloader

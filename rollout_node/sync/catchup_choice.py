@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from p2pcast.ground.limits import MIB
 from p2pcast.ground.version import Version
-from p2pcast.relay.artifact_path import Edge, Rates, cheapest_path, expected_bytes, find_gap, seconds
+from p2pcast.relay.artifact_path import Edge, PathRates, cheapest_path, expected_bytes, find_gap, seconds
 from p2pcast.relay.tuning import SQUASH_LEAST_GAIN_S
 from p2pcast.wire import messages
 
@@ -59,9 +59,11 @@ class CatchupChoice:
             self._took.append(8 * size / took_s)
 
     @property
-    def rates(self) -> Rates:
-        known = Rates()
-        return Rates(max(self._took, default=known.link_bps), known.stage_bytes_s * self._cores / 2, known.fill_bytes_s)
+    def rates(self) -> PathRates:
+        known = PathRates()
+        return PathRates(
+            max(self._took, default=known.link_bps), known.stage_bytes_s * self._cores / 2, known.fill_bytes_s
+        )
 
     def answered(self, body: messages.Squashing, now_s: float) -> None:
         """SQUASHING."""

@@ -27,7 +27,7 @@ from p2pcast.ground.private_random import fraction
 from p2pcast.ground.wakeup import Wakeup
 from p2pcast.relay.artifact_excerpt import Excerpt
 from p2pcast.relay.holding import ArtifactHolder
-from p2pcast.relay.pull_schedule import Ask, Leave, PullSchedule, Recall
+from p2pcast.relay.pull_schedule import CancelPieces, LeaveParent, PullSchedule, RequestPieces
 from p2pcast.relay.pull_source import Puller, PullSource
 from p2pcast.relay.pull_throttle import Throughput, pull_bytes_s
 from p2pcast.relay.upstream import ReceivingNode
@@ -423,11 +423,11 @@ class Downloader:
             source = self._sources.get(instruction.source)
             if source is None:
                 continue
-            if isinstance(instruction, Ask):
+            if isinstance(instruction, RequestPieces):
                 source.ask(instruction.artifact, instruction.pieces, seal=instruction.seal)
-            elif isinstance(instruction, Recall):
+            elif isinstance(instruction, CancelPieces):
                 source.recall(instruction.artifact, instruction.pieces)
-            elif isinstance(instruction, Leave):
+            elif isinstance(instruction, LeaveParent):
                 source.link.abort(RetryableError(f"{source.link.name} {instruction.why}"))
 
     def _ease(self) -> None:

@@ -23,9 +23,9 @@ from p2pcast.process.background_tasks import Work
 from p2pcast.process.shortages import shortage
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import NodeObserver, Parent
-from p2pcast.store.artifact_log import Log
-from p2pcast.store.artifact_store import Store, Stored
-from rollout_node.control.artifact_catalog import Catalog
+from p2pcast.store.artifact_log import ArtifactLog
+from p2pcast.store.artifact_store import ArtifactStore, Stored
+from rollout_node.control.artifact_catalog import ArtifactCatalog
 from rollout_node.control.freshness import Freshness
 from rollout_node.control.hub_session import HubSession
 from rollout_node.sync.artifact_removal import ArtifactRemoval
@@ -37,11 +37,11 @@ from rollout_node.timeline import Timeline
 class NodeEvents:
     """A ``NodeOwner``, made before its node: logs are made in the store, and observers get everything else."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ArtifactStore) -> None:
         self.observers: list[NodeObserver] = []
         self._store = store
 
-    def make_log(self, open_: Open, layout: Layout, *, excerpt: bool) -> Log:
+    def make_log(self, open_: Open, layout: Layout, *, excerpt: bool) -> ArtifactLog:
         return self._store.begin_excerpt(open_) if excerpt else self._store.begin(open_, layout, resumable=True)
 
     def on_opened(self, holding: Holding) -> None:
@@ -65,7 +65,7 @@ class NodeEvents:
             observer.on_upstream_lost(upstream, error)
 
 
-class ReceivingNode(Protocol):
+class IngestNode(Protocol):
     """The node (p2pcast.relay.node), as far as ``Ingest`` acts on it."""
 
     @property
@@ -83,13 +83,13 @@ class ReceivingNode(Protocol):
 class Ingest:
     """A ``NodeObserver``. ``on_transfer`` gets the bytes that an artifact brought and the seconds that it took."""
 
-    node: ReceivingNode
-    store: Store
+    node: IngestNode
+    store: ArtifactStore
     freshness: Freshness
     missing_versions: MissingVersions
     timeline: Timeline
     planner: VersionPlanner
-    catalog: Catalog
+    catalog: ArtifactCatalog
     removal: ArtifactRemoval
     on_transfer: Callable[[int, float], None]
     hub: HubSession

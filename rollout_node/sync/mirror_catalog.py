@@ -18,8 +18,8 @@ from p2pcast.artifact.signed_records import Manifest
 from p2pcast.codec.layout import Layout
 from p2pcast.ground import limits
 from p2pcast.ground.errors import IntegrityError, P2PCastError
-from p2pcast.mirror.object_names import READY, Marker, most_tail_bytes, tail_name
-from p2pcast.mirror.object_store import MissingError, Objects, ShortError
+from p2pcast.mirror.object_names import READY, ReadyMarker, most_tail_bytes, tail_name
+from p2pcast.mirror.object_store import ObjectMissingError, Objects, ShortError
 from p2pcast.relay.artifact_path import Edge
 from rollout_node.control.artifact_catalog import Entry
 
@@ -75,7 +75,7 @@ class MirrorCatalog:
         it cannot be listed.
         """
         listing = await self._objects.list(READY, limits.MAX_CATALOG)
-        found = [m for f in listing if (m := Marker.parse(f.name)) is not None]
+        found = [m for f in listing if (m := ReadyMarker.parse(f.name)) is not None]
         fresh = [m for m in found if m.id not in self.entries]
         read = (self._read_marker(marker, run_key) for marker in fresh)
         failures = [e for e in await asyncio.gather(*read, return_exceptions=True) if e is not None]
@@ -88,15 +88,15 @@ class MirrorCatalog:
                 raise error
         return bool(fresh), next((e for e in failures if isinstance(e, P2PCastError)), None)
 
-    async def _read_marker(self, marker: Marker, run_key: bytes) -> None:
+    async def _read_marker(self, marker: ReadyMarker, run_key: bytes) -> None:
         async with self._room:
             try:
                 signed = await self._objects.get(str(marker), limits.MAX_MANIFEST_BYTES)
-            except MissingError:
+            except ObjectMissingError:
                 return  # removed since it was listed
         with self.blaming(str(marker)):
             manifest = Manifest.from_signed(signed, run_key)
-            said = Marker(manifest.version, manifest.base, manifest.artifact)
+            said = ReadyMarker(manifest.version, manifest.base, manifest.artifact)
             if (said, manifest.run) != (marker, self._run):
                 raise IntegrityError(f"mirror: {marker} speaks of another artifact")
         now = asyncio.get_running_loop().time()
@@ -133,7 +133,7 @@ class MirrorCatalog:
         """An integrity error or a missing object in the block is reported under ``name``."""
         try:
             yield
-        except (IntegrityError, MissingError, ShortError):
+        except (IntegrityError, ObjectMissingError, ShortError):
             if len(self._wrong) < limits.MAX_SPOILT:
                 self._wrong[name] = None
             raise

@@ -30,12 +30,12 @@ from p2pcast.ground.errors import IntegrityError, P2PCastError, RefusedError, Re
 from p2pcast.ground.private_random import uniform
 from p2pcast.ground.wakeup import Wakeup
 from p2pcast.mirror.object_names import KEY, slice_name
-from p2pcast.mirror.object_store import MissingError, Objects
-from p2pcast.mirror.upload_plan import Span, spans
+from p2pcast.mirror.object_store import ObjectMissingError, Objects
+from p2pcast.mirror.upload_plan import PieceSpan, spans
 from p2pcast.process.events import Events
 from p2pcast.relay.artifact_excerpt import Excerpt
 from p2pcast.relay.holding import ArtifactReceiver, Holding
-from p2pcast.relay.verified_pieces import Offer
+from p2pcast.relay.verified_pieces import PieceOffer
 from rollout_node import peer_metrics
 from rollout_node.control.artifact_catalog import Entry
 from rollout_node.sync.mirror_catalog import MirrorCatalog
@@ -95,7 +95,7 @@ async def read_run_key(objects: Objects, run: bytes, errors: MirrorErrors) -> by
         try:
             key = await objects.get(KEY, KEY_BYTES)
             break
-        except MissingError:
+        except ObjectMissingError:
             raise RetryableError(f"{objects.url} holds nothing of this run yet") from None
         except RetryableError as error:
             if backoff.attempts == KEY_TRIES - 1:
@@ -136,7 +136,7 @@ class MirrorSource:
     _news: Wakeup = field(init=False, default_factory=Wakeup)
     _corrupt_counts: Counter[bytes] = field(init=False, default_factory=Counter)
 
-    # -- p2pcast.relay.holding.Source
+    # -- p2pcast.relay.holding.ArtifactSource
 
     live = False
 
@@ -352,7 +352,7 @@ class MirrorSource:
             if isinstance(result, BaseException):
                 raise result
 
-    async def _fetch_spans(self, holding: Holding, left: Iterator[Span]) -> None:
+    async def _fetch_spans(self, holding: Holding, left: Iterator[PieceSpan]) -> None:
         """Fetch one span after the other; several of these tasks share the spans."""
         for span in left:
             while self.node.paused:
@@ -365,7 +365,7 @@ class MirrorSource:
                     return
                 self._take(holding, span, payload)
 
-    def _take(self, holding: Holding, span: Span, payload: memoryview) -> None:
+    def _take(self, holding: Holding, span: PieceSpan, payload: memoryview) -> None:
         """Take the pieces of a span. Raises IntegrityError after the others were taken, where one does not match."""
         node, size, wrong = self.node, holding.open.piece, None
         self.bytes_received += len(payload)
@@ -373,9 +373,9 @@ class MirrorSource:
             at = (index - span.first) * size
             piece = payload[at : at + size]
             offer = holding.artifact.offer(index, piece)
-            if offer is Offer.NEW:
+            if offer is PieceOffer.NEW:
                 node.add_piece(holding, index, piece)
-            elif offer is Offer.CORRUPT:
+            elif offer is PieceOffer.CORRUPT:
                 node.count_corrupt(None)
                 wrong = index
         node.forward()

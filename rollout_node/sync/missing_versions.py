@@ -20,10 +20,10 @@ from p2pcast.relay.artifact_path import Edge
 from p2pcast.relay.holding import ArtifactHolder, Holding
 from p2pcast.relay.upstream import Upstream
 from p2pcast.wire import messages
-from rollout_node.control.artifact_catalog import Catalog
+from rollout_node.control.artifact_catalog import ArtifactCatalog
 from rollout_node.control.hub_session import HubSession
 from rollout_node.sync.parent_failover import ParentFailover
-from rollout_node.sync.stalls import Row, Stalls
+from rollout_node.sync.stalls import StallRow, Stalls
 from rollout_node.timeline import Timeline
 
 logger = logging.getLogger("p2pcast.peer")
@@ -57,7 +57,7 @@ class MissingVersions:
 
     def __init__(
         self,
-        catalog: Catalog,
+        catalog: ArtifactCatalog,
         node: PausableNode,
         parent_failover: ParentFailover,
         timeline: Timeline,
@@ -88,7 +88,7 @@ class MissingVersions:
         for edge in path:
             entry, holding = self._catalog.get(edge.artifact), self._node.holdings.get(edge.artifact)
             if entry is not None and entry.sealed and (holding is None or holding.incomplete):
-                rows.append(Row(edge.artifact, _progress(holding), self._patience_s(edge, holding, live)))
+                rows.append(StallRow(edge.artifact, _progress(holding), self._patience_s(edge, holding, live)))
         for artifact in self._stalls.find(rows, now, deaf=self._node.paused):
             self._release(artifact, live, now)
         self._forget(now)

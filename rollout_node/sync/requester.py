@@ -17,13 +17,13 @@ from p2pcast.ground.version import Version
 from p2pcast.relay.artifact_path import Edge
 from p2pcast.relay.holding import ArtifactHolder, Holding
 from p2pcast.relay.upstream import Upstream
-from rollout_node.control.artifact_catalog import Catalog, Entry
+from rollout_node.control.artifact_catalog import ArtifactCatalog, Entry
 from rollout_node.shadow.shadow_state import ShadowState
 from rollout_node.sync.downloader import Downloader
 from rollout_node.sync.mirror_catalog import MirrorCatalog, NoMirror
 from rollout_node.sync.missing_versions import MissingVersions
 from rollout_node.sync.parent_failover import ParentFailover
-from rollout_node.sync.source_choice import Ask, choose_source, needs_source
+from rollout_node.sync.source_choice import SourceChoice, choose_source, needs_source
 from rollout_node.sync.version_path import VersionPlanner
 
 logger = logging.getLogger("p2pcast.peer")
@@ -40,7 +40,7 @@ class Requester:
 
     planner: VersionPlanner
     state: ShadowState
-    catalog: Catalog
+    catalog: ArtifactCatalog
     node: ArtifactHolder
     parent_failover: ParentFailover
     downloader: Downloader
@@ -84,14 +84,14 @@ class Requester:
             mirrored=self.mirror.in_use and artifact in self.mirror.entries,
             overdue=lambda: entry is not None and self._is_overdue(artifact, entry, live, now),
         )
-        if ask is Ask.NONE:
+        if ask is SourceChoice.NONE:
             return False
         if holding is not None:
             holding.want()
-        if ask is Ask.PARENT and live is not None:
+        if ask is SourceChoice.PARENT and live is not None:
             live.want(artifact)
             return False
-        if ask is Ask.PEERS:
+        if ask is SourceChoice.PEERS:
             self.downloader.fetch(artifact, anchor=edge.base is None)
         return True
 

@@ -27,7 +27,7 @@ MIRROR_PATIENCE_S = 5.0
 """Time for which a connected parent may leave out an artifact that the mirror lists, in seconds."""
 
 
-class Ask(Enum):
+class SourceChoice(Enum):
     NONE = auto()
     """Nothing is to be done for this artifact."""
     LATER = auto()
@@ -49,20 +49,20 @@ def choose_source(
     sealed_bytes: int | None,
     mirrored: bool,
     overdue: Callable[[], bool],
-) -> Ask:
+) -> SourceChoice:
     """``pulled``: the downloader fetches the artifact already. ``offered``: by the parent. ``sealed_bytes``: the size
     of an artifact that the hub has sealed; None for others. ``overdue``: whether the parent will not push it; asked
     only where that decides.
     """
     if not needs_source(holding):
-        return Ask.NONE
+        return SourceChoice.NONE
     if pulled:
-        return Ask.LATER
+        return SourceChoice.LATER
     if offered:
-        return Ask.PARENT if sealed_bytes is None or sealed_bytes <= SMALL_BYTES else Ask.PEERS
+        return SourceChoice.PARENT if sealed_bytes is None or sealed_bytes <= SMALL_BYTES else SourceChoice.PEERS
     if sealed_bytes is not None and not mirrored and overdue():
-        return Ask.PEERS
-    return Ask.LATER
+        return SourceChoice.PEERS
+    return SourceChoice.LATER
 
 
 def due_from_mirror(holding: Holding | None, *, pulled: bool, has_parent: bool, listed_for_s: float) -> bool:

@@ -19,7 +19,7 @@ or had nothing to check.
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class StallRow:
     """One artifact of the way. ``progress`` grows with every record and piece of it; ``patience_s``: time for which it
     may make no progress, in seconds.
     """
@@ -35,7 +35,7 @@ class Stalls:
         """Artifact → its progress, and when that or the progress of an artifact before it last changed."""
         self._checked_at: float | None = None
 
-    def find(self, path: Iterable[Row], now: float, *, deaf: bool = False) -> list[bytes]:
+    def find(self, path: Iterable[StallRow], now: float, *, deaf: bool = False) -> list[bytes]:
         """The stalled artifacts. ``path``: those that are missing, in the order in which they are needed. ``deaf``:
         this node reads nothing from its parents now.
         """

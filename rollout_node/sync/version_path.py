@@ -19,8 +19,8 @@ from p2pcast.ground.version import Version
 from p2pcast.ground.wakeup import Wakeup
 from p2pcast.relay.artifact_path import Edge, Gap, find_gap
 from p2pcast.relay.holding import ArtifactHolder, Holding
-from p2pcast.store.artifact_store import Store
-from rollout_node.control.artifact_catalog import Catalog
+from p2pcast.store.artifact_store import ArtifactStore
+from rollout_node.control.artifact_catalog import ArtifactCatalog
 from rollout_node.control.hub_orders import HubOrders
 from rollout_node.control.saved_hub_state import SavedHubState
 from rollout_node.shadow.shadow_state import ShadowState
@@ -43,11 +43,11 @@ class PlannedNode(ArtifactHolder, Protocol):
 class VersionPlanner:
     state: ShadowState
     orders: HubOrders
-    catalog: Catalog
+    catalog: ArtifactCatalog
     mirror: MirrorCatalog | NoMirror
     node: PlannedNode
     parent_failover: ParentFailover
-    store: Store
+    store: ArtifactStore
     saved: SavedHubState
     squashes: CatchupChoice
     begun: asyncio.Event = field(init=False, default_factory=asyncio.Event)

@@ -33,7 +33,7 @@ Q = TypeVar("Q", bound=ApiRecord)
 A = TypeVar("A", bound=ApiRecord)
 
 
-class Ledger(Protocol):
+class AuditLedger(Protocol):
     """``p2pcast.ledger_api.ledger_connection.LedgerConnection``. Its calls block."""
 
     def ask(self, route: ApiRoute[Q, A], asked: Q) -> A: ...
@@ -46,7 +46,7 @@ class Auditor:
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: AuditLedger,
         scorer: Scorer,
         versions: EngineVersions,
         *,

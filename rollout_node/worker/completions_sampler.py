@@ -30,12 +30,12 @@ WAITS: Final = 8
 """Looks at a peer that is writing weights: a switch takes a second or so."""
 
 
-class Weights(Protocol):
+class ServedWeights(Protocol):
     async def serving_epoch(self) -> ServingEpoch:
         """Raises LocalError where switches do not wait for requests, RetryableError while weights are written."""
 
 
-class CompletionsSampler(EngineSampler[Weights]):
+class CompletionsSampler(EngineSampler[ServedWeights]):
     route = ROUTE
     silent_s = 900.0
     """A request that comes during a drain waits for the longest running one."""

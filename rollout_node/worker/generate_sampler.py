@@ -40,7 +40,7 @@ MAX_TOP_LINE_BYTES: Final = 16 * MIB
 
 
 @dataclass(frozen=True, slots=True)
-class TopTokens:
+class TopTokenShare:
     """``share``: of the plays of sparse attention, those whose most probable tokens are asked for. ``count``: most
     probable tokens of a position; at most the vocabulary.
     """
@@ -49,7 +49,7 @@ class TopTokens:
     count: int = TOP_K
 
 
-NO_TOP_TOKENS: Final = TopTokens()
+NO_TOP_TOKENS: Final = TopTokenShare()
 
 
 class GenerateSampler(LabelledSampler):
@@ -57,7 +57,7 @@ class GenerateSampler(LabelledSampler):
     routed_bytes = 0
     """Bytes of the experts of one token; 0 for an engine that returns none."""
 
-    def __init__(self, *arguments: Any, adapter: str | None = None, top: TopTokens = NO_TOP_TOKENS) -> None:
+    def __init__(self, *arguments: Any, adapter: str | None = None, top: TopTokenShare = NO_TOP_TOKENS) -> None:
         super().__init__(*arguments, adapter=adapter)
         self._top = top
         self._known = KnownTokens()

@@ -70,13 +70,13 @@ class PlaySampler(Protocol):
     def of_play(self, on_tokens: Callable[[int], None]) -> Sampler: ...
 
 
-class Weights(Protocol):
+class WorkerWeights(Protocol):
     async def refresh(self) -> Served: ...
     def schedule(self, version: Version) -> bytes | None:
         """Of the sparse attention with which the engine serves ``version``; None: dense."""
 
 
-class Probes(Protocol):
+class WorkerProbes(Protocol):
     async def run(self, session: Callable[[], bytes | None]) -> None:
         """Until cancelled. ``session``: of the worker at the ledger, once it has one."""
 
@@ -122,10 +122,10 @@ class PlayLoop:
         task: Task,
         ledger: LedgerClient,
         sampler: PlaySampler,
-        weights: Weights,
+        weights: WorkerWeights,
         checks: TaskProcesses | None = None,
         plays: PlayPool | None = None,
-        probes: Probes | None = None,
+        probes: WorkerProbes | None = None,
         told: PlayTold = lambda *_: None,
     ) -> None:
         self._config, self._task, self._ledger = config, task, ledger

@@ -33,7 +33,7 @@ PROBE_S: Final = 600.0
 """Time limit of one probe in seconds: a commit of a large model pauses the engine."""
 
 
-class Ledger(Protocol):
+class ProbeLedger(Protocol):
     """``rollout_node.worker.ledger_client.LedgerClient``."""
 
     async def take_probe(self, session: bytes, served: Served) -> ProbeSet | None: ...
@@ -45,14 +45,14 @@ class Scorer(Protocol):
         """Log-probabilities, the first token's 0, and the version that the engine served at their end."""
 
 
-class Weights(Protocol):
+class ProbeWeights(Protocol):
     async def refresh(self) -> Served: ...
 
 
 class ProbeLoop:
     """``vocabulary``: number of token ids that the engine may be sent."""
 
-    def __init__(self, ledger: Ledger, scorer: Scorer, weights: Weights, vocabulary: int) -> None:
+    def __init__(self, ledger: ProbeLedger, scorer: Scorer, weights: ProbeWeights, vocabulary: int) -> None:
         self._ledger, self._scorer, self._weights, self._vocabulary = ledger, scorer, weights, vocabulary
 
     async def run(self, session: Callable[[], bytes | None]) -> None:

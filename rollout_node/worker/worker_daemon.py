@@ -27,7 +27,7 @@ from p2pcast.transport.node_certificate import NodeCertificate
 from rollout_node.worker.completions_sampler import CompletionsSampler
 from rollout_node.worker.engine_sampler import EngineSampler
 from rollout_node.worker.engine_versions import EngineVersions
-from rollout_node.worker.generate_sampler import GenerateSampler, TopTokens
+from rollout_node.worker.generate_sampler import GenerateSampler, TopTokenShare
 from rollout_node.worker.ledger_client import LedgerClient
 from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
 from rollout_node.worker.probe_loop import ProbeLoop
@@ -93,7 +93,7 @@ class WorkerDaemon:
         async with aiohttp.ClientSession() as http, aiohttp.ClientSession(connector=connector) as engine_http:
             versions = EngineVersions(http, where.peer, where.engine)
             to_engine = engine_http, where.engine, versions
-            top = TopTokens(self.config.guard_share, min(self.config.guard_tokens, self.task.vocabulary))
+            top = TopTokenShare(self.config.guard_share, min(self.config.guard_tokens, self.task.vocabulary))
             if self.sampler == "generate":
                 sampler: EngineSampler[Any] = GenerateSampler(*to_engine, adapter=self.adapter, top=top)
             else:

@@ -26,7 +26,7 @@ from netem.emulation.loopback import Net
 from netem.fleet.local_fleet import PEERS, LocalFleet
 from netem.fleet.processes import FleetError
 from p2pcast.cli import exit_code
-from p2pcast.cli.options import Rate, console, documented, written
+from p2pcast.cli.options import RateParameter, console, documented, written
 from p2pcast.ground.errors import EXIT_FAILED
 from p2pcast.ground.limits import MIB, PIECE_BYTES
 from p2pcast.process import event_loop
@@ -229,7 +229,7 @@ def _gap(since: float, times: list[float]) -> float:
 @click.command()
 @click.option("--payload", type=click.IntRange(1), default=4, help="Size of a version in MiB.")
 @click.option(
-    "--rate", type=Rate(), default="16mbit", help="Rate of the path between two processes, in bits per second."
+    "--rate", type=RateParameter(), default="16mbit", help="Rate of the path between two processes, in bits per second."
 )
 @click.option(
     "--only",

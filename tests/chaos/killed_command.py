@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from p2pcast.cli import main
 from p2pcast.files import disk
-from p2pcast.files.disk import Step
+from p2pcast.files.disk import DiskStep
 from p2pcast.mirror import requests
 from p2pcast.mirror.requests import Request
 
@@ -47,7 +47,7 @@ class Killer:
         os.write(2, f"killed at step {self._at}: {what}\n".encode())
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def step(self, step: Step, do: Callable[[], T]) -> T:
+    def step(self, step: DiskStep, do: Callable[[], T]) -> T:
         with self._lock:
             self._count += 1
             if self._count == self._at:

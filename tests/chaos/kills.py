@@ -26,7 +26,7 @@ from rich.table import Table
 from netem.emulation.description import HUB
 from netem.emulation.loopback import Net
 from netem.fleet.local_fleet import LocalFleet
-from netem.fleet.processes import Child, FleetError
+from netem.fleet.processes import ChildProcess, FleetError
 from p2pcast.cli import exit_code
 from p2pcast.cli.options import console, documented, written
 from p2pcast.ground.errors import EXIT_FAILED
@@ -67,7 +67,7 @@ class MirroredFleet(LocalFleet):
         self.options[HUB] = ["--mirror", self._mirror]
         self.options[FOLLOWER] = ["--from", self._mirror]
 
-    def _run(self, name: str, words: list[str]) -> Child:
+    def _run(self, name: str, words: list[str]) -> ChildProcess:
         if name == FOLLOWER:
             del words[1]  # the hub's address
         return super()._run(name, words)

@@ -14,7 +14,7 @@ from netem.emulation.description import HUB
 from netem.emulation.loopback import Net
 from netem.fleet.local_fleet import LocalFleet
 from p2pcast.cli import exit_code
-from p2pcast.cli.options import PATH, Rate, documented, written
+from p2pcast.cli.options import PATH, RateParameter, documented, written
 from p2pcast.files.atomic_files import explained
 from p2pcast.ground.errors import EXIT_FAILED
 from p2pcast.ground.limits import MIB
@@ -39,7 +39,7 @@ OUT_SHARE = 6
 )
 @click.option("--payload", type=click.IntRange(1), default=2, help="Size of a version in MiB.")
 @click.option(
-    "--rate", type=Rate(), default="16mbit", help="Rate of the path between two processes, in bits per second."
+    "--rate", type=RateParameter(), default="16mbit", help="Rate of the path between two processes, in bits per second."
 )
 @click.option("--every", type=click.FloatRange(0), default=5.0, help="Shortest time in seconds between two versions.")
 @click.option(

@@ -22,7 +22,7 @@ from p2pcast.ground.limits import MIB
 from p2pcast.process import metric_kinds
 from p2pcast.process.background_tasks import Tasks, report_bug
 from p2pcast.process.events import Events
-from p2pcast.wire.connection_state import Side, State
+from p2pcast.wire.connection_state import ConnectionState, Side
 from p2pcast.wire.messages import RECORDS, SIGNED, Type, decode, encode_map
 from tests.chaos.daemon_logs import UNEXPECTED
 
@@ -58,7 +58,9 @@ def test_now_and_then_the_form_is_wrong_too():
 
 def test_every_message_in_the_state_table_is_fuzzed():
     """A message that is added there is fuzzed without a word being written."""
-    said = {kind for state in FIRST for kind in allowed(state, Side.DIALER)} | set(allowed(State.DATA, Side.LISTENER))
+    said = {kind for state in FIRST for kind in allowed(state, Side.DIALER)} | set(
+        allowed(ConnectionState.DATA, Side.LISTENER)
+    )
     asked = {
         Type.JOIN,
         Type.REPORT,

@@ -17,7 +17,7 @@ from p2pcast.ground.errors import IntegrityError, RemoteError, UsageError
 from p2pcast.ground.version import Version
 from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire.connection import Connection, ConnectionRequest, Established, Identity, Message, Piece
-from p2pcast.wire.connection_state import Side, State
+from p2pcast.wire.connection_state import ConnectionState, Side
 from p2pcast.wire.messages import MAX_BODY
 from rollout_node.in_engine import install_frames
 from tests.fuzz.wire_frames import frames
@@ -68,7 +68,7 @@ def check_stream(data: bytes) -> None:
             if isinstance(event, Message):
                 assert len(event.signed) <= MAX_BODY[event.type]
             elif isinstance(event, Piece):
-                assert heard.state is State.DATA
+                assert heard.state is ConnectionState.DATA
                 assert len(event.payload) <= len(data)
             else:
                 assert isinstance(event, Established)

@@ -96,7 +96,7 @@ FROM_INSIDE = [
     Mutation(
         "forwarding other weights",
         "p2pcast/relay/verified_pieces.py",
-        "            return Offer.CORRUPT",
+        "            return PieceOffer.CORRUPT",
         "            pass",
         "tests/p2pcast/relay/chain/test_broken_chain.py::test_a_corrupt_piece_is_dropped_blamed_and_fetched_from_another_node",
     ),
@@ -117,7 +117,7 @@ FROM_INSIDE = [
     Mutation(
         "sending other cells to a peer that repairs damaged cells",
         "p2pcast/relay/verified_pieces.py",
-        "            return Offer.CORRUPT",
+        "            return PieceOffer.CORRUPT",
         "            pass",
         "tests/daemons/peer/test_cell_repair.py::test_a_source_that_sends_other_cells_is_refused",
     ),
@@ -339,7 +339,7 @@ MIRRORS = [
     Mutation(
         "having other weights installed",
         "p2pcast/relay/verified_pieces.py",
-        "            return Offer.CORRUPT",
+        "            return PieceOffer.CORRUPT",
         "            pass",
         MIRROR + "test_damaged_objects_are_noticed_and_another_path_is_taken",
     ),

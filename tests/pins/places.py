@@ -12,7 +12,7 @@ from p2pcast.trust import dial_permissions as roles
 from p2pcast.trust.join_token import DIALER_LABEL, LISTENER_LABEL
 from p2pcast.wire import messages
 from p2pcast.wire.connection import HEADER
-from p2pcast.wire.connection_state import TRANSITIONS, State
+from p2pcast.wire.connection_state import TRANSITIONS, ConnectionState
 from p2pcast.wire.protocol_versions import SPOKEN
 from rollout_node.engine import callbacks
 
@@ -24,7 +24,7 @@ __all__ = [
     "LISTENER_LABEL",
     "SPOKEN",
     "TRANSITIONS",
-    "State",
+    "ConnectionState",
     "errors",
     "message_keys",
     "messages",

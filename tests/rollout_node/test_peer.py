@@ -11,17 +11,17 @@ from starting_peer import KEY, options, starting
 
 from p2pcast.ground.errors import RefusedError, RetryableError
 from p2pcast.ground.version import Version
-from p2pcast.store.artifact_store import Store
+from p2pcast.store.artifact_store import ArtifactStore
 from p2pcast.wire import messages
 from rollout_node import peer as module
-from rollout_node.control.run_key_source import RunKey
+from rollout_node.control.run_key_source import KnownRunKey
 from rollout_node.peer import build_peer
 from tests.p2pcast.store.artifacts_at_hand import begun, put
 from tests.support.nothing_left import NothingLeft, StepError, failing
 
 NODE, HUB = b"n" * 16, b"h" * 16
 PLACE = (NODE, "192.0.2.1", 7)
-FRESH, RESUMED = RunKey(KEY.public), RunKey(KEY.public, resumed=True)
+FRESH, RESUMED = KnownRunKey(KEY.public), KnownRunKey(KEY.public, resumed=True)
 PARENT_DIALS = Recorder(purpose="data", role="parent", stripes=1)
 
 
@@ -61,7 +61,7 @@ async def test_a_bearer_that_the_hub_names_later_is_served_and_saved(tmp_path):
 
 async def test_partly_received_artifacts_are_resumed(tmp_path):
     config = options(tmp_path)
-    assembly, _ = begun(Store(config.state, KEY.public), "delta", [0])
+    assembly, _ = begun(ArtifactStore(config.state, KEY.public), "delta", [0])
     async with peer(config) as built:
         holding = built.node.holdings[assembly.open.artifact]
         assert holding.incomplete
@@ -70,7 +70,7 @@ async def test_partly_received_artifacts_are_resumed(tmp_path):
 
 async def test_a_damaged_artifact_is_named_and_ends_no_peer(tmp_path, caplog):
     config = options(tmp_path)
-    stored, _ = put(Store(config.state, KEY.public), "delta", 1)
+    stored, _ = put(ArtifactStore(config.state, KEY.public), "delta", 1)
     stored.path.write_bytes(b"damaged")
     async with peer(config) as built:
         assert built.node.holdings == {}
@@ -122,13 +122,22 @@ async def test_a_peer_that_has_not_joined_drains_at_once(tmp_path):
         assert not built.sync.activity.draining
 
 
-STEPS = ["Store", "build_relay", "build_engines", "build_sync", "Receivers", "PeerView", "Reporter", "HttpServer"]
+STEPS = [
+    "ArtifactStore",
+    "build_relay",
+    "build_engines",
+    "build_sync",
+    "Receivers",
+    "PeerView",
+    "Reporter",
+    "HttpServer",
+]
 
 
 @pytest.mark.parametrize("step", STEPS)
 async def test_nothing_is_left_open_where_a_step_fails(tmp_path, monkeypatch, step):
     config = options(tmp_path)
-    store = Store(config.state, KEY.public)
+    store = ArtifactStore(config.state, KEY.public)
     put(store, "anchor", 1)
     begun(store, "delta", [0])
     monkeypatch.setattr(module, step, failing)

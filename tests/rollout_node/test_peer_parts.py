@@ -16,10 +16,10 @@ from starting_peer import KEY, mirror_in, options, starting
 
 from p2pcast.ground.errors import RetryableError, UsageError
 from p2pcast.ground.version import Version
-from p2pcast.store.artifact_store import Store
+from p2pcast.store.artifact_store import ArtifactStore
 from rollout_node import peer_parts
 from rollout_node.control.hub_session import HubSession
-from rollout_node.control.run_key_source import RunKey
+from rollout_node.control.run_key_source import KnownRunKey
 from rollout_node.engine.multi_host_installer import MultiHostInstaller
 from rollout_node.engine.runner import Runner
 from rollout_node.peer_parts import build_engines, build_relay, build_sync
@@ -31,8 +31,8 @@ NODE, OTHER = b"n" * 16, b"o" * 16
 VLLM = "vllm:http://127.0.0.1:1"
 
 
-def store_in(config) -> Store:
-    return Store(config.state, KEY.public)
+def store_in(config) -> ArtifactStore:
+    return ArtifactStore(config.state, KEY.public)
 
 
 @contextlib.asynccontextmanager
@@ -41,7 +41,7 @@ async def built(config, key=None):
     async with starting(config) as startup:
         relay = build_relay(startup, KEY.public, store_in(config))
         engine = build_engines(startup, relay)
-        yield startup, relay, engine, build_sync(startup, relay, engine, key or RunKey(KEY.public))
+        yield startup, relay, engine, build_sync(startup, relay, engine, key or KnownRunKey(KEY.public))
 
 
 # -- relay

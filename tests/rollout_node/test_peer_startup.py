@@ -22,7 +22,7 @@ from p2pcast.trust.dial_permissions import Certified
 from p2pcast.wire import messages
 from rollout_node import peer_startup
 from rollout_node.control.peer_certificate import FILE as CERTIFICATE
-from rollout_node.control.run_key_source import RunKey
+from rollout_node.control.run_key_source import KnownRunKey
 from tests.support.nothing_left import NothingLeft, StepError, failing, listening_at
 
 NODE = bytes(range(16))
@@ -51,7 +51,7 @@ async def test_a_state_folder_keeps_its_node(tmp_path):
 
 async def test_the_hub_is_joined_with_this_peers_facts_and_gives_the_key(tmp_path):
     async with Hub() as hub, starting(options(tmp_path, hub=hub.address, region="eu")) as startup:
-        assert await startup.run_key.obtain() == RunKey(KEY.public)
+        assert await startup.run_key.obtain() == KnownRunKey(KEY.public)
         [join] = hub.joined
         assert (join.name, join.region, join.listen[1]) == ("a", "eu", startup.listener.address[1])
         assert (join.held, join.engine) == (None, None)
@@ -71,7 +71,7 @@ async def test_a_peer_that_ends_leaves_the_hub(tmp_path):
 
 async def test_a_run_without_a_hub_starts_from_its_mirror_and_does_not_listen(tmp_path):
     async with starting(options(tmp_path, hub=None, mirror=mirror_in(tmp_path))) as startup:
-        assert await startup.run_key.obtain() == RunKey(KEY.public, mirror_now=True)
+        assert await startup.run_key.obtain() == KnownRunKey(KEY.public, mirror_now=True)
         assert startup.listener.address == ("", 0)
         assert not startup.hub_session.connected
 
@@ -206,8 +206,8 @@ async def test_a_damaged_state_file_is_named_and_nothing_is_left_open(tmp_path):
 
 STEPS = [
     "claim", "sweep", "Timeline", "StateFile", "EvictionLog", "node_id", "ShadowState", "Staging", "SavedHubState",
-    "BearerFile", "Identity", "LinkAcceptor", "Listener", "HubOrders", "Catalog", "Welcome", "EvictionHandler",
-    "Dispatcher", "HubSession", "Objects", "MirrorCatalog", "Staging.warm_up", "RunKeySource",
+    "BearerFile", "Identity", "PeerLinkAcceptor", "Listener", "HubOrders", "ArtifactCatalog", "HubWelcome",
+    "EvictionHandler", "Dispatcher", "HubSession", "Objects", "MirrorCatalog", "Staging.warm_up", "RunKeySource",
 ]  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from p2pcast.relay.node import Node
 from p2pcast.trust.join_token import JoinToken
 from rollout_node.control.activity import Activity
 from rollout_node.control.freshness import Freshness
-from rollout_node.control.reporter import Changes
+from rollout_node.control.reporter import ReportedChanges
 from rollout_node.peer_config import PeerConfig
 from rollout_node.peer_view import PeerView
 from rollout_node.timeline import Timeline
@@ -108,7 +108,7 @@ async def parts(make: Callable[..., Parts]) -> Parts:
 
 
 async def test_a_report_before_the_first_version(parts: Parts) -> None:
-    report = parts.view.report(None, Changes())
+    report = parts.view.report(None, ReportedChanges())
     assert (report.staged, report.committed, report.parent, report.link) == (None, None, None, None)
     assert (report.state, report.epoch, report.cores, report.http) == ("joining", (1, 2), 4, ("127.0.0.1", 80))
     assert (report.progress, report.inflow, report.transfer, report.engines) == (None, None, None, [])
@@ -121,14 +121,14 @@ async def test_a_report_names_the_parents_link_and_the_running_transfer(parts: P
     parts.node.holdings[b"one"] = incomplete(V(0, 2), 3, 10)
     parts.node.holdings[b"old"] = incomplete(V(0, 1), 1, 10)
     parts.node.holdings[b"part"] = incomplete(V(0, 9), 1, 10, excerpt=True)
-    report = parts.view.report((5, 6), Changes(held=[b"a" * 16]))
+    report = parts.view.report((5, 6), ReportedChanges(held=[b"a" * 16]))
     assert (report.held, report.dropped) == ([b"a" * 16], None)
     assert (report.parent, report.transfer, report.inflow) == (PARENT, (5, 6), (1000, 500_000, 70))
     assert report.link == {"dialled_by": "child", "address": "192.0.2.2:7"}
     assert report.progress == {"version": "0.2", "pieces": 3, "of": 10}
     link.dialled = False
     parts.parent_failover.feeding.inflow = None
-    report = parts.view.report(None, Changes())
+    report = parts.view.report(None, ReportedChanges())
     assert report.link == {"dialled_by": "parent", "address": "192.0.2.2:7"}
     assert report.inflow is None
     parts.node.holdings.clear()
@@ -138,7 +138,7 @@ async def test_a_report_is_bounded(parts: Parts) -> None:
     long = "x" * (limits.MAX_REPORTED_ERROR + 1)
     parts.engines.found = [engine(f"e{n}", None, error=long) for n in range(limits.MAX_PEER_ENGINES + 1)]
     parts.activity.error = long
-    report = parts.view.report(None, Changes())
+    report = parts.view.report(None, ReportedChanges())
     assert report.error == long[:-1]
     assert report.engines is not None
     assert len(report.engines) == limits.MAX_PEER_ENGINES
@@ -168,7 +168,7 @@ async def test_a_peer_without_a_hub_shows_none(make: Callable[..., Parts]) -> No
 
 async def test_an_engine_with_a_long_name_is_reported_under_a_shorter_one(parts: Parts) -> None:
     parts.engines.found = [engine("exec:" + "x" * 300 + last, V(0, 1), ready=False, error="no") for last in "ab"]
-    names = [row["name"] for row in parts.view.report(None, Changes()).engines or ()]
+    names = [row["name"] for row in parts.view.report(None, ReportedChanges()).engines or ()]
     assert len(set(names)) == 2
     assert {len(name) for name in names} == {limits.MAX_ENGINE_NAME}
 
@@ -187,7 +187,7 @@ async def test_a_peer_is_ready_once_all_its_engines_are(parts: Parts) -> None:
     assert parts.view.ready() == (True, "")
     parts.gap = Gap(V(0, 1), V(0, 2), V(0, 3))
     assert parts.view.ready() == (False, str(parts.gap))
-    assert parts.view.status()["error"] == parts.view.report(None, Changes()).error == str(parts.gap)
+    assert parts.view.status()["error"] == parts.view.report(None, ReportedChanges()).error == str(parts.gap)
     parts.gap = None
     parts.activity.draining = True
     assert parts.view.ready() == (False, "it is ending")

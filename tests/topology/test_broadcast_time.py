@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from topology.broadcast_time import (
     DEFAULT_PEER_BPS,
-    Network,
+    BroadcastNetwork,
     chain_time_s,
     chain_times_s,
     fair_shares,
@@ -18,10 +18,10 @@ from topology.broadcast_time import (
     predict,
     time_to_last_s,
 )
-from topology.plan_tree import ROOT, Member, Plan, PlanError
+from topology.plan_tree import ROOT, Plan, PlanError, PlanMember
 
 MBIT = 1e6
-NEAR = Network(piece_bytes=1_000, near_rtt_s=0.0, far_rtt_s=0.0)
+NEAR = BroadcastNetwork(piece_bytes=1_000, near_rtt_s=0.0, far_rtt_s=0.0)
 
 
 def simulate(pieces: int, piece_bytes: int, rates_bps: list[float], rtts_s: list[float]) -> float:
@@ -97,7 +97,7 @@ def test_shares_are_fair_and_use_the_whole_capacity(capacity: float, demands: li
 
 
 def test_the_uplink_is_shared_by_its_chains() -> None:
-    members = [Member(c, bps=100 * MBIT) for c in "abcd"]
+    members = [PlanMember(c, bps=100 * MBIT) for c in "abcd"]
     star = Plan((1, 1), dict.fromkeys("abcd", ROOT))
     chains = Plan((1, 1), {"a": ROOT, "b": "a", "c": ROOT, "d": "c"})
     payload = 25_000_000
@@ -108,10 +108,10 @@ def test_the_uplink_is_shared_by_its_chains() -> None:
 
 def test_two_children_halve_a_rate_and_stretch_finds_delayed_peers() -> None:
     members = [
-        Member("a", bps=100 * MBIT),
-        Member("b", bps=100 * MBIT),
-        Member("c", bps=100 * MBIT),
-        Member("s", bps=MBIT),
+        PlanMember("a", bps=100 * MBIT),
+        PlanMember("b", bps=100 * MBIT),
+        PlanMember("c", bps=100 * MBIT),
+        PlanMember("s", bps=MBIT),
     ]
     fork = Plan((1, 1), {"a": ROOT, "b": "a", "c": "a", "s": "b"})
     assert predict(fork, members, 25_000_000, 1e9, NEAR).times_s["c"] == pytest.approx(4.0, rel=1e-3)
@@ -123,14 +123,14 @@ def test_two_children_halve_a_rate_and_stretch_finds_delayed_peers() -> None:
 
 
 def test_a_peer_faster_than_the_fleet_is_not_a_reason_to_replan() -> None:
-    members = [Member("a", bps=100 * MBIT), Member("b", bps=1e10), Member("c", bps=100 * MBIT)]
+    members = [PlanMember("a", bps=100 * MBIT), PlanMember("b", bps=1e10), PlanMember("c", bps=100 * MBIT)]
     plan = Plan((1, 1), {"a": ROOT, "b": "a", "c": "b"})
     assert predict(plan, members, 25_000_000, 100 * MBIT, NEAR).stretch == pytest.approx(1.0, rel=1e-3)
 
 
 def test_hops_between_regions_take_longer() -> None:
-    network = Network(piece_bytes=1, near_rtt_s=0.01, far_rtt_s=0.2, root_region="eu")
-    members = [Member("a", "eu", 8.0), Member("b", "us", 8.0), Member("c", "us", 8.0)]
+    network = BroadcastNetwork(piece_bytes=1, near_rtt_s=0.01, far_rtt_s=0.2, root_region="eu")
+    members = [PlanMember("a", "eu", 8.0), PlanMember("b", "us", 8.0), PlanMember("c", "us", 8.0)]
     times = predict(Plan((1, 1), {"a": ROOT, "b": "a", "c": "b"}), members, 10, 1e9, network).times_s
     assert times["b"] - times["a"] == pytest.approx(8.0 / 8e3 + 0.1)
     assert times["c"] - times["b"] == pytest.approx(8.0 / 8e3 + 0.005)
@@ -138,4 +138,4 @@ def test_hops_between_regions_take_longer() -> None:
 
 def test_a_stranger_in_the_plan_is_named() -> None:
     with pytest.raises(PlanError, match="'b'"):
-        time_to_last_s(Plan((1, 1), {"a": ROOT, "b": "a"}), [Member("a")], 1, 1.0)
+        time_to_last_s(Plan((1, 1), {"a": ROOT, "b": "a"}), [PlanMember("a")], 1, 1.0)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from topology.fallback_neighbours import affected_peers, fallback_parents
 from topology.plan import make_plan
 from topology.plan_changes import admit, adopt, excise
-from topology.plan_tree import MAX_CHILDREN, ROOT, Member, Plan, PlanError
+from topology.plan_tree import MAX_CHILDREN, ROOT, Plan, PlanError, PlanMember
 
 
 @st.composite
@@ -80,7 +80,7 @@ def test_only_affected_peers_change(plan, data):
                 touched.add(f"new {len(touched)}")
                 plan = admit(
                     plan,
-                    Member(f"new {len(touched) - 1}"),
+                    PlanMember(f"new {len(touched) - 1}"),
                     chains=data.draw(st.integers(1, 4)),
                     epoch=(1, plan.epoch[1] + 1),
                 )
@@ -98,7 +98,7 @@ def test_only_affected_peers_change(plan, data):
 
 
 def test_one_change_affects_few_of_ten_thousand_peers():
-    members = [Member(f"{n:05}", f"r{n % 5}") for n in range(10_000)]
+    members = [PlanMember(f"{n:05}", f"r{n % 5}") for n in range(10_000)]
     plan = make_plan(members, 300 * 100e6, epoch=(1, 1))
     dead = plan.chains[7][11]
     after = excise(plan, [dead], epoch=(1, 2))

@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topology.broadcast_time import Network, predict
-from topology.flow_model import Flow
+from topology.broadcast_time import BroadcastNetwork, predict
+from topology.flow_model import FlowModel
 from topology.plan import make_plan
-from topology.plan_tree import ROOT, Member
+from topology.plan_tree import ROOT, PlanMember
 
-NEAR = Network(piece_bytes=1000, near_rtt_s=0.01, far_rtt_s=0.2)
+NEAR = BroadcastNetwork(piece_bytes=1000, near_rtt_s=0.01, far_rtt_s=0.2)
 PAYLOAD = 1_000_000
 
 
-def flow_of(uplink_bps: float, rates: dict[str, float], parents: dict[str, str]) -> Flow:
-    flow = Flow(PAYLOAD, uplink_bps, dict.fromkeys(rates, ""), NEAR)
+def flow_of(uplink_bps: float, rates: dict[str, float], parents: dict[str, str]) -> FlowModel:
+    flow = FlowModel(PAYLOAD, uplink_bps, dict.fromkeys(rates, ""), NEAR)
     for peer, bps in rates.items():
         flow.add(peer, bps)
     for peer, parent in parents.items():
@@ -24,7 +24,7 @@ def flow_of(uplink_bps: float, rates: dict[str, float], parents: dict[str, str])
     return flow
 
 
-def finish(flow: Flow, until_s: float = 1e6) -> dict[str, float]:
+def finish(flow: FlowModel, until_s: float = 1e6) -> dict[str, float]:
     """Each peer's finishing time, without the hops' delay."""
     done: dict[str, float] = {}
     while True:
@@ -40,9 +40,9 @@ def finish(flow: Flow, until_s: float = 1e6) -> dict[str, float]:
     st.floats(1e6, 5e7),
 )
 def test_flow_matches_the_prediction(peers: list[tuple[float, str]], uplink_bps: float) -> None:
-    members = [Member(f"p{i:02}", region, bps) for i, (bps, region) in enumerate(peers)]
+    members = [PlanMember(f"p{i:02}", region, bps) for i, (bps, region) in enumerate(peers)]
     plan = make_plan(members, uplink_bps, epoch=(1, 1), network=NEAR, payload_bytes=PAYLOAD)
-    flow = Flow(PAYLOAD, uplink_bps, {m.id: m.region for m in members}, NEAR)
+    flow = FlowModel(PAYLOAD, uplink_bps, {m.id: m.region for m in members}, NEAR)
     for m in members:
         assert m.bps is not None
         flow.add(m.id, m.bps)

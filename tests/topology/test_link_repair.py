@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from topology.link_repair import deal_linkable, repair_links
 from topology.plan import make_plan
 from topology.plan_changes import moves, validate
-from topology.plan_tree import ROOT, Member, Plan
+from topology.plan_tree import ROOT, Plan, PlanMember
 
 MBIT = 1e6
 
@@ -47,7 +47,7 @@ def test_without_a_reachable_tail_a_peer_becomes_a_low_second_child() -> None:
 
 
 def test_without_any_possible_link_the_hub_feeds_all() -> None:
-    members = [Member(f"p{i}") for i in range(9)]
+    members = [PlanMember(f"p{i}") for i in range(9)]
     shut = {m.id for m in members}
     plan = make_plan(members, 200 * MBIT, epoch=(1, 1), links=no_two_of(shut))
     assert set(plan.parent.values()) == {ROOT}
@@ -57,7 +57,7 @@ def test_without_any_possible_link_the_hub_feeds_all() -> None:
 def fleets(draw: st.DrawFn):
     size = draw(st.integers(1, 14))
     members = [
-        Member(f"p{i:02}", bps=draw(st.sampled_from([None, 20e6, 100e6])), leaf=draw(st.integers(0, 5)) == 0)
+        PlanMember(f"p{i:02}", bps=draw(st.sampled_from([None, 20e6, 100e6])), leaf=draw(st.integers(0, 5)) == 0)
         for i in range(size)
     ]
     ids = [m.id for m in members]
@@ -91,7 +91,7 @@ def test_link_repair_moves_only_unlinkable_peers(fleet, chains) -> None:
 
 def test_peers_with_few_links_stand_between_the_others() -> None:
     """Half of a fleet accepts no connections, and no peer becomes slower by that."""
-    members = [Member(f"p{i:02}", bps=100 * MBIT, score=float(i)) for i in range(16)]
+    members = [PlanMember(f"p{i:02}", bps=100 * MBIT, score=float(i)) for i in range(16)]
     shut = {f"p{i:02}" for i in range(8)}
     free = make_plan(members, 300 * MBIT, epoch=(1, 1))
     plan = make_plan(members, 300 * MBIT, epoch=(1, 1), links=no_two_of(shut))

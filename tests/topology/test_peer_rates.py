@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topology.broadcast_time import DEFAULT_PEER_BPS
-from topology.peer_rates import PROBE, PROBE_DEPTH, Rate, assumed_bps, slowest_bps, update_rates
+from topology.peer_rates import PROBE, PROBE_DEPTH, PeerRate, assumed_bps, slowest_bps, update_rates
 from topology.plan_tree import ROOT, Plan
 
 MBIT = 1e6
@@ -21,14 +21,14 @@ def samples(**mbit: float) -> dict[str, tuple[float, float]]:
 
 def test_only_the_slow_peer_is_charged() -> None:
     updated = update_rates(CHAIN, CHAIN, {}, samples(a=100, b=20, c=20, d=19), 100 * MBIT)
-    assert updated == {"a": Rate(1e8), "b": Rate(2e7, True), "c": Rate(2e7), "d": Rate(1.9e7)}
+    assert updated == {"a": PeerRate(1e8), "b": PeerRate(2e7, True), "c": PeerRate(2e7), "d": PeerRate(1.9e7)}
 
 
 def test_the_slowest_peer_is_known_once_all_are() -> None:
-    fast, slow, unknown = Rate(1e9), Rate(2e7, True), Rate()
+    fast, slow, unknown = PeerRate(1e9), PeerRate(2e7, True), PeerRate()
     assert slowest_bps([fast, slow]) == 2e7
     assert slowest_bps([fast, unknown, slow]) is None
-    assert slowest_bps([fast, Rate(0.0)]) == 0
+    assert slowest_bps([fast, PeerRate(0.0)]) == 0
     assert slowest_bps([]) is None
 
 
@@ -41,8 +41,8 @@ def test_a_head_is_charged_only_if_the_uplink_had_more() -> None:
 def test_a_peer_with_two_children_offers_each_half() -> None:
     fork = Plan((1, 1), {"a": ROOT, "b": "a", "c": "a"})
     updated = update_rates(fork, fork, {}, samples(a=100, b=50, c=30), 100 * MBIT)
-    assert updated["b"] == Rate(5e7)
-    assert updated["c"] == Rate(3e7, True)
+    assert updated["b"] == PeerRate(5e7)
+    assert updated["c"] == PeerRate(3e7, True)
 
 
 def test_moved_peers_and_peers_without_comparison_are_ignored() -> None:
@@ -54,20 +54,20 @@ def test_moved_peers_and_peers_without_comparison_are_ignored() -> None:
 
 
 def test_an_estimate_falls_with_faults_and_rises_with_measured_rates() -> None:
-    rate = Rate().own(1e8).own(2e7)
-    assert rate == Rate(6e7, True)
+    rate = PeerRate().own(1e8).own(2e7)
+    assert rate == PeerRate(6e7, True)
     assert rate.at_least(5e7) is rate
-    assert rate.at_least(9e7) == Rate(9e7, True)
-    assert Rate(4e7).own(2e7) == Rate(2e7, True)  # a bound is no estimate
+    assert rate.at_least(9e7) == PeerRate(9e7, True)
+    assert PeerRate(4e7).own(2e7) == PeerRate(2e7, True)  # a bound is no estimate
 
 
 def test_peers_with_bounds_are_assumed_alike() -> None:
-    rates = {"a": Rate(4e7, True), "b": Rate(3e7), "c": Rate(9e7), "d": Rate()}
+    rates = {"a": PeerRate(4e7, True), "b": PeerRate(3e7), "c": PeerRate(9e7), "d": PeerRate()}
     assert assumed_bps(rates, 9) == {"a": 4e7, "b": 4e7, "c": 9e7, "d": None}
     del rates["a"]
     assert assumed_bps(rates, PROBE_DEPTH + 1) == {"b": DEFAULT_PEER_BPS, "c": DEFAULT_PEER_BPS, "d": None}
-    assert assumed_bps({"a": Rate(1e9)}, PROBE_DEPTH) == {"a": PROBE * 1e9}
-    assert assumed_bps({"a": Rate(1e9)}, PROBE_DEPTH + 1) == {"a": 1e9}
+    assert assumed_bps({"a": PeerRate(1e9)}, PROBE_DEPTH) == {"a": PROBE * 1e9}
+    assert assumed_bps({"a": PeerRate(1e9)}, PROBE_DEPTH + 1) == {"a": 1e9}
 
 
 @settings(deadline=None)

@@ -9,27 +9,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topology.broadcast_time import Network, Prediction, member_rates, predict, predict_at, time_to_last_s
+from topology.broadcast_time import BroadcastNetwork, Prediction, member_rates, predict, predict_at, time_to_last_s
 from topology.plan import make_plan
 from topology.plan_changes import moves, validate
-from topology.plan_tree import ROOT, FullError, LoopError, Member, Plan, PlanError, by_id
+from topology.plan_tree import ROOT, LoopError, ParentFullError, Plan, PlanError, PlanMember, by_id
 
 MBIT = 1e6
 PAYLOAD = 64 << 20
 
 
-def fleet(n: int, **fields: object) -> list[Member]:
-    base = Member("x", bps=100 * MBIT)
+def fleet(n: int, **fields: object) -> list[PlanMember]:
+    base = PlanMember("x", bps=100 * MBIT)
     return [replace(base, id=f"p{i:05}", score=100.0 - i / n, **fields) for i in range(n)]  # type: ignore[arg-type]
 
 
 @st.composite
-def memberships(draw: st.DrawFn, max_size: int = 24) -> list[Member]:
+def memberships(draw: st.DrawFn, max_size: int = 24) -> list[PlanMember]:
     ids = draw(st.sets(st.text("abcdefgh", min_size=1, max_size=3), max_size=max_size))
     rates = st.none() | st.sampled_from([0.0, 1e6, 95e6, 100e6, 1e9]) | st.floats(1, 1e11)
     scores = st.none() | st.sampled_from([0.0, 50.0, 90.0]) | st.floats(0, 100)
     return [
-        Member(
+        PlanMember(
             i, draw(st.sampled_from(["", "eu", "us", "ap"])), draw(rates), draw(scores), draw(st.integers(0, 4)) == 0
         )
         for i in sorted(ids)
@@ -47,9 +47,9 @@ def test_heads_are_the_best_and_the_rest_are_dealt_in_score_order() -> None:
 
 
 def test_unknown_scores_count_as_the_median_and_ties_go_by_id() -> None:
-    members = [Member("d", score=90.0), Member("c", score=10.0), Member("b", score=50.0), Member("a")]
+    members = [PlanMember("d", score=90.0), PlanMember("c", score=10.0), PlanMember("b", score=50.0), PlanMember("a")]
     assert make_plan(members, 100 * MBIT, epoch=(1, 1)).chains == (("d", "a", "b", "c"),)
-    assert make_plan([Member(c) for c in "cab"], 100 * MBIT, epoch=(1, 1)).chains == (("a", "b", "c"),)
+    assert make_plan([PlanMember(c) for c in "cab"], 100 * MBIT, epoch=(1, 1)).chains == (("a", "b", "c"),)
 
 
 def test_leaves_hang_at_tails() -> None:
@@ -73,7 +73,7 @@ def test_more_leaves_than_tails_take_second_places_beside_leaves_first() -> None
 
 
 def test_equal_peers_are_ordered_by_region() -> None:
-    members = [Member(f"p{i}", ("eu", "us", "ap")[i % 3], score=80.0) for i in range(9)]
+    members = [PlanMember(f"p{i}", ("eu", "us", "ap")[i % 3], score=80.0) for i in range(9)]
     plan = make_plan(members, 100 * MBIT, epoch=(1, 1))
     regions = [members[int(p[1:])].region for p in plan.chains[0]]
     assert regions == ["eu"] * 3 + ["us"] * 3 + ["ap"] * 3
@@ -81,20 +81,20 @@ def test_equal_peers_are_ordered_by_region() -> None:
 
 def test_a_region_is_not_kept_together_where_that_would_hold_others_up() -> None:
     members = [
-        Member("a", "eu", 100e6, 90),
-        Member("b", "us", 100e6, 80),
-        Member("c", "us", 100e6, 70),
-        Member("d", "eu", 80e6, 60),
+        PlanMember("a", "eu", 100e6, 90),
+        PlanMember("b", "us", 100e6, 80),
+        PlanMember("c", "us", 100e6, 70),
+        PlanMember("d", "eu", 80e6, 60),
     ]
     assert make_plan(members, 100 * MBIT, epoch=(1, 1)).chains == (("a", "b", "c", "d"),)
-    near_in_time = Network(far_rtt_s=30.0)
+    near_in_time = BroadcastNetwork(far_rtt_s=30.0)
     assert make_plan(members, 100 * MBIT, epoch=(1, 1), network=near_in_time, most=1).chains == (("a", "d", "b", "c"),)
 
 
 @settings(deadline=None)
 @given(memberships(), UPLINKS, st.randoms(use_true_random=False))
 def test_a_plan_holds_every_member_once_in_any_order(
-    members: list[Member], uplink: float, shuffle: random.Random
+    members: list[PlanMember], uplink: float, shuffle: random.Random
 ) -> None:
     plan = make_plan(members, uplink, epoch=(1, 1))
     validate(plan, members)
@@ -106,7 +106,7 @@ def test_a_plan_holds_every_member_once_in_any_order(
 
 @settings(deadline=None)
 @given(memberships(), UPLINKS)
-def test_a_plan_stays_when_nothing_has_changed(members: list[Member], uplink: float) -> None:
+def test_a_plan_stays_when_nothing_has_changed(members: list[PlanMember], uplink: float) -> None:
     plan = make_plan(members, uplink, epoch=(1, 1))
     assert make_plan(members, uplink, epoch=(1, 1), previous=plan) is plan
 
@@ -114,7 +114,7 @@ def test_a_plan_stays_when_nothing_has_changed(members: list[Member], uplink: fl
 @settings(deadline=None)
 @given(memberships(), memberships(), UPLINKS, UPLINKS)
 def test_a_replan_settles_at_once_and_is_never_much_worse_than_a_fresh_one(
-    before: list[Member], after: list[Member], uplink: float, new_uplink: float
+    before: list[PlanMember], after: list[PlanMember], uplink: float, new_uplink: float
 ) -> None:
     old = make_plan(before, uplink, epoch=(1, 1))
     new = make_plan(after, new_uplink, epoch=(1, 2), previous=old)
@@ -137,7 +137,11 @@ def test_noise_in_scores_and_rates_moves_no_peer() -> None:
 def test_newcomers_go_to_the_shortest_tails_and_displace_no_peer() -> None:
     members = fleet(7)
     plan = make_plan(members, 300 * MBIT, epoch=(1, 1))
-    joined = [*members, Member("new-1", bps=100 * MBIT, score=100.0), Member("new-2", bps=100 * MBIT, score=99.9)]
+    joined = [
+        *members,
+        PlanMember("new-1", bps=100 * MBIT, score=100.0),
+        PlanMember("new-2", bps=100 * MBIT, score=99.9),
+    ]
     new = make_plan(joined, 300 * MBIT, epoch=(1, 2), previous=plan)
     assert moves(plan, new) == [("new-1", "p00004"), ("new-2", "p00005")]
     assert new.epoch == (1, 2)
@@ -246,14 +250,14 @@ def test_ten_thousand_members() -> None:
 
 def test_members_and_epochs_that_make_no_sense_are_refused() -> None:
     with pytest.raises(PlanError, match="'a' is listed twice"):
-        make_plan([Member("a"), Member("b"), Member("a")], 1e6, epoch=(1, 1))
+        make_plan([PlanMember("a"), PlanMember("b"), PlanMember("a")], 1e6, epoch=(1, 1))
     for fields in ({"id": ""}, {"bps": -1.0}, {"bps": float("inf")}, {"score": float("nan")}):
         with pytest.raises(PlanError):
-            Member(**{"id": "a", **fields})  # type: ignore[arg-type]
-    plan = make_plan([Member("a")], 1e6, epoch=(2, 1))
+            PlanMember(**{"id": "a", **fields})  # type: ignore[arg-type]
+    plan = make_plan([PlanMember("a")], 1e6, epoch=(2, 1))
     for stale in ((1, 9), (2, 1)):
         with pytest.raises(PlanError, match="epoch"):
-            make_plan([Member("b")], 1e6, epoch=stale, previous=plan)
+            make_plan([PlanMember("b")], 1e6, epoch=stale, previous=plan)
 
 
 def test_no_unsound_plan_can_be_built() -> None:
@@ -265,9 +269,9 @@ def test_no_unsound_plan_can_be_built() -> None:
         Plan((1, 1), {"a": "x"})
     with pytest.raises(PlanError):
         Plan((1, 1), {ROOT: "a", "a": ROOT})
-    with pytest.raises(FullError):
+    with pytest.raises(ParentFullError):
         Plan((1, 1), {"a": ROOT, "b": "a", "c": "a", "d": "a"})
-    with pytest.raises(FullError):
+    with pytest.raises(ParentFullError):
         Plan((1, 1), {"a": ROOT, "b": "a"}, frozenset("a"))
     with pytest.raises(PlanError):
         Plan((1, 1), {"a": ROOT}, frozenset("b"))
@@ -295,7 +299,7 @@ def test_a_plan_answers_queries_by_peer() -> None:
     st.sampled_from([100 * MBIT, 350 * MBIT]),
 )
 def test_no_chain_of_equal_peers_enters_a_region_twice(regions: list[str], uplink: float) -> None:
-    members = [Member(f"p{i:02}", region, 100 * MBIT, 80.0) for i, region in enumerate(regions)]
+    members = [PlanMember(f"p{i:02}", region, 100 * MBIT, 80.0) for i, region in enumerate(regions)]
     where = {m.id: m.region for m in members}
     for chain in make_plan(members, uplink, epoch=(1, 1)).chains:
         entered = [where[p] for i, p in enumerate(chain) if i == 0 or where[p] != where[chain[i - 1]]]
@@ -305,20 +309,20 @@ def test_no_chain_of_equal_peers_enters_a_region_twice(regions: list[str], uplin
 @pytest.mark.parametrize(("regions", "chains"), [(5, 10), (5, 12), (3, 8), (2, 2)])
 def test_regions_are_entered_no_more_often_than_there_are_chains_and_regions(regions: int, chains: int) -> None:
     """A chain through a whole region is too long here to enter each region once."""
-    network = Network(near_rtt_s=0.05)
+    network = BroadcastNetwork(near_rtt_s=0.05)
     members = [replace(m, region=f"r{n * 7 % regions}", score=80.0) for n, m in enumerate(fleet(20 * chains))]
     plan = make_plan(members, (chains + 0.5) * 100 * MBIT, epoch=(1, 1), network=network)
     assert len(plan.children(ROOT)) == chains
     assert regions <= entries(plan, members) < chains + regions
 
 
-def entries(plan: Plan, members: list[Member], root_region: str = "") -> int:
+def entries(plan: Plan, members: list[PlanMember], root_region: str = "") -> int:
     where = {m.id: m.region for m in members} | {ROOT: root_region}
     return sum(where[p] != where[above] for p, above in plan.parent.items() if where[p] != root_region)
 
 
 CLUSTERS = [
-    Member(name, region, rate * MBIT)
+    PlanMember(name, region, rate * MBIT)
     for name, region, rate in [
         ("o1", "ohio", 3.5),
         ("o2", "ohio", 2.4),
@@ -355,7 +359,9 @@ def test_a_peer_outside_its_region_is_moved_back() -> None:
 def test_a_second_entry_is_used_where_a_peer_would_wait() -> None:
     """A chain of 40 small hops takes longer than what is sent."""
     members = fleet(40, region="eu")
-    small = make_plan(members, 4000 * MBIT, epoch=(1, 1), payload_bytes=1 << 20, network=Network(near_rtt_s=0.03))
+    small = make_plan(
+        members, 4000 * MBIT, epoch=(1, 1), payload_bytes=1 << 20, network=BroadcastNetwork(near_rtt_s=0.03)
+    )
     assert len(small.children(ROOT)) > 1
     assert len(make_plan(members, 4000 * MBIT, epoch=(1, 1)).children(ROOT)) == 1
     slow = [replace(members[0], bps=10 * MBIT), *members[1:3]]
@@ -369,7 +375,7 @@ def test_many_regions_are_planned_in_as_many_looks_as_there_are_regions(
 ) -> None:
     rng = random.Random(0)
     members = [
-        Member(f"p{i:04}", f"r{i % regions}", rng.choice([25, 50, 100, 200]) * MBIT, rng.uniform(20, 100))
+        PlanMember(f"p{i:04}", f"r{i % regions}", rng.choice([25, 50, 100, 200]) * MBIT, rng.uniform(20, 100))
         for i in range(n)
     ]
     looks: list[Plan] = []
@@ -389,7 +395,7 @@ def test_many_regions_are_planned_in_as_many_looks_as_there_are_regions(
 @settings(deadline=None)
 @given(memberships(), UPLINKS, UPLINKS)
 def test_a_prediction_from_another_plans_equals_one_from_nothing(
-    members: list[Member], uplink: float, other: float
+    members: list[PlanMember], uplink: float, other: float
 ) -> None:
     table = by_id(members)
     plans = [make_plan(members, bps, epoch=(1, 1), payload_bytes=PAYLOAD) for bps in (uplink, other)]
@@ -404,13 +410,18 @@ def test_a_prediction_from_another_plans_equals_one_from_nothing(
 
 def test_the_hubs_own_region_and_a_number_of_chains_that_was_told_are_left_alone() -> None:
     members = fleet(6, region="eu")
-    assert len(make_plan(members, 350 * MBIT, epoch=(1, 1), network=Network(root_region="eu")).children(ROOT)) == 3
+    assert (
+        len(make_plan(members, 350 * MBIT, epoch=(1, 1), network=BroadcastNetwork(root_region="eu")).children(ROOT))
+        == 3
+    )
     assert len(make_plan(members, 350 * MBIT, epoch=(1, 1), most=3).children(ROOT)) == 3
 
 
 @settings(deadline=None)
 @given(memberships(max_size=8), UPLINKS)
-def test_where_there_are_few_no_star_and_no_single_chain_would_be_sooner(members: list[Member], uplink: float) -> None:
+def test_where_there_are_few_no_star_and_no_single_chain_would_be_sooner(
+    members: list[PlanMember], uplink: float
+) -> None:
     def cost_s(plan: Plan) -> float:
         return predict(plan, members, PAYLOAD, uplink).cost_s
 
@@ -427,7 +438,7 @@ def test_where_there_are_few_no_star_and_no_single_chain_would_be_sooner(members
 
 @settings(deadline=None)
 @given(memberships(), UPLINKS)
-def test_leaves_feed_no_peer_in_any_plan(members: list[Member], uplink: float) -> None:
+def test_leaves_feed_no_peer_in_any_plan(members: list[PlanMember], uplink: float) -> None:
     plan = make_plan(members, uplink, epoch=(1, 1))
     assert all(not plan.children(m.id) for m in members if m.leaf)
     assert plan.leaves == {m.id for m in members if m.leaf}

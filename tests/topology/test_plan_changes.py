@@ -28,7 +28,7 @@ from topology.plan_changes import (
     ways_after,
     ways_in,
 )
-from topology.plan_tree import MAX_CHILDREN, ROOT, FullError, LoopError, Member, Plan, PlanError
+from topology.plan_tree import MAX_CHILDREN, ROOT, LoopError, ParentFullError, Plan, PlanError, PlanMember
 
 TREE = Plan((1, 1), {"a": ROOT, "b": "a", "c": "b", "d": "c", "x": "b", "y": ROOT})
 
@@ -67,9 +67,9 @@ def test_adopt_refuses_loops_full_parents_and_strangers() -> None:
     for below in ("b", "c", "d", "x"):
         with pytest.raises(LoopError):
             adopt(TREE, "b", below, epoch=(1, 2))
-    with pytest.raises(FullError):
+    with pytest.raises(ParentFullError):
         adopt(TREE, "y", "b", epoch=(1, 2))
-    with pytest.raises(FullError):
+    with pytest.raises(ParentFullError):
         adopt(Plan((1, 1), {"a": ROOT, "b": ROOT}, frozenset("b")), "a", "b", epoch=(1, 2))
     for peer, parent in (("z", "a"), ("a", "z")):
         with pytest.raises(PlanError, match="'z'"):
@@ -77,35 +77,36 @@ def test_adopt_refuses_loops_full_parents_and_strangers() -> None:
 
 
 def test_a_replacement_is_appended_at_the_shortest_tail() -> None:
-    members = [Member(c, bps=100e6) for c in "abcdef"]
+    members = [PlanMember(c, bps=100e6) for c in "abcdef"]
     plan = make_plan(members, 200e6, epoch=(1, 1))
     assert plan.chains == (("a", "c", "e"), ("b", "d", "f"))
     without = excise(plan, {"c"}, epoch=(1, 2))
-    back = admit(without, Member("c", bps=100e6), chains=2, epoch=(1, 3))
+    back = admit(without, PlanMember("c", bps=100e6), chains=2, epoch=(1, 3))
     assert moves(without, back) == [("c", "e")]
     with pytest.raises(PlanError, match="already"):
-        admit(back, Member("c"), chains=2, epoch=(1, 4))
+        admit(back, PlanMember("c"), chains=2, epoch=(1, 4))
 
 
 def test_a_newcomer_goes_to_the_shortest_chain_for_any_ids() -> None:
     plan = Plan((1, 1), {**line("a", 3), **line("y", 1), **line("z", 2)})
-    assert admit(plan, Member("n"), chains=3, epoch=(1, 2)).parent["n"] == "y0"
-    assert admit(plan, Member("n"), chains=4, epoch=(1, 2)).parent["n"] == ROOT
+    assert admit(plan, PlanMember("n"), chains=3, epoch=(1, 2)).parent["n"] == "y0"
+    assert admit(plan, PlanMember("n"), chains=4, epoch=(1, 2)).parent["n"] == ROOT
 
 
 def test_a_newcomer_is_not_fed_by_a_leaf() -> None:
     plan = Plan((1, 1), {"a": ROOT, "b": "a", "l": "b"}, frozenset("l"))
-    assert admit(plan, Member("n"), chains=1, epoch=(1, 2)).parent["n"] == "b"
+    assert admit(plan, PlanMember("n"), chains=1, epoch=(1, 2)).parent["n"] == "b"
     assert (
-        admit(Plan((1, 1), {"a": ROOT, "b": "a"}), Member("n"), chains=1, turned="b", epoch=(1, 2)).parent["n"] == "a"
+        admit(Plan((1, 1), {"a": ROOT, "b": "a"}), PlanMember("n"), chains=1, turned="b", epoch=(1, 2)).parent["n"]
+        == "a"
     )
     alone = Plan((1, 1), {"l": ROOT}, frozenset("l"))
-    assert admit(alone, Member("n"), chains=1, epoch=(1, 2)).parent["n"] == ROOT
+    assert admit(alone, PlanMember("n"), chains=1, epoch=(1, 2)).parent["n"] == ROOT
 
 
 def test_a_newcomer_below_its_region_begins_no_chain() -> None:
     plan = Plan((1, 1), {"a": ROOT, "b": "a"})
-    newcomer = Member("n", "eu")
+    newcomer = PlanMember("n", "eu")
     assert admit(plan, newcomer, chains=5, region_of=lambda _: "eu", apart=True, epoch=(1, 2)).parent["n"] == "b"
     assert admit(plan, newcomer, chains=5, region_of=lambda _: "eu", epoch=(1, 2)).parent["n"] == ROOT
     assert admit(plan, newcomer, chains=5, region_of=lambda _: "us", apart=True, epoch=(1, 2)).parent["n"] == ROOT
@@ -143,14 +144,14 @@ def test_gather_without_a_place_changes_nothing() -> None:
 
 
 def test_validate_names_broken_invariants() -> None:
-    members = [Member(c) for c in "abcdxy"]
+    members = [PlanMember(c) for c in "abcdxy"]
     validate(TREE, members)
     with pytest.raises(PlanError, match="'z'"):
-        validate(TREE, [*members, Member("z")])
+        validate(TREE, [*members, PlanMember("z")])
     with pytest.raises(PlanError, match="'a'"):
         validate(TREE, members[1:])
     with pytest.raises(PlanError, match="'a' is a leaf"):
-        validate(TREE, [Member("a", leaf=True), *members[1:]])
+        validate(TREE, [PlanMember("a", leaf=True), *members[1:]])
 
 
 def test_moves_lists_parents_before_children() -> None:
@@ -175,7 +176,7 @@ def test_level_moves_the_end_of_a_long_chain_to_short_chains() -> None:
 def test_demote_moves_only_peers_that_slow_others_beyond_noise() -> None:
     plan = Plan((1, 1), line("a", 6))
     rates = {"a0": 95.0, "a1": 50.0, "a2": 100.0, "a3": 20.0, "a4": 100.0, "a5": 5.0}
-    members = {peer: Member(peer, bps=rate) for peer, rate in rates.items()}
+    members = {peer: PlanMember(peer, bps=rate) for peer, rate in rates.items()}
     assert demote(plan, members, rates, 1).chains == (("a0", "a2", "a4", "a5", "a1", "a3"),)
     swapped = rates | {"a1": 20.0, "a3": 50.0}
     assert demote(plan, members, swapped, 1).chains == (("a0", "a2", "a4", "a5", "a3", "a1"),)
@@ -227,7 +228,7 @@ class Fleet(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, PlanMember] = {}
         self.plan = Plan((1, 0), {})
         self.uplink_bps = 300e6
         self.born = 0
@@ -235,9 +236,9 @@ class Fleet(RuleBasedStateMachine):
     def next_epoch(self) -> tuple[int, int]:
         return (self.plan.epoch[0], self.plan.epoch[1] + 1)
 
-    def newborn(self, bps: float | None, region: str, leaf: bool) -> Member:
+    def newborn(self, bps: float | None, region: str, leaf: bool) -> PlanMember:
         self.born += 1
-        return Member(f"p{self.born * 7919 % 1000:03}-{self.born}", region, bps, None, leaf)
+        return PlanMember(f"p{self.born * 7919 % 1000:03}-{self.born}", region, bps, None, leaf)
 
     def some(self, data: st.DataObject) -> str:
         return data.draw(st.sampled_from(sorted(self.members)))
@@ -276,7 +277,7 @@ class Fleet(RuleBasedStateMachine):
             return
         peer = self.some(data)
         before = self.plan
-        self.plan = lower(before, Member(peer, leaf=True), epoch=self.next_epoch())
+        self.plan = lower(before, PlanMember(peer, leaf=True), epoch=self.next_epoch())
         self.members[peer] = replace(self.members[peer], leaf=True)
         assert not self.plan.children(peer)
         assert all(p == peer or before.parent[p] == peer for p, _ in moves(before, self.plan))
@@ -299,7 +300,7 @@ class Fleet(RuleBasedStateMachine):
             self.plan = adopt(before, peer, target, epoch=self.next_epoch())
         except LoopError:
             assert peer in before.path(target)
-        except FullError:
+        except ParentFullError:
             assert target in before.leaves or len(before.children(target)) == MAX_CHILDREN
         else:
             assert moves(before, self.plan) in ([], [(peer, target)])
@@ -310,7 +311,7 @@ class Fleet(RuleBasedStateMachine):
             return
         peer = self.some(data)
         turns = leaf and not self.members[peer].leaf
-        self.members[peer] = Member(peer, self.members[peer].region, bps, score, leaf)
+        self.members[peer] = PlanMember(peer, self.members[peer].region, bps, score, leaf)
         if turns:  # a peer that stops forwarding is planned around at once
             self.replan(self.uplink_bps, 1 << 24)
 

@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topology.pull_sources import MOST_HELD, MOST_SOUGHT, PARTIAL, WHOLE, Sources
+from topology.pull_sources import MOST_HELD, MOST_SOUGHT, PARTIAL, WHOLE, PullSources
 
 A, B = b"a", b"b"
 
@@ -16,7 +16,7 @@ A, B = b"a", b"b"
 @given(st.integers(0, 1 << 32), st.integers(0, 120))
 def test_named_sources_hold_or_pull_the_artifact(seed, events):
     draw = random.Random(seed)
-    sources, held, parts, peers = Sources(), {}, {}, [f"p{n}" for n in range(12)]
+    sources, held, parts, peers = PullSources(), {}, {}, [f"p{n}" for n in range(12)]
     for _ in range(events):
         peer, artifact = draw.choice(peers), draw.choice([A, B])
         what = draw.random()
@@ -45,7 +45,7 @@ def test_named_sources_hold_or_pull_the_artifact(seed, events):
 
 
 def test_load_spreads_over_all_holders():
-    sources = Sources()
+    sources = PullSources()
     for n in range(1000):
         sources.holds(f"holder{n}", [A])
     for n in range(400):
@@ -58,7 +58,7 @@ def test_load_spreads_over_all_holders():
 
 
 def test_sources_in_the_own_region_come_first_at_equal_load():
-    sources = Sources()
+    sources = PullSources()
     for n in range(20):
         sources.holds(f"{'far' if n % 2 else 'near'}{n}", [A])
     found = sources.seek("late", A, near=lambda peer: peer.startswith("near"))
@@ -66,7 +66,7 @@ def test_sources_in_the_own_region_come_first_at_equal_load():
 
 
 def test_pulling_peers_are_named_to_each_other():
-    sources = Sources()
+    sources = PullSources()
     assert sources.seek("x", A) == []
     assert sources.seek("y", A) == ["x"]
     assert sources.seek("x", A) == ["y"]
@@ -76,7 +76,7 @@ def test_pulling_peers_are_named_to_each_other():
 
 def test_records_of_one_peer_are_bounded():
     """A peer may name artifacts that do not exist: its records stay bounded."""
-    sources = Sources()
+    sources = PullSources()
     names = [n.to_bytes(16) for n in range(3 * MOST_HELD)]
     for at in range(0, len(names), 1000):
         sources.holds("a", names[at : at + 1000])
@@ -93,7 +93,7 @@ def test_records_of_one_peer_are_bounded():
 
 
 def test_departed_peers_and_artifacts_leave_no_records():
-    sources = Sources()
+    sources = PullSources()
     sources.holds("a", [A, B])
     sources.seek("b", A)
     sources.seek("c", A)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from topology.broadcast_time import predict
 from topology.plan import make_plan
 from topology.plan_changes import GAMMA, misplaced, validate
-from topology.plan_tree import ROOT, Member, Plan
+from topology.plan_tree import ROOT, Plan, PlanMember
 from topology.score_demotion import BACK, STEPS, Standing, Standings
 from topology.slow_peers import SUSTAINED
 
@@ -82,7 +82,7 @@ def test_a_constant_record_settles(values, steady):
 
 def members(standings, rates=None, leaf=frozenset()):
     return [
-        Member(f"p{n}", bps=(rates or [1e8] * len(standings))[n], score=90.0, leaf=n in leaf, standing=standing)
+        PlanMember(f"p{n}", bps=(rates or [1e8] * len(standings))[n], score=90.0, leaf=n in leaf, standing=standing)
         for n, standing in enumerate(standings)
     ]
 

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topology.broadcast_time import TYPICAL_PAYLOAD_BYTES
-from topology.version_sizes import COUNTED, SMALLEST, Sizes, of_steps
+from topology.version_sizes import COUNTED, SMALLEST, VersionSizes, of_steps
 
 MIB = 1 << 20
 
 
 def planned(*deltas: int) -> list[int]:
-    sizes = Sizes()
+    sizes = VersionSizes()
     found = []
     for delta in deltas:
         sizes.published(delta)
@@ -24,7 +24,7 @@ def planned(*deltas: int) -> list[int]:
 
 
 def test_before_anything_is_known_an_8b_models_delta_is_taken_and_then_a_share_of_the_state() -> None:
-    sizes = Sizes()
+    sizes = VersionSizes()
     assert sizes.bytes == TYPICAL_PAYLOAD_BYTES == 64 * MIB
     sizes.state(16_381_470_720)
     assert sizes.bytes == 64 * MIB
@@ -33,7 +33,7 @@ def test_before_anything_is_known_an_8b_models_delta_is_taken_and_then_a_share_o
 
 
 def test_the_first_delta_says_more_than_the_state_and_later_states_say_nothing() -> None:
-    sizes = Sizes()
+    sizes = VersionSizes()
     sizes.state(1 << 30)
     assert sizes.bytes == 4 * MIB
     assert sizes.published(33 * MIB)
@@ -57,7 +57,7 @@ def test_sizes_that_wobble_by_less_than_two_are_one_size(deltas: list[int]) -> N
 
 @given(st.lists(st.integers(0, 1 << 36), max_size=40))
 def test_the_size_is_a_power_of_two_near_the_median(deltas: list[int]) -> None:
-    sizes = Sizes()
+    sizes = VersionSizes()
     for n, delta in enumerate(deltas, 1):
         before = sizes.bytes
         assert sizes.published(delta) == (sizes.bytes != before)
@@ -76,6 +76,6 @@ def test_stored_steps_count_and_their_squashes_do_not() -> None:
 
 def test_a_restarted_hub_takes_up_the_same_size() -> None:
     deltas = [3 * MIB, 9 * MIB, 8 * MIB, 7 * MIB, 8 * MIB, 8 * MIB]
-    anew = Sizes()
+    anew = VersionSizes()
     anew.published(*of_steps(((0, n), (0, n + 1), size) for n, size in enumerate(deltas)))
     assert anew.bytes == planned(*deltas)[-1]

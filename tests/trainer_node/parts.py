@@ -21,11 +21,11 @@ from p2pcast.process.background_tasks import Work
 from p2pcast.process.events import Events
 from p2pcast.sparse import budget_schedule
 from p2pcast.state.staging import Staging
-from p2pcast.store.artifact_store import Store
+from p2pcast.store.artifact_store import ArtifactStore
 from p2pcast.wire.connection import Message
 from p2pcast.wire.messages import RECORDS, Record, Type
 from tests.p2pcast.wire.plain_records import plain
-from topology.version_sizes import Sizes
+from topology.version_sizes import VersionSizes
 from trainer_node.publish.codec_choice import CodecChoice
 from trainer_node.publish.delta_publisher import DeltaPublisher
 from trainer_node.publish.hub_shadow import HubShadow
@@ -185,8 +185,8 @@ class Encoder:
         self.key = RunKey.load_or_create(folder / "run.key")
         self.events = Events()
         self.staging = Staging(1)
-        self.store = Store(folder / "store", self.key.public)
-        self.sizes = Sizes()
+        self.store = ArtifactStore(folder / "store", self.key.public)
+        self.sizes = VersionSizes()
         self.announcer = Announcer()
         self.store_changes = 0
         self.numbers = VersionNumbers(folder / "versions.log", "boot")

@@ -14,7 +14,7 @@ from parts import FakeLink, ident, node
 
 from p2pcast.ground.errors import LocalError, UsageError
 from p2pcast.ground.version import Version
-from p2pcast.store.artifact_store import Store
+from p2pcast.store.artifact_store import ArtifactStore
 from p2pcast.store.state_format import state_lock
 from p2pcast.wire.messages import Type
 from tests.p2pcast.store.artifacts_at_hand import KEY, put
@@ -49,7 +49,7 @@ def stored(config, *kinds) -> list[Any]:
     config.state.mkdir(mode=0o700)
     (config.state / "run.key").write_bytes(bytes([5]) * 32)
     (config.state / "run.key").chmod(0o600)
-    store = Store(config.state, KEY.public)
+    store = ArtifactStore(config.state, KEY.public)
     return [put(store, kind, step)[0] for step, kind in enumerate(kinds, 1)]
 
 
@@ -220,7 +220,7 @@ async def test_a_cancelled_hub_leaves_nothing_open(tmp_path):
 
 
 STEPS = [
-    "claim", "RunKey", "StateFile", "PublishHistory", "Admission", "Store", "VersionNumbers", "Recovery",
+    "claim", "RunKey", "StateFile", "PublishHistory", "Admission", "ArtifactStore", "VersionNumbers", "Recovery",
     "Membership", "LeadDirectory", "BroadcastPlanner",
     "VersionSealer", "SealedArtifacts", "HubShadow", "Pipeline", "AnchorsAndSquashes", "MirrorUploader", "Commits",
     "VersionLifecycle", "RankIntake",

@@ -24,7 +24,7 @@ from trainer_node.membership.peer_session import PeerSession, Sessions
 from trainer_node.ranks.rank_intake import RankIntake
 
 
-class LinkAcceptor(QuietOwner):
+class HubLinkAcceptor(QuietOwner):
     """``session(link, token)`` owns a control connection; ``token``: ident of the token that the peer has."""
 
     def __init__(

@@ -34,7 +34,7 @@ from p2pcast.relay.holding import Holding
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.squash_artifact import make_squash
 from p2pcast.state.version_reader import Words, replay_to
-from p2pcast.store.artifact_store import Store, Stored
+from p2pcast.store.artifact_store import ArtifactStore, Stored
 from p2pcast.store.retention import ANCHOR_EVERY
 from p2pcast.store.squash_ladder import RUNGS, Span, missing_rungs
 from topology.version_sizes import room_for_next
@@ -64,7 +64,7 @@ class AnchorsAndSquashes:
 
     def __init__(
         self,
-        store: Store,
+        store: ArtifactStore,
         holdings: Mapping[bytes, Holding],
         key: RunKey,
         source: HubShadow,

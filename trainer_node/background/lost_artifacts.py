@@ -26,10 +26,10 @@ from p2pcast.ground.wakeup import Wakeup
 from p2pcast.relay.artifact_path import Edge, cheapest_path
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import Node, Parent
-from p2pcast.relay.pull_schedule import Leave, PullSchedule, Recall
+from p2pcast.relay.pull_schedule import CancelPieces, LeaveParent, PullSchedule
 from p2pcast.relay.pull_source import PullSource
-from p2pcast.store.artifact_log import Log
-from p2pcast.store.artifact_store import Store, Stored
+from p2pcast.store.artifact_log import ArtifactLog
+from p2pcast.store.artifact_store import ArtifactStore, Stored
 from p2pcast.transport.dial import dial_any
 from p2pcast.transport.link import QuietOwner
 from p2pcast.wire.connection import Identity
@@ -63,12 +63,12 @@ def contacts(membership: Membership) -> list[Contact]:
 class _Intake:
     """The owner of a node that only receives. ``wanted``: artifact → its base and version."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ArtifactStore) -> None:
         self.wanted: dict[bytes, tuple[Version | None, Version]] = {}
         self.news = Wakeup()
         self._store = store
 
-    def make_log(self, open_: Open, layout: Layout, *, excerpt: bool) -> Log:
+    def make_log(self, open_: Open, layout: Layout, *, excerpt: bool) -> ArtifactLog:
         if self.wanted.get(open_.artifact) != (open_.base, open_.version):
             raise RemoteError(f"an artifact of {open_.version} came that this hub did not ask for")
         return self._store.begin(open_, layout)
@@ -118,7 +118,7 @@ class LostArtifacts:
 
     def __init__(
         self,
-        store: Store,
+        store: ArtifactStore,
         identity: Identity,
         tls: ssl.SSLContext | None,
         membership: Membership,
@@ -208,9 +208,9 @@ class LostArtifacts:
                 )  # fmt: skip
         for instruction in pull.schedule.decide(asyncio.get_running_loop().time()):
             source = sources[instruction.source]
-            if isinstance(instruction, Leave):
+            if isinstance(instruction, LeaveParent):
                 source.link.close(RemoteError(f"{source.link.name} {instruction.why}"))
-            elif isinstance(instruction, Recall):
+            elif isinstance(instruction, CancelPieces):
                 source.recall(instruction.artifact, instruction.pieces)
             else:
                 source.ask(instruction.artifact, instruction.pieces, seal=instruction.seal)

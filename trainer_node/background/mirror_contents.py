@@ -15,11 +15,11 @@ from p2pcast.artifact.artifact_file import Tail
 from p2pcast.ground.errors import IntegrityError
 from p2pcast.mirror.object_names import KEY, SLICE_BYTES, slice_bytes, slice_of, slices, tail_of
 from p2pcast.mirror.suspect_objects import artifact_of
-from p2pcast.store.artifact_store import Store, Stored
+from p2pcast.store.artifact_store import ArtifactStore, Stored
 
 
 class MirrorContents:
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ArtifactStore) -> None:
         self._store = store
         self._thread = ThreadPoolExecutor(1, "p2pcast-mirror")
 
@@ -51,7 +51,7 @@ class MirrorContents:
         return signed
 
 
-def _read(store: Store, stored: Stored, number: int) -> bytes:
+def _read(store: ArtifactStore, stored: Stored, number: int) -> bytes:
     """A slice of the log, with every piece checked."""
     log, piece, size = store.open_log(stored), stored.assembly.open.piece, slice_bytes(stored.manifest.log, number)
     try:

@@ -23,15 +23,15 @@ from p2pcast.ground.errors import IntegrityError, LocalError, P2PCastError, Retr
 from p2pcast.ground.private_random import uniform
 from p2pcast.ground.version import Version
 from p2pcast.ground.wakeup import Wakeup
-from p2pcast.mirror.object_names import KEY, SLICE_BYTES, Marker, slice_name, tail_name
-from p2pcast.mirror.object_store import MissingError, Objects, TooLargeError
+from p2pcast.mirror.object_names import KEY, SLICE_BYTES, ReadyMarker, slice_name, tail_name
+from p2pcast.mirror.object_store import ObjectMissingError, Objects, TooLargeError
 from p2pcast.mirror.suspect_objects import SuspectObject, SuspectObjects, artifact_of
 from p2pcast.mirror.upload_plan import Inventory, head, removals, uploads
 from p2pcast.process.events import Events
 from p2pcast.process.metric_kinds import lag
 from p2pcast.relay.artifact_path import Edge
-from p2pcast.store.artifact_store import Store, Stored
-from p2pcast.store.retention import DEFAULT, Counts
+from p2pcast.store.artifact_store import ArtifactStore, Stored
+from p2pcast.store.retention import DEFAULT, RetentionCounts
 from trainer_node import hub_metrics
 from trainer_node.background.mirror_contents import MirrorContents
 
@@ -57,14 +57,14 @@ class MirrorUploader:
 
     def __init__(
         self,
-        store: Store,
+        store: ArtifactStore,
         objects: Objects,
         events: Events,
         live_traffic: Callable[[], bool],
         store_changed: Wakeup,
         *,
         rate_bps: float | None = None,
-        counts: Counts = DEFAULT,
+        counts: RetentionCounts = DEFAULT,
     ) -> None:
         """``live_traffic``: whether peers want the uplink at this moment. ``store_changed`` rings whenever the store
         has changed. ``rate_bps``: upload rate in bit/s; None: the rate that live traffic leaves.
@@ -258,7 +258,7 @@ class MirrorUploader:
         if stored.id not in self._mirror.tails:
             await self._put(tail_name(stored.id), self._contents.tail(stored))
             self._mirror.wrote_tail(stored.id)
-        marker = Marker(stored.version, stored.base, stored.id)
+        marker = ReadyMarker(stored.version, stored.base, stored.id)
         await self._put(str(marker), self._contents.marker(stored))
         self._mirror.wrote_marker(marker)
         self._events.emit(
@@ -310,7 +310,7 @@ class MirrorUploader:
             return True
         try:
             return await self._objects.get(suspect.name, len(data)) == data
-        except (MissingError, TooLargeError):
+        except (ObjectMissingError, TooLargeError):
             return False
 
     def _found_damaged(self, artifact: bytes, error: P2PCastError) -> None:

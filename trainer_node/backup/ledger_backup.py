@@ -24,7 +24,7 @@ from p2pcast.store.state_format import check as check_format
 from trainer_node.backup.backup_folder import LEDGER, Backup, copy_file, restore_files, top_files
 from trainer_node.backup.row_copy import facts, restore_rows, snapshot
 from trainer_node.ledger.database import ledger_schema as db
-from trainer_node.ledger.database.ledger_store import SQLITE, Store
+from trainer_node.ledger.database.ledger_store import SQLITE, LedgerStore
 from trainer_node.ledger.job_groups import drop
 from trainer_node.ledger.ledger_rows import Present, PresentReader
 from trainer_node.ledger.ledger_states import LIVE_GROUPS
@@ -83,7 +83,7 @@ def restore_ledger(backup: Backup, state: Path, step: int, database: str | None)
         if database is not None:
             restore_rows(part / SQLITE, database)
             (part / SQLITE).unlink()
-        store = Store(part, database)
+        store = LedgerStore(part, database)
         try:
             with store.transaction() as conn:
                 dropped = advance(conn, PresentReader().read(conn, 0.0), step)

@@ -17,7 +17,7 @@ from trainer_node.commands.offer_type import OfferType
 
 if TYPE_CHECKING:
     from p2pcast.sparse.rollout_prediction import RolloutPrediction
-    from trainer_node.scheduling.worker_fleet_plan import FleetPlan, Offer, Prospect
+    from trainer_node.scheduling.worker_fleet_plan import FleetPlan, Prospect, WorkerOffer
 
 DPI = 120
 INCHES = (8.0, 4.8)
@@ -69,7 +69,7 @@ def plan(
     t_train_s: float | None,
     t_bcast_s: float,
     rollouts: int,
-    offers: tuple[Offer, ...],
+    offers: tuple[WorkerOffer, ...],
     staleness: int,
     publish_every: int | None,
     trained_share: float,
@@ -87,13 +87,13 @@ def plan(
     Example, ECHO-2's Qwen3-8B at S = 3:
       p2pcast fleet plan --t-train 1631 --t-bcast 1437 --rollouts 2048 --price rtx5090=0.35:0.28:12
     """
-    from trainer_node.scheduling.overlap import Pace
+    from trainer_node.scheduling.overlap import RolloutPace
     from trainer_node.scheduling.worker_fleet_plan import planned
 
     if t_train_s is None:
         raise click.UsageError("Missing option '--t-train'.")
     every = max(1, staleness - 1) if publish_every is None else publish_every
-    pace = Pace(t_train_s, t_bcast_s, rollouts, every, trained_share)
+    pace = RolloutPace(t_train_s, t_bcast_s, rollouts, every, trained_share)
     made = planned(pace, staleness, offers, learner_usd_per_h=learner_price, margin=margin)
     sparse: dict[str, Any] = {}
     if prediction is not None:
@@ -109,7 +109,7 @@ def plan(
         sys.exit(EXIT_FAILED)
 
 
-def _document(made: FleetPlan, offers: tuple[Offer, ...], every: int, staleness: int) -> dict[str, Any]:
+def _document(made: FleetPlan, offers: tuple[WorkerOffer, ...], every: int, staleness: int) -> dict[str, Any]:
     chosen = [] if made.chosen is None else made.chosen
     return {
         "reached": made.chosen is not None,
@@ -147,7 +147,7 @@ def _prospect(one: Prospect) -> dict[str, Any]:
     }
 
 
-def _show(made: FleetPlan, offers: tuple[Offer, ...], document: dict[str, Any]) -> None:
+def _show(made: FleetPlan, offers: tuple[WorkerOffer, ...], document: dict[str, Any]) -> None:
     from rich.table import Table
 
     table = Table("kind", "on offer", "chosen", "USD/h each", "rollouts/s each", "USD per 1000 rollouts")

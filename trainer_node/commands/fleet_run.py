@@ -13,9 +13,9 @@ from p2pcast.cli.options import BEARER_FILE, PATH, seconds
 from p2pcast.ground.errors import LocalError, RetryableError, UsageError
 
 if TYPE_CHECKING:
-    from trainer_node.scheduling.worker_fleet import Change
-    from trainer_node.scheduling.worker_fleet_operator import Fleet, FleetOperator, Source
-    from trainer_node.scheduling.worker_fleet_plan import Offer
+    from trainer_node.scheduling.worker_fleet import FleetChange
+    from trainer_node.scheduling.worker_fleet_operator import FleetOperator, FleetState, OfferSource
+    from trainer_node.scheduling.worker_fleet_plan import WorkerOffer
 
 FIRST_STEPS = 5
 """Steps whose median is the first measured T_train: ECHO-2, section 4.3."""
@@ -110,13 +110,13 @@ def run(
     event_loop.run(run_until_signal(work))
 
 
-def sources_of(prices: tuple[str, ...], providers: tuple[str, ...]) -> list[Source]:
+def sources_of(prices: tuple[str, ...], providers: tuple[str, ...]) -> list[OfferSource]:
     """An offer and a provider for each kind. Raises UsageError, LocalError."""
     from trainer_node.commands.offer_type import OfferType
     from trainer_node.scheduling.provider import Provider, provider_of
-    from trainer_node.scheduling.worker_fleet_operator import Source
+    from trainer_node.scheduling.worker_fleet_operator import OfferSource
 
-    offers: dict[str, Offer] = {}
+    offers: dict[str, WorkerOffer] = {}
     for text in prices:
         try:
             offer = OfferType().convert(text, None, None)
@@ -133,7 +133,7 @@ def sources_of(prices: tuple[str, ...], providers: tuple[str, ...]) -> list[Sour
         made[kind] = provider_of(provider)
     if missing := sorted(offers.keys() - made.keys()):
         raise UsageError(f"the kind {missing[0]!r} has a --price and no --provider")
-    return [Source(offer, made[kind]) for kind, offer in offers.items()]
+    return [OfferSource(offer, made[kind]) for kind, offer in offers.items()]
 
 
 class Target:
@@ -182,7 +182,7 @@ async def _preview(operator: FleetOperator, ledger: LedgerWorkers, target: Targe
         click.echo(line)
 
 
-def preview_lines(document: dict[str, Any], per_s: float, fleet: Fleet, change: Change) -> list[str]:
+def preview_lines(document: dict[str, Any], per_s: float, fleet: FleetState, change: FleetChange) -> list[str]:
     needed = document["least_rollouts_per_s"]
     figure = "not known yet" if needed is None else f"{needed:.4g} rollouts/s"
     running = [
@@ -209,10 +209,10 @@ class LedgerWorkers:
 
     async def refresh(self) -> dict[str, Any]:
         """The figures of `fleet status`. Raises P2PCastError."""
-        from p2pcast.cli.status_document import Found
+        from p2pcast.cli.status_document import StatusObject
         from trainer_node.commands.fleet_status import fleet_document
 
-        found = Found(await self._ask("/status"))
+        found = StatusObject(await self._ask("/status"))
         if found.text("role") != "ledger":
             raise UsageError(f"the daemon at {self._url} is no ledger: see --ledger")
         self._document = fleet_document(found, self._publish_every)

@@ -11,11 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from p2pcast.cli.options import BEARER_FILE, PATH, console, documented, written
-from p2pcast.cli.status_document import Found
+from p2pcast.cli.status_document import StatusObject
 from p2pcast.ground.errors import UsageError
 
 if TYPE_CHECKING:
-    from trainer_node.scheduling.overlap import Pace
+    from trainer_node.scheduling.overlap import RolloutPace
 
 DEFAULT_LEDGER = "http://127.0.0.1:7079"
 
@@ -47,7 +47,7 @@ def status(
     from p2pcast.daemon.daemon_requests import ask, daemon_url
 
     where = daemon_url(url or (None if state else DEFAULT_LEDGER), state)
-    found = Found(ask(where, "/status", state=state, bearer_file=bearer_file))
+    found = StatusObject(ask(where, "/status", state=state, bearer_file=bearer_file))
     if found.text("role") != "ledger":
         raise UsageError(f"the daemon there is a {found.text('role', 'stranger')}, not a ledger: see --ledger")
     document = fleet_document(found, publish_every)
@@ -55,7 +55,7 @@ def status(
         _show(document)
 
 
-def fleet_document(ledger: Found, publish_every: int) -> dict[str, Any]:
+def fleet_document(ledger: StatusObject, publish_every: int) -> dict[str, Any]:
     """``ledger``: its /status. Rates in rollouts per second; None where nothing is measured."""
     tokens = ledger.number("mean_tokens")
     workers = [_worker(row, tokens) for row in ledger.rows("workers")]
@@ -75,7 +75,7 @@ def fleet_document(ledger: Found, publish_every: int) -> dict[str, Any]:
 MEASURED = ("steps", "train_s", "wait_s", "broadcast_s", "rollouts", "bubble")
 
 
-def _worker(row: Found, tokens: float) -> dict[str, Any]:
+def _worker(row: StatusObject, tokens: float) -> dict[str, Any]:
     rate = row.number("tokens_per_s") / tokens if row.has("tokens_per_s") and tokens > 0 else None
     usd = row.number("price_usd_h")
     return {
@@ -89,7 +89,7 @@ def _worker(row: Found, tokens: float) -> dict[str, Any]:
     }
 
 
-def _trained_share(ledger: Found) -> float | None:
+def _trained_share(ledger: StatusObject) -> float | None:
     """Of the groups that have ended, those that were not dropped."""
     groups = ledger.part("groups")
     kept = sum(groups.number(state) for state in ("complete", "short", "trained"))
@@ -97,15 +97,15 @@ def _trained_share(ledger: Found) -> float | None:
     return round(kept / ended, 4) if kept > 0 else None
 
 
-def _pace(measured: dict[str, float | None], share: float | None, every: int) -> Pace | None:
+def _pace(measured: dict[str, float | None], share: float | None, every: int) -> RolloutPace | None:
     """None until a step and a broadcast are measured."""
-    from trainer_node.scheduling.overlap import Pace
+    from trainer_node.scheduling.overlap import RolloutPace
 
     train_s, broadcast_s, rollouts = (measured[name] for name in ("train_s", "broadcast_s", "rollouts"))
     if not train_s or broadcast_s is None or not rollouts or share is None:
         return None
     try:
-        return Pace(train_s, broadcast_s, _whole(rollouts), every, share)
+        return RolloutPace(train_s, broadcast_s, _whole(rollouts), every, share)
     except UsageError:  # no times that a ledger measures
         return None
 
@@ -114,7 +114,7 @@ def _whole(number: float) -> int:
     return int(number) if math.isfinite(number) else 0
 
 
-def _needed(pace: Pace | None, staleness: int, rate: float) -> dict[str, Any]:
+def _needed(pace: RolloutPace | None, staleness: int, rate: float) -> dict[str, Any]:
     """μ_min by the ledger's rule, and the predicted bubble. ``why``: no capacity suffices."""
     from trainer_node.scheduling.overlap import bubble_ratio_within, least_rollouts_per_s_within
 

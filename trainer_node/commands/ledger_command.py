@@ -135,7 +135,7 @@ def ledger(given: LedgerOptions) -> None:
     from p2pcast.tasks.prompt_hooks import load_hooks
     from p2pcast.tasks.task_loader import load_task
     from trainer_node.ledger.ledger_rows import Policy
-    from trainer_node.ledger.staleness_rule import Bounds
+    from trainer_node.ledger.staleness_rule import StalenessBounds
     from trainer_node.ledger_server.ledger_daemon import CertificateSource, LedgerConfig, run_ledger
     from trainer_node.ledger_server.prompt_feeder import Feed
 
@@ -154,7 +154,7 @@ def ledger(given: LedgerOptions) -> None:
         http=given.http,
         http_per_address=given.http_per_address,
         policy=Policy(
-            Bounds(given.staleness, given.batch_groups, given.last_step),
+            StalenessBounds(given.staleness, given.batch_groups, given.last_step),
             given.rule,
             task.vocabulary,
             given.lease_guess_s,

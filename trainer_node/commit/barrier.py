@@ -38,7 +38,7 @@ EMPTY_TIMEOUTS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EngineReport:
     """As its peer reports it. ``ready``: it serves verified weights, namely ``committed``."""
 
     staged: Version | None = None
@@ -79,18 +79,18 @@ class Sealed:
 
 
 @dataclass(frozen=True, slots=True)
-class Aborted:
+class VersionAborted:
     """A version will never be sealed."""
 
     version: Version
 
 
 @dataclass(frozen=True, slots=True)
-class Reported:
+class PeerReported:
     """A joined peer's engines: those that have started, by name."""
 
     peer: str
-    engines: Mapping[str, Engine]
+    engines: Mapping[str, EngineReport]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,21 +103,21 @@ class Tick:
     """Time has passed."""
 
 
-Event = Opened | Sealed | Aborted | Reported | Left | Tick
+Event = Opened | Sealed | VersionAborted | PeerReported | Left | Tick
 
 
 # -- decisions
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class HoldShadows:
     """Shadows go no further than this version."""
 
     version: Version
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class CommitVersion:
     """Engines may switch to this version. ``late``: awaited peers that have not staged it."""
 
     version: Version
@@ -153,10 +153,10 @@ class Switched:
     missing: tuple[tuple[str, str], ...]
 
 
-Decision = Hold | Commit | Failed | Superseded | Switched
+Decision = HoldShadows | CommitVersion | Failed | Superseded | Switched
 
 
-class Phase(Enum):
+class BarrierPhase(Enum):
     IDLE = "idle"
     GATHERING = "gathering"
     FAILED = "failed"
@@ -170,7 +170,7 @@ class _Round:
 
     version: Version
     waited: dict[tuple[str, str], Version | None] = field(default_factory=dict)
-    phase: Phase = Phase.GATHERING
+    phase: BarrierPhase = BarrierPhase.GATHERING
     since: float | None = None
     """When its version was sealed."""
     deadline: float | None = None
@@ -188,7 +188,7 @@ class Barrier:
         self._timeout_s = timeout_s
         self._quorum = quorum
         self._settled_at = settled_at
-        self._peers: dict[str, Mapping[str, Engine]] = {}
+        self._peers: dict[str, Mapping[str, EngineReport]] = {}
         self._opening: Version | None = None
         self._newest: Version | None = target
         """The newest sealed version."""
@@ -207,8 +207,8 @@ class Barrier:
         return None if self._round is None else self._round.version
 
     @property
-    def phase(self) -> Phase:
-        return Phase.IDLE if self._round is None else self._round.phase
+    def phase(self) -> BarrierPhase:
+        return BarrierPhase.IDLE if self._round is None else self._round.phase
 
     @property
     def deadline(self) -> float | None:
@@ -238,10 +238,10 @@ class Barrier:
                 self._newest = version if self._newest is None else max(version, self._newest)
                 if self._opening == version:
                     self._opening = None
-            case Aborted(version):
+            case VersionAborted(version):
                 if self._opening == version:
                     self._opening = None
-            case Reported(peer, engines):
+            case PeerReported(peer, engines):
                 if self._peers.get(peer) == engines:
                     return []  # the usual case: most reports are unchanged
                 self._peers[peer] = dict(engines)
@@ -260,7 +260,7 @@ class Barrier:
         if this is None:
             return self._begin(out)
         self._forget_lost(this)
-        if this.phase is Phase.SWITCHING:
+        if this.phase is BarrierPhase.SWITCHING:
             return self._switch(this, now, out)
         newest = self._newest
         if newest is None or newest < this.version:
@@ -279,7 +279,7 @@ class Barrier:
             return False
         # A sealed version goes first: peers can get it at once.
         self._round = _Round(fresh[0], self._in_service())
-        out.append(Hold(fresh[0]))
+        out.append(HoldShadows(fresh[0]))
         return True
 
     def _gather(self, this: _Round, newest: Version, now: float, out: list[Decision]) -> bool:
@@ -287,7 +287,7 @@ class Barrier:
             this.waited = self._in_service()
             return False
         if not this.waited:
-            this.waited, this.phase, this.deadline = self._in_service(), Phase.GATHERING, None
+            this.waited, this.phase, this.deadline = self._in_service(), BarrierPhase.GATHERING, None
         behind = newest > this.version
         past = [key for key in this.waited if self._engine(key).is_past(this.version)]
         # A report of a version that is not sealed ends no round.
@@ -302,21 +302,21 @@ class Barrier:
         late_by = -math.inf if this.deadline is None else now - this.deadline
         if ready and (staged == ready or (late_by >= 0 and staged >= needed)):
             return self._commit(this, now, out)
-        if late_by >= 0 and this.phase is Phase.GATHERING:
-            this.phase = Phase.FAILED
+        if late_by >= 0 and this.phase is BarrierPhase.GATHERING:
+            this.phase = BarrierPhase.FAILED
             out.append(Failed(this.version, staged, ready, needed, self._late(this)))
         assert this.since is not None
         hopeless = not staged and now - this.since >= EMPTY_TIMEOUTS * self._timeout_s
-        if behind and (this.phase is Phase.FAILED or hopeless):
+        if behind and (this.phase is BarrierPhase.FAILED or hopeless):
             return self._supersede(this, newest, out)
         return False
 
     def _commit(self, this: _Round, now: float, out: list[Decision]) -> bool:
         staged, ready, _ = self.counts
         late = self._late(this)
-        out.append(Commit(this.version, staged, ready, late))
+        out.append(CommitVersion(this.version, staged, ready, late))
         self.target = this.version
-        this.phase, this.deadline = Phase.SWITCHING, now + self._timeout_s
+        this.phase, this.deadline = BarrierPhase.SWITCHING, now + self._timeout_s
         this.waited = {key: at for key, at in this.waited.items() if key[0] not in late}
         return True
 
@@ -351,13 +351,13 @@ class Barrier:
         for key, was_at in list(this.waited.items()):
             engine = self._peers.get(key[0], {}).get(key[1])
             lost = engine is not None and was_at is not None and engine.committed is None
-            if engine is None or (lost and this.phase is not Phase.SWITCHING):
+            if engine is None or (lost and this.phase is not BarrierPhase.SWITCHING):
                 del this.waited[key]
 
     def _late(self, this: _Round) -> tuple[str, ...]:
         return tuple(sorted({key[0] for key in this.waited if not self._engine(key).has(this.version)}))
 
-    def _engine(self, key: tuple[str, str]) -> Engine:
+    def _engine(self, key: tuple[str, str]) -> EngineReport:
         return self._peers[key[0]][key[1]]
 
     def _needed(self, ready: int) -> int:

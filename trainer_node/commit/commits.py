@@ -22,13 +22,13 @@ from p2pcast.process.events import Events
 from p2pcast.wire import messages
 from trainer_node.commit.barrier import (
     Barrier,
-    Commit,
+    CommitVersion,
     Decision,
-    Engine,
+    EngineReport,
     Event,
     Failed,
-    Hold,
-    Reported,
+    HoldShadows,
+    PeerReported,
     Sealed,
     Superseded,
     Switched,
@@ -101,8 +101,8 @@ class Commits:
         return [] if hold is None else [messages.Hold(hold)]
 
     def reported(self, peer: PeerRecord) -> None:
-        engines = {r.name: Engine(r.staged, r.committed, r.ready) for r in peer.engines if r.started}
-        self.handle(Reported(peer.ident, engines))
+        engines = {r.name: EngineReport(r.staged, r.committed, r.ready) for r in peer.engines if r.started}
+        self.handle(PeerReported(peer.ident, engines))
 
     def handle(self, event: Event) -> None:
         """Pass an event to the barrier, and carry out what the barrier decides."""
@@ -148,9 +148,9 @@ class Commits:
     async def _carry_out(self, decision: Decision) -> None:
         async with self._order:
             try:
-                if isinstance(decision, Hold):
+                if isinstance(decision, HoldShadows):
                     self._fleet.send_all(messages.Hold(decision.version))
-                elif isinstance(decision, Commit):
+                elif isinstance(decision, CommitVersion):
                     await self._commit(decision.version)
             except P2PCastError as error:
                 self._fail(error)
@@ -163,10 +163,10 @@ class Commits:
 
     def _announce(self, decision: Decision) -> None:
         match decision:
-            case Commit(version, staged, ready, ()):
+            case CommitVersion(version, staged, ready, ()):
                 logger.info("version %s: all %d peers have staged it and switch", version, ready)
                 self._emit_outcome("committed", version, staged=staged, ready=ready)
-            case Commit(version, staged, ready, late):
+            case CommitVersion(version, staged, ready, late):
                 names = self._names(late)
                 logger.warning("version %s: %d of %d peers switch; late: %s", version, staged, ready, ", ".join(names))
                 self._emit_outcome("quorum", version, staged=staged, ready=ready, late=names)
@@ -183,7 +183,7 @@ class Commits:
             case Switched(version, missing):
                 if missing:
                     logger.warning("version %s: %d engines were told to switch and have not", version, len(missing))
-            case Hold():
+            case HoldShadows():
                 pass
 
     def _emit_outcome(self, outcome: str, version: Version, **facts: Any) -> None:

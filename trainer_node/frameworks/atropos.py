@@ -63,7 +63,7 @@ END_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Registration:
+class TrainerRegistration:
     """``batch_size``: sequences of a batch. ``max_token_len``: tokens of a sequence. ``starting_step``: steps that the
     trainer's weights have.
     """
@@ -75,7 +75,7 @@ class Registration:
     wandb_project: str
 
     @classmethod
-    def of(cls, body: Any) -> Registration:
+    def of(cls, body: Any) -> TrainerRegistration:
         """Raises UsageError."""
         try:
             numbers = [int(body[name]) for name in ("batch_size", "max_token_len", "starting_step")]
@@ -95,7 +95,7 @@ class TrainerRoutes:
         self._ledger = asyncio.Lock()
         """Held while a request to the ledger is under way."""
         self._wanted, self._found = asyncio.Event(), asyncio.Event()
-        self._trainer: Registration | None = None
+        self._trainer: TrainerRegistration | None = None
         self._step = 0
         """Of the batch that was handed out last, or is handed out next."""
         self._handed = self._ended = False
@@ -157,7 +157,7 @@ class TrainerRoutes:
         self._wanted.clear()
         self._found.set()
 
-    def _items(self, batch: RolloutBatch, trainer: Registration) -> list[dict[str, Any]]:
+    def _items(self, batch: RolloutBatch, trainer: TrainerRegistration) -> list[dict[str, Any]]:
         """Raises UsageError, IntegrityError."""
         rows = self._steps.rows(batch, temperature=None)
         longest = max(row.tokens for row in rows)
@@ -175,7 +175,7 @@ class TrainerRoutes:
 
     async def _register(self, request: web.Request) -> web.Response:
         try:
-            trainer = Registration.of(await _body(request))
+            trainer = TrainerRegistration.of(await _body(request))
             async with self._ledger:
                 self._wanted.clear()
                 await asyncio.to_thread(self._begin, trainer)
@@ -187,7 +187,7 @@ class TrainerRoutes:
             return _refused(error)
         return web.json_response({"uuid": secrets.randbits(63)})
 
-    def _begin(self, trainer: Registration) -> None:
+    def _begin(self, trainer: TrainerRegistration) -> None:
         """Raises P2PCastError."""
         step, branch = trainer.starting_step, self._branch
         if branch is None:

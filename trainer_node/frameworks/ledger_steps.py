@@ -76,7 +76,7 @@ class LedgerSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class ResumePosition:
     """Where a run continues. ``batches``: ids since the checkpoint before."""
 
     step: int = 0
@@ -90,7 +90,7 @@ class Position:
         atomic_write(file, json.dumps(found).encode())
 
     @classmethod
-    def read(cls, file: Path) -> Position:
+    def read(cls, file: Path) -> ResumePosition:
         """Raises OSError, ValueError, KeyError, TypeError."""
         found = json.loads(file.read_text())
         batches = tuple(bytes.fromhex(batch) for batch in found["batches"])
@@ -109,7 +109,7 @@ class LedgerSteps:
         self._before: RolloutBatch | None = None
         """The batch that was asked for last, until the ledger knows that it is applied."""
 
-    def begin(self, branch: int, position: Position) -> RunFacts:
+    def begin(self, branch: int, position: ResumePosition) -> RunFacts:
         """Train on from ``position``; ``branch`` has its weights. Returns the ledger's facts. Raises RefusedError,
         RemoteError, RetryableError.
         """
@@ -128,7 +128,7 @@ class LedgerSteps:
         assert self._journal is not None
         digest = secrets.token_bytes(DIGEST_BYTES) if checkpoint else None
         contained = [batch for number, batch in sorted(_journal(self._journal).items()) if number < step]
-        return self.begin(branch, Position(step, tuple(contained), digest))
+        return self.begin(branch, ResumePosition(step, tuple(contained), digest))
 
     def poll(self, step: int) -> RolloutBatch | Finished | Wait:
         """The batch of ``step``, if there is one now; the batch before it is trained. Raises RefusedError, RemoteError,
@@ -181,7 +181,7 @@ class LedgerSteps:
             self._client.applied(before, step)
         with self._guard:
             contained = tuple(batch for number, batch in sorted(self._handed.items()) if number < step)
-        position = Position(step, contained, secrets.token_bytes(DIGEST_BYTES))
+        position = ResumePosition(step, contained, secrets.token_bytes(DIGEST_BYTES))
         assert position.digest is not None
         if file is not None:
             position.write(file)

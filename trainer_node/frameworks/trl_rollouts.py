@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from p2pcast.ground.errors import RetryableError, UsageError
-from trainer_node.frameworks.ledger_steps import POSITION, LedgerSteps, Position, filled, filler
+from trainer_node.frameworks.ledger_steps import POSITION, LedgerSteps, ResumePosition, filled, filler
 
 if TYPE_CHECKING:
     from p2pcast.ledger_api.batch_client import RolloutBatch
@@ -73,7 +73,7 @@ class LedgerRollouts:
         self._options: dict[str, Any] = {"bearer_file": bearer_file, "hub": hub, "token_file": token_file}
         self._kind, self._eps, self._temperature = advantages, eps, temperature
         self._steps: LedgerSteps | None = None
-        self._begins = Position()
+        self._begins = ResumePosition()
         self._groups = 0
         """Number of groups so far, for TRL's ids."""
         self._changed = threading.Condition()
@@ -147,7 +147,7 @@ class LedgerRollouts:
     def restore(self, folder: Path) -> None:
         """Before the first sync: the trainer has loaded this checkpoint. Raises UsageError."""
         try:
-            self._begins = Position.read(folder / POSITION)
+            self._begins = ResumePosition.read(folder / POSITION)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(
                 f"{folder} does not say which batches of the ledger it contains ({error}): resume from a checkpoint"

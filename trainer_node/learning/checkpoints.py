@@ -36,7 +36,7 @@ _READ_BYTES: Final = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class CheckpointPosition:
     """``step``: optimiser steps in the checkpoint. ``batches``: ids of all batches since the checkpoint before."""
 
     epoch: int
@@ -50,7 +50,7 @@ class StoredCheckpoint:
     """``digest``: 32 bytes, which the ledger is told."""
 
     folder: Path
-    position: Position
+    position: CheckpointPosition
     config: Mapping[str, Any]
     files: Mapping[str, str]
     digest: bytes
@@ -61,7 +61,11 @@ class StoredCheckpoint:
 
 
 def write(
-    folder: Path, position: Position, state: Mapping[str, torch.Tensor], config: Mapping[str, Any], ranks: TrainerRanks
+    folder: Path,
+    position: CheckpointPosition,
+    state: Mapping[str, torch.Tensor],
+    config: Mapping[str, Any],
+    ranks: TrainerRanks,
 ) -> StoredCheckpoint:
     """Write a checkpoint; all ranks call. ``state``: this rank's share. Raises LocalError on every rank if a rank
     fails; then no folder has appeared.
@@ -101,7 +105,7 @@ def write(
     return sealed
 
 
-def _seal(part: Path, final: Path, position: Position, config: Mapping[str, Any]) -> StoredCheckpoint:
+def _seal(part: Path, final: Path, position: CheckpointPosition, config: Mapping[str, Any]) -> StoredCheckpoint:
     """Hash all files, write the document, and rename the folder."""
     with explained("write", final):
         files = {str(p.relative_to(part)): _hash(p) for p in sorted((part / STATE).rglob("*")) if p.is_file()}
@@ -141,7 +145,9 @@ def opened(folder: Path) -> StoredCheckpoint:
                 f"{document} has format {body['format']!r}, and this release reads {FORMAT}: continue with the release"
                 " that wrote it"
             )
-        position = Position(int(body["epoch"]), int(body["branch"]), int(body["step"]), tuple(body["batches"]))
+        position = CheckpointPosition(
+            int(body["epoch"]), int(body["branch"]), int(body["step"]), tuple(body["batches"])
+        )
         files = {str(name): str(digest) for name, digest in body["files"].items()}
         config = dict(body["config"])
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -217,5 +223,5 @@ def _hash(path: Path) -> str:
     return hasher.hexdigest()
 
 
-def batches_of(position: Position) -> Sequence[bytes]:
+def batches_of(position: CheckpointPosition) -> Sequence[bytes]:
     return [bytes.fromhex(batch) for batch in position.batches]

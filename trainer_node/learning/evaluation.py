@@ -34,7 +34,7 @@ class GroupClient(Protocol):
     def stay(self, for_s: float) -> None: ...
 
 
-class Evaluation:
+class Evaluator:
     """One at a time, in a thread. ``every``: learner steps. ``hold_s``: longest time that ``busy`` delays the next
     publication. ``write``: of the run's log. ``prompts``: of held-out problems.
     """

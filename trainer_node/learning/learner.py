@@ -35,7 +35,7 @@ from p2pcast.ground.step_hook import StepHook
 from p2pcast.ground.version import Version
 from p2pcast.ledger_api.batch_client import Finished, RolloutBatch, Wait
 from trainer_node.learning import checkpoints
-from trainer_node.learning.checkpoints import Position, StoredCheckpoint
+from trainer_node.learning.checkpoints import CheckpointPosition, StoredCheckpoint
 from trainer_node.learning.distillation.sparse_distillation import SparseDistillation
 from trainer_node.learning.exports import Exports
 from trainer_node.learning.learner_step import LearnerStep, StepReport
@@ -55,7 +55,7 @@ HOOK: StepHook[Callable[[str], None]] = StepHook()
 """Called at the learner's boundaries, with their names: for tests that kill it there."""
 
 
-class Ledger(Protocol):
+class BatchLedger(Protocol):
     """``p2pcast.ledger_api.batch_client.BatchClient``."""
 
     def resume(
@@ -81,14 +81,14 @@ class Kept(Protocol):
     def restore(self, state: Mapping[str, torch.Tensor]) -> None: ...
 
 
-class Log(Protocol):
+class EventLog(Protocol):
     """``trainer_node.learning.monitoring.run_log.RunLog``."""
 
     def write(self, document: Mapping[str, object]) -> object: ...
 
 
 class Evaluating(Protocol):
-    """``trainer_node.learning.evaluation.Evaluation``."""
+    """``trainer_node.learning.evaluation.Evaluator``."""
 
     @property
     def busy(self) -> bool:
@@ -112,7 +112,7 @@ class Learner:
     a rollout that must not be trained on. ``doing``: told of the present activity. ``evaluation``: on the first rank.
     """
 
-    ledger: Ledger | None
+    ledger: BatchLedger | None
     step_of: LearnerStep
     weights: TrainedWeights
     publications: Publications
@@ -121,7 +121,7 @@ class Learner:
     cadence: Cadence
     config: Mapping[str, Any]
     rows: Callable[[RolloutBatch, int], list[TrainingRow]]
-    log: Log
+    log: EventLog
     doing: Callable[[str], None] = lambda activity: None
     evaluation: Evaluating | None = None
     probe: Callable[[int, int], None] = lambda step, branch: None
@@ -318,7 +318,7 @@ class Learner:
             self._log("checkpoint", step=self.step, digest=stored.digest.hex(), bytes=stored.nbytes, seconds=seconds)
 
     def _write(self) -> StoredCheckpoint:
-        position = self.ranks.share(Position(self.epoch, self.branch, self.step, tuple(self._since)))
+        position = self.ranks.share(CheckpointPosition(self.epoch, self.branch, self.step, tuple(self._since)))
         state = self.weights.state()
         for part in self.kept:
             state |= part.state()

@@ -30,7 +30,7 @@ from trainer_node.learning.distillation.distillation_startup import (
     published_words,
     publisher_arguments,
 )
-from trainer_node.learning.evaluation import Evaluation
+from trainer_node.learning.evaluation import Evaluator
 from trainer_node.learning.exports import Exports
 from trainer_node.learning.guarding.guard_startup import dense_instead, guard_advice, guard_of, judged
 from trainer_node.learning.learner import LIVE_END_S, Cadence, Learner, publish_every
@@ -192,12 +192,12 @@ def _evaluating(
     client: BatchClient | None,
     log: RunLog | _NoLog,
     stack: contextlib.ExitStack,
-) -> Evaluation | None:
+) -> Evaluator | None:
     if client is None or task is None or not config.evaluation.every:
         return None
     prompts = first_prompts(config.task.name, task, config.train.seed, config.evaluation.problems, held_out=True)
     every, hold_s = config.evaluation.every, config.evaluation.hold
-    evaluation = Evaluation(client, task, prompts, log.write, every=every, hold_s=hold_s)
+    evaluation = Evaluator(client, task, prompts, log.write, every=every, hold_s=hold_s)
     stack.callback(evaluation.join)
     evaluation.keep_workers(LIVE_END_S)
     return evaluation

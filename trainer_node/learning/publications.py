@@ -30,7 +30,7 @@ RETRY_S, RETRY_MOST_S = 0.5, 15.0
 Weights = Callable[[], Iterator[tuple[str, torch.Tensor]]]
 
 
-class Publishing(Protocol):
+class VersionPublisher(Protocol):
     """``trainer_node.Publisher``."""
 
     def publish(self, step: int, named_tensors: Any, *, files: Mapping[str, bytes]) -> Handle: ...
@@ -38,7 +38,7 @@ class Publishing(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Publication:
+class PublishedTimes:
     """Times in seconds from the call. ``live_s``: until the stated share of engines served the version; None if not
     within the limit.
     """
@@ -60,7 +60,7 @@ class Publications:
 
     def __init__(
         self,
-        publisher: Publishing,
+        publisher: VersionPublisher,
         weights: Weights,
         every: int,
         *,
@@ -75,7 +75,7 @@ class Publications:
         """Of the newest publication that has not failed."""
         self._stored: Version | None = None
         """The newest version that the hub is known to store."""
-        self._done: queue.SimpleQueue[Publication] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[PublishedTimes] = queue.SimpleQueue()
         self._watchers: list[threading.Thread] = []
 
     def open(self, step: int) -> Version:
@@ -130,7 +130,7 @@ class Publications:
             logger.warning("%s", error)
             return None
 
-    def finished(self) -> list[Publication]:
+    def finished(self) -> list[PublishedTimes]:
         """Publications that ended since the last call."""
         found = []
         while not self._done.empty():
@@ -178,7 +178,7 @@ class Publications:
             stored = handle.durable
             assert stored is not None
             self._done.put(
-                Publication(
+                PublishedTimes(
                     version, stored.bytes, stored.changed, stored.params, snapshot_s, durable_s, live_s, engines
                 )
             )

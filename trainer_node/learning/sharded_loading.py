@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.ground.errors import LocalError, P2PCastError, UsageError
-from trainer_node.learning.stored_tensors import Block, blocks, local_part
+from trainer_node.learning.stored_tensors import RowBlock, blocks, local_part
 from trainer_node.learning.trainer_ranks import TrainerRanks
 
 
@@ -112,7 +112,7 @@ def _layers(module: Any) -> list[Any]:
     return max((list(found) for found in lists), key=len, default=[])
 
 
-def _fill(module: Any, stored: _Stored, fused: Mapping[str, Block], device: torch.device) -> None:
+def _fill(module: Any, stored: _Stored, fused: Mapping[str, RowBlock], device: torch.device) -> None:
     """Give each parameter its part. FSDP takes replaced parameters over before the first forward pass."""
     places: dict[int, list[tuple[Any, str]]] = {}
     for part in module.modules():

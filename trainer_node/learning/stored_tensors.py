@@ -24,7 +24,7 @@ from p2pcast.ground.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class RowBlock:
     """Rows [``first``, ``first + count``) of a parameter whose leading dimensions are flattened. ``shape``: of the
     stored tensor.
     """
@@ -54,7 +54,7 @@ class Block:
         return rows[self.first : self.first + self.count].view(*self.shape[: len(self.shape) - len(last)], *last)
 
 
-def blocks(module: Any, names: Collection[str]) -> dict[str, Block]:
+def blocks(module: Any, names: Collection[str]) -> dict[str, RowBlock]:
     """The stored tensors, by name, of those parameters of ``module`` that the folder does not hold by their own names.
     ``names``: of the folder's tensors. Raises UsageError for a parameter of which the folder holds no tensors.
     """
@@ -63,7 +63,7 @@ def blocks(module: Any, names: Collection[str]) -> dict[str, Block]:
         return {}
     counts = {name: _rows(parameter) for name, parameter in fused.items()}
     firsts = dict(zip(counts, accumulate(counts.values(), initial=0), strict=False))
-    found: dict[str, Block] = {}
+    found: dict[str, RowBlock] = {}
     for name, saved in _saved(module, {name: _numbered(p, firsts[name]) for name, p in fused.items()}).items():
         owner = next(one for one in reversed(firsts) if firsts[one] <= int(saved.flatten()[0]))
         parameter = fused[owner]
@@ -75,13 +75,13 @@ def blocks(module: Any, names: Collection[str]) -> dict[str, Block]:
                 " model cannot be published. If its head is missing, save the model with its head"
             )
         last = () if parameter.dim() < 2 else parameter.shape[-1:]
-        found[name] = Block(owner, first - firsts[owner], count, (*numbers.shape, *last))
+        found[name] = RowBlock(owner, first - firsts[owner], count, (*numbers.shape, *last))
     for owner, count in counts.items():
         _require_cover(owner, count, [block for block in found.values() if block.parameter == owner])
     return found
 
 
-def _require_cover(owner: str, count: int, parts: Sequence[Block]) -> None:
+def _require_cover(owner: str, count: int, parts: Sequence[RowBlock]) -> None:
     """Raises UsageError unless each row of the parameter is in one block: all that is trained has to be published."""
     end = 0
     for part in sorted(parts, key=lambda block: block.first):
@@ -97,7 +97,7 @@ def _require_cover(owner: str, count: int, parts: Sequence[Block]) -> None:
     )
 
 
-def dtypes(fused: Mapping[str, Block], stored: Mapping[str, torch.dtype]) -> dict[str, torch.dtype]:
+def dtypes(fused: Mapping[str, RowBlock], stored: Mapping[str, torch.dtype]) -> dict[str, torch.dtype]:
     """The dtype in which each fused parameter is published. ``stored``: of the folder's tensors. Raises UsageError for
     a parameter whose tensors have several.
     """

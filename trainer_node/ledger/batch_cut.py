@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from p2pcast.rollouts.overlong import Overlong, paid
-from trainer_node.ledger.staleness_rule import Bounds
+from trainer_node.ledger.staleness_rule import StalenessBounds
 
 OVERSAMPLE = 3
 """Groups played for a batch, as a multiple of its size, before it is cut with fewer groups."""
@@ -18,7 +18,7 @@ LEAST_SURVIVORS = 2
 """Accepted results of a group that can be trained: rewards are compared within the group."""
 
 
-class Verdict(Enum):
+class GroupVerdict(Enum):
     USE = "use"
     WAIT = "wait"
     """Jobs of the group are still open."""
@@ -30,7 +30,7 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class CandidateGroup:
     """A group that is in no batch. ``opened``: its number in the order of opening. ``steps``: of each accepted result,
     the step of its oldest span. ``rewards``: in the same order. ``unsettled``: jobs that may still bring a result,
     and those whose reward is still replayed. ``cut_off``: whether each result ended at its limit of tokens; empty: no
@@ -54,22 +54,22 @@ class Candidate:
         return paid([reward for reward, _ in rows], [cut for _, cut in rows], overlong)
 
 
-def judge(group: Candidate, oldest_step: int, overlong: Overlong = "keep") -> Verdict:
+def judge(group: CandidateGroup, oldest_step: int, overlong: Overlong = "keep") -> GroupVerdict:
     """The verdict on a group, when results of steps before ``oldest_step`` are stale. ``overlong``: the learner's
     treatment of results that were cut off.
     """
     if group.unsettled:
-        return Verdict.WAIT
+        return GroupVerdict.WAIT
     fresh = group.fresh(oldest_step, overlong)
     if len(fresh) < LEAST_SURVIVORS:
-        return Verdict.STALE if len(group.rewards) >= LEAST_SURVIVORS else Verdict.SHORT
-    return Verdict.USE if min(fresh) != max(fresh) else Verdict.EQUAL
+        return GroupVerdict.STALE if len(group.rewards) >= LEAST_SURVIVORS else GroupVerdict.SHORT
+    return GroupVerdict.USE if min(fresh) != max(fresh) else GroupVerdict.EQUAL
 
 
-def last_chance(group: Candidate, oldest_step: int, overlong: Overlong = "keep") -> bool:
+def last_chance(group: CandidateGroup, oldest_step: int, overlong: Overlong = "keep") -> bool:
     """Whether a group with open jobs can be trained now, and has results that will be stale one step later."""
     settled = replace(group, unsettled=0)
-    return oldest_step in group.steps and judge(settled, oldest_step, overlong) is Verdict.USE
+    return oldest_step in group.steps and judge(settled, oldest_step, overlong) is GroupVerdict.USE
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +78,16 @@ class Cut:
     are cancelled. ``dropped``: groups that can never be trained, whatever happens, and why.
     """
 
-    batch: tuple[Candidate, ...] | None
-    dropped: tuple[tuple[Candidate, Verdict], ...]
+    batch: tuple[CandidateGroup, ...] | None
+    dropped: tuple[tuple[CandidateGroup, GroupVerdict], ...]
 
 
 def cut(
-    bounds: Bounds, groups: Iterable[Candidate], learner_step: int, played: int, overlong: Overlong = "keep"
+    bounds: StalenessBounds,
+    groups: Iterable[CandidateGroup],
+    learner_step: int,
+    played: int,
+    overlong: Overlong = "keep",
 ) -> Cut:
     """Cut the batch of ``learner_step``. ``played``: groups that ended for this batch before, without being trained.
     ``overlong``: as of ``judge``.
@@ -92,14 +96,14 @@ def cut(
     without their open jobs: otherwise one straggler would waste all results of its group.
     """
     oldest_step = learner_step - bounds.staleness
-    usable: list[Candidate] = []
-    urgent: list[Candidate] = []
-    dropped: list[tuple[Candidate, Verdict]] = []
+    usable: list[CandidateGroup] = []
+    urgent: list[CandidateGroup] = []
+    dropped: list[tuple[CandidateGroup, GroupVerdict]] = []
     for group in sorted(groups, key=lambda g: (min(g.steps, default=0), g.opened)):
         verdict = judge(group, oldest_step, overlong)
-        if verdict is Verdict.USE:
+        if verdict is GroupVerdict.USE:
             usable.append(group)
-        elif verdict is not Verdict.WAIT:
+        elif verdict is not GroupVerdict.WAIT:
             dropped.append((group, verdict))
         elif last_chance(group, oldest_step, overlong):
             urgent.append(group)

@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Connection, Row, func, insert, select, upd
 from p2pcast.ground.errors import RefusedError
 from p2pcast.rollouts.overlong import Overlong
 from trainer_node.ledger.audits.replaying import DUE, leave_out
-from trainer_node.ledger.batch_cut import OVERSAMPLE, Candidate, Cut, Verdict, cut
+from trainer_node.ledger.batch_cut import OVERSAMPLE, CandidateGroup, Cut, GroupVerdict, cut
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.body_segments import Place
 from trainer_node.ledger.job_groups import FOREIGN, NOT_PLAYED, drop, shorten
@@ -26,7 +26,7 @@ from trainer_node.ledger.ledger_rows import (
     move_all,
 )
 from trainer_node.ledger.ledger_states import LIVE_GROUPS, UNSETTLED_JOBS
-from trainer_node.ledger.staleness_rule import Bounds
+from trainer_node.ledger.staleness_rule import StalenessBounds
 
 MOST_UNPLAYABLE = 64
 """Groups that may end for one batch, those that cannot be played included, before the learner sees an error."""
@@ -41,17 +41,17 @@ class MemberResult(NamedTuple):
     settled_step: int
 
 
-class Member(NamedTuple):
+class BatchMember(NamedTuple):
     """``group``: bytes of the record."""
 
     group: bytes
     results: tuple[MemberResult, ...]
 
 
-class Batch(NamedTuple):
+class CutBatch(NamedTuple):
     id: bytes
     step: int
-    members: tuple[Member, ...]
+    members: tuple[BatchMember, ...]
 
 
 class Taken(NamedTuple):
@@ -60,7 +60,7 @@ class Taken(NamedTuple):
     although enough groups were played.
     """
 
-    batch: Batch | None
+    batch: CutBatch | None
     finished: bool
     played: int = 0
     reward: float | None = None
@@ -70,7 +70,7 @@ class Taken(NamedTuple):
 def take(
     conn: Connection,
     now: Present,
-    bounds: Bounds,
+    bounds: StalenessBounds,
     new_id: Callable[[], bytes],
     *,
     epoch: int,
@@ -86,7 +86,7 @@ def take(
         return before
     live, made = _cut(conn, now, bounds, overlong)
     for candidate, verdict in made.dropped:
-        assert verdict is not Verdict.USE
+        assert verdict is not GroupVerdict.USE
         drop(conn, now, live[candidate.opened], verdict.value)
     if made.batch is None:
         gone = {candidate.opened for candidate, _ in made.dropped}
@@ -115,7 +115,7 @@ def take(
 
 
 def foreseen(
-    conn: Connection, now: Present, bounds: Bounds, *, epoch: int, branch: int, step: int, overlong: Overlong
+    conn: Connection, now: Present, bounds: StalenessBounds, *, epoch: int, branch: int, step: int, overlong: Overlong
 ) -> Taken | None:
     """The answer of ``take`` where it changes nothing; None where it would make a change. The look needs no transition:
     among many groups it takes longer than a request for leases should wait. Raises as ``take``.
@@ -128,7 +128,9 @@ def foreseen(
     return Taken(None, False, *_report(conn, now, None, 0))
 
 
-def _without_cut(conn: Connection, now: Present, bounds: Bounds, epoch: int, branch: int, step: int) -> Taken | None:
+def _without_cut(
+    conn: Connection, now: Present, bounds: StalenessBounds, epoch: int, branch: int, step: int
+) -> Taken | None:
     """The answer of a run that has finished, or of a batch that was cut before."""
     check_epoch(now, epoch)
     if (branch, step) != (now.branch, now.step):
@@ -139,7 +141,7 @@ def _without_cut(conn: Connection, now: Present, bounds: Bounds, epoch: int, bra
     return None if row is None else _taken(conn, now, row)
 
 
-def _cut(conn: Connection, now: Present, bounds: Bounds, overlong: Overlong) -> tuple[dict[int, bytes], Cut]:
+def _cut(conn: Connection, now: Present, bounds: StalenessBounds, overlong: Overlong) -> tuple[dict[int, bytes], Cut]:
     """The groups that are in no batch, by their numbers, and what becomes of them."""
     groups = select(db.groups.c.id, db.groups.c.opened).where(
         db.groups.c.state.in_(LIVE_GROUPS), db.groups.c.purpose == "train", db.groups.c.id.not_in(live_batch_groups)
@@ -149,7 +151,7 @@ def _cut(conn: Connection, now: Present, bounds: Bounds, overlong: Overlong) -> 
     return live, cut(bounds, candidates, now.step, _played(conn, now), overlong)
 
 
-def _candidates(conn: Connection, opened: dict[bytes, int]) -> list[Candidate]:
+def _candidates(conn: Connection, opened: dict[bytes, int]) -> list[CandidateGroup]:
     steps: dict[bytes, list[int]] = defaultdict(list)
     rewards: dict[bytes, list[float]] = defaultdict(list)
     cut_off: dict[bytes, list[bool]] = defaultdict(list)
@@ -189,7 +191,7 @@ def _candidates(conn: Connection, opened: dict[bytes, int]) -> list[Candidate]:
         )
         unsettled |= due + Counter({row.group_id: row.jobs for row in conn.execute(counted)})
     return [
-        Candidate(number, steps[group], rewards[group], unsettled.get(group, 0), cut_off[group])
+        CandidateGroup(number, steps[group], rewards[group], unsettled.get(group, 0), cut_off[group])
         for group, number in opened.items()
     ]
 
@@ -211,7 +213,7 @@ def _played(conn: Connection, now: Present) -> int:
     return int(conn.scalar(select(func.count()).select_from(db.groups).where(_dropped(now))) or 0)
 
 
-def _refusal(conn: Connection, now: Present, bounds: Bounds, live: Collection[int]) -> str | None:
+def _refusal(conn: Connection, now: Present, bounds: StalenessBounds, live: Collection[int]) -> str | None:
     """Why there can be no batch: so many groups ended for it, and none can be trained. Groups that were opened before
     the last of them, whose numbers are in ``live``, are waited for: fast workers may have played the others.
     """
@@ -238,9 +240,9 @@ def _taken(conn: Connection, now: Present, row: Row[Any]) -> Taken:
         .order_by(db.batch_members.c.ordinal)
     ).all()
     results = _results(conn, row.id, row.oldest_step)
-    members = tuple(Member(bytes(g.body), tuple(results[bytes(g.id)])) for g in groups)
+    members = tuple(BatchMember(bytes(g.body), tuple(results[bytes(g.id)])) for g in groups)
     report = _report(conn, now, row.id, len(groups))
-    return Taken(Batch(bytes(row.id), row.step, members), False, *report)
+    return Taken(CutBatch(bytes(row.id), row.step, members), False, *report)
 
 
 def _results(conn: Connection, batch: bytes, oldest_step: int) -> Mapping[bytes, list[MemberResult]]:

@@ -19,7 +19,7 @@ from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.ledger_rows import (
     MAX_EVALUATIONS,
     MAX_WAITING,
-    FullError,
+    CapReachedError,
     Present,
     ahead,
     in_parts,
@@ -28,7 +28,7 @@ from trainer_node.ledger.ledger_rows import (
     move_all,
 )
 from trainer_node.ledger.ledger_states import LIVE_GROUPS, UNSETTLED_JOBS
-from trainer_node.ledger.staleness_rule import Bounds, room
+from trainer_node.ledger.staleness_rule import StalenessBounds, room
 
 logger = logging.getLogger("p2pcast.ledger")
 
@@ -55,7 +55,7 @@ def add_groups(
         waiting = (db.groups.c.state == "waiting") & (db.groups.c.purpose == purpose)
         asked = sum(group.purpose == purpose for group in added)
         if asked and int(conn.scalar(select(func.count()).where(waiting)) or 0) + asked > most:
-            raise FullError(f"{most} groups to {purpose} are waiting: add more when some have been opened")
+            raise CapReachedError(f"{most} groups to {purpose} are waiting: add more when some have been opened")
     for group in added:
         _check(group, task_hash)
     number, known = int(conn.scalar(select(db.meta.c.added)) or 0), read_groups(conn, {group.id for group in added})
@@ -169,7 +169,7 @@ _NEW_JOBS = insert(db.jobs)
 def open_groups(
     conn: Connection,
     now: Present,
-    bounds: Bounds,
+    bounds: StalenessBounds,
     served: Version,
     purpose: str,
     task_hash: bytes,

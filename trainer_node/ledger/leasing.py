@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Row, Select, bindparam, func, insert, or_, se
 from p2pcast.ground.errors import RefusedError, UsageError
 from p2pcast.ground.version import Version
 from p2pcast.ledger_api.api_route import MAX_LIST
-from p2pcast.ledger_api.worker_api import Held, Leased
+from p2pcast.ledger_api.worker_api import HeldLease, Leased
 from p2pcast.rollouts.job import job_of
 from p2pcast.rollouts.return_reason import Returned
 from trainer_node.ledger.database import ledger_schema as db
@@ -40,7 +40,7 @@ from trainer_node.ledger.ledger_rows import (
     move_all,
 )
 from trainer_node.ledger.share_ceiling import plays_training, within_share
-from trainer_node.ledger.worker_rates import Begun, WorkerRates
+from trainer_node.ledger.worker_rates import LeaseOutcome, WorkerRates
 from trainer_node.scheduling.served_versions import KnownEngine, believed
 
 _OPEN = text("jobs.state = 'open'")
@@ -191,7 +191,7 @@ def lease(
         wanted -= len(training)
         taken += training
         left = left or left_to_train
-        begun = Begun(len(training), missing=max(0, asked - len(taken)), emptied=wanted > 0)
+        begun = LeaseOutcome(len(training), missing=max(0, asked - len(taken)), emptied=wanted > 0)
         rates.began(name, now.now_s, begun, worker.task_hash)
     # Of a worker that was not offered everything, or plays another task, nothing follows for the others.
     offered = engine.agreed and worker.task_hash == policy.task_hash
@@ -292,7 +292,7 @@ class _Taker(NamedTuple):
 
 def heartbeats(
     conn: Connection, now: Present, policy: Policy, rates: WorkerRates, beats: Sequence[Beat]
-) -> list[list[Held] | None]:
+) -> list[list[HeldLease] | None]:
     """Renew the leases whose tokens have grown; abort those whose results could not be accepted. For each heartbeat
     the answers to its leases; None for an unknown session.
     """
@@ -337,7 +337,7 @@ def _answers(
     rows: Mapping[bytes, Row[Any]],
     ended: Collection[bytes],
     renewed: Mapping[bytes, float],
-) -> list[Held] | None:
+) -> list[HeldLease] | None:
     if worker is None:
         return None
     mine = {lease_id: row for lease_id in beat.tokens if (row := rows.get(lease_id)) and row.worker_id == worker}
@@ -346,12 +346,12 @@ def _answers(
 
 def _held(
     now: Present, lease_id: bytes, row: Row[Any] | None, ended: Collection[bytes], renewed: Mapping[bytes, float]
-) -> Held:
+) -> HeldLease:
     if row is None or row.state == "expired":
-        return Held(lease_id, "unknown", 0.0)
+        return HeldLease(lease_id, "unknown", 0.0)
     if row.state != "held" or lease_id in ended:
-        return Held(lease_id, "abort", 0.0)
-    return Held(lease_id, "held", max(0.0, renewed.get(lease_id, row.expires_s) - now.now_s))
+        return HeldLease(lease_id, "abort", 0.0)
+    return HeldLease(lease_id, "held", max(0.0, renewed.get(lease_id, row.expires_s) - now.now_s))
 
 
 def _hopeless(now: Present, policy: Policy, row: Row[Any]) -> bool:

@@ -25,7 +25,7 @@ from p2pcast.ground.errors import IntegrityError, RefusedError, UsageError
 from p2pcast.ground.version import Version
 from p2pcast.ledger_api.api_route import MAX_LIST
 from p2pcast.ledger_api.trainer_api import GroupRow
-from p2pcast.ledger_api.worker_api import Held, Registered, Registration, Settled
+from p2pcast.ledger_api.worker_api import HeldLease, Registered, Registration, Settled
 from p2pcast.rollouts.job import Group, Job
 from p2pcast.rollouts.overlong import Overlong
 from p2pcast.rollouts.result import Result
@@ -41,10 +41,10 @@ from trainer_node.ledger import (
 )
 from trainer_node.ledger.acceptance import Rejection, rejection
 from trainer_node.ledger.audits import auditing, replaying
-from trainer_node.ledger.audits.auditing import AuditSample, Sampled
+from trainer_node.ledger.audits.auditing import AuditSample, SampledLease
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.body_segments import Place
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.ledger_store import LedgerStore
 from trainer_node.ledger.database.transitions import Transitions
 from trainer_node.ledger.drained_workers import DrainedWorkers
 from trainer_node.ledger.failures.failed_jobs import fail_job
@@ -79,7 +79,7 @@ class Ledger:
 
     def __init__(
         self,
-        store: Store,
+        store: LedgerStore,
         policy: Policy,
         *,
         now: Callable[[], float] = time.monotonic,
@@ -116,7 +116,7 @@ class Ledger:
 
     def register(self, caller: str, one: Registration) -> Registered:
         """The same caller with the same name takes its record over, unless it turns out that two workers use the name:
-        then one of them gets another name. ``caller``: of a certificate, or BEARER. Raises FullError.
+        then one of them gets another name. ``caller``: of a certificate, or BEARER. Raises CapReachedError.
         """
         return self._transitions.at_present(lambda conn, now: self._registrations.register(conn, now, caller, one))
 
@@ -176,14 +176,14 @@ class Ledger:
         """``workers``: that are not silent."""
         self._rates.count_workers(workers)
 
-    def heartbeat(self, session: bytes, tokens: Mapping[bytes, int]) -> list[Held]:
+    def heartbeat(self, session: bytes, tokens: Mapping[bytes, int]) -> list[HeldLease]:
         """Raises UnknownIdError for an unknown session."""
         (held,) = self.heartbeats([leasing.Beat(session, tokens)])
         if held is None:
             raise leasing.unknown_session()
         return held
 
-    def heartbeats(self, beats: Sequence[leasing.Beat]) -> list[list[Held] | None]:
+    def heartbeats(self, beats: Sequence[leasing.Beat]) -> list[list[HeldLease] | None]:
         """Several heartbeats at once. None for an unknown session."""
         return self._transitions.at_present(
             lambda conn, now: leasing.heartbeats(conn, now, self._policy, self._rates, beats)
@@ -266,24 +266,24 @@ class Ledger:
             versions = {span.version for span in spans[one.job, one.lease]}
             # A result that is sent again must not be likelier to be audited.
             if one.verdict == "accepted" and len(versions) == 1:
-                self._audits.offer(versions.pop(), Sampled(one.job, one.lease))
+                self._audits.offer(versions.pop(), SampledLease(one.job, one.lease))
         return verdicts.given
 
     # -- trainer
 
     def add_groups(self, groups: Sequence[Group]) -> int:
-        """Raises RefusedError, FullError."""
+        """Raises RefusedError, CapReachedError."""
         # Requests for leases, which are urgent, may wait for them.
         return self._transitions.at_present(
             lambda conn, now: job_groups.add_groups(conn, now, self._policy.task_hash, groups), urgent=True
         )
 
-    def prompts(self, seed: int) -> prompting.Position:
+    def prompts(self, seed: int) -> prompting.PromptPosition:
         """How far the task's prompts for the seed have been passed on, and how many groups to train wait."""
         with self._store.reading() as conn:
             return prompting.position(conn, self._policy.task_hash, seed)
 
-    def add_prompts(self, seed: int, passed: prompting.Passed) -> None:
+    def add_prompts(self, seed: int, passed: prompting.PassedPrompts) -> None:
         """Groups made from prompts, and the cursor behind these prompts. Raises as ``add_groups``, and RefusedError if
         the prompts do not follow those before.
         """
@@ -352,7 +352,7 @@ class Ledger:
         """A result's bytes. Raises IntegrityError."""
         return self._store.segments.read(place)
 
-    def reopen_damaged(self, batch: batch_transitions.Batch) -> int:
+    def reopen_damaged(self, batch: batch_transitions.CutBatch) -> int:
         """Reads all bodies of a cut batch; if some are damaged, the batch is reopened and their jobs are played again.
         Returns the number of damaged results.
         """
@@ -449,7 +449,7 @@ class Ledger:
 
     def audited(self, job: bytes, lease: bytes, *, agrees: bool) -> str:
         """Count an audit for its worker, whose name is returned. Raises UnknownIdError."""
-        return self._transitions.call(lambda conn: auditing.count(conn, Sampled(job, lease), agrees=agrees))
+        return self._transitions.call(lambda conn: auditing.count(conn, SampledLease(job, lease), agrees=agrees))
 
     def prober(self, session: bytes, version: Version, manifest: bytes) -> tuple[bytes, str] | None:
         """Id and name of the session's worker; None unless the version is known with this manifest. Raises
@@ -471,7 +471,7 @@ class Ledger:
         found = self._transitions.call(lambda conn: replaying.read(conn, one))
         return None if found is None else (found.job, Result.from_bytes(self.body(found.place)))
 
-    def replayed(self, one: replaying.Due, found: float | Rejection) -> replaying.Ended | None:
+    def replayed(self, one: replaying.Due, found: float | Rejection) -> replaying.ReplayEnded | None:
         """``found``: the reward, or why there is none. Repeated after its commit, changes nothing: None."""
         return self._transitions.at_present(
             lambda conn, now: replaying.end(conn, now, self._policy, one, found, fail_job)

@@ -13,7 +13,7 @@ from p2pcast.ledger_api.trainer_api import MAX_READ, GroupRow
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.ledger_rows import Present, UnknownIdError, acknowledged_step, ahead, finished
 from trainer_node.ledger.ledger_states import LIVE_GROUPS
-from trainer_node.ledger.staleness_rule import Bounds
+from trainer_node.ledger.staleness_rule import StalenessBounds
 
 MOST_STEPS = 16
 """Steps behind the learner from which on results are counted together."""
@@ -24,7 +24,7 @@ _ACCEPTED, _REJECTED = text("results.verdict = 'accepted'"), text("results.verdi
 """Not parameters: PostgreSQL uses a partial index only for a statement that repeats its condition."""
 
 
-def status(conn: Connection, now: Present, bounds: Bounds) -> dict[str, Any]:
+def status(conn: Connection, now: Present, bounds: StalenessBounds) -> dict[str, Any]:
     return {
         "epoch": now.epoch,
         "learner": str(Version(now.branch, now.step)),

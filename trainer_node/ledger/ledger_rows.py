@@ -21,7 +21,7 @@ from trainer_node.ledger.acceptance import Rule
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.ledger_states import LIVE_GROUPS, sources
 from trainer_node.ledger.lineage import Fork, Lineage
-from trainer_node.ledger.staleness_rule import Bounds
+from trainer_node.ledger.staleness_rule import StalenessBounds
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class UnknownIdError(UsageError):
     """No row has the id."""
 
 
-class FullError(LocalError):
+class CapReachedError(LocalError):
     """A cap is reached; the caller may try again later."""
 
 
@@ -81,7 +81,7 @@ class Policy:
     computes each reward. ``experts``: of the run's model, if stated.
     """
 
-    bounds: Bounds
+    bounds: StalenessBounds
     rule: Rule
     vocabulary: int
     guess_s: float = 120.0
@@ -156,7 +156,7 @@ live_batch_groups = (
 """Groups in a batch that the learner was given, and may have trained."""
 
 
-def finished(now: Present, bounds: Bounds) -> bool:
+def finished(now: Present, bounds: StalenessBounds) -> bool:
     return bounds.last_step is not None and now.step >= bounds.last_step
 
 

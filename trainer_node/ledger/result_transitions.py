@@ -77,7 +77,7 @@ class Verdicts(NamedTuple):
     new: list[Settled]
 
 
-class Judged(NamedTuple):
+class JudgedResult(NamedTuple):
     """``answer``: None while the reward is missing. ``row``: of the lease."""
 
     answer: Settled | None
@@ -95,7 +95,7 @@ class _Accepted(NamedTuple):
 
 def judge_all(
     conn: Connection, now: Present, policy: Policy, worker_id: bytes, handed_in: Sequence[Result]
-) -> list[Judged]:
+) -> list[JudgedResult]:
     """For each result the answer that was given before, or the rejection, or neither for a result that would be
     accepted. Raises RefusedError for another body of a lease that is settled.
     """
@@ -126,14 +126,14 @@ def _judge(
     result: Result,
     row: Row[Any] | None,
     groups: Mapping[bytes, Group],
-) -> Judged:
+) -> JudgedResult:
     if row is None:
         detail = "the worker has no such lease"
-        return Judged(Settled(result.job, result.lease, "rejected", "unknown lease", detail), None, None, None)
+        return JudgedResult(Settled(result.job, result.lease, "rejected", "unknown lease", detail), None, None, None)
     if row.digest is not None:
         if bytes(row.digest) != result.digest():
             raise RefusedError(f"lease {result.lease.hex()} was settled with another result")
-        return Judged(Settled(result.job, result.lease, row.verdict, row.reason, row.detail), None, None, None)
+        return JudgedResult(Settled(result.job, result.lease, row.verdict, row.reason, row.detail), None, None, None)
     job = job_of(groups[bytes(row.group_id)], row.position, bytes(row.job_id), Version(row.branch, row.oldest))
     wrong = rejection(
         result,
@@ -143,7 +143,7 @@ def _judge(
         in_time=row.state == "held" and now.now_s <= row.expires_s,
         served=Version(row.branch, row.served),
     )
-    return Judged(None, wrong, job, row)
+    return JudgedResult(None, wrong, job, row)
 
 
 def settle_all(

@@ -17,7 +17,7 @@ from p2pcast.ground.version import Version
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.ledger_rows import MAX_BLAMED, SEEN_S, Policy, Present, admissible, ahead, finished
 from trainer_node.ledger.staleness_rule import room
-from trainer_node.ledger.worker_rates import Standing, WorkerRates
+from trainer_node.ledger.worker_rates import WorkerLoads, WorkerRates
 from trainer_node.scheduling.shares import Load, jobs_for, split
 
 
@@ -68,7 +68,7 @@ _OPEN_JOBS = (
 )
 
 
-def _standing(conn: Connection, now: Present, policy: Policy, rates: WorkerRates, asker: Row[Any]) -> Standing:
+def _standing(conn: Connection, now: Present, policy: Policy, rates: WorkerRates, asker: Row[Any]) -> WorkerLoads:
     """Shares and loads of the workers of the asker's task. Workers that may not take part have no share."""
     recent = conn.execute(_RECENT, {"since_s": now.now_s - SEEN_S, "task_hash": asker.task_hash})
     peers = {bytes(row.id): (row.slots, Version(row.served_branch, row.served_step)) for row in recent}
@@ -85,7 +85,7 @@ def _standing(conn: Connection, now: Present, policy: Policy, rates: WorkerRates
         loads[name] = Load(in_batch.get(peer, 0), min(free, jobs[served]))
     loads.setdefault(bytes(asker.id).hex(), Load(0, 1))
     shares = split(policy.bounds.batch_groups * size, rates.throughputs.of(able))
-    return Standing(now.epoch, now.step, now.now_s, shares, loads)
+    return WorkerLoads(now.epoch, now.step, now.now_s, shares, loads)
 
 
 def _takes_part(now: Present, policy: Policy, newest: list[Version], served: Version, staged: Version | None) -> bool:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class StalenessBounds:
     """``staleness``: S, in learner steps. ``batch_groups``: P. ``last_step``: the run's last step; None: no end."""
 
     staleness: int
@@ -26,7 +26,7 @@ class Bounds:
     last_step: int | None = None
 
 
-def room(bounds: Bounds, ahead: int, served_step: int, learner_step: int) -> int:
+def room(bounds: StalenessBounds, ahead: int, served_step: int, learner_step: int) -> int:
     """How many groups may be opened now for a worker whose engine serves ``served_step``."""
     batches = served_step + bounds.staleness + 1 - learner_step
     if bounds.last_step is not None:

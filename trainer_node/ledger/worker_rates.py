@@ -48,7 +48,7 @@ VOTE_KEPT = 0.7
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class WorkerLoads:
     """Shares and loads of a task's workers, in one batch at one time. ``loads``: kept up to date with new leases."""
 
     epoch: int
@@ -59,7 +59,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class LeaseOutcome:
     """Outcome of a request for leases. ``missing``: jobs that it asked for and did not get. ``emptied``: it would have
     begun more if there were more jobs.
     """
@@ -91,7 +91,7 @@ class WorkerRates:
         self._tokens_per_s: OrderedDict[str, float] = OrderedDict()
         """Of each caller's results: one figure for each, so that no caller outvotes the others by many results."""
         self._staged: dict[str, Version | None] = {}
-        self._standings: dict[bytes, Standing] = {}
+        self._standings: dict[bytes, WorkerLoads] = {}
         self._doubtful: set[bytes] = set()
         """Tasks whose standings are kept for ``STANDING_S`` at most, and not at all among few workers."""
         self._pending: list[Callable[[], None]] = []
@@ -129,11 +129,11 @@ class WorkerRates:
         self._asked_s[worker], self._staged[worker] = now_s, staged
         self._missing[worker] = 0
 
-    def began(self, worker: str, now_s: float, begun: Begun, task_hash: bytes) -> None:
+    def began(self, worker: str, now_s: float, begun: LeaseOutcome, task_hash: bytes) -> None:
         """The worker's request has begun leases."""
         self._pending.append(partial(self._began, worker, now_s, begun, task_hash))
 
-    def _began(self, worker: str, now_s: float, begun: Begun, task_hash: bytes) -> None:
+    def _began(self, worker: str, now_s: float, begun: LeaseOutcome, task_hash: bytes) -> None:
         kept, leases = self._standings.get(task_hash), begun.leases
         self._missing[worker] = begun.missing
         if begun.emptied:
@@ -210,7 +210,7 @@ class WorkerRates:
 
     # -- decisions
 
-    def standing(self, task_hash: bytes, epoch: int, step: int, now_s: float) -> Standing | None:
+    def standing(self, task_hash: bytes, epoch: int, step: int, now_s: float) -> WorkerLoads | None:
         """The kept standing of the task's workers, while it is new enough."""
         kept = self._standings.get(task_hash)
         if kept is None or (kept.epoch, kept.step) != (epoch, step):
@@ -220,7 +220,7 @@ class WorkerRates:
             lasts_s = STANDING_S if lasts_s > STANDING_S else 0.0
         return kept if 0 <= now_s - kept.now_s < lasts_s else None
 
-    def lacks(self, worker: str, standing: Standing, now_s: float) -> bool:
+    def lacks(self, worker: str, standing: WorkerLoads, now_s: float) -> bool:
         """Whether to compute a standing again because the worker is missing. Among many workers a new one waits for
         the time of a small standing: all of them may join at once.
         """
@@ -228,7 +228,7 @@ class WorkerRates:
             return False
         return now_s - standing.now_s >= STANDING_S or len(standing.loads) < STANDINGS_WORKERS_S * STANDING_S
 
-    def keep_standing(self, task_hash: bytes, standing: Standing) -> None:
+    def keep_standing(self, task_hash: bytes, standing: WorkerLoads) -> None:
         self._standings = {task_hash: standing}
         self._doubtful.clear()
 

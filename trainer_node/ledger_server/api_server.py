@@ -27,7 +27,7 @@ from p2pcast.ground.errors import (
 from p2pcast.ledger_api.api_route import ApiRecord, ApiRoute, Role
 from p2pcast.process.shortages import shortage
 from p2pcast.rollouts.record_form import RolloutRecord
-from trainer_node.ledger.ledger_rows import BEARER, FullError, UnknownIdError
+from trainer_node.ledger.ledger_rows import BEARER, CapReachedError, UnknownIdError
 from trainer_node.ledger_server.body_budget import BODY_BYTES, BodyBudget
 from trainer_node.ledger_server.callers import CallerConnections, Callers, ForbiddenError, ManyConnectionsError
 
@@ -47,7 +47,7 @@ STATUSES: Final[dict[type[P2PCastError], int]] = {
     ForbiddenError: 403,
     UnknownIdError: 404,
     RefusedError: 409,
-    FullError: 429,
+    CapReachedError: 429,
     RemoteError: 400,
     IntegrityError: 500,
     LocalError: 503,

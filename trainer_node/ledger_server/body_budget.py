@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from p2pcast.daemon.request_body import BodyTooLargeError
 from p2pcast.ground import limits
 from p2pcast.ground.wakeup import Wakeup
-from trainer_node.ledger.ledger_rows import FullError
+from trainer_node.ledger.ledger_rows import CapReachedError
 
 BUDGET_BYTES = 512 * limits.MIB
 """All callers together."""
@@ -35,7 +35,7 @@ class BodyBudget:
 
     @contextlib.asynccontextmanager
     async def room(self, caller: str, size: int) -> AsyncIterator[None]:
-        """Raises BodyTooLargeError, and FullError without room within WAIT_S."""
+        """Raises BodyTooLargeError, and CapReachedError without room within WAIT_S."""
         if size > BODY_BYTES:
             raise BodyTooLargeError(
                 f"a request of {size} bytes, and {BODY_BYTES} are allowed: send fewer records at once"
@@ -45,7 +45,7 @@ class BodyBudget:
                 while not self._fits(caller, size):
                     await self._freed.wait()
         except TimeoutError:
-            raise FullError(f"too many requests arrive at once: none had room for {WAIT_S:g} s") from None
+            raise CapReachedError(f"too many requests arrive at once: none had room for {WAIT_S:g} s") from None
         self._free -= size
         self._held[caller] += size
         try:

@@ -12,7 +12,7 @@ from p2pcast.ground.errors import P2PCastError, RefusedError
 from p2pcast.ledger_api.api_route import Role
 from p2pcast.trust import bearer_tokens
 from p2pcast.trust.dial_permissions import Certified
-from trainer_node.ledger.ledger_rows import BEARER, FullError
+from trainer_node.ledger.ledger_rows import BEARER, CapReachedError
 
 WORKER_FILE = "worker.token"
 """File in the ledger's state folder: the bearer token of workers on this machine."""
@@ -77,7 +77,7 @@ class Callers:
         return caller
 
 
-class ManyConnectionsError(FullError):
+class ManyConnectionsError(CapReachedError):
     """The connection of the refused request is closed."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from p2pcast.ground.errors import LocalError
 from p2pcast.ground.wakeup import Wakeup
-from p2pcast.ledger_api.worker_api import Held
+from p2pcast.ledger_api.worker_api import HeldLease
 from trainer_node.ledger.leasing import Beat, unknown_session
 
 GATHER_S = 0.05
@@ -25,18 +25,18 @@ results that came before take a second, which is less than a thousand workers ne
 class HeartbeatBatch:
     """``beat``: the transition, with one answer for each heartbeat; None for an unknown session."""
 
-    def __init__(self, beat: Callable[[Sequence[Beat]], Awaitable[list[list[Held] | None]]]) -> None:
+    def __init__(self, beat: Callable[[Sequence[Beat]], Awaitable[list[list[HeldLease] | None]]]) -> None:
         self._beat = beat
-        self._queued: list[tuple[Beat, asyncio.Future[list[Held]]]] = []
-        self._unanswered: set[asyncio.Future[list[Held]]] = set()
+        self._queued: list[tuple[Beat, asyncio.Future[list[HeldLease]]]] = []
+        self._unanswered: set[asyncio.Future[list[HeldLease]]] = set()
         self._ended = False
         self._changed = Wakeup()
 
-    async def ask(self, session: bytes, tokens: Mapping[bytes, int]) -> list[Held]:
+    async def ask(self, session: bytes, tokens: Mapping[bytes, int]) -> list[HeldLease]:
         """Raises UnknownIdError, what the transition raises, and LocalError if ``run`` ends first, or has ended."""
         if self._ended:
             raise _closing()
-        answer: asyncio.Future[list[Held]] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[list[HeldLease]] = asyncio.get_running_loop().create_future()
         self._unanswered.add(answer)
         answer.add_done_callback(self._unanswered.discard)
         self._queued.append((Beat(session, tokens), answer))
@@ -58,15 +58,15 @@ class HeartbeatBatch:
                 if not answer.done():
                     answer.set_exception(_closing())
 
-    def _take(self) -> list[tuple[Beat, asyncio.Future[list[Held]]]]:
-        taken: list[tuple[Beat, asyncio.Future[list[Held]]]] = []
+    def _take(self) -> list[tuple[Beat, asyncio.Future[list[HeldLease]]]]:
+        taken: list[tuple[Beat, asyncio.Future[list[HeldLease]]]] = []
         leases = 0
         while self._queued and (not taken or leases + len(self._queued[0][0].tokens) <= MOST_LEASES):
             taken.append(self._queued.pop(0))
             leases += len(taken[-1][0].tokens)
         return taken
 
-    async def _settle(self, taken: list[tuple[Beat, asyncio.Future[list[Held]]]]) -> None:
+    async def _settle(self, taken: list[tuple[Beat, asyncio.Future[list[HeldLease]]]]) -> None:
         try:
             answers = await self._beat([beat for beat, _ in taken])
         except Exception as error:  # noqa: BLE001 - every caller learns of it

@@ -21,7 +21,7 @@ SERVED_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepTimes:
     """Times in seconds. ``rollouts``: of the batch."""
 
     wait_s: float
@@ -33,7 +33,7 @@ class LearnerTimes:
     """All times ``now_s`` are seconds from one origin."""
 
     def __init__(self) -> None:
-        self._steps: deque[Step] = deque(maxlen=KEPT)
+        self._steps: deque[StepTimes] = deque(maxlen=KEPT)
         self._broadcasts_s: deque[float] = deque(maxlen=KEPT)
         self._asked: tuple[int, float] | None = None
         self._taken: tuple[int, float, float, int] | None = None
@@ -57,7 +57,7 @@ class LearnerTimes:
         """The learner has applied the batch of ``step``; again if the answer was lost."""
         if self._taken is not None and self._taken[0] == step:
             _, taken_s, wait_s, rollouts = self._taken
-            self._steps.append(Step(wait_s, now_s - taken_s, rollouts))
+            self._steps.append(StepTimes(wait_s, now_s - taken_s, rollouts))
             self._taken = None
 
     def known(self, version: Version, now_s: float) -> None:

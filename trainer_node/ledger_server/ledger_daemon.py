@@ -31,7 +31,7 @@ from p2pcast.ground import limits
 from p2pcast.ground.addresses import show_address
 from p2pcast.ground.errors import P2PCastError, RetryableError
 from p2pcast.ground.version import Version
-from p2pcast.ledger_api.worker_api import Held
+from p2pcast.ledger_api.worker_api import HeldLease
 from p2pcast.process import metric_kinds
 from p2pcast.process.background_tasks import Tasks
 from p2pcast.process.daemon_process import StateFile
@@ -47,12 +47,12 @@ from p2pcast.trust import bearer_tokens
 from p2pcast.trust.dial_permissions import Certified
 from p2pcast.trust.join_token import JoinToken
 from trainer_node.admission.trust_files import secret_of
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.ledger_store import LedgerStore
 from trainer_node.ledger.job_groups import FOREIGN
 from trainer_node.ledger.leasing import Beat
 from trainer_node.ledger.ledger import Ledger
 from trainer_node.ledger.ledger_rows import Policy
-from trainer_node.ledger.prompts.prompting import Passed
+from trainer_node.ledger.prompts.prompting import PassedPrompts
 from trainer_node.ledger_server.callers import WORKER_FILE, Callers, worker_bearer
 from trainer_node.ledger_server.heartbeat_batch import HeartbeatBatch
 from trainer_node.ledger_server.learner_times import LearnerTimes
@@ -297,7 +297,7 @@ class LedgerDaemon:
     async def _call(self, transition: Callable[..., T], *words: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executors.ordinary, transition, *words)
 
-    async def _beat(self, beats: Sequence[Beat]) -> list[list[Held] | None]:
+    async def _beat(self, beats: Sequence[Beat]) -> list[list[HeldLease] | None]:
         return await self._call(self._ledger.heartbeats, beats)
 
     async def _learn(self, versions: Collection[Version]) -> None:
@@ -334,7 +334,7 @@ class LedgerDaemon:
         memory_bytes = self._config.check_memory_bytes
         return HookSource(name=name, state=state, histories=partial(self._call, histories), memory_bytes=memory_bytes)
 
-    async def _add(self, seed: int, passed: Passed) -> None:
+    async def _add(self, seed: int, passed: PassedPrompts) -> None:
         add = partial(self._ledger.add_prompts, seed, passed)
         await asyncio.get_running_loop().run_in_executor(self._executors.urgent, add)
         self._queue.changed()
@@ -408,7 +408,7 @@ async def opened(config: LedgerConfig) -> AsyncIterator[LedgerDaemon]:
     tasks = Tasks(events)
     with state_lock(config.state), tasks.watching():
         notices = LedgerNotices(events, tasks)
-        store = Store(config.state, config.database, ran_short=notices.ran_short)
+        store = LedgerStore(config.state, config.database, ran_short=notices.ran_short)
         try:
             ledger = Ledger(store, config.policy, shared_commits=True, happened=notices.happened)
         except BaseException:

@@ -29,7 +29,7 @@ from p2pcast.rollouts.overlong import overlong_of
 from p2pcast.rollouts.result import Result
 from p2pcast.rollouts.return_reason import Returned, ReturnReason
 from p2pcast.tasks.task_process import TaskProcesses
-from trainer_node.ledger.batch_transitions import Member, Taken
+from trainer_node.ledger.batch_transitions import BatchMember, Taken
 from trainer_node.ledger.leasing import Grant
 from trainer_node.ledger.ledger import Ledger
 from trainer_node.ledger.ledger_rows import BEARER
@@ -297,7 +297,7 @@ class LedgerRoutes:
         await response.write_eof()
         return response
 
-    def _member(self, member: Member) -> trainers.BatchGroup:
+    def _member(self, member: BatchMember) -> trainers.BatchGroup:
         rows = [
             trainers.BatchResult(self._ledger.body(one.place), one.reward, one.worker, one.settled_step)
             for one in member.results

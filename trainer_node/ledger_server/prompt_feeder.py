@@ -22,7 +22,7 @@ from p2pcast.ledger_api.api_route import MAX_LIST
 from p2pcast.rollouts.job import Group
 from p2pcast.tasks.child_processes.prompt_reader import ReadPrompts
 from p2pcast.tasks.task import FaultyPrompt, Prompt, Task, prompt_name
-from trainer_node.ledger.prompts.prompting import Passed, Position
+from trainer_node.ledger.prompts.prompting import PassedPrompts, PromptPosition
 from trainer_node.ledger_server.prompt_choice import HookedChoice, HookSource, every_prompt
 
 logger = logging.getLogger("p2pcast.ledger")
@@ -52,7 +52,7 @@ class Feed:
     waiting: int
 
 
-class Prompts(Protocol):
+class PromptSource(Protocol):
     """Of one task and seed."""
 
     async def read(self, first: int, count: int) -> ReadPrompts:
@@ -94,9 +94,9 @@ class PromptFeeder:
         self,
         task: Task,
         feed: Feed,
-        prompts: Prompts,
-        look: Callable[[], Awaitable[Position]],
-        add: Callable[[Passed], Awaitable[object]],
+        prompts: PromptSource,
+        look: Callable[[], Awaitable[PromptPosition]],
+        add: Callable[[PassedPrompts], Awaitable[object]],
         hooks: HookSource | None = None,
         left_out: Callable[[Sequence[FaultyPrompt]], object] = lambda faulty: None,
     ) -> None:
@@ -110,7 +110,7 @@ class PromptFeeder:
         self._number = 0
         """Of the next prompt to read."""
         self._exhausted = False
-        self._made: tuple[Passed, list[FaultyPrompt]] | None = None
+        self._made: tuple[PassedPrompts, list[FaultyPrompt]] | None = None
         """Perhaps not yet in the database."""
         self.rejected = 0
         """Faulty prompts since the start."""
@@ -168,7 +168,7 @@ class PromptFeeder:
         skipped, self._skipped, self._faulty = self._skipped, 0, 0
         raise LocalError(f"the newest {skipped} prompts gave no group ({why})")
 
-    async def _pass(self, cursor: int, missing: int) -> tuple[Passed, list[FaultyPrompt]]:
+    async def _pass(self, cursor: int, missing: int) -> tuple[PassedPrompts, list[FaultyPrompt]]:
         await self._read_on(cursor, missing)
         faulty = _leading(FaultyPrompt, self._read)
         first = cursor + len(faulty)
@@ -190,7 +190,7 @@ class PromptFeeder:
             logger.warning(
                 "task %s has no prompts after %d: only trainers add groups now", self._task.name, self._number
             )
-        passed = Passed(
+        passed = PassedPrompts(
             cursor,
             first + chosen.prompts,
             chosen.groups,

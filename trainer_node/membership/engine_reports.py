@@ -40,14 +40,14 @@ def engine_rows(engines: Iterable[EngineStatus]) -> list[EngineRow]:
     return [_row(row) for row in {row["name"]: row for row in engines}.values()]
 
 
-class Reporter(Protocol):
+class ReportingPeer(Protocol):
     @property
     def name(self) -> str: ...
     @property
     def engines(self) -> Sequence[EngineRow]: ...
 
 
-def live_rows(peers: Iterable[Reporter]) -> list[LiveEngine]:
+def live_rows(peers: Iterable[ReportingPeer]) -> list[LiveEngine]:
     """The engines of all peers, as rows of LIVE: name, committed version, whether it is ready."""
     rows = ((f"{peer.name}/{engine.name}", engine) for peer in peers for engine in peer.engines)
     return [(name[: limits.MAX_ENGINE_NAME], engine.committed, engine.ready) for name, engine in rows][

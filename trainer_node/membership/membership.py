@@ -13,23 +13,23 @@ from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
 
 from p2pcast.artifact.piece_size import piece_bytes
-from p2pcast.codec.codec_prediction import PEER_CORES, Way
+from p2pcast.codec.codec_prediction import PEER_CORES, BroadcastPath
 from p2pcast.ground.backoff import Backoff
 from p2pcast.relay.child_lag import Inflow
 from p2pcast.transport.stripe_count import FEWEST
 from topology.blame import Blame
-from topology.broadcast_time import DEFAULT_PEER_BPS, Network, median_bps, number_of_chains, predict
+from topology.broadcast_time import DEFAULT_PEER_BPS, BroadcastNetwork, median_bps, number_of_chains, predict
 from topology.fallback_neighbours import affected_peers
 from topology.link_repair import Links, repair_links
-from topology.peer_rates import Rate, assumed_bps, slowest_bps, update_rates
+from topology.peer_rates import PeerRate, assumed_bps, slowest_bps, update_rates
 from topology.plan import make_plan
 from topology.plan_changes import admit, adopt, excise, lower, straighten
-from topology.plan_tree import ROOT, Epoch, Member, Plan, PlanError
+from topology.plan_tree import ROOT, Epoch, Plan, PlanError, PlanMember
 from topology.reachability import Reach
 from topology.score import Score, Transfers, reliability, score, speed_cap_bps
 from topology.score_demotion import Standing, Standings
 from topology.slow_peers import Laggards, Patience, Stragglers
-from topology.version_sizes import Sizes
+from topology.version_sizes import VersionSizes
 from topology.withholding import Withholding
 from trainer_node.membership.peer_record import PeerRecord
 
@@ -67,16 +67,16 @@ class Membership:
         self._uplink_bps = uplink_bps
         self._chains = chains
         self.peers: dict[str, PeerRecord] = {}
-        self.sizes = Sizes()
+        self.sizes = VersionSizes()
         """Sizes of the run's versions; plans are made for them."""
         self.reach = Reach()
         self.plan = Plan(self._epoch(), {})
         self._sent_plan = self.plan
         self._touched: set[str] | None = set()
         """Peers whose place changed since ``take_changes`` was last called; None: found by comparison of the plans."""
-        self._history: dict[str, tuple[Transfers, Rate]] = {}
+        self._history: dict[str, tuple[Transfers, PeerRate]] = {}
         """Measurements of peers that have left: a peer that reconnects often does not start anew."""
-        self._rates: dict[str, Rate] = {}
+        self._rates: dict[str, PeerRate] = {}
         self._samples: dict[str, tuple[float, float]] = {}
         """Peer → bytes and bit/s of its last transfer, until the broadcast ends and all can be compared."""
         self._middle_bps: float | None = None
@@ -100,13 +100,13 @@ class Membership:
         self.withholding = Withholding()
 
     @property
-    def _network(self) -> Network:
+    def _network(self) -> BroadcastNetwork:
         """A hop carries a piece on each stripe in use. Pieces have the size of the next version's,
         and the number of stripes is the usual one (`relay.active_stripes`). On slow links two stripes are in use, and
         hops are shorter than assumed here.
         """
         piece = piece_bytes(self.sizes.bytes, self.sizes.hops, self.sizes.slowest_bps)
-        return Network(piece_bytes=FEWEST * piece, root_region=self._region)
+        return BroadcastNetwork(piece_bytes=FEWEST * piece, root_region=self._region)
 
     @property
     def uplink_bps(self) -> float:
@@ -122,22 +122,22 @@ class Membership:
         """Peers too slow for the others: each is the last of a chain, feeds no peer, and is not waited for."""
         return self._laggards.detached
 
-    def rate(self, ident: str) -> Rate:
+    def rate(self, ident: str) -> PeerRate:
         """Rate at which a peer is known to receive and pass on."""
-        return self._rates.get(ident, Rate())
+        return self._rates.get(ident, PeerRate())
 
     def join(self, peer: PeerRecord, now: float) -> None:
         """Put a new peer at the tail of a chain. No other peer moves or is looked at, so thousands may join at once."""
         if peer.ident in self.plan:
             self.leave(peer.ident, now)
-        peer.transfers, rate = self._history.get(peer.ident, (peer.transfers, Rate()))
+        peer.transfers, rate = self._history.get(peer.ident, (peer.transfers, PeerRate()))
         if rate.bps is not None:
             self._rates[peer.ident] = rate
         self.peers[peer.ident] = peer
         self._fed.setdefault(peer.parent, set()).add(peer.ident)
         self._cap_bps = None
         leaf = peer.ident in self._laggards.detached | self._standings.leaves | self.demoted(now)
-        member = Member(peer.ident, peer.region, rate.bps, leaf=leaf)
+        member = PlanMember(peer.ident, peer.region, rate.bps, leaf=leaf)
         if peer.ways:
             self.reach.join(peer.ident, peer.site, peer.ways, peer.families, beside_hub=peer.beside_hub)
         plan = admit(
@@ -156,7 +156,7 @@ class Membership:
         self._is_fed(peer, None)
         self._fed.pop(ident, None)
         self._history.pop(ident, None)
-        self._history[ident] = (peer.transfers, self._rates.pop(ident, Rate()))
+        self._history[ident] = (peer.transfers, self._rates.pop(ident, PeerRate()))
         self._cap_bps = None
         if len(self._history) > MAX_HISTORY:
             longest = next(iter(self._history))
@@ -227,7 +227,7 @@ class Membership:
         self._samples.clear()
         self._began = self.plan
         self.sizes.hops = max(1, self.plan.depth)
-        self.sizes.slowest_bps = slowest_bps(self._rates.get(ident, Rate()) for ident in self.peers)
+        self.sizes.slowest_bps = slowest_bps(self._rates.get(ident, PeerRate()) for ident in self.peers)
 
     def note_inflow(self, ident: str, now: float, inflow: Inflow) -> bool:
         """A peer reports its rate during a broadcast. True when that made a new plan: the peer fell behind its parent,
@@ -255,7 +255,7 @@ class Membership:
         self._stragglers.forget(ident)
         self._rates[ident] = self.rate(ident).own(bps)
         self._middle_bps = None
-        member = Member(ident, self.peers[ident].region, leaf=ident in self._leaves(now))
+        member = PlanMember(ident, self.peers[ident].region, leaf=ident in self._leaves(now))
         self._touch(ident, *self.plan.children(ident))
         self.plan = self._repaired(lower(self.plan, member, region_of=self._region_of, epoch=self._next()), now)
         return True
@@ -286,7 +286,7 @@ class Membership:
     def _made_leaves(self, idents: Iterable[str], now: float) -> None:
         for ident in idents:
             if ident in self.plan and ident not in self.plan.leaves:
-                member = Member(ident, self._region_of(ident), leaf=True)
+                member = PlanMember(ident, self._region_of(ident), leaf=True)
                 self._touch(ident, *self.plan.children(ident))
                 self.plan = self._repaired(lower(self.plan, member, region_of=self._region_of, epoch=self._next()), now)
 
@@ -381,7 +381,7 @@ class Membership:
         self.plan = plan
         return True
 
-    def way(self, now: float, cores: int) -> Way:
+    def way(self, now: float, cores: int) -> BroadcastPath:
         """The path of a large payload to the last peer, by the plan and by measurements. ``cores``: of this machine.
 
         A peer that has not reported its cores counts as an ordinary one, and so does an empty fleet. Detached peers are
@@ -391,9 +391,9 @@ class Membership:
         members = self._members(now)
         once, twice = (self._last_s(members, n * LARGE_BYTES) for n in (1, 2))
         link_bps = 8 * LARGE_BYTES / (twice - once) if twice > once else DEFAULT_PEER_BPS
-        return Way(link_bps, cores, min((peer.cores for peer in self.peers.values()), default=PEER_CORES))
+        return BroadcastPath(link_bps, cores, min((peer.cores for peer in self.peers.values()), default=PEER_CORES))
 
-    def _last_s(self, members: list[Member], payload_bytes: float) -> float:
+    def _last_s(self, members: list[PlanMember], payload_bytes: float) -> float:
         times_s = predict(self.plan, members, payload_bytes, self._uplink_bps, self._network).times_s
         return max((s for ident, s in times_s.items() if ident not in self._laggards.detached), default=0.0)
 
@@ -411,7 +411,7 @@ class Membership:
             self._cap_bps = speed_cap_bps((peer.transfers.bps for peer in self.peers.values()), self._stated_cap_bps)
         return self._cap_bps
 
-    def _members(self, now: float) -> list[Member]:
+    def _members(self, now: float) -> list[PlanMember]:
         bps, leaves = self._bps(), self._leaves(now)
         return [self._member(p, bps[p.ident], p.ident in leaves, now) for p in self.peers.values()]
 
@@ -423,14 +423,14 @@ class Membership:
         """Peers that must feed no other peer because of what others report of them."""
         return self.blame.demoted(now) | self.withholding.demoted(now)
 
-    def _member(self, peer: PeerRecord, bps: float | None, leaf: bool, now: float) -> Member:
+    def _member(self, peer: PeerRecord, bps: float | None, leaf: bool, now: float) -> PlanMember:
         rated = self.score(peer.ident, now)
-        return Member(
+        return PlanMember(
             peer.ident, peer.region, bps, None if rated is None else rated.total, leaf, self._standings.of(peer.ident)
         )
 
     def _bps(self) -> dict[str, float | None]:
-        return assumed_bps({ident: self._rates.get(ident, Rate()) for ident in self.peers}, self.plan.depth)
+        return assumed_bps({ident: self._rates.get(ident, PeerRate()) for ident in self.peers}, self.plan.depth)
 
     def _settle(self) -> None:
         """Charge the slowness of the last broadcast to the peer where it began."""

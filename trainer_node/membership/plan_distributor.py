@@ -17,7 +17,7 @@ from p2pcast.wire import messages
 from p2pcast.wire.connection import Identity
 from topology.fallback_neighbours import fallback_parents
 from topology.plan_tree import ROOT
-from topology.pull_sources import Sources
+from topology.pull_sources import PullSources
 from trainer_node.membership.fleet_timeline import FleetTimeline
 from trainer_node.membership.membership import Membership
 from trainer_node.membership.peer_record import PeerRecord
@@ -41,7 +41,7 @@ class PlanDistributor:
         events: Events,
         identity: Identity,
         tls: ssl.SSLContext | None,
-        sources: Sources,
+        sources: PullSources,
         knows: Callable[[bytes], bool] = lambda artifact: True,
     ) -> None:
         self.sources = sources

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from p2pcast.ground.observers import Observers
 from p2pcast.wire import messages
-from topology.pull_sources import Sources
+from topology.pull_sources import PullSources
 from trainer_node.membership.engine_reports import engine_rows
 from trainer_node.membership.membership import Membership
 from trainer_node.membership.peer_record import PeerRecord
@@ -32,7 +32,7 @@ class ArtifactDirectory(Protocol):
     """Which peers hold which artifacts; see ``trainer_node.membership.plan_distributor``."""
 
     @property
-    def sources(self) -> Sources: ...
+    def sources(self) -> PullSources: ...
     @property
     def knows(self) -> Callable[[bytes], bool]:
         """Whether the hub has an artifact."""

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable
 
 from p2pcast.relay.holding import Holding
 from p2pcast.wire import messages
-from topology.pull_sources import Sources
+from topology.pull_sources import PullSources
 
 
 class ArtifactAnnouncer:
     """``is_sealed``: whether an artifact, by id, is in the hub's store."""
 
     def __init__(
-        self, is_sealed: Callable[[bytes], bool], sources: Sources, send_all: Callable[[messages.Record], None]
+        self, is_sealed: Callable[[bytes], bool], sources: PullSources, send_all: Callable[[messages.Record], None]
     ) -> None:
         self._is_sealed = is_sealed
         self._sources = sources

@@ -23,7 +23,7 @@ DETACHED = "too slow for the others"
 
 
 @dataclass(frozen=True, slots=True)
-class Lag:
+class PeersBehind:
     """Peers by their ids. ``late``: behind, with names. ``excused``: behind but not waited for, with name and
     reason.
     """
@@ -34,13 +34,13 @@ class Lag:
 
 def laggards(
     peers: Iterable[PeerRecord], versions: Iterable[Version], most: int, detached: Collection[str] = ()
-) -> Lag:
+) -> PeersBehind:
     """The peers with an engine that is more than ``most`` of ``versions`` behind; an engine without a version is behind
     all of them. Pure.
     """
     newest = sorted(set(versions), reverse=True)
     if len(newest) <= most:
-        return Lag()
+        return PeersBehind()
     # A peer with this version, or a later one, lacks at most ``most`` versions.
     needed = newest[most]
     late, excused = {}, {}
@@ -55,7 +55,7 @@ def laggards(
                 excused[peer.ident] = (peer.name, DETACHED)
             else:
                 late[peer.ident] = peer.name
-    return Lag(late, excused)
+    return PeersBehind(late, excused)
 
 
 class Backpressure:
@@ -63,7 +63,7 @@ class Backpressure:
     for which one peer may hold back versions, in seconds; 0: no limit.
     """
 
-    def __init__(self, most: int | None, behind: Callable[[int], Lag], wait_s: float, events: Events) -> None:
+    def __init__(self, most: int | None, behind: Callable[[int], PeersBehind], wait_s: float, events: Events) -> None:
         self._most = most
         self._behind = behind
         self._wait_s = wait_s

@@ -23,7 +23,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from p2pcast.checkpoint.folder import Checkpoint
-from p2pcast.checkpoint.folder_form import FolderForm, Marker
+from p2pcast.checkpoint.folder_form import FolderForm, FolderMarkers
 from p2pcast.files import disk
 from p2pcast.files.atomic_files import is_full
 from p2pcast.ground.errors import IntegrityError, LocalError, P2PCastError
@@ -34,7 +34,14 @@ from p2pcast.sparse.budget_schedule import check_schedule
 from p2pcast.state.staging import Staging
 from p2pcast.store.disk_room import check_room
 from topology.version_sizes import RECORDS_BYTES
-from trainer_node.publish.checkpoint_watcher import Damaged, Found, fingerprint_of, same_fingerprint, waits_for, watch
+from trainer_node.publish.checkpoint_watcher import (
+    Damaged,
+    FoundCheckpoint,
+    fingerprint_of,
+    same_fingerprint,
+    waits_for,
+    watch,
+)
 from trainer_node.publish.pipeline import Pipeline
 from trainer_node.publish.publish_history import PublishHistory
 from trainer_node.publish.published import Published
@@ -122,7 +129,7 @@ class CheckpointSource:
             self.history.note(step, folder=fingerprint)
         return same
 
-    async def take(self, found: Found[Checkpoint]) -> None:
+    async def take(self, found: FoundCheckpoint[Checkpoint]) -> None:
         """Publish a folder, unless it has changed by now."""
         name, before = found.path.name, self._unroomed
         free: tuple[float, ...] = ()
@@ -153,7 +160,7 @@ class CheckpointSource:
                     why += "; this step is tried again when there is more room"
                 self.versions.skip(name, why)
 
-    async def _publish(self, found: Found[Checkpoint], files: Files) -> None:
+    async def _publish(self, found: FoundCheckpoint[Checkpoint], files: Files) -> None:
         step, checkpoint, name = found.step, found.checkpoint, found.path.name
         known, digest = self.history[step], _digest(files)
         same = await self.publishing.unchanged(step, checkpoint, known.mark)
@@ -221,7 +228,7 @@ def _is_more(free: float, tried_with: float) -> bool:
     return free > tried_with + max(tried_with / _MORE, RECORDS_BYTES)
 
 
-def _read_files(found: Found[Checkpoint], marker: Marker) -> Files | None:
+def _read_files(found: FoundCheckpoint[Checkpoint], marker: FolderMarkers) -> Files | None:
     """The small files; None when the folder has changed since it was opened. The weights are read from the open files,
     so they belong to the same content. Blocks. Raises LocalError, and UsageError for a malformed schedule.
     """

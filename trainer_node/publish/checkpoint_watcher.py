@@ -11,8 +11,8 @@ The hub decides by the bytes whether a step that comes back opens a branch.
 
 Names and markers: ``p2pcast.checkpoint.folder_form``.
 
-``Watch`` decides; it has no clock, and touches files only through the ``open_`` that it is given. ``scan`` reads names,
-sizes and times. ``watch`` runs both, at each change that the file system reports and by the clock.
+``FolderWatch`` decides; it has no clock, and touches files only through the ``open_`` that it is given. ``scan`` reads
+names, sizes and times. ``watch`` runs both, at each change that the file system reports and by the clock.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Generic, TypeVar
 import blake3
 
 from p2pcast.checkpoint import Checkpoint
-from p2pcast.checkpoint.folder_form import DEFAULT, MARKERS, STABLE, FolderForm, Marker, StepNames
+from p2pcast.checkpoint.folder_form import DEFAULT, MARKERS, STABLE, FolderForm, FolderMarkers, StepNames
 from p2pcast.ground.errors import IntegrityError, LocalError, P2PCastError, UsageError
 from p2pcast.process.shortages import scarce
 from trainer_node.publish.folder_events import folder_events
@@ -56,7 +56,7 @@ KEPT_GONE = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Found(Generic[T]):
+class FoundCheckpoint(Generic[T]):
     """A complete checkpoint. ``fingerprint`` changes whenever a file of it does. ``checkpoint``: the result of the
     ``open_`` that validated the folder.
     """
@@ -162,13 +162,13 @@ def waits_for(path: Path, names: StepNames) -> str | None:
     return None
 
 
-def fingerprint_of(step: int, path: Path, marker: Marker) -> str | None:
+def fingerprint_of(step: int, path: Path, marker: FolderMarkers) -> str | None:
     """The fingerprint of one step folder at this moment; None when the folder is gone."""
     folder = _scan_folder(step, path, marker)
     return None if folder is None else folder.fingerprint
 
 
-def _scan_folder(step: int, path: Path, marker: Marker) -> Folder | None:
+def _scan_folder(step: int, path: Path, marker: FolderMarkers) -> Folder | None:
     """One step folder; None when it is gone."""
     digest, changes = blake3.blake3(), blake3.blake3()
     marked_ns, newest_ns = None, 0
@@ -226,7 +226,7 @@ class _State(Generic[T]):
     retry_at: float = field(default=float("inf"))
 
 
-class Watch(Generic[T]):
+class FolderWatch(Generic[T]):
     """Decides which folders to report. Call ``observe`` with each new scan."""
 
     def __init__(
@@ -251,7 +251,7 @@ class Watch(Generic[T]):
         self._reported: dict[str, str] = {}
         """Folder name → fingerprint of its last Found, also for deleted folders."""
 
-    def observe(self, now: float, listing: Iterable[Folder]) -> Iterator[Found[T] | Damaged]:
+    def observe(self, now: float, listing: Iterable[Folder]) -> Iterator[FoundCheckpoint[T] | Damaged]:
         """Events by ascending step. ``now`` in seconds, of any steady clock; ``listing`` from ``scan``.
 
         A folder is opened only when its event is asked for, so that few folders are open at one time. Take all events
@@ -287,7 +287,9 @@ class Watch(Generic[T]):
         self._states = states
         self._forget()
 
-    def _judge(self, now: float, folder: Folder, state: _State[T], settling: bool) -> Found[T] | Damaged | None:
+    def _judge(
+        self, now: float, folder: Folder, state: _State[T], settling: bool
+    ) -> FoundCheckpoint[T] | Damaged | None:
         """``settling``: a lower step may be complete in a moment. It is waited for, but no longer than SETTLE_S."""
         if state.reason is not None and not state.reported and (folder.marked or folder.error):
             # Only in a second scan: a folder that was deleted during the first is gone by now.
@@ -307,7 +309,7 @@ class Watch(Generic[T]):
             return None
         self._note_reported(folder)
         opened, state.opened = state.opened, None
-        return Found(folder.step, folder.path, folder.fingerprint, opened)
+        return FoundCheckpoint(folder.step, folder.path, folder.fingerprint, opened)
 
     def _note_reported(self, folder: Folder) -> None:
         self._last = folder.path.name, folder.marked
@@ -350,7 +352,7 @@ async def watch(
     open_: Callable[[Path], Checkpoint] = Checkpoint.open,
     known: Callable[[int, str], bool] = lambda step, fingerprint: False,
     again: Callable[[], str | None] = lambda: None,
-) -> AsyncGenerator[Found[Checkpoint] | Damaged, None]:
+) -> AsyncGenerator[FoundCheckpoint[Checkpoint] | Damaged, None]:
     """Events for ever; existing folders come first, ascending. Close it (``contextlib.aclosing``) to stop.
 
     ``path`` may be made later. Raises LocalError when it cannot be listed. Disk work runs in a thread of its own, and
@@ -358,7 +360,7 @@ async def watch(
     """
     loop = asyncio.get_running_loop()
     learned = STABLE if form.marker == MARKERS[STABLE] else None
-    core = Watch(open_, known, marker_required=form.marker.required, marker_learned=learned)
+    core = FolderWatch(open_, known, marker_required=form.marker.required, marker_learned=learned)
     pool = ThreadPoolExecutor(1, thread_name_prefix="p2pcast-watch")
     try:
         async with folder_events(path, form.marker.last) as changes:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from p2pcast.codec.cell import decode, digest, encode
-from p2pcast.codec.codec_prediction import MEASURED_BEFORE, Choice, Cost, State, Way, choose
+from p2pcast.codec.codec_prediction import MEASURED_BEFORE, BroadcastPath, Choice, Cost, StateSize, choose
 from p2pcast.codec.join_parts import within
 from p2pcast.codec.layout import Cell, Layout
 from p2pcast.state.patch_file import PatchFile
@@ -40,7 +40,7 @@ Sample = tuple[Cell, Words, Words]
 class CodecChoice:
     """``told``: a codec, or ``auto``. ``way`` returns the present path to the last peer."""
 
-    def __init__(self, configured: str, way: Callable[[], Way]) -> None:
+    def __init__(self, configured: str, way: Callable[[], BroadcastPath]) -> None:
         self.costs: Mapping[str, Cost] = MEASURED_BEFORE
         self._configured = configured
         self._way = way
@@ -52,7 +52,7 @@ class CodecChoice:
         if self._configured != AUTO:
             return Choice(self._configured)
         largest = max((cell.nbytes for cell in layout.cells), default=1)
-        return choose(self.costs, self._way(), State(layout.nbytes, largest))
+        return choose(self.costs, self._way(), StateSize(layout.nbytes, largest))
 
     def is_lesson(self, codec: str, payload_bytes: int, state_bytes: int) -> bool:
         """Called for each published version; True when costs should be measured on it."""

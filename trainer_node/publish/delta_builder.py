@@ -27,7 +27,7 @@ from p2pcast.ground.errors import RetryableError
 from p2pcast.ground.ordered_map import cores, ordered_map
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
-from p2pcast.store.artifact_log import Log
+from p2pcast.store.artifact_log import ArtifactLog
 from trainer_node.publish.rank_parts import Complete
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class DeltaBuilder:
     ``changed``: words so far; ``payload_bytes``: of their cells; ``growth``: of the state's digest.
     """
 
-    def __init__(self, packer: Packer, log: Log, emit: Callable[[bytes], Any]) -> None:
+    def __init__(self, packer: Packer, log: ArtifactLog, emit: Callable[[bytes], Any]) -> None:
         self.changed = self.growth = self.payload_bytes = 0
         self._packer = packer
         self._log = log

@@ -25,8 +25,8 @@ from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import Node
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
-from p2pcast.store.artifact_store import Store
-from topology.version_sizes import Sizes
+from p2pcast.store.artifact_store import ArtifactStore
+from topology.version_sizes import VersionSizes
 from trainer_node.publish.delta_builder import DeltaBuilder
 from trainer_node.publish.published import Published
 from trainer_node.publish.version_numbers import VersionNumbers
@@ -46,7 +46,13 @@ class DeltaPublisher:
     """``sizes``: of the run's versions; they set the size of a piece."""
 
     def __init__(
-        self, node: Node, store: Store, key: RunKey, staging: Staging, sizes: Sizes, numbers: VersionNumbers
+        self,
+        node: Node,
+        store: ArtifactStore,
+        key: RunKey,
+        staging: Staging,
+        sizes: VersionSizes,
+        numbers: VersionNumbers,
     ) -> None:
         self._node = node
         self._store = store

@@ -21,7 +21,7 @@ from p2pcast.relay.node import Node
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
 from p2pcast.state.version_reader import replay_to, restore_cells
-from p2pcast.store.artifact_store import Store
+from p2pcast.store.artifact_store import ArtifactStore
 
 logger = logging.getLogger("p2pcast.hub")
 
@@ -32,7 +32,7 @@ class HubShadow:
     """``folder``: where the shadow lies, on tmpfs. ``seen`` takes the version of a shadow that was found there."""
 
     def __init__(
-        self, node: Node, store: Store, staging: Staging, folder: Path, seen: Callable[[Version], None]
+        self, node: Node, store: ArtifactStore, staging: Staging, folder: Path, seen: Callable[[Version], None]
     ) -> None:
         self.folder = folder
         self.shadow: Shadow | None = None

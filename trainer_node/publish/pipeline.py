@@ -28,7 +28,7 @@ from p2pcast.offline import state_digest
 from p2pcast.relay.node import Node
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
-from p2pcast.store.artifact_store import Store
+from p2pcast.store.artifact_store import ArtifactStore
 from topology.version_sizes import room_for_next
 from trainer_node.publish.codec_choice import CodecChoice
 from trainer_node.publish.delta_publisher import DeltaPublisher
@@ -45,7 +45,7 @@ class Pipeline:
     """
 
     node: Node
-    store: Store
+    store: ArtifactStore
     key: RunKey
     staging: Staging
     hub_shadow: HubShadow

@@ -37,7 +37,7 @@ _MOVED = ("published", "marks")
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownStep:
     """``folder``: its fingerprint; None for a step from ranks. ``version``: of that folder's content; None in earlier
     releases' records. ``mark``: layout and state, as by ``Pipeline.mark_of``. ``files``: digest of the small files with
     which a folder was published; None in earlier releases' records; empty for a version from ranks.
@@ -50,7 +50,7 @@ class Known:
     gone: bool = False
 
 
-def settled(known: Mapping[int, Known], there: Container[int] | None, kept_gone: int) -> dict[int, Known]:
+def settled(known: Mapping[int, KnownStep], there: Container[int] | None, kept_gone: int) -> dict[int, KnownStep]:
     """The part of ``known``, which is in the order of noting, that stays. ``there``: steps that have a folder at this
     moment; None: the folder could not be listed.
 
@@ -58,7 +58,7 @@ def settled(known: Mapping[int, Known], there: Container[int] | None, kept_gone:
     moment.
     """
     newest = set(list(known)[-kept_gone:])
-    out: dict[int, Known] = {}
+    out: dict[int, KnownStep] = {}
     for step, one in known.items():
         absent = one.folder is None or (there is not None and step not in there)
         if step in newest or not absent or not (one.folder is None or one.gone):
@@ -76,7 +76,7 @@ class PublishHistory:
         self._log = AppendLog(path)
         self._there = there
         self._changing = threading.Lock()
-        self._known: dict[int, Known] = {}
+        self._known: dict[int, KnownStep] = {}
         self._full_at = GROWTH
         """Number of records at which the file is rewritten."""
         for record in self._log.records:
@@ -89,7 +89,7 @@ class PublishHistory:
         folders, marks = (memory.facts.get(name) or {} for name in _MOVED)
         try:
             found = [
-                _record(int(step), Known(folders.get(step), None, marks.get(step))) for step in {**marks, **folders}
+                _record(int(step), KnownStep(folders.get(step), None, marks.get(step))) for step in {**marks, **folders}
             ]
         except (AttributeError, TypeError, ValueError):
             raise LocalError(
@@ -104,9 +104,9 @@ class PublishHistory:
     def __len__(self) -> int:
         return len(self._known)
 
-    def __getitem__(self, step: int) -> Known:
+    def __getitem__(self, step: int) -> KnownStep:
         """An empty record for an unknown step."""
-        return self._known.get(step, Known())
+        return self._known.get(step, KnownStep())
 
     def mark_of(self, version: Version) -> str | None:
         """Layout and state of a published version, where both are remembered."""
@@ -123,7 +123,7 @@ class PublishHistory:
         files: str | None = None,
     ) -> None:
         """Durable when it returns; None leaves a fact as it was. Raises LocalError."""
-        record = _record(step, Known(folder, version, mark, files))
+        record = _record(step, KnownStep(folder, version, mark, files))
         with self._changing:
             self._log.append(record)
             self._take(record)
@@ -140,9 +140,9 @@ class PublishHistory:
             case _:
                 raise LocalError(f"{self._log.path}: a record has no step; restore the file from a copy")
         # Removed first, so that the order is that of noting.
-        before = self._known.pop(step, Known())
+        before = self._known.pop(step, KnownStep())
         try:
-            self._known[step] = Known(
+            self._known[step] = KnownStep(
                 before.folder if folder is None else str(folder),
                 before.version if version is None else Version.parse(str(version)),
                 before.mark if mark is None else str(mark),
@@ -165,7 +165,7 @@ class PublishHistory:
         self._full_at = len(kept) + GROWTH + sum(one.folder is not None and not one.gone for one in kept.values())
 
 
-def _record(step: int, known: Known) -> dict[str, Any]:
+def _record(step: int, known: KnownStep) -> dict[str, Any]:
     version = known.version and str(known.version)
     facts = {"folder": known.folder, "version": version, "mark": known.mark, "files": known.files}
     return {"step": step} | {name: fact for name, fact in facts.items() if fact is not None}

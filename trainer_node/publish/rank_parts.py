@@ -1,7 +1,7 @@
 """The messages of a trainer's ranks, and what follows from them (docs/formats/wire-protocol.md, section 6).
 
-``Group`` knows which ranks there are and which version they are at. ``RankParts`` keeps the parts of one version until
-every rank has passed their cells.
+``RankGroup`` knows which ranks there are and which version they are at. ``RankParts`` keeps the parts of one version
+until every rank has passed their cells.
 
 Promises: a cell is handed on once, whole, in ascending order, and only when no rank can send more of it. Parts that
 overlap, lie outside, or come late or twice are refused with the ranks' names, in whatever order messages arrive. If
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from p2pcast.artifact.signed_records import RAW, path_fault, payload_fits
-from p2pcast.codec.join_parts import Part, within
+from p2pcast.codec.join_parts import CellPart, within
 from p2pcast.codec.layout import Cell, Layout
 from p2pcast.ground import limits
 from p2pcast.ground.errors import RemoteError, UsageError
@@ -46,7 +46,7 @@ class Disagreement(RemoteError):
     """Ranks of one group state different terms."""
 
 
-class Group:
+class RankGroup:
     """The ranks of one publisher. ``ident``: the same at all of them; ``ranks``: their number."""
 
     def __init__(self, ident: bytes, ranks: int) -> None:
@@ -155,7 +155,7 @@ class Complete:
     """A cell that no rank can add to any more."""
 
     cell: Cell
-    parts: list[Part]
+    parts: list[CellPart]
     bytes: int
     """Of payloads."""
 
@@ -172,7 +172,7 @@ class _Rank:
 class _Open:
     """A cell that may still get parts; ``parts`` by their starts."""
 
-    parts: list[Part] = field(default_factory=list)
+    parts: list[CellPart] = field(default_factory=list)
     bytes: int = 0
     words: int = 0
 
@@ -207,7 +207,7 @@ class RankParts:
         where = f"{who}: cell {cell.index}, words {start} to {start + words}"
         if start + words > cell.words:
             raise RemoteError(f"{where}: the cell has {cell.words}")
-        part = Part(start, words, body.codec, body.payload, body.before, body.after, who)
+        part = CellPart(start, words, body.codec, body.payload, body.before, body.after, who)
         stated = part.before is None
         if self.whole and not stated:
             raise RemoteError(f"{where}: a change, where there is nothing that it could change")

@@ -17,7 +17,7 @@ from p2pcast.relay.child import Child
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import Node
 from p2pcast.state.staging import Staging
-from p2pcast.store.artifact_store import Store, Stored
+from p2pcast.store.artifact_store import ArtifactStore, Stored
 from trainer_node.publish.artifact_announcer import ArtifactAnnouncer
 
 logger = logging.getLogger("p2pcast.hub")
@@ -30,7 +30,7 @@ class SealedArtifacts:
     """
 
     node: Node
-    store: Store
+    store: ArtifactStore
     staging: Staging
     announcer: ArtifactAnnouncer
     _: KW_ONLY

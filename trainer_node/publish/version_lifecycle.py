@@ -24,7 +24,7 @@ from p2pcast.quantised.folder_opening import Opening
 from p2pcast.relay.holding import Holding
 from p2pcast.sparse.budget_schedule import check_schedule
 from p2pcast.state.staging import Staging
-from topology.version_sizes import Sizes
+from topology.version_sizes import VersionSizes
 from trainer_node.membership.broadcast_planner import BroadcastPlanner
 from trainer_node.publish.pipeline import Pipeline
 from trainer_node.publish.publish_history import PublishHistory
@@ -47,7 +47,7 @@ class VersionLifecycle:
     publishing: Pipeline
     history: PublishHistory
     staging: Staging
-    sizes: Sizes
+    sizes: VersionSizes
     events: Events
     broadcasts: BroadcastPlanner
     sealer: VersionSealer

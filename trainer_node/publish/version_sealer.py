@@ -22,15 +22,15 @@ from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import Node, Parent
 from p2pcast.relay.tuning import MAX_PULLS
 from p2pcast.state.staging import Staging
-from p2pcast.store.artifact_log import Log
-from p2pcast.store.artifact_store import Store
-from topology.version_sizes import Sizes
-from trainer_node.commit.barrier import Aborted, Opened, Sealed
+from p2pcast.store.artifact_log import ArtifactLog
+from p2pcast.store.artifact_store import ArtifactStore
+from topology.version_sizes import VersionSizes
+from trainer_node.commit.barrier import Opened, Sealed, VersionAborted
 from trainer_node.publish.artifact_announcer import ArtifactAnnouncer
 
 logger = logging.getLogger("p2pcast.hub")
 
-Observer = Callable[[Opened | Sealed | Aborted], None]
+Observer = Callable[[Opened | Sealed | VersionAborted], None]
 
 
 class VersionSealer:
@@ -40,9 +40,9 @@ class VersionSealer:
         self,
         ident: bytes,
         key: RunKey,
-        store: Store,
+        store: ArtifactStore,
         staging: Staging,
-        sizes: Sizes,
+        sizes: VersionSizes,
         events: Events,
         announcer: ArtifactAnnouncer,
         *,
@@ -82,7 +82,7 @@ class VersionSealer:
 
     # -- NodeOwner
 
-    def make_log(self, open_: Open, layout: Layout, *, excerpt: bool) -> Log:
+    def make_log(self, open_: Open, layout: Layout, *, excerpt: bool) -> ArtifactLog:
         raise RemoteError("a hub takes no artifacts from others")
 
     def on_opened(self, holding: Holding) -> None:
@@ -95,7 +95,7 @@ class VersionSealer:
     def on_aborted(self, holding: Holding) -> None:
         version = holding.open.version
         self._events.emit("aborted", version=str(version))
-        self._notify(Aborted(version))
+        self._notify(VersionAborted(version))
         self._later(partial(self._staging.run, self._store.abandon, holding.log, holding.id), f"abandon {version}")
         self._announcer.withdraw([holding.id])
 
@@ -132,6 +132,6 @@ class VersionSealer:
         self._announcer.announce([holding])
         self.sealed(version, manifest.log)
 
-    def _notify(self, event: Opened | Sealed | Aborted) -> None:
+    def _notify(self, event: Opened | Sealed | VersionAborted) -> None:
         for observer in self.observers:
             observer(event)

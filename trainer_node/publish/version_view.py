@@ -14,7 +14,7 @@ from p2pcast.ground.errors import UsageError
 from p2pcast.ground.version import Version
 from p2pcast.sparse.budget_schedule import FILE
 from p2pcast.state.staging import Staging
-from p2pcast.store.artifact_store import Store
+from p2pcast.store.artifact_store import ArtifactStore
 from trainer_node import hub_metrics
 from trainer_node.membership.broadcast_progress import BroadcastProgress
 from trainer_node.publish.checkpoint_watcher import fingerprint_of, same_fingerprint
@@ -27,7 +27,7 @@ from trainer_node.publish.version_lifecycle import VersionLifecycle
 class VersionView:
     publishing: Pipeline
     lifecycle: VersionLifecycle
-    store: Store
+    store: ArtifactStore
     progress: BroadcastProgress
 
     @property
@@ -116,7 +116,7 @@ class FolderVersions:
     checkpoints: Path | None
     form: FolderForm
     history: PublishHistory
-    store: Store
+    store: ArtifactStore
     staging: Staging
 
     async def version_of(self, name: str) -> Version | None:

@@ -29,7 +29,7 @@ from p2pcast.wire.connection import Message
 from p2pcast.wire.dispatch import Handlers, dispatch
 from trainer_node.publish.pipeline import Pipeline
 from trainer_node.publish.published import Published
-from trainer_node.publish.rank_parts import Disagreement, Group, RankParts, Terms
+from trainer_node.publish.rank_parts import Disagreement, RankGroup, RankParts, Terms
 from trainer_node.publish.version_lifecycle import VersionLifecycle
 from trainer_node.publish.version_source import RankSource
 from trainer_node.ranks.rank_session import PendingVersion, RankSession
@@ -76,7 +76,7 @@ class RankIntake:
         self._engines = engines
         self._changed = changed
         self._links: set[RankSession] = set()
-        self._group: Group | None = None
+        self._group: RankGroup | None = None
         self._ranks: dict[int, RankSession] = {}
         """Of the group."""
         self._rank_left = ""
@@ -181,7 +181,7 @@ class RankIntake:
                 return
         dispatch(self._handlers, message, group, session)
 
-    def _rank(self, before: Group | None, session: RankSession, body: messages.Rank) -> None:
+    def _rank(self, before: RankGroup | None, session: RankSession, body: messages.Rank) -> None:
         if before is not None:
             raise RemoteError("RANK came twice")
         ident, rank, ranks = body.group, body.rank, body.ranks
@@ -189,7 +189,7 @@ class RankIntake:
             raise RetryableError("that group of ranks is over: all ranks have to begin a new one")
         group = self._group
         if group is None or group.ident != ident:
-            group = Group(ident, ranks)
+            group = RankGroup(ident, ranks)
             group.enter(rank, ranks)
             self._disband(RetryableError("another group of ranks has taken this one's place"))
             self._group = group
@@ -215,12 +215,12 @@ class RankIntake:
             session.link.send(ranked)
         self.changed()
 
-    def _layout(self, group: Group, session: RankSession, body: messages.Layout) -> None:
+    def _layout(self, group: RankGroup, session: RankSession, body: messages.Layout) -> None:
         if session.rank != 0 or self._pending is not None:
             raise RemoteError("LAYOUT is for rank 0 to send, before its BEGIN")
         self._document = body.document
 
-    def _begin(self, group: Group, session: RankSession, body: messages.Begin) -> None:
+    def _begin(self, group: RankGroup, session: RankSession, body: messages.Begin) -> None:
         terms = Terms.of(body)
         if self._rank_left:
             raise RetryableError(self._rank_left)
@@ -247,7 +247,7 @@ class RankIntake:
             self._pending = PendingVersion(group, terms, row, self._document)
             self._agreed.put_nowait(self._pending)
 
-    def _gave_up(self, group: Group, session: RankSession, body: messages.Aborted) -> None:
+    def _gave_up(self, group: RankGroup, session: RankSession, body: messages.Aborted) -> None:
         serial, pending = body.serial, self._pending
         if group.late(serial):
             return
@@ -259,7 +259,9 @@ class RankIntake:
         else:
             raise RemoteError(f"ABORTED of serial {serial}, which was not begun")
 
-    def _part(self, put: Callable[[RankParts, int, Any], None], group: Group, session: RankSession, body: Part) -> None:
+    def _part(
+        self, put: Callable[[RankParts, int, Any], None], group: RankGroup, session: RankSession, body: Part
+    ) -> None:
         if group.late(body.serial):
             return
         parts = group.receiving(body.serial, body.type.name)
@@ -308,11 +310,11 @@ class RankIntake:
 
     # -- versions
 
-    def _abort(self, group: Group, reason: str, serial: int | None = None) -> None:
+    def _abort(self, group: RankGroup, reason: str, serial: int | None = None) -> None:
         """Of a version before its encoding."""
         self._send_aborted(group, list(self._ranks.values()), reason, serial)
 
-    def _send_aborted(self, group: Group, sessions: list[RankSession], reason: str, serial: int | None) -> None:
+    def _send_aborted(self, group: RankGroup, sessions: list[RankSession], reason: str, serial: int | None) -> None:
         """Tell each rank the serial of its own BEGIN; a rank without a BEGIN, the serial that is over."""
         said = {session.rank: group.terms_of(session.rank) for session in sessions}
         over = group.end(serial)

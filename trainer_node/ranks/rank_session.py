@@ -21,7 +21,7 @@ from p2pcast.transport.stripe import Stripe
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Event, Message
 from p2pcast.wire.dispatch import Handlers, dispatch
-from trainer_node.publish.rank_parts import Complete, Group, RankParts, Terms
+from trainer_node.publish.rank_parts import Complete, RankGroup, RankParts, Terms
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class RankSession:
 
     def __init__(self, link: Link, owner: RankOwner) -> None:
         self.link = link
-        self.group: Group | None = None
+        self.group: RankGroup | None = None
         self.rank = -1
         self.farewell = False
         """The rank said LEAVE: the end of its connection is no failure."""
@@ -120,7 +120,7 @@ class RankSession:
 class PendingVersion:
     """A version that all ranks of a group have begun; a ``delta_builder.Incoming`` once it was BEGUN."""
 
-    def __init__(self, group: Group, terms: Terms, sessions: list[RankSession], document: bytes | None) -> None:
+    def __init__(self, group: RankGroup, terms: Terms, sessions: list[RankSession], document: bytes | None) -> None:
         self.group = group
         self.terms = terms
         self.sessions = sessions

@@ -17,7 +17,7 @@ CAPACITY_MARGIN = 1.1
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class RolloutPace:
     """``train_s``: seconds of one learner step. ``broadcast_s``: seconds from a publication until the share 1/γ of the
     engines serves it. ``rollouts``: rollouts of one step. ``steps``: κ, learner steps between publications.
     ``trained_share``: of all rollouts, those that reach a batch.
@@ -52,12 +52,12 @@ class Pace:
         return self.steps * self.train_s - self.broadcast_s
 
 
-def overlaps(pace: Pace, rollouts_per_s: float) -> bool:
+def overlaps(pace: RolloutPace, rollouts_per_s: float) -> bool:
     """Whether the learner never waits (equation 1). ``rollouts_per_s``: of all workers together."""
     return rollouts_per_s > 0 and pace.spare_s >= pace.needed_rollouts / rollouts_per_s
 
 
-def least_rollouts_per_s(pace: Pace) -> float:
+def least_rollouts_per_s(pace: RolloutPace) -> float:
     """μ_min (equation 2): the least capacity under which the learner never waits. Raises UsageError when none does."""
     if pace.spare_s <= 0:
         raise UsageError(
@@ -67,23 +67,23 @@ def least_rollouts_per_s(pace: Pace) -> float:
     return pace.needed_rollouts / pace.spare_s
 
 
-def rollouts_from_newest(pace: Pace, rollouts_per_s: float, steps: int) -> float:
+def rollouts_from_newest(pace: RolloutPace, rollouts_per_s: float, steps: int) -> float:
     """G(n) (equation 5): the most rollouts made with a version within ``steps`` learner steps of its publication."""
     return rollouts_per_s * max(0.0, steps * pace.train_s - pace.broadcast_s)
 
 
-def worst_staleness(pace: Pace, rollouts_per_s: float) -> int:
+def worst_staleness(pace: RolloutPace, rollouts_per_s: float) -> int:
     """Δ_max in learner steps (equation 7), when engines generate nothing with a version before its broadcast ends."""
     wait_s = pace.broadcast_s + pace.rollouts / pace.trained_share / rollouts_per_s
     return pace.steps + math.ceil(wait_s / pace.train_s) - 1
 
 
-def worst_staleness_when_overlapping(pace: Pace) -> int:
+def worst_staleness_when_overlapping(pace: RolloutPace) -> int:
     """The bound on Δ_max in learner steps under the overlap condition, whatever the capacity (equation 12)."""
     return pace.steps + math.ceil((1 - 1 / pace.steps) * pace.broadcast_s / pace.train_s)
 
 
-def bubble_ratio(pace: Pace, rollouts_per_s: float) -> float:
+def bubble_ratio(pace: RolloutPace, rollouts_per_s: float) -> float:
     """The predicted share of wall-clock time in which the learner waits: 0 when the times overlap, 1 without workers.
 
     A publication period takes the longer of κ steps of training, and of the broadcast and the rollouts after it.
@@ -101,14 +101,14 @@ def bubble_ratio(pace: Pace, rollouts_per_s: float) -> float:
 # have used up their budget begin it when v arrives: T_bcast + (i - S + κ) R / μ <= i T_train.
 
 
-def _last_batches(pace: Pace, staleness: int) -> range:
+def _last_batches(pace: RolloutPace, staleness: int) -> range:
     """Batches of one version, counted from its publication."""
     if not 0 < pace.steps <= staleness + 1:
         raise UsageError(f"a version every {pace.steps} steps: with staleness {staleness}, 1 to {staleness + 1} can be")
     return range(staleness + 1 - pace.steps, staleness + 1)
 
 
-def least_rollouts_per_s_within(pace: Pace, staleness: int) -> float:
+def least_rollouts_per_s_within(pace: RolloutPace, staleness: int) -> float:
     """The least capacity under which a learner never waits that trains on rollouts up to ``staleness`` steps old.
     Raises UsageError when none does.
     """
@@ -126,7 +126,7 @@ def least_rollouts_per_s_within(pace: Pace, staleness: int) -> float:
     return least
 
 
-def bubble_ratio_within(pace: Pace, staleness: int, rollouts_per_s: float) -> float:
+def bubble_ratio_within(pace: RolloutPace, staleness: int, rollouts_per_s: float) -> float:
     """The predicted share of wall-clock time in which a learner waits that trains on rollouts up to ``staleness`` steps
     old. The time of a single rollout is neglected.
     """

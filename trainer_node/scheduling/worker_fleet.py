@@ -20,7 +20,7 @@ RELEASE_MARGIN = 0.15
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class CandidateWorker:
     """``usd_per_h``: price. ``rollouts_per_s``: end to end, with rewards and network. ``fixed``: never released."""
 
     name: str
@@ -34,20 +34,20 @@ class Candidate:
         return self.usd_per_h / self.rollouts_per_s if self.rollouts_per_s > 0 else float("inf")
 
 
-def _rank(one: Candidate) -> tuple[float, str]:
+def _rank(one: CandidateWorker) -> tuple[float, str]:
     return one.usd_per_rollout, one.name
 
 
-def by_price_per_rollout(candidates: Iterable[Candidate]) -> list[Candidate]:
+def by_price_per_rollout(candidates: Iterable[CandidateWorker]) -> list[CandidateWorker]:
     """Workers that make rollouts, the cheapest per rollout first."""
     return sorted((one for one in candidates if one.rollouts_per_s > 0), key=_rank)
 
 
-def cheapest(candidates: Iterable[Candidate], target_per_s: float) -> list[Candidate] | None:
+def cheapest(candidates: Iterable[CandidateWorker], target_per_s: float) -> list[CandidateWorker] | None:
     """A fleet of at least ``target_per_s`` rollouts a second, by ascending price per rollout; None when all candidates
     together do not reach the target.
     """
-    chosen: list[Candidate] = []
+    chosen: list[CandidateWorker] = []
     capacity = 0.0
     for one in by_price_per_rollout(candidates):
         if capacity >= target_per_s:
@@ -63,26 +63,28 @@ def cheapest(candidates: Iterable[Candidate], target_per_s: float) -> list[Candi
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FleetChange:
     """Workers to start and to drain."""
 
-    activate: tuple[Candidate, ...] = ()
-    release: tuple[Candidate, ...] = ()
+    activate: tuple[CandidateWorker, ...] = ()
+    release: tuple[CandidateWorker, ...] = ()
 
 
-NO_CHANGE = Change()
+NO_CHANGE = FleetChange()
 
 
-def change_for(target_per_s: float, active: Collection[Candidate], standby: Collection[Candidate]) -> Change:
+def change_for(
+    target_per_s: float, active: Collection[CandidateWorker], standby: Collection[CandidateWorker]
+) -> FleetChange:
     """The change that a deviation asks for if it lasts. ``active``, ``standby``: as of ``FleetControl.decide``."""
     capacity = _capacity(active)
     side = _side(capacity, target_per_s)
     if side < 0:
-        return Change(activate=_additions(target_per_s - capacity, standby))
-    return Change(release=_surplus(target_per_s, active)) if side > 0 else NO_CHANGE
+        return FleetChange(activate=_additions(target_per_s - capacity, standby))
+    return FleetChange(release=_surplus(target_per_s, active)) if side > 0 else NO_CHANGE
 
 
-def _capacity(active: Collection[Candidate]) -> float:
+def _capacity(active: Collection[CandidateWorker]) -> float:
     return sum(c.rollouts_per_s for c in active)
 
 
@@ -102,8 +104,12 @@ class FleetControl:
         self._measurements = 0
 
     def decide(
-        self, now_s: float, target_per_s: float, active: Collection[Candidate], standby: Collection[Candidate]
-    ) -> Change:
+        self,
+        now_s: float,
+        target_per_s: float,
+        active: Collection[CandidateWorker],
+        standby: Collection[CandidateWorker],
+    ) -> FleetChange:
         """Take one measurement. ``active``: workers that run, with their measured rates; a dead worker has none.
         A worker that is starting has the expected rate: otherwise each measurement during its start would ask for
         another worker. ``standby``: others that could be started.
@@ -120,9 +126,9 @@ class FleetControl:
         return change
 
 
-def _additions(lacking_per_s: float, standby: Collection[Candidate]) -> tuple[Candidate, ...]:
+def _additions(lacking_per_s: float, standby: Collection[CandidateWorker]) -> tuple[CandidateWorker, ...]:
     """The cheapest workers per rollout that close the gap, or all when they do not."""
-    added: list[Candidate] = []
+    added: list[CandidateWorker] = []
     for one in by_price_per_rollout(standby):
         if lacking_per_s <= 0:
             break
@@ -131,10 +137,10 @@ def _additions(lacking_per_s: float, standby: Collection[Candidate]) -> tuple[Ca
     return tuple(added)
 
 
-def _surplus(target_per_s: float, active: Collection[Candidate]) -> tuple[Candidate, ...]:
+def _surplus(target_per_s: float, active: Collection[CandidateWorker]) -> tuple[CandidateWorker, ...]:
     """The dearest workers per rollout without which the capacity still reaches the target."""
     kept = set(active)
-    released: list[Candidate] = []
+    released: list[CandidateWorker] = []
     for one in sorted((one for one in active if not one.fixed), key=_rank, reverse=True):
         if sum(c.rollouts_per_s for c in kept if c is not one) < target_per_s:
             break

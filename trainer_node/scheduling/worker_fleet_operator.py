@@ -20,8 +20,8 @@ from typing import Protocol
 
 from p2pcast.ground.errors import LocalError
 from trainer_node.scheduling.provider import Provider
-from trainer_node.scheduling.worker_fleet import WINDOW_S, Candidate, Change, FleetControl, change_for
-from trainer_node.scheduling.worker_fleet_plan import Offer
+from trainer_node.scheduling.worker_fleet import WINDOW_S, CandidateWorker, FleetChange, FleetControl, change_for
+from trainer_node.scheduling.worker_fleet_plan import WorkerOffer
 
 START_S = 900.0
 """A start: a machine, an engine, and the weights over a slow link."""
@@ -47,22 +47,22 @@ class Workers(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class OfferSource:
     """An offer, and the provider of its workers."""
 
-    offer: Offer
+    offer: WorkerOffer
     provider: Provider
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class FleetState:
     """``active``: workers that run or start, without the ones that are drained. ``standby``: workers that could be
     started now. ``of``: the source of each by its name.
     """
 
-    active: tuple[Candidate, ...]
-    standby: tuple[Candidate, ...]
-    of: Mapping[str, Source]
+    active: tuple[CandidateWorker, ...]
+    standby: tuple[CandidateWorker, ...]
+    of: Mapping[str, OfferSource]
 
     @property
     def rollouts_per_s(self) -> float:
@@ -72,10 +72,10 @@ class Fleet:
 class FleetOperator:
     """``window_s``: time in seconds that a deviation must last before the fleet changes."""
 
-    def __init__(self, sources: Sequence[Source], workers: Workers, *, window_s: float = WINDOW_S) -> None:
+    def __init__(self, sources: Sequence[OfferSource], workers: Workers, *, window_s: float = WINDOW_S) -> None:
         self._sources, self._workers = tuple(sources), workers
         self._control = FleetControl(window_s)
-        self._draining: dict[str, Source] = {}
+        self._draining: dict[str, OfferSource] = {}
         self._first_seen_s: dict[str, float] = {}
         self._measured: set[str] = set()
         """Workers that have taken part: one of them that is silent is dead and not starting."""
@@ -83,7 +83,7 @@ class FleetOperator:
         """Workers of each offer at the provider's last answer."""
         self._held_until_s: dict[str, float] = {}
 
-    async def adjust(self, now_s: float, target_per_s: float) -> Change:
+    async def adjust(self, now_s: float, target_per_s: float) -> FleetChange:
         """Measure the fleet once, and change it after a sustained deviation. Returns that change."""
         fleet = await self.measure(now_s)
         change = self._control.decide(now_s, target_per_s, fleet.active, fleet.standby)
@@ -95,16 +95,16 @@ class FleetOperator:
         await self._stop_drained(now_s)
         return change
 
-    async def preview(self, now_s: float, target_per_s: float) -> tuple[Fleet, Change]:
+    async def preview(self, now_s: float, target_per_s: float) -> tuple[FleetState, FleetChange]:
         """The fleet, and the change that ``adjust`` would make after a sustained deviation. Changes nothing."""
         fleet = await self.measure(now_s)
         return fleet, change_for(target_per_s, fleet.active, fleet.standby)
 
-    async def measure(self, now_s: float) -> Fleet:
+    async def measure(self, now_s: float) -> FleetState:
         rates, alive = await self._workers.rates(), set[str]()
-        active: list[Candidate] = []
-        standby: list[Candidate] = []
-        of: dict[str, Source] = {}
+        active: list[CandidateWorker] = []
+        standby: list[CandidateWorker] = []
+        of: dict[str, OfferSource] = {}
         for source in self._sources:
             names = await self._running(source, now_s)
             others = self._others(source, names, now_s)
@@ -113,7 +113,7 @@ class FleetOperator:
             of |= dict.fromkeys([*names, *(each.name for each in others)], source)
             alive.update(names)
         self._forget(alive)
-        return Fleet(tuple(active), tuple(standby), of)
+        return FleetState(tuple(active), tuple(standby), of)
 
     def _forget(self, alive: Collection[str]) -> None:
         """Forget workers that no provider names any more: a cluster gives each of its workers a new name."""
@@ -123,7 +123,7 @@ class FleetOperator:
             if self._draining.pop(gone, None) is not None:
                 log.info("worker %s is gone", gone)
 
-    async def _running(self, source: Source, now_s: float) -> Sequence[str]:
+    async def _running(self, source: OfferSource, now_s: float) -> Sequence[str]:
         kind = source.offer.kind
         if not self._held(source, now_s):
             try:
@@ -135,24 +135,24 @@ class FleetOperator:
             self._first_seen_s.setdefault(name, now_s)
         return names
 
-    def _held(self, source: Source, now_s: float) -> bool:
+    def _held(self, source: OfferSource, now_s: float) -> bool:
         return now_s < self._held_until_s.get(source.offer.kind, now_s)
 
-    def _candidate(self, source: Source, name: str, rates: Mapping[str, float], now_s: float) -> Candidate:
+    def _candidate(self, source: OfferSource, name: str, rates: Mapping[str, float], now_s: float) -> CandidateWorker:
         if name in rates:
             self._measured.add(name)
         starting = name not in self._measured and now_s - self._first_seen_s[name] < START_S
         rate = rates.get(name, source.offer.rollouts_per_s if starting else 0.0)
-        return Candidate(name, source.offer.usd_per_h, rate, fixed=not source.provider.changes)
+        return CandidateWorker(name, source.offer.usd_per_h, rate, fixed=not source.provider.changes)
 
-    def _others(self, source: Source, running: Sequence[str], now_s: float) -> list[Candidate]:
+    def _others(self, source: OfferSource, running: Sequence[str], now_s: float) -> list[CandidateWorker]:
         """Workers that the source could start now."""
         if not source.provider.changes or self._held(source, now_s):
             return []
         free = [each for each in source.offer.candidates() if each.name not in running]
         return free[: max(0, source.offer.count - len(running))]
 
-    async def _start(self, source: Source, name: str, now_s: float) -> None:
+    async def _start(self, source: OfferSource, name: str, now_s: float) -> None:
         if self._held(source, now_s):  # since the start of another of its workers
             return
         log.info("worker %s is started: the fleet's capacity is below its target", name)
@@ -177,6 +177,6 @@ class FleetOperator:
                 log.info("worker %s is stopped", name)
                 del self._draining[name]
 
-    def _hold(self, source: Source, now_s: float, error: LocalError) -> None:
+    def _hold(self, source: OfferSource, now_s: float, error: LocalError) -> None:
         log.warning("no changes by the provider of %s for %g s: %s", source.offer.kind, HOLD_S, error)
         self._held_until_s[source.offer.kind] = now_s + HOLD_S

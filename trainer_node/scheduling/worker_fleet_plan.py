@@ -13,20 +13,20 @@ from dataclasses import dataclass, replace
 from p2pcast.ground.errors import UsageError
 from trainer_node.scheduling.overlap import (
     CAPACITY_MARGIN,
-    Pace,
+    RolloutPace,
     bubble_ratio,
     bubble_ratio_within,
     least_rollouts_per_s,
     worst_staleness,
 )
-from trainer_node.scheduling.worker_fleet import Candidate, by_price_per_rollout, cheapest
+from trainer_node.scheduling.worker_fleet import CandidateWorker, by_price_per_rollout, cheapest
 
 MOST_WORKERS = 10_000
 """Workers of all offers together: beyond this a plan would take minutes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class WorkerOffer:
     """Up to ``count`` workers of one kind. ``usd_per_h``, ``rollouts_per_s``: of each."""
 
     kind: str
@@ -42,12 +42,12 @@ class Offer:
                 f"{self.usd_per_h:g}, {self.rollouts_per_s:g} and {self.count}"
             )
 
-    def faster(self, times: float) -> Offer:
+    def faster(self, times: float) -> WorkerOffer:
         """Workers of the same price that make ``times`` as many rollouts."""
         return replace(self, rollouts_per_s=times * self.rollouts_per_s)
 
-    def candidates(self) -> list[Candidate]:
-        return [Candidate(f"{self.kind}-{n}", self.usd_per_h, self.rollouts_per_s) for n in range(self.count)]
+    def candidates(self) -> list[CandidateWorker]:
+        return [CandidateWorker(f"{self.kind}-{n}", self.usd_per_h, self.rollouts_per_s) for n in range(self.count)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +73,15 @@ class FleetPlan:
 
     least_per_s: float
     target_per_s: float
-    chosen: tuple[Candidate, ...] | None
+    chosen: tuple[CandidateWorker, ...] | None
     prospect: Prospect
     growth: tuple[Prospect, ...]
 
 
 def planned(
-    pace: Pace,
+    pace: RolloutPace,
     staleness: int,
-    offers: Sequence[Offer],
+    offers: Sequence[WorkerOffer],
     *,
     learner_usd_per_h: float = 0.0,
     margin: float = CAPACITY_MARGIN,
@@ -96,7 +96,7 @@ def planned(
     candidates = by_price_per_rollout(one for offer in offers for one in offer.candidates())
     chosen = cheapest(candidates, margin * least)
 
-    def prospect(fleet: Sequence[Candidate]) -> Prospect:
+    def prospect(fleet: Sequence[CandidateWorker]) -> Prospect:
         return prospect_of(pace, staleness, fleet, learner_usd_per_h)
 
     return FleetPlan(
@@ -108,7 +108,9 @@ def planned(
     )
 
 
-def prospect_of(pace: Pace, staleness: int, fleet: Sequence[Candidate], learner_usd_per_h: float) -> Prospect:
+def prospect_of(
+    pace: RolloutPace, staleness: int, fleet: Sequence[CandidateWorker], learner_usd_per_h: float
+) -> Prospect:
     rate = sum(one.rollouts_per_s for one in fleet)
     usd_per_h = sum(one.usd_per_h for one in fleet)
     bubble = bubble_ratio(pace, rate)

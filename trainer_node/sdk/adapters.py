@@ -24,7 +24,7 @@ from p2pcast.checkpoint.adapter_form import (
 )
 from p2pcast.checkpoint.wrapped_names import without_adapter_layers
 from p2pcast.ground.errors import UsageError
-from trainer_node.sdk.tensors import Known, Live
+from trainer_node.sdk.tensors import ExpectedTensors, LiveTensor
 
 _IN_A_MODEL = re.compile(r"(.+\.)?(lora_[AB]|lora_embedding_[AB])\.([^.]+)(\.weight)?")
 """A matrix in PEFT's model: its name, with the adapter's after ``lora_A``."""
@@ -60,7 +60,7 @@ class Adapters:
             for name, config in self._configs.items()
         }
 
-    def continue_with(self, known: Sequence[Known]) -> None:
+    def continue_with(self, known: Sequence[ExpectedTensors]) -> None:
         """``known``: the tables that the tensors have to match. Leave prefixes out if the first has none, as a folder
         of a single adapter, and one is chosen. Raises UsageError for an adapter that has another rank in a table.
         """
@@ -69,7 +69,7 @@ class Adapters:
         for table in known:
             self._check_ranks(table)
 
-    def _check_ranks(self, table: Known) -> None:
+    def _check_ranks(self, table: ExpectedTensors) -> None:
         chosen = {self._prefixes[adapter]: (adapter, config) for adapter, config in self._configs.items()}
         for name, tensor in table.tensors.items():
             if name.endswith("lora_A.weight") and (found := chosen.get(split_name(name)[0])) is not None:
@@ -81,7 +81,7 @@ class Adapters:
                         " state folder of the hub"
                     )
 
-    def select(self, live: Iterable[Live]) -> Iterator[Live]:
+    def select(self, live: Iterable[LiveTensor]) -> Iterator[LiveTensor]:
         """The chosen adapters' matrices, and the model's tensors if the adapters are beside it. Raises UsageError for
         an adapter without matrices, for a matrix without its pair, and for a rank other than the configuration's.
         """
@@ -91,9 +91,9 @@ class Adapters:
             if adapter in self._configs:
                 found[adapter].add(name)
                 self._check_rank(adapter, name, one)
-                yield Live(state_name(self._prefixes[adapter], name), one.tensor)
+                yield LiveTensor(state_name(self._prefixes[adapter], name), one.tensor)
             elif self._beside and adapter is None:
-                yield Live(self._model_name(name), one.tensor)
+                yield LiveTensor(self._model_name(name), one.tensor)
             # An iterator may need the memory for the next tensor.
             del one
         self._check_complete(found)
@@ -127,7 +127,7 @@ class Adapters:
         before, kind, adapter, weight = found.groups()
         return adapter, f"{before or ''}{kind}{weight or ''}"
 
-    def _check_rank(self, adapter: str, name: str, one: Live) -> None:
+    def _check_rank(self, adapter: str, name: str, one: LiveTensor) -> None:
         config = self._configs[adapter]
         if config.get("rank_pattern") or not name.endswith(".weight"):
             return

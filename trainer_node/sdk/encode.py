@@ -85,7 +85,7 @@ class _Run:
     found: list[Changes] | None = None
 
 
-class Compared:
+class ComparedRooms:
     """The changes between two rooms on a device, compared run by run when the first part of a run is asked for. Ask
     once for each part, from any thread.
     """

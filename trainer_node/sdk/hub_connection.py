@@ -49,7 +49,7 @@ Found = TypeVar("Found")
 
 
 @dataclass(slots=True)
-class Begun:
+class VersionBegun:
     """``codec``: the version's, if the hub states one."""
 
     version: Version
@@ -58,7 +58,7 @@ class Begun:
 
 
 @dataclass(slots=True)
-class Durable:
+class VersionDurable:
     """``bytes`` of the artifact, ``changed`` words, ``params`` elements in the state."""
 
     version: Version
@@ -68,7 +68,7 @@ class Durable:
 
 
 @dataclass(slots=True)
-class Ranked:
+class RanksJoined:
     """The hub's newest version when all ranks had joined: id and document of its layout, digest of its state, and
     BLAKE3 of its schedule of sparse attention.
     """
@@ -84,9 +84,9 @@ class Ranked:
 class Received:
     """The hub's messages so far."""
 
-    ranked: Ranked | None = None
-    begun: dict[int, Begun] = field(default_factory=dict)
-    durable: dict[int, Durable] = field(default_factory=dict)
+    ranked: RanksJoined | None = None
+    begun: dict[int, VersionBegun] = field(default_factory=dict)
+    durable: dict[int, VersionDurable] = field(default_factory=dict)
     aborted: dict[int, str] = field(default_factory=dict)
     """Also versions that this rank has not begun yet: another rank gave up early."""
     engines: dict[str, tuple[Version | None, bool]] = field(default_factory=dict)
@@ -102,14 +102,14 @@ class Received:
     def _ranked(self, body: messages.Ranked) -> None:
         known = self._document is not None and self._document[0] == body.layout
         document = self._document[1] if known and self._document is not None else None
-        self.ranked = Ranked(body.head, body.layout, document, body.state, body.schedule)
+        self.ranked = RanksJoined(body.head, body.layout, document, body.state, body.schedule)
 
     def _begun(self, body: messages.Begun) -> None:
-        self.begun = {body.serial: Begun(body.version, body.base, body.codec or "auto")}
+        self.begun = {body.serial: VersionBegun(body.version, body.base, body.codec or "auto")}
         self.aborted = {serial: reason for serial, reason in self.aborted.items() if serial >= body.serial}
 
     def _durable(self, body: messages.Durable) -> None:
-        self.durable = {body.serial: Durable(body.version, body.bytes, body.changed, body.params)}
+        self.durable = {body.serial: VersionDurable(body.version, body.bytes, body.changed, body.params)}
 
     def _aborted(self, body: messages.Aborted) -> None:
         self.aborted[body.serial] = body.reason
@@ -164,7 +164,7 @@ class HubConnection:
     def over(self) -> bool:
         return self._over is not None
 
-    def open(self, group: bytes, rank: int, ranks: int, timeout_s: float) -> Ranked:
+    def open(self, group: bytes, rank: int, ranks: int, timeout_s: float) -> RanksJoined:
         """Dial until the hub answers, send RANK, and wait until all ranks have sent it. Raises RetryableError,
         RefusedError.
         """

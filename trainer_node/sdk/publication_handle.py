@@ -8,7 +8,7 @@ import time
 
 from p2pcast.ground.errors import RetryableError, UsageError
 from p2pcast.ground.version import Version
-from trainer_node.sdk.hub_connection import Durable, HubConnection, Received
+from trainer_node.sdk.hub_connection import HubConnection, Received, VersionDurable
 
 
 class Handle:
@@ -18,7 +18,7 @@ class Handle:
         self.step = step
         self.version: Version | None = None
         """Known once the hub has begun the version."""
-        self.durable: Durable | None = None
+        self.durable: VersionDurable | None = None
         """Sizes of the stored version: bytes of the artifact, changed words, elements in the state."""
         self.uplink: HubConnection | None = None
         """The connection over which the version is sent."""

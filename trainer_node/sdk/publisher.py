@@ -49,14 +49,14 @@ from p2pcast.sparse.budget_schedule import check_schedule
 from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire import messages
 from trainer_node.sdk.adapters import Adapters
-from trainer_node.sdk.hub_connection import HubConnection, Ranked, Received
+from trainer_node.sdk.hub_connection import HubConnection, RanksJoined, Received
 from trainer_node.sdk.process_group import ProcessGroup
 from trainer_node.sdk.publication_handle import Handle
-from trainer_node.sdk.send import Plan, send_parts
-from trainer_node.sdk.shards import Holding, dealt, holding
+from trainer_node.sdk.send import SendPlan, send_parts
+from trainer_node.sdk.shards import LocalShard, dealt, holding
 from trainer_node.sdk.snapshot import Copy, Rooms, slots_for
 from trainer_node.sdk.streamed_tensors import StreamedTensors, on_host
-from trainer_node.sdk.tensors import TORCH_DTYPES, Known, Live, NamedTensors, Rename, fit, named
+from trainer_node.sdk.tensors import TORCH_DTYPES, ExpectedTensors, LiveTensor, NamedTensors, Rename, fit, named
 
 logger = logging.getLogger("p2pcast.publisher")
 
@@ -139,7 +139,7 @@ class Publisher:
         """Of the next version on this connection."""
         self._sent_layout: bytes | None = None
         """The layout that was sent over this connection."""
-        self._plan: Plan | None = None
+        self._plan: SendPlan | None = None
         self._version: Version | None = None
         """The version in ``plan.rooms.previous``; ``marks`` are its digests."""
         self._branch: int | None = None
@@ -280,7 +280,7 @@ class Publisher:
         ).start()
         return handle
 
-    def _prepare(self, live: list[Live], cuda: torch.device | None = None) -> Plan:
+    def _prepare(self, live: list[LiveTensor], cuda: torch.device | None = None) -> SendPlan:
         """The plan for these tensors, with the snapshot begun. ``cuda``: their device, if that is known already."""
         pairs = fit(live, self._known, self._dtype)
         cuda = cuda or _device([one for one, _ in pairs])
@@ -297,7 +297,7 @@ class Publisher:
         plan.rooms.begin(copies, cuda)
         return plan
 
-    def _prepare_streamed(self, live: Iterator[Live]) -> Plan:
+    def _prepare_streamed(self, live: Iterator[LiveTensor]) -> SendPlan:
         """The plan for the tensors of the tables, with the snapshot taken as the tensors come."""
         first = next(live, None)
         cuda = None if first is None else _device([first])
@@ -314,7 +314,7 @@ class Publisher:
         streamed.finish()
         return self._use(plan)
 
-    def _plan_for(self, cuda: torch.device | None, tensors: list[tuple[Tensor, torch.Tensor | None]]) -> Plan:
+    def _plan_for(self, cuda: torch.device | None, tensors: list[tuple[Tensor, torch.Tensor | None]]) -> SendPlan:
         """The last plan, or a new one if this one's tensors, or their places, differ. ``tensors``: each with the live
         one; None: a whole tensor on every rank.
         """
@@ -326,20 +326,20 @@ class Publisher:
         holdings = [holding(lives[t.name], self._world.numbers) for t in layout.tensors]
         return self._planned(key, layout, holdings, cuda)
 
-    def _use(self, plan: Plan) -> Plan:
+    def _use(self, plan: SendPlan) -> SendPlan:
         if plan is not self._plan:
             # Words kept for another plan do not fit.
             self._plan, self._version, self._marks = plan, None, []
         return plan
 
-    def _planned(self, key: Any, layout: Layout, holdings: list[Holding], cuda: torch.device | None) -> Plan:
+    def _planned(self, key: Any, layout: Layout, holdings: list[LocalShard], cuda: torch.device | None) -> SendPlan:
         parts = dealt(layout, holdings, self._world.rank)
         dtypes = [TORCH_DTYPES[t.dtype] for t in layout.tensors]
         slots, segments = slots_for([(p.cell.words, p.cell.word_bytes, dtypes[p.cell.tensor]) for p in parts])
         rooms = Rooms(
             slots, segments, cuda if self._on_device else None, pinned=cuda is not None and not self._on_device
         )
-        return Plan(key, layout, holdings, parts, rooms)
+        return SendPlan(key, layout, holdings, parts, rooms)
 
     def _layout(self, layout: Layout) -> Layout:
         """Cut into cells as the hub's is, where the tensors are the same."""
@@ -347,23 +347,23 @@ class Publisher:
             self._hub_layout if self._hub_layout is not None and self._hub_layout.tensors == layout.tensors else layout
         )
 
-    def _tables(self, ranked: Ranked) -> list[Known]:
+    def _tables(self, ranked: RanksJoined) -> list[ExpectedTensors]:
         """The tables that live tensors have to match; the first decides dtypes. Those without the adapters beside the
         model come last: a base, and a hub's newest version before the adapters' first.
         """
         self._hub_layout = None
         beside = () if self._adapters is None else self._adapters.beside
-        out: list[Known] = []
+        out: list[ExpectedTensors] = []
         if self._base is not None:
-            out.append(Known.of(f"the base {self._base.folder}", self._base.layout().tensors, beside))
+            out.append(ExpectedTensors.of(f"the base {self._base.folder}", self._base.layout().tensors, beside))
         if ranked.document is not None:
             self._hub_layout = Layout.from_document(ranked.document, ranked.layout)
-            out.append(Known.of(f"the hub's newest version {ranked.head}", self._hub_layout.tensors, beside))
+            out.append(ExpectedTensors.of(f"the hub's newest version {ranked.head}", self._hub_layout.tensors, beside))
         return sorted(out, key=lambda table: bool(table.besides))
 
     # -- connection
 
-    def _connect(self) -> tuple[HubConnection, Ranked]:
+    def _connect(self) -> tuple[HubConnection, RanksJoined]:
         world = self._world
         group = blake3.blake3(self._drawn + self._calls.to_bytes(8, "little")).digest(length=GROUP_BYTES)
         uplink = HubConnection(self._address, self._badge, f"{socket.gethostname()} rank {world.rank}")
@@ -386,7 +386,7 @@ class Publisher:
 
     # -- in a thread
 
-    def _work(self, handle: Handle, plan: Plan, resume: bool, files: Mapping[str, bytes]) -> None:
+    def _work(self, handle: Handle, plan: SendPlan, resume: bool, files: Mapping[str, bytes]) -> None:
         try:
             plan.rooms.finish()
             handle.taken()
@@ -414,7 +414,7 @@ class Publisher:
         handle: Handle,
         uplink: HubConnection,
         serial: int,
-        plan: Plan,
+        plan: SendPlan,
         resume: bool,
         files: Mapping[str, bytes],
     ) -> None:
@@ -443,7 +443,7 @@ class Publisher:
         self._version, self._marks = handle.durable.version, marks
         # Later versions must have the tensors of the first: a forgotten tensor does not begin another model.
         if not self._known or self._known[0].besides:
-            self._known = [Known.of(f"version {self._version}", layout.tensors), *self._known]
+            self._known = [ExpectedTensors.of(f"version {self._version}", layout.tensors), *self._known]
 
     def _small_files(self, base: Version | None) -> dict[str, bytes]:
         """Small files that go with a version, whose delta leads from ``base``: the base's other files stay."""
@@ -476,7 +476,7 @@ class Publisher:
             self._base_state = layout.layout_id, state_digest(self._base, layout)
         return self._base_state[1] == state
 
-    def _take_base(self, plan: Plan, uplink: HubConnection) -> None:
+    def _take_base(self, plan: SendPlan, uplink: HubConnection) -> None:
         """If the hub's newest version is the base folder's state, this rank's share of it is the previous state."""
         ranked = uplink.received.ranked
         if self._base is None or self._version is not None or ranked is None or ranked.state is None:
@@ -513,7 +513,7 @@ def _checked_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
     return dict(files)
 
 
-def _device(live: Sequence[Live]) -> torch.device | None:
+def _device(live: Sequence[LiveTensor]) -> torch.device | None:
     """The CUDA device of the tensors; None: the host. Raises UsageError for several devices: a snapshot has a stream of
     one.
     """
@@ -523,7 +523,7 @@ def _device(live: Sequence[Live]) -> torch.device | None:
     return torch.device(found[0]) if found else None
 
 
-def _pieces(plan: Plan) -> dict[str, Sequence[tuple[int, int]]]:
+def _pieces(plan: SendPlan) -> dict[str, Sequence[tuple[int, int]]]:
     """By the name of a tensor: the slots that this rank fills from it, and where in the tensor each begins."""
     pieces: dict[str, list[tuple[int, int]]] = {}
     for number, part in enumerate(plan.parts):

@@ -17,9 +17,9 @@ from p2pcast.codec.encode_cell import encode_as_chosen
 from p2pcast.codec.layout import Layout
 from p2pcast.ground.ordered_map import ordered_map
 from p2pcast.wire import messages
-from trainer_node.sdk.encode import Compared, codec_of
+from trainer_node.sdk.encode import ComparedRooms, codec_of
 from trainer_node.sdk.hub_connection import HubConnection
-from trainer_node.sdk.shards import Holding, Part
+from trainer_node.sdk.shards import LocalShard, ShardPart
 from trainer_node.sdk.snapshot import Rooms
 
 PASSED_S = 0.02
@@ -28,20 +28,20 @@ PASSED_CELLS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SendPlan:
     """All that follows from names, shapes, dtypes and placements (the ``key``); made again only when one of them
     changes.
     """
 
     key: Any
     layout: Layout
-    holdings: list[Holding]
-    parts: list[Part]
+    holdings: list[LocalShard]
+    parts: list[ShardPart]
     rooms: Rooms
 
 
 def send_parts(
-    uplink: HubConnection, serial: int, plan: Plan, codec: str | None, before: Sequence[int], workers: int
+    uplink: HubConnection, serial: int, plan: SendPlan, codec: str | None, before: Sequence[int], workers: int
 ) -> tuple[list[int], int]:
     """Send every changed part, in order, for a version of codec ``codec``; with None all parts, uncoded. ``before``:
     digests of all parts in the previous state. Returns the digests of this state, and the number of sent parts.
@@ -54,7 +54,7 @@ def send_parts(
     rooms, compared = plan.rooms, None
     if codec is not None and rooms.device is not None:
         assert rooms.previous is not None
-        compared = Compared(rooms.slots, rooms.previous, rooms.next)
+        compared = ComparedRooms(rooms.slots, rooms.previous, rooms.next)
 
     def cell_of(number: int) -> messages.Cell | None:
         if codec is None:
@@ -82,7 +82,7 @@ def send_parts(
 
 
 def _coded(
-    plan: Plan, serial: int, number: int, told: str, before: int, compared: Compared | None
+    plan: SendPlan, serial: int, number: int, told: str, before: int, compared: ComparedRooms | None
 ) -> messages.Cell | None:
     """A part against the previous state, for a version of codec ``told``; None without a change. ``compared``: for
     rooms on a device.
@@ -101,7 +101,7 @@ def _coded(
     return _cell(serial, part, found.codec, found.before, found.after, found.changed, found.payload)
 
 
-def _whole(plan: Plan, serial: int, number: int) -> messages.Cell:
+def _whole(plan: SendPlan, serial: int, number: int) -> messages.Cell:
     """A part, uncoded."""
     part, rooms = plan.parts[number], plan.rooms
     with rooms.on_stream():
@@ -110,7 +110,7 @@ def _whole(plan: Plan, serial: int, number: int) -> messages.Cell:
 
 
 def _cell(
-    serial: int, part: Part, codec: int, before: int | None, after: int, changed: int, payload: bytes | memoryview
+    serial: int, part: ShardPart, codec: int, before: int | None, after: int, changed: int, payload: bytes | memoryview
 ) -> messages.Cell:
     cell = part.cell
     return messages.Cell(

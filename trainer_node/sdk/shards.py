@@ -24,7 +24,7 @@ MAX_PART_WORDS = limits.CELL_WORDS
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class LocalShard:
     """The part of a tensor on this rank. ``holders``: the ranks with all of it (once gathered). It is empty where each
     rank has its own rows. Then this rank sends ``elements`` of them from ``first`` on.
     """
@@ -36,7 +36,7 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ShardPart:
     """Words of one cell that this rank sends. Fields:
 
     - ``cell``: the part in the form of a cell (same index, ``start`` in the tensor, ``words``), so that it can be
@@ -50,13 +50,13 @@ class Part:
     source: int
 
 
-def holding(tensor: torch.Tensor | None, numbers: Sequence[int]) -> Holding:
+def holding(tensor: torch.Tensor | None, numbers: Sequence[int]) -> LocalShard:
     """The part of a tensor on this rank; ``tensor`` None: a whole one on every rank. ``numbers``: the global ranks of
     the group, in the group's order. Raises UsageError for a tensor that lies outside of it.
     """
     everybody = tuple(range(len(numbers)))
     if not isinstance(tensor, DTensor):
-        return Holding(everybody)
+        return LocalShard(everybody)
     mesh, placements = tensor.device_mesh, tensor.placements
     members = {number: rank for rank, number in enumerate(numbers)}
     on_mesh = [int(number) for number in mesh.mesh.flatten().tolist()]
@@ -68,24 +68,24 @@ def holding(tensor: torch.Tensor | None, numbers: Sequence[int]) -> Holding:
     holders = tuple(sorted(members[number] for number in on_mesh))
     if 0 not in holders:
         # A part of a larger mesh: beside it the same tensor lies on the ranks of the first.
-        return Holding(())
+        return LocalShard(())
     if all(type(p) is Replicate for p in placements):
-        return Holding(holders)
+        return LocalShard(holders)
     if not all(type(p) is Replicate or (type(p) is Shard and p.dim == 0) for p in placements):
-        return Holding(holders, gather=True)
+        return LocalShard(holders, gather=True)
     coordinate = mesh.get_coordinate()
     if coordinate is None or any(type(p) is Replicate and at for p, at in zip(placements, coordinate, strict=True)):
-        return Holding(())
+        return LocalShard(())
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
     row = tensor.shape[1:].numel()
-    return Holding((), first=int(offset[0]) * row, elements=int(shape[0]) * row)
+    return LocalShard((), first=int(offset[0]) * row, elements=int(shape[0]) * row)
 
 
-def dealt(layout: Layout, holdings: Sequence[Holding], rank: int) -> list[Part]:
+def dealt(layout: Layout, holdings: Sequence[LocalShard], rank: int) -> list[ShardPart]:
     """The parts that ``rank`` sends, in the order of cells. ``holdings``: one for each tensor of the layout, by number,
     as this rank sees it.
     """
-    out: list[Part] = []
+    out: list[ShardPart] = []
     for cell in layout.cells:
         held = holdings[cell.tensor]
         if held.holders:
@@ -99,14 +99,14 @@ def dealt(layout: Layout, holdings: Sequence[Holding], rank: int) -> list[Part]:
     return out
 
 
-def _parts(cell: Cell, begin: int, end: int, origin: int) -> list[Part]:
+def _parts(cell: Cell, begin: int, end: int, origin: int) -> list[ShardPart]:
     """Words ``begin`` to ``end`` of the tensor, all inside ``cell``; ``origin``: where in the tensor the rank's own
     words begin.
     """
-    out: list[Part] = []
+    out: list[ShardPart] = []
     while begin < end:
         words = min(MAX_PART_WORDS, end - begin)
         at = begin - cell.start
-        out.append(Part(within(cell, at, words), at, begin - origin))
+        out.append(ShardPart(within(cell, at, words), at, begin - origin))
         begin += words
     return out

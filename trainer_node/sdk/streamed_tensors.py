@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from p2pcast.ground.errors import UsageError
 from trainer_node.sdk.snapshot import Rooms
-from trainer_node.sdk.tensors import Known, Live, castable, check, fault
+from trainer_node.sdk.tensors import ExpectedTensors, LiveTensor, castable, check, fault
 
 SHARD = "{}: is a DTensor; the iterator has to give whole tensors (full_tensor())"
 
@@ -32,18 +32,18 @@ class StreamedTensors:
         self,
         rooms: Rooms,
         pieces: dict[str, Sequence[tuple[int, int]]],
-        known: Sequence[Known],
+        known: Sequence[ExpectedTensors],
         cuda: torch.device | None = None,
     ) -> None:
         self._rooms, self._pieces, self._known, self._cuda = rooms, pieces, known, cuda
         self._expected = {name for table in known for name in table.tensors}
-        self._arrived: dict[str, Live] = {}
+        self._arrived: dict[str, LiveTensor] = {}
         """On the meta device: names, shapes and dtypes alone."""
-        self._extra: list[Live] = []
+        self._extra: list[LiveTensor] = []
         """In no table: tied to others, or too many."""
         self._faults: list[str] = []
 
-    def take(self, one: Live) -> None:
+    def take(self, one: LiveTensor) -> None:
         tensor = one.tensor
         if isinstance(tensor, DTensor):
             self._faults.append(SHARD.format(one.name))
@@ -55,7 +55,7 @@ class StreamedTensors:
             if not self._is_copied(one, one.name):
                 self._faults.append(f"{one.name}: comes twice, with different values")
         elif one.name not in self._expected:
-            self._extra.append(Live(one.name, tensor.to("cpu", copy=True)))
+            self._extra.append(LiveTensor(one.name, tensor.to("cpu", copy=True)))
         else:
             self._arrived[one.name] = _without_values(one)
             if self._fits(one, one.name):
@@ -68,27 +68,27 @@ class StreamedTensors:
                 self._arrived.setdefault(one.name, _without_values(one))
         check(list(self._arrived.values()), self._faults, self._known)
 
-    def _fits(self, one: Live, name: str) -> bool:
+    def _fits(self, one: LiveTensor, name: str) -> bool:
         """Whether the tensor may be published under this name."""
         target = self._known[0].tensors.get(name)
         return target is not None and one.shape == target.shape and castable(one.tensor.dtype, target.dtype)
 
-    def _is_copied(self, one: Live, name: str) -> bool:
+    def _is_copied(self, one: LiveTensor, name: str) -> bool:
         return self._fits(one, name) and self._rooms.has(one.tensor, self._pieces.get(name, ()))
 
-    def _is_tied(self, one: Live, name: str) -> bool:
+    def _is_tied(self, one: LiveTensor, name: str) -> bool:
         """Whether the tensor has the values of another; matrices of one value are often alike without being tied."""
         flat = one.tensor.reshape(-1)
         varied = one.tensor.dim() >= 2 and bool((flat != flat[:1]).any())
         return (varied or not flat.numel()) and self._is_copied(one, name)
 
 
-def on_host(one: Live) -> Live:
+def on_host(one: LiveTensor) -> LiveTensor:
     """The tensor with memory of its own on the host. Raises UsageError for a DTensor."""
     if isinstance(one.tensor, DTensor):
         raise UsageError(SHARD.format(one.name))
-    return one if one.tensor.is_meta else Live(one.name, one.tensor.to("cpu", copy=True))
+    return one if one.tensor.is_meta else LiveTensor(one.name, one.tensor.to("cpu", copy=True))
 
 
-def _without_values(one: Live) -> Live:
-    return Live(one.name, torch.empty_like(one.tensor, device="meta"))
+def _without_values(one: LiveTensor) -> LiveTensor:
+    return LiveTensor(one.name, torch.empty_like(one.tensor, device="meta"))

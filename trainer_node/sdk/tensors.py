@@ -52,7 +52,7 @@ NamedTensors = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
+class LiveTensor:
     """A tensor of the trainer under its checkpoint name; ``tensor`` is detached, perhaps a DTensor."""
 
     name: str
@@ -68,7 +68,7 @@ class Live:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ExpectedTensors:
     """A table of tensors that the live ones have to match; ``where`` names it in messages. ``besides``: adapters whose
     matrices may come besides, since the table lacks them.
     """
@@ -78,7 +78,7 @@ class Known:
     besides: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, where: str, tensors: Iterable[Tensor], beside: Collection[str] = ()) -> Known:
+    def of(cls, where: str, tensors: Iterable[Tensor], beside: Collection[str] = ()) -> ExpectedTensors:
         """``beside``: adapters of the state; the table may lack all matrices of one."""
         table = {t.name: t for t in tensors}
         return cls(where, table, frozenset(beside) - {adapter_of(name) for name in table})
@@ -105,21 +105,23 @@ def checkpoint_name(name: str, rename: Rename | None = None) -> str:
     return rename(plain)
 
 
-def named(tensors: NamedTensors, rename: Rename | None = None) -> Iterator[Live]:
+def named(tensors: NamedTensors, rename: Rename | None = None) -> Iterator[LiveTensor]:
     """The tensors one by one. Raises UsageError for an entry that is no tensor."""
     for name, tensor in tensors.items() if isinstance(tensors, Mapping) else tensors:
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             raise UsageError(
                 f"{name!r} is {type(tensor).__name__}: publish takes names and tensors, as by model.named_parameters()"
             )
-        live = Live(checkpoint_name(name, rename), tensor.detach())
+        live = LiveTensor(checkpoint_name(name, rename), tensor.detach())
         del tensor
         yield live
         # An iterator may need the memory for the next tensor.
         del live
 
 
-def fit(live: Sequence[Live], known: Sequence[Known], dtype: torch.dtype) -> list[tuple[Live, Tensor]]:
+def fit(
+    live: Sequence[LiveTensor], known: Sequence[ExpectedTensors], dtype: torch.dtype
+) -> list[tuple[LiveTensor, Tensor]]:
     """The tensors that make the state, each with its published dtype. ``known``: the tables to match, the first of
     which decides dtypes; in no table, floating tensors become ``dtype`` and others keep theirs. Raises UsageError with
     every difference.
@@ -127,7 +129,7 @@ def fit(live: Sequence[Live], known: Sequence[Known], dtype: torch.dtype) -> lis
     kept, faults = _without_aliases(live, known)
     check(kept, faults, known)
     table = ChainMap(*(dict(other.tensors) for other in known))
-    out: list[tuple[Live, Tensor]] = []
+    out: list[tuple[LiveTensor, Tensor]] = []
     for one in kept:
         as_known = table.get(one.name)
         target = dtype if one.tensor.is_floating_point() else one.tensor.dtype
@@ -135,7 +137,7 @@ def fit(live: Sequence[Live], known: Sequence[Known], dtype: torch.dtype) -> lis
     return out
 
 
-def check(kept: Sequence[Live], faults: Sequence[str], known: Sequence[Known]) -> None:
+def check(kept: Sequence[LiveTensor], faults: Sequence[str], known: Sequence[ExpectedTensors]) -> None:
     """Raises UsageError with all ``faults``, and with every difference between ``kept`` and the tables."""
     blocks = [_block("these tensors cannot be published", faults)] if faults else []
     for other in known:
@@ -148,7 +150,7 @@ def check(kept: Sequence[Live], faults: Sequence[str], known: Sequence[Known]) -
         raise UsageError("\n".join(blocks))
 
 
-def fault(one: Live) -> str | None:
+def fault(one: LiveTensor) -> str | None:
     """Why no file can have this tensor."""
     if one.tensor.is_meta:
         return f"{one.name}: is on the meta device, it has no values"
@@ -161,13 +163,15 @@ def _block(title: str, lines: Sequence[str]) -> str:
     return "\n  ".join([f"{title}:", *lines])
 
 
-def _without_aliases(live: Sequence[Live], known: Sequence[Known]) -> tuple[list[Live], list[str]]:
+def _without_aliases(
+    live: Sequence[LiveTensor], known: Sequence[ExpectedTensors]
+) -> tuple[list[LiveTensor], list[str]]:
     """The tensors without duplicates, and one line for each that cannot be published."""
-    kept: dict[str, Live] = {}
+    kept: dict[str, LiveTensor] = {}
     faults: list[str] = []
     seen: set[Any] = set()
     expected = {name for other in known for name in other.tensors}
-    extra: list[Live] = []
+    extra: list[LiveTensor] = []
     for one in live:
         if (why := fault(one)) is not None:
             faults.append(why)
@@ -188,7 +192,7 @@ def _without_aliases(live: Sequence[Live], known: Sequence[Known]) -> tuple[list
     return list(kept.values()), faults
 
 
-def _differences(kept: Sequence[Live], known: Known) -> list[str]:
+def _differences(kept: Sequence[LiveTensor], known: ExpectedTensors) -> list[str]:
     """One line for every difference between the two tables."""
     mine = {one.name: one for one in kept if not known.leaves_open(one.name)}
     lines = [f"missing: {name}" for name in known.tensors if name not in mine]

@@ -11,11 +11,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from netem.bench.codec_comparison.formats import Format
+from netem.bench.codec_comparison.formats import DeltaFormat
 from p2pcast.codec.codec_prediction import (
     PEER_CORES,
-    State,
-    Way,
+    BroadcastPath,
+    StateSize,
     choose,
     crossover_bps,
     overlapped_crossover_bps,
@@ -31,16 +31,16 @@ WORD_BYTES = 2
 
 
 def end_to_end(
-    formats: Sequence[Format], *, encode_cores: int = PEER_CORES, decode_cores: int = PEER_CORES
+    formats: Sequence[DeltaFormat], *, encode_cores: int = PEER_CORES, decode_cores: int = PEER_CORES
 ) -> dict[str, Any]:
     """A part of the document: seconds by model and format, the best format at each rate, and the rates at which it
     changes.
     """
-    states = {name: State(params * WORD_BYTES, CELL_WORDS * WORD_BYTES) for name, params in MODELS.items()}
+    states = {name: StateSize(params * WORD_BYTES, CELL_WORDS * WORD_BYTES) for name, params in MODELS.items()}
     ours = {f.name: f.cost for f in formats if f.ours}
 
-    def way(gbit_s: float, *, proof: bool) -> Way:
-        return Way(gbit_s * 1e9, encode_cores, decode_cores, proof)
+    def way(gbit_s: float, *, proof: bool) -> BroadcastPath:
+        return BroadcastPath(gbit_s * 1e9, encode_cores, decode_cores, proof)
 
     rows, chosen, crossovers = [], [], []
     for model, state in states.items():

@@ -34,7 +34,7 @@ Words = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class DeltaFormat:
     """``overlaps``: the system encodes, sends and decodes at the same time. ``ours``: a p2pcast format, whose bytes are
     signed and verified.
     """
@@ -46,16 +46,16 @@ class Format:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedFormats:
     """Formats of one run. ``document``: the same for ``--json``, with ratios to the scan and to PULSE's format."""
 
-    formats: list[Format]
+    formats: list[DeltaFormat]
     document: dict[str, Any]
 
 
 def measure_formats(
     dataset: Dataset, *, working_set_bytes: int = WORKING_SET_BYTES, repeats: int = REPEATS
-) -> Compared:
+) -> ComparedFormats:
     """Medians of CPU seconds, all works in turns. Raises UsageError for a dataset without words."""
     share = _shares(dataset)
     old, new = tiled(dataset, working_set_bytes)
@@ -69,10 +69,10 @@ def measure_formats(
     def cost(name: str) -> Cost:
         return Cost(old.nbytes / taken[f"{name} encode"], old.nbytes / taken[f"{name} decode"], share[name])
 
-    formats = [Format(name, cost(name), ours=True) for name in OURS]
-    formats += [Format("raw", cost("raw")), Format("pulse", cost("pulse"), overlaps=False)]
-    formats += [Format("sparrowrl", cost("sparrowrl")), Format("xor_zstd", cost("xor_zstd"), overlaps=False)]
-    formats += [Format("int32_bf16", cost("int32_bf16"), overlaps=False)]
+    formats = [DeltaFormat(name, cost(name), ours=True) for name in OURS]
+    formats += [DeltaFormat("raw", cost("raw")), DeltaFormat("pulse", cost("pulse"), overlaps=False)]
+    formats += [DeltaFormat("sparrowrl", cost("sparrowrl")), DeltaFormat("xor_zstd", cost("xor_zstd"), overlaps=False)]
+    formats += [DeltaFormat("int32_bf16", cost("int32_bf16"), overlaps=False)]
     before, after = dataset.pairs[0]
     changed = sum(int(np.count_nonzero(words != after[name])) for name, words in before.items())
     document = {
@@ -82,10 +82,10 @@ def measure_formats(
         "scan_gb_s": round(old.nbytes / taken["scan"] / 1e9, 4),
         "rows": [_row(f, taken, share["pulse"]) for f in formats],
     }
-    return Compared(formats, document)
+    return ComparedFormats(formats, document)
 
 
-def _row(one: Format, taken: dict[str, float], pulse_share: float) -> dict[str, Any]:
+def _row(one: DeltaFormat, taken: dict[str, float], pulse_share: float) -> dict[str, Any]:
     cost = one.cost
     return {
         "format": one.name,

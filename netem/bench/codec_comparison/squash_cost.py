@@ -50,7 +50,7 @@ _STEP = re.compile(r"step_(\d{1,18})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SquashRun:
     """Consecutive states, starting with the base."""
 
     name: str
@@ -58,13 +58,13 @@ class Run:
     states: Iterator[State]
 
 
-def trained_runs(learning_rates: Sequence[float] = LEARNING_RATES) -> Iterator[Run]:
+def trained_runs(learning_rates: Sequence[float] = LEARNING_RATES) -> Iterator[SquashRun]:
     """Real weights under real AdamW steps, without end. Needs torch and transformers. Raises LocalError."""
     from netem.fleet.adamw_steps import endless_states
 
     for rate in learning_rates:
         layout, states = endless_states(rate)
-        yield Run(f"AdamW lr {rate:g}", layout, (of_arrays(layout, s) for s in states))
+        yield SquashRun(f"AdamW lr {rate:g}", layout, (of_arrays(layout, s) for s in states))
 
 
 def of_arrays(layout: Layout, arrays: dict[str, Any]) -> State:
@@ -72,7 +72,7 @@ def of_arrays(layout: Layout, arrays: dict[str, Any]) -> State:
     return lambda cell: arrays[layout.tensors[cell.tensor].name][cell.start : cell.start + cell.words]
 
 
-def folder_run(checkpoints: Path) -> Run:
+def folder_run(checkpoints: Path) -> SquashRun:
     """The folders ``step_N`` in a folder, by N, after ``base`` if it exists. Raises LocalError, UsageError,
     IntegrityError.
     """
@@ -93,7 +93,7 @@ def folder_run(checkpoints: Path) -> Run:
                 raise UsageError(f"{folder} has other tensors than {folders[0]}:\n" + "\n".join(lines[:20]))
             yield checkpoint.words
 
-    return Run(str(checkpoints), layout, states())
+    return SquashRun(str(checkpoints), layout, states())
 
 
 @dataclass(slots=True)
@@ -111,7 +111,7 @@ class Chain:
 
 
 def measure(
-    run: Run, versions: int, *, marks: Sequence[int] = MARKS, timed: Sequence[int] = TIMED, repeats: int = REPEATS
+    run: SquashRun, versions: int, *, marks: Sequence[int] = MARKS, timed: Sequence[int] = TIMED, repeats: int = REPEATS
 ) -> dict[str, Any]:
     """One dataset's part of the report, over at most ``versions`` deltas."""
     layout = run.layout

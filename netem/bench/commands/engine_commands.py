@@ -68,10 +68,10 @@ class LiveMeasurement(Measurement):
     keep: bool = setting(False, "Checkpoints and state folders kept after a PASS, in addition to logs and the result.")
 
     def measure(self) -> Document:
-        from netem.bench.live_engine import Options, bench_live
+        from netem.bench.live_engine import LiveEngineOptions, bench_live
 
         return bench_live(
-            Options(
+            LiveEngineOptions(
                 self.folder, self.versions, self.clients, self.tensor_parallel, self.kv, self.hidden, self.layers,
                 self.fresh_every, self.keep, graphs=self.graphs,
             )

@@ -15,7 +15,7 @@ import click
 
 from netem.bench.figures_text import Columns, filled
 from netem.bench.rendering import Document, Measurement, command, table
-from p2pcast.cli.options import PATH, Rate
+from p2pcast.cli.options import PATH, RateParameter
 from p2pcast.cli.settings import setting
 from p2pcast.ground.errors import UsageError
 from p2pcast.ground.limits import MIB
@@ -50,7 +50,7 @@ class RelayMeasurement(Measurement):
     """Measure CPU time per GB and memory of a peer that receives, verifies, stores and forwards; staging is off."""
 
     payload: int = setting(256, "Size in MiB of the data sent through the chain.", 4)
-    rate: float = setting("1gbit", "Rate of the source in bits per second.", type=Rate())
+    rate: float = setting("1gbit", "Rate of the source in bits per second.", type=RateParameter())
     stripes: int = setting(4, "Number of TCP connections of a link.", 1, 64)
     runs: int = setting(3, "Number of measured runs.", 1)
     wide: bool = setting(False, "Throughput of the peer by its number of cores instead; without --rate.")
@@ -89,7 +89,7 @@ class CatchupMeasurement(Measurement):
 
     versions: int = setting(40, "Number of versions that the peer is behind.", 2)
     state_bytes: int = setting(64, "Size of the weights in MiB.", 1, name="state_mib", flag="state", unit=MIB)
-    rate: float = setting("20mbit", "Rate of the peer's link in bits per second.", type=Rate())
+    rate: float = setting("20mbit", "Rate of the peer's link in bits per second.", type=RateParameter())
     codec: Literal["flat", "context"] = setting("context", "Codec of the deltas.")
     deadline: float = setting(120.0, "Time limit in seconds for each way to catch up.", 1)
 
@@ -144,7 +144,7 @@ class HealMeasurement(Measurement):
     state_bytes: int = setting(
         128, "Size of the weights in MiB, in cells of 8 MiB.", 40, name="state_mib", flag="state", unit=MIB
     )
-    rate: float = setting("100mbit", "Rate of every link in bits per second.", type=Rate())
+    rate: float = setting("100mbit", "Rate of every link in bits per second.", type=RateParameter())
     deadline: float = setting(120.0, "Time limit for a repair in seconds.", 1)
 
     def measure(self) -> Document:
@@ -268,7 +268,7 @@ class SimulatedMeasurement(Measurement):
 
     peers: int = setting(6, "Number of peers, in two chains.", 4, 32)
     payload_bytes: int = setting(6, "Size of a version in MiB.", 1, name="payload", unit=MIB)
-    rate: float = setting("16mbit", "Rate of the path between two processes, in bits per second.", type=Rate())
+    rate: float = setting("16mbit", "Rate of the path between two processes, in bits per second.", type=RateParameter())
     only: tuple[str, ...] = setting(None, "First words of the scenarios to run; repeatable.", metavar="WORDS")
     rounds: int = setting(1, "Number of broadcasts of each scenario.", 1)
     deadline: float = setting(60.0, "Time limit for a broadcast in seconds.", 1)
@@ -315,8 +315,10 @@ class BroadcastMeasurement(Measurement):
     state: float = setting(
         32.0, "Size in MiB of the whole state for rsync, zstd and one row of p2pcast; 1 % of the state changes.", 1
     )
-    uplink: float = setting("300mbit", "Rate of the hub's link in bits per second, each way.", type=Rate())
-    peer_rate: float = setting("100mbit", "Rate of every peer's link in bits per second, each way.", type=Rate())
+    uplink: float = setting("300mbit", "Rate of the hub's link in bits per second, each way.", type=RateParameter())
+    peer_rate: float = setting(
+        "100mbit", "Rate of every peer's link in bits per second, each way.", type=RateParameter()
+    )
     rounds: int = setting(5, "Number of measured broadcasts per system.", 1)
     rivals: tuple[str, ...] = setting(
         RIVALS, "System to compare with, in the same run; repeatable.", choices=RIVALS, flag="rival"
@@ -341,7 +343,7 @@ class BroadcastMeasurement(Measurement):
     )
 
     def measure(self) -> Document:
-        from netem.broadcast.broadcast_comparison import Bench as Systems
+        from netem.broadcast.broadcast_comparison import BroadcastBench as Systems
         from netem.broadcast.broadcast_comparison import bench_broadcast
 
         def show(row: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from netem.bench.figures_text import Columns, filled
 from netem.bench.rendering import Document, Measurement, command, table
-from p2pcast.cli.options import Rate
+from p2pcast.cli.options import RateParameter
 from p2pcast.cli.settings import setting
 from p2pcast.ground.errors import LocalError
 from p2pcast.ground.limits import MIB
@@ -137,7 +137,7 @@ class PlanMeasurement(Measurement):
     peers: int = setting(10_000, "Number of peers.", 2)
     regions: int = setting(5, "Number of regions.", 1)
     uplink: float = setting(
-        "30gbit", "Upload rate of the hub in bits per second; each peer has 100 Mbit/s.", type=Rate()
+        "30gbit", "Upload rate of the hub in bits per second; each peer has 100 Mbit/s.", type=RateParameter()
     )
 
     def measure(self) -> Document:
@@ -150,17 +150,19 @@ class PlanMeasurement(Measurement):
 
 
 def plan_times(peers: int, regions: int, uplink_bps: float) -> list[dict[str, Any]]:
-    from topology import Member, admit, excise, make_plan
+    from topology import PlanMember, admit, excise, make_plan
     from topology.broadcast_time import number_of_chains
     from topology.fallback_neighbours import affected_peers, fallback_parents
     from trainer_node.membership.membership import Membership
     from trainer_node.membership.peer_record import PeerRecord
     from trainer_node.membership.plan_distributor import BACKUPS
 
-    members = [Member(f"{i * 2654435761 % 2**64:016x}", f"r{i % regions}", 100e6, 50.0 + i % 50) for i in range(peers)]
+    members = [
+        PlanMember(f"{i * 2654435761 % 2**64:016x}", f"r{i % regions}", 100e6, 50.0 + i % 50) for i in range(peers)
+    ]
     first = make_plan(members, uplink_bps, epoch=(1, 1))
     chains = number_of_chains(uplink_bps, [100e6], peers)
-    newcomer, dying = Member("newcomer", "r0"), members[peers // 2].id
+    newcomer, dying = PlanMember("newcomer", "r0"), members[peers // 2].id
 
     rates = random.Random(0).choices(MIXED_BPS, k=2 * peers)
     many = f"{-(-peers // SMALL_REGION)} regions, mixed rates"

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from netem.emulation.backend_option import backend_option
 from netem.latency import SOURCES
-from p2pcast.cli.options import Rate, console, documented, written
+from p2pcast.cli.options import RateParameter, console, documented, written
 from p2pcast.ground.errors import LocalError
 
 
@@ -36,7 +36,9 @@ from p2pcast.ground.errors import LocalError
 @click.option("--source", "sources", type=click.Choice(SOURCES), multiple=True, default=SOURCES,
               help="The trainer publishes live tensors, or renames folders into place; repeatable.")  # fmt: skip
 @click.option("--state", type=click.FloatRange(0.5), default=45.0, help="Size of the whole state in MB.")
-@click.option("--rate", type=Rate(), default="100mbit", help="Rate of every link in bits per second, each way.")
+@click.option(
+    "--rate", type=RateParameter(), default="100mbit", help="Rate of every link in bits per second, each way."
+)
 @click.option("--rounds", type=click.IntRange(1), default=9, help="Number of counted versions of each size.")
 @backend_option
 @documented
@@ -58,7 +60,7 @@ def latency(
     from the rename of its folder, until the last peer has installed the version into a folder.
     """
     from netem.emulation.backend import chosen, results
-    from netem.latency.version_latency import WORK, Case
+    from netem.latency.version_latency import WORK, LatencyCase
 
     rows: list[dict[str, Any]] = []
     table = Table("source", "round trip", "delta", "begun", "first message", "received", "staged", "first live",
@@ -67,7 +69,7 @@ def latency(
         where = "native" if not rtt else chosen(backend)
         for source in dict.fromkeys(sources):
             sizes = tuple(round(kb * 1000) for kb in dict.fromkeys(deltas))
-            case = Case(source, rtt / 1000, rate, peers, round(state * 1e6), sizes, rounds)
+            case = LatencyCase(source, rtt / 1000, rate, peers, round(state * 1e6), sizes, rounds)
             for said in results(where, WORK, asdict(case)):
                 if said.get("off"):
                     raise LocalError(f"the emulated network is not as asked for: {'; '.join(said['off'])}")

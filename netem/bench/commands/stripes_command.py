@@ -9,7 +9,7 @@ import click
 from rich.table import Table
 
 from netem.emulation.backend_option import backend_option
-from p2pcast.cli.options import Rate, console, documented, written
+from p2pcast.cli.options import RateParameter, console, documented, written
 from p2pcast.ground.limits import MAX_STRIPES, MIB
 
 
@@ -38,7 +38,9 @@ from p2pcast.ground.limits import MAX_STRIPES, MIB
     help="Number of TCP connections of the link; repeatable.",
 )
 @click.option("--congestion", multiple=True, default=("cubic", "bbr"), help="TCP congestion control; repeatable.")
-@click.option("--rate", type=Rate(), default="50mbit", help="Rate of the path in bits per second, in both directions.")
+@click.option(
+    "--rate", type=RateParameter(), default="50mbit", help="Rate of the path in bits per second, in both directions."
+)
 @click.option("--payload", type=click.FloatRange(0.5, 256), default=16.0, help="Size of a version in MiB.")
 @click.option("--rounds", type=click.IntRange(1), default=3, help="Number of versions over each link.")
 @click.option(
@@ -78,7 +80,7 @@ def stripes(
     capacity after headers.
     """
     from netem.emulation.backend import chosen
-    from netem.stripes.stripes_comparison import Bench, bench_stripes
+    from netem.stripes.stripes_comparison import StripesBench, bench_stripes
 
     numbers = tuple(sorted(set(stripes)))
     table = Table("round trip", "loss", "congestion", *map(str, numbers), "chosen", "÷ best of these")
@@ -104,7 +106,7 @@ def stripes(
                 f"{best['bps'] / 1e6:.1f} Mbit/s){single}"
             )
 
-    bench = Bench(
+    bench = StripesBench(
         chosen(backend),
         rate,
         tuple(r / 1e3 for r in dict.fromkeys(rtts)),

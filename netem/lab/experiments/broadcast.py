@@ -27,7 +27,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from netem.broadcast.emulated_fleet import BroadcastFleet, Setup, broadcast_fleet
+from netem.broadcast.emulated_fleet import BroadcastFleet, FleetSetup, broadcast_fleet
 from netem.broadcast.rivals import RIVALS
 from netem.broadcast.rows import BroadcastSeries, left_out, row
 from netem.emulation.description import HUB
@@ -36,8 +36,8 @@ from netem.emulation.tables import filled
 from netem.fleet.fleet import folders
 from netem.lab.case_events import EventPlayer
 from netem.lab.case_network import emulated
-from netem.lab.model_prediction import Tree
-from netem.lab.network_tables import Event, events_of
+from netem.lab.model_prediction import FeedTree
+from netem.lab.network_tables import NetworkEvent, events_of
 from p2pcast.artifact.piece_size import piece_bytes
 from p2pcast.ground.errors import LocalError, UsageError
 from p2pcast.ground.limits import MIB
@@ -73,7 +73,7 @@ class Parameters:
     rate_stated: bool = True
     absent: tuple[str, ...] = ()
 
-    def check(self, events: list[Event]) -> None:
+    def check(self, events: list[NetworkEvent]) -> None:
         if strange := [name for name in self.systems if name not in SYSTEMS]:
             raise UsageError(f"parameters.systems: there is no {strange[0]!r}, but {', '.join(SYSTEMS)}")
         if events and (rivals := [name for name in self.systems if name in RIVALS]):
@@ -99,7 +99,7 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         if unknown := set(given.absent) - set(net.network.peers):
             raise UsageError(f"parameters.absent: there is no host {min(unknown)!r}")
         # Links as fast as the machine have no ideal time to compare with.
-        _ = Tree(net.network, dict.fromkeys(net.network.peers, HUB)).peer_bps
+        _ = FeedTree(net.network, dict.fromkeys(net.network.peers, HUB)).peer_bps
         yield calibrated
         if calibrated["off"]:
             return
@@ -113,9 +113,9 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _p2pcast(
-    net: Namespaces, given: Parameters, events: list[Event], folder: Path, memory: Path, *, plaintext: bool
+    net: Namespaces, given: Parameters, events: list[NetworkEvent], folder: Path, memory: Path, *, plaintext: bool
 ) -> Iterator[dict[str, Any]]:
-    setup = Setup(
+    setup = FleetSetup(
         round(given.payload_mib * MIB),
         net.network.link(HUB).up_bps if given.rate_stated else None,
         plaintext=plaintext,
@@ -143,7 +143,7 @@ def _p2pcast(
 
 
 def _faulted(
-    net: Namespaces, given: Parameters, events: list[Event], fleet: BroadcastFleet, system: str
+    net: Namespaces, given: Parameters, events: list[NetworkEvent], fleet: BroadcastFleet, system: str
 ) -> Iterator[dict[str, Any]]:
     """One version after the other, with its events."""
     with EventPlayer(net, fleet) as timeline:
@@ -155,7 +155,7 @@ def _faulted(
             tree, twice = _tree(net, fleet), fleet.twice_bytes()
             began: list[float] = []
 
-            def during(began_s: float, due: list[Event] = due, began: list[float] = began) -> None:
+            def during(began_s: float, due: list[NetworkEvent] = due, began: list[float] = began) -> None:
                 began.append(began_s)
                 timeline.play(due, began_s)
 
@@ -186,12 +186,12 @@ def sent_twice(before: Mapping[str, int], after: Mapping[str, int]) -> int:
     return sum(count - (was if (was := before.get(peer, 0)) <= count else 0) for peer, count in after.items())
 
 
-def _tree(net: Namespaces, fleet: BroadcastFleet) -> Tree:
+def _tree(net: Namespaces, fleet: BroadcastFleet) -> FeedTree:
     """The hub's current plan, with the links in use."""
     stripes = [
         int(link["stripes_in_use"]) for links in fleet.links().values() for link in links if link["role"] == "child"
     ]
-    return Tree(net.network, fleet.parents(), round(median(stripes)) if stripes else 1)
+    return FeedTree(net.network, fleet.parents(), round(median(stripes)) if stripes else 1)
 
 
 def _retransmitted(fleet: BroadcastFleet) -> float:
@@ -216,7 +216,7 @@ def _rival(net: Namespaces, given: Parameters, system: str, folder: Path) -> dic
         # A missing package or a failed rival does not stop the comparison of the others.
         return left_out(system, len(peers), str(error))
     above = {peer: peers[at - chains] if at >= chains and system in CHAINED else HUB for at, peer in enumerate(peers)}
-    return _row(net, ran, Tree(net.network, above), None)
+    return _row(net, ran, FeedTree(net.network, above), None)
 
 
 def _chains(net: Namespaces) -> int:
@@ -230,7 +230,7 @@ def _chains(net: Namespaces) -> int:
 
 
 def _row(
-    net: Namespaces, ran: BroadcastSeries, tree: Tree, predict: Callable[[Tree], float | None] | None
+    net: Namespaces, ran: BroadcastSeries, tree: FeedTree, predict: Callable[[FeedTree], float | None] | None
 ) -> dict[str, Any]:
     made = row(ran, len(tree.above), tree.peer_bps)
     half_rtts_s, all_s = tree.half_rtts_s, made["all_s"]

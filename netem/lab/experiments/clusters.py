@@ -29,14 +29,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from netem.broadcast.cpu import Meter
-from netem.emulation.description import HUB, Network
+from netem.broadcast.cpu import CpuMeter
+from netem.emulation.description import HUB, EmulatedNetwork
 from netem.emulation.namespaces import Namespaces
 from netem.emulation.tables import bounded, filled
 from netem.fleet.fleet import Fleet, emulated_fleet
 from netem.fleet.saved_weights import TENSOR_BYTES, Tensors, nbytes
 from netem.lab.case_network import emulated
-from netem.lab.model_prediction import Tree
+from netem.lab.model_prediction import FeedTree
 from netem.lab.network_tables import network_of
 from p2pcast.ground.errors import UsageError
 from p2pcast.ground.limits import MIB
@@ -161,7 +161,7 @@ def _rows(net: Namespaces, run: Fleet, given: Parameters) -> Iterator[dict[str, 
         yield from at_scale(tree, rows, given)
 
 
-def _tree(net: Namespaces, run: Fleet, peers: list[str]) -> Tree:
+def _tree(net: Namespaces, run: Fleet, peers: list[str]) -> FeedTree:
     """The hub's current plan, with the links in use."""
     status = run.get(HUB)
     names = {peer["node"]: peer["name"] for peer in status["peers"]}
@@ -171,13 +171,13 @@ def _tree(net: Namespaces, run: Fleet, peers: list[str]) -> Tree:
         for link in links
         if link["role"] == "child" and link["node"] in names
     }
-    return Tree(net.network, {p["name"]: p["parent"] for p in status["peers"]}, stripes)
+    return FeedTree(net.network, {p["name"]: p["parent"] for p in status["peers"]}, stripes)
 
 
 def _version(net: Namespaces, run: Fleet, peers: list[str], tensors: Tensors, pause_s: float) -> dict[str, Any]:
     time.sleep(IDLE_S)
     state_bytes = nbytes(tensors)
-    meter = Meter({})
+    meter = CpuMeter({})
     before = {region.name: net.passed(region.name)[0] for region in net.network.regions}
     run.save(tensors)
     line = run.timeline(peers)
@@ -200,7 +200,7 @@ def _version(net: Namespaces, run: Fleet, peers: list[str], tensors: Tensors, pa
     }  # fmt: skip
 
 
-def entries(tree: Tree) -> dict[str, int]:
+def entries(tree: FeedTree) -> dict[str, int]:
     """The number of links by which the plan enters each region from outside."""
     regions = {host.name: host.region for host in tree.network.hosts}
     crossing = [regions[peer] for peer, above in tree.above.items() if regions[peer] != regions.get(above)]
@@ -223,13 +223,13 @@ def whole(rows: list[dict[str, Any]], given: Parameters) -> dict[str, Any]:
     }
 
 
-def at_scale(tree: Tree, rows: list[dict[str, Any]], given: Parameters) -> Iterator[dict[str, Any]]:
+def at_scale(tree: FeedTree, rows: list[dict[str, Any]], given: Parameters) -> Iterator[dict[str, Any]]:
     """A full checkpoint and a delta of the paper's size, and a delta with the measured share."""
     shares = [row["bytes"] / (given.state_mib * MIB) for row in rows if row["kind"] == DELTA]
     gib = {"full, the paper's": given.paper_gib, "delta, the paper's": given.paper_delta_gib}
     if shares:
         gib["delta, ours"] = given.paper_gib * median(shares)
-    grown = Tree(widened(tree.network, given.paper_gbps * 1e9), tree.above)
+    grown = FeedTree(widened(tree.network, given.paper_gbps * 1e9), tree.above)
     into = entries(tree)
     for kind, size in gib.items():
         if not size:
@@ -242,7 +242,7 @@ def at_scale(tree: Tree, rows: list[dict[str, Any]], given: Parameters) -> Itera
         }  # fmt: skip
 
 
-def widened(network: Network, trunk_bps: float) -> Network:
+def widened(network: EmulatedNetwork, trunk_bps: float) -> EmulatedNetwork:
     """The network with trunks of that rate, and the hub's link as wide as all trunks together; delays are
     unchanged.
     """

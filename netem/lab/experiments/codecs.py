@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from netem.broadcast.agents import ANSWER_S, Agents
-from netem.emulation.description import HUB, Link
+from netem.emulation.description import HUB, EmulatedLink
 from netem.emulation.namespaces import Namespaces, namespaces
 from netem.emulation.streamed_rate import streamed, wire_share
 from netem.emulation.tables import bounded, filled, not_empty, rates_of
@@ -25,7 +25,7 @@ from netem.fleet.saved_weights import Tensors, trained
 from netem.fleet.workspace import TMPFS, own_folder
 from netem.lab.coded_transfer import OURS, PORT, write
 from netem.lab.scenario import network_of
-from p2pcast.codec.codec_prediction import PEER_CORES, Cost, State, Way, choose, predict, sequential_s
+from p2pcast.codec.codec_prediction import PEER_CORES, BroadcastPath, Cost, StateSize, choose, predict, sequential_s
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.ground.errors import UsageError
 from p2pcast.ground.limits import CELL_WORDS
@@ -81,21 +81,21 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 )
             }
         for rate in rates:
-            net.reshape(peer, Link(rate, rate))
+            net.reshape(peer, EmulatedLink(rate, rate))
             calibration = streamed(net, [(HUB, peer)])
             yield calibration
             if calibration["off"]:
                 continue
-            state = State(old.nbytes, max(cell.nbytes for cell in layout.cells))
-            way = Way(rate * wire_share(network.mtu), 1, 1, proof=False)
+            state = StateSize(old.nbytes, max(cell.nbytes for cell in layout.cells))
+            way = BroadcastPath(rate * wire_share(network.mtu), 1, 1, proof=False)
             measured = {
                 name: None if expected_s(name, cost, way, state) > given.limit_s else _times(agents, name, given.rounds)
                 for name, cost in costs.items()
             }
             yield from rows(costs, way, state, rate, measured)
     for rate in rates:
-        way = Way(rate * wire_share(network.mtu), given.paper_cores, given.paper_cores)
-        yield from rows(costs, way, State(round(given.paper_bytes), 2 * CELL_WORDS), rate, {})
+        way = BroadcastPath(rate * wire_share(network.mtu), given.paper_cores, given.paper_cores)
+        yield from rows(costs, way, StateSize(round(given.paper_bytes), 2 * CELL_WORDS), rate, {})
 
 
 def _flat(tensors: Tensors) -> tuple[Layout, Any]:
@@ -136,13 +136,17 @@ def _times(agents: Agents, name: str, rounds: int) -> float:
     return min(taken[1:])
 
 
-def expected_s(name: str, cost: Cost, way: Way, state: State) -> float:
+def expected_s(name: str, cost: Cost, way: BroadcastPath, state: StateSize) -> float:
     """p2pcast's formats overlap coding, sending and decoding; in the others these steps follow one another."""
     return predict(cost, way, state).whole_s if name in OURS else sequential_s(cost, way, state)
 
 
 def rows(
-    costs: Mapping[str, Cost], way: Way, state: State, rate_bps: float, measured: Mapping[str, float | None]
+    costs: Mapping[str, Cost],
+    way: BroadcastPath,
+    state: StateSize,
+    rate_bps: float,
+    measured: Mapping[str, float | None],
 ) -> Iterator[dict[str, Any]]:
     """One row a format. ``measured``: seconds, if the transfer was run. ``chosen``: the choice of p2pcast's rule among
     its formats. ``to_best``: its time ÷ that of the best p2pcast format.

@@ -27,16 +27,16 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Final
 
-from netem.broadcast.emulated_fleet import BroadcastFleet, Setup, broadcast_fleet
-from netem.emulation.description import HUB, Link
+from netem.broadcast.emulated_fleet import BroadcastFleet, FleetSetup, broadcast_fleet
+from netem.emulation.description import HUB, EmulatedLink
 from netem.emulation.namespaces import Namespaces, namespaces
 from netem.fleet.fleet import folders
 from netem.lab.case_events import EventPlayer
 from netem.lab.experiments.broadcast import sent_twice
 from netem.lab.experiments.fanout import SHARE, rates, sampled, shape
 from netem.lab.scenario import filled, network_of
-from netem.simulation.broadcast_replay import Fault, replay
-from netem.simulation.fleet_simulator import Scenario
+from netem.simulation.broadcast_replay import BroadcastFault, replay
+from netem.simulation.fleet_simulator import FleetEvents
 from p2pcast.artifact.piece_size import piece_bytes
 from p2pcast.ground.errors import UsageError
 from p2pcast.ground.limits import MIB
@@ -102,7 +102,7 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             return
         if given.spare not in net.network.peers:
             raise UsageError(f"parameters.spare: there is no host {given.spare!r}")
-        setup = Setup(round(given.payload_mib * MIB), uplink_bps, chains=given.chains, codec="flat")
+        setup = FleetSetup(round(given.payload_mib * MIB), uplink_bps, chains=given.chains, codec="flat")
         with folders() as (folder, memory), broadcast_fleet(net, folder, memory, setup) as fleet:
             yield from ({"row": row} for row in _Training(net, fleet, given, peer_bps).rows())
     for fault in given.faults:
@@ -177,7 +177,7 @@ class _Training:
             **ratio, "kept": round(1 - lost_s / (workers * max(step_s, lost_s)), 4),
         }  # fmt: skip
 
-    def _during(self, kind: str, victim: str, link: Link) -> Callable[[float], None]:
+    def _during(self, kind: str, victim: str, link: EmulatedLink) -> Callable[[float], None]:
         def during(began_s: float) -> None:
             self._began_s = began_s
             time.sleep(max(0.0, began_s + STRUCK_AT * self._ideal_s - time.time()))
@@ -186,7 +186,7 @@ class _Training:
 
         return during
 
-    def _inject(self, kind: str, victim: str, link: Link) -> None:
+    def _inject(self, kind: str, victim: str, link: EmulatedLink) -> None:
         self._struck_s = time.time()
         if kind == "kill":
             self._fleet.kill(victim)
@@ -221,7 +221,7 @@ class _Training:
         self._fleet.until(staged, f"newest version at {peer}", UP_S)
         return time.time()
 
-    def _restore(self, kind: str, victim: str, link: Link) -> None:
+    def _restore(self, kind: str, victim: str, link: EmulatedLink) -> None:
         """Restore the original state: the victim back in its place, the replacement stopped."""
         if kind == "slow":
             self._net.reshape(victim, link)
@@ -277,7 +277,7 @@ def _simulated(given: Parameters, fault: str, workers: int, payload_bytes: float
     }
     if fault == IDLE:
         return facts | {"stage": "between versions", "rest_s": 0.0}
-    scenario = Scenario(
+    scenario = FleetEvents(
         peers=0, regions=1, payload_bytes=payload_bytes, uplink_bps=given.paper_uplink_bps * SHARE,
         peer_bps=given.paper_peer_bps * SHARE,
     )  # fmt: skip
@@ -285,7 +285,7 @@ def _simulated(given: Parameters, fault: str, workers: int, payload_bytes: float
     victim = chain[{"head": 0, "tail": len(chain) - 1}.get(place, len(chain) // 2)]
     slow_bps = None if kind == "kill" else SLOW_SHARE * given.paper_peer_bps * SHARE
     struck_s = STRUCK_AT * ideal_s
-    blows = [] if fault == NONE else [Fault(struck_s, victim, slow_bps)]
+    blows = [] if fault == NONE else [BroadcastFault(struck_s, victim, slow_bps)]
     times_s = replay(scenario, links, blows, given.chains, most_s=100 * ideal_s)
     calm_s = max(replay(scenario, links, [], given.chains, most_s=100 * ideal_s).values())
     last_s = max(s for peer, s in times_s.items() if peer != victim or not blows)

@@ -17,22 +17,22 @@ from typing import Any, Final
 
 from netem.broadcast.rivals import bare_tree
 from netem.broadcast.rows import row
-from netem.emulation.description import HUB, Host, Network
+from netem.emulation.description import HUB, EmulatedNetwork, Host
 from netem.emulation.namespaces import Namespaces, namespaces
 from netem.emulation.streamed_rate import streamed
 from netem.emulation.tables import bounded, filled
 from netem.lab.case_network import CALIBRATED
 from netem.lab.experiments import broadcast
 from netem.lab.experiments.broadcast import CROWDED
-from netem.lab.model_prediction import Tree
+from netem.lab.model_prediction import FeedTree
 from netem.lab.scenario import network_of
 from p2pcast.ground.errors import UsageError
 from p2pcast.ground.limits import MIB
-from topology.broadcast_time import Network as Model
+from topology.broadcast_time import BroadcastNetwork as Model
 from topology.broadcast_time import predict
 from topology.plan import make_plan
-from topology.plan_tree import ROOT, Member, Plan
-from topology.version_sizes import Sizes
+from topology.plan_tree import ROOT, Plan, PlanMember
+from topology.version_sizes import VersionSizes
 
 TREE: Final = "tree"
 STAR: Final = "star"
@@ -40,7 +40,7 @@ FORMULA: Final = "p2pcast by formula"
 """p2pcast with the number of chains of the paper's formula: the uplink ÷ a worker's rate."""
 PAPER_BYTES: Final = 16_400_000_000
 NEAR: Final = Model(near_rtt_s=0.0, far_rtt_s=0.0)
-SHARE: Final = Tree(Network((Host("hub"),)), {}).share(PAPER_BYTES)
+SHARE: Final = FeedTree(EmulatedNetwork((Host("hub"),)), {}).share(PAPER_BYTES)
 """The share of a link's rate that headers leave to the paper's payload."""
 SAMPLED_PEERS: Final = 3
 """Number of peers whose links are measured: all links are made alike."""
@@ -84,7 +84,7 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _measured_and_more(
-    argument: Mapping[str, Any], given: Parameters, network: Network, uplink_bps: float, peer_bps: float
+    argument: Mapping[str, Any], given: Parameters, network: EmulatedNetwork, uplink_bps: float, peer_bps: float
 ) -> Iterator[dict[str, Any]]:
     with namespaces(network) as net:
         calibration = sampled(net)
@@ -106,7 +106,7 @@ def _measured_and_more(
             yield {"row": finished(simulated(given, peers), given, given.paper_uplink_bps, given.paper_peer_bps)}
 
 
-def rates(network: Network) -> tuple[float, float]:
+def rates(network: EmulatedNetwork) -> tuple[float, float]:
     """The hub's uplink and a peer's link. Raises UsageError unless the peers are alike and links have only rates."""
     links = {host.link for host in network.hosts if host.name != HUB}
     hub = next((host.link for host in network.hosts if host.name == HUB), None)
@@ -135,7 +135,7 @@ def shape(system: str, peers: Sequence[str], chains: int) -> dict[str, str]:
 def _tree(net: Namespaces, given: Parameters) -> dict[str, Any]:
     peers = net.network.peers
     ran = bare_tree(net, round(given.payload_mib * MIB), given.rounds)
-    tree = Tree(net.network, shape(TREE, peers, 1))
+    tree = FeedTree(net.network, shape(TREE, peers, 1))
     made = row(ran, len(peers), tree.peer_bps)
     del made["settings"], made["every_over_ideal"]
     return made | {"chains": 1, "depth": tree.depth, "crowded": made["machine_busy"] > CROWDED}
@@ -168,7 +168,7 @@ def finished(made: dict[str, Any], given: Parameters, uplink_bps: float, peer_bp
 
 def predicted_s(parent: Mapping[str, str], payload_bytes: int, uplink_bps: float, peer_bps: float) -> float:
     """Time until the last peer has the payload, by the model; rates are those after headers."""
-    members = [Member(peer, bps=peer_bps * SHARE) for peer in parent]
+    members = [PlanMember(peer, bps=peer_bps * SHARE) for peer in parent]
     return predict(Plan((1, 0), parent), members, payload_bytes, uplink_bps * SHARE, NEAR).last_s
 
 
@@ -177,8 +177,8 @@ def simulated(given: Parameters, peers: int) -> dict[str, Any]:
     uplink_bps, peer_bps, payload_bytes = given.paper_uplink_bps, given.paper_peer_bps, round(given.paper_bytes)
     names = [f"p{n:05}" for n in range(1, peers + 1)]
     if given.system == broadcast.P2PCAST and not given.chains:
-        members = [Member(name, bps=peer_bps) for name in names]
-        sizes = Sizes()
+        members = [PlanMember(name, bps=peer_bps) for name in names]
+        sizes = VersionSizes()
         sizes.published(payload_bytes)
         plan = make_plan(members, uplink_bps, epoch=(1, 0), payload_bytes=sizes.bytes, network=NEAR)
     else:

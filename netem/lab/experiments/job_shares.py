@@ -17,11 +17,11 @@ from netem.emulation.tables import bounded, filled
 from netem.rollouts.rollout_simulator import simulate_run
 from netem.rollouts.simulated_run import (
     POLICIES,
-    Broadcast,
+    BroadcastDelay,
     Machine,
     Policy,
-    Run,
     Samples,
+    SimulatedRun,
     fleet,
     mean_tokens,
     tokens_per_s,
@@ -92,8 +92,8 @@ def rate(given: Parameters, policy: str, seed: int) -> float:
     named: Policy = policy  # type: ignore[assignment]
     machines, samples = fleet({"a100": 4, "l40": 4}, forms), ANSWERS[given.answers]
     train_s = given.train * given.groups * given.size * mean_tokens(samples) / tokens_per_s(machines)
-    run = Run(
-        machines, Broadcast(train_s / 4), train_s, given.groups, given.size, given.steps, given.staleness,
+    run = SimulatedRun(
+        machines, BroadcastDelay(train_s / 4), train_s, given.groups, given.size, given.steps, given.staleness,
         max(1, given.staleness - 1), samples, policy=named,
     )  # fmt: skip
     figures = simulate_run(run, seed)

@@ -17,7 +17,15 @@ from typing import Any
 from netem.emulation.tables import bounded, filled
 from netem.rollouts.rollout_simulator import simulate_run
 from netem.rollouts.run_figures import RunFigures
-from netem.rollouts.simulated_run import Broadcast, Fault, Machine, Run, Samples, mean_tokens, tokens_per_s
+from netem.rollouts.simulated_run import (
+    BroadcastDelay,
+    Machine,
+    RolloutFault,
+    Samples,
+    SimulatedRun,
+    mean_tokens,
+    tokens_per_s,
+)
 from p2pcast.ground.errors import UsageError
 
 RENEWALS = {"heartbeats": (True, 0), "four heartbeats": (True, 4), "none": (False, 0)}
@@ -80,9 +88,9 @@ def lost(given: Parameters, seed: int, *, dies: bool = True) -> RunFigures:
     machines = tuple(Machine(f"w{n}", given.slots, given.tokens_per_s) for n in range(given.workers))
     samples = Samples(given.median, given.spread, given.most)
     train_s = given.groups * given.size * mean_tokens(samples) / tokens_per_s(machines)
-    faults = (Fault("worker dies", "w0", (given.steps / 2 + 0.37) * train_s),) if dies else ()
-    run = Run(
-        machines, Broadcast(train_s / 4), train_s, given.groups, given.size, given.steps, given.staleness,
+    faults = (RolloutFault("worker dies", "w0", (given.steps / 2 + 0.37) * train_s),) if dies else ()
+    run = SimulatedRun(
+        machines, BroadcastDelay(train_s / 4), train_s, given.groups, given.size, given.steps, given.staleness,
         max(1, given.staleness - 1), samples, faults=faults, heartbeat_s=given.heartbeat_s, lease_factor=given.factor,
         renews=RENEWALS[given.renewal][0], renewal_beats=RENEWALS[given.renewal][1],
     )  # fmt: skip

@@ -25,15 +25,24 @@ from netem.emulation.tables import bounded, filled
 from netem.lab.experiments.worker_overlap import BOUNDED, NEWEST
 from netem.rollouts.rollout_simulator import simulate_run
 from netem.rollouts.run_figures import RunFigures
-from netem.rollouts.simulated_run import FAULTS, Broadcast, Control, Fault, Machine, Run, Samples, mean_tokens
+from netem.rollouts.simulated_run import (
+    FAULTS,
+    BroadcastDelay,
+    Control,
+    Machine,
+    RolloutFault,
+    Samples,
+    SimulatedRun,
+    mean_tokens,
+)
 from p2pcast.ground.errors import LocalError, UsageError
 from trainer_node.scheduling.overlap import (
     CAPACITY_MARGIN,
-    Pace,
+    RolloutPace,
     least_rollouts_per_s,
     least_rollouts_per_s_within,
 )
-from trainer_node.scheduling.worker_fleet import Candidate, cheapest
+from trainer_node.scheduling.worker_fleet import CandidateWorker, cheapest
 
 FULL = "full"
 PAPER_USD = {FULL: 8.098, "w/o P2P": 8.432, "w/o P2P, one more": 8.630, "w/o Cost": 9.339}
@@ -88,8 +97,8 @@ class Parameters:
     def every(self) -> int:
         return max(1, self.staleness - 1)
 
-    def pace(self, broadcast_s: float) -> Pace:
-        return Pace(self.train_s, broadcast_s, self.groups * self.size, self.every)
+    def pace(self, broadcast_s: float) -> RolloutPace:
+        return RolloutPace(self.train_s, broadcast_s, self.groups * self.size, self.every)
 
 
 def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -104,7 +113,7 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def costs(given: Parameters) -> Iterator[dict[str, Any]]:
     prices = [given.price_usd_h + given.price_step * n for n in range(given.pool)]
-    candidates = [Candidate(f"w{n:03}", price, given.rollouts_per_s) for n, price in enumerate(prices)]
+    candidates = [CandidateWorker(f"w{n:03}", price, given.rollouts_per_s) for n, price in enumerate(prices)]
     target = CAPACITY_MARGIN * least_rollouts_per_s(given.pace(TABLE_2[FULL][0]))
     chosen = cheapest(candidates, target)
     if chosen is None:
@@ -130,12 +139,12 @@ def costs(given: Parameters) -> Iterator[dict[str, Any]]:
         }
 
 
-def run_of(given: Parameters, workers: int, rollouts_per_s: float, broadcast_s: float) -> Run:
+def run_of(given: Parameters, workers: int, rollouts_per_s: float, broadcast_s: float) -> SimulatedRun:
     samples = Samples(1600.0, 0.67, 8192)
     each = rollouts_per_s * mean_tokens(samples) / given.slots
     machines = tuple(Machine(f"w{n}", given.slots // given.scale, each) for n in range(workers))
-    return Run(
-        machines, Broadcast(broadcast_s, first=1.0, chains=given.chains, repair_s=given.repair_s), given.train_s,
+    return SimulatedRun(
+        machines, BroadcastDelay(broadcast_s, first=1.0, chains=given.chains, repair_s=given.repair_s), given.train_s,
         given.groups // given.scale, given.size, given.steps, given.staleness, given.every, samples,
         newest_only=given.assumption == NEWEST,
     )  # fmt: skip
@@ -156,7 +165,7 @@ def faults(given: Parameters) -> Iterator[dict[str, Any]]:
         yield fault_row(given, kind, struck, calm)
 
 
-def struck_run(given: Parameters, run: Run, kind: str) -> Run:
+def struck_run(given: Parameters, run: SimulatedRun, kind: str) -> SimulatedRun:
     """The run with a fault of its third worker in mid-run, and two standby workers like the others."""
     first = run.machines[0]
     capacity = len(run.machines) * first.slots * first.tokens_per_s
@@ -166,7 +175,7 @@ def struck_run(given: Parameters, run: Run, kind: str) -> Run:
     )
     step = given.every * (given.steps // (2 * given.every))
     at_s = (step + 1.5) * given.train_s
-    fault = Fault(kind, "w2", at_s, step if kind.startswith("forwarder") else None)
+    fault = RolloutFault(kind, "w2", at_s, step if kind.startswith("forwarder") else None)
     return replace(run, faults=(fault,), control=control)
 
 

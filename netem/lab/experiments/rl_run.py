@@ -25,7 +25,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
 
-from netem.broadcast.cpu import Meter
+from netem.broadcast.cpu import CpuMeter
 from netem.emulation.description import HUB
 from netem.emulation.namespaces import Namespaces
 from netem.emulation.tables import bounded, filled, not_empty
@@ -33,7 +33,7 @@ from netem.fleet.fleet import Fleet, Hosts, folders
 from netem.fleet.processes import Processes
 from netem.lab.case_network import emulated
 from netem.lab.network_tables import network_of
-from netem.rl_lab.phase_figures import Phase, caught_up_s, figures
+from netem.rl_lab.phase_figures import RunPhase, caught_up_s, figures
 from netem.rl_lab.rl_system import MODEL_MODULES, SMALL_MODULES, RlSetup, RlSystem
 from netem.rl_lab.run_observer import RunObserver
 from p2pcast.ground.errors import UsageError
@@ -126,7 +126,7 @@ def _played(net: Namespaces, system: RlSystem, given: Parameters) -> Generator[d
     every = tuple(system.hosts)
     away = {host for host in every if system.sites[host] == given.cut}
     here = tuple(host for host in every if host not in away)
-    meter = Meter(system.pids)
+    meter = CpuMeter(system.pids)
     with observer.sampling():
         phases = [_phase(system, BEFORE, given.before_s, every)]
         held = observer.held(away)
@@ -143,7 +143,7 @@ def _played(net: Namespaces, system: RlSystem, given: Parameters) -> Generator[d
     for row in rows:
         before = rows[0]["tokens_per_s"]
         yield {"row": {**row, "of_before": round(row["tokens_per_s"] / before, 3) if before else None}}
-    whole = Phase(WHOLE, phases[0].began_s, phases[-1].ended_s, every)
+    whole = RunPhase(WHOLE, phases[0].began_s, phases[-1].ended_s, every)
     yield {
         "row": {
             **figures(record, whole),
@@ -158,10 +158,10 @@ def _played(net: Namespaces, system: RlSystem, given: Parameters) -> Generator[d
     }
 
 
-def _phase(system: RlSystem, name: str, lasts_s: float, reached: tuple[str, ...]) -> Phase:
+def _phase(system: RlSystem, name: str, lasts_s: float, reached: tuple[str, ...]) -> RunPhase:
     began_s = time.time()
     until_s = time.monotonic() + lasts_s
     while (left_s := until_s - time.monotonic()) > 0:
         system.check()
         time.sleep(min(LOOK_S, left_s))
-    return Phase(name, began_s, time.time(), reached)
+    return RunPhase(name, began_s, time.time(), reached)

@@ -16,7 +16,15 @@ from typing import Any
 from netem.emulation.tables import bounded, filled
 from netem.rollouts.rollout_simulator import simulate_run
 from netem.rollouts.run_figures import RunFigures
-from netem.rollouts.simulated_run import Broadcast, Fault, Machine, Run, Samples, mean_tokens, tokens_per_s
+from netem.rollouts.simulated_run import (
+    BroadcastDelay,
+    Machine,
+    RolloutFault,
+    Samples,
+    SimulatedRun,
+    mean_tokens,
+    tokens_per_s,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +64,7 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"row": row(every, [simulate_run(run, seed) for seed in range(given.seeds)])}
 
 
-def run_of(given: Parameters, every: int) -> Run:
+def run_of(given: Parameters, every: int) -> SimulatedRun:
     last = given.workers - 1
     machines = tuple(
         Machine(f"w{n}", given.slots, given.tokens_per_s * (1 + (given.unlike - 1) * n / last))
@@ -66,9 +74,9 @@ def run_of(given: Parameters, every: int) -> Run:
     played = given.groups * given.size / (1 - given.equal)
     train_s = given.load * played * mean_tokens(samples) / tokens_per_s(machines)
     middle_s = given.steps * train_s / 2
-    faults = (Fault("worker slows", "w1", middle_s / 2), Fault("worker dies", "w0", middle_s))
-    broadcast = Broadcast(given.broadcast * train_s)
-    return Run(
+    faults = (RolloutFault("worker slows", "w1", middle_s / 2), RolloutFault("worker dies", "w0", middle_s))
+    broadcast = BroadcastDelay(given.broadcast * train_s)
+    return SimulatedRun(
         machines, broadcast, train_s, given.groups, given.size, given.steps, given.staleness, every, samples,
         faults=faults,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from netem.emulation.description import Way
+from netem.emulation.description import EmulatedPath
 from netem.emulation.streamed_rate import wire_share
 from netem.emulation.tables import bounded, filled, not_empty
 from netem.lab.case_network import emulated
@@ -98,7 +98,7 @@ def _sweep(argument: Mapping[str, Any]) -> tuple[Sweep, int]:
     network = network_of(argument)
     if {host.name for host in network.hosts} != set(ENDS):
         raise UsageError(f"the experiment stripes needs two hosts, {' and '.join(ENDS)}")
-    there: Way = network.way(*ENDS)
+    there: EmulatedPath = network.way(*ENDS)
     if there.rate_bps is None:
         raise UsageError("the experiment stripes needs a path with a rate")
     rtt_s = there.delay_s + network.way(*reversed(ENDS)).delay_s

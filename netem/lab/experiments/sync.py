@@ -17,14 +17,14 @@ from statistics import median
 from typing import Any
 
 from netem.bench.codec_comparison.comparison import Dataset, speeds
-from netem.emulation.description import HUB, Link
+from netem.emulation.description import HUB, EmulatedLink
 from netem.emulation.namespaces import Namespaces, namespaces
 from netem.emulation.streamed_rate import streamed
 from netem.emulation.tables import bounded, filled, not_empty, rates_of
 from netem.fleet.fleet import Fleet, emulated_fleet
 from netem.fleet.saved_weights import Tensors, nbytes, trained
 from netem.lab.scenario import network_of
-from p2pcast.codec.codec_prediction import PEER_CORES, Cost, State, Way, predict
+from p2pcast.codec.codec_prediction import PEER_CORES, BroadcastPath, Cost, StateSize, predict
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.ground.errors import UsageError
 from p2pcast.ground.limits import CELL_WORDS, MIB
@@ -63,7 +63,7 @@ class Parameters:
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class SyncPath:
     """``bytes``: transferred over the link. ``received_s``: until the last byte was verified. ``ready_s``: until the
     version could be installed.
     """
@@ -86,7 +86,7 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     with namespaces(network_of(argument)) as net:
         peer = _only_peer(net)
         for rate in rates:
-            net.reshape(peer, Link(rate, rate))
+            net.reshape(peer, EmulatedLink(rate, rate))
             calibration = streamed(net, [(HUB, peer), (peer, HUB)])
             yield calibration
             if calibration["off"]:
@@ -114,7 +114,7 @@ class _Run:
     net: Namespaces
 
     def at(self, rate_bps: float) -> None:
-        self.net.reshape(self.peer, Link(rate_bps, rate_bps))
+        self.net.reshape(self.peer, EmulatedLink(rate_bps, rate_bps))
 
     def anew(self) -> None:
         """Stop the peer and delete its stored state."""
@@ -125,7 +125,7 @@ class _Run:
         return int(self.swarm.get(self.peer)["bytes_received"])
 
 
-def _paths(run: _Run, versions: Iterator[Tensors], rates: Sequence[float], given: Parameters) -> Iterator[Path]:
+def _paths(run: _Run, versions: Iterator[Tensors], rates: Sequence[float], given: Parameters) -> Iterator[SyncPath]:
     swarm, peer = run.swarm, run.peer
     swarm.save(next(versions))
     swarm.hub(swarm.trained)
@@ -165,9 +165,9 @@ def _next(run: _Run, tensors: Tensors) -> tuple[int, float, float]:
     return run.received() - before, line.received_s[run.peer], line.staged_s[run.peer]
 
 
-def _fast(taken: Sequence[tuple[int, float, float]], rate: float) -> Path:
+def _fast(taken: Sequence[tuple[int, float, float]], rate: float) -> SyncPath:
     nbytes, received, ready = (median(values) for values in zip(*taken, strict=True))
-    return Path(FAST, rate, 1, round(nbytes), received, ready)
+    return SyncPath(FAST, rate, 1, round(nbytes), received, ready)
 
 
 def _alone(run: Fleet, tensors: Tensors) -> None:
@@ -176,7 +176,7 @@ def _alone(run: Fleet, tensors: Tensors) -> None:
     run.wait_for(HUB, "sealed", version=run.version)
 
 
-def _caught_up(run: _Run, name: str, rate: float) -> Path:
+def _caught_up(run: _Run, name: str, rate: float) -> SyncPath:
     """Path of a peer that has just been started."""
     swarm, peer = run.swarm, run.peer
     ready = swarm.wait_for(peer, "staged", version=swarm.version)
@@ -184,10 +184,10 @@ def _caught_up(run: _Run, name: str, rate: float) -> Path:
     swarm.exact(peer)
     joined = max(e.time_s for e in swarm.events[HUB].reported if e.kind == "joined" and e.facts["peer"] == peer)
     received = [e.time_s for e in swarm.events[peer].reported if e.kind == "received"]
-    return Path(name, rate, len(received), run.received(), max(received) - joined, ready.time_s - joined)
+    return SyncPath(name, rate, len(received), run.received(), max(received) - joined, ready.time_s - joined)
 
 
-def at_scale(paths: Sequence[Path], state_bytes: int, context: Cost, given: Parameters) -> Iterator[Path]:
+def at_scale(paths: Sequence[SyncPath], state_bytes: int, context: Cost, given: Parameters) -> Iterator[SyncPath]:
     """The same paths for the paper's model over its link, computed. Bytes grow with the state, and keep their measured
     ratio of time to bare rate. ``p2pcast.codec.codec_prediction`` predicts encoding, transfer and decoding of a delta
     from the measured speed of one core and ``paper_cores`` at either end. A whole state is checked as it arrives.
@@ -203,11 +203,13 @@ def at_scale(paths: Sequence[Path], state_bytes: int, context: Cost, given: Para
         carried_s = 8 * nbytes / carried_bps
         cost = Cost(context.encode_bytes_s, context.decode_bytes_s, path.bytes / state_bytes)
         times = predict(
-            cost, Way(carried_bps, given.paper_cores, given.paper_cores), State(round(given.paper_bytes), CELL_BYTES)
+            cost,
+            BroadcastPath(carried_bps, given.paper_cores, given.paper_cores),
+            StateSize(round(given.paper_bytes), CELL_BYTES),
         )
         deltas = path.artifacts - (path.name in (COLD, SLOW))
         ready_s = times.whole_s if path.name == FAST else carried_s + deltas * times.decode_s
-        yield Path(path.name, given.paper_bps, path.artifacts, round(nbytes), carried_s, ready_s)
+        yield SyncPath(path.name, given.paper_bps, path.artifacts, round(nbytes), carried_s, ready_s)
 
 
 def measured_cost(before: Tensors, after: Tensors) -> Cost:
@@ -218,7 +220,7 @@ def measured_cost(before: Tensors, after: Tensors) -> Cost:
     return Cost(timed["timed_bytes"] / timed["encode_s"], timed["timed_bytes"] / timed["decode_s"], 0.0)
 
 
-def row(path: Path, state_bytes: int, *, simulated: bool = False) -> dict[str, Any]:
+def row(path: SyncPath, state_bytes: int, *, simulated: bool = False) -> dict[str, Any]:
     """``ready_to_whole``: time ÷ time of the whole state at the link's rate, which compares runs of any size."""
     whole_s = 8 * state_bytes / path.rate_bps
     return {

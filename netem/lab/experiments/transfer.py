@@ -33,7 +33,7 @@ from netem.stripes.sweep import Sweep, ends, link
 from p2pcast.ground.errors import UsageError
 from p2pcast.ground.limits import MAX_STRIPES, PIECE_BYTES
 from p2pcast.transport.socket_options import choose_sockets, own_congestion, window_bytes
-from p2pcast.transport.stripe_count import LOSS_BLIND, SEGMENT_BYTES, Way, lossy_window
+from p2pcast.transport.stripe_count import LOSS_BLIND, SEGMENT_BYTES, NetworkPath, lossy_window
 from topology.broadcast_time import chain_time_s
 
 ENDS: Final = ("parent", "child")
@@ -73,7 +73,7 @@ class Parameters:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class TransferCase:
     """``stripes``, ``congestion``: None for the peer's own choice."""
 
     payload: str
@@ -132,7 +132,7 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     there = network.way(*ENDS)
     if there.rate_bps is None:
         raise UsageError("the experiment transfer needs a path with a rate")
-    way = Way(
+    way = NetworkPath(
         there.delay_s + network.way(*reversed(ENDS)).delay_s,
         there.rate_bps,
         _own(network.congestion),
@@ -163,23 +163,23 @@ def _own(congestion: str | None) -> str:
     return choose_sockets(None).congestion or congestion or own_congestion()
 
 
-def _send(words: str) -> Send:
+def _send(words: str) -> TransferCase:
     """Raises UsageError."""
     payload, *rest = words.split() or [""]
     if payload not in FORMATS:
         raise UsageError(f"parameters.sends: {payload!r} is not a format; the formats are {', '.join(FORMATS)}")
     if not rest:
-        return Send(payload)
+        return TransferCase(payload)
     if len(rest) != 2 or not rest[0].isdigit() or not 1 <= int(rest[0]) <= MAX_STRIPES:
         raise UsageError(
             f"parameters.sends: {words!r}; write 'FORMAT' or 'FORMAT STRIPES CONGESTION', with 1 to {MAX_STRIPES} "
             "stripes"
         )
     choose_sockets(rest[1])
-    return Send(payload, int(rest[0]), rest[1])
+    return TransferCase(payload, int(rest[0]), rest[1])
 
 
-def _sweep(given: Parameters, send: Send, sizes: Mapping[str, int], way: Way) -> Sweep:
+def _sweep(given: Parameters, send: TransferCase, sizes: Mapping[str, int], way: NetworkPath) -> Sweep:
     size = sizes[send.payload]
     limit = max(given.limit, LEAST_S * way.rate_bps / (8 * size))
     rounds = min(given.rounds, ceil(ENOUGH_S * way.rate_bps / (8 * size)))
@@ -188,7 +188,12 @@ def _sweep(given: Parameters, send: Send, sizes: Mapping[str, int], way: Way) ->
 
 
 def _row(
-    given: Parameters, send: Send, sizes: Mapping[str, int], way: Way, share: float, carried: Mapping[str, Any]
+    given: Parameters,
+    send: TransferCase,
+    sizes: Mapping[str, int],
+    way: NetworkPath,
+    share: float,
+    carried: Mapping[str, Any],
 ) -> dict[str, Any]:
     """``share``: payload's share of the bytes on the wire."""
     size = sizes[send.payload]
@@ -218,7 +223,7 @@ def _row(
     return row
 
 
-def _predicted_s(size: int, stripes: int, congestion: str, way: Way, share: float) -> float:
+def _predicted_s(size: int, stripes: int, congestion: str, way: NetworkPath, share: float) -> float:
     rate_bps = way.rate_bps * share
     if way.loss and way.rtt_s and congestion not in LOSS_BLIND:
         window = lossy_window(congestion, way.rtt_s, way.loss) * SEGMENT_BYTES

@@ -16,10 +16,10 @@ from typing import Any
 
 from netem.emulation.tables import bounded, filled, not_empty
 from netem.rollouts.rollout_simulator import simulate_run
-from netem.rollouts.simulated_run import Broadcast, Machine, Run, Samples, mean_tokens
+from netem.rollouts.simulated_run import BroadcastDelay, Machine, Samples, SimulatedRun, mean_tokens
 from p2pcast.ground.errors import UsageError
 from trainer_node.scheduling.overlap import (
-    Pace,
+    RolloutPace,
     bubble_ratio,
     bubble_ratio_within,
     least_rollouts_per_s,
@@ -67,13 +67,13 @@ class Parameters:
 def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     given = filled(Parameters, argument["parameters"], "parameters")
     given.check()
-    pace = Pace(given.train_s, given.broadcast_s, given.groups * given.size, max(1, given.staleness - 1))
+    pace = RolloutPace(given.train_s, given.broadcast_s, given.groups * given.size, max(1, given.staleness - 1))
     needed = needed_workers(given, pace)
     for workers in given.workers:
         yield {"row": row(given, pace, workers, needed)}
 
 
-def needed_workers(given: Parameters, pace: Pace) -> int | None:
+def needed_workers(given: Parameters, pace: RolloutPace) -> int | None:
     try:
         if given.assumption == NEWEST:
             return math.ceil(least_rollouts_per_s(pace) / given.rollouts_per_s)
@@ -82,7 +82,7 @@ def needed_workers(given: Parameters, pace: Pace) -> int | None:
         return None
 
 
-def row(given: Parameters, pace: Pace, workers: int, needed: int | None) -> dict[str, Any]:
+def row(given: Parameters, pace: RolloutPace, workers: int, needed: int | None) -> dict[str, Any]:
     capacity = workers * given.rollouts_per_s
     newest = given.assumption == NEWEST
     predicted = bubble_ratio(pace, capacity) if newest else bubble_ratio_within(pace, given.staleness, capacity)
@@ -104,11 +104,11 @@ def row(given: Parameters, pace: Pace, workers: int, needed: int | None) -> dict
     }
 
 
-def run_of(given: Parameters, pace: Pace, workers: int) -> Run:
+def run_of(given: Parameters, pace: RolloutPace, workers: int) -> SimulatedRun:
     samples = Samples(given.median, given.spread, given.most)
     each = given.rollouts_per_s * mean_tokens(samples) / given.slots
     machines = tuple(Machine(f"w{n}", given.slots // given.scale, each) for n in range(workers))
-    return Run(
-        machines, Broadcast(given.broadcast_s, first=1.0), given.train_s, given.groups // given.scale, given.size,
+    return SimulatedRun(
+        machines, BroadcastDelay(given.broadcast_s, first=1.0), given.train_s, given.groups // given.scale, given.size,
         given.steps, given.staleness, pace.steps, samples, newest_only=given.assumption == NEWEST, heartbeat_s=30.0,
     )  # fmt: skip

@@ -27,11 +27,11 @@ from p2pcast.ground import errors
 from p2pcast.ground.errors import P2PCastError, RemoteError
 from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Job
-from p2pcast.rollouts.result import Span
+from p2pcast.rollouts.result import VersionSpan
 from p2pcast.rollouts.rollout_fields import MAX_TOKENS
 from p2pcast.tasks.child_processes.child_channel import ChildChannel, limit_memory
 from p2pcast.tasks.child_processes.child_faults import SeenErrors, fault_with_place
-from p2pcast.tasks.child_processes.play_messages import READERS, SLOT_BYTES, Ask, Ended, as_bytes
+from p2pcast.tasks.child_processes.play_messages import READERS, SLOT_BYTES, PlayEnded, SampleRequest, as_bytes
 from p2pcast.tasks.task import Sample, Task
 
 _play: contextvars.ContextVar[int] = contextvars.ContextVar("play", default=0)
@@ -165,11 +165,11 @@ class Plays:
                 if left is not asyncio.current_task():
                     left.cancel()
 
-    async def _end(self, number: int, job: Job) -> Ended:
+    async def _end(self, number: int, job: Job) -> PlayEnded:
         """Raises what the play raises, and ValueError for a trajectory that no result can have."""
         played = await self._task.play(_Sampler(self, number), job)
         loss_mask = getattr(self._task, "loss_mask", None)
-        ended = Ended(
+        ended = PlayEnded(
             number,
             np.asarray(played.token_ids, "<u4"),
             np.asarray(played.mask, "u1"),
@@ -192,7 +192,7 @@ class Plays:
         ask = next(self._numbers)
         if len(prompt_ids) > MAX_TOKENS:
             raise RemoteError(f"a prompt of {len(prompt_ids)} tokens: at most {MAX_TOKENS} are possible")
-        asked = as_bytes(Ask(play, ask, np.array(prompt_ids, "<u4"), *rest))
+        asked = as_bytes(SampleRequest(play, ask, np.array(prompt_ids, "<u4"), *rest))
         try:
             READERS["ask"](tuple(asked))
         except ValueError:
@@ -227,7 +227,7 @@ class _Sampler:
 
 
 def _sample(token_ids: bytes, logprobs: bytes, spans: Sequence[Any], stop: Any) -> Sample:
-    named = [Span(Version(*version), *rest) for version, *rest in spans]
+    named = [VersionSpan(Version(*version), *rest) for version, *rest in spans]
     return Sample(np.frombuffer(token_ids, "<u4").tolist(), np.frombuffer(logprobs, "<f8").tolist(), named, stop)
 
 

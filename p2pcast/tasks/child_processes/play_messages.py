@@ -37,7 +37,7 @@ Number = Annotated[int, Integer(0, (1 << 63) - 1)]
 TokenId = Annotated[int, Integer(0, (1 << 32) - 1)]
 
 
-class Ask(NamedTuple):
+class SampleRequest(NamedTuple):
     """A question of a play to its sampler. ``ask``: number of the question, unique in its process."""
 
     play: Number
@@ -49,7 +49,7 @@ class Ask(NamedTuple):
     stop_token_ids: Annotated[Sequence[TokenId], AtMost(MAX_STOPS)]
 
 
-class Ended(NamedTuple):
+class PlayEnded(NamedTuple):
     """The part of a trajectory that a play decides. All else of a trajectory is the engine's, and the parent has it."""
 
     play: Number
@@ -68,12 +68,12 @@ class Raised(NamedTuple):
 
 
 READERS: Final[dict[str, Any]] = {
-    "ask": constraint_of(Ask).reader(),
-    "played": constraint_of(Ended).reader(),
+    "ask": constraint_of(SampleRequest).reader(),
+    "played": constraint_of(PlayEnded).reader(),
     "raised": constraint_of(Raised).reader(),
 }
 
 
-def as_bytes(record: Ask | Ended) -> list[Any]:
+def as_bytes(record: SampleRequest | PlayEnded) -> list[Any]:
     """The fields, vectors as their bytes."""
     return [value.tobytes() if isinstance(value, np.ndarray) else value for value in record]

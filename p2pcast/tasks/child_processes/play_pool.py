@@ -45,7 +45,7 @@ from p2pcast.ground.errors import LocalError, RemoteError
 from p2pcast.process.background_tasks import spawn
 from p2pcast.rollouts.job import Job
 from p2pcast.tasks.child_processes.killable_child import BROKEN, PROCESS_BYTES, START_S, ChildDownError, KillableChild
-from p2pcast.tasks.child_processes.play_messages import READERS, SLOT_BYTES, Ask, Ended, Raised
+from p2pcast.tasks.child_processes.play_messages import READERS, SLOT_BYTES, PlayEnded, Raised, SampleRequest
 from p2pcast.tasks.child_processes.said_turns import SaidTurns
 from p2pcast.tasks.task import ForgedPlayError, Sample, Sampler, Trajectory
 
@@ -257,7 +257,7 @@ class _PlayProcess:
     ) -> None:
         self._child, self._slot, self._step_s, self._ended = child, memoryview(slot).cast("Q"), step_s, ended
         self._doubted, self._patience = doubted, patience
-        self._plays: dict[int, tuple[_Run, asyncio.Future[Ended | Raised | _Interrupted]]] = {}
+        self._plays: dict[int, tuple[_Run, asyncio.Future[PlayEnded | Raised | _Interrupted]]] = {}
         self._begun = 0
         """Plays, which are numbered from 1 on."""
         self._suspect = False
@@ -265,7 +265,7 @@ class _PlayProcess:
         """``shared``: further plays may come."""
         self._serving = spawn(self._serve(), "plays")
 
-    async def play(self, run: _Run, *, suspected: bool) -> Ended | Raised | _Interrupted:
+    async def play(self, run: _Run, *, suspected: bool) -> PlayEnded | Raised | _Interrupted:
         """``suspected``: until the play waits for a turn."""
         if not self.open:
             return _Interrupted("ended", suspected=False)
@@ -273,7 +273,7 @@ class _PlayProcess:
         self._suspect = suspected
         self._begun += 1
         number = self._begun
-        outcome: asyncio.Future[Ended | Raised | _Interrupted] = asyncio.get_running_loop().create_future()
+        outcome: asyncio.Future[PlayEnded | Raised | _Interrupted] = asyncio.get_running_loop().create_future()
         self._plays[number] = run, outcome
         self._send("play", [number, run.job.to_bytes()])
         try:
@@ -336,11 +336,11 @@ class _PlayProcess:
         except (*BROKEN, TypeError) as error:
             return f"sent nonsense ({type(error).__name__})"
 
-    def _take(self, message: Ask | Ended | Raised) -> None:
+    def _take(self, message: SampleRequest | PlayEnded | Raised) -> None:
         run, outcome = self._plays.get(message.play, (None, None))
         if run is None or outcome is None or outcome.done():  # a play that was cancelled
             return
-        if not isinstance(message, Ask):
+        if not isinstance(message, SampleRequest):
             outcome.set_result(message)
             return
         try:
@@ -416,7 +416,7 @@ class _Run:
         for key, turns in self._asked.items():
             self._asked[key] = [one for one in turns if not (one.done() and (one.cancelled() or one.exception()))]
 
-    def ask(self, ask: Ask) -> asyncio.Task[Sample]:
+    def ask(self, ask: SampleRequest) -> asyncio.Task[Sample]:
         """The engine's answer; the same one to a question that was asked before the play began again. Raises
         ForgedPlayError for more questions than a play may have.
         """
@@ -437,7 +437,7 @@ class _Run:
             said.append(asyncio.create_task(self._sample(ask), name="turn"))
         return said[self._again[key] - 1]
 
-    async def _sample(self, ask: Ask) -> Sample:
+    async def _sample(self, ask: SampleRequest) -> Sample:
         self._failed = None
         try:
             sample = await self._sampler.sample(
@@ -455,7 +455,7 @@ class _Run:
         self._turns.add(ask.prompt_ids, ask.temperature, sample)
         return sample
 
-    def played(self, outcome: Ended | Raised) -> Played:
+    def played(self, outcome: PlayEnded | Raised) -> Played:
         """Raises PlayFailedError, ForgedPlayError, and what the sampler raised if the play ended so."""
         if isinstance(outcome, Raised):
             raise PlayFailedError(f"the play raised {outcome.text}") if self._failed is None else self._failed

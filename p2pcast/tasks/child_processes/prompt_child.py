@@ -38,15 +38,15 @@ def main() -> None:
     if (task := channel.task(name)) is None:
         return
     channel.send(["ready", [task.hash, None]])
-    prompts: Prompts | None = None
+    prompts: SeededPrompts | None = None
     for seed, held_out, first, count in channel.requests():
         if prompts is None or not prompts.goes_on(seed, held_out, first):
-            prompts = Prompts(task, seed, held_out=held_out)
+            prompts = SeededPrompts(task, seed, held_out=held_out)
         for answer in prompts.answers(first, count):
             channel.send(answer)
 
 
-class Prompts:
+class SeededPrompts:
     """The prompts of one seed, read once and in order."""
 
     def __init__(self, task: Task, seed: int, *, held_out: bool) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from p2pcast.ground import limits
 from p2pcast.rollouts.job import Job
-from p2pcast.tasks.child_processes.play_messages import Ended
+from p2pcast.tasks.child_processes.play_messages import PlayEnded
 from p2pcast.tasks.play import Play
 from p2pcast.tasks.task import ForgedPlayError, Sample, Trajectory
 
@@ -38,7 +38,7 @@ class SaidTurns:
         if temperature == self._job.temperature:
             self._said.setdefault(blake3.blake3(prompt_ids.tobytes()).digest(), []).append(sample)
 
-    def trajectory(self, ended: Ended) -> Trajectory:
+    def trajectory(self, ended: PlayEnded) -> Trajectory:
         """Raises ForgedPlayError for sampled tokens that the engine did not say."""
         token_ids, mask, turns = ended.token_ids, ended.mask, ended.turns.tolist()
         if len(mask) != len(token_ids) or not turns:

@@ -15,7 +15,7 @@ from rich.table import Table
 from netem.emulation.loopback import Net
 from netem.fleet.local_fleet import LocalFleet
 from p2pcast.cli import exit_code
-from p2pcast.cli.options import Rate, console, documented, written
+from p2pcast.cli.options import RateParameter, console, documented, written
 from p2pcast.ground.errors import EXIT_FAILED
 from p2pcast.ground.limits import MIB
 from p2pcast.process import event_loop
@@ -40,7 +40,10 @@ DEADLINE_S = 60.0
 @click.option("--peers", type=click.IntRange(2), default=5, help="Number of honest peers.")
 @click.option("--payload", type=click.IntRange(1), default=4, help="Size of a version in MiB.")
 @click.option(
-    "--rate", type=Rate(), default="16mbit", help="Rate of the path between two honest processes, in bits per second."
+    "--rate",
+    type=RateParameter(),
+    default="16mbit",
+    help="Rate of the path between two honest processes, in bits per second.",
 )
 @click.option("--plaintext", is_flag=True, help="Links without TLS, so that every byte reaches p2pcast's own code.")
 @click.option("--seed", type=int, default=0, help="Seed of the random numbers.")

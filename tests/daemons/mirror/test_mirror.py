@@ -20,7 +20,7 @@ from p2pcast.ground.errors import RefusedError, RetryableError
 from p2pcast.ground.wakeup import Wakeup
 from p2pcast.mirror.object_names import run_folder
 from p2pcast.mirror.object_store import Objects
-from p2pcast.store.artifact_store import Store
+from p2pcast.store.artifact_store import ArtifactStore
 from trainer_node.background.mirror_uploader import MirrorUploader
 
 
@@ -168,7 +168,7 @@ async def test_artifacts_damaged_on_the_hubs_disk_are_not_uploaded(
     contents[-1] ^= 1
     weights.write_bytes(contents)
     objects = Objects(url, run_folder(hub.token.run))
-    store = Store(swarm.folder / "hub", hub.state.key.public)
+    store = ArtifactStore(swarm.folder / "hub", hub.state.key.public)
     mirroring = MirrorUploader(store, objects, hub.events, lambda: False, Wakeup())
     task = asyncio.create_task(mirroring.run())
     await swarm.until(lambda: mirroring.status()["damaged"] == 1, "it is found")

@@ -15,9 +15,9 @@ from p2pcast.ground.errors import RefusedError
 from p2pcast.ground.version import Version
 from p2pcast.relay import upstream
 from p2pcast.store import retention
-from p2pcast.store.artifact_journal import Kind
-from p2pcast.store.artifact_store import Store
-from p2pcast.store.retention import Counts
+from p2pcast.store.artifact_journal import JournalKind
+from p2pcast.store.artifact_store import ArtifactStore
+from p2pcast.store.retention import RetentionCounts
 from p2pcast.trust.join_token import JoinToken
 from rollout_node.control.reporter import Reporter
 from topology import version_sizes
@@ -370,10 +370,10 @@ def half_received(swarm, name: str, version: str) -> int:
     stored = next(s for s in store.artifacts.values() if str(s.version) == version)
     assembly, piece = stored.assembly, stored.assembly.open.piece
     pieces = range(0, assembly.pieces, 2)
-    part = Store(swarm.folder / name, store.run_key, keep_partial=True).begin(
+    part = ArtifactStore(swarm.folder / name, store.run_key, keep_partial=True).begin(
         assembly.open, assembly.layout, resumable=True
     )
-    part.note([(Kind.OPEN, assembly.open_signed), *((Kind.BATCH, b) for b in assembly.signed_batches())])
+    part.note([(JournalKind.OPEN, assembly.open_signed), *((JournalKind.BATCH, b) for b in assembly.signed_batches())])
     whole = store.open_log(stored)
     sizes = [assembly.piece_bytes(index) for index in pieces]
     for index, size in zip(pieces, sizes, strict=True):
@@ -488,8 +488,8 @@ async def test_the_hub_forgets_artifacts_that_never_completed(swarm, states, mon
 
 async def test_retention_options_decide_the_files_on_disk(swarm, states):
     state = states.first()
-    await swarm.hub_up(anchor_every=2, counts=Counts(2, 1), squashes=False)
-    peer = await swarm.peer_up("a", counts=Counts(1, 1, 3))
+    await swarm.hub_up(anchor_every=2, counts=RetentionCounts(2, 1), squashes=False)
+    peer = await swarm.peer_up("a", counts=RetentionCounts(1, 1, 3))
     for step in range(1, 8):
         swarm.publish(step, state)
         await swarm.live(f"0.{step}")
@@ -504,5 +504,5 @@ async def test_retention_options_decide_the_files_on_disk(swarm, states):
     )
     await swarm.down(peer)
     shutil.rmtree(swarm.tmpfs / "a")
-    back = await swarm.peer_up("a", counts=Counts(1, 1, 3))
+    back = await swarm.peer_up("a", counts=RetentionCounts(1, 1, 3))
     await swarm.live("0.7", back)

@@ -10,7 +10,7 @@ from pathlib import Path
 from killable_learner import BOUNDARIES, Checkpoint
 
 from tests.trainer_node.ledger.ledger_invariants import Rows, check_rows, dump
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.ledger_store import LedgerStore
 
 
 def plan(parts: Sequence[str], count: int, seed: int) -> list[tuple[str, str | None]]:
@@ -41,7 +41,7 @@ def check_lineage(folder: Path, steps: int, staleness: int) -> Checkpoint:
 
 def check_ledger(folder: Path, database: str | None, found: Checkpoint, staleness: int) -> Rows:
     """The rows of a ledger that has ended agree with the learner's checkpoint."""
-    store = Store(folder, database)
+    store = LedgerStore(folder, database)
     try:
         rows = dump(store)
     finally:

@@ -12,7 +12,7 @@ from parity_task import NAME, Parity
 
 from tests.support.until import until
 from trainer_node.ledger.ledger_rows import Policy
-from trainer_node.ledger.staleness_rule import Bounds
+from trainer_node.ledger.staleness_rule import StalenessBounds
 from trainer_node.ledger_server.ledger_daemon import LedgerConfig, LedgerDaemon, opened
 from trainer_node.ledger_server.prompt_feeder import Feed
 
@@ -22,7 +22,7 @@ Up = Callable[..., "contextlib.AbstractAsyncContextManager[LedgerDaemon]"]
 
 def config_of(folder: Path, **more: Any) -> LedgerConfig:
     task = Parity()
-    bounds = Bounds(more.pop("staleness", 2), more.pop("batch_groups", 2), more.pop("last_step", None))
+    bounds = StalenessBounds(more.pop("staleness", 2), more.pop("batch_groups", 2), more.pop("last_step", None))
     given: dict[str, Any] = {"feed": Feed(7, 4, 1.0, 8)} | more
     return LedgerConfig(
         state=folder,

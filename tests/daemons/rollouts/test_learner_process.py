@@ -15,7 +15,7 @@ from p2pcast.ground.version import Version
 from p2pcast.sparse.budget_schedule import ALL_PAGES, FILE, BudgetSchedule
 from tests.trainer_node.ledger.ledger_invariants import check_rows, dump
 from trainer_node.learning.monitoring.run_record import RunRecord
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.ledger_store import LedgerStore
 
 KILL_S = 90.0
 """Time in seconds that each kill adds to the limit of the whole run."""
@@ -115,7 +115,7 @@ def check_record(record: RunRecord, steps: int, starts: int) -> None:
 
 def check_ledger(folder: Path, record: RunRecord) -> None:
     """The ledger's rows agree with the learner's log, as far back as retention kept them."""
-    store = Store(folder)
+    store = LedgerStore(folder)
     try:
         rows = dump(store)
     finally:

@@ -17,7 +17,7 @@ from parity_task import Parity
 from test_ledger_daemon import client_of
 
 from p2pcast.cli.ledger_table import ledger_heading
-from p2pcast.cli.status_document import Found
+from p2pcast.cli.status_document import StatusObject
 from p2pcast.ground.errors import RefusedError
 from p2pcast.ground.version import Version
 from p2pcast.ledger_api.ledger_connection import LedgerConnection
@@ -182,7 +182,7 @@ async def test_engine_that_refuses_all_probes_is_named_everywhere(
                 bearer = (tmp_path / "http.token").read_text().strip()
                 status = json.loads(await read(daemon, "/status", bearer))
                 assert status["probes"]["missing"] == ["w"]
-                assert "probes of w fail" in str(ledger_heading(Found(status)))
+                assert "probes of w fail" in str(ledger_heading(StatusObject(status)))
                 assert "p2pcast_ledger_probe_missing 1.0" in await read(daemon, "/metrics", bearer)
                 engine.max_model_len = None
                 version = Version(0, MISSED + 1)

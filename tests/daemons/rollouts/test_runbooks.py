@@ -18,7 +18,7 @@ from tests.runbook_blocks import blocks
 from tests.trainer_node.ledger.ledger_invariants import check_rows, dump
 from tests.trainer_node.ledger.postgresql_cluster import postgresql
 from trainer_node.learning.monitoring.run_record import RunRecord
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.ledger_store import LedgerStore
 
 PARTS = ("learner", "worker", "ledger", "hub", "peer")
 
@@ -85,7 +85,7 @@ def check_record(record: RunRecord, steps: int) -> None:
 
 
 def check_ledger(folder: Path, database: str | None, record: RunRecord) -> None:
-    with closing(Store(folder, database)) as store:
+    with closing(LedgerStore(folder, database)) as store:
         rows = dump(store)
     check_rows(rows)
     logged = {(step.step - 1, step.batch) for step in record.steps}

@@ -52,9 +52,9 @@ Node = File | Folder | Link
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """One recorded step (``p2pcast.files.disk.Step``). ``file``: number of the file, ``data``: bytes written. ``put``
-    and ``remove``: requests to a mirror (``p2pcast.mirror.requests``), in the form in which the mirror's folder holds
-    the object.
+    """One recorded step (``p2pcast.files.disk.DiskStep``). ``file``: number of the file, ``data``: bytes written.
+    ``put`` and ``remove``: requests to a mirror (``p2pcast.mirror.requests``), in the form in which the mirror's folder
+    holds the object.
     """
 
     what: str

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from disk_image import RecordedStep
 
-from p2pcast.files.disk import Step
+from p2pcast.files.disk import DiskStep
 from p2pcast.mirror.requests import Request
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class Recorder:
         with self._lock:
             self.notes.append((len(self.done), what))
 
-    def step(self, step: Step, do: Callable[[], T]) -> T:
+    def step(self, step: DiskStep, do: Callable[[], T]) -> T:
         with self._lock:
             there = step.what == "create" and step.path.exists()
             result = do()

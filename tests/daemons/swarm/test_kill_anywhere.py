@@ -38,7 +38,7 @@ from p2pcast.relay.node import Node
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
 from p2pcast.store import retention
-from p2pcast.store.artifact_store import Store
+from p2pcast.store.artifact_store import ArtifactStore
 from rollout_node.installers.step_folders import StepFolders
 from rollout_node.sync import mirror_source
 from trainer_node.background import anchors_and_squashes
@@ -105,7 +105,7 @@ async def story(swarm, states, small, monkeypatch, tmp_path) -> Story:
     """
     swarm.tmpfs = tmp_path / "tmpfs"
     recorder = Recorder(tmp_path)
-    seal, settle = Store._add, StepFolders.settle
+    seal, settle = ArtifactStore._add, StepFolders.settle
     told = True
 
     def note(text: str) -> None:
@@ -131,7 +131,7 @@ async def story(swarm, states, small, monkeypatch, tmp_path) -> Story:
         settle(self, version)
         note(f"{self.folder.name.removesuffix('-out')}-installed {version}")
 
-    monkeypatch.setattr(Store, "_add", noted_seal)
+    monkeypatch.setattr(ArtifactStore, "_add", noted_seal)
     monkeypatch.setattr(StepFolders, "settle", noted_settle)
     monkeypatch.setattr(Node, "open", noted_open)
     state, digests, contents = states.first(shapes=SHAPES), {}, {}
@@ -266,7 +266,7 @@ async def _hub(story: Story, place: Path, steps: int, staging: Staging, boot: st
         assert not story.promised(steps, "hub-sealed")
         return
     key = RunKey.load_or_create(place / "hub" / "run.key")
-    store = Store(place / "hub", key.public)
+    store = ArtifactStore(place / "hub", key.public)
     _store(story, store, steps, "hub-sealed")
     numbers = VersionNumbers(place / "hub" / version_numbers.FILE, boot)
     for used in story.promised(steps, "opened"):
@@ -300,7 +300,7 @@ async def _mirror(swarm: Any, story: Story, place: Path, steps: int) -> None:
     promised = story.promised(steps, "mirrored")
     if promised:
         assert _leads_to(ready) >= max(promised)
-    store = Store(place / "hub", key.public)
+    store = ArtifactStore(place / "hub", key.public)
     sealed = set(story.promised(steps, "hub-sealed"))
     assert {entry.version for entry in ready.values()} <= sealed
     assert all(entry.state == story.states[entry.version] for entry in ready.values())
@@ -321,7 +321,7 @@ def _leads_to(entries: dict[bytes, Any]) -> Version:
 
 
 def _peer(story: Story, place: Path, steps: int, name: str) -> None:
-    store = Store(place / name, story.key.public, keep_partial=True)
+    store = ArtifactStore(place / name, story.key.public, keep_partial=True)
     _store(story, store, steps, f"{name}-sealed")
     for part in store.resume():
         part.log.close()
@@ -333,7 +333,7 @@ def _peer(story: Story, place: Path, steps: int, name: str) -> None:
             assert not shadow.verify()
 
 
-def _store(story: Story, store: Store, steps: int, what: str) -> None:
+def _store(story: Story, store: ArtifactStore, steps: int, what: str) -> None:
     assert store.damaged == []
     sealed = story.promised(steps, what)
     held = {s.version for s in store.artifacts.values()}

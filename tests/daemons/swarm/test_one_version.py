@@ -13,7 +13,7 @@ import threading
 from p2pcast.files import disk
 from p2pcast.ground.errors import LocalError
 from p2pcast.ground.version import Version
-from p2pcast.store.artifact_store import Store
+from p2pcast.store.artifact_store import ArtifactStore
 
 RECALL_S = 600.0
 """Longer than any test: it ends when the peers are back."""
@@ -39,7 +39,7 @@ class Held:
 
     def __init__(self, monkeypatch, *, dies: bool = False) -> None:
         self.go, self.asked = threading.Event(), threading.Event()
-        seal = Store.seal
+        seal = ArtifactStore.seal
 
         def waits(store, log, assembly, durable=None):
             if durable is not None:  # a hub's own
@@ -49,7 +49,7 @@ class Held:
                     raise LocalError("the end of this hub")
             return seal(store, log, assembly, durable)
 
-        monkeypatch.setattr(Store, "seal", waits)
+        monkeypatch.setattr(ArtifactStore, "seal", waits)
 
 
 def whole(swarm, version: Version) -> bool:
@@ -221,7 +221,7 @@ async def test_every_artifact_names_the_hashes_of_its_base_and_version(swarm, st
         assert stored.manifest.identity == store.identity(stored.version)
         if stored.base is not None:
             assert stored.assembly.open.base_hash == store.identity(stored.base)
-    again = Store(store.root, store.run_key)
+    again = ArtifactStore(store.root, store.run_key)
     assert {s.id: s.manifest.identity for s in again.artifacts.values()} == {
         s.id: s.manifest.identity for s in store.artifacts.values()
     }

@@ -44,7 +44,7 @@ from trainer_node.learning.objective.training_rows import NOT_SAMPLED, TrainingR
 from trainer_node.learning.trained_weights import OptimizerOptions
 from trainer_node.learning.trainer_ranks import TrainerRanks
 from trainer_node.ledger.database.body_segments import Place
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.ledger_store import LedgerStore
 
 sys.path.append(str(Path(__file__).parents[2] / "rollout_node" / "vllm"))
 
@@ -92,7 +92,7 @@ def distilling(options: GuardRunOptions, first: Path) -> GuardRunOptions:
 
 def results_of(folder: Path) -> list[Result]:
     """All accepted results of a ledger that has ended, whose rows are consistent."""
-    store = Store(folder)
+    store = LedgerStore(folder)
     try:
         rows = dump(store)
         check_rows(rows)

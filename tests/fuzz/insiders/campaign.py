@@ -27,7 +27,7 @@ from netem.fleet.processes import FleetError
 from p2pcast.ground.errors import P2PCastError
 from p2pcast.ground.limits import MIB
 from p2pcast.trust.join_token import JoinToken
-from p2pcast.wire.connection_state import State
+from p2pcast.wire.connection_state import ConnectionState
 from tests.chaos import daemon_logs, process_stats
 
 LEAD: Final = "p3"
@@ -110,11 +110,17 @@ async def infiltrate(fleet: Infiltrated, count: int, seed: int, outcome: Outcome
     world, draw = World(), random.Random(seed)
     world.binary[16] = {bytes.fromhex(str((await fleet.answers(name))["node"])): None for name in fleet.names}
     await _version(fleet, outcome)
-    peers: list[State] = [State.CONTROL, State.CONTROL, State.DATA, State.DATA, State.ENGINE]
-    phases: list[tuple[float, list[State], bool]] = [
+    peers: list[ConnectionState] = [
+        ConnectionState.CONTROL,
+        ConnectionState.CONTROL,
+        ConnectionState.DATA,
+        ConnectionState.DATA,
+        ConnectionState.ENGINE,
+    ]
+    phases: list[tuple[float, list[ConnectionState], bool]] = [
         (WARM, peers, True),
         (1 - RANKS, peers, True),
-        (1.0, [State.PUBLISH, *peers], False),
+        (1.0, [ConnectionState.PUBLISH, *peers], False),
     ]
     before: dict[str, int] = {}
     for share, states, exact in phases:
@@ -161,7 +167,7 @@ async def _phase(
     draw: random.Random,
     world: World,
     outcome: Outcome,
-    states: Sequence[State],
+    states: Sequence[ConnectionState],
     at_once: int,
 ) -> None:
     """Continue until ``until`` messages were processed in total. Insiders that wait then, over their rate limit or
@@ -183,14 +189,16 @@ async def _phase(
         visit.result()
 
 
-async def _visit(fleet: Infiltrated, seed: int, world: World, outcome: Outcome, states: Sequence[State]) -> None:
+async def _visit(
+    fleet: Infiltrated, seed: int, world: World, outcome: Outcome, states: Sequence[ConnectionState]
+) -> None:
     """One insider, from its certificate to its end."""
     tally, hub, token = outcome.tally, fleet.place(HUB), JoinToken.parse(fleet.token)
     insider = Insider(seed, token, world, tally)
     chosen = insider.draw.choice(states)
     try:
-        await insider.enter(hub, "trainer" if chosen is State.PUBLISH else "peer")
-        if insider.draw.random() < 0.3 and chosen is State.CONTROL:
+        await insider.enter(hub, "trainer" if chosen is ConnectionState.PUBLISH else "peer")
+        if insider.draw.random() < 0.3 and chosen is ConnectionState.CONTROL:
             await insider.listen()
         for _ in range(WALKS):
             tally["connections"] += 1
@@ -206,7 +214,7 @@ async def _visit(fleet: Infiltrated, seed: int, world: World, outcome: Outcome, 
         await insider.close()
 
 
-def _target(fleet: Infiltrated, insider: Insider, state: State) -> Place:
-    if state is State.ENGINE:
+def _target(fleet: Infiltrated, insider: Insider, state: ConnectionState) -> Place:
+    if state is ConnectionState.ENGINE:
         return fleet.place(LEAD)
-    return fleet.place(HUB if state is not State.DATA else insider.draw.choice([HUB, *fleet.names]))
+    return fleet.place(HUB if state is not ConnectionState.DATA else insider.draw.choice([HUB, *fleet.names]))

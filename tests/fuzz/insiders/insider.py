@@ -27,7 +27,7 @@ from p2pcast.trust.join_token import JoinToken
 from p2pcast.trust.tls_contexts import Tls
 from p2pcast.wire import messages
 from p2pcast.wire.connection import HEADER, Event, Identity, Message, Piece
-from p2pcast.wire.connection_state import TRANSITIONS, Side, State
+from p2pcast.wire.connection_state import TRANSITIONS, ConnectionState, Side
 from p2pcast.wire.messages import RECORDS, SIGNED, Hello, Type, encode
 
 Place = tuple[str, int]
@@ -41,14 +41,29 @@ OUT_OF_PLACE: Final = 0.004
 TO_CHILDREN: Final = 40
 """Messages to a node that has attached here."""
 
-FIRST: Final = {State.CONTROL: Type.JOIN, State.DATA: Type.ATTACH, State.PUBLISH: Type.RANK, State.ENGINE: Type.MEMBER}
-PURPOSES: Final = {State.CONTROL: "control", State.DATA: "data", State.PUBLISH: "publish", State.ENGINE: "engine"}
-ROLES: Final = {State.CONTROL: "peer", State.DATA: "child", State.PUBLISH: "rank", State.ENGINE: "member"}
+FIRST: Final = {
+    ConnectionState.CONTROL: Type.JOIN,
+    ConnectionState.DATA: Type.ATTACH,
+    ConnectionState.PUBLISH: Type.RANK,
+    ConnectionState.ENGINE: Type.MEMBER,
+}
+PURPOSES: Final = {
+    ConnectionState.CONTROL: "control",
+    ConnectionState.DATA: "data",
+    ConnectionState.PUBLISH: "publish",
+    ConnectionState.ENGINE: "engine",
+}
+ROLES: Final = {
+    ConnectionState.CONTROL: "peer",
+    ConnectionState.DATA: "child",
+    ConnectionState.PUBLISH: "rank",
+    ConnectionState.ENGINE: "member",
+}
 ENDS: Final = {Type.LEAVE, Type.ERROR}
 """Said at the end, if at all."""
 
 
-def allowed(state: State, side: Side) -> list[Type]:
+def allowed(state: ConnectionState, side: Side) -> list[Type]:
     return [kind for (at, who, kind) in TRANSITIONS if at is state and who is side and kind not in ENDS]
 
 
@@ -114,7 +129,7 @@ class Insider:
         if self._listener is not None:
             await self._listener.stop()
 
-    async def walk(self, state: State, place: Place, count: int) -> None:
+    async def walk(self, state: ConnectionState, place: Place, count: int) -> None:
         """One connection, and about ``count`` messages on it. Raises P2PCastError where it is not let in."""
         owner = Heard(self._world)
         link = await dial(
@@ -133,7 +148,7 @@ class Insider:
             link.abort()
             await asyncio.sleep(0)  # the transport closes in the loop's next turn
 
-    async def _talk(self, link: Link, owner: Heard, state: State, count: int) -> None:
+    async def _talk(self, link: Link, owner: Heard, state: ConnectionState, count: int) -> None:
         draw, first = self.draw, FIRST[state]
         kinds = [kind for kind in allowed(state, Side.DIALER) if kind is not first]
         if draw.random() < 0.9:
@@ -159,7 +174,12 @@ class Insider:
                     await owner.moved.wait()
             self._tally["heard"] += batch if owner.answered >= serial else 1
         if draw.random() < 0.3:
-            self._say(link, draw.choice(sorted(ENDS)) if state in (State.CONTROL, State.PUBLISH) else Type.ERROR)
+            self._say(
+                link,
+                draw.choice(sorted(ENDS))
+                if state in (ConnectionState.CONTROL, ConnectionState.PUBLISH)
+                else Type.ERROR,
+            )
 
     def _first(self, kind: Type) -> dict[str, Any] | None:
         """A first message that the hub usually accepts."""
@@ -216,7 +236,7 @@ class Insider:
 
     def mislead(self, link: Link, owner: Heard) -> None:
         """Send an attached child false messages that a parent may send."""
-        kinds = allowed(State.DATA, Side.LISTENER)
+        kinds = allowed(ConnectionState.DATA, Side.LISTENER)
         for _ in range(self.draw.randint(1, TO_CHILDREN)):
             self._say(link, self.draw.choice(kinds))
         if self.draw.random() < 0.3:

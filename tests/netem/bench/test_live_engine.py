@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from netem.bench import live_figures
 from netem.bench.commands.engine_commands import live as command
-from netem.bench.live_engine import DENSE, OURS, Options, bench_live, confirmed, verdict
+from netem.bench.live_engine import DENSE, OURS, LiveEngineOptions, bench_live, confirmed, verdict
 from netem.bench.live_figures import Switch
-from netem.demo.verdict import Check
+from netem.demo.verdict import DemoCheck
 from p2pcast.ground.errors import UsageError
 
 
@@ -111,13 +111,13 @@ def test_pause_belongs_to_the_switch_at_its_end() -> None:
 
 
 def test_steps_for_fresh_engines_have_the_first_and_the_last() -> None:
-    assert Options(Path("x"), versions=7, fresh_every=3).fresh_steps == [1, 3, 6, 7]
-    assert Options(Path("x"), versions=3).fresh_steps == [1, 2, 3]
+    assert LiveEngineOptions(Path("x"), versions=7, fresh_every=3).fresh_steps == [1, 3, 6, 7]
+    assert LiveEngineOptions(Path("x"), versions=3).fresh_steps == [1, 2, 3]
 
 
 def test_invalid_model_size_is_refused_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="multiple of 128"):
-        bench_live(Options(tmp_path / "w", hidden=200))
+        bench_live(LiveEngineOptions(tmp_path / "w", hidden=200))
     assert not (tmp_path / "w").exists()
 
 
@@ -140,9 +140,9 @@ def test_an_engine_is_confirmed_by_a_row_without_differences() -> None:
 
 
 def test_one_failed_check_fails_the_run() -> None:
-    checks = [Check("no request failed", True, ""), Check("own weights", True, "")]
+    checks = [DemoCheck("no request failed", True, ""), DemoCheck("own weights", True, "")]
     assert verdict(checks) == "PASS"
-    assert verdict([*checks, Check("answers", False, "version 2 answers otherwise")]) == "FAIL"
+    assert verdict([*checks, DemoCheck("answers", False, "version 2 answers otherwise")]) == "FAIL"
     assert verdict([]) == "FAIL", "nothing was checked"
 
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from examples.research.sparse_sampler import sparse_answers
 from netem.bench import sparse_speed
 from netem.bench.commands.engine_commands import sparse
-from netem.bench.sparse_agreement import Sampled, agreement
+from netem.bench.sparse_agreement import ScoredAnswer, agreement
 from p2pcast.sparse.budget_schedule import BudgetSchedule
 from tests.trainer_node.learning.distillation.sparse_rows import ALONE, PAGE, SCHEDULE, deep_folder, sparse_row
 from trainer_node.learning.learner_model import LearnerModel
@@ -27,11 +27,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return deep_folder(tmp_path_factory.mktemp("deep") / "model")
 
 
-def said(folder: Path, schedule: BudgetSchedule | None) -> Sequence[Sampled]:
+def said(folder: Path, schedule: BudgetSchedule | None) -> Sequence[ScoredAnswer]:
     module = LearnerModel(folder, ALONE).module
     found = sparse_answers(module, PROMPTS, 20, schedule, PAGE, torch.Generator().manual_seed(1))
     logprobs = found.logprobs.gather(2, found.token_ids[..., None])[..., 0]
-    return [Sampled(*one) for one in zip(found.token_ids.tolist(), logprobs.tolist(), strict=True)]
+    return [ScoredAnswer(*one) for one in zip(found.token_ids.tolist(), logprobs.tolist(), strict=True)]
 
 
 def test_an_engine_with_the_learner_s_pages_agrees(folder: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from netem.bench import step_run
 
 
-def python(code: str, limit_s: float = 30.0, **how: object) -> step_run.Ended:
+def python(code: str, limit_s: float = 30.0, **how: object) -> step_run.EndedStep:
     return step_run.run([sys.executable, "-c", code], limit_s, **how)  # type: ignore[arg-type]
 
 

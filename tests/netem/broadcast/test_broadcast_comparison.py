@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from netem.broadcast.emulated_fleet import BroadcastFleet, Setup
-from netem.broadcast.rivals import RIVALS, MissingError
-from netem.broadcast.rows import Broadcast, BroadcastSeries, left_out, quantile, row
-from netem.emulation.description import HUB, Link, star
+from netem.broadcast.emulated_fleet import BroadcastFleet, FleetSetup
+from netem.broadcast.rivals import RIVALS, RivalMissingError
+from netem.broadcast.rows import BroadcastSeries, MeasuredBroadcast, left_out, quantile, row
+from netem.emulation.description import HUB, EmulatedLink, star
 from netem.emulation.rate import rate_network
 from netem.fleet.fleet import check_same
-from netem.fleet.processes import Child, Processes
+from netem.fleet.processes import ChildProcess, Processes
 from netem.fleet.workspace import PREFIX, own_folder
 from p2pcast.ground.errors import IntegrityError
 
@@ -30,7 +30,7 @@ KEYS = {"system", "peers", "payload_bytes", "ideal_s", "p90_s", "all_s", "all_ov
 
 def test_a_row_has_medians_over_the_ideal() -> None:
     rounds = [
-        Broadcast([1.0, last], {"hub": 0.5, "p1": cpu}, 0.5, last + 1)
+        MeasuredBroadcast([1.0, last], {"hub": 0.5, "p1": cpu}, 0.5, last + 1)
         for last, cpu in ((4.0, 1.0), (2.0, 3.0), (3.0, 2.0))
     ]
     made = row(BroadcastSeries("p2pcast", 12_500_000, rounds, {"chains": 1}), 2, 100e6)
@@ -73,7 +73,7 @@ def test_folder_of_an_earlier_process_with_our_id_is_removed(tmp_path: Path) -> 
 @pytest.mark.root
 @pytest.mark.parametrize("rival", ["chain", "star"])
 def test_a_rival_reaches_every_peer(rival: str, tmp_path: Path) -> None:
-    with rate_network(star(Link(200e6, 200e6), 3, Link(100e6, 100e6))) as net:
+    with rate_network(star(EmulatedLink(200e6, 200e6), 3, EmulatedLink(100e6, 100e6))) as net:
         ran = RIVALS[rival](net, 300_001, 2, 2, tmp_path)
     assert len(ran.rounds) == 2
     assert all(len(r.times_s) == 3 and min(r.times_s) > 0 for r in ran.rounds)
@@ -83,7 +83,7 @@ def test_a_rival_reaches_every_peer(rival: str, tmp_path: Path) -> None:
 
 def test_missing_rival_package_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingError, match="pip install"):
+    with pytest.raises(RivalMissingError, match="pip install"):
         RIVALS["libtorrent"](None, 1, 1, 1, tmp_path)  # type: ignore[arg-type]
 
 
@@ -140,7 +140,7 @@ class Sleepers(Processes):
 
     def fork(
         self, name: str, words: Sequence[str | Path], space: str | None = None, *, entry: str | None = None
-    ) -> Child:
+    ) -> ChildProcess:
         return self.start(name, ["sleep", "infinity"])
 
 
@@ -151,10 +151,10 @@ def sleepers(tmp_path: Path) -> Iterator[Sleepers]:
 
 
 def test_stopped_peer_is_not_awaited_after_its_link_heals(tmp_path: Path, sleepers: Sleepers) -> None:
-    net: Any = SimpleNamespace(network=star(Link(), 5, Link()), space=lambda host: None)
+    net: Any = SimpleNamespace(network=star(EmulatedLink(), 5, EmulatedLink()), space=lambda host: None)
     peers = [host.name for host in net.network.hosts if host.name != HUB]
     late, killed, frozen, struck, usual = peers
-    fleet = BroadcastFleet(net, sleepers, tmp_path, tmp_path, Setup(1, absent=frozenset([late])))
+    fleet = BroadcastFleet(net, sleepers, tmp_path, tmp_path, FleetSetup(1, absent=frozenset([late])))
     for peer in (killed, frozen, struck, usual):
         fleet.join(peer)
     for peer in peers:

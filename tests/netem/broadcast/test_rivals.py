@@ -13,13 +13,13 @@ import pytest
 from netem.bench.commands.fleet_commands import RIVALS as OFFERED
 from netem.broadcast.dense_rivals import CHANGED, StateSequence, first, stepped
 from netem.broadcast.json_lines import carried
-from netem.broadcast.rivals import RIVALS, MissingError
+from netem.broadcast.rivals import RIVALS, RivalMissingError
 from netem.broadcast.shardcast_roles import SETTINGS, settings_for
 from netem.broadcast.whole_states import WHOLE
-from netem.emulation.description import Link, star
+from netem.emulation.description import EmulatedLink, star
 from netem.emulation.rate import rate_network
 
-LINK = Link(100e6, 100e6)
+LINK = EmulatedLink(100e6, 100e6)
 
 
 def test_command_offers_all_rivals() -> None:
@@ -72,7 +72,7 @@ def test_the_whole_state_reaches_every_peer(rival: str, command: str | None, tmp
 
 def test_shards_are_few_over_long_ways() -> None:
     assert settings_for(star(LINK, 2, LINK), 8 << 20) == SETTINGS
-    far = star(LINK, 2, Link(100e6, 100e6, delay_s=0.02))
+    far = star(LINK, 2, EmulatedLink(100e6, 100e6, delay_s=0.02))
     assert settings_for(far, 8 << 20)["SHARDCAST_SHARD_SIZE"] == 4 << 20
     assert settings_for(far, 1000)["SHARDCAST_SHARD_SIZE"] == SETTINGS["SHARDCAST_SHARD_SIZE"]
 
@@ -93,8 +93,8 @@ def test_shardcast_goes_down_a_chain(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def test_missing_rivals_name_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
-    with pytest.raises(MissingError, match="apt-get install rsync"):
+    with pytest.raises(RivalMissingError, match="apt-get install rsync"):
         WHOLE["rsync"](None, 1, 1, tmp_path)  # type: ignore[arg-type]
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingError, match="pip install 'p2pcast\\[rivals\\]'"):
+    with pytest.raises(RivalMissingError, match="pip install 'p2pcast\\[rivals\\]'"):
         RIVALS["shardcast"](None, 1, 1, 1, tmp_path)  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ from netem.demo.script import demo
 from netem.demo.verdict import check_answers, check_folders, differences
 from netem.demo.version_board import VersionBoard, VersionRow
 from netem.fleet import processes as processes_module
-from netem.fleet.participants import Options
+from netem.fleet.participants import ParticipantOptions
 from netem.fleet.processes import FleetError, Processes
 from netem.fleet.traffic import Traffic
 from netem.fleet.workspace import MARKER, Workspace
@@ -408,7 +408,7 @@ def test_a_terminal_gets_a_table() -> None:
 
 def test_the_demo_without_vllm(tmp_path: Path) -> None:
     shown, out = board()
-    options = Options(tmp_path / "d", versions=5, peers=3, vllm=False, keep=True, pace_s=0.0, trainer=TINY)
+    options = ParticipantOptions(tmp_path / "d", versions=5, peers=3, vllm=False, keep=True, pace_s=0.0, trainer=TINY)
     result = demo(options, shown)
     assert result["verdict"] == "PASS without vLLM", result["checks"]
     assert [row["version"] for row in result["versions"]] == [f"0.{step}" for step in range(1, 6)]

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from netem.emulation.calibration import Measured, faults, loss_error, measure, rtt_error_s
-from netem.emulation.description import Bursts, Host, Link, Network, Way
+from netem.emulation.calibration import MeasuredPath, faults, loss_error, measure, rtt_error_s
+from netem.emulation.description import Bursts, EmulatedLink, EmulatedNetwork, EmulatedPath, Host
 from netem.emulation.namespaces import namespaces
 
-GOOD = Measured("a", "b", Way(100e6, 0.05, 0.01), 0.1, 98e6, 0.103, 0.011, 0.001)
+GOOD = MeasuredPath("a", "b", EmulatedPath(100e6, 0.05, 0.01), 0.1, 98e6, 0.103, 0.011, 0.001)
 
 
 def test_small_deviations_are_accepted() -> None:
@@ -34,7 +34,7 @@ def test_deviations_are_reported(off: dict[str, float | None], said: str) -> Non
 
 
 def test_jitter_is_no_proof_of_another_round_trip() -> None:
-    error_s = rtt_error_s([Link(delay_s=0.025, jitter_s=0.01), Link()])
+    error_s = rtt_error_s([EmulatedLink(delay_s=0.025, jitter_s=0.01), EmulatedLink()])
     assert 0.002 < error_s < 0.003
     off = replace(GOOD, rtt_s=0.1065)
     assert faults(off)
@@ -43,20 +43,20 @@ def test_jitter_is_no_proof_of_another_round_trip() -> None:
 
 
 def test_bursts_say_less_about_their_share() -> None:
-    single, bursts = Link(loss=0.01), Link(loss=Bursts(0.001, 0.099))
-    assert loss_error([single, Link()], 0.01, 10_000) == pytest.approx(0.001, rel=0.01)
-    assert loss_error([bursts, Link()], 0.01, 10_000) > 4 * loss_error([single, Link()], 0.01, 10_000)
+    single, bursts = EmulatedLink(loss=0.01), EmulatedLink(loss=Bursts(0.001, 0.099))
+    assert loss_error([single, EmulatedLink()], 0.01, 10_000) == pytest.approx(0.001, rel=0.01)
+    assert loss_error([bursts, EmulatedLink()], 0.01, 10_000) > 4 * loss_error([single, EmulatedLink()], 0.01, 10_000)
 
 
 @pytest.mark.root
 def test_reshaped_kernel_link_is_measured() -> None:
     """The rate may be off on a busy machine; the packets must arrive and be counted."""
-    with namespaces(Network((Host("a"), Host("b", Link(20e6, 20e6))))) as net:
-        net.reshape("b", Link(10e6, 10e6))
-        net.reshape("a", Link())
+    with namespaces(EmulatedNetwork((Host("a"), Host("b", EmulatedLink(20e6, 20e6))))) as net:
+        net.reshape("b", EmulatedLink(10e6, 10e6))
+        net.reshape("a", EmulatedLink())
         back, there = measure(net, packets=500)
         assert (there.sender, there.receiver, back.sender) == ("a", "b", "b")
-        assert there.asked == Way(10e6, 0.0, 0.0)
+        assert there.asked == EmulatedPath(10e6, 0.0, 0.0)
         assert there.rate_bps is not None
         assert 0 < there.rate_bps < 11e6
         assert there.rtt_s is not None

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from netem.emulation import doctor
-from netem.emulation.doctor import Check, backends, chosen
+from netem.emulation.doctor import EmulationCheck, backends, chosen
 from netem.emulation.namespaces import NEEDED
 from p2pcast.ground.errors import UsageError
 
 ALL = ("root", "namespaces", "veth", "bridge", "tbf", "netem", "bbr", "user-mode-linux")
 
 
-def without(*names: str) -> list[Check]:
-    return [Check(name, name not in names, "why", "what") for name in ALL]
+def without(*names: str) -> list[EmulationCheck]:
+    return [EmulationCheck(name, name not in names, "why", "what") for name in ALL]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from netem.emulation import namespaces
-from netem.emulation.description import Host, Link, Network, star
+from netem.emulation.description import EmulatedLink, EmulatedNetwork, Host, star
 from netem.emulation.rate import rate_network
 from netem.emulation.shaping import shaping
 from p2pcast.ground.errors import LocalError, UsageError
@@ -21,17 +21,17 @@ from p2pcast.ground.errors import LocalError, UsageError
 
 def test_invalid_networks_are_refused() -> None:
     with pytest.raises(UsageError, match="the same name"):
-        Network((Host("a"), Host("a")))
+        EmulatedNetwork((Host("a"), Host("a")))
     with pytest.raises(UsageError, match="0 hosts"):
-        Network(())
+        EmulatedNetwork(())
     with pytest.raises(UsageError, match="above 0"):
-        Network((Host("a", Link(up_bps=0)),))
+        EmulatedNetwork((Host("a", EmulatedLink(up_bps=0)),))
 
 
 def test_rate_backend_refuses_delay_and_loss() -> None:
     with (
         pytest.raises(UsageError, match="neither delay nor loss"),
-        rate_network(Network((Host("a", Link(delay_s=0.1)),))),
+        rate_network(EmulatedNetwork((Host("a", EmulatedLink(delay_s=0.1)),))),
     ):
         pass
 
@@ -48,13 +48,13 @@ def test_holder_outside_a_new_namespace_is_an_error(tmp_path: Path, monkeypatch:
 
 
 def test_each_host_has_an_address_of_its_own() -> None:
-    network = star(Link(), 300, Link())
+    network = star(EmulatedLink(), 300, EmulatedLink())
     assert len({network.address(host.name) for host in network.hosts}) == 301
 
 
 def test_a_link_without_a_rate_is_left_alone() -> None:
-    assert shaping("eth0", None, Link(), 0.05) == []
-    (line,) = shaping("eth0", 100e6, Link(), 0.05)
+    assert shaping("eth0", None, EmulatedLink(), 0.05) == []
+    (line,) = shaping("eth0", 100e6, EmulatedLink(), 0.05)
     assert line == "qdisc add dev eth0 root tbf rate 100000000bit burst 50000 limit 675000"
 
 
@@ -65,7 +65,7 @@ def interfaces() -> set[str]:
 @pytest.mark.root
 def test_bytes_go_from_host_to_host_through_both_buckets() -> None:
     before = interfaces()
-    fast, slow = Link(80e6, 80e6), Link(40e6, 40e6)
+    fast, slow = EmulatedLink(80e6, 80e6), EmulatedLink(40e6, 40e6)
     with rate_network(star(fast, 1, slow)) as net:
         assert interfaces() == before
         code = (
@@ -121,7 +121,7 @@ def test_killed_network_leaves_nothing() -> None:
 
 @pytest.mark.root
 def test_a_network_leaves_the_calling_thread_in_its_namespace() -> None:
-    with rate_network(star(Link(), 1, Link())) as net:
+    with rate_network(star(EmulatedLink(), 1, EmulatedLink())) as net:
         ours = Path("/proc/thread-self/ns/net").readlink()
         with pytest.raises(OSError):
             net.connect("p1", ("127.0.0.1", 1), 5)

@@ -10,35 +10,40 @@ from dataclasses import replace
 import pytest
 
 from netem.emulation.calibration import Pair, batches, gauge_of, measure, pairs, with_gauges
-from netem.emulation.description import Bursts, Host, Link, Network, Region, Way
+from netem.emulation.description import Bursts, EmulatedLink, EmulatedNetwork, EmulatedPath, Host, Region
 from netem.emulation.namespaces import Namespaces, namespaces
 from p2pcast.ground.errors import UsageError
 
-TRUNK = Link(10e6, 5e6, 0.04, loss=0.01)
-NARROW = Link(8e6, 8e6)
-NETWORK = Network(
-    (Host("hub"), Host("e1", NARROW, "east"), Host("e2", NARROW, "east"), Host("w", Link(1e6, 2e6, 0.001), "west")),
+TRUNK = EmulatedLink(10e6, 5e6, 0.04, loss=0.01)
+NARROW = EmulatedLink(8e6, 8e6)
+NETWORK = EmulatedNetwork(
+    (
+        Host("hub"),
+        Host("e1", NARROW, "east"),
+        Host("e2", NARROW, "east"),
+        Host("w", EmulatedLink(1e6, 2e6, 0.001), "west"),
+    ),
     regions=(Region("east", TRUNK), Region("west")),
 )
 
 
 def test_path_uses_trunks_only_between_regions() -> None:
-    assert NETWORK.way("e1", "e2") == Way(8e6, 0.0, 0.0)
+    assert NETWORK.way("e1", "e2") == EmulatedPath(8e6, 0.0, 0.0)
     there = NETWORK.way("hub", "e1")
-    assert there == Way(5e6, 0.04, pytest.approx(0.01))
+    assert there == EmulatedPath(5e6, 0.04, pytest.approx(0.01))
     back = NETWORK.way("e1", "hub")
     # The trunk's losses come before its rate counts the packets.
     assert back.rate_bps == pytest.approx(8e6 * 0.99)
-    assert NETWORK.way("w", "e1") == Way(pytest.approx(0.99e6), pytest.approx(0.041), pytest.approx(0.01))
+    assert NETWORK.way("w", "e1") == EmulatedPath(pytest.approx(0.99e6), pytest.approx(0.041), pytest.approx(0.01))
 
 
 def test_invalid_regions_are_refused() -> None:
     with pytest.raises(UsageError, match="the same name"):
-        Network((Host("a"),), regions=(Region("a"),))
+        EmulatedNetwork((Host("a"),), regions=(Region("a"),))
     with pytest.raises(UsageError, match="region 'b' that does not exist"):
-        Network((Host("a", region="b"),))
+        EmulatedNetwork((Host("a", region="b"),))
     with pytest.raises(UsageError, match="above 0"):
-        Network((Host("a"),), regions=(Region("b", Link(up_bps=-1)),))
+        EmulatedNetwork((Host("a"),), regions=(Region("b", EmulatedLink(up_bps=-1)),))
     with pytest.raises(UsageError, match="no host and no region"):
         NETWORK.link("north")
 
@@ -52,16 +57,16 @@ def test_behind_replaces_one_link_only() -> None:
 def test_every_link_is_measured_as_the_narrowest_of_its_path() -> None:
     east, middle, west = (gauge_of(region).name for region in ("east", None, "west"))
     assert pairs(NETWORK) == [("e1", "e2"), ("e2", "e1"), ("w", west), (west, "w"), (east, "hub"), ("hub", east)]
-    bare = Network((Host("a", NARROW), Host("b", TRUNK), Host("c", TRUNK)))
+    bare = EmulatedNetwork((Host("a", NARROW), Host("b", TRUNK), Host("c", TRUNK)))
     assert pairs(bare) == [("a", middle), (middle, "a"), ("b", middle), (middle, "b"), ("c", middle), (middle, "c")]
-    assert pairs(Network((Host("a"), Host("b")))) == []
+    assert pairs(EmulatedNetwork((Host("a"), Host("b")))) == []
     whole = with_gauges(NETWORK)
     for sender, receiver in pairs(NETWORK):
         assert whole.way(sender, receiver).rate_bps is not None
 
 
 def test_disjoint_pairs_are_measured_at_once() -> None:
-    many = Network(tuple(Host(f"p{n}", NARROW) for n in range(10)))
+    many = EmulatedNetwork(tuple(Host(f"p{n}", NARROW) for n in range(10)))
     made = batches(many, pairs(many))
     assert sorted(pair for batch in made for pair in batch) == sorted(pairs(many))
     assert len(made) < len(pairs(many))
@@ -74,7 +79,7 @@ def test_disjoint_pairs_are_measured_at_once() -> None:
         for batch in batches(NETWORK, pairs(NETWORK))
         if "hub" in {name for pair in batch for name in pair}
     )
-    wide = Network(tuple(Host(f"p{n}", Link(90e6, 90e6)) for n in range(10)))
+    wide = EmulatedNetwork(tuple(Host(f"p{n}", EmulatedLink(90e6, 90e6)) for n in range(10)))
     assert all(len(batch) == 1 for batch in batches(wide, pairs(wide)))
     assert batches(many, []) == []
 
@@ -97,9 +102,9 @@ def reaches(net: Namespaces, pair: Pair, within_s: float = 20.0) -> bool:
 
 CUT_S = 0.5
 """Time without packets that counts as a cut."""
-RATES = Network(
-    (Host("hub"), Host("e1", NARROW, "east"), Host("e2", NARROW, "east"), Host("w", Link(), "west")),
-    regions=(Region("east", Link(4e6, 2e6)), Region("west", Link(3e6, 3e6))),
+RATES = EmulatedNetwork(
+    (Host("hub"), Host("e1", NARROW, "east"), Host("e2", NARROW, "east"), Host("w", EmulatedLink(), "west")),
+    regions=(Region("east", EmulatedLink(4e6, 2e6)), Region("west", EmulatedLink(3e6, 3e6))),
 )
 
 
@@ -129,10 +134,10 @@ def test_trunks_are_shaped_both_ways_and_anew() -> None:
             "3Mbit",
             "8Mbit",
         ]
-        net.reshape("east", Link(1e6, 6e6))
+        net.reshape("east", EmulatedLink(1e6, 6e6))
         assert [_rate(net, device) for device in ("trunk0", "core0")] == ["1Mbit", "6Mbit"]
-        assert net.network.link("east") == Link(1e6, 6e6)
-        net.reshape("east", Link())
+        assert net.network.link("east") == EmulatedLink(1e6, 6e6)
+        net.reshape("east", EmulatedLink())
         assert _rate(net, "trunk0") == ""
 
 
@@ -145,7 +150,7 @@ def _rate(net: Namespaces, device: str) -> str:
 @pytest.mark.root
 def test_trunk_is_measured_apart_from_its_hosts() -> None:
     """The rate is the trunk's own, not the narrower hosts'. On a busy machine it may be too low, never too high."""
-    with namespaces(RATES.behind("e1", Link(1e6, 1e6)).behind("e2", Link(1e6, 1e6))) as net:
+    with namespaces(RATES.behind("e1", EmulatedLink(1e6, 1e6)).behind("e2", EmulatedLink(1e6, 1e6))) as net:
         before = len(net.network.hosts)
         up, down = measure(net, [(gauge_of("east").name, "hub"), ("hub", gauge_of("east").name)], packets=200)
         assert (up.asked.rate_bps, down.asked.rate_bps) == (4e6, 2e6)

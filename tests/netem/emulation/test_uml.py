@@ -62,7 +62,7 @@ def test_modules_follow_their_dependencies() -> None:
 def work(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Inside the guest: two hosts, and a path of 60 ms that loses a third of its packets one way."""
     from netem.emulation.calibration import _round_trips, _sockets
-    from netem.emulation.description import Host, Link, Network
+    from netem.emulation.description import EmulatedLink, EmulatedNetwork, Host
     from netem.emulation.namespaces import namespaces
 
     yield {"pid": os.getpid(), "argument": argument, "interfaces": sorted(os.listdir("/sys/class/net"))}
@@ -71,10 +71,10 @@ def work(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         Path(argument["outside"]).write_text("x")
     except OSError as error:
         yield {"refused": error.strerror}
-    with namespaces(Network((Host("a"), Host("b", Link(50e6, 50e6, 0.03))))) as net:
+    with namespaces(EmulatedNetwork((Host("a"), Host("b", EmulatedLink(50e6, 50e6, 0.03))))) as net:
         with _sockets(net, "a", "b") as (one, other):
             yield {"rtt_s": min(_round_trips(one, other, 0.06, 7))}
-        net.reshape("b", Link(delay_s=0.001, loss=0.33))
+        net.reshape("b", EmulatedLink(delay_s=0.001, loss=0.33))
         with _sockets(net, "a", "b") as (one, _):
             before = net.received("b")
             for _ in range(1000):
@@ -182,12 +182,12 @@ def test_a_path_with_blanks_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_backend_is_found_by_trying(monkeypatch: pytest.MonkeyPatch) -> None:
-    from netem.emulation.doctor import Check
+    from netem.emulation.doctor import EmulationCheck
 
     names = ("root", "namespaces", "veth", "bridge", "tbf", "netem", "user-mode-linux")
 
     def having(*good: str) -> None:
-        monkeypatch.setattr(backend, "probe", lambda: [Check(name, name in good, "") for name in names])
+        monkeypatch.setattr(backend, "probe", lambda: [EmulationCheck(name, name in good, "") for name in names])
 
     having(*names)
     assert backend.chosen() == "native"

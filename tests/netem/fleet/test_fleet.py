@@ -6,12 +6,12 @@ from itertools import islice
 
 import pytest
 
-from netem.emulation.description import Link, star
+from netem.emulation.description import EmulatedLink, star
 from netem.emulation.namespaces import namespaces
 from netem.fleet.fleet import emulated_fleet
 from netem.fleet.saved_weights import nbytes, noise
 from netem.lab.experiments.history import Parameters
-from netem.lab.experiments.sync import COLD, FAST, SLOW, Path, at_scale, row
+from netem.lab.experiments.sync import COLD, FAST, SLOW, SyncPath, at_scale, row
 from netem.lab.experiments.sync import Parameters as Paths
 from p2pcast.codec.codec_prediction import Cost
 from p2pcast.ground.errors import IntegrityError, UsageError
@@ -26,9 +26,9 @@ def test_words_are_new_in_every_version_and_the_same_in_every_run() -> None:
 
 def test_paths_at_the_papers_scale() -> None:
     paths = [
-        Path(COLD, 40e6, 1, 180_000_000, 38.0, 38.2),
-        Path(FAST, 40e6, 1, 800_000, 0.3, 0.4),
-        Path(SLOW, 40e6, 10, 187_200_000, 39.6, 41.0),
+        SyncPath(COLD, 40e6, 1, 180_000_000, 38.0, 38.2),
+        SyncPath(FAST, 40e6, 1, 800_000, 0.3, 0.4),
+        SyncPath(SLOW, 40e6, 10, 187_200_000, 39.6, 41.0),
     ]
     grown = {path.name: path for path in at_scale(paths, 180_000_000, Cost(3e9, 3e9, 0.0), Paths())}
     assert grown[COLD].bytes == 14_000_000_000
@@ -50,7 +50,7 @@ def test_join_points_must_lie_within_the_run() -> None:
 @pytest.mark.root
 def test_version_reaches_a_peer_that_leaves_and_returns() -> None:
     versions = noise(1 << 20)
-    with namespaces(star(Link(), 1, Link(100e6, 100e6))) as net, emulated_fleet(net) as run:
+    with namespaces(star(EmulatedLink(), 1, EmulatedLink(100e6, 100e6))) as net, emulated_fleet(net) as run:
         run.save(next(versions))
         run.hub(run.trained)
         run.until_joinable()

@@ -15,10 +15,10 @@ import netem.gpu.__main__ as command
 from netem.gpu import gpu_page
 from netem.gpu.gpu_machine import USUAL_BYTES, describe, state_bytes
 from netem.gpu.gpu_page import PAGE, RECORD, page
-from netem.gpu.gpu_steps import STEPS, Sizes, Step
+from netem.gpu.gpu_steps import STEPS, GpuStep, StepSizes
 from p2pcast.ground.limits import GIB
 
-SIZES = Sizes(4 << 20, 2, "cpu")
+SIZES = StepSizes(4 << 20, 2, "cpu")
 OLD, OTHER = "2026-01-01T00:00:00+00:00", "2026-02-02T00:00:00+00:00"
 
 
@@ -35,12 +35,12 @@ def test_the_page_is_that_of_the_record() -> None:
 
 
 def test_a_step_without_its_packages_is_left_out_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(sizes: Sizes) -> tuple[str, ...]:
+    def never(sizes: StepSizes) -> tuple[str, ...]:
         raise AssertionError("a step that is left out has no command")
 
     steps = {
-        "passes": Step("x", ("json", "no_such_module", "nor_this"), never, str),
-        "publish-pinned": Step("y", (), never, str, only_cuda=True),
+        "passes": GpuStep("x", ("json", "no_such_module", "nor_this"), never, str),
+        "publish-pinned": GpuStep("y", (), never, str, only_cuda=True),
     }
     monkeypatch.setattr(command, "STEPS", steps)
     found = command.run("cpu", GIB, 2, tuple(steps), tmp_path)["steps"]
@@ -50,8 +50,8 @@ def test_a_step_without_its_packages_is_left_out_by_name(tmp_path: Path, monkeyp
     }
 
 
-def step_of(code: str, **options: Any) -> Step:
-    return Step("x", (), lambda sizes: ("-c", code), str, **options)
+def step_of(code: str, **options: Any) -> GpuStep:
+    return GpuStep("x", (), lambda sizes: ("-c", code), str, **options)
 
 
 def test_a_steps_last_line_is_its_result() -> None:

@@ -15,12 +15,12 @@ from netem.guard import source_trees
 from netem.guard.__main__ import compared, recorded
 from netem.guard.guarded_figures import BARS, FORM
 from netem.guard.paired_ratios import Figure, row
-from netem.guard.source_trees import BASELINE, ROOT, Tree, baseline, check_pinned
+from netem.guard.source_trees import BASELINE, ROOT, SourceTree, baseline, check_pinned
 from p2pcast.ground.errors import LocalError, UsageError
 
 
 @pytest.fixture(scope="module")
-def previous() -> Tree:
+def previous() -> SourceTree:
     return baseline(None)
 
 
@@ -35,7 +35,7 @@ def guard(*words: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_baseline_runs_its_own_code(previous: Tree) -> None:
+def test_the_baseline_runs_its_own_code(previous: SourceTree) -> None:
     """This holds in our repository's root too, where Python would find our own code first."""
     where = "import netem, p2pcast, trainer_node; print(p2pcast.__file__, netem.__file__, trainer_node.__file__)"
     for tree in (previous, source_trees.ours()):
@@ -51,7 +51,7 @@ def test_unpinned_baseline_archive_is_refused(tmp_path: Path) -> None:
     check_pinned(tmp_path / "another.tar.xz", b"")  # a user's own archive is not pinned
 
 
-def test_other_baselines(previous: Tree) -> None:
+def test_other_baselines(previous: SourceTree) -> None:
     assert baseline(str(previous.path)).path == previous.path
     with pytest.raises(UsageError, match="nor a revision of this repository"):
         baseline("no-such-thing")

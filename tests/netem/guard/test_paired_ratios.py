@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netem.guard.paired_ratios import FEWEST, NOISE, SLIGHT, Figure, Spread, against, ratios, row, verdict
+from netem.guard.paired_ratios import FEWEST, NOISE, SLIGHT, Figure, RatioSpread, against, ratios, row, verdict
 
 LESS, MORE, EXACT = Figure("s"), Figure("GB/s", less=False), Figure("bytes", exact=True)
 VALUES = st.floats(0.001, 1000)
@@ -70,21 +70,21 @@ def test_ratios_to_zero() -> None:
 
 
 def test_a_spread_is_median_and_quartiles() -> None:
-    assert Spread.of([4, 1, 3, 2, 5]) == Spread(3, 2, 4)
-    assert Spread.of([7]) == Spread(7, 7, 7)
+    assert RatioSpread.of([4, 1, 3, 2, 5]) == RatioSpread(3, 2, 4)
+    assert RatioSpread.of([7]) == RatioSpread(7, 7, 7)
     with pytest.raises(ValueError, match="no values"):
-        Spread.of([])
+        RatioSpread.of([])
 
 
 def test_a_record_counts_only_where_the_two_lie_apart() -> None:
-    recorded = Spread(1.0, 0.98, 1.02)
-    assert against(LESS, Spread(1.2, 1.1, 1.3), recorded) == "worse"
-    assert against(MORE, Spread(1.2, 1.1, 1.3), recorded) == "better"
-    assert against(LESS, Spread(0.8, 0.7, 0.9), recorded) == "better"
-    assert against(LESS, Spread(1.2, 1.01, 1.3), recorded) == "same"  # the ranges touch
-    assert against(LESS, Spread(1.04, 1.03, 1.05), recorded) == "same"  # disjoint, but by less than the noise
-    assert against(EXACT, Spread(1.0, 1.0, 1.0), recorded) == "same"
-    assert against(EXACT, Spread(1.0001, 1.0, 1.0), recorded) == "changed"
+    recorded = RatioSpread(1.0, 0.98, 1.02)
+    assert against(LESS, RatioSpread(1.2, 1.1, 1.3), recorded) == "worse"
+    assert against(MORE, RatioSpread(1.2, 1.1, 1.3), recorded) == "better"
+    assert against(LESS, RatioSpread(0.8, 0.7, 0.9), recorded) == "better"
+    assert against(LESS, RatioSpread(1.2, 1.01, 1.3), recorded) == "same"  # the ranges touch
+    assert against(LESS, RatioSpread(1.04, 1.03, 1.05), recorded) == "same"  # disjoint, but by less than the noise
+    assert against(EXACT, RatioSpread(1.0, 1.0, 1.0), recorded) == "same"
+    assert against(EXACT, RatioSpread(1.0001, 1.0, 1.0), recorded) == "changed"
 
 
 def test_row_has_medians_quartiles_and_verdict() -> None:

@@ -7,29 +7,31 @@ from unittest.mock import call, create_autospec
 import pytest
 
 from netem.broadcast.emulated_fleet import BroadcastFleet
-from netem.emulation.description import HUB, Host, Link, Network, Region
+from netem.emulation.description import HUB, EmulatedLink, EmulatedNetwork, Host, Region
 from netem.emulation.namespaces import Namespaces
 from netem.lab.case_events import EventPlayer, longest_silence_s
 from netem.lab.experiments.broadcast import Parameters, results, sent_twice
-from netem.lab.model_prediction import Tree
-from netem.lab.network_tables import Event
+from netem.lab.model_prediction import FeedTree
+from netem.lab.network_tables import NetworkEvent
 from p2pcast.artifact.piece_size import piece_bytes
 from p2pcast.ground.errors import UsageError
 from p2pcast.ground.limits import MIB
 
 PIECE = piece_bytes(10 * MIB)
-FAST = Link(20e6, 20e6, 0.05)
-CHAIN = Tree(Network(tuple(Host(name, FAST) for name in (HUB, "a", "b", "c"))), {"a": HUB, "b": "a", "c": "b"})
+FAST = EmulatedLink(20e6, 20e6, 0.05)
+CHAIN = FeedTree(
+    EmulatedNetwork(tuple(Host(name, FAST) for name in (HUB, "a", "b", "c"))), {"a": HUB, "b": "a", "c": "b"}
+)
 SHARE = CHAIN.share(10 * MIB)
 
 
 def test_tree_depth_and_delays() -> None:
     assert (CHAIN.chains, CHAIN.depth, CHAIN.peer_bps) == (1, 3, 20e6)
     assert CHAIN.half_rtts_s == pytest.approx(3 * 0.1)
-    fork = Tree(CHAIN.network, {"a": HUB, "b": HUB, "c": "b"})
+    fork = FeedTree(CHAIN.network, {"a": HUB, "b": HUB, "c": "b"})
     assert (fork.chains, fork.depth, fork.half_rtts_s) == (2, 2, pytest.approx(0.2))
     with pytest.raises(UsageError, match="a loop at"):
-        _ = Tree(CHAIN.network, {"a": "b", "b": "a", "c": HUB}).depth
+        _ = FeedTree(CHAIN.network, {"a": "b", "b": "a", "c": HUB}).depth
 
 
 def test_a_chain_is_predicted_as_a_pipeline() -> None:
@@ -40,28 +42,28 @@ def test_a_chain_is_predicted_as_a_pipeline() -> None:
     assert 0.94 < SHARE < 0.97
     predicted_s = CHAIN.predicted_s(10 * MIB)
     assert predicted_s == pytest.approx(80 * MIB / bps + 3 * (0.1 + 0.2) + 2 * 8 * PIECE / bps, rel=1e-6)
-    assert CHAIN.predicted_s(10 * MIB, [Event(1.0, "stop", "b", 1)]) is None
-    slowed = CHAIN.predicted_s(10 * MIB, [Event(0.5, "degrade", "b", 1, Link(2e6, 2e6, 0.05))])
+    assert CHAIN.predicted_s(10 * MIB, [NetworkEvent(1.0, "stop", "b", 1)]) is None
+    slowed = CHAIN.predicted_s(10 * MIB, [NetworkEvent(0.5, "degrade", "b", 1, EmulatedLink(2e6, 2e6, 0.05))])
     assert slowed is not None and predicted_s is not None and slowed > 2 * predicted_s  # noqa: PT018
 
 
 def test_only_modelled_events_are_predicted() -> None:
     whole = CHAIN.predicted_s(10 * MIB)
-    cut, heal = Event(1.0, "cut", "c", 1), Event(8.0, "heal", "c", 1)
+    cut, heal = NetworkEvent(1.0, "cut", "c", 1), NetworkEvent(8.0, "heal", "c", 1)
     away = CHAIN.predicted_s(10 * MIB, [cut, heal])
     assert whole is not None and away is not None and 6.0 < away - whole < 8.5  # noqa: PT018
     assert all(
         CHAIN.predicted_s(10 * MIB, [e]) is None
-        for e in (cut, heal, Event(1.0, "join", "c", 1), Event(1.0, "stop", "c", 1))
+        for e in (cut, heal, NetworkEvent(1.0, "join", "c", 1), NetworkEvent(1.0, "stop", "c", 1))
     )
 
 
 def test_peers_behind_a_trunk_share_its_rate() -> None:
-    regions = (Region("far", Link(5e6, 5e6, 0.1)),)
-    network = Network((Host(HUB, FAST), Host("a", FAST, "far"), Host("b", FAST, "far")), regions=regions)
-    tree = Tree(network, {"a": HUB, "b": "a"}, {"a": 4, "b": 2})
+    regions = (Region("far", EmulatedLink(5e6, 5e6, 0.1)),)
+    network = EmulatedNetwork((Host(HUB, FAST), Host("a", FAST, "far"), Host("b", FAST, "far")), regions=regions)
+    tree = FeedTree(network, {"a": HUB, "b": "a"}, {"a": 4, "b": 2})
     relayed = tree.predicted_s(10 * MIB)
-    each = Tree(network, {"a": HUB, "b": HUB}).predicted_s(10 * MIB)
+    each = FeedTree(network, {"a": HUB, "b": HUB}).predicted_s(10 * MIB)
     share = tree.share(10 * MIB)
     alone_s = 80 * MIB / (5e6 * share)
     held_s = 2 * 8 * PIECE / (1.25 * 5e6 * share)
@@ -74,9 +76,9 @@ def test_peers_behind_a_trunk_share_its_rate() -> None:
 
 
 def test_trunk_limits_the_predicted_rate() -> None:
-    regions = (Region("far", Link(5e6, 5e6, 0.1)),)
-    tree = Tree(
-        Network((Host(HUB, FAST), Host("a", FAST, "far"), Host("b", FAST, "far")), regions=regions),
+    regions = (Region("far", EmulatedLink(5e6, 5e6, 0.1)),)
+    tree = FeedTree(
+        EmulatedNetwork((Host(HUB, FAST), Host("a", FAST, "far"), Host("b", FAST, "far")), regions=regions),
         {"a": HUB, "b": "a"},
     )
     assert tree.peer_bps == 5e6
@@ -85,10 +87,12 @@ def test_trunk_limits_the_predicted_rate() -> None:
 
 def test_peer_behind_two_cuts_is_awaited_after_both_heal() -> None:
     net, fleet = create_autospec(Namespaces, instance=True), create_autospec(BroadcastFleet, instance=True)
-    net.network = Network((Host(HUB, FAST), Host("a", FAST, "far"), Host("b", FAST)), regions=(Region("far", FAST),))
+    net.network = EmulatedNetwork(
+        (Host(HUB, FAST), Host("a", FAST, "far"), Host("b", FAST)), regions=(Region("far", FAST),)
+    )
     with EventPlayer(net, fleet) as timeline:
         for do, place in (("cut", "a"), ("cut", "far"), ("heal", "far"), ("heal", "a")):
-            timeline.apply(Event(0.0, do, place))
+            timeline.apply(NetworkEvent(0.0, do, place))
     assert fleet.expect.mock_calls == [call("a", there=there) for there in (False, False, False, True)]
 
 
@@ -127,10 +131,14 @@ def test_default_system_is_p2pcast() -> None:
 
 
 def test_unlimited_links_have_no_prediction() -> None:
-    free, above = Link(None, None, 0.05), {"a": HUB, "b": "a"}
-    assert Tree(Network((Host(HUB, FAST), Host("a", free), Host("b", free))), above).predicted_s(MIB) is None
-    assert Tree(Network((Host(HUB, free), Host("a", FAST), Host("b", FAST))), above).predicted_s(MIB) is None
-    delayed = Event(0.5, "degrade", "b", 1, Link(None, None, 0.2))
+    free, above = EmulatedLink(None, None, 0.05), {"a": HUB, "b": "a"}
+    assert (
+        FeedTree(EmulatedNetwork((Host(HUB, FAST), Host("a", free), Host("b", free))), above).predicted_s(MIB) is None
+    )
+    assert (
+        FeedTree(EmulatedNetwork((Host(HUB, free), Host("a", FAST), Host("b", FAST))), above).predicted_s(MIB) is None
+    )
+    delayed = NetworkEvent(0.5, "degrade", "b", 1, EmulatedLink(None, None, 0.2))
     assert CHAIN.predicted_s(MIB, [delayed]) is None
 
 

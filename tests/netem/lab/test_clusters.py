@@ -12,7 +12,7 @@ from netem.emulation import calibration
 from netem.emulation.tables import filled
 from netem.lab.experiments import clusters
 from netem.lab.experiments.clusters import DELTA, FULL, Parameters, at_scale, entries, states, whole
-from netem.lab.model_prediction import Tree
+from netem.lab.model_prediction import FeedTree
 from netem.lab.network_tables import network_of
 from netem.lab.scenario import cases
 from netem.lab.scenario_run import load
@@ -53,8 +53,8 @@ def test_warm_up_versions_are_full_if_some_versions_are() -> None:
 
 def test_region_entries_count_links_from_outside() -> None:
     network = network_of({"network": REGIONS})
-    assert entries(Tree(network, {"e1": "hub", "e2": "e1", "w": "e2"})) == {"east": 1, "west": 1}
-    assert entries(Tree(network, {"e1": "hub", "e2": "hub", "w": "hub"})) == {"east": 2, "west": 1}
+    assert entries(FeedTree(network, {"e1": "hub", "e2": "e1", "w": "e2"})) == {"east": 1, "west": 1}
+    assert entries(FeedTree(network, {"e1": "hub", "e2": "hub", "w": "hub"})) == {"east": 2, "west": 1}
 
 
 def row(kind: str, size: int) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def test_bytes_and_standing_still_are_summed() -> None:
 
 
 def test_the_papers_sizes_are_marked_and_cross_trunks_as_ours_did() -> None:
-    tree = Tree(network_of({"network": REGIONS}), {"e1": "hub", "e2": "hub", "w": "hub"})
+    tree = FeedTree(network_of({"network": REGIONS}), {"e1": "hub", "e2": "hub", "w": "hub"})
     given = Parameters(1.0, 2, paper_gib=1.0, paper_gbps=10)
     made = list(at_scale(tree, [row(DELTA, 1 << 10)], given))
     assert [each["bytes"] for each in made] == [1 << 30, 1 << 20]

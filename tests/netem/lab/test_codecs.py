@@ -10,7 +10,7 @@ import pytest
 
 from netem.lab.coded_transfer import OURS, States, costs, frames, undo, write
 from netem.lab.experiments.codecs import FORMATS, expected_s, rows
-from p2pcast.codec.codec_prediction import Cost, State, Way
+from p2pcast.codec.codec_prediction import BroadcastPath, Cost, StateSize
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.ground.errors import IntegrityError
 
@@ -51,11 +51,11 @@ COSTS = {
     "flat": Cost(6e9, 6e9, 1 / 130),
     "pulse zstd-1": Cost(3e9, 9e9, 1 / 55),
 }
-STATE = State(200_000_000, 8 << 20)
+STATE = StateSize(200_000_000, 8 << 20)
 
 
 def at(bps: float, measured: dict[str, float | None]) -> dict[str, dict[str, Any]]:
-    found = [each["row"] for each in rows(COSTS, Way(bps, 1, 1, proof=False), STATE, bps, measured)]
+    found = [each["row"] for each in rows(COSTS, BroadcastPath(bps, 1, 1, proof=False), STATE, bps, measured)]
     return {row["format"]: row for row in found}
 
 
@@ -77,7 +77,7 @@ def test_choice_is_judged_by_measured_times() -> None:
 
 
 def test_rival_formats_are_predicted_sequentially() -> None:
-    way = Way(100e6, 1, 1, proof=False)
+    way = BroadcastPath(100e6, 1, 1, proof=False)
     cost = COSTS["pulse zstd-1"]
     parts_s = STATE.nbytes * (1 / cost.encode_bytes_s + 1 / cost.decode_bytes_s + 8 * cost.share / 100e6)
     assert expected_s("pulse zstd-1", cost, way, STATE) == pytest.approx(parts_s)

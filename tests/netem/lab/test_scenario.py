@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from netem.emulation.description import Bursts, Host, Link, Region
+from netem.emulation.description import Bursts, EmulatedLink, Host, Region
 from netem.lab.case_network import experiment
-from netem.lab.network_tables import Event, events_of, network_of
+from netem.lab.network_tables import NetworkEvent, events_of, network_of
 from netem.lab.scenario import cases, parse
 from netem.lab.scenario_run import backend_of, known, load
 from p2pcast.ground.errors import UsageError
@@ -49,11 +49,14 @@ region = "east"
 def test_a_network_is_read() -> None:
     (case,) = cases(parse("s", HEAD + NETWORK + EVENTS))
     network = network_of(case.argument)
-    five = Link(5e6, 5e6)
+    five = EmulatedLink(5e6, 5e6)
     assert network.hosts == (Host("hub"), Host("p1", five, "east"), Host("p2", five, "east"))
-    assert network.regions == (Region("east", Link(10e6, 20e6, 0.04, loss=Bursts(0.01, 0.24))),)
+    assert network.regions == (Region("east", EmulatedLink(10e6, 20e6, 0.04, loss=Bursts(0.01, 0.24))),)
     assert network.congestion == "cubic"
-    assert events_of(case.argument) == [Event(0.0, "cut", "east"), Event(0.5, "degrade", "p2", 2, Link(1e6, 5e6))]
+    assert events_of(case.argument) == [
+        NetworkEvent(0.0, "cut", "east"),
+        NetworkEvent(0.5, "degrade", "p2", 2, EmulatedLink(1e6, 5e6)),
+    ]
     assert not case.only_rates
 
 

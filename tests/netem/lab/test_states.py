@@ -9,7 +9,7 @@ import pytest
 
 from netem.broadcast.dense_rivals import rsync_options
 from netem.emulation.backend import results
-from netem.emulation.description import Link, star
+from netem.emulation.description import EmulatedLink, star
 from p2pcast.ground.errors import UsageError
 
 WORK = "netem.lab.experiments.states:results"
@@ -34,8 +34,11 @@ def test_invalid_parameters_are_named(parameters: dict[str, Any], named: str) ->
 
 
 def test_rsync_chooses_block_size_with_few_processors() -> None:
-    assert any(word.startswith("--block-size") for word in rsync_options(star(Link(1e6, 1e6), 1, Link(1e6, 1e6))))
-    far = Link(1e6, 1e6, delay_s=0.1)
+    assert any(
+        word.startswith("--block-size")
+        for word in rsync_options(star(EmulatedLink(1e6, 1e6), 1, EmulatedLink(1e6, 1e6)))
+    )
+    far = EmulatedLink(1e6, 1e6, delay_s=0.1)
     assert not any(word.startswith("--block-size") for word in rsync_options(star(far, 1, far)))
 
 

@@ -18,7 +18,7 @@ from netem.lab.scenario import cases
 from netem.lab.scenario_run import load
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.ground.errors import UsageError
-from p2pcast.transport.stripe_count import Way
+from p2pcast.transport.stripe_count import NetworkPath
 
 SIZES = dict(zip(FORMATS, (1_000_000, 300_001, 200_000, 50_000), strict=True))
 WORDS = 100_000
@@ -83,7 +83,7 @@ def test_invalid_parameters_are_reported_before_any_work(parameters: dict[str, A
 
 
 def test_prediction_under_loss_uses_the_allowed_window() -> None:
-    lossy = Way(0.1, 80e6, "cubic", 4e6, 0.01)
+    lossy = NetworkPath(0.1, 80e6, "cubic", 4e6, 0.01)
     one, four = (transfer._predicted_s(1_000_000, n, "cubic", lossy, 0.95) for n in (1, 4))
     assert one > 2 * four
     assert transfer._predicted_s(1_000_000, 1, "bbr", lossy, 0.95) < four

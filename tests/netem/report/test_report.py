@@ -21,8 +21,8 @@ from netem.report import parts as measuring
 from netem.report.document import write
 from netem.report.host_sections import publish
 from netem.report.network_sections import STATE, broadcast, faults, latency, stripes
-from netem.report.parts import PARTS, Part, kept, measure
-from netem.report.section_text import Comparison, figure, share, table
+from netem.report.parts import PARTS, ReportPart, kept, measure
+from netem.report.section_text import RivalComparison, figure, share, table
 from netem.report.size_sections import catchup
 from p2pcast.ground.errors import LocalError, UsageError
 
@@ -199,11 +199,11 @@ def test_cell_escapes_column_separators() -> None:
 
 
 def test_losses_know_which_way_is_worse() -> None:
-    assert Comparison("w", "s", 2.0, 1.0).lost
-    assert not Comparison("w", "speed", 2.0, 1.0, less=False).lost
-    assert not Comparison("w", "s", 1.0, 1.0).lost
-    assert Comparison("w", "speed", 0.5, 1.0, "x", less=False).cells() == ["w", "speed", "0.5", "x: 1", "2.00 ×"]
-    assert Comparison("w", "bytes twice", 3.0, 0.0).cells()[-1] == "3"
+    assert RivalComparison("w", "s", 2.0, 1.0).lost
+    assert not RivalComparison("w", "speed", 2.0, 1.0, less=False).lost
+    assert not RivalComparison("w", "s", 1.0, 1.0).lost
+    assert RivalComparison("w", "speed", 0.5, 1.0, "x", less=False).cells() == ["w", "speed", "0.5", "x: 1", "2.00 ×"]
+    assert RivalComparison("w", "bytes twice", 3.0, 0.0).cells()[-1] == "3"
 
 
 def test_broadcast_section_names_leading_rivals_and_missed_bars() -> None:
@@ -303,7 +303,9 @@ def test_report_names_parts_run_on_a_busy_machine() -> None:
 
 
 def short_part(monkeypatch: pytest.MonkeyPatch, options: str = "", **needs: Any) -> None:
-    monkeypatch.setattr(measuring, "PARTS", {"plan": Part("plan", PARTS["relay"].section, options, options, **needs)})
+    monkeypatch.setattr(
+        measuring, "PARTS", {"plan": ReportPart("plan", PARTS["relay"].section, options, options, **needs)}
+    )
 
 
 def test_a_part_is_kept_and_measured_again_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 
-from netem.rl_lab.paced_learner import Pace
+from netem.rl_lab.paced_learner import LearnerPace
 
 TRAIN_S = 0.3
 
 
 def test_the_end_of_training_waits_for_the_stated_time_alone() -> None:
-    pace = Pace(TRAIN_S)
+    pace = LearnerPace(TRAIN_S)
     for work_s, least_s in ((0.0, TRAIN_S), (TRAIN_S, TRAIN_S)):
         pace("taken")
         began_s = time.monotonic()

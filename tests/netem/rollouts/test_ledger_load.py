@@ -19,7 +19,7 @@ async def test_loads_are_accepted_and_counted(tmp_path: Path) -> None:
     with ledger_load.ledger(state, None, 1) as (url, process):
         trainer = ledger_load.Trainer(url, state / "http.token")
         trainer.start()
-        full = paced = ledger_load.Found()
+        full = paced = ledger_load.LoadResult()
         async with asyncio.timeout(END_S):  # a busy machine may play nothing in a short time
             while not full.accepted:
                 full = await ledger_load.full_load(url, state, trainer, 2, 2.0)
@@ -33,7 +33,7 @@ async def test_loads_are_accepted_and_counted(tmp_path: Path) -> None:
 
 def test_a_load_without_leases_has_no_figures() -> None:
     with pytest.raises(LocalError, match="SQLite, paced: no worker got a lease"):
-        _row("SQLite", "paced", ledger_load.Found(), 0.0)
+        _row("SQLite", "paced", ledger_load.LoadResult(), 0.0)
 
 
 async def test_growth_is_measured_at_even_distances(tmp_path: Path) -> None:

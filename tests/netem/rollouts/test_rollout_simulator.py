@@ -9,13 +9,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from netem.rollouts.rollout_simulator import simulate_run
-from netem.rollouts.simulated_run import Broadcast, Control, Fault, Machine, Run, Samples, tokens_per_s
+from netem.rollouts.simulated_run import (
+    BroadcastDelay,
+    Control,
+    Machine,
+    RolloutFault,
+    Samples,
+    SimulatedRun,
+    tokens_per_s,
+)
 from p2pcast.ground.errors import UsageError
 
 MACHINES = tuple(Machine(f"w{n}", 4, 100.0 * (1 + n % 3), usd_per_h=1.0) for n in range(4))
-RUN = Run(MACHINES, Broadcast(20.0), train_s=60.0, groups=4, size=4, steps=12)
+RUN = SimulatedRun(MACHINES, BroadcastDelay(20.0), train_s=60.0, groups=4, size=4, steps=12)
 
-QUICK = Broadcast(10.0)
+QUICK = BroadcastDelay(10.0)
 
 
 @st.composite
@@ -23,14 +31,14 @@ def runs(draw):
     staleness = draw(st.sampled_from([0, 1, 3, 6]))
     faults = draw(
         st.lists(
-            st.builds(Fault, st.sampled_from(["worker slows", "worker dies"]), st.just("w1"), st.floats(0, 900)),
+            st.builds(RolloutFault, st.sampled_from(["worker slows", "worker dies"]), st.just("w1"), st.floats(0, 900)),
             max_size=1,
         )
     )
     rule, drains = draw(st.sampled_from([("bounded", False), ("bounded", True), ("strict", True)]))
     return dataclasses.replace(
         RUN,
-        broadcast=Broadcast(draw(st.sampled_from([0.0, 20.0, 150.0])), chains=2),
+        broadcast=BroadcastDelay(draw(st.sampled_from([0.0, 20.0, 150.0])), chains=2),
         train_s=draw(st.sampled_from([5.0, 60.0])),
         staleness=staleness,
         every=draw(st.integers(1, staleness + 1)),
@@ -75,14 +83,14 @@ def test_same_seed_gives_the_same_run():
 
 
 def test_jobs_of_a_dead_worker_are_done_elsewhere():
-    figures = simulate_run(dataclasses.replace(RUN, faults=(Fault("worker dies", "w2", 10.0),)), 2)
+    figures = simulate_run(dataclasses.replace(RUN, faults=(RolloutFault("worker dies", "w2", 10.0),)), 2)
     assert figures.redone_s
     assert figures.tokens["lost"] > 0
     assert not figures.deadlock
 
 
 def test_a_run_that_cannot_go_on_is_reported_as_deadlocked():
-    alone = dataclasses.replace(RUN, machines=MACHINES[:1], faults=(Fault("worker dies", "w0", 100.0),))
+    alone = dataclasses.replace(RUN, machines=MACHINES[:1], faults=(RolloutFault("worker dies", "w0", 100.0),))
     assert simulate_run(alone).deadlock
 
 
@@ -91,8 +99,8 @@ def test_a_run_that_cannot_go_on_is_reported_as_deadlocked():
     [
         {"every": 5},
         {"machines": ()},
-        {"faults": (Fault("worker dies", "stranger"),)},
-        {"faults": (Fault("worker sleeps", "w1"),)},
+        {"faults": (RolloutFault("worker dies", "stranger"),)},
+        {"faults": (RolloutFault("worker sleeps", "w1"),)},
         {"policy": "lottery"},
         {"train_s": 0.0},
     ],
@@ -110,7 +118,7 @@ def test_a_slow_worker_costs_the_others_nothing():
 
 def test_a_worker_that_dies_at_the_start_costs_the_others_one_lease():
     few = dataclasses.replace(RUN, machines=MACHINES[:3], steps=20, lease_guess_s=60.0)
-    dead = dataclasses.replace(few, machines=MACHINES, faults=(Fault("worker dies", "w3", 1.0),))
+    dead = dataclasses.replace(few, machines=MACHINES, faults=(RolloutFault("worker dies", "w3", 1.0),))
     assert simulate_run(dead, 5).wall_s <= simulate_run(few, 5).wall_s + 2 * few.lease_guess_s
 
 
@@ -128,7 +136,7 @@ def test_a_replacement_is_started_once():
     spares = tuple(dataclasses.replace(spare, name=f"spare-{n}") for n in range(3))
     capacity = tokens_per_s(MACHINES)
     run = dataclasses.replace(
-        RUN, steps=20, faults=(Fault("worker dies", "w2", 30.0),), control=Control(0.99 * capacity, spares)
+        RUN, steps=20, faults=(RolloutFault("worker dies", "w2", 30.0),), control=Control(0.99 * capacity, spares)
     )
     figures = simulate_run(run, 4)
     assert figures.started == 1

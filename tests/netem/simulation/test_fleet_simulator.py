@@ -9,9 +9,9 @@ from click.testing import CliRunner
 
 from netem.bench.commands.hub_commands import plan
 from netem.commands.simulate import simulate as command
-from netem.simulation.fleet_simulator import Scenario, simulate
+from netem.simulation.fleet_simulator import FleetEvents, simulate
 
-CALM = Scenario(peers=60, regions=1, versions=5, uplink_bps=3e8, deaths=0, slowdowns=0)
+CALM = FleetEvents(peers=60, regions=1, versions=5, uplink_bps=3e8, deaths=0, slowdowns=0)
 
 
 def test_undisturbed_fleet_takes_pipeline_time_without_moves() -> None:
@@ -24,7 +24,7 @@ def test_undisturbed_fleet_takes_pipeline_time_without_moves() -> None:
 
 
 def test_the_same_seed_is_the_same_run() -> None:
-    scenario = Scenario(peers=80, versions=3, uplink_bps=8e8, deaths=0.2, slowdowns=0.1)
+    scenario = FleetEvents(peers=80, versions=3, uplink_bps=8e8, deaths=0.2, slowdowns=0.1)
     assert simulate(scenario, 7) == simulate(scenario, 7)
     assert simulate(scenario, 7) != simulate(scenario, 8)
 
@@ -32,14 +32,14 @@ def test_the_same_seed_is_the_same_run() -> None:
 @pytest.mark.parametrize(("silent", "slowdowns"), [(0.0, 0.0), (1.0, 0.0), (0.5, 0.0025)])
 def test_a_thousand_peers_under_churn(silent: float, slowdowns: float) -> None:
     """Simulated seconds, the same on every machine. The first two versions measure the rates."""
-    results = simulate(Scenario(versions=8, silent=silent, slowdowns=slowdowns), 1)
+    results = simulate(FleetEvents(versions=8, silent=silent, slowdowns=slowdowns), 1)
     assert sum(r.deaths for r in results) > 10
     assert all(r.t99_s / r.ideal_s <= 1.2 for r in results[2:])
     assert sum(r.moved for r in results) < 10 * sum(r.deaths + r.joins for r in results)
 
 
 def test_slow_peers_do_not_delay_others() -> None:
-    results = simulate(Scenario(peers=300, uplink_bps=2e9, versions=8, deaths=0, slowdowns=0.02, slow_s=1e6), 3)
+    results = simulate(FleetEvents(peers=300, uplink_bps=2e9, versions=8, deaths=0, slowdowns=0.02, slow_s=1e6), 3)
     slowed = sum(r.slowdowns for r in results)
     assert slowed > 3
     assert all(r.unfinished <= slowed for r in results)
@@ -59,7 +59,7 @@ def test_the_commands_print_documents() -> None:
 def test_chains_adapt_to_measured_rates_and_payload_size() -> None:
     """Half as fast as assumed, the fleet begins as one chain of 32: too long for 8 MiB, and good enough for 64."""
     small, large = (
-        simulate(Scenario(32, 1, 6, payload_bytes=mib << 20, uplink_bps=1.5e8, peer_bps=5e7, deaths=0, slowdowns=0))
+        simulate(FleetEvents(32, 1, 6, payload_bytes=mib << 20, uplink_bps=1.5e8, peer_bps=5e7, deaths=0, slowdowns=0))
         for mib in (8, 64)
     )
     assert [result.last_s / result.ideal_s > 1.2 for result in small] == [True] * 3 + [False] * 3

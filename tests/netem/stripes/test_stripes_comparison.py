@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from netem.emulation import calibration
 from netem.stripes import stripes_comparison, sweep
-from netem.stripes.stripes_comparison import Bench, bench_stripes, judged
+from netem.stripes.stripes_comparison import StripesBench, bench_stripes, judged
 from netem.stripes.sweep import Sweep
 from p2pcast.cli import cli
 from p2pcast.transport.stripe_count import FEWEST
@@ -112,6 +112,8 @@ def test_command_shows_measured_and_skipped_paths(monkeypatch: pytest.MonkeyPatc
     assert said.exit_code == 0, said.output
     assert "300 ms, 1.0%: left out, parent → child: 70.0 Mbit/s" in said.output
     assert "a peer chooses 4 × bbr: 0.80 of the best" in said.output
-    document = bench_stripes(Bench("uml", 1e8, (0.3,), (0.0,), 1, (1,), ("bbr",), (None,), 1, 2.0), lambda way: None)
+    document = bench_stripes(
+        StripesBench("uml", 1e8, (0.3,), (0.0,), 1, (1,), ("bbr",), (None,), 1, 2.0), lambda way: None
+    )
     assert [row["chosen"] for row in document["rows"]] == [False, True]
     assert document["ways"][0]["best"]["stripes"] == 1

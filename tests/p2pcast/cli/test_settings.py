@@ -10,7 +10,7 @@ import click
 import pytest
 
 from p2pcast.cli import config
-from p2pcast.cli.options import Rate
+from p2pcast.cli.options import RateParameter
 from p2pcast.cli.settings import made, options, part, setting, settings_of, table
 from p2pcast.ground.errors import UsageError
 
@@ -32,7 +32,7 @@ class Record:
     kind: Literal["near", "far"] = setting("near", "A choice.")
     share: float = setting(0.5, "A number.", above=0, high=1)
     pairs: tuple[int, ...] = setting((), "Even numbers.", reads=even)
-    rate_bps: float = setting("8kbit", "A rate.", name="rate", type=Rate())
+    rate_bps: float = setting("8kbit", "A rate.", name="rate", type=RateParameter())
     wait_s: float = setting(2.0, "A time.", 0)
     kept_bytes: int = setting(4, "Kibibytes.", name="kept", unit=1024)
     cached: bool = setting(False, "No cache.", name="no_cache", inverse=True)

@@ -28,7 +28,7 @@ from p2pcast.ground import limits
 from p2pcast.ground.errors import LocalError
 from p2pcast.ground.version import Version
 from p2pcast.state.shadow import Shadow
-from p2pcast.store.artifact_store import Store
+from p2pcast.store.artifact_store import ArtifactStore
 from p2pcast.store.state_format import state_lock
 
 LAYOUT = Layout([Tensor("a", "BF16", (50, 100)), Tensor("b", "F32", (7,))], cell_words=1000)
@@ -46,7 +46,7 @@ def state(tmp_path: Path) -> Path:
     with state_lock(root):
         key = RunKey.load_or_create(root / "run.key")
         (root / "hub.json").write_text(json.dumps({"node": "00" * 16, "incarnation": 3, "target": None}))
-        store = Store(root, key.public)
+        store = ArtifactStore(root, key.public)
         now = words(0)
         digests = np.array([digest(now[c.index], c) for c in LAYOUT.cells], "<u8")
         store.write_anchor(
@@ -183,7 +183,7 @@ def test_check_errors_are_one_line(state, tmp_path):
 @pytest.mark.root
 def test_a_store_that_may_not_be_written_is_one_clear_error_and_nothing_is_lost(state):
     key = RunKey.load_or_create(state / "run.key")
-    newest = Store(state, key.public).newest()
+    newest = ArtifactStore(state, key.public).newest()
     with tempfile.TemporaryDirectory(dir="/tmp") as place:  # pytest's own folder is closed to others
         os.chmod(place, 0o755)
         mine = Path(shutil.copytree(state, Path(place) / "state"))
@@ -196,7 +196,7 @@ def test_a_store_that_may_not_be_written_is_one_clear_error_and_nothing_is_lost(
         os.seteuid(65534)
         try:
             with pytest.raises(LocalError, match=r"cannot clean .*partial.*: permission denied"):
-                Store(mine, key.public)
+                ArtifactStore(mine, key.public)
             with (
                 pytest.raises(LocalError, match=r"cannot create .*state.lock.daemon: permission denied"),
                 state_lock(mine),
@@ -204,7 +204,7 @@ def test_a_store_that_may_not_be_written_is_one_clear_error_and_nothing_is_lost(
                 pass
         finally:
             os.seteuid(0)
-        assert Store(mine, key.public).newest() == newest
+        assert ArtifactStore(mine, key.public).newest() == newest
 
 
 @pytest.mark.root
@@ -218,7 +218,7 @@ def test_a_file_system_that_is_read_only_is_one_clear_error_and_nothing_is_lost(
         (mine / "partial" / ("0" * 32)).touch()
         subprocess.run(["mount", "-o", "remount,ro", place], check=True)
         with pytest.raises(LocalError, match=r"cannot clean .*partial.*: the file system is read-only"):
-            Store(mine, key.public)
+            ArtifactStore(mine, key.public)
         with (
             pytest.raises(LocalError, match=r"cannot create .*state.lock.daemon: the file system is read-only"),
             state_lock(mine),
@@ -226,6 +226,6 @@ def test_a_file_system_that_is_read_only_is_one_clear_error_and_nothing_is_lost(
             pass
         assert "0.3" in ran(inspect, mine)
         subprocess.run(["mount", "-o", "remount,rw", place], check=True)
-        assert str(Store(mine, key.public).newest()) == "0.3"
+        assert str(ArtifactStore(mine, key.public).newest()) == "0.3"
     finally:
         subprocess.run(["umount", "-l", place], check=True)

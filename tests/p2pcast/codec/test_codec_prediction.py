@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from p2pcast.codec.codec_prediction import (
     MEASURED_BEFORE,
+    BroadcastPath,
     Cost,
-    State,
-    Way,
+    StateSize,
     choose,
     crossover_bps,
     overlapped_crossover_bps,
@@ -25,7 +25,7 @@ RATES = st.floats(1e6, 1e11)
 COSTS = st.builds(Cost, RATES, RATES, st.floats(0.0001, 2))
 LINKS = st.floats(1e5, 1e12)
 CELL = 8 << 20
-EIGHT_B = State(16_000_000_000, CELL)
+EIGHT_B = StateSize(16_000_000_000, CELL)
 
 
 def simulate_pipeline(stages_s: list[float], cells: int) -> float:
@@ -40,14 +40,14 @@ def simulate_pipeline(stages_s: list[float], cells: int) -> float:
 
 @given(cost=COSTS, link=LINKS, cells=st.integers(1, 60))
 def test_one_core_per_stage_matches_a_simulated_pipeline(cost, link, cells):
-    times = predict(cost, Way(link, 1, 1, proof=False), State(cells * CELL, CELL))
+    times = predict(cost, BroadcastPath(link, 1, 1, proof=False), StateSize(cells * CELL, CELL))
     stages = [CELL / cost.encode_bytes_s, 8 * CELL * cost.share / link, CELL / cost.decode_bytes_s]
     assert times.whole_s == pytest.approx(simulate_pipeline(stages, cells))
 
 
 @given(cost=COSTS, link=LINKS, cores=st.integers(1, 64), cells=st.integers(1, 500), proof=st.booleans())
 def test_whole_time_lies_between_slowest_stage_and_sum(cost, link, cores, cells, proof):
-    state, way = State(cells * CELL, CELL), Way(link, cores, cores, proof)
+    state, way = StateSize(cells * CELL, CELL), BroadcastPath(link, cores, cores, proof)
     times = predict(cost, way, state)
     stages_s = (times.encode_s, times.transfer_s, times.decode_s)
     assert max(stages_s) <= times.whole_s <= sum(stages_s) * (1 + 1e-9)
@@ -58,44 +58,50 @@ def test_whole_time_lies_between_slowest_stage_and_sum(cost, link, cores, cells,
 
 def test_one_cell_uses_one_core():
     cost = Cost(1e9, 1e9, 0.01)
-    one = State(CELL, CELL)
-    assert predict(cost, Way(1e9, 64, 64, proof=False), one) == predict(cost, Way(1e9, 1, 1, proof=False), one)
+    one = StateSize(CELL, CELL)
+    assert predict(cost, BroadcastPath(1e9, 64, 64, proof=False), one) == predict(
+        cost, BroadcastPath(1e9, 1, 1, proof=False), one
+    )
 
 
 def test_proof_adds_decoding_to_encoding():
-    cost, way = Cost(2e9, 1e9, 0.001), Way(100e9, 4, 64, proof=True)
+    cost, way = Cost(2e9, 1e9, 0.001), BroadcastPath(100e9, 4, 64, proof=True)
     assert predict(cost, way, EIGHT_B).encode_s == pytest.approx((8 + 16) / 4)
     assert predict(cost, replace(way, proof=False), EIGHT_B).encode_s == pytest.approx(8 / 4)
 
 
 def test_empty_state_takes_no_time():
-    assert predict(Cost(1, 1, 1), Way(1, 1, 1), State(0, CELL)).whole_s == 0
+    assert predict(Cost(1, 1, 1), BroadcastPath(1, 1, 1), StateSize(0, CELL)).whole_s == 0
 
 
 def test_slow_links_get_the_smallest_codec_and_fast_links_the_fastest():
-    assert choose(MEASURED_BEFORE, Way(0.4e9, 16, 16), EIGHT_B).codec == "context"
-    assert choose(MEASURED_BEFORE, Way(100e9, 16, 16), EIGHT_B).codec == "flat"
+    assert choose(MEASURED_BEFORE, BroadcastPath(0.4e9, 16, 16), EIGHT_B).codec == "context"
+    assert choose(MEASURED_BEFORE, BroadcastPath(100e9, 16, 16), EIGHT_B).codec == "flat"
 
 
 def test_dense_is_chosen_if_everything_changed():
     costs = {"context": Cost(0.05e9, 0.05e9, 1.1), "flat": Cost(0.1e9, 0.1e9, 1.2), "dense": Cost(0.3e9, 0.8e9, 0.67)}
-    assert choose(costs, Way(1e9, 16, 16), EIGHT_B).codec == "dense"
+    assert choose(costs, BroadcastPath(1e9, 16, 16), EIGHT_B).codec == "dense"
 
 
 def test_few_peer_cores_change_the_choice():
-    way = Way(1e9, 64, 64, proof=False)
+    way = BroadcastPath(1e9, 64, 64, proof=False)
     assert choose(MEASURED_BEFORE, way, EIGHT_B).codec == "context"
     assert choose(MEASURED_BEFORE, replace(way, decode_cores=2), EIGHT_B).codec == "flat"
 
 
 def test_ties_go_to_fewer_bytes():
     costs = {"large": Cost(1e6, 1e6, 0.02), "small": Cost(1e6, 1e6, 0.01)}
-    assert choose(costs, Way(math.inf, 1, 1), EIGHT_B).codec == "small"
+    assert choose(costs, BroadcastPath(math.inf, 1, 1), EIGHT_B).codec == "small"
 
 
 @given(costs=st.lists(COSTS, min_size=1, max_size=4), link=LINKS, cells=st.integers(0, 500))
 def test_fewest_bytes_win_within_the_slack(costs, link, cells):
-    named, way, state = {str(n): cost for n, cost in enumerate(costs)}, Way(link, 4, 16), State(cells * CELL, CELL)
+    named, way, state = (
+        {str(n): cost for n, cost in enumerate(costs)},
+        BroadcastPath(link, 4, 16),
+        StateSize(cells * CELL, CELL),
+    )
     made = choose(named, way, state)
     times_s = {name: predict(cost, way, state).whole_s for name, cost in named.items()}
     best_s = min(times_s.values())
@@ -104,14 +110,14 @@ def test_fewest_bytes_win_within_the_slack(costs, link, cells):
 
 
 def test_choice_of_a_slower_codec_states_its_reason():
-    made = choose(MEASURED_BEFORE, Way(100e9, 16, 16), State(CELL, CELL))
+    made = choose(MEASURED_BEFORE, BroadcastPath(100e9, 16, 16), StateSize(CELL, CELL))
     assert made.codec == "context"
     assert made.why.startswith("flat")
     assert "context takes fewer bytes" in made.why
 
 
 def test_reason_names_every_codec_and_the_path():
-    said = choose(MEASURED_BEFORE, Way(100e6, 4, 16), EIGHT_B).why
+    said = choose(MEASURED_BEFORE, BroadcastPath(100e6, 4, 16), EIGHT_B).why
     for part in ("context ", "flat ", "dense ", "100 Mbit/s", "4 cores at the trainer", "16 at the peer"):
         assert part in said
     assert said.startswith("context")
@@ -121,7 +127,7 @@ def test_reason_names_every_codec_and_the_path():
 def test_both_codecs_take_equal_time_at_the_crossover(small, quick, cores):
     if small.share > quick.share:
         small, quick = quick, small
-    way = Way(1e9, cores, cores)
+    way = BroadcastPath(1e9, cores, cores)
     bps = crossover_bps(small, quick, way, EIGHT_B)
     if math.isfinite(bps) and bps > 0:
         at = replace(way, link_bps=bps)
@@ -134,13 +140,13 @@ def test_both_codecs_take_equal_time_at_the_crossover(small, quick, cores):
 
 def test_crossover_matches_pulse_figures():
     """Appendix E.4.3 and E.4.5: for a sparse payload of 194 MB, zstd-1 beats lz4 up to about 800 Mbit/s."""
-    state, way = State(194_000_000, CELL), Way(1, 1, 1, proof=False)
+    state, way = StateSize(194_000_000, CELL), BroadcastPath(1, 1, 1, proof=False)
     zstd, lz4 = Cost(534e6, 851e6, 1 / 3.33), Cost(830e6, 1484e6, 1 / 2.40)
     assert crossover_bps(zstd, lz4, way, state) == pytest.approx(800e6, rel=0.2)
 
 
 def test_overlapped_crossover_separates_the_rates():
-    small, quick, way = MEASURED_BEFORE["context"], MEASURED_BEFORE["flat"], Way(1, 16, 16)
+    small, quick, way = MEASURED_BEFORE["context"], MEASURED_BEFORE["flat"], BroadcastPath(1, 16, 16)
     bps = overlapped_crossover_bps(small, quick, way, EIGHT_B)
     for factor in (0.99, 1.01):
         at = replace(way, link_bps=bps * factor)

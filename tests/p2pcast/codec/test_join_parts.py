@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from p2pcast.codec import cell as codec
 from p2pcast.codec.digest import digest
-from p2pcast.codec.join_parts import Part, assemble, join, within
+from p2pcast.codec.join_parts import CellPart, assemble, join, within
 from p2pcast.codec.layout import Cell
 from p2pcast.ground.errors import IntegrityError, UsageError
 
@@ -36,9 +36,11 @@ def part(cell, old, new, start, end, how):
     sub = within(cell, start, end - start)
     if how == "stated":
         words = new[start:end]
-        return Part(start, end - start, codec.RAW, words.tobytes(), None, digest(words, sub))
+        return CellPart(start, end - start, codec.RAW, words.tobytes(), None, digest(words, sub))
     coded = codec.encode(sub, old[start:end], new[start:end], codec=how)
-    return None if coded is None else Part(start, end - start, coded.codec, coded.payload, coded.before, coded.after)
+    return (
+        None if coded is None else CellPart(start, end - start, coded.codec, coded.payload, coded.before, coded.after)
+    )
 
 
 def cut(cell, old, new, cuts, ways):
@@ -132,7 +134,7 @@ def test_no_change_and_a_whole_part():
     same(cell, old, new, coded)
     unchanged = part(cell, old, old.copy(), 0, 500, "stated")
     assert join(cell, [unchanged], old, before) is None
-    raw = Part(0, 500, codec.RAW, old.tobytes(), before, before)
+    raw = CellPart(0, 500, codec.RAW, old.tobytes(), before, before)
     assert join(cell, [raw], old, before) is None
 
 

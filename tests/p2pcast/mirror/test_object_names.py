@@ -11,7 +11,7 @@ from p2pcast.ground.errors import IntegrityError
 from p2pcast.ground.version import Version
 from p2pcast.mirror.object_names import (
     SLICE_BYTES,
-    Marker,
+    ReadyMarker,
     most_tail_bytes,
     run_folder,
     slice_bytes,
@@ -30,13 +30,13 @@ ids = st.binary(min_size=16, max_size=16)
 def test_a_marker_survives_a_round_trip(one: Version, other: Version, artifact: bytes, anchor: bool) -> None:
     low, high = sorted((one, other))
     base = None if anchor or low == high else low
-    marker = Marker(high, base, artifact)
-    assert Marker.parse(str(marker)) == marker
+    marker = ReadyMarker(high, base, artifact)
+    assert ReadyMarker.parse(str(marker)) == marker
 
 
 @given(versions, versions, ids)
 def test_markers_sort_as_versions_do(one: Version, other: Version, artifact: bytes) -> None:
-    assert (str(Marker(one, None, artifact)) < str(Marker(other, None, artifact))) == (one < other)
+    assert (str(ReadyMarker(one, None, artifact)) < str(ReadyMarker(other, None, artifact))) == (one < other)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_markers_sort_as_versions_do(one: Version, other: Version, artifact: byt
     ],
 )
 def test_other_names_are_not_markers(name: str) -> None:
-    assert Marker.parse(name) is None
+    assert ReadyMarker.parse(name) is None
 
 
 @given(ids, st.integers(0, 99_999_999))
@@ -85,12 +85,14 @@ def test_a_tail_above_the_limit_is_refused() -> None:
 
 
 def test_golden() -> None:
-    marker = Marker(Version(1, 42), Version(0, 40), bytes(range(16)))
+    marker = ReadyMarker(Version(1, 42), Version(0, 40), bytes(range(16)))
     assert run_folder(bytes(range(16))) == "p2pcast-1/000102030405060708090a0b0c0d0e0f/"
     assert (
         str(marker)
         == "ready/0000000001.0000000000000000042-0000000000.0000000000000000040-000102030405060708090a0b0c0d0e0f"
     )
-    assert str(Marker(Version(0, 40), None, bytes(16))) == f"ready/0000000000.0000000000000000040-anchor-{'0' * 32}"
+    assert (
+        str(ReadyMarker(Version(0, 40), None, bytes(16))) == f"ready/0000000000.0000000000000000040-anchor-{'0' * 32}"
+    )
     assert slice_name(bytes(16), 7) == f"log/{'0' * 32}/00000007"
     assert tail_name(bytes(16)) == f"tail/{'0' * 32}"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pcast.ground.version import Version
-from p2pcast.mirror.object_names import KEY, Found, Marker, slice_name, tail_name
+from p2pcast.mirror.object_names import KEY, ListedObject, ReadyMarker, slice_name, tail_name
 from p2pcast.mirror.suspect_objects import MAX_COMPLAINTS, SuspectObjects, artifact_of
 from p2pcast.relay.artifact_path import Edge
 
@@ -24,12 +24,12 @@ READY = {e.artifact: e for e in (ANCHOR, DELTA, NEWER)}
 def names(*edges: Edge) -> list[str]:
     out = []
     for e in edges:
-        out += [slice_name(e.artifact, 0), tail_name(e.artifact), str(Marker(e.version, e.base, e.artifact))]
+        out += [slice_name(e.artifact, 0), tail_name(e.artifact), str(ReadyMarker(e.version, e.base, e.artifact))]
     return out
 
 
-def listing(*objects: str, tag: str | None = "tag") -> list[Found]:
-    return [Found(name, 5, 1.0, tag) for name in objects]
+def listing(*objects: str, tag: str | None = "tag") -> list[ListedObject]:
+    return [ListedObject(name, 5, 1.0, tag) for name in objects]
 
 
 def looked_at(doubts: SuspectObjects, ready: dict[bytes, Edge] = READY) -> list[str]:
@@ -71,7 +71,7 @@ def test_without_tags_the_time_of_writing_is_used() -> None:
     assert len(looked_at(doubts)) == 3
     doubts.listed(listing(*names(DELTA), tag=None))
     assert looked_at(doubts) == []
-    doubts.listed([Found(names(DELTA)[0], 5, 2.0)])
+    doubts.listed([ListedObject(names(DELTA)[0], 5, 2.0)])
     assert looked_at(doubts) == names(DELTA)[:1]
 
 
@@ -131,7 +131,7 @@ def test_verification_ends_and_covers_every_changed_object(events: list[tuple[st
         elif what == 2:
             doubts.complain([name])
         else:
-            doubts.listed([Found(n, 5, 0.0, t) for n, t in tags.items()])
+            doubts.listed([ListedObject(n, 5, 0.0, t) for n, t in tags.items()])
             seen = looked_at(doubts)
             assert len(seen) == len(set(seen))
             late = {n for n in names(ANCHOR) if n not in believed}

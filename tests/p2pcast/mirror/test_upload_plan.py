@@ -12,10 +12,19 @@ from hypothesis import strategies as st
 
 from p2pcast.ground.limits import KIB, MIB
 from p2pcast.ground.version import Version
-from p2pcast.mirror.object_names import SLICE_BYTES, Found, Marker, slice_bytes, slice_name, slice_of, slices, tail_name
+from p2pcast.mirror.object_names import (
+    SLICE_BYTES,
+    ListedObject,
+    ReadyMarker,
+    slice_bytes,
+    slice_name,
+    slice_of,
+    slices,
+    tail_name,
+)
 from p2pcast.mirror.upload_plan import LEFT_OVER_S, Inventory, head, removals, spans, uploads
 from p2pcast.relay.artifact_path import Edge
-from p2pcast.store.retention import Counts, expendable
+from p2pcast.store.retention import RetentionCounts, expendable
 
 
 def ident(number: int) -> bytes:
@@ -38,8 +47,8 @@ class Bucket:
         self.now_s = 0.0
         self.writes: list[str] = []
 
-    def listing(self) -> list[Found]:
-        return [Found(name, size, when) for name, (size, when) in self.objects.items()]
+    def listing(self) -> list[ListedObject]:
+        return [ListedObject(name, size, when) for name, (size, when) in self.objects.items()]
 
     def put(self, name: str, size: int) -> None:
         self.now_s += 1
@@ -59,7 +68,7 @@ class Bucket:
                     self.put(tail_name(first.artifact), 100)
                     mirror.wrote_tail(first.artifact)
                 else:
-                    marker = Marker(first.version, first.base, first.artifact)
+                    marker = ReadyMarker(first.version, first.base, first.artifact)
                     self.put(str(marker), 100)
                     mirror.wrote_marker(marker)
             elif names := removals(store, mirror)[:1]:
@@ -71,7 +80,7 @@ class Bucket:
 
     def check(self) -> set[bytes]:
         """Check that every artifact with a marker is complete; return their ids."""
-        ready = {m.id for name in self.objects if (m := Marker.parse(name)) is not None}
+        ready = {m.id for name in self.objects if (m := ReadyMarker.parse(name)) is not None}
         for artifact in ready:
             assert tail_name(artifact) in self.objects
             assert any((s := slice_of(name)) is not None and s[0] == artifact for name in self.objects)
@@ -94,7 +103,7 @@ def test_an_existing_path_is_extended_if_that_takes_fewer_bytes() -> None:
     for number in (0, 1, 2):
         mirror.wrote_slice(ident(number), 0, store[ident(number)].bytes)
         mirror.wrote_tail(ident(number))
-        mirror.wrote_marker(Marker(store[ident(number)].version, store[ident(number)].base, ident(number)))
+        mirror.wrote_marker(ReadyMarker(store[ident(number)].version, store[ident(number)].base, ident(number)))
     assert head(store, mirror) == Version(0, 2)
     assert [e.version.step for e in uploads(store, mirror)] == [3, 4, 5, 6, 7, 8, 8]
 
@@ -128,21 +137,23 @@ def test_a_marker_goes_before_its_parts() -> None:
     bucket.work(store, steps=3)
     mirror = Inventory.of(bucket.listing())
     names = removals(store, mirror)
-    assert Marker.parse(names[0]) is not None
+    assert ReadyMarker.parse(names[0]) is not None
     assert names.index(tail_name(ident(1))) > names.index(str(mirror.markers[ident(1)]))
 
 
 def test_leftovers_are_removed_by_age_on_the_stores_clock() -> None:
-    parts = [Found(slice_name(ident(9), 0), 5, 1000.0), Found(tail_name(ident(9)), 5, 1000.0)]
-    newer = Found(str(Marker(Version(0, 1), None, ident(1))), 5, 1000.0 + LEFT_OVER_S)
+    parts = [ListedObject(slice_name(ident(9), 0), 5, 1000.0), ListedObject(tail_name(ident(9)), 5, 1000.0)]
+    newer = ListedObject(str(ReadyMarker(Version(0, 1), None, ident(1))), 5, 1000.0 + LEFT_OVER_S)
     assert removals({}, Inventory.of([*parts, newer])) == []
-    newest = Found("key", 5, 1001.0 + LEFT_OVER_S)
+    newest = ListedObject("key", 5, 1001.0 + LEFT_OVER_S)
     assert removals({}, Inventory.of([*parts, newer, newest])) == [tail_name(ident(9)), slice_name(ident(9), 0)]
 
 
 def test_foreign_objects_are_left_alone() -> None:
     likely = [f"{tail_name(ident(9))}.bak", f"{slice_name(ident(9), 0)}~"]
-    strange = [Found(name, 5, 0.0) for name in ("notes.txt", "log/x", "ready/x", *likely)] + [Found("key", 32, 1e9)]
+    strange = [ListedObject(name, 5, 0.0) for name in ("notes.txt", "log/x", "ready/x", *likely)] + [
+        ListedObject("key", 32, 1e9)
+    ]
     assert removals({}, Inventory.of(strange)) == []
 
 
@@ -166,12 +177,12 @@ def test_crashes_retention_and_stale_lists_never_cost_the_way_to_the_newest_that
     bucket, store, best = Bucket(), {}, None
     for number, new in enumerate(made):
         store[new.artifact] = new
-        kept = (Marker(e.version, e.base, a) for a, e in store.items())
-        for gone in expendable(kept, Counts(4, 2)):
+        kept = (ReadyMarker(e.version, e.base, a) for a, e in store.items())
+        for gone in expendable(kept, RetentionCounts(4, 2)):
             del store[gone]
         bucket.work(store, steps=pauses[number % len(pauses)])
         ready = bucket.check()
-        shown = [Marker.parse(n) for n in bucket.objects]
+        shown = [ReadyMarker.parse(n) for n in bucket.objects]
         reach = head({}, _inventory([m for m in shown if m is not None], ready))
         assert best is None or (reach is not None and reach >= best)
         best = reach
@@ -179,7 +190,7 @@ def test_crashes_retention_and_stale_lists_never_cost_the_way_to_the_newest_that
     assert head(store, Inventory.of(bucket.listing())) == made[-1].version
 
 
-def _inventory(markers: list[Marker], ready: Iterable[bytes]) -> Inventory:
+def _inventory(markers: list[ReadyMarker], ready: Iterable[bytes]) -> Inventory:
     out = Inventory()
     for artifact in ready:
         out.wrote_slice(artifact, 0, 1)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from p2pcast.page.recorded_run import Recorded, read_events
-from p2pcast.page.replay import Replay
+from p2pcast.page.replay import RunReplay
 
 EVENTS = [
     ("joined", {"peer": "a", "region": "eu", "staged": None}),
@@ -31,7 +31,7 @@ def recorded() -> list[Recorded]:
 
 
 async def test_a_replay_ends_in_the_last_state() -> None:
-    replay = Replay(recorded(), speed=1e6, name="run.events")
+    replay = RunReplay(recorded(), speed=1e6, name="run.events")
     await replay.play()
     found: dict[str, Any] = json.loads(gzip.decompress(replay.feed.whole()))
     assert (found["run"], found["source"]) == ("run.events", "a recorded run")
@@ -51,7 +51,7 @@ async def test_a_simulation_plays_as_a_run_does(tmp_path: Path) -> None:
     assert told == simulated(), "telling of events changes the simulation"
     with (tmp_path / "events").open() as lines:
         events = list(read_events(lines))
-    replay = Replay(events, speed=1e9, name="run.events")
+    replay = RunReplay(events, speed=1e9, name="run.events")
     await replay.play()
     found: dict[str, Any] = json.loads(gzip.decompress(replay.feed.whole()))
     assert found["source"] == "a simulation"

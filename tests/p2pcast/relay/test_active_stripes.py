@@ -16,7 +16,7 @@ from p2pcast.relay.active_stripes import ActiveStripes, initial_stripes
 from p2pcast.relay.node import Node
 from p2pcast.relay.tuning import NARROW_BPS, NARROW_STRIPES, RATE_SAMPLE_ROUND_TRIPS, RATE_SAMPLES
 from p2pcast.relay.upstream import Upstream
-from p2pcast.store.artifact_store import Store
+from p2pcast.store.artifact_store import ArtifactStore
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.link_status import link_row
@@ -147,7 +147,7 @@ class End(QuietOwner):
     def __init__(self, maker, root: Path, number: int) -> None:
         self.maker = maker
         self.identity = Identity(bytes([number]) * 16, f"n{number}", TOKEN)
-        self.store = Store(root / str(number), maker.key.public)
+        self.store = ArtifactStore(root / str(number), maker.key.public)
         self.node = Node(self, bytes([number]) * 16, maker.key.public)
         self.node.add_layout(maker.layout)
         self.downstream = self.node.downstream

@@ -6,14 +6,14 @@ import itertools
 
 import pytest
 
-from p2pcast.relay.child_lag import Lag
+from p2pcast.relay.child_lag import ChildLag
 from p2pcast.relay.tuning import CATCH_UP_S, RATE_WINDOW_S
 from topology.slow_peers import STRAGGLES
 
 EVERY_S = 0.05
 
 
-def watch(lag: Lag, rates: list[tuple[float, float]], began_s: float = 0.0) -> list[float]:
+def watch(lag: ChildLag, rates: list[tuple[float, float]], began_s: float = 0.0) -> list[float]:
     """Sample a child every 50 ms. ``rates``: for each sample, the most that the child receives and the rate at which
     its parent receives. Returns the times of reports.
     """
@@ -28,7 +28,7 @@ def watch(lag: Lag, rates: list[tuple[float, float]], began_s: float = 0.0) -> l
 
 
 def test_a_child_that_keeps_up_reports_nothing_and_knows_its_inflow():
-    lag = Lag()
+    lag = ChildLag()
     assert watch(lag, [(100e6, 80e6)] * 100) == []
     assert lag.inflow is not None
     assert lag.inflow.bps == pytest.approx(80e6, rel=0.01)
@@ -37,7 +37,7 @@ def test_a_child_that_keeps_up_reports_nothing_and_knows_its_inflow():
 
 @pytest.mark.parametrize("share", [0.1, 0.35, 0.6])
 def test_a_child_that_falls_behind_reports_soon_and_once_a_window(share):
-    lag = Lag()
+    lag = ChildLag()
     told = watch(lag, [(100e6, 100e6)] * 40 + [(share * 100e6, 100e6)] * 40)
     # Each second the child falls behind by (1 - share) seconds; a whole window has to show that rate.
     assert 2.0 < told[0] <= 2.0 + RATE_WINDOW_S + CATCH_UP_S * share / (1 - share) + 2 * EVERY_S
@@ -50,7 +50,7 @@ def test_a_child_that_falls_behind_reports_soon_and_once_a_window(share):
 @pytest.mark.parametrize(("rtt_s", "slow"), [(0.0, True), (0.3, False)], ids=["near", "far"])
 def test_one_loss_on_a_long_path_does_not_make_a_child_slow(rtt_s, slow):
     """All data behind the lost packet waits for a round trip of 0.3 s, and then arrives at once."""
-    lag, bps, seen = Lag(), 10e6, []
+    lag, bps, seen = ChildLag(), 10e6, []
     lag.begin(0.0, 0)
     for look in range(1, 101):
         now = look * EVERY_S
@@ -63,7 +63,7 @@ def test_one_loss_on_a_long_path_does_not_make_a_child_slow(rtt_s, slow):
 
 
 def test_a_rate_covers_a_whole_window():
-    lag = Lag()
+    lag = ChildLag()
     lag.begin(0.0, 1000)
     assert not lag.sample(RATE_WINDOW_S - 0.01, 1000, 10**9)
     assert lag.inflow is None
@@ -73,7 +73,7 @@ def test_a_rate_covers_a_whole_window():
 
 
 def test_a_late_sample_lengthens_the_window_and_keeps_the_rate():
-    lag = Lag()
+    lag = ChildLag()
     lag.begin(0.0, 0)
     lag.sample(0.05, 500, 0)
     lag.sample(2.0, 20_000, 0)

@@ -15,7 +15,7 @@ from p2pcast.artifact.signed_records import OWN
 from p2pcast.ground.errors import LocalError, RetryableError
 from p2pcast.ground.version import Version
 from p2pcast.relay.holding import Holding
-from p2pcast.relay.holding_state import BIRTH, IllegalStepError, State
+from p2pcast.relay.holding_state import BIRTH, HoldingState, IllegalStepError
 
 PIECES = 3
 
@@ -27,7 +27,7 @@ class Parent:
         return True
 
 
-def received(maker: Any, state: State = State.WAITING, **options: Any) -> Holding:
+def received(maker: Any, state: HoldingState = HoldingState.WAITING, **options: Any) -> Holding:
     """Nothing of it is here yet."""
     made = maker.make([3000] * 3, piece=1024)
     return Holding(maker.artifact(made, batches=0, held=0, sealed=False), None, state, **options)  # type: ignore[arg-type]
@@ -38,15 +38,17 @@ def whole(maker: Any, **options: Any) -> Holding:
     return Holding(maker.artifact(maker.make([3000] * 3, piece=1024, **options)), None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("state", [state for state in State if state not in BIRTH])
-def test_a_holding_begins_in_a_state_of_birth_only(maker, state: State) -> None:
+@pytest.mark.parametrize("state", [state for state in HoldingState if state not in BIRTH])
+def test_a_holding_begins_in_a_state_of_birth_only(maker, state: HoldingState) -> None:
     with pytest.raises(IllegalStepError, match="cannot begin"):
         received(maker, state)
 
 
 def test_only_a_waiting_idle_or_excerpt_holding_needs_a_source(maker) -> None:
-    needs = {state for state in BIRTH - {State.RECEIVING, State.DURABLE} if received(maker, state).needs_source}
-    assert needs == {State.WAITING, State.IDLE, State.EXCERPT}
+    needs = {
+        state for state in BIRTH - {HoldingState.RECEIVING, HoldingState.DURABLE} if received(maker, state).needs_source
+    }
+    assert needs == {HoldingState.WAITING, HoldingState.IDLE, HoldingState.EXCERPT}
     for state in needs:
         holding, parent = received(maker, state), Parent()
         holding.receive_from(parent)
@@ -74,11 +76,11 @@ def test_two_sources_at_once_are_refused(maker) -> None:
 
 
 def test_an_idle_holding_is_offered_only_once_wanted(maker) -> None:
-    holding = received(maker, State.IDLE)
+    holding = received(maker, HoldingState.IDLE)
     assert not holding.offered
     holding.want()
     holding.want()
-    assert holding.state is State.WAITING
+    assert holding.state is HoldingState.WAITING
     assert holding.offered
 
 
@@ -94,7 +96,7 @@ def test_verification_ends_the_source_and_takes_the_time(maker) -> None:
 
 def test_an_excerpt_never_completes(maker) -> None:
     with pytest.raises(IllegalStepError):
-        received(maker, State.EXCERPT).verify(0.0)
+        received(maker, HoldingState.EXCERPT).verify(0.0)
 
 
 async def test_the_seal_comes_after_the_log_and_wakes_waiters(maker) -> None:
@@ -158,7 +160,7 @@ async def test_only_an_artifact_in_the_making_requires_a_proof(maker) -> None:
     with pytest.raises(IllegalStepError, match="no proof"):
         received(maker).require_proof()
     assert await received(maker).until_proved()
-    making = received(maker, State.MAKING)
+    making = received(maker, HoldingState.MAKING)
     making.require_proof()
     making.prove(good=False)
     assert not await making.until_proved()
@@ -169,14 +171,14 @@ async def test_only_an_artifact_in_the_making_requires_a_proof(maker) -> None:
     ("spoil", "what"),
     [
         (lambda h: setattr(h, "_source", Parent()), "a source sends to it"),
-        (lambda h: setattr(h, "_state", State.RECEIVING), "no source sends to it"),
-        (lambda h: setattr(h, "_state", State.MAKING), "not made here"),
+        (lambda h: setattr(h, "_state", HoldingState.RECEIVING), "no source sends to it"),
+        (lambda h: setattr(h, "_state", HoldingState.MAKING), "not made here"),
         (lambda h: setattr(h, "made", True), "it was made here"),
-        (lambda h: setattr(h, "_state", State.VERIFIED), "missing"),
+        (lambda h: setattr(h, "_state", HoldingState.VERIFIED), "missing"),
         (lambda h: setattr(h, "completed_at", 1.0), "completed_at"),
         (lambda h: h.stored.add(0), "not verified"),
         (lambda h: setattr(h, "_failure", LocalError("?")), "sealing failed"),
-        (lambda h: setattr(h, "_state", State.ABORTED), "waiters"),
+        (lambda h: setattr(h, "_state", HoldingState.ABORTED), "waiters"),
         (lambda h: h._confirmed.set(), "waiters for the confirmation"),
         (lambda h: h._sealed.set(), "waiters for the sealing"),
     ],
@@ -238,17 +240,17 @@ class BesideFlags(RuleBasedStateMachine):
     """A node's calls of a holding, in any order that a node allows."""
 
     @initialize(birth=st.sampled_from(sorted(BIRTH, key=lambda state: state.value)))
-    def begin(self, birth: State) -> None:
+    def begin(self, birth: HoldingState) -> None:
         self.parents = [Parent(), Parent()]
-        stored, source = birth is State.DURABLE, self.parents[0] if birth is State.RECEIVING else None
+        stored, source = birth is HoldingState.DURABLE, self.parents[0] if birth is HoldingState.RECEIVING else None
         self.pieces = Pieces(PIECES if stored else 0)
         self.holding = Holding(self.pieces, None, birth, source=source)  # type: ignore[arg-type]
         if stored:
             self.holding.note_stored(range(PIECES))
         self.flags = Flags(
-            made=birth is State.MAKING,
-            idle=birth is State.IDLE,
-            excerpt=birth is State.EXCERPT,
+            made=birth is HoldingState.MAKING,
+            idle=birth is HoldingState.IDLE,
+            excerpt=birth is HoldingState.EXCERPT,
             stored=stored,
             source=source,
         )
@@ -278,7 +280,7 @@ class BesideFlags(RuleBasedStateMachine):
         self.holding.verify(1.0)
         self.flags.complete()
 
-    @precondition(lambda self: self.holding.state is State.VERIFIED)
+    @precondition(lambda self: self.holding.state is HoldingState.VERIFIED)
     @rule()
     def finish(self) -> None:
         self.holding.note_stored(range(PIECES))
@@ -290,7 +292,7 @@ class BesideFlags(RuleBasedStateMachine):
         self.holding.add_confirmation(b"signed")
         self.flags.confirmed = True
 
-    @precondition(lambda self: self.holding.state is State.FINISHED and self.holding.confirmed)
+    @precondition(lambda self: self.holding.state is HoldingState.FINISHED and self.holding.confirmed)
     @rule()
     def seal(self) -> None:
         self.holding.seal()

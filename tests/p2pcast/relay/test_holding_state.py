@@ -13,34 +13,34 @@ from p2pcast.relay.holding_state import (
     MISSING,
     SOURCED,
     TRANSITIONS,
+    HoldingState,
+    HoldingStep,
     IllegalStepError,
-    State,
-    Step,
     after,
 )
 
 LEGAL = {
-    (State.MAKING, Step.VERIFY): State.VERIFIED,
-    (State.IDLE, Step.WANT): State.WAITING,
-    (State.IDLE, Step.RECEIVE): State.RECEIVING,
-    (State.IDLE, Step.VERIFY): State.VERIFIED,
-    (State.WAITING, Step.RECEIVE): State.RECEIVING,
-    (State.WAITING, Step.VERIFY): State.VERIFIED,
-    (State.RECEIVING, Step.LOSE_SOURCE): State.WAITING,
-    (State.RECEIVING, Step.VERIFY): State.VERIFIED,
-    (State.EXCERPT, Step.RECEIVE): State.EXCERPT,
-    (State.EXCERPT, Step.LOSE_SOURCE): State.EXCERPT,
-    (State.VERIFIED, Step.FINISH): State.FINISHED,
-    (State.FINISHED, Step.SEAL): State.DURABLE,
-    (State.FINISHED, Step.FAIL_SEAL): State.SEAL_FAILED,
-    (State.ABORTED, Step.SEAL): State.ABORTED,
-    (State.ABORTED, Step.FAIL_SEAL): State.ABORTED,
-    **{(state, Step.ABORT): State.ABORTED for state in State if state is not State.ABORTED},
+    (HoldingState.MAKING, HoldingStep.VERIFY): HoldingState.VERIFIED,
+    (HoldingState.IDLE, HoldingStep.WANT): HoldingState.WAITING,
+    (HoldingState.IDLE, HoldingStep.RECEIVE): HoldingState.RECEIVING,
+    (HoldingState.IDLE, HoldingStep.VERIFY): HoldingState.VERIFIED,
+    (HoldingState.WAITING, HoldingStep.RECEIVE): HoldingState.RECEIVING,
+    (HoldingState.WAITING, HoldingStep.VERIFY): HoldingState.VERIFIED,
+    (HoldingState.RECEIVING, HoldingStep.LOSE_SOURCE): HoldingState.WAITING,
+    (HoldingState.RECEIVING, HoldingStep.VERIFY): HoldingState.VERIFIED,
+    (HoldingState.EXCERPT, HoldingStep.RECEIVE): HoldingState.EXCERPT,
+    (HoldingState.EXCERPT, HoldingStep.LOSE_SOURCE): HoldingState.EXCERPT,
+    (HoldingState.VERIFIED, HoldingStep.FINISH): HoldingState.FINISHED,
+    (HoldingState.FINISHED, HoldingStep.SEAL): HoldingState.DURABLE,
+    (HoldingState.FINISHED, HoldingStep.FAIL_SEAL): HoldingState.SEAL_FAILED,
+    (HoldingState.ABORTED, HoldingStep.SEAL): HoldingState.ABORTED,
+    (HoldingState.ABORTED, HoldingStep.FAIL_SEAL): HoldingState.ABORTED,
+    **{(state, HoldingStep.ABORT): HoldingState.ABORTED for state in HoldingState if state is not HoldingState.ABORTED},
 }
 
 
-@pytest.mark.parametrize(("state", "step"), list(itertools.product(State, Step)))
-def test_each_step_is_legal_or_raises(state: State, step: Step) -> None:
+@pytest.mark.parametrize(("state", "step"), list(itertools.product(HoldingState, HoldingStep)))
+def test_each_step_is_legal_or_raises(state: HoldingState, step: HoldingStep) -> None:
     if (state, step) in LEGAL:
         assert after(state, step) is LEGAL[state, step]
     else:
@@ -49,13 +49,13 @@ def test_each_step_is_legal_or_raises(state: State, step: Step) -> None:
 
 
 def test_every_state_is_in_the_table_and_can_be_reached() -> None:
-    assert TRANSITIONS.keys() == set(State)
-    reached = set(BIRTH) | {to for steps in TRANSITIONS.values() for to in steps.values()} | {State.ABORTED}
-    assert reached == set(State)
+    assert TRANSITIONS.keys() == set(HoldingState)
+    reached = set(BIRTH) | {to for steps in TRANSITIONS.values() for to in steps.values()} | {HoldingState.ABORTED}
+    assert reached == set(HoldingState)
 
 
 def test_the_groups_of_states_divide_all_states() -> None:
-    assert MISSING | COMPLETE | {State.ABORTED} == set(State)
+    assert MISSING | COMPLETE | {HoldingState.ABORTED} == set(HoldingState)
     assert not MISSING & COMPLETE
     assert IN_LOG < COMPLETE
     assert SOURCED < MISSING
@@ -63,6 +63,6 @@ def test_the_groups_of_states_divide_all_states() -> None:
 
 def test_no_step_leads_from_complete_back_to_missing() -> None:
     for state in COMPLETE:
-        for step in Step:
+        for step in HoldingStep:
             if (state, step) in LEGAL:
                 assert LEGAL[state, step] not in MISSING

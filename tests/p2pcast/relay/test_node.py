@@ -11,7 +11,7 @@ from p2pcast.ground.errors import IntegrityError, LocalError
 from p2pcast.relay import node as module
 from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Node, PieceCache
-from p2pcast.store.artifact_store import Store
+from p2pcast.store.artifact_store import ArtifactStore
 from p2pcast.transport.link import Link
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Message
@@ -20,7 +20,7 @@ PIECE = 1024
 
 
 class Owner:
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ArtifactStore) -> None:
         self.store = store
         self.excerpts: list[bool] = []
         self.full = False
@@ -60,7 +60,7 @@ class Parent:
 
 @pytest.fixture
 async def node(maker, tmp_path):
-    made = Node(Owner(Store(tmp_path, maker.key.public)), b"c" * 16, maker.key.public)
+    made = Node(Owner(ArtifactStore(tmp_path, maker.key.public)), b"c" * 16, maker.key.public)
     made.add_layout(maker.layout)
     yield made
     made.close()
@@ -76,11 +76,11 @@ def test_the_cache_keeps_the_newest_pieces_within_its_bytes() -> None:
 
 
 async def test_an_artifact_of_an_unknown_layout_or_of_another_run_is_refused(maker, tmp_path) -> None:
-    node = Node(Owner(Store(tmp_path, maker.key.public)), b"c" * 16, maker.key.public)
+    node = Node(Owner(ArtifactStore(tmp_path, maker.key.public)), b"c" * 16, maker.key.public)
     with pytest.raises(IntegrityError, match="layout"):
         node.open(maker.make([10]).open, Parent())
     node.close()
-    other = Node(Owner(Store(tmp_path, maker.key.public)), b"c" * 16, bytes(32))
+    other = Node(Owner(ArtifactStore(tmp_path, maker.key.public)), b"c" * 16, bytes(32))
     with pytest.raises(IntegrityError):
         other.open(maker.make([10]).open, Parent())
     other.close()

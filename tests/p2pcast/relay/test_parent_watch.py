@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2pcast.relay.parent_watch import ParentWatch, Verdict
+from p2pcast.relay.parent_watch import ParentVerdict, ParentWatch
 from p2pcast.relay.tuning import ALIVE_ACTIVE_S, IDLE_SILENCE_S, SILENCE_FLOOR_S, STALL_FLOOR_S
 
 EVERY = ALIVE_ACTIVE_S
@@ -20,7 +20,7 @@ class Clock:
             self.watch.ping_answered(rtt_s)
         self.held: dict[int, int] = {}
 
-    def run(self, seconds: float, *, heard=False, paid=False, active=True) -> tuple[Verdict, float]:
+    def run(self, seconds: float, *, heard=False, paid=False, active=True) -> tuple[ParentVerdict, float]:
         """Run until a verdict other than STAY, or for the given seconds; returns the verdict and the seconds."""
         begin = self.now
         while self.now - begin < seconds - 1e-9:
@@ -30,27 +30,27 @@ class Clock:
             if paid:
                 self.watch.got_payload(self.now)
             verdict = self.watch.judge(self.now, active=active, held=self.held, every_s=EVERY)
-            if verdict is not Verdict.STAY:
+            if verdict is not ParentVerdict.STAY:
                 return verdict, self.now - begin
-        return Verdict.STAY, self.now - begin
+        return ParentVerdict.STAY, self.now - begin
 
 
 def test_silence_in_a_transfer_ends_the_link_soon():
     clock = Clock()
-    assert clock.run(3, paid=True)[0] is Verdict.STAY
+    assert clock.run(3, paid=True)[0] is ParentVerdict.STAY
     verdict, took = clock.run(3)
-    assert verdict is Verdict.SILENT
+    assert verdict is ParentVerdict.SILENT
     assert SILENCE_FLOOR_S < took <= SILENCE_FLOOR_S + 2 * EVERY
 
 
 def test_silence_without_a_transfer_ends_the_link_later():
     clock = Clock()
     verdict, took = clock.run(20, active=False)
-    assert verdict is Verdict.SILENT
+    assert verdict is ParentVerdict.SILENT
     assert IDLE_SILENCE_S < took <= IDLE_SILENCE_S + 2 * EVERY
     clock = Clock()
     for _ in range(20):
-        assert clock.run(1.0, active=False)[0] is Verdict.STAY
+        assert clock.run(1.0, active=False)[0] is ParentVerdict.STAY
         clock.watch.got_message(clock.now, active=False)
 
 
@@ -59,14 +59,14 @@ def test_a_far_parent_is_waited_for_before_its_first_message():
     clock = Clock()
     clock.watch = ParentWatch.start(clock.now, 0.3)
     verdict, took = clock.run(5)
-    assert verdict is Verdict.SILENT
+    assert verdict is ParentVerdict.SILENT
     assert 1.2 < took <= 1.2 + 2 * EVERY
 
 
 def test_far_parents_may_be_silent_for_four_round_trips():
     clock = Clock(rtt_s=0.3)
     verdict, took = clock.run(5)
-    assert verdict is Verdict.SILENT
+    assert verdict is ParentVerdict.SILENT
     assert 1.2 < took <= 1.2 + 2 * EVERY
 
 
@@ -74,24 +74,24 @@ def test_the_longest_recent_gap_extends_the_allowed_silence():
     """After gaps of 200 ms a gap of 400 ms is allowed. After a smooth period the same gap is a failure."""
     clock = Clock()
     for _ in range(20):
-        assert clock.run(0.2)[0] is Verdict.STAY
+        assert clock.run(0.2)[0] is ParentVerdict.STAY
         clock.watch.got_message(clock.now, active=True)
-    assert clock.run(0.4)[0] is Verdict.STAY
+    assert clock.run(0.4)[0] is ParentVerdict.STAY
     clock.watch.got_message(clock.now, active=True)
-    assert clock.run(10, paid=True)[0] is Verdict.STAY
+    assert clock.run(10, paid=True)[0] is ParentVerdict.STAY
     verdict, took = clock.run(3)
-    assert verdict is Verdict.SILENT
+    assert verdict is ParentVerdict.SILENT
     assert took <= SILENCE_FLOOR_S + 2 * EVERY
 
 
 def test_jitter_extends_the_allowed_silence_to_four_floors_at_most():
     clock = Clock(rtt_s=1.0)
     for _ in range(20):
-        assert clock.run(3.5)[0] is Verdict.STAY
+        assert clock.run(3.5)[0] is ParentVerdict.STAY
         clock.watch.got_message(clock.now, active=True)
     clock.watch.rtt_s = 0.0
     verdict, took = clock.run(10)
-    assert verdict is Verdict.SILENT
+    assert verdict is ParentVerdict.SILENT
     assert took <= 4 * SILENCE_FLOOR_S + 2 * EVERY
 
 
@@ -99,7 +99,7 @@ def test_a_parent_that_is_ahead_and_sends_no_payload_has_stalled():
     clock = Clock()
     clock.watch.high, clock.held = {1: 10}, {1: 4}
     verdict, took = clock.run(5, heard=True)
-    assert verdict is Verdict.STALLED
+    assert verdict is ParentVerdict.STALLED
     assert STALL_FLOOR_S < took <= STALL_FLOOR_S + 2 * EVERY
 
 
@@ -111,11 +111,11 @@ def test_a_parent_that_is_ahead_and_sends_no_payload_has_stalled():
 def test_a_parent_that_is_not_ahead_has_not_stalled(high, held):
     clock = Clock()
     clock.watch.high, clock.held = high, held
-    assert clock.run(30, heard=True)[0] is Verdict.STAY
+    assert clock.run(30, heard=True)[0] is ParentVerdict.STAY
     # The stall counts from the moment at which the parent is ahead.
     clock.watch.high, clock.held = {1: 10}, {1: 4}
     verdict, took = clock.run(5, heard=True)
-    assert verdict is Verdict.STALLED
+    assert verdict is ParentVerdict.STALLED
     assert took > STALL_FLOOR_S
 
 
@@ -123,20 +123,20 @@ def test_pieces_of_an_unopened_artifact_count_as_ahead():
     """The parent stops sending before the first frame of a version."""
     clock = Clock()
     clock.watch.high, clock.held = {2: 10}, {1: 4}
-    assert clock.run(5, heard=True)[0] is Verdict.STALLED
+    assert clock.run(5, heard=True)[0] is ParentVerdict.STALLED
 
 
 def test_a_parent_that_sends_payload_is_kept():
     clock = Clock()
     clock.watch.high, clock.held = {1: 10}, {1: 4}
-    assert clock.run(30, paid=True)[0] is Verdict.STAY
+    assert clock.run(30, paid=True)[0] is ParentVerdict.STAY
 
 
 def test_far_parents_may_stall_for_eight_round_trips():
     clock = Clock(rtt_s=0.5)
     clock.watch.high, clock.held = {1: 10}, {1: 4}
     verdict, took = clock.run(20, heard=True)
-    assert verdict is Verdict.STALLED
+    assert verdict is ParentVerdict.STALLED
     assert took > 4.0
 
 
@@ -145,9 +145,9 @@ def test_time_that_this_nodes_event_loop_missed_does_not_count():
     clock.run(1, paid=True)
     clock.watch.high, clock.held = {1: 10}, {1: 4}
     clock.now += 30.0
-    assert clock.watch.judge(clock.now, active=True, held=clock.held, every_s=EVERY) is Verdict.STAY
+    assert clock.watch.judge(clock.now, active=True, held=clock.held, every_s=EVERY) is ParentVerdict.STAY
     verdict, took = clock.run(5)
-    assert verdict is Verdict.SILENT
+    assert verdict is ParentVerdict.SILENT
     assert took > SILENCE_FLOOR_S - 3 * EVERY
 
 
@@ -158,7 +158,7 @@ def test_silence_does_not_count_while_this_node_does_not_read():
         clock.now += EVERY
         clock.watch.ignore_silence(clock.now)
     verdict, took = clock.run(5)
-    assert verdict is Verdict.SILENT
+    assert verdict is ParentVerdict.SILENT
     assert took > SILENCE_FLOOR_S
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pcast.artifact.piece_set import indices_of, ranges_of
-from p2pcast.relay.pull_schedule import Ask, Leave, PullSchedule, Recall
+from p2pcast.relay.pull_schedule import CancelPieces, LeaveParent, PullSchedule, RequestPieces
 from p2pcast.relay.tuning import PULL_LATE_S, PULL_STALL_S, PULL_WINDOW_LEAST_BYTES, PULL_WINDOW_MOST_BYTES
 
 PIECE = 65536
@@ -70,7 +70,7 @@ class World:
     def _carry_out(self, instruction) -> None:
         name = instruction.source
         assert name in self.has, "only known sources are asked"
-        if isinstance(instruction, Ask):
+        if isinstance(instruction, RequestPieces):
             if instruction.seal:
                 self.scattering.directory(
                     instruction.artifact, self.pieces[instruction.artifact], PIECE, self.held[instruction.artifact]
@@ -84,7 +84,7 @@ class World:
                 self.queue[name].append(key)
             self.most_owed[name] = max(self.most_owed[name], len(self.queue[name]) * PIECE)
             assert len(self.queue[name]) * PIECE <= max(PULL_WINDOW_MOST_BYTES, PULL_WINDOW_LEAST_BYTES)
-        elif isinstance(instruction, Recall):
+        elif isinstance(instruction, CancelPieces):
             wanted = {(instruction.artifact, piece) for piece in indices_of(instruction.pieces, 1 << 20)}
             assert wanted <= set(self.queue[name])
             back = [key for key in self.queue[name][1:] if key in wanted]
@@ -92,7 +92,7 @@ class World:
             for key in back:
                 del self.asked[key]
             self.scattering.unsent(name, instruction.artifact, ranges_of(sorted(piece for _, piece in back)))
-        elif isinstance(instruction, Leave):
+        elif isinstance(instruction, LeaveParent):
             self.lose(name)
 
     def _send(self, name: bytes, passed_s: float) -> None:
@@ -213,7 +213,7 @@ def test_a_silent_source_is_left_and_a_slow_source_is_kept():
     for _ in range(int(3 * PULL_STALL_S / 0.25)):
         if b"trickle" in world.has:
             world.scattering.received(b"trickle", 2000, world.now)
-        left |= {i.source for i in world.step(0.25) if isinstance(i, Leave)}
+        left |= {i.source for i in world.step(0.25) if isinstance(i, LeaveParent)}
     assert left == {b"mute"}
 
 

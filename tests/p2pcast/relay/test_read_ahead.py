@@ -7,7 +7,7 @@ import pytest
 from p2pcast.ground.errors import IntegrityError
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.read_ahead import read_pieces
-from p2pcast.store.artifact_store import Store
+from p2pcast.store.artifact_store import ArtifactStore
 
 
 class SealsFirst:
@@ -24,7 +24,7 @@ class SealsFirst:
 @pytest.fixture
 def stored(maker, tmp_path):
     made = maker.make([5000] * 9, piece=4096)
-    store = Store(tmp_path, maker.key.public)
+    store = ArtifactStore(tmp_path, maker.key.public)
     artifact = maker.artifact(made, sealed=False)
     log = store.begin(artifact.open, maker.layout)
     log.write(0, [made.log])

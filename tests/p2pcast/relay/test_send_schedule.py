@@ -12,7 +12,7 @@ from p2pcast.artifact import Assembly
 from p2pcast.ground.errors import RetryableError
 from p2pcast.relay import send_schedule as module
 from p2pcast.relay.send_schedule import ChildSchedules, FrameKind
-from p2pcast.relay.verified_pieces import Offer, VerifiedPieces
+from p2pcast.relay.verified_pieces import PieceOffer, VerifiedPieces
 
 PIECE = 1024
 STRIPES = 3
@@ -95,7 +95,7 @@ def test_every_piece_goes_out_once_and_the_seal_last(maker, sizes, cuts, seed):
             known = [i for i in waiting if artifact.assembly.piece_hash(i) is not None]
             for index in known[: draw.randint(1, 9)]:
                 waiting.remove(index)
-                assert artifact.offer(index, memoryview(payloads[index])) is Offer.NEW
+                assert artifact.offer(index, memoryview(payloads[index])) is PieceOffer.NEW
                 assert schedules.piece_held(artifact, index) == (added and index not in spans(have))
         elif step == 3 and not sealed:
             artifact.assembly.add_manifest(made.manifest)

@@ -13,7 +13,7 @@ from p2pcast.ground.version import Version
 from p2pcast.relay.node import Node
 from p2pcast.relay.tuning import ALIVE_ACTIVE_S, SILENCE_FLOOR_S
 from p2pcast.relay.upstream import MAX_UNNAMED_LAYOUTS, Upstream
-from p2pcast.store.artifact_store import Store
+from p2pcast.store.artifact_store import ArtifactStore
 from p2pcast.transport.link import Link
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Message, Piece
@@ -55,7 +55,7 @@ class Owner:
 @pytest.fixture
 async def child(maker, tmp_path):
     """(node, upstream, link) of a node that has just attached to a live parent."""
-    node = Node(Owner(Store(tmp_path, maker.key.public)), b"c" * 16, maker.key.public)
+    node = Node(Owner(ArtifactStore(tmp_path, maker.key.public)), b"c" * 16, maker.key.public)
     link = Heard()
     upstream = Upstream(node, link, live=True)
     upstream.start()
@@ -146,7 +146,7 @@ async def test_forgeries_end_the_link(child, maker):
             hear_signed(upstream, link, kind, 1, signed)
         assert link.error.wire_code == "integrity"
         assert upstream.ended.done()
-    assert Store(node.owner.store.root, RunKey(bytes([9]) * 32).public).artifacts == {}
+    assert ArtifactStore(node.owner.store.root, RunKey(bytes([9]) * 32).public).artifacts == {}
 
 
 async def test_pieces_of_an_artifact_that_the_hub_dropped_are_ignored(child, maker):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2pcast.relay.verified_pieces import Offer
+from p2pcast.relay.verified_pieces import PieceOffer
 
 
 def test_only_a_new_piece_with_the_right_hash_is_taken(maker):
@@ -11,14 +11,14 @@ def test_only_a_new_piece_with_the_right_hash_is_taken(maker):
     payloads = [memoryview(p) for p in made.pieces(1024)]
     vouched = artifact.assembly.linked_pieces
     assert 0 < vouched < len(payloads)
-    assert artifact.offer(0, payloads[1]) is Offer.CORRUPT
-    assert artifact.offer(0, payloads[0][:-1]) is Offer.CORRUPT
+    assert artifact.offer(0, payloads[1]) is PieceOffer.CORRUPT
+    assert artifact.offer(0, payloads[0][:-1]) is PieceOffer.CORRUPT
     assert artifact.held.count == 0
-    assert artifact.offer(0, payloads[0]) is Offer.NEW
-    assert artifact.offer(0, payloads[0]) is Offer.DUPLICATE
-    assert artifact.offer(0, payloads[1]) is Offer.DUPLICATE, "the payload of a held piece is not checked"
-    assert artifact.offer(vouched, payloads[vouched]) is Offer.UNVOUCHED
-    assert artifact.offer((1 << 32) - 1, payloads[0]) is Offer.UNVOUCHED
+    assert artifact.offer(0, payloads[0]) is PieceOffer.NEW
+    assert artifact.offer(0, payloads[0]) is PieceOffer.DUPLICATE
+    assert artifact.offer(0, payloads[1]) is PieceOffer.DUPLICATE, "the payload of a held piece is not checked"
+    assert artifact.offer(vouched, payloads[vouched]) is PieceOffer.UNVOUCHED
+    assert artifact.offer((1 << 32) - 1, payloads[0]) is PieceOffer.UNVOUCHED
     assert not artifact.complete
     for batch in made.batches[1:]:
         artifact.assembly.add_batch(batch)

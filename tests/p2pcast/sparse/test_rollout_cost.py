@@ -8,9 +8,9 @@ import pytest
 
 from p2pcast.ground.errors import UsageError
 from p2pcast.sparse.budget_schedule import DENSE, BudgetSchedule
-from p2pcast.sparse.rollout_cost import Sampling, dense_cost, mean_budget, sparse_cost, speed_up
+from p2pcast.sparse.rollout_cost import SamplingShape, dense_cost, mean_budget, sparse_cost, speed_up
 
-QWEN = Sampling(
+QWEN = SamplingShape(
     parameters=1.7e9, samples=8, prompt=512, answer=32_000, kv_width=28 * 8 * 128, queries_per_key=2, intensity=250.0
 )
 """As Qwen3-1.7B: 28 layers of 8 key heads, 128 wide."""

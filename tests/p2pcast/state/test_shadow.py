@@ -17,7 +17,7 @@ from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.ground.errors import IntegrityError, LocalError
 from p2pcast.ground.ordered_map import ordered_map
 from p2pcast.ground.version import Version
-from p2pcast.state.shadow import Phase, Shadow
+from p2pcast.state.shadow import Shadow, ShadowPhase
 
 V0, V1, V2 = Version(0, 0), Version(0, 1), Version(0, 2)
 
@@ -79,7 +79,7 @@ def test_apply_is_bit_exact(world, tmp_path, codec, workers):
     b = world.step(a, 2)
     with world.filled(tmp_path, a) as shadow:
         shadow.apply(world.stage(shadow, a, b, V1, V0, codec), workers=workers)
-        assert (shadow.version, shadow.phase) == (V1, Phase.CLEAN)
+        assert (shadow.version, shadow.phase) == (V1, ShadowPhase.CLEAN)
         assert world.bytes_of(shadow) == b
         assert shadow.state_digest == world.digest(b)
         assert shadow.verify(workers=workers) == []
@@ -136,7 +136,7 @@ def test_death_at_any_write_of_apply_is_repaired(world, tmp_path):
             # The old version is still whole only if the phase was not set yet.
             want = (V0, a) if left <= 2 else (V1, b)
             assert (shadow.version, world.bytes_of(shadow)) == want, left
-            assert shadow.phase is Phase.CLEAN
+            assert shadow.phase is ShadowPhase.CLEAN
             assert shadow.verify() == []
             if left <= 2:
                 shadow.apply(shadow.patch_path(V1))
@@ -267,7 +267,7 @@ def test_damaged_patch_is_refused_or_harmless(world, tmp_path):
             except (IntegrityError, LocalError):
                 refused += 1
                 assert world.bytes_of(shadow) == a
-                assert (shadow.version, shadow.phase) == (V0, Phase.CLEAN)
+                assert (shadow.version, shadow.phase) == (V0, ShadowPhase.CLEAN)
             else:  # the flip was in padding, or in the count of changed words
                 assert world.bytes_of(shadow) == b
                 shadow.fill(V0, world.words(a))
@@ -309,7 +309,7 @@ def test_filling_takes_cells_in_any_order_from_several_threads(world, tmp_path):
     with world.filled(tmp_path, a) as shadow:
         cells = sorted(shadow.layout.cells, key=lambda c: c.index * 7 % 11)
         with shadow.filling(V1) as put:
-            assert shadow.phase is Phase.FILLING
+            assert shadow.phase is ShadowPhase.FILLING
             list(ordered_map(lambda cell: put(cell, world.words(b)(cell)), cells, workers=3, name="test"))
         assert (shadow.version, shadow.state_digest) == (V1, world.digest(b))
         assert world.bytes_of(shadow) == b

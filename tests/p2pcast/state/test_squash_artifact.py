@@ -12,18 +12,18 @@ from p2pcast.artifact.run_key import RunKey
 from p2pcast.artifact.signed_records import DELTA, Open, run_id
 from p2pcast.ground.version import Version
 from p2pcast.state.squash_artifact import make_squash
-from p2pcast.store.artifact_log import Log
-from p2pcast.store.artifact_store import Store
+from p2pcast.store.artifact_log import ArtifactLog
+from p2pcast.store.artifact_store import ArtifactStore
 
 KEY = RunKey(bytes([5]) * 32)
 
 
 class Part(NamedTuple):
     assembly: Assembly
-    log: Log
+    log: ArtifactLog
 
 
-def put(store: Store, world, old: bytes, new: bytes, step: int) -> Part:
+def put(store: ArtifactStore, world, old: bytes, new: bytes, step: int) -> Part:
     record = Open(
         os.urandom(16), Version(0, step - 1), DELTA, world.layout.layout_id, 1024, run_id(KEY.public), Version(0, step)
     )
@@ -45,7 +45,7 @@ def test_small_squash_has_small_pieces(world, tmp_path):
     states = [world.state(0)]
     states += [world.step(states[0], 1)]
     states += [world.step(states[1], 2)]
-    store = Store(tmp_path, KEY.public)
+    store = ArtifactStore(tmp_path, KEY.public)
     parts = [put(store, world, states[n], states[n + 1], n + 1) for n in range(2)]
     made = make_squash(store, KEY, parts, None, lambda: None)
     assert (made.assembly.open.base, made.version) == (Version(0, 0), Version(0, 2))

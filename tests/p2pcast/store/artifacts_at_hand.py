@@ -13,8 +13,8 @@ import blake3
 from p2pcast.artifact import Assembly, Open, Packer, RunKey, run_id
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.ground.version import Version
-from p2pcast.store.artifact_journal import Kind
-from p2pcast.store.artifact_store import Store, Stored
+from p2pcast.store.artifact_journal import JournalKind
+from p2pcast.store.artifact_store import ArtifactStore, Stored
 
 KEY = RunKey(bytes([5]) * 32)
 LAYOUT = Layout([Tensor("a", "BF16", (20, 100)), Tensor("b", "F32", ())], cell_words=500)
@@ -58,7 +58,9 @@ def assembled(open_signed, batches, manifest) -> Assembly:
     return assembly
 
 
-def put(store: Store, kind: str, step: int, *, order: random.Random | None = None, **more) -> tuple[Stored, bytes]:
+def put(
+    store: ArtifactStore, kind: str, step: int, *, order: random.Random | None = None, **more
+) -> tuple[Stored, bytes]:
     """Receive an artifact piece by piece, in any order, and seal it."""
     *signed, log = made(kind, step, **more)
     assembly = assembled(*signed)
@@ -75,21 +77,21 @@ def put(store: Store, kind: str, step: int, *, order: random.Random | None = Non
     return stored, log
 
 
-def begun(store: Store, kind: str, pieces: Sequence[int]) -> tuple[Assembly, bytes]:
+def begun(store: ArtifactStore, kind: str, pieces: Sequence[int]) -> tuple[Assembly, bytes]:
     """A receiver that stored all records and these pieces, and whose process died. (Assembly, log.)"""
     open_signed, batches, manifest, log = made(kind, 1)
     assembly = assembled(open_signed, batches, manifest)
     part = store.begin(assembly.open, LAYOUT, resumable=True)
-    part.note([(Kind.OPEN, open_signed), *((Kind.BATCH, b) for b in batches)])
-    part.note([(Kind.MANIFEST, manifest)])
+    part.note([(JournalKind.OPEN, open_signed), *((JournalKind.BATCH, b) for b in batches)])
+    part.note([(JournalKind.MANIFEST, manifest)])
     for index in pieces:
         part.write(index * PIECE, [log[index * PIECE : (index + 1) * PIECE]])
     part.close()
     return assembly, log
 
 
-def again(store: Store) -> Store:
-    return Store(store.root, KEY.public)
+def again(store: ArtifactStore) -> ArtifactStore:
+    return ArtifactStore(store.root, KEY.public)
 
 
 def open_files(folder: Path) -> list[str]:

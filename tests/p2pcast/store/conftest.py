@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pcast.store.artifact_store import Store
+from p2pcast.store.artifact_store import ArtifactStore
 
 sys.path.append(str(Path(__file__).parent))  # artifacts_at_hand
 
@@ -16,4 +16,4 @@ from artifacts_at_hand import KEY
 
 @pytest.fixture
 def store(tmp_path):
-    return Store(tmp_path / "state", KEY.public)
+    return ArtifactStore(tmp_path / "state", KEY.public)

@@ -11,7 +11,7 @@ from p2pcast.artifact import RunKey
 from p2pcast.artifact.artifact_file import P2pdFile
 from p2pcast.ground.errors import LocalError
 from p2pcast.ground.version import Version
-from p2pcast.store.artifact_store import Store
+from p2pcast.store.artifact_store import ArtifactStore
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -106,6 +106,6 @@ def test_damaged_artifacts_are_listed_and_others_used(store):
 def test_artifacts_of_another_run_are_not_used(store):
     put(store, "delta", 1)
     put(store, "anchor", 2)
-    other = Store(store.root, RunKey(bytes([6]) * 32).public)
+    other = ArtifactStore(store.root, RunKey(bytes([6]) * 32).public)
     assert other.artifacts == {}
     assert len(other.damaged) == 2

@@ -7,12 +7,12 @@ from artifacts_at_hand import KEY, PIECE, again, begun
 
 from p2pcast.artifact import RunKey
 from p2pcast.artifact.artifact_file import HEADER
-from p2pcast.store.artifact_journal import SUFFIX, Kind
-from p2pcast.store.artifact_store import Store
+from p2pcast.store.artifact_journal import SUFFIX, JournalKind
+from p2pcast.store.artifact_store import ArtifactStore
 
 
 def resumed(store):
-    reopened = Store(store.root, KEY.public, keep_partial=True)
+    reopened = ArtifactStore(store.root, KEY.public, keep_partial=True)
     return reopened, reopened.resume()
 
 
@@ -69,7 +69,8 @@ def test_records_cut_anywhere_are_resumable(store):
         for part in found:
             held.append(part.held.count)
             part.log.note(
-                [(Kind.BATCH, b) for b in assembly.signed_batches()] + [(Kind.MANIFEST, assembly.manifest_signed)]
+                [(JournalKind.BATCH, b) for b in assembly.signed_batches()]
+                + [(JournalKind.MANIFEST, assembly.manifest_signed)]
             )
             part.log.close()
             _, [whole] = resumed(store)
@@ -85,7 +86,7 @@ def test_records_cut_anywhere_are_resumable(store):
 
 def test_records_of_another_run_are_refused(store):
     begun(store, "delta", range(9))
-    other = Store(store.root, RunKey(bytes([6]) * 32).public, keep_partial=True)
+    other = ArtifactStore(store.root, RunKey(bytes([6]) * 32).public, keep_partial=True)
     assert other.resume() == []
     assert list((store.root / "partial").iterdir()) == []
 

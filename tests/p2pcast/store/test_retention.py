@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from p2pcast.ground.version import Version
 from p2pcast.store import retention
-from p2pcast.store.retention import Counts, dispensable, expendable
+from p2pcast.store.retention import RetentionCounts, dispensable, expendable
 
 
 class Item:
@@ -50,7 +50,7 @@ def reachable(items) -> set[Version]:
 
 @given(histories(), st.integers(1, 6), st.integers(1, 3))
 def test_retention_keeps_the_newest_versions_chain(items, deltas, anchors):
-    gone = expendable(items, Counts(deltas, anchors))
+    gone = expendable(items, RetentionCounts(deltas, anchors))
     assert len(gone) == len(set(gone)) <= len(items)
     left = [i for i in items if i.id not in gone]
     newest = max((i.version for i in items), default=None)
@@ -76,7 +76,7 @@ def test_versions_reachable_by_kept_deltas_stay_reachable(items, deltas, anchors
     """An anchor that is the base of a kept delta is never removed: a version reachable by kept deltas and any anchor
     stays reachable.
     """
-    gone = set(expendable(items, Counts(deltas, anchors)))
+    gone = set(expendable(items, RetentionCounts(deltas, anchors)))
     left = [i for i in items if i.id not in gone]
     newest = [x for x in sorted(items, key=lambda i: i.version, reverse=True) if x.base is not None and x.id[0] == 0]
     counted = [i for i in left if i.base is not None and (i in newest[:deltas])]
@@ -88,17 +88,17 @@ def test_versions_reachable_by_kept_deltas_stay_reachable(items, deltas, anchors
 def test_chain_over_its_limit_is_removed():
     items = [Item(0, None, Version(0, 0))]
     items += [Item(n, Version(0, n - 1), Version(0, n)) for n in range(1, 31)]
-    assert expendable(items, Counts(5, 1, 31)) == []
-    left = {i.id for i in items} - set(expendable(items, Counts(5, 1, 30)))
+    assert expendable(items, RetentionCounts(5, 1, 31)) == []
+    left = {i.id for i in items} - set(expendable(items, RetentionCounts(5, 1, 30)))
     assert left == {items[0].id, *(i.id for i in items[26:])}, "the anchor and the newest five"
-    assert not set(expendable([i for i in items if i.id in left], Counts(5, 1, 30)))
+    assert not set(expendable([i for i in items if i.id in left], RetentionCounts(5, 1, 30)))
 
 
 def test_anchors_below_kept_deltas_are_kept_beyond_their_count():
     items = [Item(0, None, Version(0, 0))]
     items += [Item(n, Version(0, n - 1), Version(0, n)) for n in range(1, 60)]
     items += [Item(1000 + n, None, Version(0, n)) for n in range(10, 60, 10)]
-    gone = expendable(items, Counts(25, 1))
+    gone = expendable(items, RetentionCounts(25, 1))
     left = {i.version.step for i in items if i.base is None and i.id not in gone}
     assert left == {40, 50}, "25 deltas begin at 34, so the anchors of 40 and 50 are bases of kept deltas"
 

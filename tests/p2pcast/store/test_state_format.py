@@ -33,7 +33,7 @@ class Dying:
         self.left = count
         self.did: list[str] = []
 
-    def step(self, step: disk.Step, do: Callable[[], Any]) -> Any:
+    def step(self, step: disk.DiskStep, do: Callable[[], Any]) -> Any:
         if self.left <= 0:
             raise Died(step.what)
         self.left -= 1
@@ -187,7 +187,7 @@ def test_first_of_two_new_locks_is_the_lock(tmp_path: Path) -> None:
     state.mkdir()
 
     class Racing:
-        def step(self, step: disk.Step, do: Callable[[], Any]) -> Any:
+        def step(self, step: disk.DiskStep, do: Callable[[], Any]) -> Any:
             if step.what == "rename" and step.to == state / LOCK and not (state / LOCK).exists():
                 (state / LOCK).mkdir()
                 (state / LOCK / "daemon").touch()

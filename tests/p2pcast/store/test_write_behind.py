@@ -11,7 +11,7 @@ import pytest
 
 from p2pcast.ground.errors import LocalError, P2PCastError
 from p2pcast.store import write_behind
-from p2pcast.store.artifact_journal import Kind, Record
+from p2pcast.store.artifact_journal import JournalKind, Record
 from p2pcast.store.write_behind import STEP_BYTES, WriteBehind
 
 PIECE = 1 << 16
@@ -150,9 +150,9 @@ async def test_records_are_written_before_their_pieces() -> None:
     said: list[tuple[str, object]] = []
     log = RecordingLog(said)
     async with running() as (back, heard):
-        back.note(A, log, (Kind.OPEN, b"open"))
+        back.note(A, log, (JournalKind.OPEN, b"open"))
         back.submit(A, log, PIECE, 0, payload(0))
-        back.note(A, log, (Kind.BATCH, b"batch"))
+        back.note(A, log, (JournalKind.BATCH, b"batch"))
         back.flush()
         await heard.next()
         assert said == [("note", [b"open", b"batch"]), ("write", (0, 1))]
@@ -163,7 +163,7 @@ async def test_failure_is_reported_for_its_own_artifact(broken: str) -> None:
     said: list[tuple[str, object]] = []
     async with running() as (back, heard):
         for artifact, log in ((A, RecordingLog(said, broken=broken)), (B, RecordingLog(said))):
-            back.note(artifact, log, (Kind.OPEN, artifact))
+            back.note(artifact, log, (JournalKind.OPEN, artifact))
             back.submit(artifact, log, PIECE, 0, payload(0))
         back.flush()
         while not (heard.failed and heard.stored):

@@ -63,7 +63,7 @@ async def check(task: Task, job: object, token_ids: np.ndarray, mask: np.ndarray
     """Raises ForgedPlayError. In a thread: an event loop runs in this one."""
 
     def checked() -> None:
-        with task_checker.PlayLoop() as loop:
+        with task_checker.CheckLoop() as loop:
             task_checker.check_claims(task, job, token_ids, mask, loop, *said)
 
     await asyncio.to_thread(checked)

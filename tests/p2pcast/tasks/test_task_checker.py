@@ -19,7 +19,7 @@ from p2pcast.rollouts.job import Job
 from p2pcast.tasks.play import Play, Replay
 from p2pcast.tasks.sums import END, Sums, encode
 from p2pcast.tasks.task import ForgedPlayError, Sampler, Trajectory
-from p2pcast.tasks.task_checker import PlayLoop, answer_of
+from p2pcast.tasks.task_checker import CheckLoop, answer_of
 
 TASK = Sums(1)
 JOB = dataclasses.replace(jobs_of(TASK, 1)[0], prompt=b"1+2", max_tokens=4)
@@ -52,12 +52,12 @@ class Rounds(Sums):
 
 
 @pytest.fixture(scope="module")
-def loop() -> Iterator[PlayLoop]:
-    with PlayLoop() as found:
+def loop() -> Iterator[CheckLoop]:
+    with CheckLoop() as found:
         yield found
 
 
-def asked(loop: PlayLoop, task: Sums, token_ids: list[int], mask: list[int], *said: Any) -> list[Any]:
+def asked(loop: CheckLoop, task: Sums, token_ids: list[int], mask: list[int], *said: Any) -> list[Any]:
     ids, marks = np.array(token_ids, "<u4").tobytes(), np.array(mask, "u1").tobytes()
     return answer_of(task, [JOB.to_bytes(), ids, marks, said or None], loop)
 
@@ -93,7 +93,7 @@ def turns(*at: int) -> bytes:
     ],
 )  # fmt: skip
 def test_odd_results_are_refused(
-    loop: PlayLoop, token_ids: list[int], mask: list[int], stop: str, begins: bytes, answer: str
+    loop: CheckLoop, token_ids: list[int], mask: list[int], stop: str, begins: bytes, answer: str
 ) -> None:
     assert asked(loop, TASK, token_ids, mask, stop, begins, None)[0] == answer
 
@@ -119,7 +119,7 @@ def test_odd_results_are_refused(
     ],
 )  # fmt: skip
 def test_turns_must_equal_the_turns_of_the_play(
-    loop: PlayLoop, token_ids: list[int], mask: list[int], stop: str, begins: bytes, answer: str
+    loop: CheckLoop, token_ids: list[int], mask: list[int], stop: str, begins: bytes, answer: str
 ) -> None:
     assert asked(loop, Rounds(1), token_ids, mask, stop, begins, None)[0] == answer
 
@@ -160,7 +160,7 @@ class Seen(Sums):
 RIGHT = ([*ASKED, THREE, END], [0] * 5 + [1, 1], "end", turns(5), None)
 
 
-def test_a_play_leaves_no_task_for_the_next_check(loop: PlayLoop) -> None:
+def test_a_play_leaves_no_task_for_the_next_check(loop: CheckLoop) -> None:
     left: list[asyncio.Task[None]] = []
 
     def start() -> None:
@@ -172,7 +172,7 @@ def test_a_play_leaves_no_task_for_the_next_check(loop: PlayLoop) -> None:
     assert [task.cancelled() for task in left] == [True, True]
 
 
-def test_a_play_sees_no_variable_of_the_last_play(loop: PlayLoop) -> None:
+def test_a_play_sees_no_variable_of_the_last_play(loop: CheckLoop) -> None:
     variable = contextvars.ContextVar("variable", default=0)
     seen: list[int] = []
 
@@ -185,7 +185,7 @@ def test_a_play_sees_no_variable_of_the_last_play(loop: PlayLoop) -> None:
     assert seen == [0, 0]
 
 
-def test_plays_run_in_one_loop_and_leave_signals_alone(loop: PlayLoop) -> None:
+def test_plays_run_in_one_loop_and_leave_signals_alone(loop: CheckLoop) -> None:
     """A handler of SIGINT for each play had Python write the whole play as text."""
     before, seen = signal.getsignal(signal.SIGINT), []
     for _ in range(2):

@@ -21,7 +21,7 @@ from p2pcast.transport.rate_limit import BYTES_PER_UNIT, COST, RateLimit, RateLi
 from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Connection, ConnectionRequest, Identity
-from p2pcast.wire.connection_state import TRANSITIONS, Side, State
+from p2pcast.wire.connection_state import TRANSITIONS, ConnectionState, Side
 from p2pcast.wire.messages import SIGNED, Pong, Type
 
 TOKEN = JoinToken(bytes(16), bytes(20))
@@ -57,9 +57,9 @@ def test_every_request_has_a_cost():
     asks = {
         kind
         for (state, side, kind) in TRANSITIONS
-        if state is not State.CLOSED and (side is Side.DIALER or state is State.DATA)
+        if state is not ConnectionState.CLOSED and (side is Side.DIALER or state is ConnectionState.DATA)
     }
-    asks |= {kind for (state, _, kind) in TRANSITIONS if state is State.ENGINE}
+    asks |= {kind for (state, _, kind) in TRANSITIONS if state is ConnectionState.ENGINE}
     shaking = {Type.HELLO, Type.CHALLENGE, Type.PROOF, Type.READY, Type.ERROR}
     assert {kind for kind in asks - shaking - FREE if COST[kind] <= 0} == set()
     assert cost(Type.ATTACH, limits.MIB) - cost(Type.ATTACH, 0) == limits.MIB / BYTES_PER_UNIT

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.transport.stripe_count import FEWEST, MOST, Way, lossy_window, stripes
+from p2pcast.transport.stripe_count import FEWEST, MOST, NetworkPath, lossy_window, stripes
 
 ROOMY = 64e6
 
@@ -14,7 +14,7 @@ ROOMY = 64e6
 def chosen(
     rtt_s: float, congestion: str = "bbr", rate_bps: float = 100e6, window_bytes: float = ROOMY, loss: float = 0.001
 ) -> int:
-    return stripes(Way(rtt_s, rate_bps, congestion, window_bytes, loss))
+    return stripes(NetworkPath(rtt_s, rate_bps, congestion, window_bytes, loss))
 
 
 def test_there_are_at_least_the_fewest_stripes() -> None:
@@ -48,7 +48,7 @@ def test_lossy_windows_match_the_rfc() -> None:
 
 
 ways = st.builds(
-    Way,
+    NetworkPath,
     st.floats(0, 10),
     st.floats(0, 1e12),
     st.sampled_from(["bbr", "cubic", "reno", ""]),
@@ -58,8 +58,10 @@ ways = st.builds(
 
 
 @given(ways, st.floats(1, 10))
-def test_always_a_power_of_two_in_range_and_never_fewer_for_a_longer_way(way: Way, times: float) -> None:
+def test_always_a_power_of_two_in_range_and_never_fewer_for_a_longer_way(way: NetworkPath, times: float) -> None:
     number = stripes(way)
     assert number in (1, 2, 4, 8, 16)
     if way.congestion not in ("cubic",):
-        assert stripes(Way(way.rtt_s * times, way.rate_bps, way.congestion, way.window_bytes, way.loss)) >= number
+        assert (
+            stripes(NetworkPath(way.rtt_s * times, way.rate_bps, way.congestion, way.window_bytes, way.loss)) >= number
+        )

@@ -16,7 +16,7 @@ from p2pcast.trust.credentials import pinned
 from p2pcast.trust.dial_permissions import Certified, Role
 from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire.connection import Connection, ConnectionRequest, Identity
-from p2pcast.wire.connection_state import Side, State
+from p2pcast.wire.connection_state import ConnectionState, Side
 
 NOW = 1_800_000_000.0
 RUN, SECRET = b"r" * 16, b"s" * 20
@@ -91,7 +91,7 @@ def test_roles_by_certificate(wires, purpose, dialer, listener):
         assert (purpose, dialer, listener) not in may
         return
     assert (purpose, dialer, listener) in may
-    assert d.state is li.state is State[purpose.upper()]
+    assert d.state is li.state is ConnectionState[purpose.upper()]
 
 
 def test_authentication_takes_one_round_trip(wires):
@@ -108,7 +108,7 @@ def test_a_hello_in_another_nodes_name_is_refused(wires):
     li.secured(leaf(PEER, "peer"), proven=True)
     with pytest.raises(RefusedError, match="another node's"):
         wires.shake(d, li)
-    assert li.state is not State.DATA
+    assert li.state is not ConnectionState.DATA
 
 
 def test_another_node_at_the_address_is_left(wires):
@@ -166,7 +166,7 @@ def first(**more):
 def test_a_token_opens_a_first_connection(wires):
     d, li = first()
     (mine,), (theirs,) = wires.shake(d, li)
-    assert d.state is li.state is State.ENROL
+    assert d.state is li.state is ConnectionState.ENROL
     assert (mine.remote, theirs.remote, theirs.hello.role) == (HUB, PEER, "peer")
 
 
@@ -177,7 +177,7 @@ def test_the_secret_does_not_travel(wires):
         for one, other in ((d, li), (li, d)):
             said.append(one.take_output())
             other.feed(said[-1])
-    assert d.state is State.ENROL
+    assert d.state is ConnectionState.ENROL
     assert SECRET not in b"".join(said)
 
 

@@ -9,19 +9,30 @@ import pytest
 
 from p2pcast.ground.errors import RemoteError
 from p2pcast.wire.connection import HEADER, Connection, Message, Piece
-from p2pcast.wire.connection_state import TRANSITIONS, Side, State
+from p2pcast.wire.connection_state import TRANSITIONS, ConnectionState, Side
 from p2pcast.wire.messages import MAX_BODY, NO_BODY, RECORDS, SIGNED, Ping, Type
 from tests.p2pcast.wire.plain_records import as_tuples, plain
 
 D, L = Side.DIALER, Side.LISTENER
 T = Type
 ALLOWED = {
-    (State.HELLO, D): {T.HELLO},
-    (State.CHALLENGE, L): {T.CHALLENGE, T.READY},
-    (State.PROOF, D): {T.PROOF},
-    (State.READY, L): {T.READY},
-    (State.CONTROL, D): {T.JOIN, T.REPORT, T.LEAVE, T.CALL, T.UNREACHED, T.ENROL, T.SEEK, T.SQUASH, T.PING, T.PONG},
-    (State.CONTROL, L): {
+    (ConnectionState.HELLO, D): {T.HELLO},
+    (ConnectionState.CHALLENGE, L): {T.CHALLENGE, T.READY},
+    (ConnectionState.PROOF, D): {T.PROOF},
+    (ConnectionState.READY, L): {T.READY},
+    (ConnectionState.CONTROL, D): {
+        T.JOIN,
+        T.REPORT,
+        T.LEAVE,
+        T.CALL,
+        T.UNREACHED,
+        T.ENROL,
+        T.SEEK,
+        T.SQUASH,
+        T.PING,
+        T.PONG,
+    },
+    (ConnectionState.CONTROL, L): {
         T.WELCOME,
         T.PLAN,
         T.NEIGHBOURS,
@@ -39,8 +50,8 @@ ALLOWED = {
         T.PING,
         T.PONG,
     },
-    (State.DATA, D): {T.ATTACH, T.WANT, T.SPARE, T.ASK, T.RECALL, T.EASE, T.PING, T.PONG},
-    (State.DATA, L): {
+    (ConnectionState.DATA, D): {T.ATTACH, T.WANT, T.SPARE, T.ASK, T.RECALL, T.EASE, T.PING, T.PONG},
+    (ConnectionState.DATA, L): {
         T.ATTACHED,
         T.PATH,
         T.LAYOUT,
@@ -57,7 +68,7 @@ ALLOWED = {
         T.PING,
         T.PONG,
     },
-    (State.PUBLISH, D): {
+    (ConnectionState.PUBLISH, D): {
         T.RANK,
         T.LAYOUT,
         T.BEGIN,
@@ -70,17 +81,17 @@ ALLOWED = {
         T.PING,
         T.PONG,
     },
-    (State.PUBLISH, L): {T.RANKED, T.LAYOUT, T.BEGUN, T.DURABLE, T.ABORTED, T.LIVE, T.PING, T.PONG},
-    (State.ENGINE, D): {T.MEMBER, T.HELD, T.REPORTED, T.PING, T.PONG},
-    (State.ENROL, D): {T.ENROL, T.PING, T.PONG},
-    (State.ENROL, L): {T.ISSUED, T.PING, T.PONG},
-    (State.ENGINE, L): {T.STILL, T.SERVES, T.PING, T.PONG},
+    (ConnectionState.PUBLISH, L): {T.RANKED, T.LAYOUT, T.BEGUN, T.DURABLE, T.ABORTED, T.LIVE, T.PING, T.PONG},
+    (ConnectionState.ENGINE, D): {T.MEMBER, T.HELD, T.REPORTED, T.PING, T.PONG},
+    (ConnectionState.ENROL, D): {T.ENROL, T.PING, T.PONG},
+    (ConnectionState.ENROL, L): {T.ISSUED, T.PING, T.PONG},
+    (ConnectionState.ENGINE, L): {T.STILL, T.SERVES, T.PING, T.PONG},
 }
-EVERY = [(state, side, kind) for state in State for side in Side for kind in Type]
+EVERY = [(state, side, kind) for state in ConnectionState for side in Side for kind in Type]
 BAD = [
     row
     for row in EVERY
-    if row[2] not in ALLOWED.get(row[:2], set()) and not (row[2] is T.ERROR and row[0] is not State.CLOSED)
+    if row[2] not in ALLOWED.get(row[:2], set()) and not (row[2] is T.ERROR and row[0] is not ConnectionState.CLOSED)
 ]
 
 V = [1, 2]
@@ -154,7 +165,7 @@ BODIES = {
 }
 
 
-def at(wires, state: State, side: Side) -> Connection:
+def at(wires, state: ConnectionState, side: Side) -> Connection:
     """A connection in a state; the path there is not what is tested here."""
     d, li = wires.pair()
     connection = d if side is D else li
@@ -171,16 +182,18 @@ def frame(kind: Type) -> bytes:
 
 def test_the_table_is_the_documents():
     table = {
-        (state, side): {t for s, d, t in TRANSITIONS if (s, d) == (state, side)} for state in State for side in Side
+        (state, side): {t for s, d, t in TRANSITIONS if (s, d) == (state, side)}
+        for state in ConnectionState
+        for side in Side
     }
     for key, kinds in table.items():
         assert kinds - {T.ERROR} == ALLOWED.get(key, set())
-        assert (T.ERROR in kinds) == (key[0] is not State.CLOSED)
-    assert all(new is State.CLOSED for (_, _, kind), new in TRANSITIONS.items() if kind is T.ERROR)
+        assert (T.ERROR in kinds) == (key[0] is not ConnectionState.CLOSED)
+    assert all(new is ConnectionState.CLOSED for (_, _, kind), new in TRANSITIONS.items() if kind is T.ERROR)
     assert set(RECORDS) | SIGNED | {T.PIECE} == set(Type) == set(MAX_BODY)
 
 
-@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("state", ConnectionState)
 @pytest.mark.parametrize("side", Side)
 def test_messages_outside_the_table_are_refused_on_receive(wires, state, side):
     for kind in (k for s, d, k in BAD if (s, d) == (state, side)):
@@ -189,13 +202,13 @@ def test_messages_outside_the_table_are_refused_on_receive(wires, state, side):
             connection.feed(frame(kind)[: HEADER.size])
 
 
-@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("state", ConnectionState)
 @pytest.mark.parametrize("side", Side)
 def test_messages_outside_the_table_are_refused_on_send(wires, state, side):
     for kind in (k for s, d, k in BAD if (s, d) == (state, side)):
         connection = at(wires, state, side)
         if kind is T.PIECE:
-            if state is State.DATA:
+            if state is ConnectionState.DATA:
                 continue  # the hot path checks the state alone: only the relay sends pieces
             with pytest.raises(RemoteError):
                 connection.piece_header(1, 0, 1)
@@ -210,10 +223,10 @@ def test_messages_outside_the_table_are_refused_on_send(wires, state, side):
     [
         (purpose, side, kind)
         for purpose, state in (
-            ("control", State.CONTROL),
-            ("data", State.DATA),
-            ("publish", State.PUBLISH),
-            ("engine", State.ENGINE),
+            ("control", ConnectionState.CONTROL),
+            ("data", ConnectionState.DATA),
+            ("publish", ConnectionState.PUBLISH),
+            ("engine", ConnectionState.ENGINE),
         )
         for side in Side
         for kind in sorted(ALLOWED[state, side])
@@ -244,7 +257,7 @@ def test_an_error_closes(wires):
         li.fail(RemoteError("why"))
         with pytest.raises(RemoteError, match="why"):
             d.feed(li.take_output())
-        assert d.state is li.state is State.CLOSED
+        assert d.state is li.state is ConnectionState.CLOSED
         with pytest.raises(RemoteError):
             d.send(Ping(1))
         with pytest.raises(RemoteError):

@@ -9,7 +9,7 @@ from p2pcast.relay.pull_source import PullSource
 from p2pcast.relay.upstream import Upstream
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Message
-from p2pcast.wire.connection_state import TRANSITIONS, Side, State
+from p2pcast.wire.connection_state import TRANSITIONS, ConnectionState, Side
 from p2pcast.wire.dispatch import Handlers, dispatch
 from p2pcast.wire.messages import RECORDS, Type
 from rollout_node.engine.multi_host_leader import MultiHostLeader
@@ -35,21 +35,21 @@ def types_of(*tables: Handlers) -> set[Type]:
     return {key if isinstance(key, Type) else classes[key] for table in tables for key in table}
 
 
-def received(state: State, sender: Side) -> set[Type]:
+def received(state: ConnectionState, sender: Side) -> set[Type]:
     """Messages that an owner may receive. The connection handles ERROR, and nothing has to happen at a PONG."""
     return {t for at, side, t in TRANSITIONS if (at, side) == (state, sender)} - {Type.ERROR, Type.PONG}
 
 
 async def test_every_message_that_a_connection_may_bring_has_a_handler():
     here = link = MagicMock()
-    by_parents = received(State.DATA, Side.LISTENER) - {Type.PIECE}
+    by_parents = received(ConnectionState.DATA, Side.LISTENER) - {Type.PIECE}
     assert types_of(Upstream(here, link, live=True)._handlers) - {Type.PONG} == by_parents - {Type.HAVE}
     assert types_of(PullSource(here, here, link)._handlers) - {Type.PONG} == by_parents
-    assert types_of(Downstream(here)._handlers) == received(State.DATA, Side.DIALER)
-    assert types_of(PeerSession(link, here)._table) == received(State.CONTROL, Side.DIALER)
+    assert types_of(Downstream(here)._handlers) == received(ConnectionState.DATA, Side.DIALER)
+    assert types_of(PeerSession(link, here)._table) == received(ConnectionState.CONTROL, Side.DIALER)
     rank, changed = RankSession(link, here), asyncio.Event()
     ranks = RankIntake(here, here, {}, here, here, engines=here, changed=changed, wait_s=1.0)
-    assert types_of(rank._handlers, ranks._handlers) - {Type.PONG} == received(State.PUBLISH, Side.DIALER)
+    assert types_of(rank._handlers, ranks._handlers) - {Type.PONG} == received(ConnectionState.PUBLISH, Side.DIALER)
     lead, member = MultiHostLeader("e", here, here), MultiHostMember("e", here, here, None, here)
-    assert types_of(lead._handlers) == received(State.ENGINE, Side.DIALER)
-    assert types_of(member._handlers) == received(State.ENGINE, Side.LISTENER)
+    assert types_of(lead._handlers) == received(ConnectionState.ENGINE, Side.DIALER)
+    assert types_of(member._handlers) == received(ConnectionState.ENGINE, Side.LISTENER)

@@ -10,7 +10,7 @@ import pytest
 
 from p2pcast.ground.errors import IncompatibleError
 from p2pcast.wire.connection import Piece
-from p2pcast.wire.connection_state import State
+from p2pcast.wire.connection_state import ConnectionState
 from tests.p2pcast.wire.decisions import lines
 
 FOLDER = Path(__file__).parents[2] / "golden"
@@ -46,7 +46,7 @@ def test_we_read_these_bytes(wires):
     *_, piece = d.feed(known["challenge"] + known["ready"] + known["piece"])
     assert isinstance(piece, Piece)
     assert (piece.handle, piece.index, bytes(piece.payload)) == (258, 66051, b"piece")
-    assert d.state is li.state is State.DATA
+    assert d.state is li.state is ConnectionState.DATA
 
 
 def test_a_hello_of_protocol_1_is_refused_and_says_which_side_to_update(wires):

@@ -10,7 +10,7 @@ from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire import connection as module
 from p2pcast.wire import messages
 from p2pcast.wire.connection import HEADER, Connection, Established, Identity, Piece
-from p2pcast.wire.connection_state import Side, State
+from p2pcast.wire.connection_state import ConnectionState, Side
 from p2pcast.wire.messages import Type
 
 
@@ -24,7 +24,12 @@ def reframed(frame: bytes, **changes):
 
 @pytest.mark.parametrize(
     ("purpose", "state"),
-    [("data", State.DATA), ("control", State.CONTROL), ("publish", State.PUBLISH), ("engine", State.ENGINE)],
+    [
+        ("data", ConnectionState.DATA),
+        ("control", ConnectionState.CONTROL),
+        ("publish", ConnectionState.PUBLISH),
+        ("engine", ConnectionState.ENGINE),
+    ],
 )
 def test_both_sides_are_established_once(wires, purpose, state):
     d, li = wires.pair(purpose, stripe=2, stripes=3)
@@ -45,7 +50,7 @@ def test_a_parent_that_dials_feeds_the_dialled_child(wires):
     """
     parent, child = wires.pair(role="parent")
     wires.shake(parent, child)
-    assert parent.state is child.state is State.DATA
+    assert parent.state is child.state is ConnectionState.DATA
     (asked,) = parent.feed(child.send(messages.Want(bytes(16), [])))
     assert asked.type is Type.WANT
     *_, piece = child.feed(parent.piece_header(1, 0, 5) + b"piece")
@@ -83,7 +88,7 @@ def test_another_node_at_the_address_is_refused(wires):
         wires.shake(d, li)
     d, li = wires.pair(expect=wires.listener.node)
     wires.shake(d, li)
-    assert d.state is State.DATA
+    assert d.state is ConnectionState.DATA
 
 
 def test_a_listener_without_the_secret_is_found_out(wires):
@@ -100,7 +105,7 @@ def test_a_dialer_without_the_secret_is_found_out(wires):
     d.feed(li.take_output())
     with pytest.raises(RefusedError, match="proof is wrong"):
         li.feed(reframed(d.take_output(), proof=b"\0" * 32))
-    assert li.state is not State.DATA
+    assert li.state is not ConnectionState.DATA
 
 
 @pytest.mark.parametrize(
@@ -174,7 +179,7 @@ def test_frames_out_of_order_or_twice_are_refused(wires, side, first, second):
     target = d if side is Side.DIALER else li
     if (first, second) == right:
         target.feed(known[first] + known[second])
-        assert target.state is State.DATA
+        assert target.state is ConnectionState.DATA
         return
     with pytest.raises(RemoteError):
         target.feed(known[first] + known[second])
@@ -195,10 +200,10 @@ def test_a_refusal_reaches_the_other_side(wires):
     with pytest.raises(RefusedError) as refused:
         li.feed(d.take_output())
     li.fail(refused.value)
-    assert li.state is State.CLOSED
+    assert li.state is ConnectionState.CLOSED
     with pytest.raises(RefusedError, match="the other side says: the token is not one"):
         d.feed(li.take_output())
-    assert d.state is State.CLOSED
+    assert d.state is ConnectionState.CLOSED
     d.fail(RemoteError("not sent"))
     assert d.take_output() == b""
 

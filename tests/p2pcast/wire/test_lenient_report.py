@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from p2pcast.ground import limits
 from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire.connection import Connection, Identity, Message
-from p2pcast.wire.connection_state import Side, State
+from p2pcast.wire.connection_state import ConnectionState, Side
 from p2pcast.wire.messages import Report, Type, decode, encode_map
 from p2pcast.wire.records import read, unpacked
 from tests.p2pcast.wire.plain_records import plain
@@ -140,7 +140,7 @@ ENGINES = st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(ENGINE, ANY)
 @given(st.fixed_dictionaries({}, optional={key: ANY | st.just(MAY[key]) for key in MAY} | {"engines": ENGINES | ANY}))
 def test_any_report_is_kept_as_valid_json(said):
     connection = Connection(Side.LISTENER, Identity(bytes(16), "hub", JoinToken(bytes(16), bytes(20))), bytes(32))
-    connection.state = State.CONTROL
+    connection.state = ConnectionState.CONTROL
     body = encode_map(MUST | said)
     (event,) = connection.feed(
         len(body).to_bytes(4, "little") + int(Type.REPORT).to_bytes(2, "little") + bytes(6) + body

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from p2pcast.wire.connection_state import TRANSITIONS, Side, State
+from p2pcast.wire.connection_state import TRANSITIONS, ConnectionState, Side
 from p2pcast.wire.constraints import (
     Binary,
     Blob,
@@ -189,7 +189,7 @@ def test_keys_of_a_report_agree_with_its_record() -> None:
 def test_states_and_senders_agree_with_the_transition_table() -> None:
     stated = {}
     for state, sender, frames in rows("| state | sender | frames |"):
-        stated[State[state], SIDES[sender]] = set(frames.strip("`").split())
+        stated[ConnectionState[state], SIDES[sender]] = set(frames.strip("`").split())
     for (state, side), frames in stated.items():
         allowed = {kind.name for of, by, kind in TRANSITIONS if (of, by) == (state, side) and kind is not Type.ERROR}
         assert frames == allowed, (state, side)

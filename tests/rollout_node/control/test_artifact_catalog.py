@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from p2pcast.ground.version import Version
 from p2pcast.wire import messages
-from rollout_node.control.artifact_catalog import Catalog
+from rollout_node.control.artifact_catalog import ArtifactCatalog
 
 X, Y, Z = (bytes([n]) * 16 for n in (1, 2, 3))
 LAYOUT = bytes(32)
@@ -25,7 +25,7 @@ def entry(
 
 
 def test_only_sealed_artifacts_are_edges():
-    catalog = Catalog()
+    catalog = ArtifactCatalog()
     assert not catalog.complete.is_set()
     assert catalog.update(
         messages.Catalog([entry(X, None, Version(0, 1)), entry(Y, Version(0, 1), Version(0, 2), sealed=False)], []), 1.0
@@ -40,7 +40,7 @@ def test_only_sealed_artifacts_are_edges():
 
 
 def test_the_catalog_notes_when_an_artifact_was_sealed():
-    catalog = Catalog()
+    catalog = ArtifactCatalog()
     catalog.update(messages.Catalog([entry(X, None, Version(0, 1), sealed=False)], []), 1.0)
     catalog.update(messages.Catalog([entry(X, None, Version(0, 1))], []), 5.0)
     catalog.update(messages.Catalog([entry(X, None, Version(0, 1))], []), 9.0)
@@ -50,7 +50,7 @@ def test_the_catalog_notes_when_an_artifact_was_sealed():
 
 
 def test_sealed_versions_with_a_hash_are_listed():
-    catalog = Catalog()
+    catalog = ArtifactCatalog()
     sealed, unsealed = (
         entry(X, None, Version(0, 1), identity=LAYOUT),
         entry(Y, Version(0, 1), Version(0, 2), sealed=False, identity=LAYOUT),
@@ -60,7 +60,7 @@ def test_sealed_versions_with_a_hash_are_listed():
 
 
 def test_dropped_artifacts_are_removed():
-    catalog = Catalog()
+    catalog = ArtifactCatalog()
     catalog.update(messages.Catalog([entry(X, None, Version(0, 1)), entry(Y, Version(0, 1), Version(0, 2))], []), 1.0)
     assert not catalog.update(messages.Catalog([], [X, Z]), 2.0)
     assert catalog.get(X) is None
@@ -68,7 +68,7 @@ def test_dropped_artifacts_are_removed():
 
 
 def test_after_a_welcome_the_list_is_the_whole_truth():
-    catalog = Catalog()
+    catalog = ArtifactCatalog()
     catalog.update(messages.Catalog([entry(X, None, Version(0, 1)), entry(Y, Version(0, 1), Version(0, 2))], []), 1.0)
     catalog.begin()
     assert catalog.get(X) is not None  # until the list is there

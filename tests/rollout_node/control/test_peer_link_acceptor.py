@@ -6,11 +6,11 @@ import pytest
 from recorder import Recorder
 
 from p2pcast.ground.errors import RefusedError, RemoteError, RetryableError
-from rollout_node.control.peer_link_acceptor import LinkAcceptor, Receivers
+from rollout_node.control.peer_link_acceptor import PeerLinkAcceptor, Receivers
 
 
 def begun(lead=None):
-    acceptor = LinkAcceptor()
+    acceptor = PeerLinkAcceptor()
     receivers = Receivers(Recorder(), Recorder(), lead, lambda: ["a link"])
     acceptor.begin(receivers)
     return acceptor, receivers
@@ -21,7 +21,7 @@ def hello(purpose="data", role="child"):
 
 
 def test_before_the_peer_is_built_links_are_turned_away():
-    acceptor = LinkAcceptor()
+    acceptor = PeerLinkAcceptor()
     with pytest.raises(RetryableError, match="not joined yet"):
         acceptor.accept_link(Recorder(), hello())
     with pytest.raises(RefusedError, match="leads no engine"):

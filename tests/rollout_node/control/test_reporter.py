@@ -9,7 +9,7 @@ from p2pcast.ground import limits
 from p2pcast.ground.version import Version
 from p2pcast.wire.messages import Report
 from rollout_node.control import reporter as module
-from rollout_node.control.reporter import MEASURABLE_BYTES, Reporter, Transfers, join_body
+from rollout_node.control.reporter import MEASURABLE_BYTES, ReceivedArtifacts, Reporter, join_body
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 
@@ -124,7 +124,7 @@ def test_join_names_the_staged_version(monkeypatch):
 
 
 def test_the_last_transfer_is_taken_once():
-    transfers = Transfers()
+    transfers = ReceivedArtifacts()
     assert transfers.take_last() is None
     transfers.received(1000, 0.5)
     transfers.received(2000, 0.25)
@@ -133,7 +133,7 @@ def test_the_last_transfer_is_taken_once():
 
 
 def test_the_fastest_transfer_that_is_long_enough_counts():
-    transfers = Transfers()
+    transfers = ReceivedArtifacts()
     transfers.received(MEASURABLE_BYTES, 0.001)
     assert transfers.fastest_bps == 0.0
     transfers.received(2 * MEASURABLE_BYTES, 1.0)

@@ -7,7 +7,7 @@ import pytest
 
 from p2pcast.ground.errors import RefusedError, RetryableError, UntrustedError
 from rollout_node.control import run_key_source as run_key
-from rollout_node.control.run_key_source import RunKey, RunKeySource
+from rollout_node.control.run_key_source import KnownRunKey, RunKeySource
 
 KEY, OTHER = bytes(range(32)), bytes(32)
 
@@ -78,7 +78,7 @@ AWAY = RetryableError("the hub is out of reach")
 
 async def test_the_hubs_key_is_saved_before_use():
     made, saved, _ = source(KEY)
-    assert await made.obtain() == RunKey(KEY)
+    assert await made.obtain() == KnownRunKey(KEY)
     assert saved.kept == [KEY]
 
 
@@ -91,7 +91,7 @@ async def test_a_key_that_the_token_does_not_pin_is_refused():
 
 async def test_a_first_join_retries_and_says_so_once(caplog):
     made, _, hub = source(AWAY, AWAY, AWAY, KEY)
-    assert await made.obtain() == RunKey(KEY)
+    assert await made.obtain() == KnownRunKey(KEY)
     assert hub.script == []
     assert caplog.text.count("trying for 600 s") == 1
 
@@ -111,20 +111,20 @@ async def test_a_first_join_gives_up_after_its_time():
 async def test_a_hub_that_does_not_answer_is_left(monkeypatch):
     monkeypatch.setattr(run_key, "WELCOME_S", 0.01)
     made, _, hub = source(None, KEY)
-    assert await made.obtain() == RunKey(KEY)
+    assert await made.obtain() == KnownRunKey(KEY)
     assert hub.hung_up == 1
 
 
 async def test_a_peer_that_knows_the_key_starts_without_the_hub():
     made, saved, hub = source(AWAY, KEY, kept=KEY)
-    assert await made.obtain() == RunKey(KEY, resumed=True)
+    assert await made.obtain() == KnownRunKey(KEY, resumed=True)
     assert hub.script == [KEY]
     assert saved.kept == [KEY]
 
 
 async def test_a_peer_that_knows_the_key_turns_to_its_mirror_at_once():
     made, _, _ = source(AWAY, kept=KEY, mirror=KEY)
-    assert await made.obtain() == RunKey(KEY, resumed=True, mirror_now=True)
+    assert await made.obtain() == KnownRunKey(KEY, resumed=True, mirror_now=True)
 
 
 async def test_an_untrusted_hub_stops_a_first_join_alone():
@@ -137,13 +137,13 @@ async def test_an_untrusted_hub_stops_a_first_join_alone():
 
 async def test_a_first_join_without_a_hub_goes_on_with_the_mirror(caplog):
     made, _, _ = source(AWAY, mirror=KEY)
-    assert await made.obtain() == RunKey(KEY, mirror_now=True)
+    assert await made.obtain() == KnownRunKey(KEY, mirror_now=True)
     assert "going on with the mirror" in caplog.text
 
 
 async def test_a_run_without_a_hub_reads_the_mirror():
     made, _, _ = source(mirror=KEY, has_hub=False)
-    assert await made.obtain() == RunKey(KEY, mirror_now=True)
+    assert await made.obtain() == KnownRunKey(KEY, mirror_now=True)
 
 
 async def test_a_run_without_a_hub_and_with_its_mirror_away_needs_a_saved_key():
@@ -151,4 +151,4 @@ async def test_a_run_without_a_hub_and_with_its_mirror_away_needs_a_saved_key():
     with pytest.raises(RetryableError):
         await made.obtain()
     made, _, _ = source(mirror=AWAY, has_hub=False, kept=KEY)
-    assert await made.obtain() == RunKey(KEY, resumed=True, mirror_now=True)
+    assert await made.obtain() == KnownRunKey(KEY, resumed=True, mirror_now=True)

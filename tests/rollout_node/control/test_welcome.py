@@ -7,7 +7,7 @@ from p2pcast.artifact.signed_records import run_id
 from p2pcast.ground.errors import RefusedError
 from p2pcast.ground.version import Version
 from p2pcast.wire import messages
-from rollout_node.control.welcome import Welcome
+from rollout_node.control.welcome import HubWelcome
 
 KEY = bytes(range(32))
 
@@ -17,7 +17,9 @@ class Parts:
         self.bearer = Recorder(token="first")
         self.orders = Recorder(target_observers=Recorder())
         self.catalog, self.evictions, self.timeline = (Recorder() for _ in range(3))
-        self.welcome = Welcome(run_id(KEY), name, self.bearer, self.orders, self.catalog, self.evictions, self.timeline)
+        self.welcome = HubWelcome(
+            run_id(KEY), name, self.bearer, self.orders, self.catalog, self.evictions, self.timeline
+        )
 
 
 def body(**changes):

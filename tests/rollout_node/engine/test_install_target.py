@@ -21,7 +21,7 @@ from rollout_node.engine.multi_host_leader import MultiHostLeader
 from rollout_node.installers.checkpoint_folder import FolderInstaller
 from rollout_node.installers.engine_installer import EngineInstaller
 from rollout_node.installers.install_socket import InstallSocket
-from rollout_node.peer_config import NO_WAIT, PeerConfig, Wait, valid_target
+from rollout_node.peer_config import NO_WAIT, PeerConfig, SafePointWait, valid_target
 
 TOKEN = str(JoinToken(bytes(16), bytes(20)))
 FOLDER, SERVER = "safetensors:out", "vllm:http://127.0.0.1:8000"
@@ -120,7 +120,7 @@ async def test_a_lead_leads_its_server_and_nothing_else(tmp_path: Path):
 
 def test_a_drain_contradicts_kept_caches_and_foreign_pauses() -> None:
     given, drain = ("--install", SERVER), ("--commit-safe-point", "drain")
-    assert configured(*given, *drain, "--drain-timeout", "5").wait == Wait("drain", 5.0)
+    assert configured(*given, *drain, "--drain-timeout", "5").wait == SafePointWait("drain", 5.0)
     assert configured(*given, "--kv", "keep", "--driver", "external").wait == NO_WAIT
     for kv in ("keep", "salt"):
         with pytest.raises(UsageError, match="needs --kv recompute"):

@@ -9,7 +9,7 @@ import torch
 
 from p2pcast.codec.layout import Layout, Tensor
 from rollout_node.in_engine.loader_recording import Storages, record
-from rollout_node.in_engine.loader_rehearsal import Span, Verdict, rehearse
+from rollout_node.in_engine.loader_rehearsal import LoaderVerdict, StorageSpan, rehearse
 from rollout_node.in_engine.weight_audit import compare
 from tests.support.tensor_device import DEVICE
 
@@ -82,14 +82,14 @@ def test_rehearsal_detects_one_changed_bit_and_writes_nothing(how: str) -> None:
     model.load_weights([("w", values)])
     storages, there = Storages(model), model.w.clone()
     verdict, spans = rehearse(model, storages.owns, "w", values)
-    assert (verdict, torch.equal(model.w, there)) == (Verdict.EQUAL, True)
-    assert {span[:2] for span in spans} == {Span.of(model.w)[:2]}
-    assert rehearse(model, storages.owns, "w", -values)[0] is Verdict.DIFFERS
+    assert (verdict, torch.equal(model.w, there)) == (LoaderVerdict.EQUAL, True)
+    assert {span[:2] for span in spans} == {StorageSpan.of(model.w)[:2]}
+    assert rehearse(model, storages.owns, "w", -values)[0] is LoaderVerdict.DIFFERS
     assert torch.equal(model.w, there)
     for at in range(12):
         words = model.w.data.view(torch.int16).view(-1)
         words[at] ^= 1
-        assert rehearse(model, storages.owns, "w", values)[0] is Verdict.DIFFERS
+        assert rehearse(model, storages.owns, "w", values)[0] is LoaderVerdict.DIFFERS
         words[at] ^= 1
 
 
@@ -97,20 +97,20 @@ def test_rehearsal_detects_one_changed_bit_and_writes_nothing(how: str) -> None:
 def test_unjudgeable_loader_has_no_verdict_and_writes_nothing(how: str) -> None:
     model = One(LOST[how], 4, 3)
     there = model.w.clone()
-    assert rehearse(model, Storages(model).owns, "w", torch.full((4, 3), 7.0))[0] is Verdict.UNKNOWN
+    assert rehearse(model, Storages(model).owns, "w", torch.full((4, 3), 7.0))[0] is LoaderVerdict.UNKNOWN
     assert torch.equal(model.w, there)
 
 
 def test_tensor_of_another_rank_is_untouched() -> None:
     model = One(lambda p, t: None, 4, 3)
-    assert rehearse(model, Storages(model).owns, "w", torch.zeros(4, 3)) == (Verdict.UNTOUCHED, [])
+    assert rehearse(model, Storages(model).owns, "w", torch.zeros(4, 3)) == (LoaderVerdict.UNTOUCHED, [])
 
 
 def test_nan_values_are_compared_by_bits() -> None:
     model = One(lambda p, t: p.data.copy_(t), 2, 2)
     values = torch.full((2, 2), float("nan"))
     model.load_weights([("w", values)])
-    assert rehearse(model, Storages(model).owns, "w", values)[0] is Verdict.EQUAL
+    assert rehearse(model, Storages(model).owns, "w", values)[0] is LoaderVerdict.EQUAL
 
 
 @pytest.mark.parametrize("how", [*FOLLOWED, *LOST])
@@ -131,7 +131,7 @@ def test_verdicts_of_all_ranks_are_combined_for_the_expected_values() -> None:
     def compared(*entries: tuple[int, int]) -> tuple[list[str], list[str]]:
         return compare(layout, [(0, verdict, (), (), seen) for verdict, seen in entries], expected)
 
-    equal, differs, unknown = int(Verdict.EQUAL), int(Verdict.DIFFERS), int(Verdict.UNKNOWN)
+    equal, differs, unknown = int(LoaderVerdict.EQUAL), int(LoaderVerdict.DIFFERS), int(LoaderVerdict.UNKNOWN)
     assert compared((equal, 77), (equal, 77)) == ([], [])
     assert compared((equal, 77), (differs, 77)) == (["a"], [])
     assert compared((equal, 77), (unknown, 77)) == ([], ["a"])

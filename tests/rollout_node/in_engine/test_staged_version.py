@@ -16,7 +16,7 @@ from p2pcast.ground.version import Version
 from rollout_node.in_engine.installation import install_dense
 from rollout_node.in_engine.loader_recording import Storages
 from rollout_node.in_engine.staged_version import stage
-from rollout_node.in_engine.weight_mapping import Block, Mapping
+from rollout_node.in_engine.weight_mapping import Mapping, StridedBlock
 from tests.support.tensor_device import DEVICE
 
 pytestmark = pytest.mark.device
@@ -54,7 +54,7 @@ def storages(model: Model) -> Storages:
 
 
 def mapping(*, reload: tuple[int, ...] = ()) -> Mapping:
-    blocks = {} if reload else {0: (Block.of(0, (32,), (1,), 0, 0, (1,)),)}
+    blocks = {} if reload else {0: (StridedBlock.of(0, (32,), (1,), 0, 0, (1,)),)}
     return Mapping(blocks, dict.fromkeys(reload, "by a test"))
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rollout_node.in_engine import weight_audit
 from rollout_node.in_engine.weight_audit import digest_in_place, digest_on_host
-from rollout_node.in_engine.weight_mapping import Block
+from rollout_node.in_engine.weight_mapping import StridedBlock
 from tests.support.tensor_device import DEVICE
 
 pytestmark = pytest.mark.device
@@ -33,7 +33,7 @@ def test_digest_of_shards_of_rows_and_columns(dtype, rows, columns, wide, chunk,
     """
     words = storage(dtype, rows * columns + 5)
     to = (1, rows) if transposed else (columns, 1)
-    block = Block.of(start, (rows, columns), (columns + wide, 1), 0, 5, to)
+    block = StridedBlock.of(start, (rows, columns), (columns + wide, 1), 0, 5, to)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(weight_audit, "_CHUNK_WORDS", chunk)
         assert digest_in_place(3, block, words.to(DEVICE)) == digest_on_host(3, block, words)
@@ -43,8 +43,8 @@ def test_digest_of_shards_of_rows_and_columns(dtype, rows, columns, wide, chunk,
 def test_digest_of_whole_and_single_element_blocks(dtype):
     words = storage(dtype, 5000)
     for block in (
-        Block.of(77, (4999,), (1,), 0, 1, (1,)),
-        Block.of(0, (1,), (1,), 0, 9, (1,)),
-        Block.of(3, (20,), (11,), 0, 9, (2,)),
+        StridedBlock.of(77, (4999,), (1,), 0, 1, (1,)),
+        StridedBlock.of(0, (1,), (1,), 0, 9, (1,)),
+        StridedBlock.of(3, (20,), (11,), 0, 9, (2,)),
     ):
         assert digest_in_place(0, block, words.to(DEVICE)) == digest_on_host(0, block, words)

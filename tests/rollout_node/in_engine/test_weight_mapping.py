@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_node.in_engine.weight_mapping import Block, NotABoxError
+from rollout_node.in_engine.weight_mapping import NotABoxError, StridedBlock
 
 
 @st.composite
@@ -27,9 +27,9 @@ def views(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
     return source.transpose(order), target.transpose(order)
 
 
-def block_of(source: np.ndarray, target: np.ndarray) -> Block:
+def block_of(source: np.ndarray, target: np.ndarray) -> StridedBlock:
     strides = [tuple(s // a.itemsize for s in a.strides) for a in (source, target)]
-    return Block.of(int(source.flat[0]), source.shape, strides[0], 7, int(target.flat[0]), strides[1])
+    return StridedBlock.of(int(source.flat[0]), source.shape, strides[0], 7, int(target.flat[0]), strides[1])
 
 
 @given(views(), st.integers(0, 5), st.data())
@@ -60,11 +60,11 @@ def test_runs_and_splits_cover_the_view_once(pair: tuple[np.ndarray, np.ndarray]
 
 
 def test_fused_projection_has_one_dimension() -> None:
-    block = Block.of(0, (64, 128), (128, 1), 3, 16384, (128, 1))
+    block = StridedBlock.of(0, (64, 128), (128, 1), 3, 16384, (128, 1))
     assert (block.shape, block.from_stride, block.to_stride) == ((8192,), (1,), (1,))
 
 
 @pytest.mark.parametrize("strides", [(0, 1), (1, 1), (2, 1)])
 def test_overlapping_sources_are_refused(strides: tuple[int, int]) -> None:
     with pytest.raises(NotABoxError):
-        Block.of(0, (3, 3), strides, 0, 0, (3, 1))
+        StridedBlock.of(0, (3, 3), strides, 0, 0, (3, 1))

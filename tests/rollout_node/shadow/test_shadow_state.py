@@ -9,7 +9,7 @@ from fake_holding import FakeHolding, FakeNode
 
 from p2pcast.ground.errors import RetryableError
 from p2pcast.ground.version import Version
-from rollout_node.shadow.shadow_state import ShadowReader, ShadowState
+from rollout_node.shadow.shadow_state import HeldShadow, ShadowState
 
 V = [Version(0, n) for n in range(10)]
 
@@ -93,8 +93,8 @@ def test_closing_closes_the_shadow():
     assert shadow.closed
 
 
-def reader(shadow, staged, *holdings) -> ShadowReader:
-    return ShadowReader(state(staged, shadow), FakeNode(*holdings))
+def reader(shadow, staged, *holdings) -> HeldShadow:
+    return HeldShadow(state(staged, shadow), FakeNode(*holdings))
 
 
 CHAIN = [FakeHolding(n, n + 1, complete=True) for n in range(5)]
@@ -132,7 +132,7 @@ def test_layout_and_digests_match_the_shadow():
     assert made.layout_document() == b"layout"
     assert made.digests().cells == "digests"
     assert made.staged == V[3]
-    empty = ShadowReader(ShadowState(), FakeNode())
+    empty = HeldShadow(ShadowState(), FakeNode())
     for ask in (empty.layout_document, empty.digests):
         with pytest.raises(RetryableError, match="no version yet"):
             ask()

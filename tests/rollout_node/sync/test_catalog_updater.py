@@ -7,7 +7,7 @@ from fake_holding import FakeHolding, FakeNode, FakeParent, FakeParentFailover, 
 from recorder import Recorder
 
 from p2pcast.wire import messages
-from rollout_node.control.artifact_catalog import Catalog
+from rollout_node.control.artifact_catalog import ArtifactCatalog
 from rollout_node.sync.catalog_updater import CatalogUpdater
 
 
@@ -16,7 +16,7 @@ class Peer:
         self.node, self.downloader = FakeNode(*holdings), Recorder()
         self.events = []
         self.updater = CatalogUpdater(
-            Catalog(),
+            ArtifactCatalog(),
             self.node,
             FakeParentFailover(parent),
             self.downloader,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pcast.ground.version import Version
-from p2pcast.relay.artifact_path import Edge, Rates, expected_bytes, fitted_exponent, seconds
+from p2pcast.relay.artifact_path import Edge, PathRates, expected_bytes, fitted_exponent, seconds
 from p2pcast.wire import messages
 from rollout_node.sync.catchup_choice import CatchupChoice
 
@@ -95,7 +95,7 @@ def test_expected_sizes_follow_earlier_squashes():
 @given(st.lists(st.integers(1, 10**9), min_size=1, max_size=12), st.floats(1e5, 1e11), st.integers(1, 10**11))
 def test_a_way_is_never_longer_than_the_chain(sizes, bps, state_bytes):
     chain = [delta(n, n + 1, size) for n, size in enumerate(sizes)]
-    rates = Rates(link_bps=bps)
+    rates = PathRates(link_bps=bps)
     peer = CatchupChoice("kept", 2)
     peer.transferred(10**9, 8e9 / bps)
     edges = [*chain, delta(0, len(sizes), max(sizes)), Edge(b"a", None, v(len(sizes)), state_bytes)]

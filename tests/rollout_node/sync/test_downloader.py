@@ -15,7 +15,7 @@ from p2pcast.artifact.piece_set import PieceSet
 from p2pcast.relay.artifact_excerpt import Excerpt
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import Node
-from p2pcast.store.artifact_store import Store
+from p2pcast.store.artifact_store import ArtifactStore
 from p2pcast.transport.link import Link
 from p2pcast.transport.listener import Listener
 from p2pcast.trust.join_token import JoinToken
@@ -46,7 +46,7 @@ class Peer:
     def __init__(self, root: Path, number: int, kind: type[Node] = Node) -> None:
         self.ident = bytes([number]) * 16
         self.identity = Identity(self.ident, f"n{number}", TOKEN)
-        self.store = Store(root / str(number), Maker.key.public)
+        self.store = ArtifactStore(root / str(number), Maker.key.public)
         self.node = kind(self, self.ident, Maker.key.public)
         self.node.add_layout(Maker.layout)
         self.downstream = self.node.downstream

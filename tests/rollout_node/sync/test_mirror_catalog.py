@@ -14,8 +14,8 @@ from p2pcast.artifact.artifact_file import Tail
 from p2pcast.ground import limits
 from p2pcast.ground.errors import IntegrityError
 from p2pcast.ground.version import Version
-from p2pcast.mirror.object_names import READY, Marker, run_folder, tail_name
-from p2pcast.mirror.object_store import MissingError, Objects
+from p2pcast.mirror.object_names import READY, ReadyMarker, run_folder, tail_name
+from p2pcast.mirror.object_store import ObjectMissingError, Objects
 from rollout_node.sync.mirror_catalog import MirrorCatalog
 
 RUN = run_id(KEY.public)
@@ -31,9 +31,9 @@ def assembled(made: Made) -> Assembly:
     return assembly
 
 
-def marker(made: Made) -> Marker:
+def marker(made: Made) -> ReadyMarker:
     record = assembled(made).open
-    return Marker(record.version, record.base, record.artifact)
+    return ReadyMarker(record.version, record.base, record.artifact)
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ async def test_a_directory_that_fails_verification_or_is_missing_is_reported(obj
     with pytest.raises(IntegrityError, match="batch's signature"):
         await catalog.directory(FIRST.id, KEY.public, {}, refuse)
     await objects.remove([tail_name(FIRST.id)])
-    with pytest.raises(MissingError):
+    with pytest.raises(ObjectMissingError):
         await catalog.directory(FIRST.id, KEY.public, {}, no_check)
     assert catalog.take_complaints() == [tail_name(FIRST.id)]
 

@@ -16,12 +16,12 @@ from p2pcast.artifact.artifact_file import Tail
 from p2pcast.artifact.piece_set import PieceSet
 from p2pcast.artifact.signed_records import OWN
 from p2pcast.ground.errors import RetryableError
-from p2pcast.mirror.object_names import Marker, run_folder, slice_name, tail_name
+from p2pcast.mirror.object_names import ReadyMarker, run_folder, slice_name, tail_name
 from p2pcast.mirror.object_store import Objects
 from p2pcast.relay.artifact_excerpt import Excerpt
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import Node
-from p2pcast.store.artifact_store import Store
+from p2pcast.store.artifact_store import ArtifactStore
 from rollout_node.sync import mirror_source as module
 from rollout_node.sync.mirror_catalog import MirrorCatalog
 from rollout_node.sync.mirror_source import MirrorErrors, MirrorSource
@@ -53,7 +53,7 @@ class Peer:
     """A node that only a mirror feeds. A ``NodeOwner``."""
 
     def __init__(self, root: Path) -> None:
-        self.store = Store(root / "store", KEY.public)
+        self.store = ArtifactStore(root / "store", KEY.public)
         self.node = Node(self, b"p" * 16, KEY.public)
         self.objects = CountedObjects((root / "mirror").as_uri(), run_folder(RUN))
         room = asyncio.Semaphore(module.AT_ONCE)
@@ -78,7 +78,7 @@ class Peer:
         tail = Tail.of(assembly)._replace(durable=made.durable if durable is None else durable)
         await self.objects.put(tail_name(made.id), tail.to_bytes())
         await self.objects.put(slice_name(made.id, 0), made.log)
-        await self.objects.put(str(Marker(record.version, record.base, record.artifact)), made.manifest)
+        await self.objects.put(str(ReadyMarker(record.version, record.base, record.artifact)), made.manifest)
         await self.catalog.refresh(KEY.public)
 
     async def fetch(self) -> None:

@@ -10,7 +10,7 @@ from recorder import Recorder
 from p2pcast.artifact.signed_records import KEY_BYTES, run_id
 from p2pcast.ground.errors import IntegrityError, RefusedError, RetryableError
 from p2pcast.ground.version import Version
-from p2pcast.mirror.object_store import MissingError
+from p2pcast.mirror.object_store import ObjectMissingError
 from p2pcast.relay.artifact_path import Edge
 from rollout_node.sync import mirror_source as module
 from rollout_node.sync.mirror_catalog import MirrorCatalog, NoMirror
@@ -60,7 +60,7 @@ async def test_another_key_is_refused(key):
 
 async def test_unanswering_mirrors_and_mirrors_of_other_runs_are_given_up():
     with pytest.raises(RetryableError, match="holds nothing of this run"):
-        await read_run_key(Objects(MissingError("404")), RUN, MirrorErrors(Recorder()))
+        await read_run_key(Objects(ObjectMissingError("404")), RUN, MirrorErrors(Recorder()))
     objects = Objects(*[RetryableError("no answer")] * 99)
     with pytest.raises(RetryableError, match="no answer"):
         await read_run_key(objects, RUN, MirrorErrors(Recorder()))

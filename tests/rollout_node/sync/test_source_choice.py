@@ -6,7 +6,7 @@ from fake_holding import FakeHolding
 from rollout_node.sync.source_choice import (
     MIRROR_PATIENCE_S,
     SMALL_BYTES,
-    Ask,
+    SourceChoice,
     choose_source,
     due_from_mirror,
     needs_source,
@@ -30,14 +30,14 @@ def never():
 @pytest.mark.parametrize(
     ("changes", "asked"),
     [
-        ({"pulled": True, "overdue": never}, Ask.LATER),
-        ({"offered": True, "overdue": never}, Ask.PEERS),
-        ({"offered": True, "sealed_bytes": SMALL_BYTES, "overdue": never}, Ask.PARENT),
-        ({"offered": True, "sealed_bytes": None, "overdue": never}, Ask.PARENT),
-        ({}, Ask.PEERS),
-        ({"overdue": lambda: False}, Ask.LATER),
-        ({"mirrored": True, "overdue": never}, Ask.LATER),
-        ({"sealed_bytes": None, "overdue": never}, Ask.LATER),
+        ({"pulled": True, "overdue": never}, SourceChoice.LATER),
+        ({"offered": True, "overdue": never}, SourceChoice.PEERS),
+        ({"offered": True, "sealed_bytes": SMALL_BYTES, "overdue": never}, SourceChoice.PARENT),
+        ({"offered": True, "sealed_bytes": None, "overdue": never}, SourceChoice.PARENT),
+        ({}, SourceChoice.PEERS),
+        ({"overdue": lambda: False}, SourceChoice.LATER),
+        ({"mirrored": True, "overdue": never}, SourceChoice.LATER),
+        ({"sealed_bytes": None, "overdue": never}, SourceChoice.LATER),
     ],
 )
 def test_a_missing_artifact_is_requested_from_its_source(changes, asked):
@@ -47,7 +47,7 @@ def test_a_missing_artifact_is_requested_from_its_source(changes, asked):
 
 @pytest.mark.parametrize("holding", [FakeHolding(0, 1, complete=True), FakeHolding(0, 1, source="parent")])
 def test_no_source_is_asked_for_held_or_incoming_artifacts(holding):
-    assert choose_source(holding, **MISSING | {"overdue": never}) is Ask.NONE
+    assert choose_source(holding, **MISSING | {"overdue": never}) is SourceChoice.NONE
 
 
 @pytest.mark.parametrize(

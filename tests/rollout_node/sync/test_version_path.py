@@ -7,7 +7,7 @@ from fake_holding import FakeHolding, FakeMirror, FakeNode, FakeParent, FakePare
 
 from p2pcast.ground.version import Version
 from p2pcast.wire import messages
-from rollout_node.control.artifact_catalog import Catalog
+from rollout_node.control.artifact_catalog import ArtifactCatalog
 from rollout_node.sync.catchup_choice import CatchupChoice
 from rollout_node.sync.mirror_catalog import NoMirror
 from rollout_node.sync.version_path import VersionPlanner
@@ -17,7 +17,7 @@ DELTAS = (row(None, 0), row(0, 1), row(1, 2), row(2, 3))
 
 class Peer:
     def __init__(self, *holdings, staged=None, rows=(), mirror=None, newest=None, parent=None, stored=()) -> None:
-        self.catalog = Catalog()
+        self.catalog = ArtifactCatalog()
         if rows:
             self.catalog.update(messages.Catalog(rows, []), 0.0)
         self.orders = SimpleNamespace(hold=None, target=None)

@@ -18,7 +18,7 @@ from p2pcast.tasks.play import Play, result_of
 from p2pcast.tasks.sums import Sums
 from p2pcast.tasks.task import Sample
 from rollout_node.worker.engine_versions import EngineVersions
-from rollout_node.worker.generate_sampler import GenerateSampler, TopTokens
+from rollout_node.worker.generate_sampler import GenerateSampler, TopTokenShare
 from rollout_node.worker.sampled_answer import EngineFailedError, PromptRefusedError
 from tests.support.fake_engine import FakeEngine, digest_of, logprobs, routed
 
@@ -227,7 +227,7 @@ async def test_a_share_of_sparse_plays_has_the_most_probable_tokens(
     await versions.refresh()
     sampler = GenerateSampler(http, engine.url, versions)
     assert (await sampled(sampler.of_play(lambda count: None))).top is None
-    sampler = GenerateSampler(http, engine.url, versions, top=TopTokens(1.0, 6))
+    sampler = GenerateSampler(http, engine.url, versions, top=TopTokenShare(1.0, 6))
     found = await sampled(sampler.of_play(lambda count: None))
     assert found.top is not None
     for at, (ids, values) in enumerate(zip(*found.top, strict=True)):
@@ -239,7 +239,9 @@ async def test_a_share_of_sparse_plays_has_the_most_probable_tokens(
 async def test_a_dense_engine_is_not_asked_for_the_most_probable_tokens(
     engine: FakeEngine, http: aiohttp.ClientSession
 ) -> None:
-    sampler = GenerateSampler(http, engine.url, EngineVersions(http, engine.url, engine.url), top=TopTokens(share=1.0))
+    sampler = GenerateSampler(
+        http, engine.url, EngineVersions(http, engine.url, engine.url), top=TopTokenShare(share=1.0)
+    )
     assert (await sampled(sampler.of_play(lambda count: None))).top is None
     assert engine.asked[-1]["sampling_params"]["logprobs"] == 0
 
@@ -248,6 +250,6 @@ async def test_a_sample_with_too_few_top_tokens_goes_without(engine: FakeEngine,
     engine.schedules = {"0.1": "ab" * 32}
     versions = EngineVersions(http, engine.url, engine.url)
     await versions.refresh()
-    sampler = GenerateSampler(http, engine.url, versions, top=TopTokens(1.0, 10_000))
+    sampler = GenerateSampler(http, engine.url, versions, top=TopTokenShare(1.0, 10_000))
     found = await sampled(sampler.of_play(lambda count: None))
     assert (found.top, len(found.token_ids)) == (None, 24)

@@ -12,7 +12,7 @@ from p2pcast.ground import limits
 from p2pcast.ground.errors import RefusedError
 from p2pcast.ground.version import Version
 from p2pcast.wire.messages import Catalog, Evicted, Hold, Type, Welcome
-from trainer_node.admission.hub_links import EvictionEnforcer, LinkAcceptor, WelcomeMessages
+from trainer_node.admission.hub_links import EvictionEnforcer, HubLinkAcceptor, WelcomeMessages
 from trainer_node.membership.peer_record import PeerRecord
 from trainer_node.membership.peer_session import PeerSession, Sessions
 
@@ -24,7 +24,7 @@ def taken():
     children = SimpleNamespace(accept=lambda link: calls.append("children"))
     ranks = SimpleNamespace(accept=lambda link, hello: calls.append("ranks"))
     enrolment = SimpleNamespace(accept=lambda link, hello: calls.append("enrolment"))
-    made = LinkAcceptor(children, ranks, enrolment, lambda link, token: ("session", token))
+    made = HubLinkAcceptor(children, ranks, enrolment, lambda link, token: ("session", token))
     return SimpleNamespace(acceptor=made, calls=calls, children=children)
 
 

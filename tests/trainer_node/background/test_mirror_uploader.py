@@ -14,7 +14,7 @@ from p2pcast.ground.version import Version
 from p2pcast.ground.wakeup import Wakeup
 from p2pcast.mirror.object_names import KEY, slice_name, tail_name
 from p2pcast.mirror.object_store import Objects
-from p2pcast.store.retention import Counts
+from p2pcast.store.retention import RetentionCounts
 from tests.support.until import until
 from trainer_node.background import mirror_uploader
 from trainer_node.background.mirror_contents import MirrorContents
@@ -164,7 +164,7 @@ async def test_removed_artifacts_leave_the_mirror(parts, encoder: Encoder, monke
     monkeypatch.setattr("p2pcast.mirror.upload_plan.LEFT_OVER_S", -1.0)
     await encoder.publish(0)
     await encoder.publish(1, shape=(3, 5))
-    found = parts(counts=Counts(1, 1))
+    found = parts(counts=RetentionCounts(1, 1))
     found.run()
     await found.until(version="0.1", current=True)
     gone = next(s for s in encoder.store.artifacts.values() if s.version == V(0, 0))

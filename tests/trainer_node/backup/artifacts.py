@@ -18,8 +18,8 @@ from p2pcast.codec.digest import MASK, digest
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.ground import limits
 from p2pcast.ground.version import Version
-from p2pcast.store.artifact_store import Store
-from p2pcast.store.retention import Counts
+from p2pcast.store.artifact_store import ArtifactStore
+from p2pcast.store.retention import RetentionCounts
 from p2pcast.store.state_format import state_lock
 from trainer_node.publish.version_numbers import FILE, VersionNumbers
 
@@ -29,12 +29,12 @@ LAYOUT = Layout([Tensor("a", "BF16", (50, 100))], cell_words=1000)
 class HubState:
     """``counts``: numbers of artifacts that retention keeps."""
 
-    def __init__(self, root: Path, counts: Counts | None = None) -> None:
+    def __init__(self, root: Path, counts: RetentionCounts | None = None) -> None:
         self.root = root
         with state_lock(root):
             self.key = RunKey.load_or_create(root / "run.key")
             (root / "hub.json").write_text(json.dumps({"node": "00" * 16, "incarnation": 3, "target": None}))
-            self.store = Store(root, self.key.public, counts=counts or Counts(100, 10))
+            self.store = ArtifactStore(root, self.key.public, counts=counts or RetentionCounts(100, 10))
         self.numbers = VersionNumbers(root / FILE, "boot")
         self._step = 0
         draw = np.random.default_rng(0)

@@ -10,7 +10,7 @@ import pytest
 from tests.trainer_node.backup.artifacts import HubState
 from tests.trainer_node.ledger.ledger_game import Game
 from tests.trainer_node.ledger.postgresql_cluster import Cluster, postgresql
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.ledger_store import LedgerStore
 
 SEGMENT_BYTES = 2048
 """Small, so that a few results fill one."""
@@ -45,7 +45,7 @@ def state(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def game(state: Path, database: str | None) -> Iterator[Game]:
-    made = Game(lambda: Store(state, database, segment_bytes=SEGMENT_BYTES))
+    made = Game(lambda: LedgerStore(state, database, segment_bytes=SEGMENT_BYTES))
     yield made
     made.ledger.close()
 

@@ -16,11 +16,11 @@ from click.testing import CliRunner
 
 from p2pcast.cli.state_folder import check
 from p2pcast.files import disk
-from p2pcast.files.disk import Step
+from p2pcast.files.disk import DiskStep
 from p2pcast.ground.errors import IntegrityError, LocalError, UsageError
 from p2pcast.ground.version import Version
-from p2pcast.store.artifact_store import Store
-from p2pcast.store.retention import Counts
+from p2pcast.store.artifact_store import ArtifactStore
+from p2pcast.store.retention import RetentionCounts
 from tests.trainer_node.backup.artifacts import HubState
 from trainer_node.backup import run_backup
 from trainer_node.backup.backup_folder import opened
@@ -42,7 +42,7 @@ def restored(source: Path, to: Path, branch: int | None = None) -> int:
 
 
 def test_backup_of_a_publishing_hub_holds_every_version_up_to_its_newest(tmp_path: Path) -> None:
-    hub = HubState(tmp_path / "hub", Counts(4, 1))
+    hub = HubState(tmp_path / "hub", RetentionCounts(4, 1))
     hub.anchor()
     ended = threading.Event()
 
@@ -70,7 +70,7 @@ def test_backup_of_a_publishing_hub_holds_every_version_up_to_its_newest(tmp_pat
         restored(tmp_path / f"backup-{number}", state)
         done = CliRunner().invoke(check, [str(state), "--shadow", str(tmp_path / "none")])
         assert done.exit_code == 0, done.output
-        store = Store(state, hub.key.public)
+        store = ArtifactStore(state, hub.key.public)
         assert store.damaged == []
         newest = store.newest()
         assert newest is not None
@@ -90,7 +90,7 @@ def test_restored_hub_names_no_version_that_was_used_after_the_backup(tmp_path: 
     after = [hub.delta() for _ in range(3)]
     assert restored(source, tmp_path / "restored") == 1
     numbers = VersionNumbers(tmp_path / "restored" / FILE, "boot")  # the same boot of the machine
-    head = Store(tmp_path / "restored", hub.key.public).newest()
+    head = ArtifactStore(tmp_path / "restored", hub.key.public).newest()
     assert head == Version(0, 1)
     assert numbers.next(head, 2) == Version(1, 2)
     assert numbers.next(head, 2) not in after
@@ -127,7 +127,7 @@ class Ending:
     def __init__(self, at: int, error: OSError | None = None) -> None:
         self.steps, self._at, self._error = 0, at, error
 
-    def step(self, step: Step, do: Callable[[], T]) -> T:
+    def step(self, step: DiskStep, do: Callable[[], T]) -> T:
         self.steps += 1
         if self._error is None and self.steps > self._at:
             raise Killed

@@ -20,7 +20,7 @@ from tests.trainer_node.ledger.postgresql_cluster import Cluster
 from trainer_node.backup import ledger_backup, run_backup
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.body_segments import Place
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.ledger_store import LedgerStore
 from trainer_node.ledger.ledger import Ledger
 
 CHECKPOINT = b"c" * 32
@@ -36,12 +36,12 @@ def restored(source: Path, to: Path, step: int, database: str | None) -> int | N
 
 
 def opened(game: Game, state: Path, database: str | None) -> Ledger:
-    return Ledger(Store(state, database, segment_bytes=2048), game.policy, now=lambda: game.source_s)
+    return Ledger(LedgerStore(state, database, segment_bytes=2048), game.policy, now=lambda: game.source_s)
 
 
 def bodies_of(state: Path, database: str | None) -> int:
     """The number of results, after a look at each one's bytes."""
-    with closing(Store(state, database)) as store:
+    with closing(LedgerStore(state, database)) as store:
         rows = dump(store)
         check_rows(rows)
         found = [row for row in rows["results"] if row.segment is not None]
@@ -273,14 +273,14 @@ def test_ledger_moves_from_sqlite_to_postgresql(tmp_path: Path, game: Game, stat
     before = dump(game.store)
     copied(state, None, tmp_path / "backup")
     restored(tmp_path / "backup", tmp_path / "moved", 1, target := cluster.database())
-    with closing(Store(tmp_path / "moved", target)) as store:
+    with closing(LedgerStore(tmp_path / "moved", target)) as store:
         after = dump(store)
     assert {name: sorted(map(repr, rows)) for name, rows in after.items()} == {
         name: sorted(map(repr, rows)) for name, rows in before.items()
     }
     assert not (tmp_path / "moved" / "ledger.db").exists()
     game.ledger.close()
-    game.store = Store(tmp_path / "moved", target)
+    game.store = LedgerStore(tmp_path / "moved", target)
     game.ledger = Ledger(game.store, game.policy, now=lambda: game.source_s)
     game.whole_step(session)
     assert bodies_count(game) > 0

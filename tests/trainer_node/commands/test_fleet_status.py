@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pcast.cli import cli
-from p2pcast.cli.status_document import Found
+from p2pcast.cli.status_document import StatusObject
 from p2pcast.ground.errors import RefusedError, UsageError
 from trainer_node.commands.fleet_status import fleet_document
 
@@ -32,7 +32,7 @@ LEDGER = {
 
 
 def document(**more: Any) -> dict[str, Any]:
-    return fleet_document(Found(LEDGER | more), 1)
+    return fleet_document(StatusObject(LEDGER | more), 1)
 
 
 def test_workers_are_ordered_by_price_per_rollout() -> None:

@@ -15,19 +15,19 @@ from hypothesis import strategies as st
 
 from p2pcast.ground.version import Version
 from trainer_node.commit.barrier import (
-    Aborted,
     Barrier,
-    Commit,
+    BarrierPhase,
+    CommitVersion,
     Decision,
-    Engine,
+    EngineReport,
     Failed,
-    Hold,
+    HoldShadows,
     Left,
     Opened,
-    Phase,
-    Reported,
+    PeerReported,
     Sealed,
     Tick,
+    VersionAborted,
 )
 
 TIMEOUT_S = 30.0
@@ -55,9 +55,9 @@ class SimulatedPeer:
     def hear(self, message: Decision) -> None:
         if not self.alive:
             return
-        if isinstance(message, Hold):
+        if isinstance(message, HoldShadows):
             self.hold = message.version
-        elif isinstance(message, Commit):
+        elif isinstance(message, CommitVersion):
             self.target = message.version
         self.go_on()
 
@@ -81,8 +81,8 @@ class SimulatedPeer:
             self.go_on()
 
     def report(self) -> None:
-        engine = Engine(self.staged, self.committed, self.committed is not None and self.committed == self.target)
-        self.fleet.to_hub(self, Reported(self.name, {"e": engine}))
+        engine = EngineReport(self.staged, self.committed, self.committed is not None and self.committed == self.target)
+        self.fleet.to_hub(self, PeerReported(self.name, {"e": engine}))
 
 
 class Fleet:
@@ -109,25 +109,25 @@ class Fleet:
         self._clear[way] = arrives
         self.later(arrives - self.now, what)
 
-    def to_hub(self, peer: SimulatedPeer, event: Reported) -> None:
+    def to_hub(self, peer: SimulatedPeer, event: PeerReported) -> None:
         self.carry((peer.name, "hub"), lambda: self.happen(event) if peer.alive else None)
 
     def happen(self, event: Any) -> None:
         for decision in self.barrier.handle(event, self.now):
             self.check(decision)
             self.log.append(decision)
-            if isinstance(decision, Hold | Commit):
+            if isinstance(decision, HoldShadows | CommitVersion):
                 for peer in list(self.peers.values()):
                     self.carry(("hub", peer.name), lambda p=peer, d=decision: p.hear(d))
 
     def check(self, decision: Decision) -> None:
-        if isinstance(decision, Commit):
+        if isinstance(decision, CommitVersion):
             assert decision.version in self.sealed
-            before = [d.version for d in self.log if isinstance(d, Commit)]
+            before = [d.version for d in self.log if isinstance(d, CommitVersion)]
             assert all(v < decision.version for v in before)
             assert decision.staged == decision.ready - len(decision.late)
             assert decision.staged >= max(1, self.quorum * decision.ready - 1e-9)
-            if self.barrier.phase is Phase.SWITCHING:
+            if self.barrier.phase is BarrierPhase.SWITCHING:
                 self.counted[decision.version] = {name for name, _ in self.barrier._round.waited}
                 assert len(self.counted[decision.version]) <= decision.staged
         if isinstance(decision, Failed):
@@ -175,7 +175,7 @@ def fast_trainer(fleet: Fleet, period_s: float, until_s: float) -> None:
 
 
 def commits(fleet: Fleet) -> list[Version]:
-    return [d.version for d in fleet.log if isinstance(d, Commit)]
+    return [d.version for d in fleet.log if isinstance(d, CommitVersion)]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -236,7 +236,7 @@ def test_rounds_are_sound_and_the_newest_version_is_committed_in_any_history(see
         if what == "join":
             fleet.join(next(names), fleet.draw.uniform(0.1, 30.0))
         elif what == "abort" and fleet.barrier._opening is not None:
-            fleet.happen(Aborted(fleet.barrier._opening))
+            fleet.happen(VersionAborted(fleet.barrier._opening))
         elif chosen is not None and what == "die":
             fleet.die(chosen)
         elif chosen is not None and what in ("stick", "free"):

@@ -26,7 +26,7 @@ from test_ledger_requests import MANIFEST, ZERO, Stage, played  # noqa: E402
 from p2pcast.ground.version import Version  # noqa: E402
 from p2pcast.ledger_api.batch_client import BatchClient  # noqa: E402
 from tests.trainer_node.ledger.ledger_invariants import check_rows, dump  # noqa: E402
-from trainer_node.ledger.database.ledger_store import Store  # noqa: E402
+from trainer_node.ledger.database.ledger_store import LedgerStore  # noqa: E402
 from trainer_node.ledger_server.ledger_daemon import LedgerDaemon  # noqa: E402
 
 GROUPS, SIZE = 2, 4
@@ -111,7 +111,7 @@ async def _work(daemon: LedgerDaemon, folder: Path, http: aiohttp.ClientSession,
 
 def batch_states(folder: Path) -> list[tuple[int, str]]:
     """Step and state of each batch, in the order of cutting. The ledger has ended."""
-    store = Store(folder)
+    store = LedgerStore(folder)
     try:
         rows = dump(store)
         check_rows(rows)

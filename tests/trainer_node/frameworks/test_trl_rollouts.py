@@ -25,7 +25,7 @@ from tests.trainer_node.ledger.ledger_invariants import check_rows, dump
 from trainer_node.frameworks.trl import LedgerRollouts, P2PCast
 from trainer_node.frameworks.trl_rollouts import POSITION
 from trainer_node.ledger.database.body_segments import Place
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.ledger_store import LedgerStore
 
 DAEMONS = ROOT / "tests" / "daemons" / "rollouts"
 sys.path += [str(DAEMONS), str(ROOT / "tests" / "rollout_node" / "vllm")]
@@ -98,7 +98,7 @@ async def started(folder: Path, stays: int) -> AsyncIterator[TrlRun]:
 
 def batches_of(folder: Path) -> dict[int, list[float]]:
     """By step of a trained batch: the log-probabilities of the tokens that its results may be learnt from."""
-    store = Store(folder)
+    store = LedgerStore(folder)
     try:
         rows = dump(store)
         check_rows(rows)

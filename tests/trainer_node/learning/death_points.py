@@ -26,7 +26,7 @@ import pytest
 from disk_image import Image, Left
 from step_recorder import Recorder
 
-from p2pcast.files.disk import Step
+from p2pcast.files.disk import DiskStep
 from tests.trainer_node.ledger.crash_points import Died, Point
 from trainer_node.sdk.hub_connection import HubConnection
 
@@ -77,7 +77,7 @@ class PassedPoints:
             return self.death
 
 
-def _kind(step: Step, root: Path) -> str:
+def _kind(step: DiskStep, root: Path) -> str:
     """Numbers and random parts of names are left out."""
     path = str(step.path.relative_to(root))
     return f"{step.what} {re.sub(r'[0-9a-f]{12,}|[0-9]+', '#', path)}"
@@ -99,7 +99,7 @@ class LearnerLife:
         self.dead = True
         raise Died(LEARNER)
 
-    def step(self, step: Step, do: Callable[[], T]) -> T:
+    def step(self, step: DiskStep, do: Callable[[], T]) -> T:
         """A step of the learner's disk."""
         if self.dead:
             self._die()
@@ -155,11 +155,11 @@ class HubDisk:
         self._recorder = Recorder(root)
         self._order = threading.RLock()
         self._death: Death | None = None
-        self._torn: Step | None = None
+        self._torn: DiskStep | None = None
         self.abandoned = False
         """The hub is dead, and may clean up after itself."""
 
-    def step(self, step: Step, do: Callable[[], T]) -> T:
+    def step(self, step: DiskStep, do: Callable[[], T]) -> T:
         with self._order:
             if self._death is None:
                 death = self._points.reached(HUB, _kind(step, self.root))
@@ -195,7 +195,7 @@ class DiskWatcher:
         self.hub: HubDisk | None = None
         self.learner: LearnerLife | None = None
 
-    def step(self, step: Step, do: Callable[[], T]) -> T:
+    def step(self, step: DiskStep, do: Callable[[], T]) -> T:
         for part, root in (
             (self.hub, None if self.hub is None else self.hub.root),
             (self.learner, None if self.learner is None else self.learner.folder),

@@ -7,7 +7,7 @@ import numpy as np
 from p2pcast.ground.version import Version
 from p2pcast.ledger_api.batch_client import Rollout, RolloutBatch, RolloutGroup
 from p2pcast.rollouts.job import Group
-from p2pcast.rollouts.result import Result, Span
+from p2pcast.rollouts.result import Result, VersionSpan
 from trainer_node.learning.objective.training_rows import NOT_SAMPLED, TrainingRow
 
 VOCABULARY = 23
@@ -38,7 +38,10 @@ def result(**changes) -> Result:
         "token_ids": np.array([5, 6, 7, 1, 2, 9, 3, 4], "<u4"),
         "mask": np.array([0, 0, 0, 1, 1, 0, 1, 1], "u1"),
         "logprobs": np.array([0, 0, 0, -0.5, -1.5, 0, -0.25, -3], "<f4"),
-        "spans": (Span(Version(0, 3), 3, 5, HASH, "recompute"), Span(Version(0, 4), 6, 8, HASH, "recompute")),
+        "spans": (
+            VersionSpan(Version(0, 3), 3, 5, HASH, "recompute"),
+            VersionSpan(Version(0, 4), 6, 8, HASH, "recompute"),
+        ),
         "temperature": 1.0,
         "reward": 0.5,
         "stop": "end",

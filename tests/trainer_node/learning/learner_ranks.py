@@ -37,7 +37,7 @@ from trainer_node.learning.objective.micro_batches import micro_batches
 from trainer_node.learning.objective.training_rows import TrainingRow
 from trainer_node.learning.packing_check import require_separate_rows
 from trainer_node.learning.probing.learner_scores import learner_scores
-from trainer_node.learning.publications import Publishing
+from trainer_node.learning.publications import VersionPublisher
 from trainer_node.learning.trained_weights import TrainedWeights
 from trainer_node.learning.trainer_ranks import TrainerRanks, leave
 from trainer_node.learning.warm_start import WarmStartOptions, warm_start
@@ -119,7 +119,7 @@ def ledger_of(plan: Plan, folder: Path) -> stage.MemoryLedger:
 class Kept:
     """A hub whose versions rank 0 keeps, gathered by torch."""
 
-    def __init__(self, folder: Path, ranks: TrainerRanks, hub: Publishing) -> None:
+    def __init__(self, folder: Path, ranks: TrainerRanks, hub: VersionPublisher) -> None:
         self._folder, self._ranks, self._hub = folder / "versions", ranks, hub
         self._folder.mkdir(exist_ok=True)
 
@@ -161,7 +161,7 @@ def run(plan: Plan, folder: Path, ranks: TrainerRanks) -> dict[str, Any]:
     with ExitStack() as stack:
         if plan.hub is None:
             newest = checkpoints.newest(stored)
-            hub: Publishing = stage.MemoryHub(0 if newest is None else newest.position.branch)
+            hub: VersionPublisher = stage.MemoryHub(0 if newest is None else newest.position.branch)
         else:
             hub = stack.enter_context(
                 Publisher(plan.hub, token_file=folder / "token", base=Path(plan.model), plaintext=True)

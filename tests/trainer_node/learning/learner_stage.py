@@ -23,10 +23,10 @@ from trainer_node.learning.learner_model import LearnerModel
 from trainer_node.learning.learner_step import LearnerStep, StepOptions
 from trainer_node.learning.objective.policy_loss import LossOptions
 from trainer_node.learning.objective.training_rows import rows_of
-from trainer_node.learning.publications import Publications, Publishing
+from trainer_node.learning.publications import Publications, VersionPublisher
 from trainer_node.learning.trained_weights import Masters, OptimizerOptions, TrainedWeights
 from trainer_node.learning.trainer_ranks import TrainerRanks
-from trainer_node.sdk.hub_connection import Durable
+from trainer_node.sdk.hub_connection import VersionDurable
 from trainer_node.sdk.publication_handle import Handle
 
 TASK = "tests.daemons.rollouts.parity_task:Parity"
@@ -123,7 +123,7 @@ class MemoryHub:
             return handle
         assert version not in self.versions, "a version is one thing for ever"
         self.versions[version] = {name: whole(tensor) for name, tensor in named_tensors}
-        handle.durable = Durable(version, 1, 1, 1)
+        handle.durable = VersionDurable(version, 1, 1, 1)
         handle.finish()
         return handle
 
@@ -158,7 +158,7 @@ def learner(
     folder: Path,
     model_folder: Path,
     ledger: MemoryLedger | None,
-    hub: Publishing,
+    hub: VersionPublisher,
     *,
     masters: Masters = "fp32",
     every: int = 1,

@@ -16,7 +16,7 @@ from tests.trainer_node.learning.death_points import LEDGER, DiskWatcher, HubDis
 from tests.trainer_node.ledger.crash_points import Answer, Died, Terms, as_crashed
 from trainer_node.hub import Hub, opened
 from trainer_node.hub_config import HubConfig
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.ledger_store import LedgerStore
 from trainer_node.ledger.ledger import Ledger
 from trainer_node.ledger.ledger_rows import Policy
 
@@ -210,7 +210,7 @@ class LedgerPart:
         while True:
             if self._died_into is not None:
                 self._folder, self._died_into = self._died_into, None
-            self.store = Store(self._folder, boundary=self._boundary, segment_bytes=2048)
+            self.store = LedgerStore(self._folder, boundary=self._boundary, segment_bytes=2048)
             try:
                 self.ledger = Ledger(self.store, self._policy, now=self._now, new_id=self._new_id)
                 return

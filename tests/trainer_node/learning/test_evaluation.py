@@ -11,7 +11,7 @@ from p2pcast.ledger_api.batch_client import GroupReport
 from p2pcast.rollouts.job import Group
 from p2pcast.tasks.sums import Sums
 from p2pcast.tasks.task import Prompt
-from trainer_node.learning.evaluation import CHECK_S, RECORD_S, Evaluation
+from trainer_node.learning.evaluation import CHECK_S, RECORD_S, Evaluator
 
 VERSION = Version(1, 4)
 PROBLEMS = 40
@@ -47,7 +47,7 @@ def evaluated(client: Answers, hold_s: float) -> list[Mapping[str, object]]:
     """The records of an evaluation, once ``join`` has returned."""
     lines: list[Mapping[str, object]] = []
     task = Sums(held_out=10)
-    evaluation = Evaluation(client, task, prompts_of(task), lines.append, every=2, hold_s=hold_s)
+    evaluation = Evaluator(client, task, prompts_of(task), lines.append, every=2, hold_s=hold_s)
     evaluation.published(VERSION, VERSION.step)
     evaluation.join()
     assert not evaluation.busy
@@ -76,7 +76,7 @@ def test_evaluation_that_no_engine_plays_is_recorded_before_the_learner_ends() -
 
 def test_workers_stay_for_the_evaluation_of_the_last_step() -> None:
     client = Answers(PROBLEMS)
-    evaluation = Evaluation(client, Sums(held_out=10), [], [].append, every=2, hold_s=5.0)
+    evaluation = Evaluator(client, Sums(held_out=10), [], [].append, every=2, hold_s=5.0)
     evaluation.keep_workers(30.0)
     evaluation.join()
     assert client.stays_s == [30.0 + 5.0 + RECORD_S, 0.0]

@@ -27,8 +27,8 @@ from tests.trainer_node.learning.learner_stage import (
 )
 from trainer_node.learning import checkpoints
 from trainer_node.learning.learner import HOOK, publish_every
-from trainer_node.learning.publications import Publication
-from trainer_node.sdk.hub_connection import Durable
+from trainer_node.learning.publications import PublishedTimes
+from trainer_node.sdk.hub_connection import VersionDurable
 from trainer_node.sdk.publication_handle import Handle
 
 pytestmark = pytest.mark.device
@@ -167,7 +167,7 @@ class LateHub(MemoryHub):
     def store_late(self) -> None:
         if self.late is not None and self.late.durable is None:
             assert self.late.version is not None
-            self.late.durable = Durable(self.late.version, 1, 1, 1)
+            self.late.durable = VersionDurable(self.late.version, 1, 1, 1)
             self.late.finish()
 
 
@@ -210,7 +210,7 @@ def test_a_live_version_is_reported_before_the_next_one_begins(
 
     def watcher(boundary: str) -> None:
         if boundary == "trained":
-            run.publications._done.put(Publication(max(hub.versions), 1, 1, 1, 0.0, 0.0, 0.0, 1))
+            run.publications._done.put(PublishedTimes(max(hub.versions), 1, 1, 1, 0.0, 0.0, 0.0, 1))
         if boundary == "published":
             order.append(("begun", run.step))
 

@@ -9,7 +9,7 @@ import pytest
 from p2pcast.ground.errors import RefusedError
 from p2pcast.ground.version import Version
 from p2pcast.ledger_api.batch_client import RunFacts
-from trainer_node.learning.checkpoints import Position, StoredCheckpoint
+from trainer_node.learning.checkpoints import CheckpointPosition, StoredCheckpoint
 from trainer_node.learning.run_beginning import RunBeginning
 
 
@@ -19,7 +19,7 @@ def begun(step: int | None, ledger: tuple[int, int] = (0, 0), newest: Version | 
     stored = None
     if step is not None:
         name = f"000001-{step:09d}"
-        stored = StoredCheckpoint(folder / name, Position(1, 1, step), {}, {}, b"d" * 32)
+        stored = StoredCheckpoint(folder / name, CheckpointPosition(1, 1, step), {}, {}, b"d" * 32)
     beginning = RunBeginning(folder, stored, RunFacts("task", 2, 4, *ledger), every, "http://ledger")
     beginning.check_ledger()
     beginning.check_hub("hub:7077", newest)

@@ -18,7 +18,7 @@ from trainer_node import Publisher
 from trainer_node.learning import stored_tensors
 from trainer_node.learning.exports import Exports
 from trainer_node.learning.learner_model import LearnerModel
-from trainer_node.learning.stored_tensors import Block, check, dtypes
+from trainer_node.learning.stored_tensors import RowBlock, check, dtypes
 from trainer_node.learning.trained_weights import OptimizerOptions, TrainedWeights
 from trainer_node.learning.trainer_ranks import TrainerRanks
 
@@ -113,7 +113,7 @@ def test_parameter_of_which_the_folder_lacks_rows_is_refused(
 
 
 def test_parameter_of_several_published_dtypes_is_refused() -> None:
-    parts = {name: Block("p", first, 1, (1, 2)) for first, name in enumerate("ab")}
+    parts = {name: RowBlock("p", first, 1, (1, 2)) for first, name in enumerate("ab")}
     assert dtypes(parts, {"a": torch.float32, "b": torch.float32}) == {"p": torch.float32}
     with pytest.raises(UsageError, match=r"b is torch.bfloat16, and other parts of 'p' are torch.float32"):
         dtypes(parts, {"a": torch.float32, "b": torch.bfloat16})

@@ -37,8 +37,8 @@ from trainer_node.learning.objective.training_rows import TrainingRow, rows_of
 from trainer_node.ledger.batch_transitions import Taken
 from trainer_node.ledger.ledger import Ledger
 from trainer_node.ledger.ledger_rows import Policy
-from trainer_node.ledger.prompts.prompting import Passed
-from trainer_node.ledger.staleness_rule import Bounds
+from trainer_node.ledger.prompts.prompting import PassedPrompts
+from trainer_node.ledger.staleness_rule import StalenessBounds
 from trainer_node.ledger_server.version_follower import VersionFollower
 from trainer_node.sdk.publication_handle import Handle
 from trainer_node.sdk.publisher import Publisher
@@ -90,7 +90,7 @@ class Fleet:
         self._ledger.ask(Ledger.expire)
         if self._ledger.ledger.prompts(0).waiting < BATCH_GROUPS:
             end = self._added + BATCH_GROUPS
-            self._ledger.ask(Ledger.add_prompts, 0, Passed(self._added, end, self._groups[self._added : end]))
+            self._ledger.ask(Ledger.add_prompts, 0, PassedPrompts(self._added, end, self._groups[self._added : end]))
             self._added = end
         self._work()
 
@@ -224,7 +224,7 @@ class WholeRun:
     def run(self) -> None:
         """To the end of the run."""
         task, watcher = load_task(TASK), DiskWatcher()
-        bounds = Bounds(STALENESS, BATCH_GROUPS, STEPS)
+        bounds = StalenessBounds(STALENESS, BATCH_GROUPS, STEPS)
         policy = Policy(bounds, "bounded", task.vocabulary, guess_s=30.0, task_hash=task.hash)
         with ExitStack() as stack:
             stack.enter_context(disk.watched(watcher))

@@ -8,7 +8,7 @@ import pytest
 from tests.trainer_node.ledger.ledger_game import Game
 from tests.trainer_node.ledger.ledger_invariants import check_counts, check_rows, dump
 from tests.trainer_node.ledger.postgresql_cluster import Cluster, postgresql
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.ledger_store import LedgerStore
 
 
 @pytest.fixture(scope="session")
@@ -18,14 +18,14 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], LedgerStore]:
     """Opens the same store each time, on either database."""
     database = None if request.param == "sqlite" else request.getfixturevalue("cluster").database()
-    return lambda: Store(tmp_path / "state", database, segment_bytes=4096)
+    return lambda: LedgerStore(tmp_path / "state", database, segment_bytes=4096)
 
 
 @pytest.fixture
-def play(opened: Callable[[], Store]) -> Iterator[Callable[..., Game]]:
+def play(opened: Callable[[], LedgerStore]) -> Iterator[Callable[..., Game]]:
     """Games that end with a check of all rows and counts."""
     games: list[Game] = []
 

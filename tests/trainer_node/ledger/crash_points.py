@@ -29,11 +29,11 @@ from p2pcast.rollouts.result import Result
 from tests.trainer_node.ledger.crash_run import TASK_HASH, group, manifest, played, third
 from tests.trainer_node.ledger.ledger_invariants import Rows, check_counts, check_rows, dump
 from trainer_node.ledger.database import ledger_schema as db
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.ledger_store import LedgerStore
 from trainer_node.ledger.ledger import Ledger
 from trainer_node.ledger.ledger_rows import Policy
-from trainer_node.ledger.prompts.prompting import Passed
-from trainer_node.ledger.staleness_rule import Bounds
+from trainer_node.ledger.prompts.prompting import PassedPrompts
+from trainer_node.ledger.staleness_rule import StalenessBounds
 
 Terms = ParamSpec("Terms")
 Answer = TypeVar("Answer")
@@ -201,7 +201,7 @@ class PointRun:
         self.dead: dict[int, Dead] = {}
         self._dies_at, self._ledger_dies_at = dies_at, frozenset(ledger_dies_at)
         self._calling = ""
-        self.store = Store(folder, tables.url, segment_bytes=2048)
+        self.store = LedgerStore(folder, tables.url, segment_bytes=2048)
         self.ledger = Ledger(
             self.store,
             policy,
@@ -268,7 +268,7 @@ class PointRun:
         self._calling = "prompts"
         if self.ledger.prompts(0).waiting < BATCH_GROUPS:
             groups = [group(self.world.groups + n, GROUP_SIZE) for n in range(2)]
-            self._ask("ledger", Ledger.add_prompts, 0, Passed(self.world.groups, self.world.groups + 2, groups))
+            self._ask("ledger", Ledger.add_prompts, 0, PassedPrompts(self.world.groups, self.world.groups + 2, groups))
             self.world.groups += 2
 
     def _learn(self) -> None:
@@ -412,7 +412,7 @@ LEFT = "the learner left its branch"
 
 
 def policy_of(staleness: int) -> Policy:
-    return Policy(Bounds(staleness, BATCH_GROUPS, STEPS), "bounded", 10, guess_s=30.0, task_hash=TASK_HASH)
+    return Policy(StalenessBounds(staleness, BATCH_GROUPS, STEPS), "bounded", 10, guess_s=30.0, task_hash=TASK_HASH)
 
 
 @contextmanager

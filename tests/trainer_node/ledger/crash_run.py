@@ -15,13 +15,13 @@ from p2pcast.ground.errors import RefusedError
 from p2pcast.ground.version import Version
 from p2pcast.ledger_api.worker_api import Leased, Registration
 from p2pcast.rollouts.job import Group, Job
-from p2pcast.rollouts.result import Result, Span
+from p2pcast.rollouts.result import Result, VersionSpan
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.body_segments import Place
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.ledger_store import LedgerStore
 from trainer_node.ledger.ledger import Ledger
 from trainer_node.ledger.ledger_rows import Policy, ahead
-from trainer_node.ledger.staleness_rule import Bounds
+from trainer_node.ledger.staleness_rule import StalenessBounds
 
 TASK_HASH = b"t" * 32
 WORKERS = 3
@@ -59,7 +59,7 @@ def played(leased: Leased, served: Version, *, vocabulary: int = 10) -> Result:
         token_ids=ids,
         mask=np.array([0, 0, 1, 1], "u1"),
         logprobs=np.array([0, 0, -1, -1], "<f4"),
-        spans=[Span(served, 2, 4, manifest(served), "keep")],
+        spans=[VersionSpan(served, 2, 4, manifest(served), "keep")],
         temperature=1.0,
         reward=99.0,
         stop="end",
@@ -102,7 +102,7 @@ class CrashRun:
             raise Killed(name)
 
     def open(self) -> None:
-        self.store = Store(self.folder, self.database, segment_bytes=2048)
+        self.store = LedgerStore(self.folder, self.database, segment_bytes=2048)
         self.ledger = Ledger(
             self.store,
             self.policy,
@@ -239,7 +239,7 @@ class CrashRun:
 
 
 def bounded(staleness: int, last_step: int | None = None) -> Policy:
-    return Policy(Bounds(staleness, 2, last_step), "bounded", 10, guess_s=30.0, task_hash=TASK_HASH)
+    return Policy(StalenessBounds(staleness, 2, last_step), "bounded", 10, guess_s=30.0, task_hash=TASK_HASH)
 
 
 def check(run: CrashRun) -> None:

@@ -14,13 +14,13 @@ from p2pcast.ground.version import Version
 from p2pcast.ledger_api.worker_api import DeviceClasses, Leased, Registration, Settled
 from p2pcast.rollouts.job import Group, Job
 from p2pcast.rollouts.overlong import Overlong
-from p2pcast.rollouts.result import Result, Span
+from p2pcast.rollouts.result import Result, VersionSpan
 from tests.trainer_node.ledger.crash_run import TASK_HASH, group, manifest
 from trainer_node.ledger.batch_transitions import Taken
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.ledger_store import LedgerStore
 from trainer_node.ledger.ledger import Ledger
 from trainer_node.ledger.ledger_rows import Policy
-from trainer_node.ledger.staleness_rule import Bounds
+from trainer_node.ledger.staleness_rule import StalenessBounds
 
 ZERO = Version(0, 0)
 
@@ -42,7 +42,7 @@ def sample(leased: Leased, version: Version, reward: int, *, tokens: int = 3, st
         token_ids=ids,
         mask=mask,
         logprobs=-mask.astype("<f4"),
-        spans=[Span(version, 1, tokens, manifest(version), "keep")],
+        spans=[VersionSpan(version, 1, tokens, manifest(version), "keep")],
         temperature=leased.job.temperature,
         reward=0.0,
         stop=stop,
@@ -54,7 +54,7 @@ class Game:
 
     def __init__(
         self,
-        opened: Callable[[], Store],
+        opened: Callable[[], LedgerStore],
         *,
         staleness: int = 3,
         rule: str = "bounded",
@@ -63,7 +63,7 @@ class Game:
         asks_hub: bool = False,
     ) -> None:
         self._opened, self._shared = opened, shared_commits
-        bounds = Bounds(staleness, 2, last_step)
+        bounds = StalenessBounds(staleness, 2, last_step)
         self.policy = Policy(bounds, rule, 10, guess_s=30.0, task_hash=TASK_HASH, asks_hub=asks_hub)  # type: ignore[arg-type]
         self.source_s, self.step, self.branch = 0.0, 0, 0
         self._numbers = itertools.count(1)

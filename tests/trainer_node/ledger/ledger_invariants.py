@@ -8,14 +8,14 @@ from typing import Any
 from sqlalchemy import select
 
 from trainer_node.ledger.database import ledger_schema as db
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.ledger_store import LedgerStore
 from trainer_node.ledger.ledger import Ledger
 
 Rows = dict[str, list[Any]]
 LIVE = ("open", "complete", "short")
 
 
-def dump(store: Store) -> Rows:
+def dump(store: LedgerStore) -> Rows:
     with store.connection.begin():
         return {name: store.connection.execute(select(table)).all() for name, table in db.metadata.tables.items()}
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_node.ledger.batch_cut import OVERSAMPLE, Candidate, Verdict, cut, judge, last_chance
-from trainer_node.ledger.staleness_rule import Bounds, room
+from trainer_node.ledger.batch_cut import OVERSAMPLE, CandidateGroup, GroupVerdict, cut, judge, last_chance
+from trainer_node.ledger.staleness_rule import StalenessBounds, room
 
 
 def test_room_shrinks_with_groups_ahead_and_with_the_learner():
-    bounds = Bounds(staleness=3, batch_groups=4)
+    bounds = StalenessBounds(staleness=3, batch_groups=4)
     assert room(bounds, 0, served_step=0, learner_step=0) == 16
     assert room(bounds, 15, served_step=0, learner_step=0) == 1
     assert room(bounds, 16, served_step=0, learner_step=0) == 0
@@ -23,78 +23,78 @@ def test_room_shrinks_with_groups_ahead_and_with_the_learner():
 
 
 def test_at_the_end_of_a_run_no_more_groups_open_than_will_be_trained():
-    bounds = Bounds(staleness=3, batch_groups=4, last_step=10)
+    bounds = StalenessBounds(staleness=3, batch_groups=4, last_step=10)
     assert room(bounds, 0, served_step=9, learner_step=9) == 4
     assert room(bounds, 4, served_step=9, learner_step=9) == 0
     assert room(bounds, 0, served_step=10, learner_step=10) == 0
 
 
 def test_verdicts():
-    fresh = Candidate(1, [5, 5], [0.0, 1.0])
-    assert judge(fresh, 5) is Verdict.USE
-    assert judge(fresh, 6) is Verdict.STALE
-    assert judge(Candidate(1, [5, 5], [1.0, 1.0]), 5) is Verdict.EQUAL
-    assert judge(Candidate(1, [5, 4, 4], [1.0, 0.0, 0.0]), 5) is Verdict.STALE
-    assert judge(Candidate(1, [5], [1.0]), 5) is Verdict.SHORT
-    assert judge(Candidate(1, [5, 5], [0.0, 1.0], unsettled=1), 5) is Verdict.WAIT
+    fresh = CandidateGroup(1, [5, 5], [0.0, 1.0])
+    assert judge(fresh, 5) is GroupVerdict.USE
+    assert judge(fresh, 6) is GroupVerdict.STALE
+    assert judge(CandidateGroup(1, [5, 5], [1.0, 1.0]), 5) is GroupVerdict.EQUAL
+    assert judge(CandidateGroup(1, [5, 4, 4], [1.0, 0.0, 0.0]), 5) is GroupVerdict.STALE
+    assert judge(CandidateGroup(1, [5], [1.0]), 5) is GroupVerdict.SHORT
+    assert judge(CandidateGroup(1, [5, 5], [0.0, 1.0], unsettled=1), 5) is GroupVerdict.WAIT
 
 
 @pytest.mark.parametrize(
     ("rewards", "cut_off", "keep", "zero"),
     [
-        ([1.0, 1.0, 1.0], [True, False, False], Verdict.EQUAL, Verdict.USE),
-        ([1.0, 1.0, 1.0], [False, False, False], Verdict.EQUAL, Verdict.EQUAL),
-        ([1.0, 1.0, 1.0], [True, True, True], Verdict.EQUAL, Verdict.EQUAL),
-        ([-1.0, -1.0, -1.0], [True, False, False], Verdict.EQUAL, Verdict.EQUAL),
-        ([0.0, 0.0, 0.0], [True, False, False], Verdict.EQUAL, Verdict.EQUAL),
-        ([5.0, -1.0, 2.0], [True, True, True], Verdict.USE, Verdict.EQUAL),
-        ([5.0, 0.0, 0.0], [True, False, False], Verdict.USE, Verdict.EQUAL),
-        ([5.0, -1.0, -1.0], [True, False, False], Verdict.USE, Verdict.EQUAL),
-        ([5.0, -1.0, 1.0], [True, False, False], Verdict.USE, Verdict.USE),
-        ([0.0, 1.0, 1.0], (), Verdict.USE, Verdict.USE),
+        ([1.0, 1.0, 1.0], [True, False, False], GroupVerdict.EQUAL, GroupVerdict.USE),
+        ([1.0, 1.0, 1.0], [False, False, False], GroupVerdict.EQUAL, GroupVerdict.EQUAL),
+        ([1.0, 1.0, 1.0], [True, True, True], GroupVerdict.EQUAL, GroupVerdict.EQUAL),
+        ([-1.0, -1.0, -1.0], [True, False, False], GroupVerdict.EQUAL, GroupVerdict.EQUAL),
+        ([0.0, 0.0, 0.0], [True, False, False], GroupVerdict.EQUAL, GroupVerdict.EQUAL),
+        ([5.0, -1.0, 2.0], [True, True, True], GroupVerdict.USE, GroupVerdict.EQUAL),
+        ([5.0, 0.0, 0.0], [True, False, False], GroupVerdict.USE, GroupVerdict.EQUAL),
+        ([5.0, -1.0, -1.0], [True, False, False], GroupVerdict.USE, GroupVerdict.EQUAL),
+        ([5.0, -1.0, 1.0], [True, False, False], GroupVerdict.USE, GroupVerdict.USE),
+        ([0.0, 1.0, 1.0], (), GroupVerdict.USE, GroupVerdict.USE),
     ],
 )
 def test_a_group_is_judged_by_the_rewards_that_its_learner_pays(rewards, cut_off, keep, zero):
-    group = Candidate(1, [5, 5, 5], rewards, cut_off=cut_off)
+    group = CandidateGroup(1, [5, 5, 5], rewards, cut_off=cut_off)
     assert judge(group, 5) is judge(group, 5, "keep") is judge(group, 5, "mask") is keep
     assert judge(group, 5, "zero") is zero
-    done = cut(Bounds(3, 1), [group], 5, 0, "zero")
-    assert (done.batch is not None) == (zero is Verdict.USE)
+    done = cut(StalenessBounds(3, 1), [group], 5, 0, "zero")
+    assert (done.batch is not None) == (zero is GroupVerdict.USE)
     urgent = replace(group, unsettled=1)
-    assert last_chance(urgent, 5, "zero") == (zero is Verdict.USE)
-    assert last_chance(urgent, 5) == (keep is Verdict.USE)
+    assert last_chance(urgent, 5, "zero") == (zero is GroupVerdict.USE)
+    assert last_chance(urgent, 5) == (keep is GroupVerdict.USE)
 
 
 def test_a_stale_result_does_not_change_the_pay_of_fresh_results():
     """The learner does not see it: neither its reward nor that it was cut off."""
-    worst_is_stale = Candidate(1, [4, 5, 5], [-3.0, -1.0, 0.0], cut_off=[False, False, True])
-    assert judge(worst_is_stale, 4, "zero") is Verdict.USE
-    assert judge(worst_is_stale, 5, "zero") is Verdict.EQUAL
-    cut_is_stale = Candidate(1, [4, 5, 5], [1.0, 1.0, 1.0], cut_off=[True, False, False])
-    assert judge(cut_is_stale, 4, "zero") is Verdict.USE
-    assert judge(cut_is_stale, 5, "zero") is Verdict.EQUAL
+    worst_is_stale = CandidateGroup(1, [4, 5, 5], [-3.0, -1.0, 0.0], cut_off=[False, False, True])
+    assert judge(worst_is_stale, 4, "zero") is GroupVerdict.USE
+    assert judge(worst_is_stale, 5, "zero") is GroupVerdict.EQUAL
+    cut_is_stale = CandidateGroup(1, [4, 5, 5], [1.0, 1.0, 1.0], cut_off=[True, False, False])
+    assert judge(cut_is_stale, 4, "zero") is GroupVerdict.USE
+    assert judge(cut_is_stale, 5, "zero") is GroupVerdict.EQUAL
 
 
 def test_the_oldest_groups_come_first():
-    groups = [Candidate(n, [step, step], [0.0, 1.0]) for n, step in ((1, 7), (2, 5), (3, 6), (4, 5))]
-    done = cut(Bounds(3, 3), groups, 8, 0)
+    groups = [CandidateGroup(n, [step, step], [0.0, 1.0]) for n, step in ((1, 7), (2, 5), (3, 6), (4, 5))]
+    done = cut(StalenessBounds(3, 3), groups, 8, 0)
     assert [g.opened for g in done.batch] == [2, 4, 3]
 
 
 def test_a_batch_is_cut_short_once_enough_groups_were_played():
-    equal = [Candidate(n, [5, 5], [1.0, 1.0]) for n in range(OVERSAMPLE * 4 - 1)]
-    one = Candidate(99, [5, 5], [0.0, 1.0])
-    assert cut(Bounds(3, 4), [*equal[1:], one], 5, 0).batch is None
-    done = cut(Bounds(3, 4), [*equal, one], 5, 0)
+    equal = [CandidateGroup(n, [5, 5], [1.0, 1.0]) for n in range(OVERSAMPLE * 4 - 1)]
+    one = CandidateGroup(99, [5, 5], [0.0, 1.0])
+    assert cut(StalenessBounds(3, 4), [*equal[1:], one], 5, 0).batch is None
+    done = cut(StalenessBounds(3, 4), [*equal, one], 5, 0)
     assert done.batch == (one,)
     assert len(done.dropped) == len(equal)
-    assert cut(Bounds(3, 4), equal, 5, 1).batch is None, "nothing to train is no batch"
+    assert cut(StalenessBounds(3, 4), equal, 5, 1).batch is None, "nothing to train is no batch"
 
 
 def test_results_on_their_last_step_are_trained_without_the_stragglers_of_their_group():
-    bounds = Bounds(staleness=3, batch_groups=2)
-    urgent = Candidate(1, [5, 5, 5], [0.0, 1.0, 1.0], unsettled=1)
-    whole = [Candidate(n, [6, 6], [0.0, 1.0]) for n in (2, 3)]
+    bounds = StalenessBounds(staleness=3, batch_groups=2)
+    urgent = CandidateGroup(1, [5, 5, 5], [0.0, 1.0, 1.0], unsettled=1)
+    whole = [CandidateGroup(n, [6, 6], [0.0, 1.0]) for n in (2, 3)]
     assert cut(bounds, [urgent, *whole], 7, 0).batch == tuple(whole), "one more step may bring the last result"
     assert cut(bounds, [urgent, *whole], 8, 0).batch == (urgent, whole[0])
     assert cut(bounds, [urgent, whole[0]], 8, 0).batch is None, "a batch waits for whole groups"
@@ -103,17 +103,17 @@ def test_results_on_their_last_step_are_trained_without_the_stragglers_of_their_
 @pytest.mark.parametrize(
     "group",
     [
-        Candidate(1, [5], [0.0], unsettled=1),
-        Candidate(1, [5, 5], [1.0, 1.0], unsettled=1),
-        Candidate(1, [6, 6], [0.0, 1.0], unsettled=1),
-        Candidate(1, [4, 4], [0.0, 1.0], unsettled=1),
+        CandidateGroup(1, [5], [0.0], unsettled=1),
+        CandidateGroup(1, [5, 5], [1.0, 1.0], unsettled=1),
+        CandidateGroup(1, [6, 6], [0.0, 1.0], unsettled=1),
+        CandidateGroup(1, [4, 4], [0.0, 1.0], unsettled=1),
     ],
     ids=["one result", "equal rewards", "fresh for another step", "stale already"],
 )
 def test_other_groups_with_open_jobs_wait(group):
     assert not last_chance(group, 5)
-    whole = [Candidate(n, [7, 7], [0.0, 1.0]) for n in (2, 3)]
-    assert cut(Bounds(3, 2), [group, *whole], 8, 0).batch == tuple(whole)
+    whole = [CandidateGroup(n, [7, 7], [0.0, 1.0]) for n in (2, 3)]
+    assert cut(StalenessBounds(3, 2), [group, *whole], 8, 0).batch == tuple(whole)
 
 
 # -- a run
@@ -131,7 +131,7 @@ class Group:
 class Run:
     """Learner, broadcast and workers in ticks. ``lag``: ticks from publication until engines serve a version."""
 
-    bounds: Bounds
+    bounds: StalenessBounds
     publish_every: int
     lag: int
     straggling: float
@@ -155,12 +155,14 @@ class Run:
                 rewards = [1.0, 1.0] if self.draw.random() < self.equal else [0.0, 1.0]
                 open_.append(Group(number, served, tick + takes, rewards))
             groups = [
-                Candidate(g.number, [g.served] * 2, g.rewards) if g.ready_at <= tick else Candidate(g.number, [], [], 2)
+                CandidateGroup(g.number, [g.served] * 2, g.rewards)
+                if g.ready_at <= tick
+                else CandidateGroup(g.number, [], [], 2)
                 for g in open_
             ]
             done = cut(bounds, groups, step, played)
             gone = {g.opened for g, _ in done.dropped}
-            stale += sum(verdict is Verdict.STALE for _, verdict in done.dropped)
+            stale += sum(verdict is GroupVerdict.STALE for _, verdict in done.dropped)
             played += len(gone)
             if done.batch is not None:
                 assert all(step - min(g.steps) <= bounds.staleness for g in done.batch)
@@ -181,7 +183,7 @@ class Run:
 def test_no_run_stands_still_or_trains_on_stale_rollouts(staleness, seed, data):
     publish_every = data.draw(st.integers(1, staleness + 1))
     run = Run(
-        Bounds(staleness, data.draw(st.integers(1, 6)), last_step=40),
+        StalenessBounds(staleness, data.draw(st.integers(1, 6)), last_step=40),
         publish_every,
         data.draw(st.integers(0, 20)),
         data.draw(st.sampled_from([0.0, 0.1, 0.3])),

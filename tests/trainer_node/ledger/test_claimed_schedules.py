@@ -14,7 +14,7 @@ from tests.trainer_node.ledger.crash_run import manifest
 from tests.trainer_node.ledger.ledger_game import ZERO, Game, last_token, sample
 from tests.trainer_node.ledger.ledger_invariants import dump
 from trainer_node.ledger.database import ledger_schema as db
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.ledger_store import LedgerStore
 from trainer_node.ledger.ledger_rows import MAX_BLAMED
 
 ONE = Version(0, 1)
@@ -86,7 +86,7 @@ def test_a_publication_that_is_refused_teaches_no_schedule(game: Game) -> None:
     assert claim(game, game.join("a"), ZERO, NAME).reason == "forged"
 
 
-def test_schedules_are_forgotten_with_their_versions(opened: Callable[[], Store]) -> None:
+def test_schedules_are_forgotten_with_their_versions(opened: Callable[[], LedgerStore]) -> None:
     game = Game(opened, staleness=0)
     session = game.join("a")
     batches = []

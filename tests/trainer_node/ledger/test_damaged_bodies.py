@@ -9,19 +9,19 @@ import pytest
 
 from tests.trainer_node.ledger.ledger_game import Game, groups_of
 from tests.trainer_node.ledger.ledger_invariants import check_rows, dump
-from trainer_node.ledger.batch_transitions import Batch
+from trainer_node.ledger.batch_transitions import CutBatch
 from trainer_node.ledger.database.body_segments import HEAD_BYTES
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.ledger_store import LedgerStore
 
 
 @pytest.fixture
 def game(tmp_path: Path) -> Iterator[Game]:
-    made = Game(lambda: Store(tmp_path))
+    made = Game(lambda: LedgerStore(tmp_path))
     yield made
     made.ledger.close()
 
 
-def damage(folder: Path, batch: Batch, number: int) -> None:
+def damage(folder: Path, batch: CutBatch, number: int) -> None:
     place = batch.members[0].results[number].place
     with open(folder / "bodies" / f"{place.segment}.seg", "r+b") as file:
         file.seek(place.offset + HEAD_BYTES)

@@ -11,7 +11,7 @@ import pytest
 from p2pcast.ground.errors import LocalError, UsageError
 from tests.trainer_node.ledger.ledger_game import Game
 from tests.trainer_node.ledger.postgresql_cluster import Cluster, postgresql
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.ledger_store import LedgerStore
 
 ROLE = "rollouts"
 TRIES = 8
@@ -50,9 +50,9 @@ def test_ledger_runs_on_with_the_new_password(
     monkeypatch.setitem(os.environ, "PGPASSFILE", str(file))
     keep(file, "wrong")
     with pytest.raises(UsageError, match="password authentication failed"):
-        Store(tmp_path / "state", url)
+        LedgerStore(tmp_path / "state", url)
     keep(file, "first")
-    game = Game(lambda: Store(tmp_path / "state", url))
+    game = Game(lambda: LedgerStore(tmp_path / "state", url))
     session = game.join("a")
     game.whole_step(session)
     keep(file, "second")

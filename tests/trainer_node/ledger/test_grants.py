@@ -11,14 +11,14 @@ from p2pcast.ground.version import Version
 from p2pcast.ledger_api.worker_api import Registration
 from tests.trainer_node.ledger.crash_run import manifest
 from tests.trainer_node.ledger.ledger_game import ZERO, Game
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.ledger_store import LedgerStore
 from trainer_node.ledger.leasing import Grant
 from trainer_node.scheduling.served_versions import KnownEngine
 
 
 @pytest.fixture
 def game(tmp_path: Path) -> Iterator[Game]:
-    made = Game(lambda: Store(tmp_path))
+    made = Game(lambda: LedgerStore(tmp_path))
     yield made
     made.ledger.close()
 

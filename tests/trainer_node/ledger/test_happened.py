@@ -9,12 +9,12 @@ import pytest
 
 from p2pcast.ground.errors import RefusedError
 from tests.trainer_node.ledger.ledger_game import Game
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.ledger_store import LedgerStore
 
 
 @pytest.fixture
 def game(tmp_path: Path) -> Iterator[Game]:
-    made = Game(lambda: Store(tmp_path))
+    made = Game(lambda: LedgerStore(tmp_path))
     yield made
     made.ledger.close()
 

@@ -12,7 +12,7 @@ from p2pcast.ground.version import Version
 from p2pcast.ledger_api.worker_api import Leased
 from tests.trainer_node.ledger.crash_run import manifest
 from tests.trainer_node.ledger.ledger_game import Game
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.ledger_store import LedgerStore
 from trainer_node.scheduling.served_versions import KnownEngine
 
 Made = Callable[..., Game]
@@ -24,7 +24,7 @@ def made(tmp_path: Path) -> Iterator[Made]:
     games: list[Game] = []
 
     def make(**words: object) -> Game:
-        game = Game(lambda: Store(tmp_path), **words)  # type: ignore[arg-type]
+        game = Game(lambda: LedgerStore(tmp_path), **words)  # type: ignore[arg-type]
         games.append(game)
         game.whole_step(game.join("first"))
         return game

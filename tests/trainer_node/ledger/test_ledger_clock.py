@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.trainer_node.ledger.ledger_game import Game
 from tests.trainer_node.ledger.ledger_invariants import dump
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.ledger_store import LedgerStore
 from trainer_node.ledger.lease_time import RECORD_S, LedgerClock
 from trainer_node.ledger.ledger import Ledger
 
@@ -21,7 +21,7 @@ DAY_S = 86_400.0
 
 @pytest.fixture
 def game(tmp_path: Path) -> Iterator[Game]:
-    made = Game(lambda: Store(tmp_path))
+    made = Game(lambda: LedgerStore(tmp_path))
     yield made
     made.ledger.close()
 
@@ -39,9 +39,9 @@ def test_time_never_goes_back_and_counts_every_step_forward(steps: list[float], 
 
 
 def test_wall_clock_that_jumps_changes_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    game = Game(lambda: Store(tmp_path))
+    game = Game(lambda: LedgerStore(tmp_path))
     game.ledger.close()
-    game.store = Store(tmp_path)
+    game.store = LedgerStore(tmp_path)
     game.ledger = Ledger(game.store, game.policy)
     session = game.join("a")
     game.add(1)

@@ -20,7 +20,7 @@ from tests.trainer_node.ledger.ledger_invariants import check_counts, check_rows
 from tests.trainer_node.ledger.postgresql_cluster import Cluster
 from trainer_node.ledger import ledger_retention
 from trainer_node.ledger.database import ledger_schema as db
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.ledger_store import LedgerStore
 from trainer_node.ledger.ledger_rows import BEARER, MAX_BLAMED, MAX_STALE_ENDINGS, UnknownIdError
 
 Play = Callable[..., Game]
@@ -270,11 +270,11 @@ def test_forgotten_ids_are_unknown(play: Play) -> None:
 
 def test_second_ledger_on_a_postgresql_database_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     database = cluster.database()
-    first = Store(tmp_path / "a", database)
+    first = LedgerStore(tmp_path / "a", database)
     with pytest.raises(LocalError, match="another ledger"):
-        Store(tmp_path / "b", database)
+        LedgerStore(tmp_path / "b", database)
     first.close()
-    Store(tmp_path / "b", database).close()
+    LedgerStore(tmp_path / "b", database).close()
 
 
 @pytest.mark.parametrize("shared_commits", [False, True])
@@ -282,7 +282,7 @@ def test_lost_connection_to_postgresql_loses_no_lock_and_no_call(
     cluster: Cluster, tmp_path: Path, shared_commits: bool
 ) -> None:
     database = cluster.database()
-    game = Game(lambda: Store(tmp_path / "a", database), shared_commits=shared_commits)
+    game = Game(lambda: LedgerStore(tmp_path / "a", database), shared_commits=shared_commits)
     session = game.join("a")
     game.add(2)
     cluster.end_connections(database)
@@ -291,7 +291,7 @@ def test_lost_connection_to_postgresql_loses_no_lock_and_no_call(
     game.whole_step(session)
     assert game.ledger.status()["learner"] == "0.1"
     with pytest.raises(LocalError, match="another ledger"):
-        Store(tmp_path / "b", database)
+        LedgerStore(tmp_path / "b", database)
     check_rows(dump(game.store))
     game.ledger.close()
 

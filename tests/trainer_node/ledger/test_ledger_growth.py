@@ -13,7 +13,7 @@ from tests.trainer_node.ledger.crash_run import manifest
 from tests.trainer_node.ledger.ledger_game import Game
 from tests.trainer_node.ledger.ledger_invariants import check_rows, dump
 from trainer_node.ledger import ledger_retention
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.ledger_store import LedgerStore
 from trainer_node.ledger.ledger_rows import UnknownIdError
 from trainer_node.ledger.lineage import KEPT_BATCHES
 
@@ -46,7 +46,7 @@ def _step(game: Game, number: int) -> bytes:
 
 
 def test_growth_is_flat_over_a_long_run(tmp_path: Path) -> None:
-    game = Game(lambda: Store(tmp_path, segment_bytes=4096), staleness=2)
+    game = Game(lambda: LedgerStore(tmp_path, segment_bytes=4096), staleness=2)
     batches: list[bytes] = []
     warm: Counter[str] = Counter()
     for number in range(STEPS):
@@ -64,7 +64,7 @@ def test_growth_is_flat_over_a_long_run(tmp_path: Path) -> None:
 
 
 def test_learner_that_forks_at_every_step_leaves_no_branches(tmp_path: Path) -> None:
-    game = Game(lambda: Store(tmp_path))
+    game = Game(lambda: LedgerStore(tmp_path))
     session = game.join("a")
     for branch in range(1, 3 * KEPT_BATCHES):
         kept = game.whole_step(session)
@@ -85,7 +85,7 @@ def test_learner_that_forks_at_every_step_leaves_no_branches(tmp_path: Path) -> 
 
 
 def test_version_that_an_evaluation_pins_stays(tmp_path: Path) -> None:
-    game = Game(lambda: Store(tmp_path), staleness=0)
+    game = Game(lambda: LedgerStore(tmp_path), staleness=0)
     session = game.join("a")
     game.add(1, purpose="evaluate", pinned=Version(0, 0))
     batches = [game.whole_step(session) for _ in range(KEPT_BATCHES + 4)]
@@ -98,7 +98,7 @@ def test_version_that_an_evaluation_pins_stays(tmp_path: Path) -> None:
 
 
 def test_late_result_is_judged_until_its_lease_is_forgotten(tmp_path: Path) -> None:
-    game = Game(lambda: Store(tmp_path))
+    game = Game(lambda: LedgerStore(tmp_path))
     session = game.join("a")
     game.add(1)
     one, other = game.lease(session, 2)
@@ -114,7 +114,7 @@ def test_late_result_is_judged_until_its_lease_is_forgotten(tmp_path: Path) -> N
 
 
 def test_silent_workers_are_forgotten_and_blamed_workers_later(tmp_path: Path) -> None:
-    game = Game(lambda: Store(tmp_path))
+    game = Game(lambda: LedgerStore(tmp_path))
     silent, blamed = game.join("silent"), game.join("blamed")
     game.add(1)
     game.hand_in(blamed, game.lease(blamed, 1), reward=99)
@@ -129,7 +129,7 @@ def test_silent_workers_are_forgotten_and_blamed_workers_later(tmp_path: Path) -
 
 def test_published_version_that_was_forgotten_may_be_named_again(tmp_path: Path) -> None:
     """A hub lists old versions for long."""
-    game = Game(lambda: Store(tmp_path), staleness=0)
+    game = Game(lambda: LedgerStore(tmp_path), staleness=0)
     session = game.join("a")
     for _ in itertools.repeat(None, KEPT_BATCHES + 2):
         game.ledger.ack(game.epoch, game.step + 1, [game.whole_step(session)], b"c" * 32)

@@ -21,15 +21,15 @@ from p2pcast.ground.version import Version
 from p2pcast.ledger_api.worker_api import Leased, Registration
 from p2pcast.rollouts.job import Group, Job
 from p2pcast.rollouts.overlong import TREATMENTS, Overlong, paid
-from p2pcast.rollouts.result import Result, Span
+from p2pcast.rollouts.result import Result, VersionSpan
 from tests.trainer_node.ledger.crash_run import TASK_HASH, group, manifest
 from tests.trainer_node.ledger.ledger_invariants import Rows, check_counts, check_rows, dump
 from trainer_node.ledger.batch_cut import OVERSAMPLE
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.ledger_store import LedgerStore
 from trainer_node.ledger.lease_time import RECORD_S
 from trainer_node.ledger.ledger import Ledger
 from trainer_node.ledger.ledger_rows import MAX_BLAMED, Policy
-from trainer_node.ledger.staleness_rule import Bounds
+from trainer_node.ledger.staleness_rule import StalenessBounds
 
 LAST_STEP = 5
 SLOTS = 16
@@ -50,7 +50,7 @@ def made(leased: Leased, version: Version, reward: int, kind: str) -> Result:
         token_ids=np.array([1, 99 if kind == "vocabulary" else 2, reward], "<u4"),
         mask=np.array([0, 1, 1], "u1"),
         logprobs=np.array([0, -1, np.nan if kind == "nan" else -1], "<f4"),
-        spans=[Span(version, 1, 3, bytes(32) if kind == "manifest" else manifest(version), "keep")],
+        spans=[VersionSpan(version, 1, 3, bytes(32) if kind == "manifest" else manifest(version), "keep")],
         temperature=leased.job.temperature,
         reward=0.0,
         stop="end" if leased.lease[0] % 4 else "length",
@@ -70,7 +70,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(prefix="p2pcast-ledger-", dir=memory))
         rule = "strict" if strict else "bounded"
         self.task_hash = TASK_HASH
-        self.policy = Policy(Bounds(staleness, 2, LAST_STEP), rule, 10, guess_s=30.0, task_hash=TASK_HASH)  # type: ignore[arg-type]
+        self.policy = Policy(StalenessBounds(staleness, 2, LAST_STEP), rule, 10, guess_s=30.0, task_hash=TASK_HASH)  # type: ignore[arg-type]
         self.source_s, self.draw = 1e6, random.Random(0)
         self.epoch, self.branch, self.step = -1, 0, 0
         self.versions: list[Version] = []
@@ -95,7 +95,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.register()
 
     def open(self) -> None:
-        self.store = Store(self.folder, segment_bytes=2048)
+        self.store = LedgerStore(self.folder, segment_bytes=2048)
         ids = lambda: self.draw.randbytes(16)  # noqa: E731
         self.ledger = Ledger(self.store, self.policy, now=lambda: self.source_s, new_id=ids)
 

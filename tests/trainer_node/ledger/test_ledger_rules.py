@@ -13,9 +13,9 @@ from p2pcast.ground.version import Version
 from p2pcast.ledger_api.worker_api import Registration
 from tests.trainer_node.ledger.crash_run import TASK_HASH, bounded, group, manifest, played, third
 from trainer_node.ledger.database.body_segments import Segments
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.ledger_store import LedgerStore
 from trainer_node.ledger.ledger import Ledger
-from trainer_node.ledger.ledger_rows import BEARER, MAX_NAMES, FullError
+from trainer_node.ledger.ledger_rows import BEARER, MAX_NAMES, CapReachedError
 from trainer_node.ledger.ledger_states import TABLES, validate
 
 ZERO = Version(0, 0)
@@ -32,7 +32,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def ledger(tmp_path: Path, clock: Clock) -> Iterator[Ledger]:
-    made = Ledger(Store(tmp_path), bounded(3), now=lambda: clock.now_s, shared_commits=True)
+    made = Ledger(LedgerStore(tmp_path), bounded(3), now=lambda: clock.now_s, shared_commits=True)
     made.resume(0, 0, None, [])
     made.publish(ZERO, manifest(ZERO))
     made.add_groups([group(1), group(2)])
@@ -80,7 +80,7 @@ def test_worker_cannot_settle_another_workers_lease(ledger: Ledger, clock: Clock
 def test_certificate_has_a_bounded_number_of_workers(ledger: Ledger) -> None:
     for number in range(MAX_NAMES):
         ledger.register("aa", Registration(str(number), 8, "sums", TASK_HASH))
-    with pytest.raises(FullError, match="with this certificate"):
+    with pytest.raises(CapReachedError, match="with this certificate"):
         ledger.register("aa", Registration("one more", 8, "sums", TASK_HASH))
     ledger.register("aa", Registration("0", 8, "sums", TASK_HASH))
     ledger.register("bb", Registration("0", 8, "sums", TASK_HASH))
@@ -130,7 +130,7 @@ def test_replaced_learner_is_refused(ledger: Ledger) -> None:
 
 def test_second_ledger_on_a_folder_is_refused(ledger: Ledger, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="another ledger"):
-        Store(tmp_path)
+        LedgerStore(tmp_path)
 
 
 def test_torn_body_is_cut_off(tmp_path: Path) -> None:

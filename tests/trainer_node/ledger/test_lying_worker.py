@@ -17,9 +17,9 @@ from p2pcast.ledger_api.worker_api import Leased, Registration
 from tests.trainer_node.ledger.crash_run import TASK_HASH, group
 from tests.trainer_node.ledger.ledger_game import ZERO, Game, last_token, sample
 from tests.trainer_node.ledger.ledger_invariants import check_counts, check_rows, dump
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.ledger_store import LedgerStore
 from trainer_node.ledger.ledger_rows import MAX_BLAMED, MAX_UNKNOWN, OTHERS_FIRST_S
-from trainer_node.ledger.staleness_rule import Bounds
+from trainer_node.ledger.staleness_rule import StalenessBounds
 
 Play = Callable[..., Game]
 
@@ -172,8 +172,8 @@ def test_slowest_rate_counts_down_to_a_tenth_of_the_median_of_all_callers(play: 
 
 
 def test_fabricated_throughput_keeps_no_jobs_from_others(tmp_path: Path) -> None:
-    game = Game(lambda: Store(tmp_path), staleness=3)
-    game.policy = dataclasses.replace(game.policy, bounds=Bounds(3, 64, None))
+    game = Game(lambda: LedgerStore(tmp_path), staleness=3)
+    game.policy = dataclasses.replace(game.policy, bounds=StalenessBounds(3, 64, None))
     game.ledger._policy = game.policy
     for _ in range(8):
         game.add(30)
@@ -371,7 +371,7 @@ LEAST_SHARE = 0.75
 
 
 def simulated(folder: Path, seed: int, *, liar: bool) -> Sim:
-    game = Game(lambda: Store(folder, segment_bytes=1 << 20), staleness=2, asks_hub=True)
+    game = Game(lambda: LedgerStore(folder, segment_bytes=1 << 20), staleness=2, asks_hub=True)
     sim = Sim(game, random.Random(seed))
     for number in range(3):
         sim.honest[game.join(f"honest{number}", slots=4)] = []

@@ -16,14 +16,14 @@ from tests.trainer_node.ledger.ledger_game import Game
 from tests.trainer_node.ledger.ledger_invariants import dump
 from trainer_node.ledger import ledger_retention, ledger_rows, lineage
 from trainer_node.ledger.database import ledger_schema as db
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.ledger_store import LedgerStore
 
 MORE = 66_000
 """PostgreSQL takes 65535 parameters."""
 
 
 @pytest.fixture
-def game(opened: Callable[[], Store]) -> Iterator[Game]:
+def game(opened: Callable[[], LedgerStore]) -> Iterator[Game]:
     made = Game(opened)
     yield made
     made.ledger.close()
@@ -70,7 +70,7 @@ BIG = re.compile(r"\bSCAN (groups|jobs|leases|results)\b")
 
 def test_no_transition_looks_at_all_rows_of_a_big_table(tmp_path: Path) -> None:
     """Requests for leases wait for the writer. Plans say what a database with many rows would do."""
-    game = Game(lambda: Store(tmp_path), asks_hub=True)
+    game = Game(lambda: LedgerStore(tmp_path), asks_hub=True)
     statements: dict[str, Any] = {}
 
     def noted(conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool) -> None:

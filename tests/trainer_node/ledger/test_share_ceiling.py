@@ -10,7 +10,7 @@ import pytest
 from p2pcast.ground.version import Version
 from tests.trainer_node.ledger.crash_run import manifest
 from tests.trainer_node.ledger.ledger_game import ZERO, Game
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.ledger_store import LedgerStore
 from trainer_node.ledger.worker_rates import MAX_CLASSES, WAITS_S, WorkerRates
 from trainer_node.scheduling.shares import PROBE_S
 
@@ -24,7 +24,7 @@ def games(tmp_path: Path) -> Iterator[list[Game]]:
 
 
 def _game(games: list[Game], tmp_path: Path, **terms: object) -> Game:
-    games.append(Game(lambda: Store(tmp_path), **terms))  # type: ignore[arg-type]
+    games.append(Game(lambda: LedgerStore(tmp_path), **terms))  # type: ignore[arg-type]
     return games[-1]
 
 

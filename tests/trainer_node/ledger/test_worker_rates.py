@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_node.ledger.worker_rates import STANDING_S, STANDINGS_WORKERS_S, Begun, Standing, WorkerRates
+from trainer_node.ledger.worker_rates import STANDING_S, STANDINGS_WORKERS_S, LeaseOutcome, WorkerLoads, WorkerRates
 from trainer_node.scheduling.shares import Load
 
 TASK = b"task"
@@ -17,13 +17,13 @@ def kept(workers: int) -> WorkerRates:
     rates = WorkerRates(1.0)
     names = [str(number) for number in range(workers)]
     loads = {name: Load(0, 1) for name in names}
-    rates.keep_standing(TASK, Standing(1, 0, 0.0, dict.fromkeys(names, 1), loads))
+    rates.keep_standing(TASK, WorkerLoads(1, 0, 0.0, dict.fromkeys(names, 1), loads))
     return rates
 
 
 def empty(rates: WorkerRates) -> None:
     """A request of worker 0 finds too few jobs."""
-    rates.began("0", 0.0, Begun(0, missing=1, emptied=True), TASK)
+    rates.began("0", 0.0, LeaseOutcome(0, missing=1, emptied=True), TASK)
     rates.keep()
 
 
@@ -50,5 +50,5 @@ def test_standing_of_many_workers_is_then_kept_as_long_as_a_small_one() -> None:
     empty(rates)
     assert is_kept(rates, 0.9 * STANDING_S)
     assert not is_kept(rates, STANDING_S)
-    rates.keep_standing(TASK, Standing(1, 0, 1.0, {}, {str(n): Load(0, 1) for n in range(MANY)}))
+    rates.keep_standing(TASK, WorkerLoads(1, 0, 1.0, {}, {str(n): Load(0, 1) for n in range(MANY)}))
     assert is_kept(rates, 1.0 + 1.5 * STANDING_S), "the next standing knows of the empty pool"

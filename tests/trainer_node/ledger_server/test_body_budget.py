@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from p2pcast.daemon.request_body import BodyTooLargeError
-from trainer_node.ledger.ledger_rows import FullError
+from trainer_node.ledger.ledger_rows import CapReachedError
 from trainer_node.ledger_server import body_budget
 from trainer_node.ledger_server.body_budget import BODY_BYTES, BodyBudget
 
@@ -24,7 +24,7 @@ async def test_a_caller_fills_its_own_share_alone(monkeypatch: pytest.MonkeyPatc
         for _ in range(2):
             group.create_task(_holding(budget, "slow", 20, done))
         await asyncio.sleep(0)
-        with pytest.raises(FullError, match="too many requests"):
+        with pytest.raises(CapReachedError, match="too many requests"):
             async with budget.room("slow", 1):
                 pass
         async with budget.room("other", 40):

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from p2pcast.ground.errors import LocalError
-from p2pcast.ledger_api.worker_api import Held
+from p2pcast.ledger_api.worker_api import HeldLease
 from tests.support.until import until
 from trainer_node.ledger.leasing import Beat
 from trainer_node.ledger.ledger_rows import UnknownIdError
@@ -29,13 +29,14 @@ class Transitions:
         self.sessions: list[list[bytes]] = []
         self.error: Exception | None = None
 
-    async def beat(self, beats: Sequence[Beat]) -> list[list[Held] | None]:
+    async def beat(self, beats: Sequence[Beat]) -> list[list[HeldLease] | None]:
         self.sessions.append([beat.session for beat in beats])
         if self.error is not None:
             error, self.error = self.error, None
             raise error
         return [
-            None if beat.session == UNKNOWN else [Held(lease, "held", 1.0) for lease in beat.tokens] for beat in beats
+            None if beat.session == UNKNOWN else [HeldLease(lease, "held", 1.0) for lease in beat.tokens]
+            for beat in beats
         ]
 
 
@@ -64,7 +65,7 @@ async def test_an_unknown_session_costs_its_own_caller_alone(batch: HeartbeatBat
     known, unknown = await asyncio.gather(
         batch.ask(b"a", leases(1)), batch.ask(UNKNOWN, leases(1)), return_exceptions=True
     )
-    assert known == [Held(b"\0\0", "held", 1.0)]
+    assert known == [HeldLease(b"\0\0", "held", 1.0)]
     assert isinstance(unknown, UnknownIdError)
 
 
@@ -88,7 +89,7 @@ async def test_a_few_transitions_run_at_the_same_time(monkeypatch: pytest.Monkey
     monkeypatch.setattr(heartbeat_batch, "GATHER_S", 1e-3)
     begun, committed = [], asyncio.Event()
 
-    async def beat(beats: Sequence[Beat]) -> list[list[Held] | None]:
+    async def beat(beats: Sequence[Beat]) -> list[list[HeldLease] | None]:
         begun.append(beats[0].session)
         await committed.wait()
         return [[] for _ in beats]
@@ -120,7 +121,7 @@ async def test_heartbeats_get_an_error_when_the_ledger_ends(monkeypatch: pytest.
     monkeypatch.setattr(heartbeat_batch, "GATHER_S", 1e-3 if begun else 3600.0)
     called = asyncio.Event()
 
-    async def beat(beats: Sequence[Beat]) -> list[list[Held] | None]:
+    async def beat(beats: Sequence[Beat]) -> list[list[HeldLease] | None]:
         called.set()
         await asyncio.Event().wait()
         raise AssertionError

@@ -23,8 +23,8 @@ from p2pcast.tasks.task import Prompt
 from tests.support.process_ends import wait_for_end, written_pid
 from tests.trainer_node.ledger.ledger_game import Game
 from tests.trainer_node.ledger_server.test_prompt_feeder import Here
-from trainer_node.ledger.database.ledger_store import Store
-from trainer_node.ledger.prompts.prompting import Passed
+from trainer_node.ledger.database.ledger_store import LedgerStore
+from trainer_node.ledger.prompts.prompting import PassedPrompts
 from trainer_node.ledger_server import prompt_feeder
 from trainer_node.ledger_server.prompt_choice import HookedChoice, HooksFailedError, HookSource
 from trainer_node.ledger_server.prompt_feeder import Feed, PromptFeeder, group_of
@@ -40,7 +40,7 @@ class Stage:
     """A ledger with a feeder. ``fails``: calls of ``add`` that raise after their commit."""
 
     def __init__(self, folder: Path) -> None:
-        self.game = Game(lambda: Store(folder))
+        self.game = Game(lambda: LedgerStore(folder))
         self.game.policy = dataclasses.replace(self.game.policy, task_hash=TASK.hash)
         self.fails = 0
         self.groups: list[Group] = []
@@ -57,7 +57,7 @@ class Stage:
         async def look() -> Any:
             return ledger.prompts(FEED.seed)
 
-        async def add(passed: Passed) -> None:
+        async def add(passed: PassedPrompts) -> None:
             ledger.add_prompts(FEED.seed, passed)
             if self.fails:
                 self.fails -= 1
@@ -199,7 +199,7 @@ async def test_a_failure_shows_also_while_enough_groups_wait(stage: Stage) -> No
         await feeder.fill()
     other = Feed(8, 4, 1.0, 60)
     groups = [group_of(TASK, other, number, PROMPTS[number]) for number in range(30)]
-    stage.game.ledger.add_prompts(8, Passed(0, 30, groups))
+    stage.game.ledger.add_prompts(8, PassedPrompts(0, 30, groups))
     assert stage.game.ledger.prompts(FEED.seed).waiting > 60
     with pytest.raises(HooksFailedError):
         await feeder.fill()

@@ -15,7 +15,7 @@ from p2pcast.tasks.child_processes import prompt_child
 from p2pcast.tasks.child_processes.prompt_reader import PromptsFailedError, ReadPrompts, prompt_of
 from p2pcast.tasks.sums import Sums
 from p2pcast.tasks.task import FaultyPrompt, Prompt, Task
-from trainer_node.ledger.prompts.prompting import Passed, Position
+from trainer_node.ledger.prompts.prompting import PassedPrompts, PromptPosition
 from trainer_node.ledger_server import prompt_feeder
 from trainer_node.ledger_server.prompt_feeder import Feed, PromptFeeder, group_of
 
@@ -30,12 +30,12 @@ class Here:
     def __init__(self, task: Task, seed: int, fails: Sequence[int] = ()) -> None:
         self._task, self._seed, self._fails = task, seed, fails
         self.asked: list[int] = []
-        self._prompts = prompt_child.Prompts(task, seed, held_out=False)
+        self._prompts = prompt_child.SeededPrompts(task, seed, held_out=False)
 
     async def read(self, first: int, count: int) -> ReadPrompts:
         self.asked.append(first)
         if len(self.asked) in self._fails:
-            self._prompts = prompt_child.Prompts(self._task, self._seed, held_out=False)
+            self._prompts = prompt_child.SeededPrompts(self._task, self._seed, held_out=False)
             raise PromptsFailedError("jobs(7) raised")
         what, rows = list(self._prompts.answers(first, count))[-1]
         return ReadPrompts([prompt_of(row) for row in rows], what == "ended")
@@ -53,10 +53,10 @@ class Pool:
         self.ended = False
         self._before, self._after = before, after
 
-    async def look(self) -> Position:
-        return Position(self.cursor, len(self.groups) - self.opened)
+    async def look(self) -> PromptPosition:
+        return PromptPosition(self.cursor, len(self.groups) - self.opened)
 
-    async def add(self, passed: Passed) -> None:
+    async def add(self, passed: PassedPrompts) -> None:
         self._calls += 1
         if self._calls in self._before:
             raise LocalError("the database failed")

@@ -13,7 +13,7 @@ from p2pcast.process.events import Events
 from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire.connection import Identity
 from p2pcast.wire.messages import Catalog, Type
-from topology.pull_sources import Sources
+from topology.pull_sources import PullSources
 from trainer_node.membership.broadcast_planner import BroadcastPlanner
 from trainer_node.membership.broadcast_progress import BroadcastProgress
 from trainer_node.membership.fleet_timeline import FleetTimeline
@@ -65,7 +65,7 @@ class Fleet:
         self.events = Events()
         self.sessions = Sessions()
         self.membership = Membership(1, 1e9)
-        self.sources = Sources()
+        self.sources = PullSources()
         self.progress = BroadcastProgress()
         metrics = FleetTimeline(self.events)
         self.broadcasts = BroadcastPlanner(self.membership, self.progress, metrics, self.sessions)

@@ -18,7 +18,7 @@ from p2pcast.wire.connection import Identity
 from p2pcast.wire.messages import Type
 from tests.support.until import until
 from topology.blame import CREDIBLE, FORGIVEN_S
-from topology.pull_sources import Sources
+from topology.pull_sources import PullSources
 from topology.reachability import Contact
 from topology.slow_peers import SUSTAINED
 from topology.withholding import GRACE_S
@@ -53,7 +53,7 @@ class Fleet:
     """Peers with one-letter names, each at a site of its own, that have been told of their places."""
 
     def __init__(self, names: str, chains: int = 1, regions: dict[str, str] | None = None) -> None:
-        self.events, self.sessions, self.sources = Events(), Sessions(), Sources()
+        self.events, self.sessions, self.sources = Events(), Sessions(), PullSources()
         self.membership = Membership(1, UPLINK_BPS, chains)
         self.reach = self.membership.reach
         self.links: dict[str, FakeLink] = {}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from p2pcast.ground.version import Version
 from p2pcast.process.events import Events
 from trainer_node.membership.engine_reports import EngineRow
-from trainer_node.publish.backpressure import DETACHED, NO_ENGINE, Backpressure, Lag, laggards
+from trainer_node.publish.backpressure import DETACHED, NO_ENGINE, Backpressure, PeersBehind, laggards
 
 VERSION = st.builds(Version, st.integers(0, 2), st.integers(0, 9))
 
@@ -61,8 +61,8 @@ def test_a_few_by_hand():
     assert late(peers, [], 0) == []
 
 
-def behind(names: list[str]) -> Lag:
-    return Lag({f"id of {name}": name for name in names})
+def behind(names: list[str]) -> PeersBehind:
+    return PeersBehind({f"id of {name}": name for name in names})
 
 
 def test_peers_without_reachable_engines_and_detached_peers_are_not_waited_for():
@@ -105,7 +105,7 @@ async def test_no_peer_is_waited_for_for_ever(caplog):
 async def test_a_version_waits_until_every_engine_is_near_or_gone(caplog):
     caplog.set_level(logging.INFO, "p2pcast.hub")
     late = ["b", "a"]
-    pace = Backpressure(2, lambda most: behind(late) if most == 2 else Lag(), 0.0, Events())
+    pace = Backpressure(2, lambda most: behind(late) if most == 2 else PeersBehind(), 0.0, Events())
     waiting = asyncio.ensure_future(pace.until_caught_up())
     await asyncio.sleep(0)
     assert pace.waiting_for == ["b", "a"]
@@ -124,7 +124,7 @@ async def test_a_version_waits_until_every_engine_is_near_or_gone(caplog):
 
 
 async def test_without_a_limit_no_peer_is_looked_at():
-    def ask(most: int) -> Lag:
+    def ask(most: int) -> PeersBehind:
         raise AssertionError
 
     await Backpressure(None, ask, 1.0, Events()).until_caught_up()

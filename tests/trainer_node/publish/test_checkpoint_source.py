@@ -17,7 +17,7 @@ from p2pcast.ground.errors import IntegrityError, LocalError
 from p2pcast.ground.version import Version
 from p2pcast.state.staging import Staging
 from trainer_node.publish.checkpoint_source import CheckpointSource
-from trainer_node.publish.checkpoint_watcher import Found, scan
+from trainer_node.publish.checkpoint_watcher import FoundCheckpoint, scan
 from trainer_node.publish.publish_history import PublishHistory
 from trainer_node.publish.published import Published
 
@@ -97,11 +97,11 @@ class Parts:
         self.staging = Staging(1)
         self.source = CheckpointSource(self.versions, self.publishing, self.history, self.staging, DEFAULT)
 
-    def found(self, step: int, **options: Any) -> Found[Checkpoint]:
+    def found(self, step: int, **options: Any) -> FoundCheckpoint[Checkpoint]:
         path = write_checkpoint(self.root / "run" / f"step_{step}", step, **options)
-        return Found(step, path, scan(path.parent)[-1].fingerprint, Checkpoint.open(path))
+        return FoundCheckpoint(step, path, scan(path.parent)[-1].fingerprint, Checkpoint.open(path))
 
-    async def take(self, found: Found[Checkpoint]) -> None:
+    async def take(self, found: FoundCheckpoint[Checkpoint]) -> None:
         await self.source.take(found)
 
 
@@ -175,10 +175,14 @@ async def test_records_of_a_trainer_that_come_late_are_no_reason_for_a_version(p
     await parts.take(found)
     (found.path / "trainer_state.json").write_text("{}")
     parts.publishing.same = V(0, 1)
-    await parts.take(Found(1, found.path, scan(found.path.parent)[-1].fingerprint, Checkpoint.open(found.path)))
+    await parts.take(
+        FoundCheckpoint(1, found.path, scan(found.path.parent)[-1].fingerprint, Checkpoint.open(found.path))
+    )
     assert parts.versions.begun == [V(0, 1)]
     (found.path / "tokenizer.json").write_text("{}")
-    await parts.take(Found(1, found.path, scan(found.path.parent)[-1].fingerprint, Checkpoint.open(found.path)))
+    await parts.take(
+        FoundCheckpoint(1, found.path, scan(found.path.parent)[-1].fingerprint, Checkpoint.open(found.path))
+    )
     assert len(parts.versions.begun) == 2
 
 

@@ -24,7 +24,15 @@ from p2pcast.checkpoint.folder_form import MARKERS, FolderForm, StepNames
 from p2pcast.ground.errors import IntegrityError, LocalError
 from tests.support.until import until
 from trainer_node.publish import checkpoint_watcher
-from trainer_node.publish.checkpoint_watcher import SETTLE_S, Damaged, Folder, Found, Watch, fingerprint_of, scan
+from trainer_node.publish.checkpoint_watcher import (
+    SETTLE_S,
+    Damaged,
+    Folder,
+    FolderWatch,
+    FoundCheckpoint,
+    fingerprint_of,
+    scan,
+)
 
 ROOT = Path("/checkpoints")
 
@@ -48,15 +56,15 @@ class Disk:
         return path
 
 
-def found(step: int, content: str) -> Found[Path]:
-    return Found(step, ROOT / f"step_{step}", content, ROOT / f"step_{step}")
+def found(step: int, content: str) -> FoundCheckpoint[Path]:
+    return FoundCheckpoint(step, ROOT / f"step_{step}", content, ROOT / f"step_{step}")
 
 
-def observed(watch: Watch[Any], now: float, listing: list[Folder]) -> list[Found[Any] | Damaged]:
+def observed(watch: FolderWatch[Any], now: float, listing: list[Folder]) -> list[FoundCheckpoint[Any] | Damaged]:
     return list(watch.observe(now, listing))
 
 
-def steps(events: list[Found[Any] | Damaged]) -> list[int]:
+def steps(events: list[FoundCheckpoint[Any] | Damaged]) -> list[int]:
     return [event.step for event in events]
 
 
@@ -64,7 +72,7 @@ def steps(events: list[Found[Any] | Damaged]) -> list[int]:
 
 
 def test_existing_folders_are_reported_once_in_step_order() -> None:
-    watch = Watch(Disk())
+    watch = FolderWatch(Disk())
     listing = [folder(10), folder(9), folder(2)]
     assert steps(observed(watch, 0.0, listing)) == [2, 9, 10]
     assert observed(watch, 0.2, listing) == []
@@ -73,7 +81,7 @@ def test_existing_folders_are_reported_once_in_step_order() -> None:
 
 def test_without_stable_a_folder_must_settle() -> None:
     disk = Disk()
-    watch = Watch(disk)
+    watch = FolderWatch(disk)
     assert observed(watch, 0.0, [folder(1, "a", stable=False)]) == []
     assert observed(watch, 0.5, [folder(1, "b", stable=False)]) == []
     assert observed(watch, SETTLE_S + 0.25, [folder(1, "b", stable=False)]) == []
@@ -85,7 +93,7 @@ def test_without_stable_a_folder_must_settle() -> None:
 def test_half_written_waits_in_silence_and_is_checked_once_per_content() -> None:
     disk = Disk()
     disk.broken[1] = IntegrityError("shard 2 of 3 is missing")
-    watch = Watch(disk)
+    watch = FolderWatch(disk)
     for tick in range(20):
         assert observed(watch, tick * 0.5, [folder(1, "a", stable=False)]) == []
     assert disk.checks == [1]
@@ -96,7 +104,7 @@ def test_half_written_waits_in_silence_and_is_checked_once_per_content() -> None
 def test_damaged_is_reported_once_skipped_and_taken_when_mended() -> None:
     disk = Disk()
     disk.broken[1] = IntegrityError("model.safetensors: 8 bytes short")
-    watch = Watch(disk)
+    watch = FolderWatch(disk)
     events = [observed(watch, t * 0.2, [folder(1), folder(2)]) for t in range(20)]
     assert [event for batch in events for event in batch] == [
         found(2, "a"),
@@ -112,7 +120,7 @@ def test_damaged_is_reported_once_skipped_and_taken_when_mended() -> None:
 def test_deleted_while_read_is_forgotten_and_the_next_taken() -> None:
     disk = Disk()
     disk.broken[1] = LocalError("step_1/model.safetensors: gone")
-    watch = Watch(disk)
+    watch = FolderWatch(disk)
     assert steps(observed(watch, 0.0, [folder(1), folder(2)])) == [2]
     assert observed(watch, 0.2, [folder(2)]) == []
     disk.broken.clear()
@@ -122,7 +130,7 @@ def test_deleted_while_read_is_forgotten_and_the_next_taken() -> None:
 def test_local_trouble_is_reported_once_and_tried_again() -> None:
     disk = Disk()
     disk.broken[1] = PermissionError(13, "Permission denied")
-    watch = Watch(disk)
+    watch = FolderWatch(disk)
     observed(watch, 0.0, [folder(1)])
     told = observed(watch, 0.2, [folder(1)])
     assert len(told) == 1
@@ -137,7 +145,7 @@ def test_local_trouble_is_reported_once_and_tried_again() -> None:
 def test_a_shortage_of_this_machine_is_no_fault_of_a_folder(number: int) -> None:
     disk = Disk()
     disk.broken[1] = OSError(number, os.strerror(number))
-    watch = Watch(disk)
+    watch = FolderWatch(disk)
     with pytest.raises(OSError, match=os.strerror(number)):
         observed(watch, 0.0, [folder(1)])
 
@@ -157,7 +165,7 @@ def test_a_scan_without_descriptors_names_no_folder(tmp_path: Path, monkeypatch:
 
 
 def test_rewritten_and_lower_steps_are_reported_again() -> None:
-    watch = Watch(Disk())
+    watch = FolderWatch(Disk())
     observed(watch, 0.0, [folder(5), folder(6)])
     assert observed(watch, 1.0, [folder(5), folder(6, "other")]) == [found(6, "other")]
     assert observed(watch, 2.0, [folder(4), folder(5)]) == [found(4, "a")]
@@ -166,7 +174,7 @@ def test_rewritten_and_lower_steps_are_reported_again() -> None:
 
 
 def test_an_old_stable_over_new_files_must_settle() -> None:
-    watch = Watch(Disk())
+    watch = FolderWatch(Disk())
     observed(watch, 0.0, [folder(1, "a")])
     assert observed(watch, 1.0, [folder(1, "b", last=False)]) == []
     assert observed(watch, 1.5, [folder(1, "c", last=False)]) == []
@@ -174,10 +182,10 @@ def test_an_old_stable_over_new_files_must_settle() -> None:
 
 
 def test_a_ready_step_waits_briefly_for_a_settling_lower_step() -> None:
-    watch = Watch(Disk())
+    watch = FolderWatch(Disk())
     assert observed(watch, 0.0, [folder(1, stable=False), folder(2)]) == []
     assert steps(observed(watch, SETTLE_S, [folder(1, stable=False), folder(2)])) == [1, 2]
-    watch = Watch(Disk())
+    watch = FolderWatch(Disk())
     for tick in range(4):
         assert observed(watch, tick * 0.3, [folder(1, str(tick), stable=False), folder(2)]) == []
     assert steps(observed(watch, 1.1, [folder(1, "later", stable=False), folder(2)])) == [2]
@@ -185,7 +193,7 @@ def test_a_ready_step_waits_briefly_for_a_settling_lower_step() -> None:
 
 def test_memory_of_deleted_folders_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_watcher, "KEPT_GONE", 3)
-    watch = Watch(Disk())
+    watch = FolderWatch(Disk())
     for step in range(10):
         assert steps(observed(watch, float(step), [folder(step)])) == [step]
     assert observed(watch, 20.0, [folder(7)]) == []
@@ -214,7 +222,7 @@ def test_any_folder_history_yields_sound_steps_in_order(
             raise IntegrityError("damaged")
         return path
 
-    watch = Watch(check)
+    watch = FolderWatch(check)
     reported: dict[int, str] = {}
     damaged: list[tuple[int, str]] = []
     ticks = [*history, history[-1], history[-1], history[-1]]
@@ -224,7 +232,7 @@ def test_any_folder_history_yields_sound_steps_in_order(
         events = observed(watch, number * 0.6, listing)
         assert steps(events) == sorted(steps(events))
         for event in events:
-            if isinstance(event, Found):
+            if isinstance(event, FoundCheckpoint):
                 assert event.fingerprint in sound
                 assert reported.get(event.step) != event.fingerprint
                 reported[event.step] = event.fingerprint
@@ -240,7 +248,7 @@ def test_any_folder_history_yields_sound_steps_in_order(
 
 def test_a_folder_is_opened_when_its_event_is_asked_for() -> None:
     disk = Disk()
-    events = Watch(disk).observe(0.0, [folder(1), folder(2), folder(3)])
+    events = FolderWatch(disk).observe(0.0, [folder(1), folder(2), folder(3)])
     assert next(events).step == 1
     assert disk.checks == [1]
     assert next(events).step == 2
@@ -250,7 +258,7 @@ def test_a_folder_is_opened_when_its_event_is_asked_for() -> None:
 def test_known_content_is_neither_opened_nor_reported() -> None:
     disk = Disk()
     known = {(1, "a")}
-    watch = Watch(disk, lambda step, fingerprint: (step, fingerprint) in known)
+    watch = FolderWatch(disk, lambda step, fingerprint: (step, fingerprint) in known)
     assert steps(observed(watch, 0.0, [folder(1), folder(2)])) == [2]
     assert disk.checks == [2]
     assert steps(observed(watch, 1.0, [folder(1, "b"), folder(2)])) == [1]
@@ -265,7 +273,7 @@ def test_the_opened_content_of_a_waiting_folder_is_reported() -> None:
         opened.append(object())
         return opened[-1]
 
-    watch = Watch(open_)
+    watch = FolderWatch(open_)
     assert observed(watch, 0.0, [folder(1, stable=False), folder(2)]) == []
     first, second = observed(watch, SETTLE_S, [folder(1, stable=False), folder(2)])
     assert (second.checkpoint, first.checkpoint) == tuple(opened)
@@ -365,7 +373,7 @@ def test_a_marker_that_a_slow_copy_brings_first_is_not_the_last(tmp_path: Path) 
 
 def test_where_folders_have_a_marker_a_folder_without_waits_for_its_own() -> None:
     disk = Disk()
-    watch = Watch(disk, marker_learned="STABLE")
+    watch = FolderWatch(disk, marker_learned="STABLE")
     assert observed(watch, 0.0, [folder(1)]) == [found(1, "a")]
     later = [folder(1), folder(2, stable=False)]
     assert observed(watch, 1.0, later) == []
@@ -381,7 +389,7 @@ def test_where_folders_have_a_marker_a_folder_without_waits_for_its_own() -> Non
 
 
 def test_a_run_whose_folders_have_no_marker_waits_for_none() -> None:
-    watch = Watch(Disk(), lambda step, content: step == 1, marker_learned="STABLE")
+    watch = FolderWatch(Disk(), lambda step, content: step == 1, marker_learned="STABLE")
     observed(watch, 0.0, [folder(1, stable=False), folder(2, stable=False)])
     listing = [folder(1, stable=False), folder(2, stable=False)]
     assert steps(observed(watch, SETTLE_S, listing)) == [2]
@@ -392,14 +400,14 @@ def test_a_run_whose_folders_have_no_marker_waits_for_none() -> None:
 def test_of_two_folders_of_one_step_the_shorter_name_counts() -> None:
     disk = Disk()
     twin = Folder(60, ROOT / "step_060", "b", True, True)
-    watch = Watch(disk)
+    watch = FolderWatch(disk)
     events = observed(watch, 0.0, [twin, folder(60)])
     assert events == [
         found(60, "a"),
         Damaged(60, ROOT / "step_060", "step_60 is the same step: remove or rename one of the two"),
     ]
     assert observed(watch, 9.0, [twin, folder(60)]) == []
-    assert observed(watch, 10.0, [twin]) == [Found(60, ROOT / "step_060", "b", ROOT / "step_060")]
+    assert observed(watch, 10.0, [twin]) == [FoundCheckpoint(60, ROOT / "step_060", "b", ROOT / "step_060")]
 
 
 def test_scan_takes_the_names_of_its_pattern_alone(tmp_path: Path) -> None:
@@ -414,7 +422,7 @@ def test_scan_takes_the_names_of_its_pattern_alone(tmp_path: Path) -> None:
 
 def test_a_folder_without_its_required_marker_is_never_complete() -> None:
     disk = Disk()
-    watch = Watch(disk, marker_required=True)
+    watch = FolderWatch(disk, marker_required=True)
     for now in (0.0, SETTLE_S, 10 * SETTLE_S):
         assert observed(watch, now, [folder(1, stable=False)]) == []
     assert disk.checks == []
@@ -422,7 +430,7 @@ def test_a_folder_without_its_required_marker_is_never_complete() -> None:
 
 
 def test_a_required_marker_older_than_its_files_waits_for_a_quiet_folder() -> None:
-    watch = Watch(Disk(), marker_required=True)
+    watch = FolderWatch(Disk(), marker_required=True)
     assert observed(watch, 0.0, [folder(1, last=False)]) == []
     assert steps(observed(watch, SETTLE_S, [folder(1, last=False)])) == [1]
 
@@ -465,7 +473,7 @@ async def test_watch_follows_a_trainer(tmp_path: Path) -> None:
     async with contextlib.aclosing(checkpoint_watcher.watch(run, poll_s=0.01)) as events, asyncio.timeout(600):
         write_checkpoint(run / "step_2", 2)
         first = await anext(events)
-        assert isinstance(first, Found)
+        assert isinstance(first, FoundCheckpoint)
         assert first.step == 2
         assert first.path == run / "step_2"
 
@@ -483,7 +491,7 @@ async def test_watch_follows_a_trainer(tmp_path: Path) -> None:
         shutil.rmtree(run / "step_2")
         write_checkpoint(run / "step_2", 20)
         again = await anext(events)
-        assert isinstance(again, Found)
+        assert isinstance(again, FoundCheckpoint)
         assert again.step == 2
         assert again.fingerprint != first.fingerprint
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from p2pcast.codec.cell import CONTEXT, DENSE, FLAT, RAW, decode, digest, encode
-from p2pcast.codec.codec_prediction import MEASURED_BEFORE, Choice, Times, Way
+from p2pcast.codec.codec_prediction import MEASURED_BEFORE, BroadcastPath, Choice, StageTimes
 from p2pcast.codec.encode_cell import encode_as_chosen, recode_in_context
-from p2pcast.codec.join_parts import Part, within
+from p2pcast.codec.join_parts import CellPart, within
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.ground.version import Version
 from p2pcast.state.patch_file import PatchFile, PatchWriter
@@ -22,14 +22,14 @@ from trainer_node.publish.delta_builder import join_incoming
 from trainer_node.publish.rank_parts import Complete
 
 LARGE = Layout([Tensor("w", "BF16", (1 << 17, 1 << 16))])
-SLOW, FAST = Way(1e6, 16, 16), Way(1e12, 16, 16)
+SLOW, FAST = BroadcastPath(1e6, 16, 16), BroadcastPath(1e12, 16, 16)
 LAYOUT = Layout(
     [Tensor("a", "BF16", (300, 1000)), Tensor("b", "F32", (777,)), Tensor("c", "BF16", (5,))], cell_words=70_000
 )
 
 
 def times():
-    return dict.fromkeys(MEASURED_BEFORE, Times(1, 1, 1, 1))
+    return dict.fromkeys(MEASURED_BEFORE, StageTimes(1, 1, 1, 1))
 
 
 def changed(words, share, seed=0):
@@ -182,7 +182,7 @@ def halves(cell):
 def part(cell, old, new, begin, end):
     sub = within(cell, begin, end - begin)
     coded = encode(sub, old[begin:end], new[begin:end], codec="flat")
-    return Part(begin, end - begin, coded.codec, coded.payload, coded.before, coded.after)
+    return CellPart(begin, end - begin, coded.codec, coded.payload, coded.before, coded.after)
 
 
 class Packed(list):
@@ -216,7 +216,7 @@ async def test_a_whole_context_cell_is_sent_unchanged(staged, monkeypatch):
     shadow, _, new = staged()
     cell = max(LAYOUT.cells, key=lambda c: c.words)
     coded = encode(cell, shadow.words(cell), new[cell.index], before=shadow.mark(cell.index), codec="context")
-    part = Part(0, cell.words, coded.codec, coded.payload, coded.before, coded.after)
+    part = CellPart(0, cell.words, coded.codec, coded.payload, coded.before, coded.after)
     monkeypatch.setattr("p2pcast.codec.encode_cell.encode", None)
     packed, staging = Packed(), Staging(1)
     await join_incoming(Brought([Complete(cell, [part], 1)]), shadow, packed, Choice("context"), staging)

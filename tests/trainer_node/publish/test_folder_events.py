@@ -15,7 +15,7 @@ import pytest
 from p2pcast.checkpoint.folder_form import STABLE
 from tests.trainer_node.publish.test_checkpoint_watcher import write_checkpoint
 from trainer_node.publish import checkpoint_watcher, folder_events
-from trainer_node.publish.checkpoint_watcher import Found
+from trainer_node.publish.checkpoint_watcher import FoundCheckpoint
 
 NEVER_S = 3600.0
 
@@ -52,7 +52,7 @@ async def test_a_version_is_found_at_once_without_a_scan_by_the_clock(tmp_path: 
     watching = checkpoint_watcher.watch(tmp_path, poll_s=NEVER_S)
     async with contextlib.aclosing(watching) as events, asyncio.timeout(600):
         write_checkpoint(tmp_path / "step_1")
-        assert isinstance(await anext(events), Found)
+        assert isinstance(await anext(events), FoundCheckpoint)
         following = asyncio.ensure_future(anext(events))
         for step in range(2, 10_000):
             # The first folders may come before the watch has begun.
@@ -60,7 +60,7 @@ async def test_a_version_is_found_at_once_without_a_scan_by_the_clock(tmp_path: 
             await asyncio.wait([following], timeout=0.05)
             if following.done():
                 break
-        assert isinstance(following.result(), Found)
+        assert isinstance(following.result(), FoundCheckpoint)
 
 
 @pytest.mark.parametrize("missing", ["watches", "inotify"])
@@ -81,7 +81,7 @@ async def test_without_events_folders_are_scanned_by_the_clock(
     async with contextlib.aclosing(watching) as events, asyncio.timeout(600):
         for step in (1, 2):
             write_checkpoint(tmp_path / f"step_{step}")
-            assert isinstance(await anext(events), Found)
+            assert isinstance(await anext(events), FoundCheckpoint)
     assert sum("by the clock" in record.message for record in caplog.records) == 1
 
 

@@ -21,7 +21,7 @@ from p2pcast.codec.layout import DTYPES, Tensor
 from p2pcast.ground.errors import P2PCastError
 from tests.trainer_node.publish.test_checkpoint_source import Versions
 from trainer_node.publish.checkpoint_source import CheckpointSource
-from trainer_node.publish.checkpoint_watcher import Found, fingerprint_of
+from trainer_node.publish.checkpoint_watcher import FoundCheckpoint, fingerprint_of
 from trainer_node.publish.publish_history import PublishHistory
 
 Table = dict[str, tuple[str, tuple[int, ...], bytes]]
@@ -165,7 +165,7 @@ async def test_odd_checkpoints_equal_the_reading_of_safetensors(tmp_path: Path, 
             break
         found = fingerprint_of(step, folder, DEFAULT.marker)
         assert found is not None
-        await source.take(Found(step, folder, found, Checkpoint.open(folder)))
+        await source.take(FoundCheckpoint(step, folder, found, Checkpoint.open(folder)))
         assert versions.skipped == {}
         assert read(shadow, ["model.safetensors"]) == read(folder, shards)
         shutil.rmtree(folder)

@@ -16,7 +16,7 @@ from p2pcast.ground.errors import LocalError
 from p2pcast.ground.version import Version
 from p2pcast.process.daemon_process import StateFile
 from trainer_node.publish import publish_history
-from trainer_node.publish.publish_history import Known, PublishHistory, settled
+from trainer_node.publish.publish_history import KnownStep, PublishHistory, settled
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ class Counting:
     def __init__(self) -> None:
         self.bytes = 0
 
-    def step(self, step: disk.Step, do: Callable[[], T]) -> T:
+    def step(self, step: disk.DiskStep, do: Callable[[], T]) -> T:
         self.bytes += sum(len(part) for part in step.parts)
         return None if step.what.startswith("sync") else do()  # type: ignore[return-value]
 
@@ -66,7 +66,7 @@ def test_versions_from_ranks_are_forgotten_too(tmp_path: Path, monkeypatch) -> N
             memory.note(step, mark="m")
     assert len(memory) <= 20
     assert memory[99].mark == "m"
-    assert memory[0] == Known()
+    assert memory[0] == KnownStep()
 
 
 def test_restarts_do_not_keep_the_file_from_being_written_anew(tmp_path: Path, monkeypatch) -> None:
@@ -91,7 +91,7 @@ def test_existing_folders_are_never_forgotten(tmp_path: Path, monkeypatch) -> No
             note(memory, step)
     memory = PublishHistory(tmp_path / "published.log", lambda: there)
     assert all(memory[step].folder == f"{step:032x}" for step in there)
-    assert memory[1] == Known()
+    assert memory[1] == KnownStep()
 
 
 def test_a_folder_that_is_away_for_a_moment_costs_nothing(tmp_path: Path, monkeypatch) -> None:
@@ -115,12 +115,12 @@ def test_a_folder_that_is_away_for_a_moment_costs_nothing(tmp_path: Path, monkey
     assert [memory[step].folder for step in (0, 1, 2)] == [f"{step:032x}" for step in (0, 1, 2)]
 
 
-KNOWN = st.builds(Known, st.none() | st.just("f"), st.none() | st.just("m"), st.booleans())
+KNOWN = st.builds(KnownStep, st.none() | st.just("f"), st.none() | st.just("m"), st.booleans())
 
 
 @given(st.dictionaries(st.integers(0, 40), KNOWN), st.none() | st.sets(st.integers(0, 40)), st.integers(1, 10))
 def test_only_old_steps_without_a_folder_are_forgotten(
-    known: dict[int, Known], there: set[int] | None, kept: int
+    known: dict[int, KnownStep], there: set[int] | None, kept: int
 ) -> None:
     stays = settled(known, there, kept)
     assert list(stays) == [step for step in known if step in stays], "the order of noting stays"
@@ -148,7 +148,7 @@ def test_history_of_version_0_1_0_is_imported_once(tmp_path: Path) -> None:
         memory = StateFile(file, {"node": "", "incarnation": 0, "target": None})
         before = PublishHistory(tmp_path / "published.log", set)
         before.move_from(memory)
-        assert [before[step] for step in (1, 2, 3)] == [Known("a"), Known("b", mark="m"), Known(mark="n")]
+        assert [before[step] for step in (1, 2, 3)] == [KnownStep("a"), KnownStep("b", mark="m"), KnownStep(mark="n")]
         assert json.loads(file.read_text()) == {"node": "00" * 16, "incarnation": 3, "target": [0, 2]}
         before.close()
     assert len((tmp_path / "published.log").read_text().splitlines()) == 3
@@ -168,9 +168,9 @@ def test_a_step_that_comes_back_is_known_by_its_newest_folder_and_weights(tmp_pa
     memory.note(1, folder="b", version=Version(2, 1))
     memory.close()
     memory = PublishHistory(tmp_path / "published.log", set)
-    assert memory[1] == Known("b", Version(2, 1), "m")
+    assert memory[1] == KnownStep("b", Version(2, 1), "m")
     memory.note(1, mark="n")
-    assert memory[1] == Known("b", Version(2, 1), "n")
+    assert memory[1] == KnownStep("b", Version(2, 1), "n")
 
 
 def test_a_damaged_version_is_named(tmp_path: Path) -> None:

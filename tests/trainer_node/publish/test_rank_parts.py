@@ -18,7 +18,7 @@ from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.ground import limits
 from p2pcast.ground.errors import RemoteError
 from p2pcast.wire import messages
-from trainer_node.publish.rank_parts import Complete, Disagreement, Group, RankParts, Terms
+from trainer_node.publish.rank_parts import Complete, Disagreement, RankGroup, RankParts, Terms
 
 LAYOUT = Layout(
     [Tensor("a", "F64", (7,)), Tensor("b", "BF16", (5, 9)), Tensor("c", "U8", (31,)), Tensor("nothing", "F32", (0,))],
@@ -255,8 +255,8 @@ def test_small_files():
 # -- groups
 
 
-def group(ranks: int) -> Group:
-    made = Group(b"g" * 16, ranks)
+def group(ranks: int) -> RankGroup:
+    made = RankGroup(b"g" * 16, ranks)
     for rank in reversed(range(ranks)):
         assert not made.complete
         made.enter(rank, ranks)
@@ -268,7 +268,7 @@ TERMS = Terms(0, 7, b"L" * 32, False)
 
 
 def test_ranks_enter_once():
-    made = Group(b"g" * 16, 3)
+    made = RankGroup(b"g" * 16, 3)
     made.enter(1, 3)
     with pytest.raises(RemoteError, match="rank 1 of 3 is here already"):
         made.enter(1, 3)

@@ -8,7 +8,7 @@ import pytest
 from parts import Announcer, Background, Encoder
 
 from p2pcast.ground.version import Version
-from p2pcast.store.retention import Counts
+from p2pcast.store.retention import RetentionCounts
 from p2pcast.wire.messages import Catalog
 from trainer_node.publish.artifact_announcer import ArtifactAnnouncer
 from trainer_node.publish.sealed_artifacts import SealedArtifacts
@@ -53,7 +53,7 @@ async def test_artifacts_that_are_being_sent_are_needed(encoder: Encoder, shelf)
 async def test_retention_withdraws_removed_artifacts(encoder: Encoder, shelf) -> None:
     found = await three(encoder)
     await encoder.publish(3, shape=(3, 5))
-    encoder.store._counts = Counts(1, 1)
+    encoder.store._counts = RetentionCounts(1, 1)
     shelf.staged = [V(0, 3)]
     await shelf.artifacts.retain()
     removed = set(shelf.announcer.withdrawn)

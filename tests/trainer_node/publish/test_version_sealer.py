@@ -9,7 +9,7 @@ from parts import Background, Encoder, emitted
 
 from p2pcast.ground.errors import LocalError, RemoteError, RetryableError
 from p2pcast.ground.version import Version
-from trainer_node.commit.barrier import Aborted, Opened, Sealed
+from trainer_node.commit.barrier import Opened, Sealed, VersionAborted
 
 V = Version
 
@@ -68,7 +68,7 @@ async def test_an_aborted_version_is_withdrawn_and_its_log_removed(encoder: Enco
     with pytest.raises(RetryableError):
         await encoder.pipeline.publish(V(0, 1), encoder.shadow.shadow.layout, Aborting())
     await background.settle()
-    assert seen == [Opened(V(0, 1)), Aborted(V(0, 1))]
+    assert seen == [Opened(V(0, 1)), VersionAborted(V(0, 1))]
     assert emitted(encoder.events, "aborted") == [{"version": "0.1"}]
     assert list((encoder.folder / "store" / "partial").iterdir()) == []
 

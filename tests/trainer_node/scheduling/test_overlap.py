@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from p2pcast.ground.errors import UsageError
 from trainer_node.scheduling.overlap import (
-    Pace,
+    RolloutPace,
     bubble_ratio,
     bubble_ratio_within,
     least_rollouts_per_s,
@@ -22,7 +22,7 @@ from trainer_node.scheduling.overlap import (
 )
 
 PACES = st.builds(
-    Pace,
+    RolloutPace,
     train_s=st.floats(0.5, 2000),
     broadcast_s=st.floats(0, 3000),
     rollouts=st.integers(1, 2000),
@@ -71,14 +71,14 @@ def test_bound_under_overlap_holds_for_every_capacity_that_overlaps(pace, more):
 
 def test_the_common_case_of_the_paper_stays_within_three_steps():
     """κ = 2 (equation 13)."""
-    pace = Pace(train_s=1500, broadcast_s=1400, rollouts=512, steps=2)
+    pace = RolloutPace(train_s=1500, broadcast_s=1400, rollouts=512, steps=2)
     assert worst_staleness_when_overlapping(pace) == 3
     assert math.isclose(least_rollouts_per_s(pace), 1024 / 1600)
 
 
 def test_a_broadcast_longer_than_the_period_is_explained():
     with pytest.raises(UsageError, match=r"a broadcast takes 30 s, and a version is published every 2 steps of 10 s"):
-        least_rollouts_per_s(Pace(train_s=10, broadcast_s=30, rollouts=8, steps=2))
+        least_rollouts_per_s(RolloutPace(train_s=10, broadcast_s=30, rollouts=8, steps=2))
 
 
 @pytest.mark.parametrize(
@@ -96,10 +96,10 @@ def test_a_broadcast_longer_than_the_period_is_explained():
 )
 def test_impossible_measurements_are_refused(wrong):
     with pytest.raises(UsageError):
-        Pace(**{"train_s": 1.0, "broadcast_s": 1.0, "rollouts": 1, **wrong})
+        RolloutPace(**{"train_s": 1.0, "broadcast_s": 1.0, "rollouts": 1, **wrong})
 
 
-def stepped(pace: Pace, staleness: int, rollouts_per_s: float, steps: int) -> list[float]:
+def stepped(pace: RolloutPace, staleness: int, rollouts_per_s: float, steps: int) -> list[float]:
     """The beginning of each learner step, when batches are made one after another, each with the oldest version that
     its staleness allows.
     """
@@ -120,7 +120,9 @@ def stepped(pace: Pace, staleness: int, rollouts_per_s: float, steps: int) -> li
 @st.composite
 def bounded_paces(draw):
     staleness = draw(st.integers(0, 8))
-    pace = Pace(1.0, draw(st.floats(0, 6)), 8, draw(st.integers(1, staleness + 1)), draw(st.sampled_from([0.5, 1.0])))
+    pace = RolloutPace(
+        1.0, draw(st.floats(0, 6)), 8, draw(st.integers(1, staleness + 1)), draw(st.sampled_from([0.5, 1.0]))
+    )
     return pace, staleness
 
 
@@ -148,11 +150,11 @@ def test_least_capacity_within_a_staleness_bound_is_the_threshold(bounds):
 def test_publishing_at_the_bound_leaves_a_bubble_at_any_capacity():
     """κ = S + 1: no batch after the publication may be sampled by an older version."""
     with pytest.raises(UsageError, match="Publish more often"):
-        least_rollouts_per_s_within(Pace(100.0, 20.0, 64, 4), 3)
-    assert bubble_ratio_within(Pace(100.0, 20.0, 64, 4), 3, 1e9) == pytest.approx(1 - 400 / 420)
-    assert bubble_ratio_within(Pace(100.0, 20.0, 64, 2), 3, 1e9) == 0
+        least_rollouts_per_s_within(RolloutPace(100.0, 20.0, 64, 4), 3)
+    assert bubble_ratio_within(RolloutPace(100.0, 20.0, 64, 4), 3, 1e9) == pytest.approx(1 - 400 / 420)
+    assert bubble_ratio_within(RolloutPace(100.0, 20.0, 64, 2), 3, 1e9) == 0
 
 
 def test_more_steps_than_the_bound_allows_are_refused():
     with pytest.raises(UsageError, match="with staleness 2, 1 to 3 can be"):
-        bubble_ratio_within(Pace(1.0, 0.0, 8, 4), 2, 1.0)
+        bubble_ratio_within(RolloutPace(1.0, 0.0, 8, 4), 2, 1.0)

@@ -12,13 +12,13 @@ from trainer_node.scheduling.worker_fleet import (
     NO_CHANGE,
     RELEASE_MARGIN,
     WINDOW_S,
-    Candidate,
+    CandidateWorker,
     FleetControl,
     cheapest,
 )
 
 CANDIDATES = st.lists(
-    st.builds(Candidate, st.integers(0, 99).map(str), st.floats(0.1, 50), st.floats(0, 20)),
+    st.builds(CandidateWorker, st.integers(0, 99).map(str), st.floats(0.1, 50), st.floats(0, 20)),
     max_size=8,
     unique_by=lambda c: c.name,
 )
@@ -56,7 +56,7 @@ def test_fleet_reaches_the_target_at_no_more_than_the_prefix_costs(candidates, t
 
 
 def test_a_small_cheap_worker_that_a_large_one_makes_needless_is_left_out():
-    small, large = Candidate("small", 0.5, 1.0), Candidate("large", 6.0, 10.0)
+    small, large = CandidateWorker("small", 0.5, 1.0), CandidateWorker("large", 6.0, 10.0)
     assert cheapest([small, large], 10.0) == [large]
 
 
@@ -65,17 +65,17 @@ def measure_repeatedly(control: FleetControl, times, target, active, standby):
 
 
 SPREAD = [n * WINDOW_S / (MEASUREMENTS - 1) for n in range(MEASUREMENTS)]
-CHEAP, DEAR = Candidate("cheap", 1.0, 10.0), Candidate("dear", 5.0, 10.0)
+CHEAP, DEAR = CandidateWorker("cheap", 1.0, 10.0), CandidateWorker("dear", 5.0, 10.0)
 
 
 def test_the_cheapest_standby_is_activated_after_a_sustained_shortfall():
-    *early, last = measure_repeatedly(FleetControl(), SPREAD, 15.0, [Candidate("busy", 1.0, 10.0)], [DEAR, CHEAP])
+    *early, last = measure_repeatedly(FleetControl(), SPREAD, 15.0, [CandidateWorker("busy", 1.0, 10.0)], [DEAR, CHEAP])
     assert early == [NO_CHANGE] * (MEASUREMENTS - 1)
     assert last.activate == (CHEAP,)
 
 
 def test_short_or_interrupted_deviations_change_nothing():
-    control, active = FleetControl(), [Candidate("busy", 1.0, 10.0)]
+    control, active = FleetControl(), [CandidateWorker("busy", 1.0, 10.0)]
     assert measure_repeatedly(control, [0, 1, 2, 3], 15.0, active, [CHEAP]) == [NO_CHANGE] * 4
     assert control.decide(WINDOW_S - 1, 10.0, active, [CHEAP]) == NO_CHANGE, (
         "the target is met: the measurements begin anew"
@@ -84,7 +84,7 @@ def test_short_or_interrupted_deviations_change_nothing():
 
 
 def test_the_dearest_worker_is_released_only_above_the_margin():
-    active = [CHEAP, DEAR, Candidate("middle", 2.0, 10.0)]
+    active = [CHEAP, DEAR, CandidateWorker("middle", 2.0, 10.0)]
     within = 30.0 / (1 + RELEASE_MARGIN) + 0.1
     assert measure_repeatedly(FleetControl(), SPREAD, within, active, []) == [NO_CHANGE] * MEASUREMENTS
     assert measure_repeatedly(FleetControl(), SPREAD, 20.0, active, [])[-1].release == (DEAR,)

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from p2pcast.ground.errors import UsageError
 from trainer_node import Publisher
 from trainer_node.sdk.adapters import Adapters
-from trainer_node.sdk.tensors import Live
+from trainer_node.sdk.tensors import LiveTensor
 
 CONFIG = {"r": 4, "lora_alpha": 8, "target_modules": {"q_proj"}}
 LAYER = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -49,7 +49,7 @@ class PeftLike(torch.nn.Module):
 
 
 def selected(adapters: Adapters, tensors: dict[str, torch.Tensor]) -> list[str]:
-    return [one.name for one in adapters.select(Live(name, tensor) for name, tensor in tensors.items())]
+    return [one.name for one in adapters.select(LiveTensor(name, tensor) for name, tensor in tensors.items())]
 
 
 def test_a_loop_publishes_its_adapters_alone(run: Any, states: Any, tmp_path: Path) -> None:

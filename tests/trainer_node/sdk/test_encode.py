@@ -14,7 +14,7 @@ from p2pcast.codec.digest import word_dtype
 from p2pcast.codec.encode_cell import encode_as_chosen
 from p2pcast.codec.layout import Cell, Tensor
 from tests.support.tensor_device import DEVICE
-from trainer_node.sdk.encode import Compared, codec_of, encode_on_device
+from trainer_node.sdk.encode import ComparedRooms, codec_of, encode_on_device
 from trainer_node.sdk.snapshot import Rooms, slots_for
 from trainer_node.sdk.tensors import TORCH_DTYPES
 
@@ -132,7 +132,7 @@ def test_parts_compared_together_match_parts_compared_alone(run_bytes, codec):
         if not side:
             rooms.keep()
     assert rooms.previous is not None
-    compared = Compared(slots, rooms.previous, rooms.next, run_bytes=run_bytes)
+    compared = ComparedRooms(slots, rooms.previous, rooms.next, run_bytes=run_bytes)
     before = [digest(old, cell) for cell, (old, _) in zip(cells, pairs, strict=True)]
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(compared.encode, cells, range(25), before, [codec] * 25))

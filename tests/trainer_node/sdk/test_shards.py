@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from p2pcast.codec.layout import Layout, Tensor
 from trainer_node.sdk import shards
-from trainer_node.sdk.shards import Holding, dealt, holding
+from trainer_node.sdk.shards import LocalShard, dealt, holding
 
 RANKS = 4
 
@@ -25,7 +25,7 @@ def chunks(rows: int, ranks: int) -> list[tuple[int, int]]:
     return [(min(rank * size, rows), max(0, min(size, rows - rank * size))) for rank in range(ranks)]
 
 
-def covered(layout: Layout, holdings: Sequence[Sequence[Holding]]) -> list[np.ndarray]:
+def covered(layout: Layout, holdings: Sequence[Sequence[LocalShard]]) -> list[np.ndarray]:
     """How many ranks send each word of each tensor. ``holdings[rank]``: by tensor."""
     counts = [np.zeros(t.words, int) for t in layout.tensors]
     for rank, held in enumerate(holdings):
@@ -67,14 +67,14 @@ def worlds(draw):
         width = tensor.shape[1]
         for rank in range(RANKS):
             if kind == "all":
-                held = Holding(tuple(range(RANKS)))
+                held = LocalShard(tuple(range(RANKS)))
             elif kind == "some":
-                held = Holding(some, gather=True)
+                held = LocalShard(some, gather=True)
             else:
                 shards_, shard = (RANKS, rank) if kind == "rows" else (RANKS // 2, rank % (RANKS // 2))
                 first, rows = chunks(tensor.shape[0], shards_)[shard]
                 replica = kind == "replicas" and rank >= RANKS // 2
-                held = Holding(()) if replica else Holding((), first * width, rows * width)
+                held = LocalShard(()) if replica else LocalShard((), first * width, rows * width)
             holdings[rank].append(held)
     return layout, holdings
 
@@ -90,18 +90,18 @@ def test_every_word_has_one_owner(world, most):
 
 def test_replicated_cells_are_dealt_in_turn():
     layout = Layout([Tensor("a", "BF16", (10,)), Tensor("b", "BF16", (6,))], cell_words=4)
-    holdings = [Holding((0, 1))] * 2
+    holdings = [LocalShard((0, 1))] * 2
     owned = [[p.cell.index for p in dealt(layout, holdings, rank)] for rank in (0, 1)]
     assert owned == [[0, 2, 4], [1, 3]]
 
 
 def test_a_plain_tensor_is_everybodys():
-    assert holding(torch.zeros(3), [0, 1, 5]) == Holding((0, 1, 2))
+    assert holding(torch.zeros(3), [0, 1, 5]) == LocalShard((0, 1, 2))
 
 
 def test_a_part_fits_a_message():
     layout = Layout([Tensor("a", "F64", (3 * shards.MAX_PART_WORDS - 5,))], cell_words=2 * shards.MAX_PART_WORDS)
-    parts = dealt(layout, [Holding((0,))], 0)
+    parts = dealt(layout, [LocalShard((0,))], 0)
     assert [(p.cell.index, p.at, p.cell.words) for p in parts] == [
         (0, 0, shards.MAX_PART_WORDS),
         (0, shards.MAX_PART_WORDS, shards.MAX_PART_WORDS),

@@ -17,10 +17,10 @@ from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.ground.errors import UsageError
 from tests.support.tensor_device import CUDA, DEVICE
 from trainer_node.sdk.publisher import _device
-from trainer_node.sdk.shards import Holding, dealt
+from trainer_node.sdk.shards import LocalShard, dealt
 from trainer_node.sdk.snapshot import Rooms, slots_for
 from trainer_node.sdk.streamed_tensors import StreamedTensors, on_host
-from trainer_node.sdk.tensors import DTYPES, TORCH_DTYPES, Known, Live, fit, named
+from trainer_node.sdk.tensors import DTYPES, TORCH_DTYPES, ExpectedTensors, LiveTensor, fit, named
 
 pytestmark = pytest.mark.device
 
@@ -28,9 +28,9 @@ pytestmark = pytest.mark.device
 class Taken:
     """One rank's snapshot of streamed tensors, beside that of other ranks."""
 
-    def __init__(self, known: list[Known], rank: int = 0, ranks: int = 1) -> None:
+    def __init__(self, known: list[ExpectedTensors], rank: int = 0, ranks: int = 1) -> None:
         layout = Layout(known[0].tensors.values())
-        parts = dealt(layout, [Holding(tuple(range(ranks)))] * len(layout.tensors), rank)
+        parts = dealt(layout, [LocalShard(tuple(range(ranks)))] * len(layout.tensors), rank)
         dtypes = [TORCH_DTYPES[layout.tensors[p.cell.tensor].dtype] for p in parts]
         self.rooms = Rooms(
             *slots_for([(p.cell.words, p.cell.word_bytes, d) for p, d in zip(parts, dtypes, strict=True)]),
@@ -57,8 +57,8 @@ class Taken:
             assert torch.equal(held.view(torch.uint8), flat[first : first + len(held)].view(torch.uint8)), name
 
 
-def table(tensors: dict[str, torch.Tensor], where: str = "the base") -> Known:
-    return Known.of(where, [Tensor(n, DTYPES[t.dtype], tuple(t.shape)) for n, t in tensors.items()])
+def table(tensors: dict[str, torch.Tensor], where: str = "the base") -> ExpectedTensors:
+    return ExpectedTensors.of(where, [Tensor(n, DTYPES[t.dtype], tuple(t.shape)) for n, t in tensors.items()])
 
 
 def state() -> dict[str, torch.Tensor]:
@@ -197,7 +197,7 @@ def test_tensors_on_several_devices_are_refused() -> None:
 
 
 def test_a_collected_tensor_has_memory_of_its_own() -> None:
-    one = Live("a", torch.ones(3))
+    one = LiveTensor("a", torch.ones(3))
     kept = on_host(one)
     one.tensor.zero_()
     assert kept.tensor.tolist() == [1, 1, 1]

@@ -10,13 +10,13 @@ import torch
 
 from p2pcast.codec.layout import Tensor
 from p2pcast.ground.errors import UsageError
-from trainer_node.sdk.tensors import DTYPES, Known, checkpoint_name, fit, named
+from trainer_node.sdk.tensors import DTYPES, ExpectedTensors, checkpoint_name, fit, named
 
 BF16 = torch.bfloat16
 
 
-def table(*tensors: tuple[str, str, tuple[int, ...]], where: str = "the base") -> Known:
-    return Known.of(where, [Tensor(*t) for t in tensors])
+def table(*tensors: tuple[str, str, tuple[int, ...]], where: str = "the base") -> ExpectedTensors:
+    return ExpectedTensors.of(where, [Tensor(*t) for t in tensors])
 
 
 def fitted(tensors, *known, dtype=BF16, rename=None):

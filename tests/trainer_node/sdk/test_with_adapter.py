@@ -15,7 +15,7 @@ from p2pcast.checkpoint import Checkpoint
 from p2pcast.ground.errors import IntegrityError, LocalError, UsageError
 from trainer_node import Publisher
 from trainer_node.sdk.adapters import Adapters
-from trainer_node.sdk.tensors import Known, Live, fit
+from trainer_node.sdk.tensors import ExpectedTensors, LiveTensor, fit
 
 CONFIG = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
 LAYER = "model.layers.0.self_attn.q_proj"
@@ -53,7 +53,7 @@ def save_state(folder: Path, tensors: dict[str, torch.Tensor], pair: dict[str, t
 
 def selected(tensors: dict[str, torch.Tensor], chosen: Any = None) -> list[str]:
     adapters = Adapters(chosen or {"phi": CONFIG}, beside=True)
-    return sorted(one.name for one in adapters.select(Live(name, tensor) for name, tensor in tensors.items()))
+    return sorted(one.name for one in adapters.select(LiveTensor(name, tensor) for name, tensor in tensors.items()))
 
 
 def test_a_loop_publishes_both_from_a_base_without_the_adapter(run: Any, states: Any, tmp_path: Path) -> None:
@@ -138,11 +138,11 @@ def test_tensors_that_do_not_fit_are_refused(tensors: Any, chosen: Any, message:
 
 
 def test_a_base_without_the_adapter_decides_the_rest() -> None:
-    def live(*tables: dict[str, torch.Tensor]) -> list[Live]:
-        return [Live(name, tensor) for table in tables for name, tensor in table.items()]
+    def live(*tables: dict[str, torch.Tensor]) -> list[LiveTensor]:
+        return [LiveTensor(name, tensor) for table in tables for name, tensor in table.items()]
 
-    def table(*tables: dict[str, torch.Tensor]) -> Known:
-        return Known.of("the base", [t for _, t in fit(live(*tables), [], torch.float16)], {"phi"})
+    def table(*tables: dict[str, torch.Tensor]) -> ExpectedTensors:
+        return ExpectedTensors.of("the base", [t for _, t in fit(live(*tables), [], torch.float16)], {"phi"})
 
     found = fit(live(model(), PHI), [table(model())], torch.float32)
     assert {t.name: t.dtype for _, t in found} == dict.fromkeys(model(), "F16") | dict.fromkeys(PHI, "F32")

@@ -20,7 +20,7 @@ from trainer_node.learning.objective.training_rows import TrainingRow
 from trainer_node.learning.trainer_ranks import TrainerRanks
 
 
-class Rates(NamedTuple):
+class AcceptanceRates(NamedTuple):
     """Of tokens of one row. ``schedule``: as of JudgedTokens. ``positions``, ``alphas``: as for
     ``AcceptanceBins.add``.
     """
@@ -37,7 +37,7 @@ def acceptance_rates(
     most_tokens: int,
     packing: Packing,
     knows: Callable[[bytes], bool],
-) -> list[Rates]:
+) -> list[AcceptanceRates]:
     """Of the rows' judged tokens, on all ranks. ``rows``: of all ranks. ``knows``: whether tokens of a schedule count.
     Costs a forward pass of the rows that have any. All ranks call alike.
     """
@@ -46,7 +46,7 @@ def acceptance_rates(
         return []
     chosen = [_only(row, judged.places) for row, judged in found]
     mine = micro_batches(deal(chosen, ranks.count), ranks.rank, most_tokens, packing)
-    rates: list[Rates] = []
+    rates: list[AcceptanceRates] = []
     for batch in mine:
         numbers = _numbers(batch)
         ids = [found[number][1].ids for number in numbers] or [np.zeros((1, 1), np.int64)]
@@ -61,7 +61,7 @@ def acceptance_rates(
             alphas = acceptance_rate(np.exp(dense[at:end, : judged.ids.shape[1]]), np.exp(judged.logprobs))
             # A forward pass that overflows says nothing of the sampler, and must not end the run.
             known = np.isfinite(alphas)
-            rates.append(Rates(judged.schedule, judged.places[known], alphas[known]))
+            rates.append(AcceptanceRates(judged.schedule, judged.places[known], alphas[known]))
             at = end
     return [one for part in ranks.gathered(rates) for one in part]
 

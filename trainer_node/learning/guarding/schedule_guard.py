@@ -18,7 +18,7 @@ import torch
 from p2pcast.ground.errors import UsageError
 from p2pcast.sparse.budget_guard import BudgetChange, BudgetGuard, GuardOptions
 from p2pcast.sparse.budget_schedule import ALL_PAGES, ALL_PAGES_NAME, DENSE, FILE, BudgetSchedule
-from trainer_node.learning.guarding.acceptance_scores import Rates
+from trainer_node.learning.guarding.acceptance_scores import AcceptanceRates
 
 STATE: Final = "guard.schedules"
 """Key of a checkpoint's state: a JSON document, as bytes."""
@@ -65,7 +65,7 @@ class ScheduleGuard:
         """Whether a version of this run carried the schedule with this BLAKE3."""
         return self._guard is not None and any(schedule.name() == name for _, schedule in self._published)
 
-    def observe(self, found: Sequence[Rates]) -> Sequence[BudgetChange]:
+    def observe(self, found: Sequence[AcceptanceRates]) -> Sequence[BudgetChange]:
         """Rates of one batch. Returns the changes of the schedule, which the next version carries."""
         self._counted = []
         if self._guard is None:

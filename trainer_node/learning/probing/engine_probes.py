@@ -44,7 +44,7 @@ class EngineScores:
     scores: np.ndarray
 
 
-class Probes(Protocol):
+class ProbeCalls(Protocol):
     """``ProbeClient``."""
 
     def put(self, probe_set: ProbeSet) -> None: ...
@@ -88,7 +88,7 @@ class EngineProbes:
 
     def __init__(
         self,
-        client: Probes,
+        client: ProbeCalls,
         probe_set: ProbeSet,
         write: Callable[[Mapping[str, object]], object],
         floor: float | None = None,

@@ -34,7 +34,7 @@ CLAMP: Final = 20.0
 """Largest logarithm of a ratio, so that one token keeps the mean finite."""
 
 
-class Judged(NamedTuple):
+class JudgedProbe(NamedTuple):
     """``kl``: nats a token. ``floor``: None while it is measured."""
 
     kl: float
@@ -56,11 +56,11 @@ class ProbeRule:
     _first: dict[Version, list[float]] = field(default_factory=dict)
     """Divergences of the first versions, while the floor is measured."""
 
-    def judge(self, version: Version, kl: float) -> Judged:
+    def judge(self, version: Version, kl: float) -> JudgedProbe:
         if self.floor is None and version not in self._first and len(self._first) == FLOOR_VERSIONS:
             found = statistics.median_low([each for kls in self._first.values() for each in kls])
             self.floor = min(MOST_FLOOR, max(LEAST_FLOOR, found))
         if self.floor is None:
             self._first.setdefault(version, []).append(kl)
         most = MOST_FLOOR if self.floor is None else self.floor
-        return Judged(kl, self.floor, kl > ALARM_FACTOR * most)
+        return JudgedProbe(kl, self.floor, kl > ALARM_FACTOR * most)

@@ -24,7 +24,7 @@ VERSIONS = 16
 """Newest versions. An auditor's engine serves one of them."""
 
 
-class Sampled(NamedTuple):
+class SampledLease(NamedTuple):
     job: bytes
     lease: bytes
 
@@ -39,7 +39,7 @@ class Accepted(NamedTuple):
 @dataclass(slots=True)
 class _OfVersion:
     seen: int = 0
-    results: list[Sampled] = field(default_factory=list)
+    results: list[SampledLease] = field(default_factory=list)
 
 
 class AuditSample:
@@ -50,7 +50,7 @@ class AuditSample:
         self._versions: dict[Version, _OfVersion] = {}
         self._lock = Lock()
 
-    def offer(self, version: Version, one: Sampled) -> None:
+    def offer(self, version: Version, one: SampledLease) -> None:
         """An accepted result that the version made alone (reservoir sampling)."""
         with self._lock:
             of = self._versions.setdefault(version, _OfVersion())
@@ -62,7 +62,7 @@ class AuditSample:
             if len(self._versions) > VERSIONS:
                 del self._versions[min(self._versions)]
 
-    def take(self, version: Version) -> Sampled | None:
+    def take(self, version: Version) -> SampledLease | None:
         with self._lock:
             of = self._versions.get(version)
             if of is None or not of.results:
@@ -70,7 +70,7 @@ class AuditSample:
             return of.results.pop(self._below(len(of.results)))
 
 
-def accepted_result(conn: Connection, sampled: Sampled) -> Accepted | None:
+def accepted_result(conn: Connection, sampled: SampledLease) -> Accepted | None:
     """None for a result that is not kept any more."""
     row = conn.execute(
         select(db.results.c.segment, db.results.c.offset, db.results.c.length, db.workers.c.name)
@@ -85,7 +85,7 @@ def accepted_result(conn: Connection, sampled: Sampled) -> Accepted | None:
     return None if row is None else Accepted(row.name, Place(row.segment, row.offset, row.length))
 
 
-def count(conn: Connection, sampled: Sampled, *, agrees: bool) -> str:
+def count(conn: Connection, sampled: SampledLease, *, agrees: bool) -> str:
     """Returns the worker's name. Raises UnknownIdError."""
     worker = conn.execute(
         select(db.workers.c.id, db.workers.c.name)

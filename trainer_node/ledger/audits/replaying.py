@@ -47,14 +47,14 @@ class Due(NamedTuple):
     caller: str
 
 
-class Replay(NamedTuple):
+class AuditReplay(NamedTuple):
     """``place``: of the result's bytes."""
 
     job: Job
     place: Place
 
 
-class Ended(NamedTuple):
+class ReplayEnded(NamedTuple):
     """``worker``: name. ``found``: AGREES, DISAGREES or FAILS. ``rejected``: results that do not count any more."""
 
     worker: str
@@ -99,14 +99,14 @@ def due(conn: Connection, task_hash: bytes, most: int) -> list[Due]:
     return [one for turn in turns for one in turn if one is not None][:most]
 
 
-def read(conn: Connection, one: Due) -> Replay | None:
+def read(conn: Connection, one: Due) -> AuditReplay | None:
     """None for a replay that is not due any more."""
     row = _row(conn, one)
     if row is None:
         return None
     (group,) = read_groups(conn, {bytes(row.group_id)}).values()
     job = job_of(group, row.position, one.job, Version(row.branch, row.oldest))
-    return Replay(job, Place(row.segment, row.offset, row.length))
+    return AuditReplay(job, Place(row.segment, row.offset, row.length))
 
 
 def end(
@@ -116,7 +116,7 @@ def end(
     one: Due,
     found: float | Rejection,
     fail: Fail,
-) -> Ended | None:
+) -> ReplayEnded | None:
     """Record a replay. ``found``: the reward, or why there is none. None for a replay that is not due any more."""
     row = _row(conn, one)
     if row is None:
@@ -129,7 +129,7 @@ def end(
     if what == AGREES:
         if row.verdict != "accepted":
             conn.execute(update(db.results).where(this).values(segment=None, offset=None, length=None))
-        return Ended(row.name, what, 0)
+        return ReplayEnded(row.name, what, 0)
     if isinstance(found, Rejection):
         wrong = found
     else:
@@ -140,7 +140,7 @@ def end(
         ended += [(other, distrust) for other in _untrained(conn, _party(row))]
     for other, why in ended:
         _reject(conn, now, policy, other, why, fail)
-    return Ended(row.name, what, len(ended))
+    return ReplayEnded(row.name, what, len(ended))
 
 
 def distrust_reopened(conn: Connection, now: Present, policy: Policy, fail: Fail) -> None:

@@ -41,7 +41,7 @@ def _no_short(_: str, __: BaseException) -> None:
     return None
 
 
-class Store:
+class LedgerStore:
     """``folder``: of segment files, and of the SQLite database unless ``database``, a URL, names another.
 
     ``ran_short``: called in the thread of a write that failed, with the shortage of the machine and the error.

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 from sqlalchemy import Connection, select, update
 
 from trainer_node.ledger.database import ledger_schema as db
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.ledger_store import LedgerStore
 from trainer_node.ledger.database.shared_transactions import SharedTransactions
 from trainer_node.ledger.lease_time import RECORD_S, LedgerClock
 from trainer_node.ledger.ledger_rows import Present, PresentReader
@@ -39,7 +39,7 @@ class Transitions:
 
     def __init__(
         self,
-        store: Store,
+        store: LedgerStore,
         measured: Measurements,
         now: Callable[[], float],
         happened: Callable[[Counter[tuple[str, ...]]], object],

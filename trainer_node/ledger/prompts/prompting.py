@@ -30,7 +30,7 @@ KEPT_HISTORIES = 65536
 ENDED = ("complete", "short", "trained", "dropped")
 
 
-class Position(NamedTuple):
+class PromptPosition(NamedTuple):
     """``cursor``: prompts that were passed on. ``waiting``: groups to train in the pool, whatever their origin."""
 
     cursor: int
@@ -38,7 +38,7 @@ class Position(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class PassedPrompts:
     """Prompts from ``start`` up to ``end``, and the groups made from them. ``ended``: no prompts follow. ``hooks``:
     those that chose the groups. ``state``: the texts of their values that changed, None for a value that was deleted.
     ``sources``: for each group by its id, the prompt's name for messages.
@@ -53,12 +53,12 @@ class Passed:
     sources: Mapping[bytes, str] = field(default_factory=dict)
 
 
-def position(conn: Connection, task_hash: bytes, seed: int) -> Position:
+def position(conn: Connection, task_hash: bytes, seed: int) -> PromptPosition:
     cursor = conn.scalar(select(db.prompt_sources.c.cursor).where(*_is(task_hash, seed)))
-    return Position(int(cursor or 0), job_groups.waiting(conn, task_hash))
+    return PromptPosition(int(cursor or 0), job_groups.waiting(conn, task_hash))
 
 
-def add(conn: Connection, now: Present, task_hash: bytes, seed: int, passed: Passed) -> None:
+def add(conn: Connection, now: Present, task_hash: bytes, seed: int, passed: PassedPrompts) -> None:
     """Repeated after its commit, changes nothing. Raises as ``add_groups``, and RefusedError for prompts that do not
     begin at the cursor.
     """

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, func, insert, select, update
 from p2pcast.ledger_api.worker_api import Registered, Registration
 from trainer_node.ledger import leasing
 from trainer_node.ledger.database import ledger_schema as db
-from trainer_node.ledger.ledger_rows import BEARER, MAX_NAMES, MAX_WORKERS, FullError, Present
+from trainer_node.ledger.ledger_rows import BEARER, MAX_NAMES, MAX_WORKERS, CapReachedError, Present
 
 COUNTS = (
     *("blamed", "unknown_versions", "accepted_tokens", "audits", "disagreements"),
@@ -40,7 +40,7 @@ class Registrations:
         caller: str,
         one: Registration,
     ) -> Registered:
-        """As ``Ledger.register``. Raises FullError."""
+        """As ``Ledger.register``. Raises CapReachedError."""
         session = self._new_id()
         name = self._name_of(conn, caller, one.name, one.lost)
         stated = {
@@ -65,10 +65,10 @@ class Registrations:
                 leasing.give_up(conn, bytes(known.id), frozenset(one.leases))
             return Registered(bytes(known.id), session, name)
         if count >= MAX_WORKERS:
-            raise FullError(f"{MAX_WORKERS} workers are registered already")
+            raise CapReachedError(f"{MAX_WORKERS} workers are registered already")
         own = select(func.count()).select_from(db.workers).where(db.workers.c.caller == caller)
         if caller != BEARER and int(conn.scalar(own) or 0) >= MAX_NAMES:
-            raise FullError(f"{MAX_NAMES} workers are registered with this certificate already")
+            raise CapReachedError(f"{MAX_NAMES} workers are registered with this certificate already")
         worker = self._new_id()
         first = {"id": worker, "caller": caller, "name": name, **dict.fromkeys(COUNTS, 0)}
         conn.execute(insert(db.workers).values(**first, **stated))

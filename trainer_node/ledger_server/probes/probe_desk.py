@@ -38,7 +38,7 @@ class Scored(NamedTuple):
     scores: bytes
 
 
-class Comparison(NamedTuple):
+class ProbeComparison(NamedTuple):
     """The newest verdict on a worker's engine. ``began``: the alarm is new; ``ended``: it is over."""
 
     worker: str
@@ -63,7 +63,7 @@ class _Worker:
     name: str = ""
     missed: int = 0
     """Requests since the newest answer that were not answered."""
-    newest: Comparison | None = None
+    newest: ProbeComparison | None = None
 
 
 @dataclass(slots=True)
@@ -118,7 +118,7 @@ class ProbeDesk:
             return None
         return [scored for _, scored in self._waiting.values()]
 
-    def judge(self, verdict: ProbeVerdict) -> Comparison | None:
+    def judge(self, verdict: ProbeVerdict) -> ProbeComparison | None:
         """Scores with a verdict wait no longer. None: there is nothing to tell, for instance after a repetition."""
         found = self._waiting.pop(verdict.id, None)
         if found is None or verdict.kl is None:
@@ -126,14 +126,14 @@ class ProbeDesk:
         worker, scored = found
         one = self._of(worker)
         before = one.newest is not None and one.newest.alarm
-        one.newest = Comparison(
+        one.newest = ProbeComparison(
             scored.worker, scored.engine, scored.version, verdict.kl, verdict.floor, verdict.alarm,
             began=verdict.alarm and not before, ended=before and not verdict.alarm,
         )  # fmt: skip
         self.alarms += one.newest.began
         return one.newest
 
-    def newest(self) -> list[Comparison]:
+    def newest(self) -> list[ProbeComparison]:
         """The newest comparison of each worker, by name."""
         found = [one.newest for one in self._workers.values() if one.newest is not None]
         return sorted(found, key=lambda one: one.worker)

@@ -22,7 +22,7 @@ from p2pcast.ledger_api.api_route import Nothing
 from p2pcast.process.events import Events
 from p2pcast.rollouts.probe_set import ProbeSet, unpacked_scores
 from trainer_node.ledger_server.api_server import ApiServer
-from trainer_node.ledger_server.probes.probe_desk import MISSED, Comparison, ProbeDesk, Scored
+from trainer_node.ledger_server.probes.probe_desk import MISSED, ProbeComparison, ProbeDesk, Scored
 
 logger = logging.getLogger("p2pcast.ledger")
 
@@ -110,7 +110,7 @@ class ProbeRoutes:
                 self._announce(found)
         return Nothing()
 
-    def _announce(self, found: Comparison) -> None:
+    def _announce(self, found: ProbeComparison) -> None:
         version = str(found.version)
         if found.began:
             self._events.emit(

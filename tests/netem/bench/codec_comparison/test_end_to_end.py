@@ -9,12 +9,12 @@ import pytest
 
 from netem.bench.codec_comparison.comparison import Dataset
 from netem.bench.codec_comparison.end_to_end import GBIT_S, end_to_end
-from netem.bench.codec_comparison.formats import Format, measure_formats
+from netem.bench.codec_comparison.formats import DeltaFormat, measure_formats
 from p2pcast.codec.codec_prediction import MEASURED_BEFORE, Cost
 from p2pcast.codec.layout import Layout, Tensor
 
-OURS = [Format(name, cost, ours=True) for name, cost in MEASURED_BEFORE.items()]
-RIVAL = Format("rival", Cost(2e9, 2e9, 1 / 50), overlaps=False)
+OURS = [DeltaFormat(name, cost, ours=True) for name, cost in MEASURED_BEFORE.items()]
+RIVAL = DeltaFormat("rival", Cost(2e9, 2e9, 1 / 50), overlaps=False)
 
 
 def seconds(document, model, name, gbit_s):

@@ -29,7 +29,7 @@ def a_run(versions, seed=0):
             yield bench.of_arrays(layout, {name: w.copy() for name, w in now.items()})
             now["w"] += (rng.random(30_000) < 0.02).astype(np.uint16)
 
-    return bench.Run("random", layout, states())
+    return bench.SquashRun("random", layout, states())
 
 
 def test_report_adds_up():

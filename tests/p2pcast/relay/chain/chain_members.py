@@ -12,7 +12,7 @@ from p2pcast.artifact.assembly import Assembly
 from p2pcast.ground.errors import P2PCastError
 from p2pcast.relay.node import Node
 from p2pcast.relay.upstream import Upstream
-from p2pcast.store.artifact_store import Store
+from p2pcast.store.artifact_store import ArtifactStore
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener
@@ -70,7 +70,7 @@ class Member(QuietOwner):
         self.identity = Identity(self.ident, f"n{number}", TOKEN)
         papers = None if tls is None else tls.tls(self.ident)
         self.server_tls, self.client_tls = (None, None) if papers is None else (papers.server, papers.client)
-        self.store = Store(root / str(number), maker.key.public)
+        self.store = ArtifactStore(root / str(number), maker.key.public)
         self.node = kind(self, self.ident, maker.key.public)
         if not bare:
             self.node.add_layout(maker.layout)  # as one that holds an anchor already

@@ -9,7 +9,7 @@ from chain_members import MEGABYTES, Swarm
 
 from p2pcast.artifact.piece_set import PieceSet
 from p2pcast.process import event_loop
-from p2pcast.store.artifact_store import Store
+from p2pcast.store.artifact_store import ArtifactStore
 
 
 @pytest.mark.parametrize("loop", [event_loop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
@@ -81,7 +81,7 @@ def test_stored_artifacts_are_served_after_a_restart(swarm, maker):
         first = await swarm.add()
         for one in made:
             await first.publish(one)
-        first.store = Store(first.store.root, maker.key.public)
+        first.store = ArtifactStore(first.store.root, maker.key.public)
         again = await swarm.add()
         for stored in first.store.artifacts.values():
             holding = again.node.add_stored(stored.assembly, first.store.open_log(stored))

@@ -184,6 +184,6 @@ def test_a_program_without_an_event_loop_reads_prompts(monkeypatch: pytest.Monke
 
 def test_the_child_tells_of_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_child, "PART_S", -1.0)
-    prompts = prompt_child.Prompts(hostile_prompts.Counted(), 7, held_out=False)
+    prompts = prompt_child.SeededPrompts(hostile_prompts.Counted(), 7, held_out=False)
     answers = list(prompts.answers(3, 5))
     assert answers == [["at", 1], ["at", 2], ["at", 3], ["rows", [[True, b"7+3", 4, "row 3"]]]]

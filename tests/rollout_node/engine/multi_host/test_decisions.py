@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from p2pcast.ground import limits
 from p2pcast.ground.errors import RemoteError
 from p2pcast.ground.version import Version
-from rollout_node.engine.multi_host_leader import Standing, meeting, unpack_report
+from rollout_node.engine.multi_host_leader import MemberStanding, meeting, unpack_report
 
 VERSIONS = st.builds(Version, st.integers(0, 2), st.integers(0, 5))
-STANDINGS = st.dictionaries(st.sampled_from("abcd"), st.builds(Standing, st.none() | VERSIONS, st.booleans()))
+STANDINGS = st.dictionaries(st.sampled_from("abcd"), st.builds(MemberStanding, st.none() | VERSIONS, st.booleans()))
 
 
 @given(VERSIONS, STANDINGS)
@@ -31,7 +31,7 @@ def test_all_meet_where_the_furthest_is(own, members):
 def test_hosts_that_are_behind_move_until_all_meet(own, members, seed):
     """No host at the meeting place moves; the other hosts go forward, sometimes by two versions at once."""
     draw = random.Random(seed)
-    standing = {str(i): Standing(Version(0, step), False) for i, step in enumerate(members)}
+    standing = {str(i): MemberStanding(Version(0, step), False) for i, step in enumerate(members)}
     for _ in range(200):
         found = meeting(Version(0, own), standing)
         if found.met:
@@ -43,7 +43,7 @@ def test_hosts_that_are_behind_move_until_all_meet(own, members, seed):
             at = standing[name].version
             assert at is not None
             further = at if at >= found.place else Version(0, at.step + draw.choice([1, 1, 2]))
-            standing[name] = Standing(further, further >= found.place)
+            standing[name] = MemberStanding(further, further >= found.place)
     assert meeting(Version(0, own), standing).met
 
 

@@ -41,7 +41,7 @@ from trainer_node.learning.objective.training_rows import NOT_SAMPLED
 from trainer_node.learning.trained_weights import OptimizerOptions
 from trainer_node.sdk.adapters import Adapters
 from trainer_node.sdk.publisher import Publisher
-from trainer_node.sdk.tensors import Live
+from trainer_node.sdk.tensors import LiveTensor
 
 SCHEDULE = BudgetSchedule((1,), 1, 1000)
 """Four tokens."""
@@ -217,5 +217,5 @@ def test_the_publisher_knows_all_matrices_by_their_names(folder: Path) -> None:
     distillation = phi_of(LearnerModel(folder, ALONE))
     words = dict(published_words(distillation._model, distillation))
     adapters = Adapters({NAME: distillation.adapter.configuration("base")}, beside=True)
-    found = adapters.select(Live(name, tensor) for name, tensor in words.items())
+    found = adapters.select(LiveTensor(name, tensor) for name, tensor in words.items())
     assert sorted(one.name for one in found) == sorted(words)

@@ -13,7 +13,7 @@ from p2pcast.ground.errors import UsageError
 from p2pcast.sparse.acceptance_rate import LEAST_TOKENS
 from p2pcast.sparse.budget_guard import BudgetChange, GuardOptions
 from p2pcast.sparse.budget_schedule import ALL_PAGES, DENSE, FILE, BudgetSchedule
-from trainer_node.learning.guarding.acceptance_scores import Rates
+from trainer_node.learning.guarding.acceptance_scores import AcceptanceRates
 from trainer_node.learning.guarding.guard_startup import dense_instead, guard_advice
 from trainer_node.learning.guarding.schedule_guard import STATE, ScheduleGuard, change_event
 from trainer_node.learning.learner_config import LearnerConfig, SparseTable
@@ -25,8 +25,8 @@ def name_of(schedule: BudgetSchedule) -> bytes:
     return blake3.blake3(schedule.to_bytes()).digest()
 
 
-def rates(of: BudgetSchedule, alpha: float, count: int = LEAST_TOKENS, number: int = 0) -> Rates:
-    return Rates(name_of(of), np.full(count, number * of.bin_tokens), np.full(count, alpha))
+def rates(of: BudgetSchedule, alpha: float, count: int = LEAST_TOKENS, number: int = 0) -> AcceptanceRates:
+    return AcceptanceRates(name_of(of), np.full(count, number * of.bin_tokens), np.full(count, alpha))
 
 
 def present(guard: ScheduleGuard, step: int = 9) -> BudgetSchedule:

@@ -12,23 +12,23 @@ import pytest
 from p2pcast.ground.version import Version
 from p2pcast.rollouts.result import Result
 from tests.trainer_node.ledger.ledger_game import ZERO, Game
-from trainer_node.ledger.audits.auditing import MOST, VERSIONS, AuditSample, Sampled
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.audits.auditing import MOST, VERSIONS, AuditSample, SampledLease
+from trainer_node.ledger.database.ledger_store import LedgerStore
 from trainer_node.ledger.ledger_rows import UnknownIdError
 
 
 @pytest.fixture
 def game(tmp_path: Path) -> Iterator[Game]:
-    made = Game(lambda: Store(tmp_path))
+    made = Game(lambda: LedgerStore(tmp_path))
     yield made
     made.ledger.close()
 
 
-def one(number: int) -> Sampled:
-    return Sampled(number.to_bytes(16, "big"), bytes(16))
+def one(number: int) -> SampledLease:
+    return SampledLease(number.to_bytes(16, "big"), bytes(16))
 
 
-def drained(sample: AuditSample, version: Version) -> list[Sampled]:
+def drained(sample: AuditSample, version: Version) -> list[SampledLease]:
     found = []
     while (taken := sample.take(version)) is not None:
         found.append(taken)
@@ -36,7 +36,7 @@ def drained(sample: AuditSample, version: Version) -> list[Sampled]:
 
 
 def test_early_and_late_results_have_the_same_chance() -> None:
-    counts: Counter[Sampled] = Counter()
+    counts: Counter[SampledLease] = Counter()
     drawn = random.Random(7)
     for _ in range(400):
         sample = AuditSample(drawn.randrange)

@@ -15,8 +15,8 @@ from tests.trainer_node.ledger.crash_run import TASK_HASH
 from tests.trainer_node.ledger.ledger_game import Game, groups_of, last_token, sample
 from tests.trainer_node.ledger.ledger_invariants import check_rows, dump
 from trainer_node.ledger.acceptance import Reason, Rejection
-from trainer_node.ledger.audits.replaying import NEW_WORKER, Ended
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.audits.replaying import NEW_WORKER, ReplayEnded
+from trainer_node.ledger.database.ledger_store import LedgerStore
 from trainer_node.ledger.ledger import Ledger
 from trainer_node.ledger.ledger_rows import BEARER, Trust
 
@@ -31,7 +31,7 @@ class Trusting(Game):
     sampled = False
     draws = 0
 
-    def __init__(self, opened: Callable[[], Store]) -> None:
+    def __init__(self, opened: Callable[[], LedgerStore]) -> None:
         super().__init__(opened)
         self.learnt: list[bytes] = []
 
@@ -55,7 +55,7 @@ class Trusting(Game):
         done = [sample(one, self.version, one.job.index % 2) for one in leases]
         return self.ledger.results(session, done, stated)
 
-    def replay(self, found: Rejection | None = None) -> list[Ended]:
+    def replay(self, found: Rejection | None = None) -> list[ReplayEnded]:
         """All that is due. ``found``: instead of the true reward."""
         ended = []
         while due := self.ledger.due_replays(8):
@@ -90,7 +90,7 @@ class Trusting(Game):
 
 
 @pytest.fixture
-def game(opened: Callable[[], Store]) -> Iterator[Trusting]:
+def game(opened: Callable[[], LedgerStore]) -> Iterator[Trusting]:
     made = Trusting(opened)
     yield made
     check_rows(dump(made.store))
@@ -302,7 +302,7 @@ class Unrepeatable(Trusting):
     trust = Trust(SHARE, replays=False)
 
 
-def test_nothing_of_an_unrepeatable_task_is_replayed(opened: Callable[[], Store]) -> None:
+def test_nothing_of_an_unrepeatable_task_is_replayed(opened: Callable[[], LedgerStore]) -> None:
     game = Unrepeatable(opened)
     session = game.join("a")
     game.add(2)

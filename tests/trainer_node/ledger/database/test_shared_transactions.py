@@ -18,7 +18,7 @@ from tests.trainer_node.ledger.ledger_invariants import check_rows, dump
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database import shared_transactions
 from trainer_node.ledger.database.body_segments import Place, Segments
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.ledger_store import LedgerStore
 from trainer_node.ledger.database.shared_transactions import SharedTransactions
 
 THREADS = 8
@@ -28,25 +28,25 @@ CALLS = 25
 SOURCES = Table("sources", MetaData(), Column("source", String, primary_key=True))
 
 
-def opened(folder: Path) -> Store:
-    made = Store(folder, segment_bytes=1 << 16)
+def opened(folder: Path) -> LedgerStore:
+    made = LedgerStore(folder, segment_bytes=1 << 16)
     with made.connection.begin():
         SOURCES.create(made.connection)
     return made
 
 
-def shared(store: Store, **limits: float) -> SharedTransactions:
+def shared(store: LedgerStore, **limits: float) -> SharedTransactions:
     return SharedTransactions(lambda: store.transaction(), store.note_failure, **limits)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+def store(tmp_path: Path) -> Iterator[LedgerStore]:
     made = opened(tmp_path)
     yield made
     made.close()
 
 
-def write(store: Store, source: str, body: bytes | None = None) -> Callable[[Connection], Place | None]:
+def write(store: LedgerStore, source: str, body: bytes | None = None) -> Callable[[Connection], Place | None]:
     def transition(conn: Connection) -> Place | None:
         place = None if body is None else store.segments.append(body)
         conn.execute(insert(SOURCES).values(source=source))
@@ -55,7 +55,7 @@ def write(store: Store, source: str, body: bytes | None = None) -> Callable[[Con
     return transition
 
 
-def sources(store: Store) -> list[str]:
+def sources(store: LedgerStore) -> list[str]:
     with store.connection.begin():
         return sorted(store.connection.scalars(select(SOURCES.c.source)))
 
@@ -82,7 +82,7 @@ class Blocker:
         self._thread.join()
 
 
-def test_calls_of_many_threads_each_take_effect_once(store: Store) -> None:
+def test_calls_of_many_threads_each_take_effect_once(store: LedgerStore) -> None:
     commits, made = shared(store), []
     store.boundary = lambda point: made.append(1) if point == "after commit" else None
 
@@ -97,7 +97,7 @@ def test_calls_of_many_threads_each_take_effect_once(store: Store) -> None:
     assert len(made) < THREADS * CALLS, "no commit was shared"
 
 
-def test_failing_call_disturbs_no_other(store: Store) -> None:
+def test_failing_call_disturbs_no_other(store: LedgerStore) -> None:
     commits = shared(store)
     places: dict[int, Place | None] = {}
 
@@ -122,7 +122,7 @@ def test_failing_call_disturbs_no_other(store: Store) -> None:
         assert store.segments.read(place) == b"body %d" % number
 
 
-def test_failing_commit_fails_every_call_and_leaves_nothing(store: Store) -> None:
+def test_failing_commit_fails_every_call_and_leaves_nothing(store: LedgerStore) -> None:
     commits = shared(store)
 
     def fail(point: str) -> None:
@@ -143,7 +143,7 @@ def test_failing_commit_fails_every_call_and_leaves_nothing(store: Store) -> Non
     assert sources(store) == ["after"]
 
 
-def test_call_that_was_not_begun_in_time_never_takes_effect(store: Store) -> None:
+def test_call_that_was_not_begun_in_time_never_takes_effect(store: LedgerStore) -> None:
     commits = shared(store, call_s=0.05)
     blocker = Blocker(commits)
     with pytest.raises(LocalError, match="behind"):
@@ -153,7 +153,7 @@ def test_call_that_was_not_begun_in_time_never_takes_effect(store: Store) -> Non
     assert sources(store) == []
 
 
-def committed(store: Store, calls: dict[str, bool]) -> list[str]:
+def committed(store: LedgerStore, calls: dict[str, bool]) -> list[str]:
     """Names of calls and commits in the order of their work. ``calls``: waiting ones by name, and whether urgent."""
     commits, order = shared(store), list[str]()
     blocker = Blocker(commits)
@@ -171,19 +171,23 @@ def committed(store: Store, calls: dict[str, bool]) -> list[str]:
     return order
 
 
-def test_urgent_call_is_committed_before_waiting_ordinary_calls(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_urgent_call_is_committed_before_waiting_ordinary_calls(
+    store: LedgerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shared_transactions, "COMMIT_S", 60.0)  # the commit would have time for all
     order = committed(store, {"a": False, "b": False, "U": True, "V": True})
     assert order == ["U", "V", "commit", "a", "b", "commit"]
 
 
-def test_endless_urgent_calls_leave_turns_to_ordinary_calls(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_urgent_calls_leave_turns_to_ordinary_calls(
+    store: LedgerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shared_transactions, "COMMIT_S", -1.0)  # a commit has time for one call
     order = committed(store, {"a": False, "b": False, "U": True, "V": True, "W": True})
     assert [name for name in order if name != "commit"] == ["U", "a", "V", "b", "W"]
 
 
-def test_calls_before_the_end_are_committed_and_later_calls_refused(store: Store) -> None:
+def test_calls_before_the_end_are_committed_and_later_calls_refused(store: LedgerStore) -> None:
     commits = shared(store)
     commits.call(write(store, "before"))
     commits.close()
@@ -208,14 +212,14 @@ def test_body_of_a_call_that_failed_cuts_no_other_off(tmp_path: Path) -> None:
             commits.call(_failing(store, number))
     commits.close()
     store.close()
-    again = Store(tmp_path)
+    again = LedgerStore(tmp_path)
     for number, place in places.items():
         assert place is not None
         assert again.segments.read(place) == b"body %d" % number
     again.close()
 
 
-def _failing(store: Store, number: int) -> Callable[[Connection], None]:
+def _failing(store: LedgerStore, number: int) -> Callable[[Connection], None]:
     def transition(conn: Connection) -> None:
         write(store, str(number), b"lost")(conn)
         raise UsageError("the caller's fault")
@@ -252,7 +256,7 @@ def test_torn_write_costs_no_later_body(tmp_path: Path) -> None:
     assert (again.read(first), again.read(second)) == (b"first", b"second")
 
 
-def test_no_row_points_to_a_body_that_may_be_lost(store: Store) -> None:
+def test_no_row_points_to_a_body_that_may_be_lost(store: LedgerStore) -> None:
     """A call appends a body; the next call of the same commit meets a full disk: the first body is not synced."""
 
     def commit() -> None:
@@ -276,7 +280,7 @@ def test_no_row_points_to_a_body_that_may_be_lost(store: Store) -> None:
 
 @pytest.fixture
 def game(tmp_path: Path) -> Iterator[Game]:
-    made = Game(lambda: Store(tmp_path), shared_commits=True)
+    made = Game(lambda: LedgerStore(tmp_path), shared_commits=True)
     yield made
     check_rows(dump(made.store))
     made.ledger.close()
@@ -305,7 +309,7 @@ def test_measurements_of_a_failing_commit_count_once_at_last(game: Game) -> None
     assert set(rates.estimates().values()) == {3 * 2 / 10}
 
 
-def dump_in(store: Store, table: str) -> int:
+def dump_in(store: LedgerStore, table: str) -> int:
     """Rows of the running transaction."""
     return int(store.connection.scalar(select(func.count()).select_from(db.metadata.tables[table])) or 0)
 
@@ -344,7 +348,9 @@ def test_many_threads_at_one_ledger_lose_and_double_nothing(game: Game) -> None:
     assert done == game.ledger.status()["results"]["accepted"] == 8 * 3
 
 
-def test_call_whose_transaction_does_not_begin_fails_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_call_whose_transaction_does_not_begin_fails_at_once(
+    store: LedgerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commits, began = shared(store), store.transaction
 
     @contextlib.contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.ledger_store import LedgerStore
 from trainer_node.ledger.database.transitions import Transitions
 
 
@@ -32,15 +32,15 @@ class Measured:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    made = Store(tmp_path)
+def store(tmp_path: Path) -> Iterator[LedgerStore]:
+    made = LedgerStore(tmp_path)
     yield made
     made.close()
 
 
 @pytest.mark.parametrize("shared_commits", [False, True])
 @pytest.mark.parametrize("point", ["before fsync", "before commit"])
-def test_measurements_of_a_failed_commit_never_count(store: Store, point: str, shared_commits: bool) -> None:
+def test_measurements_of_a_failed_commit_never_count(store: LedgerStore, point: str, shared_commits: bool) -> None:
     def fail(at: str) -> None:
         if at == point:
             raise OSError("the disk is full")

@@ -18,9 +18,9 @@ from tests.trainer_node.ledger.ledger_invariants import dump
 from trainer_node.ledger import ledger_retention
 from trainer_node.ledger.batch_transitions import MOST_UNPLAYABLE
 from trainer_node.ledger.database import ledger_schema as db
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.ledger_store import LedgerStore
 from trainer_node.ledger.ledger_rows import MAX_FAILURES, MAX_REJECTED, OTHERS_FIRST_S
-from trainer_node.ledger.prompts.prompting import Passed
+from trainer_node.ledger.prompts.prompting import PassedPrompts
 
 Play = Callable[..., Game]
 FAILED = Returned(ReturnReason.FAILED, "ValueError: no such card")
@@ -38,7 +38,7 @@ def test_a_job_that_three_workers_cannot_play_is_rejected_with_its_group(play: P
     told = game.told
     bad, good = group(901), group(902)
     source = "prompt 12 (problems.jsonl, row 13) of seed 7"
-    game.ledger.add_prompts(7, Passed(0, 2, [bad, good], sources={bad.id: source}))
+    game.ledger.add_prompts(7, PassedPrompts(0, 2, [bad, good], sources={bad.id: source}))
     sessions = [game.join(name) for name in "abc"]
     for session in sessions:
         (lease,) = game.lease(session, 1)
@@ -282,7 +282,7 @@ def test_groups_that_cannot_be_played_end_no_run_before_there_are_many(play: Pla
 # -- the database
 
 
-def test_a_database_without_the_tables_of_failures_opens(opened: Callable[[], Store]) -> None:
+def test_a_database_without_the_tables_of_failures_opens(opened: Callable[[], LedgerStore]) -> None:
     game = Game(opened)
     (bad,) = game.add(1)
     with game.store.transaction() as conn:
@@ -301,7 +301,7 @@ def test_rows_of_failures_go_with_their_groups(play: Play, monkeypatch: pytest.M
     """An older release deletes groups and jobs alone."""
     game = play()
     bad = Group.from_bytes(group(901).to_bytes())
-    game.ledger.add_prompts(7, Passed(0, 1, [bad], sources={bad.id: "prompt 0 of seed 7"}))
+    game.ledger.add_prompts(7, PassedPrompts(0, 1, [bad], sources={bad.id: "prompt 0 of seed 7"}))
     for name in "abc":
         session = game.join(name)
         give_back(game, session, game.lease(session, 1))
@@ -320,7 +320,7 @@ def test_the_same_groups_of_a_trainer_and_a_prompt_have_one_source(play: Play) -
     one = group(901)
     game.ledger.add_groups([one])
     for seed in (7, 8):
-        game.ledger.add_prompts(seed, Passed(0, 1, [one], sources={one.id: f"prompt 0 of seed {seed}"}))
+        game.ledger.add_prompts(seed, PassedPrompts(0, 1, [one], sources={one.id: f"prompt 0 of seed {seed}"}))
     (row,) = dump(game.store)["group_sources"]
     assert row.source == "prompt 0 of seed 7"
     assert one.task_hash == TASK_HASH

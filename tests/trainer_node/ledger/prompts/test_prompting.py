@@ -14,15 +14,15 @@ from tests.trainer_node.ledger.crash_run import group
 from tests.trainer_node.ledger.ledger_game import Game
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.prompts import prompting
-from trainer_node.ledger.prompts.prompting import Passed
+from trainer_node.ledger.prompts.prompting import PassedPrompts
 
 
 def groups(first: int, count: int) -> list[Group]:
     return [group(1000 + number) for number in range(first, first + count)]
 
 
-def passed(first: int, count: int, *, ended: bool = False) -> Passed:
-    return Passed(first, first + count, groups(first, count), ended)
+def passed(first: int, count: int, *, ended: bool = False) -> PassedPrompts:
+    return PassedPrompts(first, first + count, groups(first, count), ended)
 
 
 def restart(game: Game) -> None:
@@ -64,7 +64,7 @@ def test_another_task_begins_its_own_cursor_and_the_first_keeps_its_own(game: Ga
     game.policy = dataclasses.replace(first, task_hash=other)
     restart(game)
     assert game.ledger.prompts(7) == (0, 0)
-    game.ledger.add_prompts(7, Passed(0, 1, [dataclasses.replace(group(1), task_hash=other)], ended=True))
+    game.ledger.add_prompts(7, PassedPrompts(0, 1, [dataclasses.replace(group(1), task_hash=other)], ended=True))
     game.policy = first
     restart(game)
     assert game.ledger.prompts(7).cursor == 3
@@ -88,21 +88,21 @@ def test_prompts_that_do_not_begin_at_the_cursor_are_refused(game: Game, first: 
 def test_groups_that_fail_leave_the_cursor(game: Game) -> None:
     foreign = [dataclasses.replace(one, task_hash=b"?" * 32) for one in groups(0, 2)]
     with pytest.raises(RefusedError, match="of task"):
-        game.ledger.add_prompts(7, Passed(0, 2, foreign))
+        game.ledger.add_prompts(7, PassedPrompts(0, 2, foreign))
     assert game.ledger.prompts(7) == (0, 0)
 
 
 def test_the_end_is_recorded_without_further_groups(game: Game) -> None:
     game.ledger.add_prompts(7, passed(0, 1))
-    game.ledger.add_prompts(7, Passed(1, 1, [], ended=True))
+    game.ledger.add_prompts(7, PassedPrompts(1, 1, [], ended=True))
     assert sources(game) == [(game.policy.task_hash, 7, 1, True)]
 
 
 def test_values_of_hooks_are_written_with_the_cursor(game: Game) -> None:
-    game.ledger.add_prompts(7, Passed(0, 1, groups(0, 1), hooks="m:A", state={"a": "1", "b": "[2]"}))
-    game.ledger.add_prompts(7, Passed(1, 2, [], hooks="m:A", state={"a": "3", "b": None}))
+    game.ledger.add_prompts(7, PassedPrompts(0, 1, groups(0, 1), hooks="m:A", state={"a": "1", "b": "[2]"}))
+    game.ledger.add_prompts(7, PassedPrompts(1, 2, [], hooks="m:A", state={"a": "3", "b": None}))
     with pytest.raises(RefusedError):
-        game.ledger.add_prompts(7, Passed(1, 3, [], hooks="m:A", state={"a": "4"}))
+        game.ledger.add_prompts(7, PassedPrompts(1, 3, [], hooks="m:A", state={"a": "4"}))
     restart(game)
     assert game.ledger.hook_state(7, "m:A") == {"a": "3"}
     assert game.ledger.hook_state(7, "m:B") == game.ledger.hook_state(8, "m:A") == {}
@@ -112,7 +112,7 @@ def test_rewards_enter_a_prompts_history_once_and_stay_after_the_groups(
     game: Game, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = [dataclasses.replace(one, prompt=bytes([n // 2])) for n, one in enumerate(groups(0, 6))]
-    game.ledger.add_prompts(7, Passed(0, 6, made, hooks="m:A"))
+    game.ledger.add_prompts(7, PassedPrompts(0, 6, made, hooks="m:A"))
     game.add(1, prompt=bytes([0]))
     session = game.join("a")
     for _ in range(7):

@@ -18,7 +18,7 @@ from tests.trainer_node.ledger.audits.test_replaying import Trusting
 from tests.trainer_node.ledger.crash_run import TASK_HASH
 from tests.trainer_node.ledger.ledger_game import sample
 from trainer_node.ledger.acceptance import Reason, Rejection
-from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.ledger_store import LedgerStore
 from trainer_node.ledger_server.rewards.reward_replays import RewardReplays, stated_reward
 
 
@@ -28,7 +28,7 @@ async def called(transition: Callable[..., Any], *words: Any) -> Any:
 
 @pytest.fixture
 def result(tmp_path: Path) -> Result:
-    game = Trusting(lambda: Store(tmp_path))
+    game = Trusting(lambda: LedgerStore(tmp_path))
     session = game.join("a")
     game.add(1)
     found = dataclasses.replace(sample(game.lease(session, 1)[0], game.version, 1), reward=0.5)
@@ -48,7 +48,7 @@ def test_a_check_that_failed_at_the_worker_gives_no_reward(result: Result) -> No
 
 
 async def test_replays_stay_due_while_no_process_starts(tmp_path: Path) -> None:
-    game = Trusting(lambda: Store(tmp_path))
+    game = Trusting(lambda: LedgerStore(tmp_path))
     session = game.join("a")
     game.add(1)
     game.play(session, game.lease(session, 3))
@@ -62,7 +62,7 @@ async def test_replays_stay_due_while_no_process_starts(tmp_path: Path) -> None:
 
 
 async def test_a_damaged_body_ends_its_result_alone(tmp_path: Path) -> None:
-    game = Trusting(lambda: Store(tmp_path))
+    game = Trusting(lambda: LedgerStore(tmp_path))
     session = game.join("a")
     game.add(1)
     game.play(session, game.lease(session, 1))
