@@ -132,7 +132,7 @@ AVAILABILITY = [
         "p2pcast/relay/upstream.py",
         "        if artifact in self.withheld:\n            # This parent's announcement",
         "        if False:\n            # This parent's announcement",
-        FALSE_REPORTS + "test_a_withheld_version_comes_from_elsewhere_and_the_parent_is_demoted",
+        "tests/p2pcast/relay/test_upstream.py::test_a_parent_that_withholds_an_artifact_is_not_asked_to_decline",
     ),
     Mutation(
         SENDS_NOTHING,

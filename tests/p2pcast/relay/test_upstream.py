@@ -400,6 +400,19 @@ async def test_giving_an_artifact_up_wakes_its_waiters(child, maker):
     assert isinstance(below.said[-2], messages.Attached)
 
 
+async def test_a_parent_that_withholds_an_artifact_is_not_asked_to_decline(child, maker):
+    """The answer would never come, and the artifact would wait for it."""
+    node, upstream, link = child
+    node.add_layout(maker.layout)
+    artifact = node.open(maker.make([1]).open, upstream).id
+    upstream.give_up_on(artifact)
+    link.said.clear()
+    with pytest.raises(StopIteration) as answered:
+        upstream.decline(artifact).send(None)
+    assert answered.value.value is True
+    assert link.said == []
+
+
 async def test_a_pong_without_a_ping_does_not_set_the_round_trip(child):
     """A forged round trip would have the child wait for hours: four round trips of silence are allowed."""
     _, upstream, link = child
