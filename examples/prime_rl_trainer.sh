@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# prime-rl, the hub that carries its weights to the rollout hosts, and the proxy in front of their servers:
+# prime-rl, the hub that carries its weights to the rollout machines, and the proxy in front of their servers:
 #   TOKEN_FILE=token BROADCASTS=outputs/run/broadcasts ENGINES="http://gpu-1:8000 http://gpu-2:8000" FOLDER=/weights \
 #       examples/prime_rl_trainer.sh uv run rl @ rl.toml
-# Each rollout host runs `p2pcast join` with safetensors:$FOLDER; docs/guides/step-folders.md shows the command. The
+# Each rollout machine runs `p2pcast join` with safetensors:$FOLDER; docs/guides/step-folders.md shows the command. The
 # script appends `@ FILE` to the command, with the settings that prime-rl needs. Optional: LISTEN and HTTP, addresses of
-# the hub; PORT, of the first proxy; STATE, the hub's folder; HOSTS, the number of rollout hosts; PYTHON, an interpreter
+# the hub; PORT, of the first proxy; STATE, the hub's folder; HOSTS, the number of rollout machines; PYTHON, an interpreter
 # with p2pcast. All processes end together.
 set -euo pipefail
 python=${PYTHON:-python3} listen=${LISTEN:-0.0.0.0:7077} http=${HTTP:-127.0.0.1:7078} port=${PORT:-9001}

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# slime, and the hub that carries its weights to the rollout hosts:
+# slime, and the hub that carries its weights to the rollout machines:
 #   TOKEN_FILE=token WEIGHTS=/weights examples/slime_trainer.sh python3 train.py [options of slime]
-# Each rollout host runs `p2pcast join`; docs/guides/step-folders.md shows the command. Optional: LISTEN and HTTP,
-# addresses of the hub; STATE, its folder; HOSTS, the number of rollout hosts; PYTHON, an interpreter with p2pcast.
+# Each rollout machine runs `p2pcast join`; docs/guides/step-folders.md shows the command. Optional: LISTEN and HTTP,
+# addresses of the hub; STATE, its folder; HOSTS, the number of rollout machines; PYTHON, an interpreter with p2pcast.
 # With LEDGER=http://127.0.0.1:7079, its BEARER_FILE, and SAVE, slime's folder of checkpoints, the rollouts are the
 # ledger's (docs/guides/ledger-bridges.md). The hub and slime end together.
 set -euo pipefail

@@ -5,7 +5,7 @@
 set -euo pipefail
 python=${PYTHON:-python3} port=${PORT:-8000} state=$(realpath -m "${STATE:-p2pcast-peer}")
 mkdir -p "$state"
-export P2PCAST_SOCK=$state/install.sock  # the socket on which the peer listens to vLLM's workers
+export P2PCAST_SOCK=$state/install.sock  # the socket on which the peer listens to vLLM's ranks
 export VLLM_SERVER_DEV_MODE=1            # opens the routes that change weights; they ignore --api-key, so the server is on loopback
 
 "$python" -m vllm.entrypoints.openai.api_server --model "$MODEL" --host 127.0.0.1 --port "$port" \

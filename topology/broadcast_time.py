@@ -161,7 +161,7 @@ def predict_at(
     middle_bps: float | None = None,
 ) -> Prediction:
     """`predict` with members and rates given by id: one pass, about a microsecond a peer. `before`: another plan of
-    the same peers and its prediction; then only the branches that differ are examined. `middle_bps`: the median of
+    the same peers and its prediction; then only the subtrees that differ are examined. `middle_bps`: the median of
     `rates`, if it is at hand.
     """
     middle = (median(rates.values()) if rates else DEFAULT_PEER_BPS) if middle_bps is None else middle_bps

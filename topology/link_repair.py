@@ -1,7 +1,7 @@
 """Plans in which every peer can be linked to its parent.
 
 The planner's other rules ignore addresses. A proposed plan is repaired here before it is predicted: a peer that cannot
-be linked to its parent gets another parent and takes its branch along. No other peer moves.
+be linked to its parent gets another parent and takes its subtree along. No other peer moves.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def repair_links(plan: Plan, links: Links, chains: int) -> Plan:
 
 
 class _Places:
-    """Free places while peers move one after the other, each with its branch. Depths are those of the plan before."""
+    """Free places while peers move one after the other, each with its subtree. Depths are those of the plan before."""
 
     def __init__(self, plan: Plan, links: Links, chains: int) -> None:
         self._plan = plan
@@ -52,8 +52,8 @@ class _Places:
 
     def move(self, peer: str) -> str:
         """Move a peer; returns its new parent."""
-        branch = self._branch(peer)
-        parent = self._found(peer, branch)
+        subtree = self._subtree(peer)
+        parent = self._found(peer, subtree)
         self._leave(self._plan.parent[peer], peer)
         if parent == ROOT:
             self._heads_left -= 1
@@ -64,14 +64,14 @@ class _Places:
                 insort(self._singles, self._single(parent))
         return parent
 
-    def _found(self, peer: str, branch: set[str]) -> str:
+    def _found(self, peer: str, subtree: set[str]) -> str:
         if self._heads_left > 0:
             return ROOT
         for _, tail in self._tails:
-            if tail not in branch and self._links(tail, peer):
+            if tail not in subtree and self._links(tail, peer):
                 return tail
         for _, _, other in self._singles:
-            if len(self._below[other]) == 1 and other not in branch and self._links(other, peer):
+            if len(self._below[other]) == 1 and other not in subtree and self._links(other, peer):
                 return other
         return ROOT
 
@@ -86,7 +86,7 @@ class _Places:
         """Sort key of a peer with one child: those whose child is a leaf first, then the lowest."""
         return (self._below[peer][0] not in self._plan.leaves, -self._plan.depth_of(peer), peer)
 
-    def _branch(self, peer: str) -> set[str]:
+    def _subtree(self, peer: str) -> set[str]:
         found, waiting = set(), [peer]
         while waiting:
             found.add(one := waiting.pop())

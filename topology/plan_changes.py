@@ -33,7 +33,7 @@ def excise(plan: Plan, dead: Iterable[str], *, epoch: Epoch) -> Plan:
 
 
 def adopt(plan: Plan, peer: str, new_parent: str, *, epoch: Epoch) -> Plan:
-    """Record that `peer` is below `new_parent` (or ROOT) now, with its branch.
+    """Record that `peer` is below `new_parent` (or ROOT) now, with its subtree.
 
     Raises LoopError when the new parent is below the peer, and ParentFullError when it may not feed one more (a leaf of
     this plan: none). Raises PlanError when either is not in the plan.
@@ -388,12 +388,12 @@ def _end(plan: Plan, peer: str, region: str, region_of: Callable[[str], str]) ->
 
 
 def merge(plan: Plan, most: int) -> Plan:
-    """Make the hub feed at most `most` peers, at any cost in time. The smallest branches move to the highest tails,
+    """Make the hub feed at most `most` peers, at any cost in time. The smallest subtrees move to the highest tails,
     else beside a leaf, else below the lowest peer with one child. One link each.
     """
     while len(heads := plan.children(ROOT)) > most:
-        size, head = min((len(plan.branch(peer)), peer) for peer in heads)
-        own = plan.branch(head)
+        size, head = min((len(plan.subtree(peer)), peer) for peer in heads)
+        own = plan.subtree(head)
         tails = ((0, depth, peer) for depth, peer in plan.tails if peer not in own)
         beside = (
             (1, -plan.depth_of(peer), peer) if below[0] not in plan.leaves else (0, len(plan) + size, peer)

@@ -1,4 +1,4 @@
-"""A plan: a tree under the hub whose branches are chains.
+"""A plan: a tree under the hub made of chains.
 
 Promise: every `Plan` is valid. It has no loop and no unknown parent, a peer feeds at most `MAX_CHILDREN` others, and a
 leaf feeds none. The constructor checks that in time linear in the number of peers, `changed` in time linear in the
@@ -110,8 +110,8 @@ class Plan:
         self, epoch: Epoch, put: Mapping[str, str], gone: Iterable[str] = (), leaves: frozenset[str] | None = None
     ) -> Plan:
         """The plan with the peers of `put` below their new parents, and without the peers `gone`, whose children `put`
-        must place. Peers of `put` are newcomers, or move with their branches. Besides copies, takes time in proportion
-        to the moved peers and their branches. Raises like the constructor.
+        must place. Peers of `put` are newcomers, or move with their subtrees. Besides copies, takes time in proportion
+        to the moved peers and their subtrees. Raises like the constructor.
         """
         new = object.__new__(Plan)
         object.__setattr__(new, "epoch", epoch)
@@ -180,7 +180,7 @@ class Plan:
             raise ParentFullError(f"{kind}, {peer!r}, would feed {len(below)} others: {', '.join(below[:4])}")
 
     def _sink(self, level: Iterable[str], expected: int) -> None:
-        """Set the depths of these peers, whose parents' depths are known, and of their branches. Raises LoopError
+        """Set the depths of these peers, whose parents' depths are known, and of their subtrees. Raises LoopError
         unless these are `expected` peers in all.
         """
         depth, children = self._depth, self._children
@@ -252,7 +252,7 @@ class Plan:
             peer = self.parent[peer]
         return tuple(reversed(steps))
 
-    def branch(self, peer: str) -> set[str]:
+    def subtree(self, peer: str) -> set[str]:
         """`peer` and all peers below it."""
         return _below(self._children, [peer])
 
@@ -266,7 +266,7 @@ class Plan:
     @cached_property
     def chains(self) -> tuple[tuple[str, ...], ...]:
         """The plan as chains; every peer is in exactly one. Where a peer feeds two, its chain continues into the taller
-        branch, and the other branch starts a chain. Chains that start higher come first.
+        subtree, and the other subtree starts a chain. Chains that start higher come first.
         """
         children = self._children
         height: dict[str, int] = {}

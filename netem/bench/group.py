@@ -30,7 +30,7 @@ COMMANDS = {
     ),
     "heal": (
         "netem.bench.commands.fleet_commands:heal",
-        "Bytes and time for the repair of damaged cells of a shadow.",
+        "Bytes and time for the repair of corrupt cells of a shadow.",
     ),
     "anchors": (
         "netem.bench.commands.fleet_commands:anchors",

@@ -103,7 +103,7 @@ class _Whole:
 @click.command()
 @click.argument("state", type=PATH)
 @click.option(
-    "--repair", is_flag=True, help="Repair: damaged files moved to STATE/damaged, damaged cells of the shadow restored."
+    "--repair", is_flag=True, help="Repair: damaged files moved to STATE/damaged, corrupt cells of the shadow restored."
 )
 @click.option("--shadow", type=PATH, help="Folder of the daemon's shadow.  [default: the daemon's default]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
@@ -112,7 +112,7 @@ def check(state: Path, repair: bool, shadow: Path | None, as_json: bool) -> None
     daemon must not be running.
 
     Exit code 3: the output names damaged files or cells, or what is missing of the newest version. With --repair,
-    damaged files move to STATE/damaged, which no daemon reads, and damaged cells of the shadow are restored from
+    damaged files move to STATE/damaged, which no daemon reads, and corrupt cells of the shadow are restored from
     artifacts on disk. When a peer's daemon starts, it fetches the cells that remain damaged from other peers.
 
     Also lists this user's shadows in /dev/shm whose state folder is gone; --repair removes these.
@@ -173,7 +173,7 @@ def check(state: Path, repair: bool, shadow: Path | None, as_json: bool) -> None
 
 
 def _shadow_faults(found: Survey, folder: Path, repair: bool) -> dict[str, Any]:
-    """Faults of the shadow: the count of damaged cells, the count left after ``repair``, and a line for the user.
+    """Faults of the shadow: the count of corrupt cells, the count left after ``repair``, and a line for the user.
     ``version``: of a shadow that can be used.
     """
     out: dict[str, Any] = {"path": str(folder), "version": None, "cells": 0, "left": 0, "healed": False, "note": ""}

@@ -113,9 +113,9 @@ class GroupReport:
 
 
 class BatchClient:
-    """Arguments as of LedgerConnection. ``overlong``: the trainer's treatment of rollouts that were cut off at
-    their limit of tokens (``p2pcast.rollouts.overlong``). The ledger drops groups whose rollouts are then paid equally;
-    a ledger of an earlier release compares the rewards themselves. Raises UsageError, LocalError.
+    """Arguments as of LedgerConnection. ``overlong``: the trainer's treatment of truncated rollouts
+    (``p2pcast.rollouts.overlong``). The ledger drops groups whose rollouts are then paid equally; a ledger of an
+    earlier release compares the rewards themselves. Raises UsageError, LocalError.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The pay of rollouts that were cut off at their limit of tokens: one rule for the learner and for the ledger. Pure."""
+"""The pay of truncated rollouts: one rule for the learner and for the ledger. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, Literal, get_args
 from p2pcast.ground.errors import UsageError
 
 Overlong = Literal["keep", "mask", "zero"]
-"""Treatment of rollouts that were cut off. ``keep``: as others. ``mask``: no token is learnt from, and the reward
+"""Treatment of truncated rollouts. ``keep``: as others. ``mask``: no token is learnt from, and the reward
 counts in its group. ``zero``: the reward counts as 0 in its group, or as the worst reward of the group's whole rollouts
 if that is below 0.
 """

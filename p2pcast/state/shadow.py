@@ -360,7 +360,7 @@ class Shadow:
                 cell = self.layout.cells[change.cell]
                 if digest(self._words(cell), cell) != change.after:
                     raise self._damaged(
-                        f"has a damaged cell {cell.index}, which the patch to {target} does not overwrite"
+                        f"has a corrupt cell {cell.index}, which the patch to {target} does not overwrite"
                     )
                 self._set_mark(cell.index, change.after)
             self._settle(target)

@@ -1,1 +1,1 @@
-"""Code that runs inside any engine's workers: mapping, staging, evidence, audits. It imports no engine."""
+"""Code that runs inside any engine's ranks: mapping, staging, evidence, audits. It imports no engine."""

@@ -47,7 +47,7 @@ class Expectation:
         return made_at >= self._began_at and self._matches(report)
 
     def check(self, report: Report) -> None:
-        """Raises RemoteError for a rank that the engine does not have, and for ranks that count the engine's workers
+        """Raises RemoteError for a rank that the engine does not have, and for ranks that count the engine's ranks
         differently.
         """
         rank, ranks = report["rank"], report.get("ranks")

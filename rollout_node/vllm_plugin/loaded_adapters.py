@@ -34,7 +34,7 @@ def loaded_adapters(manager: Any) -> LoadedAdapters:
 
 
 def keep_installed_adapters() -> None:
-    """Wrap the method with which vLLM's workers load an adapter."""
+    """Wrap the method with which vLLM's ranks load an adapter."""
     from vllm.lora.worker_manager import WorkerLoRAManager
 
     load = WorkerLoRAManager._load_adapter

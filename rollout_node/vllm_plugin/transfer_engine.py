@@ -1,4 +1,4 @@
-"""The weight transfer engine in vLLM's workers: hands vLLM's commands to this rank's installer.
+"""The weight transfer engine in vLLM's ranks: hands vLLM's commands to this rank's installer.
 
 The commands are bodies of ``/update_weights``: ``rollout_node.in_engine.rank_installer``. No exception reaches vLLM.
 """

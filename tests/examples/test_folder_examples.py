@@ -27,7 +27,7 @@ END_S = 900.0
 
 
 class Run:
-    """An example in ``folder``, and the peer of one rollout host."""
+    """An example in ``folder``, and the peer of one rollout machine."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.weights, self.out = folder, folder / "weights", folder / "out"

@@ -115,7 +115,7 @@ FROM_INSIDE = [
         STOLEN_CERTIFICATES + "test_unlisted_artifacts_of_a_parent_are_bounded",
     ),
     Mutation(
-        "sending other cells to a peer that repairs damaged cells",
+        "sending other cells to a peer that repairs corrupt cells",
         "p2pcast/relay/verified_pieces.py",
         "            return PieceOffer.CORRUPT",
         "            pass",

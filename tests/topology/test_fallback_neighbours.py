@@ -1,11 +1,11 @@
-"""Fallback parents when all ancestors are dead: the remaining orphans always form one ring."""
+"""Neighbours when all ancestors are dead: the remaining orphans always form one ring."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topology.fallback_neighbours import affected_peers, fallback_parents
+from topology.fallback_neighbours import affected_peers, neighbours_of
 from topology.plan import make_plan
 from topology.plan_changes import admit, adopt, excise
 from topology.plan_tree import MAX_CHILDREN, ROOT, Plan, PlanError, PlanMember
@@ -24,7 +24,7 @@ def plans(draw: st.DrawFn) -> Plan:
 @given(plans(), st.data())
 def test_orphans_form_one_ring(plan, data):
     alive = data.draw(st.sets(st.sampled_from(sorted(plan.parent)), min_size=1))
-    beside = {p: fallback_parents(plan, p, limit=len(plan)) for p in plan.parent}
+    beside = {p: neighbours_of(plan, p, limit=len(plan)) for p in plan.parent}
     orphans = [p for p in alive if not alive & set(plan.path(p)[:-1])]
     following = {p: next((n for n in beside[p] if n in alive), None) for p in orphans}
     at, seen = orphans[0], []
@@ -38,28 +38,28 @@ def test_orphans_form_one_ring(plan, data):
 @given(plans())
 def test_no_fallback_parent_is_above_or_below(plan):
     for peer in plan.parent:
-        for other in fallback_parents(plan, peer):
+        for other in neighbours_of(plan, peer):
             assert peer not in plan.path(other)
             assert other not in plan.path(peer)
 
 
 def test_the_next_chain_from_its_head_down_and_round():
     plan = Plan((1, 1), {"a": ROOT, "b": "a", "c": ROOT, "d": "c", "e": ROOT, "f": ROOT}, leaves=frozenset({"e"}))
-    found = {p: fallback_parents(plan, p, limit=3) for p in plan.parent}
+    found = {p: neighbours_of(plan, p, limit=3) for p in plan.parent}
     assert found["a"] == found["b"] == ("c", "d", "f")
     assert found["c"] == found["d"] == ("f", "a", "b")
     assert found["f"] == ("a", "b", "c")
 
 
-def test_one_chain_has_no_fallback_parents():
+def test_one_chain_has_no_neighbours():
     parent = {"000": ROOT} | {f"{n:03}": f"{n - 1:03}" for n in range(1, 300)}
     plan = Plan((1, 1), parent)
-    assert {fallback_parents(plan, p) for p in parent} == {()}
+    assert {neighbours_of(plan, p) for p in parent} == {()}
 
 
 def orders(plan: Plan, backups: int) -> dict[str, object]:
-    """Each peer's parent, backups and fallback parents."""
-    return {p: (plan.parent[p], plan.backups(p, backups), fallback_parents(plan, p)) for p in plan.parent}
+    """Each peer's parent, backups and neighbours."""
+    return {p: (plan.parent[p], plan.backups(p, backups), neighbours_of(plan, p)) for p in plan.parent}
 
 
 @given(plans(), st.data())

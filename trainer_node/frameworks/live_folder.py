@@ -1,4 +1,4 @@
-"""Waits until rollout hosts have the content of a step folder, for frameworks that write folders."""
+"""Waits until rollout machines have the content of a step folder, for frameworks that write folders."""
 
 from __future__ import annotations
 

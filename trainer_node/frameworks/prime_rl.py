@@ -6,10 +6,10 @@ against prime-rl's source, not run.
 
 The orchestrator's admin URLs name the proxy. The orchestrator pauses all servers, has each load ``weight_dir``, and
 resumes them. The proxy holds ``/pause`` until engines serve the newest finished broadcast, so that servers are
-paused for the load alone. It holds ``/update_weights`` until every rollout host has the folder, and names the path
+paused for the load alone. It holds ``/update_weights`` until every rollout machine has the folder, and names the path
 there. All other requests pass as they are.
 
-Promise: if each of ``--hosts`` rollout hosts has a peer, a server never loads a folder other than the one that the
+Promise: if each of ``--hosts`` rollout machines has a peer, a server never loads a folder other than the one that the
 trainer has finished, by its content. If a folder is not everywhere in time the answer is 503, the request does not
 reach the server, and prime-rl tries again.
 """
@@ -62,7 +62,7 @@ _OF_ONE_HOP = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Broadcasts:
-    """The trainer's folders, and the hub that publishes them. ``hosts``: the number of rollout hosts."""
+    """The trainer's folders, and the hub that publishes them. ``hosts``: the number of rollout machines."""
 
     checkpoints: Path
     hub: str
@@ -81,7 +81,7 @@ class Broadcasts:
 
 class EngineProxy:
     """Requests for one server. ``engine``: its URL. ``folder``: of the peers' ``safetensors:`` target on every rollout
-    host; None: the trainer's own path.
+    machine; None: the trainer's own path.
     """
 
     def __init__(self, engine: str, broadcasts: Broadcasts, folder: PurePath | None, session: ClientSession) -> None:
@@ -206,12 +206,12 @@ def _engine(text: str) -> tuple[tuple[str, int], str]:
 @click.option(
     "--folder",
     type=click.Path(path_type=PurePath),
-    help="The peers' safetensors:DIR on the rollout hosts.  [default: the path of CHECKPOINTS]",
+    help="The peers' safetensors:DIR on the rollout machines.  [default: the path of CHECKPOINTS]",
 )
 @click.option("--hub", default=DEFAULT_URL, help="URL of the hub's HTTP server.")
-@click.option("--hosts", type=click.IntRange(1), default=1, help="Number of rollout hosts that must have a folder.")
+@click.option("--hosts", type=click.IntRange(1), default=1, help="Number of rollout machines that must have a folder.")
 def main(checkpoints: Path, engines: tuple[str, ...], folder: PurePath | None, hub: str, hosts: int) -> None:
-    """Hold prime-rl's switches until the rollout hosts have the weights in CHECKPOINTS."""
+    """Hold prime-rl's switches until the rollout machines have the weights in CHECKPOINTS."""
     broadcasts = Broadcasts(checkpoints, hub, hosts)
 
     async def work() -> None:

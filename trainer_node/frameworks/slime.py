@@ -1,11 +1,11 @@
-"""slime: its engines read a folder only when every rollout host has it. Written against slime's source, not run.
+"""slime: its engines read a folder only when every rollout machine has it. Written against slime's source, not run.
 
     python train.py … --update-weight-disk-dir /weights \\
         --custom-update-weight-post-write-path trainer_node.frameworks.slime.publish_folder
 
 slime writes a whole checkpoint into ``/weights/weight_v000007``, calls the hook on every rank, and then has each engine
 load this path. The hub reads the folder on the trainer's machine (``seed /weights --step-names 'weight_v{step:06}'``),
-and peers write the same path on rollout hosts (``join … --install safetensors:/weights`` with the same names).
+and peers write the same path on rollout machines (``join … --install safetensors:/weights`` with the same names).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from p2pcast.ground.errors import UsageError
 from trainer_node.frameworks.live_folder import WAIT_S, wait_live
 
 HUB, HOSTS, TIMEOUT = "P2PCAST_HUB_HTTP", "P2PCAST_ROLLOUT_HOSTS", "P2PCAST_LIVE_TIMEOUT_S"
-"""Environment variables: the URL of the hub's HTTP server, the number of rollout hosts, and the longest wait in
+"""Environment variables: the URL of the hub's HTTP server, the number of rollout machines, and the longest wait in
 seconds.
 """
 

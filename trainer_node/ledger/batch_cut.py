@@ -56,7 +56,7 @@ class CandidateGroup:
 
 def judge(group: CandidateGroup, oldest_step: int, overlong: Overlong = "keep") -> GroupVerdict:
     """The verdict on a group, when results of steps before ``oldest_step`` are stale. ``overlong``: the learner's
-    treatment of results that were cut off.
+    treatment of truncated results.
     """
     if group.unsettled:
         return GroupVerdict.WAIT

@@ -79,7 +79,7 @@ def take(
     overlong: Overlong,
 ) -> Taken:
     """The batch of the learner's step; the same batch when repeated. Open jobs of its groups are cancelled.
-    ``overlong``: the learner's treatment of results that were cut off, by which groups are judged. Raises RefusedError
+    ``overlong``: the learner's treatment of truncated results, by which groups are judged. Raises RefusedError
     for another epoch or step.
     """
     if (before := _without_cut(conn, now, bounds, epoch, branch, step)) is not None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from p2pcast.process.events import Events
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Identity
-from topology.fallback_neighbours import fallback_parents
+from topology.fallback_neighbours import neighbours_of
 from topology.plan_tree import ROOT
 from topology.pull_sources import PullSources
 from trainer_node.membership.fleet_timeline import FleetTimeline
@@ -74,7 +74,7 @@ class PlanDistributor:
                 for b in plan.backups(ident, BACKUPS)
                 if b in peers and (reach.plain or reach.links(b, ident, now))
             ]
-            neighbours = [peers[n] for n in fallback_parents(plan, ident) if reach.plain or reach.dials(ident, n, now)]
+            neighbours = [peers[n] for n in neighbours_of(plan, ident) if reach.plain or reach.dials(ident, n, now)]
             named = [p for p in (parent, *backups, *neighbours) if p is not None]
             if session.is_news(reach.turn, tuple(p.place for p in named)):
                 session.send_ways([self._ways(ident, p, now) for p in named])

@@ -133,7 +133,7 @@ class CatchupMeasurement(Measurement):
 
 @dataclass(frozen=True, slots=True)
 class HealMeasurement(Measurement):
-    """Measure bytes and time for the repair of damaged cells of a peer's shadow.
+    """Measure bytes and time for the repair of corrupt cells of a peer's shadow.
 
     The peer's disk has the artifacts, or has lost them. A peer that has lost its whole state is measured beside it.
 

@@ -152,7 +152,7 @@ class PlanMeasurement(Measurement):
 def plan_times(peers: int, regions: int, uplink_bps: float) -> list[dict[str, Any]]:
     from topology import PlanMember, admit, excise, make_plan
     from topology.broadcast_time import number_of_chains
-    from topology.fallback_neighbours import affected_peers, fallback_parents
+    from topology.fallback_neighbours import affected_peers, neighbours_of
     from trainer_node.membership.membership import Membership
     from trainer_node.membership.peer_record import PeerRecord
     from trainer_node.membership.plan_distributor import BACKUPS
@@ -185,7 +185,7 @@ def plan_times(peers: int, regions: int, uplink_bps: float) -> list[dict[str, An
     def find_affected() -> None:
         for peer in affected_peers(first, after, {dying, *first.children(dying)}):
             after.backups(peer, BACKUPS)
-            fallback_parents(after, peer)
+            neighbours_of(after, peer)
 
     return [
         _timed("plan from nothing", lambda: make_plan(members, uplink_bps, epoch=(1, 1))),

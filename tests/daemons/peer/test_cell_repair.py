@@ -1,4 +1,4 @@
-"""Repair of damaged cells of a peer's shadow, when its disk is damaged too. The peer fetches only those cells from
+"""Repair of corrupt cells of a peer's shadow, when its disk is damaged too. The peer fetches only those cells from
 others and verifies them by their signatures.
 """
 

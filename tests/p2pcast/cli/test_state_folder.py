@@ -1,5 +1,5 @@
 """``inspect STATE`` and ``check STATE`` on a state folder of a real store and shadow: damaged files are named and
-moved, damaged cells repaired.
+moved, corrupt cells repaired.
 """
 
 from __future__ import annotations

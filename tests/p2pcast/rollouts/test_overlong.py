@@ -1,4 +1,4 @@
-"""The pay of rollouts that were cut off."""
+"""The pay of truncated rollouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading a shadow through a descriptor, as an engine's worker does."""
+"""Reading a shadow through a descriptor, as a rank of an engine does."""
 
 from __future__ import annotations
 

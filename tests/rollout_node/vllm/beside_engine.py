@@ -37,7 +37,7 @@ def state(model: Path, adapter: Path, folder: Path) -> dict[str, bytes]:
 
 
 class Installed:
-    """A run of both, and its installation into an engine, put together as in vLLM's workers."""
+    """A run of both, and its installation into an engine, put together as in vLLM's ranks."""
 
     def __init__(self, llm: LLM, model: Path, adapter: Path, work: Path) -> None:
         from stored_run import Run, state_of

@@ -1,4 +1,4 @@
-"""Groups are judged by what the learner pays results that were cut off, on SQLite and on PostgreSQL."""
+"""Groups are judged by what the learner pays truncated results, on SQLite and on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.body_segments import Place
 
 CUT = -1
-"""In place of a reward: a result that was cut off, with reward 1."""
+"""In place of a reward: a truncated result, with reward 1."""
 
 
 def check_marks(game: Game) -> None:
