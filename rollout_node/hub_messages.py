@@ -39,8 +39,8 @@ class HubMessages:
     def handlers(self) -> Handlers:
         return {
             messages.Plan: self._plan,
-            messages.Ways: self.connector.learn_addresses,
-            messages.Unreached: self.connector.stop_waiting,
+            messages.Addresses: self.connector.learn_addresses,
+            messages.Unreachable: self.connector.stop_waiting,
             messages.Called: lambda body: self.connector.dial_child(body, self.downstream),
             messages.Neighbours: lambda body: self.parent_failover.introduce(list(body.peers)),
             messages.Sources: lambda body: self.downloader.add_sources(body.artifact, list(body.peers)),

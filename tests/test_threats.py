@@ -1,6 +1,5 @@
-"""The page docs/design/security.md: every named test exists, and each row of its tables of attacks names a test. For
-each test there is a defence in `tests/mutations/` that can still be taken out. The page docs/design/faults.md: each
-named test and folder exists, and each public bug report has a test.
+"""The page docs/design/security.md: each row of its tables of attacks has a defence in `tests/mutations/` that can be
+removed. The page docs/design/faults.md: each named test and folder exists, and each public bug report has a test.
 
 `make mutations` shows that the tests notice; it takes minutes.
 """
@@ -33,12 +32,9 @@ def unknown_tests(text: str) -> list[str]:
 
 
 def test_every_test_that_is_named_exists() -> None:
-    assert unknown_tests(TEXT) == []
     assert unknown_tests(FAULTS) == []
     for path in re.findall(r"`((?:tests|netem|rollout_node|p2pcast|topology|trainer_node)/[\w/.]+)`", FAULTS):
         assert (ROOT / path).exists(), path
-    for file in re.findall(r"`t/([\w/]+\.py)`", TEXT):
-        assert (ROOT / "tests" / file).exists(), file
 
 
 REPORT = re.compile(r"\[((\S+/\S+)#(\d+))\]\(https://github\.com/\2/issues/\3\)")
@@ -83,13 +79,7 @@ def test_every_report_has_tests() -> None:
 
 def attacks() -> list[str]:
     found = [line for line in TEXT[TEXT.index("## Admission") :].splitlines() if line.startswith("| ")]
-    return [line for line in found if not line.endswith("| test |")]
-
-
-def test_every_attack_has_a_test() -> None:
-    assert len(attacks()) > 15
-    for line in attacks():
-        assert re.search(r"`(?:test_\w+|t/[\w/.]+)`", line.rsplit(" | ", 1)[-1]), line
+    return [line for line in found if not line.endswith(("| defence |", "| consequence |"))]
 
 
 def test_every_defence_can_still_be_taken_out() -> None:
@@ -101,7 +91,6 @@ def test_every_defence_can_still_be_taken_out() -> None:
         assert mutation.attack in TEXT + FAULTS, mutation.attack
 
 
-def test_every_attack_and_every_test_has_its_mutation() -> None:
+def test_every_attack_has_its_mutation() -> None:
+    assert len(attacks()) > 100
     assert [line for line in attacks() if not any(m.attack in line for m in MUTATIONS)] == []
-    named = set(re.findall(r"`(test_\w+)`", TEXT))
-    assert sorted(named - {m.test.rpartition("::")[2] for m in MUTATIONS}) == []

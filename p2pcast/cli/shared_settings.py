@@ -12,7 +12,7 @@ from p2pcast.checkpoint.folder_form import MARKERS, FolderForm, MarkerStyle, Ste
 from p2pcast.cli.options import TOKEN_VARIABLE, StepNamesType, read_token, task_names
 from p2pcast.cli.settings import part, setting
 from p2pcast.ground.errors import UsageError
-from p2pcast.ground.limits import LEAST_OF_ADDRESS, MAX_KEPT, MIB, SHADOW_KEPT_DAYS
+from p2pcast.ground.limits import MAX_KEPT, MIB, MIN_ADDRESS_CONNECTIONS, SHADOW_KEPT_DAYS
 from p2pcast.process.daemon_process import default_shadow, state_home
 from p2pcast.store.retention import KEEP_ANCHORS, KEEP_DELTAS, RetentionCounts
 from p2pcast.transport.socket_options import Sockets, choose_sockets
@@ -55,7 +55,7 @@ def http_per_address() -> Any:
     return setting(
         None,
         "Open HTTP connections of one address, or of one /64 of IPv6.  [default: half of all, at least "
-        f"{LEAST_OF_ADDRESS}]",
+        f"{MIN_ADDRESS_CONNECTIONS}]",
         1,
         metavar="COUNT",
     )

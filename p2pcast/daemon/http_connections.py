@@ -24,7 +24,7 @@ from typing import Final, cast
 from aiohttp import web
 
 from p2pcast.daemon.connection_places import ConnectionPlaces
-from p2pcast.ground.limits import LEAST_HTTP_CONNECTIONS, LEAST_OF_ADDRESS, MAX_HTTP_CONNECTIONS
+from p2pcast.ground.limits import MAX_HTTP_CONNECTIONS, MIN_ADDRESS_CONNECTIONS, MIN_HTTP_CONNECTIONS
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -44,8 +44,8 @@ NOTICE_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """``of_address``: connections of one address; None: half of all, and at least LEAST_OF_ADDRESS. ``share``: of the
-    descriptors that the process may open. ``most``: connections, whatever the share.
+    """``of_address``: connections of one address; None: half of all, and at least MIN_ADDRESS_CONNECTIONS. ``share``:
+    of the descriptors that the process may open. ``most``: connections, whatever the share.
     """
 
     of_address: int | None = None
@@ -54,8 +54,8 @@ class HttpLimits:
 
     def places(self, descriptors: int) -> ConnectionPlaces[HttpConnection]:
         """``descriptors``: that the process may open."""
-        most = max(LEAST_HTTP_CONNECTIONS, min(self.most, int(self.share * descriptors)))
-        return ConnectionPlaces(most, self.of_address or max(LEAST_OF_ADDRESS, most // 2))
+        most = max(MIN_HTTP_CONNECTIONS, min(self.most, int(self.share * descriptors)))
+        return ConnectionPlaces(most, self.of_address or max(MIN_ADDRESS_CONNECTIONS, most // 2))
 
 
 def descriptor_limit() -> int:

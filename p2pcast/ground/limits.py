@@ -76,7 +76,7 @@ MAX_LAYOUTS = 64
 """Most layouts that a child may state as known. A run usually has one."""
 MAX_PEERS = 16384
 """Most nodes in one message."""
-MAX_WAYS = 8
+MAX_NODE_ADDRESSES = 8
 """Most addresses of one node: advertised, observed and its own, in two families, with room to spare."""
 MAX_SOURCES = 64
 """Most nodes in a list of sources, or of finished sources, for a pulling peer."""
@@ -86,13 +86,13 @@ as many squashes, the list of a store fits one message (MAX_CATALOG).
 """
 MAX_HELD = 1024
 """Most artifacts in one report: ten times as many as a peer keeps."""
-MAX_GARBLED = 64
+MAX_CORRUPT_SENDERS = 64
 """Most nodes blamed in one report."""
-MAX_LACKING = 64
+MAX_MISSING = 64
 """Most stalled sealed artifacts in one report: more than any path to the newest version has."""
 MAX_OBJECT_NAME = 128
 """Most bytes of a mirror object's name below the run's folder; the longest name in use has 100."""
-MAX_SPOILT = 64
+MAX_BAD_OBJECTS = 64
 """Most mirror objects reported as wrong in one report."""
 MAX_PEER_ENGINES = 64
 """Most engines of one peer: eight times as many as a host with eight accelerators runs. Each engine has rows in /status
@@ -108,9 +108,9 @@ MAX_DETAILS = 64
 """Most figures that an installer may add to an engine's row; p2pcast's own installers add at most nine."""
 MAX_CORES = 1 << 16
 """Most cores that a peer may claim for decoding."""
-MAX_ASKED = 4096
+MAX_REQUESTED = 4096
 """Most pieces that one child may have requested and not received: far above any window."""
-MAX_STRAYS = 32
+MAX_UNLISTED = 32
 """Most artifacts of a parent that the hub has not listed yet. Usually one, until the hub's list arrives."""
 MIN_PIECE_BYTES = KIB
 MAX_PIECE_BYTES = 4 * MIB
@@ -130,11 +130,11 @@ FIRST_MESSAGE_S = 10.0
 """Time limit in seconds for the dialer to state the purpose of a link (JOIN, ATTACH, RANK, MEMBER). An honest dialer
 sends that message together with its last message of the handshake.
 """
-MAX_LINKS_OF_NODE = 16
+MAX_LINKS_PER_NODE = 16
 """Most links that one node may have dialled to one daemon: a control link, two as a child, one for pulling. Each counts
 twice while the daemon has not noticed the old link's end.
 """
-MAX_PULLS_OF_NODE = 2
+MAX_PULLS_PER_NODE = 2
 """Most links over which one node may pull from another: one in use, and a dead one whose end is not noticed yet."""
 MAX_UNREAD_BYTES = 2 * MIB
 """Most bytes of answers that wait for a node that does not read, beyond a connection's usual queue. More than all that
@@ -149,9 +149,9 @@ REQUEST_UNITS_BURST = 10_000.0
 """
 MAX_RATE_LIMITS = MAX_PEERS
 """Most nodes whose rate limits a daemon remembers."""
-MAX_SQUASHES_OF_NODE = 2
+MAX_SQUASHES_PER_NODE = 2
 """Most squashes made for one peer at the same time."""
-MAX_CALLS_OF_NODE = 2
+MAX_CALLS_PER_NODE = 2
 """Most pending answers to one node's CALLs: one for a parent, one for a source."""
 
 # -- trust
@@ -165,11 +165,11 @@ STATEMENT_BYTES = 97
 """Size of a signed statement about an eviction: node, token, serial, flag, signature."""
 MAX_STATEMENTS = 1024
 """Most statements in one message of a hub: a peer verifies them in 0.1 s."""
-MAX_RETOLD = 64
+MAX_RELAYED = 64
 """Most statements in one report of a peer: 6 KiB of the 64 KiB of a report."""
 MAX_REVOKED = 1 << 16
 """Most revocations that a hub remembers after their tokens are forgotten."""
-MAX_SHOWN = 8
+MAX_NODE_TOKENS = 8
 """Most tokens of one node that a hub remembers. Usually a node has used one or two."""
 MAX_CERTIFICATE_BYTES = 4 * KIB
 """Largest certificate or certificate request, in DER. p2pcast's own have about 500 bytes."""
@@ -247,9 +247,9 @@ MAX_WAIT_S = 3600.0
 """Longest time in seconds of one /wait request."""
 MAX_HTTP_CONNECTIONS = 1024
 """Most open HTTP connections, readers and waiters included, of a process that may open many files."""
-LEAST_HTTP_CONNECTIONS = 16
+MIN_HTTP_CONNECTIONS = 16
 """Open HTTP connections that a process may have, however few files it may open."""
-LEAST_OF_ADDRESS = 256
+MIN_ADDRESS_CONNECTIONS = 256
 """Open HTTP connections that one address may have by default, if all callers may have as many. Many workers may stand
 behind one proxy.
 """

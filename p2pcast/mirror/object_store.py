@@ -165,7 +165,7 @@ class Objects:
     async def _ask(self, what: str, name: str, do: Callable[[], Awaitable[T]], data: bytes | memoryview = b"") -> T:
         with _explained(what, f"{self.url}/{self._folder}{name}"):
             async with asyncio.timeout(REQUEST_S + 2 * CONNECT_S):
-                return await requests.ask(requests.Request(what, self.url, self._folder + name, data), do)
+                return await requests.ask(requests.ObjectRequest(what, self.url, self._folder + name, data), do)
 
 
 def _tag(said: str | None) -> str | None:

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ObjectRequest:
     """``what``: write, read, list or remove. ``url``: the mirror's. ``name``: the object's name below ``url``; for
     list, a prefix of names. ``data``: the contents to write.
     """
@@ -30,7 +30,7 @@ class Request:
 
 
 class RequestWatcher(Protocol):
-    async def request(self, request: Request, do: Callable[[], Awaitable[T]]) -> T:
+    async def request(self, request: ObjectRequest, do: Callable[[], Awaitable[T]]) -> T:
         """Make the request by calling ``do``, and return its result. Requests may overlap."""
 
 
@@ -39,5 +39,5 @@ watched = _watch.by
 """Context manager: all requests of this process go through the watcher inside the block."""
 
 
-async def ask(request: Request, do: Callable[[], Awaitable[T]]) -> T:
+async def ask(request: ObjectRequest, do: Callable[[], Awaitable[T]]) -> T:
     return await (do() if _watch.watcher is None else _watch.watcher.request(request, do))

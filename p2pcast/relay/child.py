@@ -25,9 +25,9 @@ class Child:
     """The plan puts the child here: every version is pushed. Otherwise the child pulls."""
     wishes: dict[bytes, Sequence[int]] = field(default_factory=dict)
     """Artifacts that the child wants and this node does not hold yet -> ranges of pieces that the child holds."""
-    spared: set[bytes] = field(default_factory=set)
+    skipped: set[bytes] = field(default_factory=set)
     """Artifacts not to be pushed: the child has them, or gets them from another source."""
-    eased: int | None = None
+    max_bytes_s: int | None = None
     """Bytes per second that the child accepts for now, if it pulls."""
     announced_at: float = 0.0
     """When the child was last sent HAVE."""

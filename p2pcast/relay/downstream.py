@@ -70,11 +70,11 @@ class Downstream:
         """Notified when a child has left."""
         self._handlers: Handlers = {
             messages.Attach: self._attach,
-            messages.Spare: self._spare,
+            messages.Skip: self._skip,
             messages.Want: self._on_want,
-            messages.Ask: self._ask,
-            messages.Recall: self._recall,
-            messages.Ease: self._ease,
+            messages.Request: self._request,
+            messages.Cancel: self._cancel,
+            messages.SetRate: self._set_rate,
             messages.Ping: lambda child, body: child.link.send(messages.Pong(body.t)),
         }
 
@@ -160,7 +160,7 @@ class Downstream:
     def opened(self, holding: Holding, *, push: bool) -> None:
         for child in list(self.children.values()):
             have = child.wishes.pop(holding.id, None)
-            if have is not None or (push and child.live and holding.id not in child.spared):
+            if have is not None or (push and child.live and holding.id not in child.skipped):
                 self._start_sending(child, holding, have or [], live=True)
                 self._pump_all(child)
 
@@ -212,7 +212,7 @@ class Downstream:
     def forgotten(self, artifact: bytes) -> None:
         """This node no longer holds the artifact: should it come back, it may be pushed to any child."""
         for child in self.children.values():
-            child.spared.discard(artifact)
+            child.skipped.discard(artifact)
 
     def busy_changed(self) -> None:
         """A version has begun, or is no longer on its way."""
@@ -258,11 +258,11 @@ class Downstream:
                 other.link.abort()
         pulls = [other for other in self.children.values() if other.attached and not other.live]
         own = sum(other.link.remote == child.link.remote for other in pulls)
-        if not body.live and (len(pulls) >= self._max_pulls or own >= limits.MAX_PULLS_OF_NODE):
+        if not body.live and (len(pulls) >= self._max_pulls or own >= limits.MAX_PULLS_PER_NODE):
             child.link.close(
                 RetryableError(
                     "enough other nodes pull from this node"
-                    if own < limits.MAX_PULLS_OF_NODE
+                    if own < limits.MAX_PULLS_PER_NODE
                     else "your node pulls from this node already"
                 )
             )
@@ -273,7 +273,7 @@ class Downstream:
         child.begin_stripes(reserve=bool(body.reserve))
         child.schedules.apart = not child.live and child.link.expected > 1
         child.schedules.layouts = frozenset(body.layouts)
-        child.spared = set(body.spare or ())
+        child.skipped = set(body.spare or ())
         offers = [
             messages.Offered(h.id, h.open.kind, h.open.base, h.open.version, h.artifact.complete)
             for h in self.node.holdings.values()
@@ -285,7 +285,7 @@ class Downstream:
         self._pump_all(child)
 
     def _on_want(self, child: Child, body: messages.Want) -> None:
-        child.spared.discard(body.artifact)
+        child.skipped.discard(body.artifact)
         self._want(child, body.artifact, body.have, live=False)
         self._pump_all(child)
 
@@ -298,17 +298,17 @@ class Downstream:
         else:
             child.link.send(messages.Gone(artifact))
 
-    def _spare(self, child: Child, body: messages.Spare | messages.Recall) -> None:
+    def _skip(self, child: Child, body: messages.Skip | messages.Cancel) -> None:
         child.wishes.pop(body.artifact, None)
-        child.spared.add(body.artifact)
-        if len(child.spared) > limits.MAX_CATALOG:
+        child.skipped.add(body.artifact)
+        if len(child.skipped) > limits.MAX_CATALOG:
             child.link.close(RemoteError(f"more than {limits.MAX_CATALOG} artifacts that are not to be pushed"))
         elif (holding := self.node.holdings.get(body.artifact)) is not None:
             child.schedules.drop(holding.artifact)
 
     # -- for children that pull
 
-    def _ask(self, child: Child, body: messages.Ask) -> None:
+    def _request(self, child: Child, body: messages.Request) -> None:
         artifact = body.artifact
         holding = self.node.holdings.get(artifact)
         if holding is None or not holding.offered:
@@ -316,20 +316,20 @@ class Downstream:
             return
         first = child.schedules.get(artifact) is None
         try:
-            unheld = child.schedules.ask(
-                holding.artifact, indices_of(body.pieces, limits.MAX_ASKED + 1), seal=body.seal
+            unheld = child.schedules.request(
+                holding.artifact, indices_of(body.pieces, limits.MAX_REQUESTED + 1), seal=body.seal
             )
         except P2PCastError as error:
             child.link.close(error)
             return
         schedule = child.schedules.get(artifact)
         if (first or not (body.pieces or body.seal)) and schedule is not None:
-            # An ASK without pieces and seal asks which pieces are here.
+            # A REQUEST without pieces and seal asks which pieces are here.
             self._send_have(child, schedule, holding.artifact.held.ranges())
             self._pace()
             self._wakeup.notify()
         if unheld:
-            child.link.send(messages.Unsent(artifact, ranges_of(sorted(set(unheld)))))
+            child.link.send(messages.Cancelled(artifact, ranges_of(sorted(set(unheld)))))
         self._pump_all(child)
 
     @staticmethod
@@ -340,19 +340,19 @@ class Downstream:
         schedule.news.clear()
         child.link.send(have)
 
-    def _recall(self, child: Child, body: messages.Recall) -> None:
+    def _cancel(self, child: Child, body: messages.Cancel) -> None:
         """The child asks another source. Of an artifact that is pushed to the child the answer is all or nothing: an
         artifact that is on its way is sent to the end.
         """
-        unsent = body.pieces
+        cancelled = body.pieces
         if child.schedules.get(body.artifact) is None and child.live:
-            self._spare(child, body)
+            self._skip(child, body)
         else:
-            unsent = ranges_of(child.schedules.recall(body.artifact, body.pieces))
-        child.link.send(messages.Unsent(body.artifact, unsent))
+            cancelled = ranges_of(child.schedules.cancel(body.artifact, body.pieces))
+        child.link.send(messages.Cancelled(body.artifact, cancelled))
 
-    def _ease(self, child: Child, body: messages.Ease) -> None:
-        child.eased = body.bytes_s
+    def _set_rate(self, child: Child, body: messages.SetRate) -> None:
+        child.max_bytes_s = body.bytes_s
         self._pace()
 
     def _pace(self) -> None:
@@ -360,7 +360,7 @@ class Downstream:
         pulls = [child for child in self.children.values() if child.attached and not child.live]
         shared = pull_bytes_s(self._sent.peak_bytes_s, len(pulls)) if self.node.busy else None
         for child in pulls:
-            least = min((x for x in (shared, child.eased) if x is not None), default=None)
+            least = min((x for x in (shared, child.max_bytes_s) if x is not None), default=None)
             for number, stripe in child.link.stripes.items():
                 if number or not child.schedules.apart:
                     stripe.pace(least)

@@ -56,7 +56,7 @@ class Parent(ArtifactSource, Protocol):
     def want(self, artifact: bytes) -> None:
         """Ask the parent for the artifact, unless another source sends it."""
 
-    def spare(self, artifact: bytes) -> None:
+    def skip(self, artifact: bytes) -> None:
         """Ask the parent not to push the artifact."""
 
     def forgotten(self, artifact: bytes) -> None:
@@ -233,7 +233,7 @@ class Node:
             h for h in self.holdings.values()
             if not (h.made or h.excerpt or h.durable or h.id in self.pulled or self.is_listed(h.id))
         ]  # fmt: skip
-        for holding in strays[: max(0, len(strays) - limits.MAX_STRAYS + 1)]:
+        for holding in strays[: max(0, len(strays) - limits.MAX_UNLISTED + 1)]:
             self.abort(holding)
 
     def update_busy(self) -> None:

@@ -90,7 +90,7 @@ class _Source:
     bytes_s: float = 0.0
     received_bytes: int = 0
     """Since ``measured_s``."""
-    recalled_s: float | None = None
+    cancelled_s: float | None = None
 
     def window_bytes(self, piece_bytes: int) -> float:
         least = max(PULL_WINDOW_LEAST_BYTES, PULL_WINDOW_LEAST_PIECES * piece_bytes)
@@ -176,16 +176,16 @@ class PullSchedule:
         ) is not None:
             one.asked_bytes -= size
 
-    def unsent(self, source: Source, artifact: bytes, pieces: Sequence[int]) -> None:
-        """The source will not send these pieces: they were recalled, or the source does not hold them after all."""
+    def cancelled(self, source: Source, artifact: bytes, pieces: Sequence[int]) -> None:
+        """The source will not send these pieces: they were cancelled, or the source does not hold them after all."""
         one = self._sources.get(source)
         if one is None:
             return
-        if one.recalled_s is None:
+        if one.cancelled_s is None:
             self.refused(source, artifact, pieces)
-        one.recalled_s = None
+        one.cancelled_s = None
         pulled = self._pulled.get(artifact)
-        for piece in indices_of(pieces, limits.MAX_ASKED):
+        for piece in indices_of(pieces, limits.MAX_REQUESTED):
             if (size := one.asked.pop((artifact, piece), None)) is not None:
                 one.asked_bytes -= size
                 if pulled is not None:
@@ -247,7 +247,7 @@ class PullSchedule:
             self._measure(one, now_s)
             if self.owes(source) and now_s - one.last_received_s > PULL_STALL_S:
                 out.append(LeaveParent(source, f"sent nothing of what it was asked for in {PULL_STALL_S:.0f} s"))
-            elif one.recalled_s is not None and now_s - one.recalled_s > PULL_STALL_S:
+            elif one.cancelled_s is not None and now_s - one.cancelled_s > PULL_STALL_S:
                 out.append(LeaveParent(source, f"did not say in {PULL_STALL_S:.0f} s what it has not sent"))
         for instruction in out:
             self.lost(instruction.source)
@@ -266,7 +266,7 @@ class PullSchedule:
         out += [
             RequestPieces(source, artifact, ranges_of(sorted(pieces))) for (source, artifact), pieces in asked.items()
         ]
-        return out + self._recalls(now_s)
+        return out + self._cancels(now_s)
 
     @staticmethod
     def _measure(one: _Source, now_s: float) -> None:
@@ -320,12 +320,12 @@ class PullSchedule:
         at = int(np.searchsorted(rarest, int(pulled.begin * len(pulled.free))))
         return [int(piece) for piece in np.concatenate([rarest[at:], rarest[:at]])[:most]]
 
-    def _recalls(self, now_s: float) -> list[Instruction]:
-        """At the end: recall pieces of a slow source that an idle source could send sooner."""
+    def _cancels(self, now_s: float) -> list[Instruction]:
+        """At the end: cancel pieces of a slow source that an idle source could send sooner."""
         idle = [one for one in self._sources.values() if not one.asked and one.bytes_s]
         out: list[Instruction] = []
         for source, one in self._sources.items():
-            if one.recalled_s is not None or len(one.asked) < 2 or one.done_in_s() < PULL_LATE_S:
+            if one.cancelled_s is not None or len(one.asked) < 2 or one.done_in_s() < PULL_LATE_S:
                 continue
             for artifact, pulled in self._pulled.items():
                 owed = [piece for key, piece in one.asked if key == artifact]
@@ -333,7 +333,7 @@ class PullSchedule:
                 masks = [has for i in sooner if (has := i.has.get(artifact)) is not None]
                 able = [piece for piece in owed[1:] if any(has[piece] for has in masks)]
                 if able:
-                    one.recalled_s = now_s
+                    one.cancelled_s = now_s
                     out.append(CancelPieces(source, artifact, ranges_of(sorted(able))))
                     break
         return out

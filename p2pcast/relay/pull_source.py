@@ -24,7 +24,7 @@ class Puller(Protocol):
     def gone(self, source: PullSource, artifact: bytes) -> None:
         """The source has nothing of the artifact."""
 
-    def unsent(self, source: PullSource, artifact: bytes, pieces: Sequence[int]) -> None:
+    def cancelled(self, source: PullSource, artifact: bytes, pieces: Sequence[int]) -> None:
         """The source will not send these pieces."""
 
     def expects(self, source: PullSource, artifact: bytes, piece: int) -> bool:
@@ -57,9 +57,9 @@ class PullSource(Upstream):
     def pushes(self, artifact: bytes) -> bool:
         return False
 
-    def ask(self, artifact: bytes, pieces: list[int], *, seal: bool) -> None:
+    def request(self, artifact: bytes, pieces: list[int], *, seal: bool) -> None:
         """Ask for pieces (ranges) and, with ``seal``, the directory. With neither: ask which pieces the source has."""
-        self.link.send(messages.Ask(artifact=artifact, pieces=pieces, seal=seal))
+        self.link.send(messages.Request(artifact=artifact, pieces=pieces, seal=seal))
         self._wakeup.notify()
 
     def has_stale_handle(self, artifact: bytes) -> bool:
@@ -71,12 +71,12 @@ class PullSource(Upstream):
             holding is not None and holding.id == artifact and holding is not known for holding in self.handles.values()
         )
 
-    def recall(self, artifact: bytes, pieces: list[int]) -> None:
-        self.link.send(messages.Recall(artifact, pieces))
+    def cancel(self, artifact: bytes, pieces: list[int]) -> None:
+        self.link.send(messages.Cancel(artifact, pieces))
 
-    def ease(self, bytes_s: int | None) -> None:
-        """Ask the source to send no faster than this until the next EASE; None: no limit."""
-        self.link.send(messages.Ease(bytes_s))
+    def set_rate(self, bytes_s: int | None) -> None:
+        """Ask the source to send no faster than this until the next SET_RATE; None: no limit."""
+        self.link.send(messages.SetRate(bytes_s))
 
     def _make_handlers(self) -> Handlers:
         return {**super()._make_handlers(), messages.Have: self._on_have}
@@ -111,8 +111,8 @@ class PullSource(Upstream):
         self.answered.add(body.artifact)
         self._puller.held(self, body.artifact, body.pieces, sealed=body.sealed)
 
-    def _on_unsent(self, body: messages.Unsent) -> None:
-        self._puller.unsent(self, body.artifact, body.pieces)
+    def _on_cancelled(self, body: messages.Cancelled) -> None:
+        self._puller.cancelled(self, body.artifact, body.pieces)
 
     def _on_gone(self, body: messages.Gone) -> None:
         self.answered.add(body.artifact)

@@ -106,7 +106,7 @@ class ChildSchedules:
     def get(self, artifact: bytes) -> SendSchedule | None:
         return self._schedules.get(artifact)
 
-    def ask(self, artifact: VerifiedPieces, pieces: Collection[int], *, seal: bool) -> list[int]:
+    def request(self, artifact: VerifiedPieces, pieces: Collection[int], *, seal: bool) -> list[int]:
         """The child pulls these pieces. Returns those of them that this node does not hold. Raises
         RetryableError, RemoteError.
         """
@@ -117,13 +117,13 @@ class ChildSchedules:
             )
         elif not schedule.asked:
             raise RemoteError("pieces were asked for of an artifact that is being sent whole")
-        if len(schedule.queue) + len(pieces) > limits.MAX_ASKED:
-            raise RemoteError(f"more than {limits.MAX_ASKED} pieces were asked for at once")
+        if len(schedule.queue) + len(pieces) > limits.MAX_REQUESTED:
+            raise RemoteError(f"more than {limits.MAX_REQUESTED} pieces were asked for at once")
         schedule.seal = schedule.seal or seal
         schedule.queue.extend(index for index in pieces if index in artifact.held)
         return [index for index in pieces if index not in artifact.held]
 
-    def recall(self, artifact: bytes, pieces: Sequence[int]) -> list[int]:
+    def cancel(self, artifact: bytes, pieces: Sequence[int]) -> list[int]:
         """The child asks another source for pieces in these ranges. Returns those of them that it asked for here and
         that were not sent, ascending.
         """

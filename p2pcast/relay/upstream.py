@@ -84,7 +84,7 @@ class Upstream:
         """The parent is a descendant of this node: a plan is just changing, or this node attached too early."""
         self._attached_at: float | None = None
         """When the parent announced its artifacts."""
-        self._spared: set[bytes] = set()
+        self._skipped: set[bytes] = set()
         """Artifacts that the parent was told not to push."""
         self._expected: dict[bytes, float] = {}
         """Artifacts that the hub has opened and the parent has not -> when the hub said so."""
@@ -116,7 +116,7 @@ class Upstream:
             messages.Layout: self._on_layout,
             messages.Attached: self._on_attached,
             messages.Path: self._on_path,
-            messages.Unsent: self._on_unsent,
+            messages.Cancelled: self._on_cancelled,
             messages.Gone: self._on_gone,
         }
 
@@ -140,9 +140,9 @@ class Upstream:
                     self.wanted.add(holding.id)
                 want.append((holding.id, holding.artifact.held.ranges()))
             # A parent that catches up opens old artifacts late, and would push them.
-            self._spared = {h.id for h in node.holdings.values() if h.source is not self} | node.pulled
+            self._skipped = {h.id for h in node.holdings.values() if h.source is not self} | node.pulled
         known = list(node.layouts)[-limits.MAX_LAYOUTS :]
-        link.send(messages.Attach(self.live, known, want, spare=list(self._spared), reserve=link.reserve))
+        link.send(messages.Attach(self.live, known, want, spare=list(self._skipped), reserve=link.reserve))
 
     def want(self, artifact: bytes) -> None:
         """Ask for an artifact that opened earlier. Without effect once the link is closed: a closed link would stay
@@ -156,19 +156,19 @@ class Upstream:
                 return
             holding.receive_from(self)
         self.wanted.add(artifact)
-        self._spared.discard(artifact)
+        self._skipped.discard(artifact)
         for other in self.node.upstreams:
             if other is not self:
-                other.spare(artifact)
+                other.skip(artifact)
         self._wakeup.notify()
         have = [] if holding is None else holding.artifact.held.ranges()
         self.link.send(messages.Want(artifact, have))
 
-    def spare(self, artifact: bytes) -> None:
+    def skip(self, artifact: bytes) -> None:
         """The artifact is here, or comes from another source: ask the parent not to push it until it is wanted."""
-        if self.live and artifact not in self._spared and not self.link.closed:
-            self._spared.add(artifact)
-            self.link.send(messages.Spare(artifact))
+        if self.live and artifact not in self._skipped and not self.link.closed:
+            self._skipped.add(artifact)
+            self.link.send(messages.Skip(artifact))
 
     def give_up_on(self, artifact: bytes) -> None:
         """This parent does not send the artifact, whatever it announces. From now on another source may; pieces that
@@ -206,14 +206,14 @@ class Upstream:
         if self.link.closed or artifact in self.wanted:
             return self.link.closed
         answer = self._declined.setdefault(artifact, asyncio.get_running_loop().create_future())
-        self._spared.add(artifact)
-        self.link.send(messages.Recall(artifact, [0, limits.MAX_PIECES]))
+        self._skipped.add(artifact)
+        self.link.send(messages.Cancel(artifact, [0, limits.MAX_PIECES]))
         either: list[asyncio.Future[Any]] = [answer, self.ended]
         await asyncio.wait(either, timeout=IDLE_SILENCE_S, return_when=asyncio.FIRST_COMPLETED)
         self._declined.pop(artifact, None)
         if not answer.done() or answer.result():
             return True
-        self._spared.discard(artifact)
+        self._skipped.discard(artifact)
         return False
 
     @property
@@ -403,7 +403,7 @@ class Upstream:
         if self.live and not self.beside:
             self.node.set_path(list(path))
 
-    def _on_unsent(self, body: messages.Unsent) -> None:
+    def _on_cancelled(self, body: messages.Cancelled) -> None:
         if (answer := self._declined.get(body.artifact)) is not None and not answer.done():
             answer.set_result(bool(body.pieces))
 
@@ -451,9 +451,9 @@ class Upstream:
         ):
             holding.receive_from(self)
         elif holding.source is not self and (holding.incomplete or holding.confirmed):
-            # An OPEN shows that the parent has forgotten an earlier SPARE.
-            self._spared.discard(holding.id)
-            self.spare(holding.id)
+            # An OPEN shows that the parent has forgotten an earlier SKIP.
+            self._skipped.discard(holding.id)
+            self.skip(holding.id)
         self.handles[message.handle] = holding
         self._retire()
         self._expected.pop(holding.id, None)
@@ -475,4 +475,4 @@ class Upstream:
 
     def forgotten(self, artifact: bytes) -> None:
         """This node no longer holds the artifact."""
-        self._spared.discard(artifact)
+        self._skipped.discard(artifact)

@@ -149,9 +149,9 @@ class Listener:
         end this side has not noticed.
         """
         others = {k: v for k, v in self._links.pop(node, {}).items() if not v.closed}
-        while len(others) >= limits.MAX_LINKS_OF_NODE:
+        while len(others) >= limits.MAX_LINKS_PER_NODE:
             others.pop(next(iter(others))).close(
-                RetryableError(f"this node has {limits.MAX_LINKS_OF_NODE} other links here")
+                RetryableError(f"this node has {limits.MAX_LINKS_PER_NODE} other links here")
             )
         self._links[node] = others | {ident: link}
         self._since_sweep += 1

@@ -24,26 +24,26 @@ COST: Final[dict[Type, float]] = dict.fromkeys(Type, 0.0) | {
     # From a peer to the hub.
     Type.JOIN: 200.0,  # a new plan, sent to the peers near the newcomer
     Type.REPORT: 10.0,  # plan, barrier, metrics
-    Type.SEEK: 20.0,
+    Type.FIND_SOURCES: 20.0,
     Type.CALL: 50.0,  # a message to another peer, which dials
-    Type.UNREACHED: 50.0,  # the hub dials the other peer back and sends new addresses
+    Type.UNREACHABLE: 50.0,  # the hub dials the other peer back and sends new addresses
     Type.SQUASH: 100.0,
     Type.ENROL: 500.0,  # a signature, and a write of the token ledger
     Type.LEAVE: 1.0,
     # From a child to its parent.
     Type.ATTACH: 100.0,
     Type.WANT: 20.0,  # the parent queues all pieces of an artifact
-    Type.SPARE: 2.0,
-    Type.ASK: 2.0,
-    Type.RECALL: 5.0,
-    Type.EASE: 5.0,
+    Type.SKIP: 2.0,
+    Type.REQUEST: 2.0,
+    Type.CANCEL: 5.0,
+    Type.SET_RATE: 5.0,
     # From a parent to its child.
     Type.ATTACHED: 50.0,
     Type.PATH: 50.0,  # the child forwards it to its whole branch
     Type.ALIVE: 1.0,
     Type.GONE: 20.0,  # a pulling peer marks each piece
     Type.HAVE: 5.0,
-    Type.UNSENT: 5.0,
+    Type.CANCELLED: 5.0,
     Type.ABORT: 5.0,
     Type.CONFIRM: 5.0,
     Type.LAYOUT: 20.0,
@@ -54,9 +54,9 @@ COST: Final[dict[Type, float]] = dict.fromkeys(Type, 0.0) | {
     # Between a group member and its lead.
     Type.MEMBER: 50.0,
     Type.HELD: 2.0,
-    Type.REPORTED: 20.0,
-    Type.STILL: 5.0,
-    Type.SERVES: 5.0,
+    Type.WORKER_REPORT: 20.0,
+    Type.FREEZE: 5.0,
+    Type.SERVING: 5.0,
 }
 """Units by message type. Free: pieces and their signatures, messages from the hub, and handshakes, which have limits of
 their own.

@@ -193,12 +193,12 @@ class Evictions:
         self._untold = [s for s in self._known.values() if s.signature and s.serial > self._stated.get(s.node, -1)]
 
     def untold(self, public: bytes) -> list[bytes]:
-        """The next statements for the hub, at most MAX_RETOLD: those that the hub has not sent on this connection. Each
-        is returned once per connection.
+        """The next statements for the hub, at most MAX_RELAYED: those that the hub has not sent on this connection.
+        Each is returned once per connection.
         """
         if not self._untold:
             return []
-        some, self._untold = self._untold[: limits.MAX_RETOLD], self._untold[limits.MAX_RETOLD :]
+        some, self._untold = self._untold[: limits.MAX_RELAYED], self._untold[limits.MAX_RELAYED :]
         self._stated |= {s.node: s.serial for s in some}
         # Statements of another run may be left in the state folder.
         return [s.packed for s in some if s.genuine(public)]

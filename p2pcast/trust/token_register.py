@@ -273,7 +273,7 @@ class TokenRegister:
         known = self.holders.get(node.hex())
         if known is None or ident.hex() not in self.tokens or ident.hex() in (known.token, *known.shown):
             return False
-        known.shown = [*known.shown, ident.hex()][-limits.MAX_SHOWN :]
+        known.shown = [*known.shown, ident.hex()][-limits.MAX_NODE_TOKENS :]
         return True
 
     def _usable(self, ident: bytes, role: str, now: float, *, local: bool) -> TokenRecord:

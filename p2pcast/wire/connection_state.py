@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final
 
 from p2pcast.wire.messages import Type
 
@@ -60,58 +61,24 @@ for _side in Side:
     ):
         for _type in (Type.PING, Type.PONG):
             TRANSITIONS[_state, _side, _type] = _state
-for _type in (Type.JOIN, Type.REPORT, Type.LEAVE, Type.CALL, Type.UNREACHED, Type.ENROL, Type.SEEK, Type.SQUASH):
-    TRANSITIONS[ConnectionState.CONTROL, Side.DIALER, _type] = ConnectionState.CONTROL
-for _type in (
-    Type.WELCOME,
-    Type.PLAN,
-    Type.NEIGHBOURS,
-    Type.WAYS,
-    Type.CALLED,
-    Type.SOURCES,
-    Type.UNREACHED,
-    Type.CATALOG,
-    Type.COMMIT,
-    Type.HOLD,
-    Type.ENGINE,
-    Type.ISSUED,
-    Type.EVICTED,
-    Type.SQUASHING,
-):
-    TRANSITIONS[ConnectionState.CONTROL, Side.LISTENER, _type] = ConnectionState.CONTROL
-for _type in (Type.ATTACH, Type.WANT, Type.SPARE, Type.ASK, Type.RECALL, Type.EASE):
-    TRANSITIONS[ConnectionState.DATA, Side.DIALER, _type] = ConnectionState.DATA
-for _type in (
-    Type.ATTACHED,
-    Type.PATH,
-    Type.LAYOUT,
-    Type.OPEN,
-    Type.BATCH,
-    Type.PIECE,
-    Type.SEAL,
-    Type.CONFIRM,
-    Type.ABORT,
-    Type.GONE,
-    Type.HAVE,
-    Type.UNSENT,
-    Type.ALIVE,
-):
-    TRANSITIONS[ConnectionState.DATA, Side.LISTENER, _type] = ConnectionState.DATA
-for _type in (
-    Type.RANK,
-    Type.LAYOUT,
-    Type.BEGIN,
-    Type.CELL,
-    Type.PASSED,
-    Type.FILE,
-    Type.DONE,
-    Type.ABORTED,
-    Type.LEAVE,
-):
-    TRANSITIONS[ConnectionState.PUBLISH, Side.DIALER, _type] = ConnectionState.PUBLISH
-for _type in (Type.RANKED, Type.LAYOUT, Type.BEGUN, Type.DURABLE, Type.ABORTED, Type.LIVE):
-    TRANSITIONS[ConnectionState.PUBLISH, Side.LISTENER, _type] = ConnectionState.PUBLISH
-for _type in (Type.MEMBER, Type.HELD, Type.REPORTED):
-    TRANSITIONS[ConnectionState.ENGINE, Side.DIALER, _type] = ConnectionState.ENGINE
-for _type in (Type.STILL, Type.SERVES):
-    TRANSITIONS[ConnectionState.ENGINE, Side.LISTENER, _type] = ConnectionState.ENGINE
+_SENDS: Final = {
+    (ConnectionState.CONTROL, Side.DIALER): "JOIN REPORT LEAVE CALL UNREACHABLE ENROL FIND_SOURCES SQUASH",
+    (
+        ConnectionState.CONTROL,
+        Side.LISTENER,
+    ): "WELCOME PLAN NEIGHBOURS ADDRESSES CALLED SOURCES UNREACHABLE CATALOG COMMIT"
+    " HOLD ENGINE ISSUED EVICTED SQUASHING",
+    (ConnectionState.DATA, Side.DIALER): "ATTACH WANT SKIP REQUEST CANCEL SET_RATE",
+    (
+        ConnectionState.DATA,
+        Side.LISTENER,
+    ): "ATTACHED PATH LAYOUT OPEN BATCH PIECE SEAL CONFIRM ABORT GONE HAVE CANCELLED ALIVE",
+    (ConnectionState.PUBLISH, Side.DIALER): "RANK LAYOUT BEGIN CELL PASSED FILE DONE ABORTED LEAVE",
+    (ConnectionState.PUBLISH, Side.LISTENER): "RANKED LAYOUT BEGUN DURABLE ABORTED LIVE",
+    (ConnectionState.ENGINE, Side.DIALER): "MEMBER HELD WORKER_REPORT",
+    (ConnectionState.ENGINE, Side.LISTENER): "FREEZE SERVING",
+}
+"""Messages that leave the connection in its state."""
+for (_state, _side), _names in _SENDS.items():
+    for _name in _names.split():
+        TRANSITIONS[_state, _side, Type[_name]] = _state

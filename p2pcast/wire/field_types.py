@@ -39,13 +39,13 @@ ArtifactKind: TypeAlias = Annotated[str, OneOf(("delta", "anchor"))]
 Ranges: TypeAlias = Annotated[Sequence[int], PieceRanges()]
 NodePath: TypeAlias = Annotated[Sequence[Node], AtMost(limits.MAX_PEERS)]
 Address: TypeAlias = tuple[Host, Port]
-Addresses: TypeAlias = Annotated[Sequence[Address], AtMost(limits.MAX_WAYS)]
+AddressList: TypeAlias = Annotated[Sequence[Address], AtMost(limits.MAX_NODE_ADDRESSES)]
 
 
 Place: TypeAlias = tuple[Node, Host, Port]
 """A node, and where it listens."""
 Places: TypeAlias = Annotated[Sequence[Place], AtMost(limits.MAX_PEERS)]
-Route: TypeAlias = tuple[Node, bool, Addresses]
+Route: TypeAlias = tuple[Node, bool, AddressList]
 """A node, whether the receiver can probably dial it, and its addresses."""
 Wanted: TypeAlias = tuple[ArtifactId, Ranges]
 """An artifact that a child asks for, and the pieces of it that the child has."""
@@ -54,8 +54,8 @@ HandleProgress: TypeAlias = tuple[Annotated[int, Integer(0, 65535)], Annotated[i
 LiveEngine: TypeAlias = tuple[Annotated[str, Text(limits.MAX_ENGINE_NAME)], Version | None, bool]
 """An engine, its committed version, and whether the engine is ready."""
 Missing: TypeAlias = tuple[ArtifactId, Node | None]
-"""An artifact that a peer lacks although the hub has sealed it, and the parent that did not send it."""
-Garbled: TypeAlias = tuple[Node, Annotated[int, Integer(1, 1 << 62)]]
+"""A sealed artifact that a peer still waits for, and the parent that did not send it."""
+CorruptSender: TypeAlias = tuple[Node, Annotated[int, Integer(1, 1 << 62)]]
 """A node, and how many of its pieces did not match their hash."""
 
 

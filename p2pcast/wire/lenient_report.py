@@ -30,9 +30,9 @@ from p2pcast.wire.constraints import (
 )
 from p2pcast.wire.field_types import (
     ArtifactId,
+    CorruptSender,
     DurableRecord,
     Epoch,
-    Garbled,
     Host,
     Missing,
     Node,
@@ -249,14 +249,16 @@ class Report(Record):
     parent: Node | None
     staged: Version | None
     committed: Version | None
-    evicted: Annotated[Sequence[Statement], AtMost(limits.MAX_RETOLD)] | None = None
+    evicted: Annotated[Sequence[Statement], AtMost(limits.MAX_RELAYED)] | None = None
     durable: Annotated[Sequence[DurableRecord], AtMost(limits.MAX_EVIDENCE)] | None = None
     opened: Annotated[Sequence[DurableRecord], AtMost(limits.MAX_EVIDENCE)] | None = None
     held: Annotated[Sequence[ArtifactId], AtMost(limits.MAX_HELD)] | None = None
     dropped: Annotated[Sequence[ArtifactId], AtMost(limits.MAX_HELD)] | None = None
-    garbled: Annotated[Sequence[Garbled], AtMost(limits.MAX_GARBLED)] | None = None
-    lacking: Annotated[Sequence[Missing], AtMost(limits.MAX_LACKING)] | None = None
-    spoilt: Annotated[Sequence[Annotated[str, Text(limits.MAX_OBJECT_NAME)]], AtMost(limits.MAX_SPOILT)] | None = None
+    garbled: Annotated[Sequence[CorruptSender], AtMost(limits.MAX_CORRUPT_SENDERS)] | None = None
+    lacking: Annotated[Sequence[Missing], AtMost(limits.MAX_MISSING)] | None = None
+    spoilt: Annotated[Sequence[Annotated[str, Text(limits.MAX_OBJECT_NAME)]], AtMost(limits.MAX_BAD_OBJECTS)] | None = (
+        None
+    )
     epoch: Annotated[Epoch, Lenient()] | None = None
     transfer: Annotated[tuple[Size, Micros] | None, Lenient()] = ABSENT
     inflow: Annotated[tuple[Count, Micros, Count] | None, Lenient()] = ABSENT

@@ -27,10 +27,10 @@ class Type(IntEnum):
     LEAVE = 22
     HOLD = 23
     NEIGHBOURS = 24
-    WAYS = 25
+    ADDRESSES = 25
     CALL = 26
     CALLED = 27
-    UNREACHED = 28
+    UNREACHABLE = 28
     ENROL = 29
     ISSUED = 30
     EVICTED = 31
@@ -47,7 +47,7 @@ class Type(IntEnum):
     GONE = 41
     ALIVE = 42
     LAYOUT = 43
-    SPARE = 44
+    SKIP = 44
     CONFIRM = 45
 
     RANK = 48
@@ -65,16 +65,16 @@ class Type(IntEnum):
     ENGINE = 64
     MEMBER = 65
     HELD = 66
-    REPORTED = 67
-    STILL = 68
-    SERVES = 69
+    WORKER_REPORT = 67
+    FREEZE = 68
+    SERVING = 69
 
-    ASK = 72
+    REQUEST = 72
     HAVE = 73
-    RECALL = 74
-    UNSENT = 75
-    EASE = 76
-    SEEK = 77
+    CANCEL = 74
+    CANCELLED = 75
+    SET_RATE = 76
+    FIND_SOURCES = 77
     SOURCES = 78
 
     SQUASH = 80
@@ -83,7 +83,7 @@ class Type(IntEnum):
 
 SIGNED = frozenset({Type.OPEN, Type.BATCH, Type.SEAL, Type.CONFIRM})
 """The body of these types is a signed record, carried as its signer wrote it."""
-PLAIN = frozenset({Type.LAYOUT, Type.CELL, Type.FILE, Type.REPORTED})
+PLAIN = frozenset({Type.LAYOUT, Type.CELL, Type.FILE, Type.WORKER_REPORT})
 """Bodies of these types may be megabytes long, so even empty containers would add up: no value may be a map or an
 array.
 """
@@ -101,10 +101,10 @@ MAX_BODY: dict[Type, int] = dict.fromkeys(Type, 64 * limits.KIB) | {
     Type.ATTACH: limits.MIB,
     Type.ATTACHED: limits.MIB,
     Type.WANT: limits.MIB,
-    Type.ASK: limits.MIB,
+    Type.REQUEST: limits.MIB,
     Type.HAVE: limits.MIB,
-    Type.RECALL: limits.MIB,
-    Type.UNSENT: limits.MIB,
+    Type.CANCEL: limits.MIB,
+    Type.CANCELLED: limits.MIB,
     Type.OPEN: limits.MAX_SIGNED_BYTES,
     Type.BATCH: limits.MAX_SIGNED_BYTES,
     Type.SEAL: limits.MAX_MANIFEST_BYTES,
@@ -114,6 +114,6 @@ MAX_BODY: dict[Type, int] = dict.fromkeys(Type, 64 * limits.KIB) | {
     Type.CELL: limits.MAX_PART_BYTES + limits.KIB,
     Type.FILE: limits.MAX_SMALL_FILE_BYTES + 4 * limits.KIB,
     Type.LIVE: 4 * limits.MIB,
-    Type.REPORTED: limits.MAX_INSTALL_REQUEST_BYTES + limits.KIB,
+    Type.WORKER_REPORT: limits.MAX_INSTALL_REQUEST_BYTES + limits.KIB,
 }
 """Bytes; a frame that claims more is refused before anything is allocated."""

@@ -14,7 +14,7 @@ from p2pcast.ground.version import Version
 from p2pcast.wire.constraints import AtMost, Binary, Blob, Integer, OneOf, Text
 from p2pcast.wire.field_types import (
     Address,
-    Addresses,
+    AddressList,
     ArtifactId,
     Bytes16,
     Bytes32,
@@ -132,7 +132,7 @@ class Join(Record):
     listen: Address
     held: Version | None
     engine: tuple[EngineName, Annotated[str, OneOf(("lead", "member"))]] | None
-    ways: Addresses | None = None
+    ways: AddressList | None = None
     families: Annotated[Sequence[Annotated[int, OneOf((4, 6))]], AtMost(2)] | None = None
 
 
@@ -178,8 +178,8 @@ class Neighbours(Record):
     peers: Places
 
 
-@message(Type.WAYS)
-class Ways(Record):
+@message(Type.ADDRESSES)
+class Addresses(Record):
     peers: Annotated[Sequence[Route], AtMost(limits.MAX_PEERS)]
 
 
@@ -193,16 +193,16 @@ class Call(Record):
 class Called(Record):
     node: Node
     stripes: StripeCount
-    ways: Addresses
+    ways: AddressList
 
 
-@message(Type.UNREACHED)
-class Unreached(Record):
+@message(Type.UNREACHABLE)
+class Unreachable(Record):
     node: Node
 
 
-@message(Type.SEEK)
-class Seek(Record):
+@message(Type.FIND_SOURCES)
+class FindSources(Record):
     artifact: ArtifactId
     without: Annotated[Sequence[Node], AtMost(limits.MAX_SOURCES)]
 
@@ -284,8 +284,8 @@ class Want(Record):
     have: Ranges
 
 
-@message(Type.ASK)
-class Ask(Record):
+@message(Type.REQUEST)
+class Request(Record):
     artifact: ArtifactId
     pieces: Ranges
     seal: bool
@@ -298,20 +298,20 @@ class Have(Record):
     sealed: bool
 
 
-@message(Type.RECALL)
-class Recall(Record):
+@message(Type.CANCEL)
+class Cancel(Record):
     artifact: ArtifactId
     pieces: Ranges
 
 
-@message(Type.UNSENT)
-class Unsent(Record):
+@message(Type.CANCELLED)
+class Cancelled(Record):
     artifact: ArtifactId
     pieces: Ranges
 
 
-@message(Type.EASE)
-class Ease(Record):
+@message(Type.SET_RATE)
+class SetRate(Record):
     bytes_s: Annotated[int, Integer(1, limits.MAX_STATE_BYTES)] | None
     """None: as fast as the link allows."""
 
@@ -326,8 +326,8 @@ class Gone(Record):
     artifact: ArtifactId
 
 
-@message(Type.SPARE)
-class Spare(Record):
+@message(Type.SKIP)
+class Skip(Record):
     artifact: ArtifactId
 
 
@@ -449,19 +449,19 @@ class Held(Record):
     round: Serial
 
 
-@message(Type.REPORTED)
-class Reported(Record):
+@message(Type.WORKER_REPORT)
+class WorkerReport(Record):
     report: Annotated[bytes, Blob(limits.MAX_INSTALL_REQUEST_BYTES)]
     age_us: Micros
 
 
-@message(Type.STILL)
-class Still(Record):
+@message(Type.FREEZE)
+class Freeze(Record):
     version: Version | None
     round: Serial
 
 
-@message(Type.SERVES)
-class Serves(Record):
+@message(Type.SERVING)
+class Serving(Record):
     version: Version | None
     ready: bool

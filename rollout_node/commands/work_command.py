@@ -155,14 +155,14 @@ def work(given: WorkOptions) -> None:
     from p2pcast.tasks.task_process import TaskProcesses
     from p2pcast.transport.node_certificate import NodeCertificate
     from rollout_node.worker.play_loop import WorkerConfig
-    from rollout_node.worker.worker_daemon import Addresses, WorkerDaemon
+    from rollout_node.worker.worker_daemon import WorkerAddresses, WorkerDaemon
 
     adapter = checked_adapter(given.adapter, given.sampler)
     given, hub, checks = given.checked(), given.hub, given.checks
     token = shared.token_of_node(hub, given.token_file)
     host = socket.gethostname()
     name = given.name or default_name(host)
-    addresses = Addresses(
+    addresses = WorkerAddresses(
         ledger=ledger_url(given.ledger, certified=hub is not None),
         engine=http_url(given.engine, "--engine"),
         peer=f"http://{show_address(*given.peer)}",

@@ -146,9 +146,9 @@ class HubSession:
         """
         return self.send(messages.Squash(base))
 
-    def seek(self, artifact: bytes, without: list[bytes]) -> None:
+    def find_sources(self, artifact: bytes, without: list[bytes]) -> None:
         """Ask which nodes hold an artifact; the answer is SOURCES. Lost while the hub is out of reach."""
-        self.send(messages.Seek(artifact, without))
+        self.send(messages.FindSources(artifact, without))
 
     async def leave(self) -> None:
         self.left = True

@@ -39,7 +39,7 @@ def join_body(
         name=name,
         region=region,
         listen=advertise[0] if advertise else ("", port),
-        ways=addresses[: limits.MAX_WAYS],
+        ways=addresses[: limits.MAX_NODE_ADDRESSES],
         families=sorted({family for host in own if (family := family_of(host)) is not None}),
         held=staged,
         engine=engine,
@@ -142,7 +142,7 @@ class Reporter:
         return ReportedChanges(
             held=held or None,
             dropped=dropped or None,
-            garbled=self._node.garbled.most_common(limits.MAX_GARBLED) or None,
+            garbled=self._node.garbled.most_common(limits.MAX_CORRUPT_SENDERS) or None,
             evicted=self._evicted() or None,
             lacking=self._lacking() or None,
             spoilt=self._spoilt() or None,

@@ -173,7 +173,7 @@ class MultiHostLeader:
             messages.Ping: lambda member, body: member.link.send(messages.Pong(body.t)),
             messages.Member: self._introduced,
             messages.Held: self._stands,
-            messages.Reported: self._relay,
+            messages.WorkerReport: self._relay,
         }
         socket.elsewhere = self._sources
 
@@ -333,7 +333,7 @@ class MultiHostLeader:
                 self._news.notify()
                 self._changed()
 
-    def _relay(self, member: _MemberLink, body: messages.Reported) -> None:
+    def _relay(self, member: _MemberLink, body: messages.WorkerReport) -> None:
         report = unpack_report(body.report)
         self._relaying = True
         try:
@@ -416,15 +416,15 @@ class MultiHostLeader:
                 member.standing = MemberStanding(member.standing.version, False)
         self._send(self._ordered())
 
-    def _ordered(self) -> messages.Still:
-        return messages.Still(self._place, self._round)
+    def _ordered(self) -> messages.Freeze:
+        return messages.Freeze(self._place, self._round)
 
     def _send(self, record: messages.Record) -> None:
         for member in self._members.values():
             member.link.send(record)
 
-    def _serving(self) -> messages.Serves:
-        return messages.Serves(*self.serves)
+    def _serving(self) -> messages.Serving:
+        return messages.Serving(*self.serves)
 
     def _sources(self) -> str:
         """The members that forward reports, for a message about missing reports."""

@@ -79,7 +79,7 @@ class MultiHostMember:
         self._orders = 0
         """Number of changes of the order, its end included."""
         self._lost_at: float | None = None
-        """When the lead was lost; None after its next STILL."""
+        """When the lead was lost; None after its next FREEZE."""
         self._standing: Version | None = None
         self._given = False
         """A worker got the shadow since it is held still."""
@@ -92,8 +92,8 @@ class MultiHostMember:
         self._news = Wakeup()
         self._handlers: Handlers = {
             messages.Ping: self._on_ping,
-            messages.Still: self._on_still,
-            messages.Serves: self._on_serves,
+            messages.Freeze: self._on_freeze,
+            messages.Serving: self._on_serving,
         }
 
     @property
@@ -219,7 +219,7 @@ class MultiHostMember:
         while self._kept and self._link is not None and not self._link.closed:
             made_at, report = self._kept.popleft()
             if now - made_at <= KEPT_S:
-                self._link.send(messages.Reported(report, int((now - made_at) * 1e6)))
+                self._link.send(messages.WorkerReport(report, int((now - made_at) * 1e6)))
 
     # -- standing still
 
@@ -265,13 +265,13 @@ class MultiHostMember:
             self._link.send(messages.Pong(body.t))
         self._send_standing()
 
-    def _on_still(self, body: messages.Still) -> None:
+    def _on_freeze(self, body: messages.Freeze) -> None:
         self._order = body.version
         self._round, self._lost_at = body.round, None
         self._orders += 1
         self._news.notify()
 
-    def _on_serves(self, body: messages.Serves) -> None:
+    def _on_serving(self, body: messages.Serving) -> None:
         self._error, self._welcomed = None, True
         self.serves, self._ready = body.version, body.ready
         self._on_changed()

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from p2pcast.ground.addresses import Address, show_address
 from p2pcast.ground.errors import P2PCastError, RefusedError
-from p2pcast.ground.limits import MAX_CALLS_OF_NODE
+from p2pcast.ground.limits import MAX_CALLS_PER_NODE
 from p2pcast.process.background_tasks import spawn
 from p2pcast.relay.downstream import Downstream
 from p2pcast.transport.dial import DIAL_S, Stripes, UnreachableError, dial_any, probe
@@ -113,16 +113,16 @@ class Connector:
 
     # -- messages of the hub
 
-    def learn_addresses(self, body: messages.Ways) -> None:
-        """WAYS."""
+    def learn_addresses(self, body: messages.Addresses) -> None:
+        """ADDRESSES."""
         for node, likely, ways in body.peers:
             self._book.pop(node, None)
             self._book[node] = likely, [(host, port) for host, port in ways]
         while len(self._book) > MAX_KNOWN:
             del self._book[next(iter(self._book))]
 
-    def stop_waiting(self, body: messages.Unreached) -> None:
-        """UNREACHED: the other node could not dial this one, or cannot be asked to."""
+    def stop_waiting(self, body: messages.Unreachable) -> None:
+        """UNREACHABLE: the other node could not dial this one, or cannot be asked to."""
         for call in self._calls:
             if call.node == body.node and not call.link.done():
                 call.link.set_result(None)
@@ -131,7 +131,7 @@ class Connector:
         """CALLED: a node wants to be a child of this one, and cannot dial it."""
         name = f"called by {body.node.hex()}"
         running = [task.get_name() for task in self._tasks]
-        if len(running) < MAX_CALLED and running.count(name) < MAX_CALLS_OF_NODE:
+        if len(running) < MAX_CALLED and running.count(name) < MAX_CALLS_PER_NODE:
             self._begin(self._answer(body, downstream), name)
 
     async def _answer(self, body: messages.Called, downstream: Downstream) -> None:
@@ -144,7 +144,7 @@ class Connector:
         except P2PCastError as error:
             logger.info("cannot dial a child that called: %s", error)
             if isinstance(error, UnreachableError):
-                self._send(messages.Unreached(node))
+                self._send(messages.Unreachable(node))
         else:
             logger.info("dialled a child that called, at %s", link.address)
 
@@ -190,7 +190,7 @@ class Connector:
                 dialled.append(error)
                 failed.set()
                 if isinstance(error, UnreachableError) and addresses:
-                    self._send(messages.Unreached(node))
+                    self._send(messages.Unreachable(node))
                 on_dial_failed()
                 raise
             dialled.append(None)
@@ -275,7 +275,7 @@ class Connector:
         answers = await asyncio.gather(*(probe(address, self._identity, node, self._tls) for address in addresses))
         if not any(answer is not False for answer in answers):
             logger.info("no node answers at %s", ", ".join(show_address(*address) for address in addresses))
-            self._send(messages.Unreached(node))
+            self._send(messages.Unreachable(node))
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
         if self._ended:

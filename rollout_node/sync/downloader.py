@@ -70,7 +70,7 @@ class SourceDirectory(Protocol):
 
     @property
     def place(self) -> Place: ...
-    def seek(self, artifact: bytes, without: list[bytes]) -> None: ...
+    def find_sources(self, artifact: bytes, without: list[bytes]) -> None: ...
 
 
 class PushingParent(Protocol):
@@ -154,14 +154,14 @@ class Downloader:
         self._dials: dict[bytes, asyncio.Task[None]] = {}
         self._avoided: dict[bytes, float] = {}
         self._received = Throughput()
-        self._eased: dict[bytes, int | None] = {}
+        self._rates: dict[bytes, int | None] = {}
         self._bell = Wakeup()
         self.ended = Wakeup()
         """Rings when an artifact is no longer pulled: it is here, or comes from another source."""
         self._idle_since_s = 0.0
         self.bytes_received = 0
         """Bytes of pieces since the start."""
-        node.busy_observers.add(self._ease)
+        node.busy_observers.add(self._set_rates)
 
     @property
     def sources(self) -> list[PullSource]:
@@ -235,8 +235,8 @@ class Downloader:
     def gone(self, source: PullSource, artifact: bytes) -> None:
         self._schedule.refused(source.link.remote, artifact, [0, limits.MAX_PIECES])
 
-    def unsent(self, source: PullSource, artifact: bytes, pieces: Sequence[int]) -> None:
-        self._schedule.unsent(source.link.remote, artifact, pieces)
+    def cancelled(self, source: PullSource, artifact: bytes, pieces: Sequence[int]) -> None:
+        self._schedule.cancelled(source.link.remote, artifact, pieces)
         self._bell.notify()
 
     def expects(self, source: PullSource, artifact: bytes, piece: int) -> bool:
@@ -324,7 +324,7 @@ class Downloader:
             if source.has_stale_handle(artifact):
                 source.link.close()
             else:
-                source.ask(artifact, [], seal=False)
+                source.request(artifact, [], seal=False)
         self._bell.notify()
 
     def _know(self, artifact: bytes) -> None:
@@ -345,7 +345,7 @@ class Downloader:
         for artifact, wish in self._wishes.items():
             if wish.sought_s is None or (now - wish.sought_s > SEEK_S and len(self._sources) < SOURCES):
                 wish.sought_s = now
-                self._hub.seek(artifact, [*self._sources, *self._avoided][: limits.MAX_SOURCES])
+                self._hub.find_sources(artifact, [*self._sources, *self._avoided][: limits.MAX_SOURCES])
 
     def _find(self, group: asyncio.TaskGroup, now: float) -> None:
         self._avoided = {node: at for node, at in self._avoided.items() if now - at < AVOID_S}
@@ -398,16 +398,16 @@ class Downloader:
         source.start()
         for artifact, wish in self._wishes.items():
             if wish.wanted:
-                source.ask(artifact, [], seal=False)
-        self._ease()
+                source.request(artifact, [], seal=False)
+        self._set_rates()
         ended: P2PCastError | None = None
         try:
             ended = await source.run()
         finally:
             del self._sources[node]
             self._schedule.lost(node)
-            self._eased.pop(node, None)
-            self._ease()
+            self._rates.pop(node, None)
+            self._set_rates()
             self._bell.notify()
         if self._wishes and not any(map(source.has_stale_handle, self._wishes)):
             self._avoided[node] = loop.time()
@@ -424,17 +424,17 @@ class Downloader:
             if source is None:
                 continue
             if isinstance(instruction, RequestPieces):
-                source.ask(instruction.artifact, instruction.pieces, seal=instruction.seal)
+                source.request(instruction.artifact, instruction.pieces, seal=instruction.seal)
             elif isinstance(instruction, CancelPieces):
-                source.recall(instruction.artifact, instruction.pieces)
+                source.cancel(instruction.artifact, instruction.pieces)
             elif isinstance(instruction, LeaveParent):
                 source.link.abort(RetryableError(f"{source.link.name} {instruction.why}"))
 
-    def _ease(self) -> None:
+    def _set_rates(self) -> None:
         """Tell every source how fast it may send, where that has changed."""
         rate = pull_bytes_s(self._received.peak_bytes_s, len(self._sources)) if self._node.busy else None
         for node, source in self._sources.items():
-            was = self._eased.get(node)
+            was = self._rates.get(node)
             if rate != was and (rate is None or was is None or not 0.5 < rate / was < 2):
-                self._eased[node] = rate
-                source.ease(rate)
+                self._rates[node] = rate
+                source.set_rate(rate)

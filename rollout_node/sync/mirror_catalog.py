@@ -134,7 +134,7 @@ class MirrorCatalog:
         try:
             yield
         except (IntegrityError, ObjectMissingError, ShortError):
-            if len(self._wrong) < limits.MAX_SPOILT:
+            if len(self._wrong) < limits.MAX_BAD_OBJECTS:
                 self._wrong[name] = None
             raise
 

@@ -136,7 +136,7 @@ class MissingVersions:
         where no parent should.
         """
         parent = None if live is None or live.link.remote == self._hub.hub else live.link.remote
-        if artifact not in self._complaints and len(self._complaints) < limits.MAX_LACKING:
+        if artifact not in self._complaints and len(self._complaints) < limits.MAX_MISSING:
             self._complaints[artifact] = (parent, now)
             self._hub.changed()
 

@@ -46,7 +46,7 @@ SAMPLERS: Final[dict[SamplerKind, type[GenerateSampler] | type[CompletionsSample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Addresses:
+class WorkerAddresses:
     """Base URLs. ``bearer``: for a ledger over http."""
 
     ledger: str
@@ -61,7 +61,7 @@ class WorkerDaemon:
     adapter that plays.
     """
 
-    addresses: Addresses
+    addresses: WorkerAddresses
     config: WorkerConfig
     task: Task
     checks: TaskProcesses

@@ -14,7 +14,7 @@ from p2pcast.cli import main
 from p2pcast.files import disk
 from p2pcast.files.disk import DiskStep
 from p2pcast.mirror import requests
-from p2pcast.mirror.requests import Request
+from p2pcast.mirror.requests import ObjectRequest
 
 KILL_AT = "P2PCAST_KILL_AT"
 
@@ -32,7 +32,7 @@ class Killer:
         self._lock = threading.Lock()
         self._count = 0
 
-    async def request(self, request: Request, do: Callable[[], Awaitable[T]]) -> T:
+    async def request(self, request: ObjectRequest, do: Callable[[], Awaitable[T]]) -> T:
         with self._lock:
             self._count += 1
             now = self._count == self._at

@@ -67,11 +67,11 @@ def test_every_message_in_the_state_table_is_fuzzed():
         Type.CALL,
         Type.ENROL,
         Type.ATTACH,
-        Type.ASK,
+        Type.REQUEST,
         Type.RANK,
         Type.CELL,
         Type.MEMBER,
-        Type.REPORTED,
+        Type.WORKER_REPORT,
         Type.OPEN,
     }
     assert asked | SIGNED | {Type.PIECE} <= said

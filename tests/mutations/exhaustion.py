@@ -139,7 +139,7 @@ EXHAUSTION = [
     Mutation(
         "many joins with one token",
         TOKEN_LEDGER,
-        "        known.shown = [*known.shown, ident.hex()][-limits.MAX_SHOWN :]",
+        "        known.shown = [*known.shown, ident.hex()][-limits.MAX_NODE_TOKENS :]",
         "        known.shown = [*known.shown, ident.hex()]",
         LEDGER + "test_ids_of_tokens_that_a_node_shows_are_bounded_and_known",
     ),
@@ -406,42 +406,42 @@ EXHAUSTION = [
 
 SAID = [
     Mutation(
-        "test_remote_callers_need_a_bearer_token",
+        "Commands need the bearer everywhere",
         SERVER,
         '            if not is_loopback(request.remote or ""):\n                return',
         "            if False:\n                return",
         "tests/daemons/hub/test_http.py::test_remote_callers_need_a_bearer_token",
     ),
     Mutation(
-        "test_a_token_is_made_on_the_hubs_own_machine_alone",
+        "No join token travels over HTTP",
         SERVER,
         "if local_only and not _is_local(request):",
         "if False:",
         TRUST + "test_a_token_is_made_on_the_hubs_own_machine_alone",
     ),
     Mutation(
-        "(origins)",
+        "not to web pages of other origins",
         SERVER,
         "            if not _same_origin(request):",
         "            if False:",
         HTTP + "test_web_pages_of_other_origins_are_refused",
     ),
     Mutation(
-        "No secret is in a log",
+        "No secret is",
         "trainer_node/admission/trust_state.py",
         "{{{holders}}}}}'.encode(), 0o600)",
         "{{{holders}}}}}'.encode(), 0o644)",
         TRUST + "test_no_secret_is_shown_and_key_files_are_private",
     ),
     Mutation(
-        "No secret is in a log",
+        "No secret is",
         "p2pcast/trust/join_token.py",
         'return f"JoinToken(run={self.run.hex()}, secret=…)"',
         'return f"JoinToken(run={self.run.hex()}, secret={self.secret.hex()})"',
         "tests/p2pcast/wire/test_handshake.py::test_the_secret_is_shown_nowhere",
     ),
     Mutation(
-        "No secret is in a log",
+        "No secret is",
         "p2pcast/trust/join_token.py",
         'f"that is not a join token: it',
         'f"{text} is not a join token: it',

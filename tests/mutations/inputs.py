@@ -157,7 +157,7 @@ INPUTS = [
     Mutation(
         ENDLESS,
         "p2pcast/transport/rate_limit.py",
-        "    Type.SEEK: 20.0,\n",
+        "    Type.FIND_SOURCES: 20.0,\n",
         "",
         RATIONS + "test_every_request_has_a_cost",
     ),
@@ -213,7 +213,7 @@ INPUTS = [
     Mutation(
         PLACES,
         LISTEN,
-        "while len(others) >= limits.MAX_LINKS_OF_NODE:",
+        "while len(others) >= limits.MAX_LINKS_PER_NODE:",
         "while False:",
         RATIONS + "test_the_oldest_link_of_a_node_gives_way",
     ),
@@ -227,21 +227,21 @@ INPUTS = [
     Mutation(
         PLACES,
         "p2pcast/relay/downstream.py",
-        "len(pulls) >= self._max_pulls or own >= limits.MAX_PULLS_OF_NODE",
+        "len(pulls) >= self._max_pulls or own >= limits.MAX_PULLS_PER_NODE",
         "len(pulls) >= self._max_pulls",
         "tests/p2pcast/relay/test_asking.py::test_one_node_cannot_take_all_places_for_pulling",
     ),
     Mutation(
         PLACES,
         "rollout_node/sync/connector.py",
-        " and running.count(name) < MAX_CALLS_OF_NODE",
+        " and running.count(name) < MAX_CALLS_PER_NODE",
         "",
         DIALLING + "test_one_node_keeps_only_so_many_calls_under_way",
     ),
     Mutation(
         PLACES,
         "trainer_node/background/anchors_and_squashes.py",
-        "if node and list(self._askers.values()).count(node) >= limits.MAX_SQUASHES_OF_NODE:",
+        "if node and list(self._askers.values()).count(node) >= limits.MAX_SQUASHES_PER_NODE:",
         "if False:",
         INPUTS_TESTS + "test_one_peer_has_only_so_many_squashes_made",
     ),

@@ -180,14 +180,14 @@ ROLLOUT_TASKS = [
         POOLS + "test_a_play_sees_no_secret",
     ),
     Mutation(
-        "hang or crash, with a child that hangs too, or take all memory",
+        "a task's check hangs",
         CHOICE,
         "            await self.close()\n            raise self._failed",
         "            raise self._failed",
         CHOICES + "test_hooks_that_hang_are_killed_with_their_children",
     ),
     Mutation(
-        "hang or crash, with a child that hangs too, or take all memory",
+        "a task's check hangs",
         "p2pcast/tasks/child_processes/hook_child.py",
         "    limit_memory(memory_bytes)\n",
         "    assert memory_bytes\n",
@@ -222,7 +222,7 @@ ROLLOUT_TASKS = [
         CHECKS + "test_a_users_module_that_others_could_change_is_refused",
     ),
     Mutation(
-        "read the ledger's tokens from the environment",
+        "a play, a check or a hook reads the node's tokens from the environment",
         USER_CODE,
         "_INHERITED.fullmatch(name) and",
         "name and",

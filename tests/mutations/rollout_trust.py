@@ -171,7 +171,7 @@ ROLLOUT_TRUST = [
         REQUESTS + "test_a_role_sends_its_own_requests_alone",
     ),
     Mutation(
-        "reads other workers' results as an auditor",
+        "takes batches",
         "trainer_node/ledger_server/callers.py",
         "if caller is None or caller.role != role:",
         "if caller is None:",
@@ -192,7 +192,7 @@ ROLLOUT_TRUST = [
         "tests/trainer_node/ledger_server/probes/test_probe_desk.py::test_scores_of_one_worker_take_few_places",
     ),
     Mutation(
-        "reads other workers' scores",
+        "takes batches",
         "trainer_node/ledger_server/callers.py",
         "if caller is None or caller.role != role:",
         "if caller is None:",

@@ -89,7 +89,7 @@ ROLLOUTS = [
         "tests/trainer_node/commands/test_ledger_command.py::test_a_ledger_trusts_no_worker_without_the_option",
     ),
     Mutation(
-        "reads the hub's bearer on its way from the ledger",
+        "a network attacker reads a worker's bearer on its way to the ledger",
         "trainer_node/commands/ledger_command.py",
         'if hub_http[0] != "localhost" and not is_loopback(hub_http[0]):',
         "if False:",
@@ -173,21 +173,21 @@ ROLLOUTS = [
         GROUNDS,
     ),
     Mutation(
-        "sends experts that are repeated, or that the model lacks",
+        "sends log-probabilities that are not finite",
         ACCEPTANCE,
         "if routed is not None and shape is not None and (detail := shape_fault(routed, shape)):",
         'if detail := "":',
         EXPERTS + "test_experts_of_another_model_are_malformed",
     ),
     Mutation(
-        "sends experts that are repeated, or that the model lacks",
+        "sends log-probabilities that are not finite",
         "p2pcast/rollouts/routed_experts.py",
         "if not (chosen | none).all():",
         "if False:",
         EXPERTS + "test_repeated_experts_are_malformed_for_every_model",
     ),
     Mutation(
-        "sends experts that are repeated, or that the model lacks",
+        "sends log-probabilities that are not finite",
         "trainer_node/learning/objective/training_rows.py",
         "if found is None or shape_fault(found, experts, expert_layers) is not None:",
         "if found is None:",

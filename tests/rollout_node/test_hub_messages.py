@@ -57,7 +57,7 @@ def test_neighbours_and_sources_are_places():
 def test_address_messages_go_to_the_connector():
     parts = Parts()
     called = messages.Called(A, 2, [])
-    for record in (messages.Ways([]), messages.Unreached(A), called):
+    for record in (messages.Addresses([]), messages.Unreachable(A), called):
         parts.take(record)
     assert parts.connector.names == ["learn_addresses", "stop_waiting", "dial_child"]
     assert parts.connector.named("dial_child") == [(called, parts.downstream)]

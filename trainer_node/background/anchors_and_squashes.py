@@ -285,7 +285,7 @@ class AnchorsAndSquashes:
         steps = self._chain(base, head)
         if len(steps) < 2 or len(self._asked) >= MAX_WAITING:
             return None
-        if node and list(self._askers.values()).count(node) >= limits.MAX_SQUASHES_OF_NODE:
+        if node and list(self._askers.values()).count(node) >= limits.MAX_SQUASHES_PER_NODE:
             return None
         layout = next(s.assembly.layout for s in self._store.artifacts.values() if s.version == head)
         size = expected_bytes(sum(e.bytes for e in steps), len(steps), self.exponent())

@@ -96,8 +96,8 @@ class _Pull:
     def gone(self, source: PullSource, artifact: bytes) -> None:
         self.schedule.refused(source.link.remote, artifact, [0, limits.MAX_PIECES])
 
-    def unsent(self, source: PullSource, artifact: bytes, pieces: Sequence[int]) -> None:
-        self.schedule.unsent(source.link.remote, artifact, pieces)
+    def cancelled(self, source: PullSource, artifact: bytes, pieces: Sequence[int]) -> None:
+        self.schedule.cancelled(source.link.remote, artifact, pieces)
 
     def expects(self, source: PullSource, artifact: bytes, piece: int) -> bool:
         return self.schedule.expects(source.link.remote, artifact, piece)
@@ -155,7 +155,7 @@ class LostArtifacts:
                 for source in sources.values():
                     pull.schedule.found(source.link.remote, loop.time())
                     for artifact in intake.wanted:
-                        source.ask(artifact, [], seal=False)
+                        source.request(artifact, [], seal=False)
                 while len(found) < len(intake.wanted) and not all(link.done() for link in links):
                     await intake.news.wait(TICK_S)
                     found += await self._seal(node, {stored.id for stored in found})
@@ -211,9 +211,9 @@ class LostArtifacts:
             if isinstance(instruction, LeaveParent):
                 source.link.close(RemoteError(f"{source.link.name} {instruction.why}"))
             elif isinstance(instruction, CancelPieces):
-                source.recall(instruction.artifact, instruction.pieces)
+                source.cancel(instruction.artifact, instruction.pieces)
             else:
-                source.ask(instruction.artifact, instruction.pieces, seal=instruction.seal)
+                source.request(instruction.artifact, instruction.pieces, seal=instruction.seal)
 
     async def _seal(self, node: Node, done: set[bytes]) -> list[Stored]:
         """Put into the store what is complete and confirmed. Raises IntegrityError, LocalError."""

@@ -28,11 +28,11 @@ class RouteHandler(Protocol):
     def on_dial_request(self, session: PeerSession, body: messages.Call) -> None:
         """CALL: another peer is to dial this one."""
 
-    def on_unreached(self, session: PeerSession, node: bytes) -> None:
-        """UNREACHED: this peer could not dial ``node``."""
+    def on_unreachable(self, session: PeerSession, node: bytes) -> None:
+        """UNREACHABLE: this peer could not dial ``node``."""
 
-    def on_source_request(self, session: PeerSession, body: messages.Seek) -> None:
-        """SEEK: this peer asks which peers hold an artifact."""
+    def on_source_request(self, session: PeerSession, body: messages.FindSources) -> None:
+        """FIND_SOURCES: this peer asks which peers hold an artifact."""
 
 
 class Joins(Protocol):
@@ -114,8 +114,8 @@ class PeerSession:
             messages.Type.REPORT: self._on_report,
             messages.Enrol: self._on_enrol,
             messages.Call: lambda body: handlers.routes.on_dial_request(self, body),
-            messages.Unreached: lambda body: handlers.routes.on_unreached(self, body.node),
-            messages.Seek: lambda body: handlers.routes.on_source_request(self, body),
+            messages.Unreachable: lambda body: handlers.routes.on_unreachable(self, body.node),
+            messages.FindSources: lambda body: handlers.routes.on_source_request(self, body),
             messages.Squash: self._on_squash,
             messages.Leave: self._on_leave,
         }
@@ -131,7 +131,7 @@ class PeerSession:
         """
         told, self._ways = self._ways, {row[0]: row for row in ways}
         if news := [row for row in ways if told.get(row[0]) != row]:
-            self.link.send(messages.Ways(news))
+            self.link.send(messages.Addresses(news))
 
     def send_plan(self, epoch: Epoch, parent: Place | None, backups: list[Place]) -> None:
         """Sent only if it is new to this peer. ``parent`` None: the hub."""

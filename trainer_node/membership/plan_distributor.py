@@ -105,24 +105,24 @@ class PlanDistributor:
         assert peer is not None
         ways, other = self._membership.reach.ways(target, peer.ident), self._sessions.get(target)
         if other is None or not ways:
-            session.link.send(messages.Unreached(body.node))
+            session.link.send(messages.Unreachable(body.node))
         else:
             other.link.send(messages.Called(session.link.remote, body.stripes, ways))
 
-    def on_unreached(self, session: PeerSession, node: bytes) -> None:
-        """UNREACHED: the peer could not dial another peer."""
+    def on_unreachable(self, session: PeerSession, node: bytes) -> None:
+        """UNREACHABLE: the peer could not dial another peer."""
         peer = session.peer
         assert peer is not None
         self._membership.reach.unreached(peer.ident, node.hex(), time.monotonic())
         if (other := self._sessions.get(node.hex())) is not None:
-            other.link.send(messages.Unreached(session.link.remote))
+            other.link.send(messages.Unreachable(session.link.remote))
         self.prober.probe(node.hex())
         self.prober.wake()
 
     # -- sources, garbage and withholding
 
-    def on_source_request(self, session: PeerSession, body: messages.Seek) -> None:
-        """SEEK: the peer asks which peers hold an artifact."""
+    def on_source_request(self, session: PeerSession, body: messages.FindSources) -> None:
+        """FIND_SOURCES: the peer asks which peers hold an artifact."""
         peer, peers, reach, now = session.peer, self._membership.peers, self._membership.reach, time.monotonic()
         assert peer is not None
         ident, region = peer.ident, peer.region
@@ -132,7 +132,7 @@ class PlanDistributor:
             holders = self.sources.seek(ident, body.artifact, unfit, lambda p: peers[p].region == region)
         found = [peers[p] for p in holders if p in peers]
         found = [p for p in found if reach.plain or reach.links(p.ident, ident, now)]
-        session.link.send(messages.Ways([self._ways(ident, p, now) for p in found]))
+        session.link.send(messages.Addresses([self._ways(ident, p, now) for p in found]))
         session.link.send(messages.Sources(body.artifact, [p.place for p in found]))
 
     def note_garbled(self, witness: PeerRecord, rows: Iterable[tuple[bytes, int]], now: float) -> None:

@@ -13,7 +13,7 @@ import ssl
 from collections.abc import Callable
 
 from p2pcast.ground.addresses import Address, family_of, is_loopback, may_be_advertised, show_address, site_of
-from p2pcast.ground.limits import MAX_WAYS
+from p2pcast.ground.limits import MAX_NODE_ADDRESSES
 from p2pcast.ground.wakeup import Wakeup
 from p2pcast.process.background_tasks import report_bug
 from p2pcast.transport.dial import probe as dial_probe
@@ -53,7 +53,7 @@ def whereabouts(body: messages.Join, observed: str) -> tuple[tuple[Contact, ...]
     )
     stated = (4, 6) if body.families is None else body.families
     families = {f for f in (*stated, family_of(observed)) if f is not None}
-    return ways[:MAX_WAYS], tuple(sorted(families))
+    return ways[:MAX_NODE_ADDRESSES], tuple(sorted(families))
 
 
 def note_addresses(peer: PeerRecord, body: messages.Join, observed: str) -> None:

@@ -232,8 +232,8 @@ async def test_one_peer_has_only_so_many_squashes_made(swarm, states):
     promised = [keeping.ask(Version(0, n), b"a" * 16) for n in range(6)]
     others = [keeping.ask(Version(0, n), b"b" * 16) for n in range(6)]
     made = [p for p in promised if p is not None and p.wait_s > 0]
-    assert len(made) == limits.MAX_SQUASHES_OF_NODE
-    assert all(p is not None for p in others[: limits.MAX_SQUASHES_OF_NODE])
+    assert len(made) == limits.MAX_SQUASHES_PER_NODE
+    assert all(p is not None for p in others[: limits.MAX_SQUASHES_PER_NODE])
     assert keeping.ask(made[0].base, b"a" * 16) is not None, "a squash on its way is promised to every peer"
 
 
@@ -245,7 +245,7 @@ async def test_a_frame_of_another_state_ends_its_link_alone(swarm, states):
         for kind, body in (
             (Type.CELL, {}),
             (Type.SEAL, {}),
-            (Type.STILL, {"version": None, "round": 0}),
+            (Type.FREEZE, {"version": None, "round": 0}),
             (Type.JOIN, JOIN),
         ):
             owner = Nobody()

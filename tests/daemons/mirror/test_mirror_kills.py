@@ -17,7 +17,7 @@ from p2pcast.ground.wakeup import Wakeup
 from p2pcast.mirror import requests, upload_plan
 from p2pcast.mirror.object_names import run_folder, slice_name, slices, tail_name
 from p2pcast.mirror.object_store import Objects
-from p2pcast.mirror.requests import Request
+from p2pcast.mirror.requests import ObjectRequest
 from p2pcast.process.events import Events
 from p2pcast.relay.artifact_path import Edge, cheapest_path
 from p2pcast.store import retention
@@ -45,7 +45,7 @@ class Mortal:
         self._after = after
         self._count = 0
 
-    async def request(self, request: Request, do: Callable[[], Awaitable[T]]) -> T:
+    async def request(self, request: ObjectRequest, do: Callable[[], Awaitable[T]]) -> T:
         self._count += 1
         if self._count < self._at:
             return await do()

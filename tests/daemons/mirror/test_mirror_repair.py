@@ -16,7 +16,7 @@ from netem.emulation.description import HUB
 from netem.emulation.loopback import Net
 from p2pcast.mirror import requests
 from p2pcast.mirror.object_store import Objects
-from p2pcast.mirror.requests import Request
+from p2pcast.mirror.requests import ObjectRequest
 from p2pcast.store.artifact_store import Stored
 from rollout_node.sync import mirror_source as following
 from trainer_node.background import mirror_uploader
@@ -114,7 +114,7 @@ class Spoiler:
         self.folder = folder
         self.active = False
 
-    async def request(self, request: Request, do: Callable[[], Awaitable[T]]) -> T:
+    async def request(self, request: ObjectRequest, do: Callable[[], Awaitable[T]]) -> T:
         result = await do()
         if self.active and request.what == "write" and "/log/" in request.name:
             path = self.folder / request.name
@@ -169,7 +169,7 @@ async def test_a_complaint_makes_a_hub_read_and_write_nothing_that_is_right(
     before, uploaded, read = objects(mirror), hub.publishing.mirror_uploader.bytes_uploaded, list[str]()
 
     class Reader:
-        async def request(self, request: Request, do: Callable[[], Awaitable[T]]) -> T:
+        async def request(self, request: ObjectRequest, do: Callable[[], Awaitable[T]]) -> T:
             if request.what == "read":
                 read.append(request.name.partition("/")[2].partition("/")[2])
             return await do()

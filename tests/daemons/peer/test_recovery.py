@@ -478,7 +478,7 @@ async def test_the_hub_forgets_artifacts_that_never_completed(swarm, states, mon
     monkeypatch.setattr(Reporter, "_changes", lies)
     await started(swarm, states, "a", steps=2)
     for _ in range(20):
-        swarm.peers["a"].startup.hub_session.seek(os.urandom(16), [])
+        swarm.peers["a"].startup.hub_session.find_sources(os.urandom(16), [])
     count = len(said)
     await swarm.until(lambda: len(said) > count + 100, "it has said more")
     sources, held = swarm.hub.control.plan_distributor.sources, swarm.hub.node.holdings.keys()

@@ -11,7 +11,7 @@ from typing import TypeVar
 from disk_image import RecordedStep
 
 from p2pcast.files.disk import DiskStep
-from p2pcast.mirror.requests import Request
+from p2pcast.mirror.requests import ObjectRequest
 
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ class Recorder:
             )
             return result
 
-    async def request(self, request: Request, do: Callable[[], Awaitable[T]]) -> T:
+    async def request(self, request: ObjectRequest, do: Callable[[], Awaitable[T]]) -> T:
         """Record a request to a mirror that is a folder below ``root``. A request counts from its sending, since its
         answer may be lost.
         """

@@ -51,7 +51,7 @@ class Late:
         self.came: list[tuple[bytes, bytes, int]] = []
         """(source, artifact, piece)"""
         self.hook: Callable[[PullSource], None] | None = None
-        self.eased: list[int | None] = []
+        self.rates: list[int | None] = []
         self.still = False
         """This seeker asks for no further sources."""
         # On a busy machine no source must be dropped as slow.
@@ -59,7 +59,7 @@ class Late:
         monkeypatch.setattr("rollout_node.sync.downloader.SEEK_S", 60.0)
         monkeypatch.setattr("p2pcast.relay.pull_schedule.PULL_STALL_S", 3600.0)
         self._daemon = swarm.peer_begun("late")
-        decide, came, ease = Downloader._decide, Downloader.came, PullSource.ease
+        decide, came, set_rate = Downloader._decide, Downloader.came, PullSource.set_rate
         begun: list[bool] = []
 
         def when_enough(pulling, now):
@@ -77,7 +77,9 @@ class Late:
 
         monkeypatch.setattr("rollout_node.sync.downloader.Downloader._decide", when_enough)
         monkeypatch.setattr("rollout_node.sync.downloader.Downloader.came", noted)
-        monkeypatch.setattr(PullSource, "ease", lambda source, rate: (self.eased.append(rate), ease(source, rate))[1])
+        monkeypatch.setattr(
+            PullSource, "set_rate", lambda source, rate: (self.rates.append(rate), set_rate(source, rate))[1]
+        )
 
     @property
     def peer(self) -> Peer:
@@ -203,6 +205,6 @@ async def test_the_next_version_arrives_during_catch_up(run, monkeypatch):
     await run.live("0.3")
     late.sound()
     assert third not in {artifact for _, artifact, _ in late.came}
-    assert any(late.eased), "sources were told to hold back"
-    assert late.eased[-1] is None, "and then as fast as they can"
+    assert any(late.rates), "sources were told to hold back"
+    assert late.rates[-1] is None, "and then as fast as they can"
     assert any(paced), "and did"

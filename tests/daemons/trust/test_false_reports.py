@@ -45,8 +45,8 @@ def lie(liar, withholds) -> None:
         if child.attached:
             child.link.send(messages.Alive([]))
 
-    def recall(child, artifact, pieces):
-        child.link.send(messages.Unsent(artifact, []))
+    def cancel(child, artifact, pieces):
+        child.link.send(messages.Cancelled(artifact, []))
 
     def filtered(feeds):
         honest = feeds.next
@@ -59,7 +59,7 @@ def lie(liar, withholds) -> None:
 
         feeds.next = following
 
-    down._keep_alive, down._recall, down.confirmed = keep_alive, recall, lambda holding: None
+    down._keep_alive, down._cancel, down.confirmed = keep_alive, cancel, lambda holding: None
     accept = down.accept
 
     def accept_and_lie(link):

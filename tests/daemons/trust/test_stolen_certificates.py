@@ -77,7 +77,7 @@ async def test_unlisted_artifacts_of_a_parent_are_bounded(swarm, states):
     await swarm.live("0.1000")
     (layout,) = thief.node.layouts.values()
     link = next(c.link for c in thief.node.downstream.children.values() if c.link.remote == child.ident)
-    stripe, most = link.stripes[0], 4 * limits.MAX_STRAYS
+    stripe, most = link.stripes[0], 4 * limits.MAX_UNLISTED
     for number in range(1, most + 1):
         ident, version = secrets.token_bytes(16), Version(0, number)
         old = Open(ident, Version(0, 0), DELTA, layout.layout_id, limits.PIECE_BYTES, hub.token.run, version)
@@ -86,9 +86,9 @@ async def test_unlisted_artifacts_of_a_parent_are_bounded(swarm, states):
         lambda: Version(0, most) in {h.open.version for h in child.node.holdings.values()}, "all have been heard"
     )
     await swarm.until(
-        lambda: len(list((swarm.folder / "child" / "partial").iterdir())) <= limits.MAX_STRAYS, "most are gone"
+        lambda: len(list((swarm.folder / "child" / "partial").iterdir())) <= limits.MAX_UNLISTED, "most are gone"
     )
-    assert len(child.node.holdings) <= limits.MAX_STRAYS + 2
+    assert len(child.node.holdings) <= limits.MAX_UNLISTED + 2
     assert not link.closed
     swarm.publish(1001, states.trained(state, 2))
     await swarm.live("0.1001", child)

@@ -213,8 +213,8 @@ class Insider:
             data, index = self.nonsense.piece(), self.draw.choice([0, 1, 2, 7, (1 << 32) - 1])
         elif kind is Type.ENROL and body is None and self.draw.random() < 0.5:
             data = encode(messages.Enrol(request(new_key())))
-        elif kind is Type.REPORTED and body is None:
-            data = encode(messages.Reported(msgpack.packb(self._report()), self.draw.choice([0, 1 << 62])))
+        elif kind is Type.WORKER_REPORT and body is None:
+            data = encode(messages.WorkerReport(msgpack.packb(self._report()), self.draw.choice([0, 1 << 62])))
         else:
             data = self.nonsense.encoded(kind) if body is None else msgpack.packb(body)
         link.stripes[0].write(HEADER.pack(len(data), kind, handle, index) + data)

@@ -19,7 +19,7 @@ DEADLINE_S = 600.0
 
 
 async def test_a_flood_leaves_long_requests_and_new_callers(monkeypatch, caplog):
-    monkeypatch.setattr(http_connections, "LEAST_HTTP_CONNECTIONS", 1)
+    monkeypatch.setattr(http_connections, "MIN_HTTP_CONNECTIONS", 1)
     began, ends = asyncio.Event(), asyncio.Event()
 
     async def wait(request: web.Request) -> web.Response:

@@ -488,7 +488,7 @@ async def crowded(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Crowded]:
     monkeypatch.setattr(module, "KEPT_S", 1e6)
     monkeypatch.setattr(module, "BODY_S", 1e6)
     monkeypatch.setattr(http_connections, "SILENT_S", 1e6)
-    monkeypatch.setattr(http_connections, "LEAST_HTTP_CONNECTIONS", 1)
+    monkeypatch.setattr(http_connections, "MIN_HTTP_CONNECTIONS", 1)
     daemon = Crowded()
     await daemon.http.start("127.0.0.1", 0)
     yield daemon

@@ -30,7 +30,7 @@ STEPS: dict[type, tuple[str, ...]] = {
         "forward", "give_up", "open", "seal", "_on_stored",
     ),
     Upstream: (
-        "expect", "give_up_on", "on_link_closed", "on_link_event", "on_link_read", "spare", "start", "want",
+        "expect", "give_up_on", "on_link_closed", "on_link_event", "on_link_read", "skip", "start", "want",
         "want_newer",
     ),
     Downstream: ("on_link_closed", "on_link_event", "on_link_writable"),

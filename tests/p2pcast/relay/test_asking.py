@@ -50,16 +50,16 @@ def test_exactly_the_pieces_asked_for_are_sent_once(maker, seed, apart):
     sent: list[int] = []
     left, owed, seals = list(range(count)), set(), 0
     draw.shuffle(left)
-    schedules.ask(artifact, [], seal=True)
+    schedules.request(artifact, [], seal=True)
     while left or owed or not seals:
         step = draw.random()
         if step < 0.3 and left:
             some, left = left[: draw.randint(1, 9)], left[9:]
-            unheld = schedules.ask(artifact, some, seal=False)
+            unheld = schedules.request(artifact, some, seal=False)
             assert set(unheld) == set(some) & gaps
             owed |= set(some) - gaps
         elif step < 0.4 and owed:
-            back = schedules.recall(
+            back = schedules.cancel(
                 artifact.id, ranges_of(sorted(draw.sample(sorted(owed), draw.randint(1, len(owed)))))
             )
             assert set(back) <= owed
@@ -91,14 +91,14 @@ def test_exactly_the_pieces_asked_for_are_sent_once(maker, seed, apart):
 def test_too_many_or_pushed_pieces_cannot_be_asked_for(maker):
     artifact = maker.artifact(maker.make([3000] * 4, piece=PIECE))
     schedules = ChildSchedules()
-    schedules.ask(artifact, [0] * limits.MAX_ASKED, seal=False)
+    schedules.request(artifact, [0] * limits.MAX_REQUESTED, seal=False)
     with pytest.raises(RemoteError, match="at once"):
-        schedules.ask(artifact, [0], seal=False)
+        schedules.request(artifact, [0], seal=False)
     pushed = ChildSchedules()
     pushed.add(artifact, [], live=True)
     with pytest.raises(RemoteError, match="sent whole"):
-        pushed.ask(artifact, [0], seal=False)
-    assert pushed.recall(artifact.id, [0, 1 << 20]) == []
+        pushed.request(artifact, [0], seal=False)
+    assert pushed.cancel(artifact.id, [0, 1 << 20]) == []
 
 
 # -- the shell
@@ -179,17 +179,17 @@ async def test_a_source_announces_held_and_then_new_pieces(source, maker):
     coming = maker.make([5000] * 3, step=2, piece=PIECE)
     holding = source.open(coming.open, None)
     link = attached(source, live=False)
-    tell(source, link, messages.Ask(artifact=whole, pieces=[], seal=False))
-    tell(source, link, messages.Ask(artifact=coming.id, pieces=[], seal=False))
-    tell(source, link, messages.Ask(artifact=b"x" * 16, pieces=[], seal=False))
+    tell(source, link, messages.Request(artifact=whole, pieces=[], seal=False))
+    tell(source, link, messages.Request(artifact=coming.id, pieces=[], seal=False))
+    tell(source, link, messages.Request(artifact=b"x" * 16, pieces=[], seal=False))
     pieces = source.holdings[whole].assembly.pieces
     assert link.heard(messages.Have) == [
         messages.Have(whole, [0, pieces], sealed=True),
         messages.Have(coming.id, [], sealed=False),
     ]
     assert link.heard(messages.Gone) == [messages.Gone(b"x" * 16)]
-    tell(source, link, messages.Ask(artifact=coming.id, pieces=[0, 2], seal=False))
-    assert link.heard(messages.Unsent) == [messages.Unsent(coming.id, [0, 2])]
+    tell(source, link, messages.Request(artifact=coming.id, pieces=[0, 2], seal=False))
+    assert link.heard(messages.Cancelled) == [messages.Cancelled(coming.id, [0, 2])]
     for batch in coming.batches:
         holding.assembly.add_batch(batch)
     holding.artifact.offer(1, memoryview(coming.pieces(PIECE)[1]))
@@ -208,7 +208,7 @@ async def test_a_version_on_its_way_slows_pulled_pieces_and_no_messages(source, 
     whole = stored(maker, source)
     links = [attached(source, live=False) for _ in range(2)]
     for link in links:
-        tell(source, link, messages.Ask(artifact=whole, pieces=[0, 3], seal=False))
+        tell(source, link, messages.Request(artifact=whole, pieces=[0, 3], seal=False))
     rates = lambda: [[stripe.rate for stripe in link.stripes.values()] for link in links]  # noqa: E731
     assert rates() == [[None] * 3] * 2
     coming = source.open(maker.make([5000] * 3, step=2, piece=PIECE).open, None)
@@ -223,9 +223,9 @@ async def test_a_version_on_its_way_slows_pulled_pieces_and_no_messages(source, 
     source.holdings.pop(coming.id)
     source.update_busy()
     assert rates() == [[None] * 3] * 2
-    tell(source, links[0], messages.Ease(5000))
+    tell(source, links[0], messages.SetRate(5000))
     assert rates() == [[None, 5000, 5000], [None] * 3]
-    tell(source, links[0], messages.Ease(None))
+    tell(source, links[0], messages.SetRate(None))
     assert rates() == [[None] * 3] * 2
 
 
@@ -273,16 +273,16 @@ async def test_a_parent_is_asked_not_to_push_an_artifact_that_will_be_pulled(sou
     made = maker.make([5000] * 3, step=2, piece=PIECE)
     if begun:
         source.open(made.open, None)
-    tell(source, link, messages.Recall(made.id, [0, limits.MAX_PIECES]))
-    assert link.heard(messages.Unsent) == [messages.Unsent(made.id, [] if begun else [0, limits.MAX_PIECES])]
+    tell(source, link, messages.Cancel(made.id, [0, limits.MAX_PIECES]))
+    assert link.heard(messages.Cancelled) == [messages.Cancelled(made.id, [] if begun else [0, limits.MAX_PIECES])]
     source.open(made.open, None)
     assert bool(list(source.downstream.children[link].schedules)) is begun
 
 
 async def test_one_node_cannot_take_all_places_for_pulling(source):
     source.downstream._max_pulls = 4
-    pulls = [attached(source, live=False) for _ in range(limits.MAX_PULLS_OF_NODE + 1)]
-    assert [link.closed for link in pulls] == [False] * limits.MAX_PULLS_OF_NODE + [True]
+    pulls = [attached(source, live=False) for _ in range(limits.MAX_PULLS_PER_NODE + 1)]
+    assert [link.closed for link in pulls] == [False] * limits.MAX_PULLS_PER_NODE + [True]
 
 
 async def test_a_link_without_attach_ends(source):

@@ -91,7 +91,7 @@ class World:
             self.queue[name] = [key for key in self.queue[name] if key not in back]
             for key in back:
                 del self.asked[key]
-            self.scattering.unsent(name, instruction.artifact, ranges_of(sorted(piece for _, piece in back)))
+            self.scattering.cancelled(name, instruction.artifact, ranges_of(sorted(piece for _, piece in back)))
         elif isinstance(instruction, LeaveParent):
             self.lose(name)
 
@@ -256,7 +256,7 @@ def test_refused_pieces_are_not_requested_again():
     assert world.scattering.expects(b"liar", A, owed[0])
     world.queue[b"liar"].clear()
     world.asked.clear()
-    world.scattering.unsent(b"liar", A, ranges_of(sorted(owed)))
+    world.scattering.cancelled(b"liar", A, ranges_of(sorted(owed)))
     assert not world.scattering.expects(b"liar", A, owed[0])
     for _ in range(20):
         world.step()

@@ -270,7 +270,7 @@ async def test_a_far_parent_is_not_left_before_its_first_message(child, maker):
 
 
 async def test_a_parent_that_catches_up_does_not_push_held_artifacts(child, maker):
-    """The parent opens old artifacts late. It pushes none that the child named in ATTACH or SPARE, until a WANT."""
+    """The parent opens old artifacts late. It pushes none that the child named in ATTACH or SKIP, until a WANT."""
     node, _, _ = child
     node.add_layout(maker.layout)
     downstream = node.downstream
@@ -278,7 +278,7 @@ async def test_a_parent_that_catches_up_does_not_push_held_artifacts(child, make
     downstream.accept(link)
     old, later, new = (maker.make([5000] * 3, step=step) for step in (1, 2, 3))
     hear(downstream, link, messages.Attach(live=True, layouts=[], want=[], spare=[old.id]))
-    hear(downstream, link, messages.Spare(later.id))
+    hear(downstream, link, messages.Skip(later.id))
     for made in (old, later, new):
         node.open(made.open, None)
 
@@ -286,8 +286,8 @@ async def test_a_parent_that_catches_up_does_not_push_held_artifacts(child, make
         return {schedule.artifact.id for schedule in downstream.children[link].schedules}
 
     assert fed() == {new.id}
-    hear(downstream, link, messages.Spare(new.id))
-    assert fed() == set(), "SPARE ends a transfer that has begun"
+    hear(downstream, link, messages.Skip(new.id))
+    assert fed() == set(), "SKIP ends a transfer that has begun"
     hear(downstream, link, messages.Want(old.id, []))
     assert fed() == {old.id}
 
@@ -301,7 +301,7 @@ async def test_the_number_of_spared_artifacts_is_limited(child, maker, monkeypat
     monkeypatch.setattr("p2pcast.ground.limits.MAX_CATALOG", 3)
     for n in range(4):
         assert not link.closed
-        hear(downstream, link, messages.Spare(bytes([n]) * 16))
+        hear(downstream, link, messages.Skip(bytes([n]) * 16))
     assert link.closed
 
 
@@ -314,12 +314,12 @@ async def test_an_artifact_that_is_here_or_has_another_source_is_not_pushed(chil
     pull.start()
     link.said.clear()
     pull.want(asked.id)
-    assert link.said == [messages.Spare(asked.id)]
+    assert link.said == [messages.Skip(asked.id)]
     hear_signed(pull, pull.link, Type.OPEN, 1, asked.open)
     hear_signed(pull, pull.link, Type.OPEN, 2, crossed.open)
     link.said.clear()
     hear_signed(upstream, link, Type.OPEN, 2, crossed.open)
-    assert link.said == [messages.Spare(crossed.id)], "the OPEN was in flight before the SPARE"
+    assert link.said == [messages.Skip(crossed.id)], "the OPEN was in flight before the SKIP"
     other = Heard()
     later = Upstream(node, other, live=True)
     later.start()

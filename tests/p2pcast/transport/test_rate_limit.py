@@ -226,7 +226,7 @@ async def asks_and_does_not_read(monkeypatch):
 
 
 async def test_the_oldest_link_of_a_node_gives_way(monkeypatch):
-    monkeypatch.setattr(limits, "MAX_LINKS_OF_NODE", 3)
+    monkeypatch.setattr(limits, "MAX_LINKS_PER_NODE", 3)
     async with listening() as (theirs, listener):
         other = await up(listener, Owner(), OTHER)
         owners = [Owner() for _ in range(5)]

@@ -101,7 +101,7 @@ def test_serials_grow_even_with_an_old_clock_or_file():
 
 def test_a_peer_returns_missing_statements_once_per_connection():
     hub, peer = Evictions(), Evictions()
-    made = [decide(hub, bytes([n]) * 16).packed for n in range(limits.MAX_RETOLD + 3)]
+    made = [decide(hub, bytes([n]) * 16).packed for n in range(limits.MAX_RELAYED + 3)]
     peer.accept(made, KEY.public)
     peer.take(unsigned(b"z" * 16))
     assert peer.untold(KEY.public) == [], "the hub has said nothing yet"
@@ -111,7 +111,7 @@ def test_a_peer_returns_missing_statements_once_per_connection():
         peer.note_stated(lost.packed())
         back = []
         while some := peer.untold(KEY.public):
-            assert len(some) <= limits.MAX_RETOLD
+            assert len(some) <= limits.MAX_RELAYED
             back += some
         assert sorted(back) == sorted(made)
     lost.accept(back, KEY.public)

@@ -222,7 +222,7 @@ def test_ids_of_tokens_that_a_node_shows_are_bounded_and_known(ledger):
     assert not ledger.came_with(B, IDENT)
     idents = [granted(ledger, bytes([n]) * 20, "peer") for n in range(40, 60)]
     assert all(ledger.came_with(A, i) for i in idents)
-    assert len(ledger.holders[A.hex()].shown) == limits.MAX_SHOWN
+    assert len(ledger.holders[A.hex()].shown) == limits.MAX_NODE_TOKENS
     assert again(ledger).holders[A.hex()].shown[-1] == idents[-1].hex()
 
 

@@ -101,14 +101,14 @@ VALUES: dict[Type, dict[str, Any]] = {
     Type.WANT: {"artifact": B16, "have": RANGES},
     Type.ABORT: {},
     Type.GONE: {"artifact": B16},
-    Type.SPARE: {"artifact": B16},
+    Type.SKIP: {"artifact": B16},
     Type.ALIVE: {"high": rows(PORT, st.integers(0, limits.MAX_PIECES))},
-    Type.ASK: {"artifact": B16, "pieces": RANGES, "seal": st.booleans()},
+    Type.REQUEST: {"artifact": B16, "pieces": RANGES, "seal": st.booleans()},
     Type.HAVE: {"artifact": B16, "pieces": RANGES, "sealed": st.booleans()},
-    Type.RECALL: {"artifact": B16, "pieces": RANGES},
-    Type.UNSENT: {"artifact": B16, "pieces": RANGES},
-    Type.EASE: {"bytes_s": st.none() | st.integers(1, limits.MAX_STATE_BYTES)},
-    Type.SEEK: {"artifact": B16, "without": st.lists(B16, max_size=4)},
+    Type.CANCEL: {"artifact": B16, "pieces": RANGES},
+    Type.CANCELLED: {"artifact": B16, "pieces": RANGES},
+    Type.SET_RATE: {"bytes_s": st.none() | st.integers(1, limits.MAX_STATE_BYTES)},
+    Type.FIND_SOURCES: {"artifact": B16, "without": st.lists(B16, max_size=4)},
     Type.SOURCES: {"artifact": B16, "peers": rows(B16, HOST, PORT)},
     Type.RANK: {"group": B16, "rank": st.integers(0, limits.MAX_RANKS - 1), "ranks": st.integers(1, limits.MAX_RANKS)},
     Type.RANKED: {"head": OPT_V, "layout": st.none() | B32, "state": st.none() | U64},
@@ -138,10 +138,10 @@ VALUES: dict[Type, dict[str, Any]] = {
     Type.ABORTED: {"serial": T63, "reason": st.text(max_size=1024)},
     Type.LIVE: {"engines": rows(st.text(max_size=limits.MAX_ENGINE_NAME), OPT_V, st.booleans()), "head": OPT_V},
     Type.NEIGHBOURS: {"peers": st.lists(st.tuples(B16, HOST, PORT).map(list), max_size=5)},
-    Type.WAYS: {"peers": rows(B16, st.booleans(), rows(HOST, PORT))},
+    Type.ADDRESSES: {"peers": rows(B16, st.booleans(), rows(HOST, PORT))},
     Type.CALL: {"node": B16, "stripes": st.integers(1, limits.MAX_STRIPES)},
     Type.CALLED: {"node": B16, "stripes": st.integers(1, limits.MAX_STRIPES), "ways": rows(HOST, PORT)},
-    Type.UNREACHED: {"node": B16},
+    Type.UNREACHABLE: {"node": B16},
     Type.SQUASH: {"base": V},
     Type.SQUASHING: {"base": V, "version": OPT_V, "bytes": BYTES, "wait_us": T63},
     Type.ENROL: {"request": st.binary(max_size=3000)},
@@ -150,9 +150,9 @@ VALUES: dict[Type, dict[str, Any]] = {
     Type.ENGINE: {"name": SPAN, "lead": st.none() | st.tuples(B16, HOST, PORT).map(list)},
     Type.MEMBER: {"engine": SPAN, "incarnation": B16},
     Type.HELD: {"version": OPT_V, "still": st.booleans(), "round": T63},
-    Type.REPORTED: {"report": st.binary(max_size=3000), "age_us": T63},
-    Type.STILL: {"version": OPT_V, "round": T63},
-    Type.SERVES: {"version": OPT_V, "ready": st.booleans()},
+    Type.WORKER_REPORT: {"report": st.binary(max_size=3000), "age_us": T63},
+    Type.FREEZE: {"version": OPT_V, "round": T63},
+    Type.SERVING: {"version": OPT_V, "ready": st.booleans()},
 }
 MESSAGES = st.sampled_from(sorted(VALUES)).flatmap(lambda t: st.tuples(st.just(t), st.fixed_dictionaries(VALUES[t])))
 
@@ -375,7 +375,7 @@ def _sample(kind):
         (Type.JOIN, "engine", ["e", "leader"]),
         (Type.JOIN, "engine", ["e" * (limits.MAX_SPAN_NAME + 1), "lead"]),
         (Type.NEIGHBOURS, "peers", [[bytes(16), "h"]]),
-        (Type.WAYS, "peers", [[bytes(16), True, [["h", 1]] * (limits.MAX_WAYS + 1)]]),
+        (Type.ADDRESSES, "peers", [[bytes(16), True, [["h", 1]] * (limits.MAX_NODE_ADDRESSES + 1)]]),
         (Type.CALL, "stripes", 0),
         (Type.CALLED, "ways", [["h", 1 << 16]]),
         (Type.JOIN, "ways", [["h", 1, 2]]),
@@ -385,7 +385,7 @@ def _sample(kind):
         (Type.EVICTED, "signed", [bytes(limits.STATEMENT_BYTES - 1)]),
         (Type.EVICTED, "signed", [bytes(limits.STATEMENT_BYTES)] * (limits.MAX_STATEMENTS + 1)),
         (Type.REPORT, "evicted", [bytes(limits.STATEMENT_BYTES + 1)]),
-        (Type.REPORT, "evicted", [bytes(limits.STATEMENT_BYTES)] * (limits.MAX_RETOLD + 1)),
+        (Type.REPORT, "evicted", [bytes(limits.STATEMENT_BYTES)] * (limits.MAX_RELAYED + 1)),
         (Type.WELCOME, "name", "n" * 129),
         (Type.CHALLENGE, "authority", "text"),
         (Type.HELLO, "least", (1 << 31) + 1),
@@ -397,8 +397,8 @@ def _sample(kind):
         (Type.ENGINE, "lead", [bytes(16), "h"]),
         (Type.MEMBER, "incarnation", bytes(15)),
         (Type.HELD, "still", None),
-        (Type.REPORTED, "report", bytes(limits.MAX_INSTALL_REQUEST_BYTES + 1)),
-        (Type.REPORTED, "age_us", -1),
+        (Type.WORKER_REPORT, "report", bytes(limits.MAX_INSTALL_REQUEST_BYTES + 1)),
+        (Type.WORKER_REPORT, "age_us", -1),
     ],
 )
 def test_one_beyond_the_range(kind, key, value):
@@ -461,7 +461,7 @@ def test_arrays_that_claim_more_than_is_there_cost_nothing():
 @pytest.mark.parametrize("junk", [b"\x80", b"\x90", b"\xa1a\x80"], ids=["maps", "arrays", "maps in a map"])
 def test_a_long_message_is_not_a_swarm_of_containers(kind, junk):
     """A million empty containers would take 64 times the message; these may be 64 MiB long."""
-    key = {Type.LAYOUT: "document", Type.CELL: "payload", Type.FILE: "contents", Type.REPORTED: "report"}[kind]
+    key = {Type.LAYOUT: "document", Type.CELL: "payload", Type.FILE: "contents", Type.WORKER_REPORT: "report"}[kind]
     body = junk * (4 * limits.MIB // len(junk))
     head = b"\xde\xff\xff" if junk[0] == 0xA1 else b"\x81" + msgpack.packb(key) + b"\xdd" + len(body).to_bytes(4, "big")
     assert peak(kind, head + body) < 2 * limits.MIB

@@ -92,19 +92,19 @@ async def test_a_run_without_a_hub_is_never_joined(monkeypatch):
 
 async def test_without_a_connection_messages_are_lost(monkeypatch):
     peer = Peer(monkeypatch)
-    assert not peer.session.send(messages.Seek(b"a", []))
+    assert not peer.session.send(messages.FindSources(b"a", []))
     assert not peer.session.ask_squash(Version(0, 1))
     peer.session.hang_up()
     await peer.session.leave()
     await peer.session.connect()
     assert peer.session.ask_squash(Version(0, 1))
-    peer.session.seek(b"a", [b"b"])
+    peer.session.find_sources(b"a", [b"b"])
     assert peer.links[0].sent[1:] == [
         messages.Squash(Version(0, 1)),
-        messages.Seek(b"a", [b"b"]),
+        messages.FindSources(b"a", [b"b"]),
     ]
     peer.links[0].closed = True
-    assert not peer.session.send(messages.Seek(b"a", []))
+    assert not peer.session.send(messages.FindSources(b"a", []))
 
 
 async def test_reports_are_sent_again_and_again_and_at_once_for_news(monkeypatch):

@@ -70,7 +70,7 @@ class Peer:
         return self.listener.address
 
     def knows(self, other: Peer, *, likely: bool, ways: list[tuple[str, int]]) -> tuple[bytes, str, int]:
-        self.connector.learn_addresses(messages.Ways([(other.identity.node, likely, ways)]))
+        self.connector.learn_addresses(messages.Addresses([(other.identity.node, likely, ways)]))
         return (other.identity.node, "no.such.name.invalid", 1)
 
     def accept_link(self, link, hello) -> None:
@@ -176,7 +176,7 @@ async def test_a_parent_that_cannot_be_dialled_is_called_and_reported(pair) -> N
     child.asks = parent
     upstream = await reach(child, child.knows(parent, likely=True, ways=[("127.0.0.1", free_port())]))
     assert not upstream.link.dialled
-    assert messages.Unreached(parent.identity.node) in child.said
+    assert messages.Unreachable(parent.identity.node) in child.said
     upstream.link.close()
 
 
@@ -197,8 +197,8 @@ async def test_without_any_route_the_attempt_fails_at_the_hubs_message(pair) -> 
     task = asyncio.create_task(reach(child, place))
     async with asyncio.timeout(600):
         await parent.spoken.wait()
-    assert parent.said == [messages.Unreached(child.identity.node)]
-    child.connector.stop_waiting(messages.Unreached(parent.identity.node))
+    assert parent.said == [messages.Unreachable(child.identity.node)]
+    child.connector.stop_waiting(messages.Unreachable(parent.identity.node))
     with pytest.raises(UnreachableError):
         await task
 
@@ -298,7 +298,7 @@ async def test_after_a_faster_call_the_dial_is_still_judged(pair, monkeypatch) -
     monkeypatch.setattr(module, "probe", unanswered)
     upstream = await reach(child, child.knows(parent, likely=True, ways=[("192.0.2.1", 7)]))
     assert not upstream.link.dialled
-    await until(lambda: messages.Unreached(parent.identity.node) in child.said)
+    await until(lambda: messages.Unreachable(parent.identity.node) in child.said)
     upstream.link.close()
 
 
@@ -309,9 +309,9 @@ async def test_one_node_keeps_only_so_many_calls_under_way(pair):
         way = list(silent.getsockname())
         for _ in range(module.MAX_CALLED):
             parent.connector.dial_child(messages.Called(greedy.identity.node, 1, [way]), parent.downstream)
-        assert len(parent.connector._tasks) == module.MAX_CALLS_OF_NODE
+        assert len(parent.connector._tasks) == module.MAX_CALLS_PER_NODE
         parent.connector.dial_child(messages.Called(b"x" * 16, 1, [way]), parent.downstream)
-        assert len(parent.connector._tasks) == module.MAX_CALLS_OF_NODE + 1
+        assert len(parent.connector._tasks) == module.MAX_CALLS_PER_NODE + 1
 
 
 async def test_a_parent_that_brings_some_of_its_stripes_is_not_waited_for(pair, monkeypatch):
@@ -335,7 +335,7 @@ async def test_a_parent_that_brings_some_of_its_stripes_is_not_waited_for(pair, 
                 writer.write(connection.take_output())
     assert b"no other stripes within" in heard
     writer.transport.abort()
-    child.connector.stop_waiting(messages.Unreached(parent.identity.node))
+    child.connector.stop_waiting(messages.Unreachable(parent.identity.node))
     with pytest.raises(UnreachableError):
         await reaching
     with pytest.raises(UnreachableError):

@@ -129,7 +129,7 @@ class AskedHub:
     def place(self) -> Place:
         return self._hub.place
 
-    def seek(self, artifact: bytes, without: list[bytes]) -> None:
+    def find_sources(self, artifact: bytes, without: list[bytes]) -> None:
         self._asked.append((artifact, without))
 
 
@@ -364,7 +364,7 @@ async def test_sources_send_slowly_while_a_version_is_on_its_way(puller, add, hu
     making = puller.node.open(OTHER.open, None, puller.make_log(record, Maker.layout, excerpt=False))
     puller.node.update_busy()
     assert puller.node.busy
-    await puller.until(lambda: any(child.eased is not None for child in children.values()))
+    await puller.until(lambda: any(child.max_bytes_s is not None for child in children.values()))
     puller.node.abort(making)
-    await puller.until(lambda: not puller.node.busy and all(child.eased is None for child in children.values()))
+    await puller.until(lambda: not puller.node.busy and all(child.max_bytes_s is None for child in children.values()))
     assert holding.artifact.held.count == 1

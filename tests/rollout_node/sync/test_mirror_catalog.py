@@ -173,7 +173,7 @@ async def test_a_directory_that_fails_verification_or_is_missing_is_reported(obj
 
 
 async def test_reported_names_are_bounded(catalog):
-    for number in range(limits.MAX_SPOILT + 1):
+    for number in range(limits.MAX_BAD_OBJECTS + 1):
         with pytest.raises(IntegrityError), catalog.blaming(f"object {number}"):
             raise IntegrityError("wrong")
-    assert len(catalog.take_complaints()) == limits.MAX_SPOILT
+    assert len(catalog.take_complaints()) == limits.MAX_BAD_OBJECTS

@@ -127,7 +127,7 @@ def test_versions_opened_by_the_parent_count_in_its_favour():
 
 
 def test_complaints_are_bounded(monkeypatch):
-    monkeypatch.setattr(limits, "MAX_LACKING", 2)
+    monkeypatch.setattr(limits, "MAX_MISSING", 2)
     peer = Peer()
     for n in range(5):
         peer.missing.complain(artifact(n, n + 1), None, 0.0)

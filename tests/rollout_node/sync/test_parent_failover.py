@@ -356,6 +356,6 @@ async def test_a_parent_that_can_only_be_called_does_not_delay_the_backup(parent
     attach, _ = attached
     monkeypatch.setattr(parent_failover, "CALM_S", 3600.0)
     monkeypatch.setattr(attach.connector, "_send", lambda record: True)
-    attach.connector.learn_addresses(messages.Ways([(PARENT, True, [("127.0.0.1", free_port())])]))
+    attach.connector.learn_addresses(messages.Addresses([(PARENT, True, [("127.0.0.1", free_port())])]))
     attach.order((1, 1), (PARENT, "127.0.0.1", free_port()), [backup])
     await until(lambda: attach.parent == BACKUP)

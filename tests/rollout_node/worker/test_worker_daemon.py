@@ -30,7 +30,7 @@ from p2pcast.trust.join_token import JoinToken
 from p2pcast.trust.tls_contexts import Tls
 from rollout_node.worker import worker_daemon
 from rollout_node.worker.play_loop import WorkerConfig
-from rollout_node.worker.worker_daemon import Addresses, SamplerKind, WorkerDaemon
+from rollout_node.worker.worker_daemon import SamplerKind, WorkerAddresses, WorkerDaemon
 from tests.support.fake_engine import FakeEngine
 from tests.support.memory_ledger import BEARER, MemoryLedger
 
@@ -67,7 +67,7 @@ class Worker:
         adapter: str | None = None,
     ) -> WorkerDaemon:
         bearer = BEARER if certificate is None else None
-        where = Addresses(ledger=self.ledger.url, engine=self.engine.url, peer=self.engine.url, bearer=bearer)
+        where = WorkerAddresses(ledger=self.ledger.url, engine=self.engine.url, peer=self.engine.url, bearer=bearer)
         config = WorkerConfig(name="w", slots=4)
         return WorkerDaemon(where, config, TASK, self.checks, self.plays, certificate, sampler, adapter)
 

@@ -109,7 +109,7 @@ async def test_no_squash_is_promised_where_there_will_be_none(parts, monkeypatch
     await found.versions(6)
     assert found.made.ask(V(0, 4)).wait_s == 0.0, "one step is there already"
     assert found.made.ask(V(3, 3)) is None, "no path leads from there"
-    monkeypatch.setattr(limits, "MAX_SQUASHES_OF_NODE", 1)
+    monkeypatch.setattr(limits, "MAX_SQUASHES_PER_NODE", 1)
     assert found.made.ask(V(0, 0), node("a")) is not None
     assert found.made.ask(V(0, 1), node("a")) is None
     assert found.made.ask(V(0, 1), node("b")) is not None

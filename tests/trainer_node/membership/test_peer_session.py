@@ -54,8 +54,8 @@ def joined(side: SimpleNamespace) -> PeerSession:
         (Type.SQUASH, {}, "handler", "ask"),
         (Type.ENROL, {}, "handler", "renew_later"),
         (Type.CALL, {}, "routes", "on_dial_request"),
-        (Type.UNREACHED, {"node": b""}, "routes", "on_unreached"),
-        (Type.SEEK, {}, "routes", "on_source_request"),
+        (Type.UNREACHABLE, {"node": b""}, "routes", "on_unreachable"),
+        (Type.FIND_SOURCES, {}, "routes", "on_source_request"),
     ],
 )
 async def test_a_message_goes_to_its_handler_once_its_peer_has_joined(side, kind, body, of, call) -> None:
@@ -136,7 +136,7 @@ async def test_plans_neighbours_and_ways_are_sent_only_when_new(side) -> None:
         session.send_plan((1, 2), place, [place])
         session.send_neighbours([place])
         session.send_ways([(node("b"), True, [])])
-    assert side.link.kinds() == [Type.PLAN, Type.NEIGHBOURS, Type.WAYS]
+    assert side.link.kinds() == [Type.PLAN, Type.NEIGHBOURS, Type.ADDRESSES]
     assert session.peer.sent_epoch == (1, 2)
     session.send_plan((1, 3), None, [])
     assert side.link.sent == [(Type.PLAN, {"epoch": [1, 3], "parent": None, "host": "", "port": 0, "backups": []})]

@@ -111,7 +111,7 @@ class Fleet:
     def seek(self, name: str, artifact: bytes = ARTIFACT, without: str = "") -> str:
         """Names of the peers in the answer."""
         self.plans.on_source_request(
-            self.sessions[ident(name)], messages.Seek(artifact, [node(other) for other in without])
+            self.sessions[ident(name)], messages.FindSources(artifact, [node(other) for other in without])
         )
         [(_, ways), (_, sources)] = self.links[name].sent
         self.links[name].sent = []
@@ -153,7 +153,7 @@ async def test_a_peer_is_told_its_parent_its_backups_and_their_addresses(chain):
     plan = {"epoch": [1, 3], "backups": [], "host": "", "port": 0, "parent": None}
     assert chain.first["a"] == [(Type.PLAN, plan)]
     [(ways, routes), (kind, plan)] = chain.first["c"]
-    assert (ways, kind) == (Type.WAYS, Type.PLAN)
+    assert (ways, kind) == (Type.ADDRESSES, Type.PLAN)
     addresses = {name: [list(address(name, way)) for way in range(2)] for name in "ab"}
     assert routes["peers"] == [[node("b"), True, addresses["b"]], [node("a"), True, addresses["a"]]]
     assert [plan["parent"], plan["host"], plan["port"]] == place("b")
@@ -197,7 +197,7 @@ async def test_only_new_routes_are_sent(chain):
     chain.reach.answered(ident("b"), address("b"), False)
     chain.plans.send_plans()
     row = [node("b"), True, [list(address("b", 1)), list(address("b", 0))]]
-    assert chain.links["c"].sent == [(Type.WAYS, {"peers": [row]})]
+    assert chain.links["c"].sent == [(Type.ADDRESSES, {"peers": [row]})]
     assert not chain.links["a"].sent
     assert not chain.links["b"].sent
 
@@ -224,7 +224,7 @@ async def test_neighbours_can_be_dialled_and_backups_can_be_linked(two_chains):
     assert (kind, told["peers"]) == (Type.NEIGHBOURS, [place("d"), place("f")])
     # f stays below b, which can dial f.
     [(kind, told)] = two_chains.links["f"].sent
-    assert (kind, [row[:2] for row in told["peers"]]) == (Type.WAYS, [[node("b"), False]])
+    assert (kind, [row[:2] for row in told["peers"]]) == (Type.ADDRESSES, [[node("b"), False]])
     two_chains.unlink("b", "f")
     two_chains.plans.send_plans()
     assert [body["backups"] for body in two_chains.links["f"].bodies(Type.PLAN)] == [[]]
@@ -242,13 +242,13 @@ async def test_a_parent_is_asked_to_dial_a_child_that_cannot_reach_the_parent(ch
 
 async def test_an_unknown_peer_cannot_be_dialled(chain):
     chain.call("c", "x")
-    assert chain.links["c"].sent == [(Type.UNREACHED, {"node": node("x")})]
+    assert chain.links["c"].sent == [(Type.UNREACHABLE, {"node": node("x")})]
 
 
 async def test_a_peer_without_addresses_cannot_be_dialled(chain):
     chain.reach.join(ident("c"), "c", [])
     chain.call("c", "b")
-    assert chain.links["c"].sent == [(Type.UNREACHED, {"node": node("b")})]
+    assert chain.links["c"].sent == [(Type.UNREACHABLE, {"node": node("b")})]
     assert not chain.links["b"].sent
 
 
@@ -277,23 +277,23 @@ async def probed(chain, dialled) -> AsyncIterator[Fleet]:
 
 
 async def test_a_peer_that_was_not_reached_is_told_and_dialled_back(probed, dialled):
-    probed.plans.on_unreached(probed.sessions[ident("c")], node("b"))
-    assert probed.links["b"].sent == [(Type.UNREACHED, {"node": node("c")})]
+    probed.plans.on_unreachable(probed.sessions[ident("c")], node("b"))
+    assert probed.links["b"].sent == [(Type.UNREACHABLE, {"node": node("c")})]
     assert not probed.reach.dials(ident("c"), ident("b"), time.monotonic())
     await until(lambda: set(dialled) >= {address("b", 0), address("b", 1)})
     assert probed.membership.plan.parent[ident("c")] == ident("b"), "b can dial c"
 
 
 async def test_two_peers_that_did_not_reach_each_other_get_other_places(probed):
-    probed.plans.on_unreached(probed.sessions[ident("c")], node("b"))
-    probed.plans.on_unreached(probed.sessions[ident("b")], node("c"))
+    probed.plans.on_unreachable(probed.sessions[ident("c")], node("b"))
+    probed.plans.on_unreachable(probed.sessions[ident("b")], node("c"))
     await until(lambda: Type.PLAN in probed.links["c"].kinds())
     assert probed.membership.plan.parent[ident("c")] == ident("a")
 
 
 async def test_an_unknown_peer_that_was_not_reached_is_ignored(probed, dialled):
     turn = probed.reach.turn
-    probed.plans.on_unreached(probed.sessions[ident("c")], node("x"))
+    probed.plans.on_unreachable(probed.sessions[ident("c")], node("x"))
     probed.plans.prober.probe(ident("b"))
     await until(lambda: len(dialled) == 4)
     assert set(dialled) == {address(name, way) for name in "ab" for way in range(2)}
@@ -325,9 +325,9 @@ async def test_sources_in_the_same_region_come_first():
 
 async def test_a_source_is_told_with_its_address_and_routes(chain):
     chain.hold("a")
-    chain.plans.on_source_request(chain.sessions[ident("c")], messages.Seek(ARTIFACT, []))
+    chain.plans.on_source_request(chain.sessions[ident("c")], messages.FindSources(ARTIFACT, []))
     assert chain.links["c"].sent == [
-        (Type.WAYS, {"peers": [[node("a"), True, [list(address("a", way)) for way in range(2)]]]}),
+        (Type.ADDRESSES, {"peers": [[node("a"), True, [list(address("a", way)) for way in range(2)]]]}),
         (Type.SOURCES, {"artifact": ARTIFACT, "peers": [place("a")]}),
     ]
 

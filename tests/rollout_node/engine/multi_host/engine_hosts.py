@@ -158,7 +158,7 @@ async def work(lead: Host, **ranks: int) -> None:
         for name, rank in ranks.items():
             member = lead.lead._members[bytes.fromhex(hosts[name])]
             report = msgpack.packb(REPORT | {"rank": rank, "phase": "init"})
-            lead.lead.on_member_message(member, Message(messages.Type.REPORTED, messages.Reported(report, 0)))
+            lead.lead.on_member_message(member, Message(messages.Type.WORKER_REPORT, messages.WorkerReport(report, 0)))
 
 
 def seen(lead: Host) -> dict[str, Any]:

@@ -64,22 +64,22 @@ HELD = messages.Held(ONE, still=True, round=0)
     ("frames", "why"),
     [
         ([HELD], "MEMBER comes first"),
-        ([messages.Reported(b"\x80", 0)], "MEMBER comes first"),
+        ([messages.WorkerReport(b"\x80", 0)], "MEMBER comes first"),
         ([member_of(), member_of()], "MEMBER comes first, and once"),
         ([member_of("other")], "this peer leads the engine big, not other"),
-        ([member_of(), messages.Reported(b"\xc1", 0)], "not msgpack"),
-        ([member_of(), messages.Reported(b"\x80", 0)], "'engine' is missing"),
+        ([member_of(), messages.WorkerReport(b"\xc1", 0)], "not msgpack"),
+        ([member_of(), messages.WorkerReport(b"\x80", 0)], "'engine' is missing"),
         (
             [
                 member_of(),
-                messages.Reported(msgpack.packb(REPORT | {"rank": "1"}), 0),
+                messages.WorkerReport(msgpack.packb(REPORT | {"rank": "1"}), 0),
             ],
             "'rank'",
         ),
         (
             [
                 member_of(),
-                messages.Reported(msgpack.packb(REPORT | {"error": 5}), 0),
+                messages.WorkerReport(msgpack.packb(REPORT | {"error": 5}), 0),
             ],
             "'error'",
         ),
@@ -149,7 +149,7 @@ async def test_an_answer_to_an_older_round_is_none(hosts):
     link.send(HELD)
     await until(lambda: seen(lead) and seen(lead)["knocker"]["staged"])
     assert not seen(lead)["knocker"]["still"]
-    stills = lambda: [e.body for e in knocker.said if isinstance(e.body, messages.Still)]  # noqa: E731
+    stills = lambda: [e.body for e in knocker.said if isinstance(e.body, messages.Freeze)]  # noqa: E731
     await until(stills)
     link.send(dataclasses.replace(HELD, round=stills()[-1].round))
     await until(lambda: seen(lead)["knocker"]["still"])
@@ -174,7 +174,7 @@ async def test_ranks_beyond_reason_are_refused(hosts, wrong):
         await b.says(**wrong)
     with lead.socket.expect(lambda r: True, 2):
         link = b.member._link
-        link.send(messages.Reported(msgpack.packb(REPORT | wrong), 0))
+        link.send(messages.WorkerReport(msgpack.packb(REPORT | wrong), 0))
         await until(lambda: link.closed)
     await until(lambda: set(seen(lead)) == {"b"})
     assert seen(lead)["b"]["ranks"] == [1]

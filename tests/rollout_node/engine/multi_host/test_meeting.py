@@ -53,7 +53,7 @@ async def test_a_member_waiting_to_move_obeys_the_latest_order(hosts):
     _, b = await together(hosts, "b")
 
     def say(version: Version | None, number: int) -> None:
-        still = Message(Type.STILL, messages.Still(version, number))
+        still = Message(Type.FREEZE, messages.Freeze(version, number))
         b.member.on_link_event(b.member._link, None, still)
 
     say(None, 50)

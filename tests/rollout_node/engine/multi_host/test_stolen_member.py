@@ -21,7 +21,7 @@ THIEF = b"t" * 16
 
 
 def reported(**report):
-    return messages.Reported(msgpack.packb(REPORT | report), 0)
+    return messages.WorkerReport(msgpack.packb(REPORT | report), 0)
 
 
 async def refusal(lead, node: bytes = THIEF) -> P2PCastError:
