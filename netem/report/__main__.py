@@ -48,16 +48,18 @@ def plotted(documents: list[Kept], folder: Path) -> dict[str, list[str]]:
 
 
 def report(measured: Path, labs: Path, docs: Path) -> Path:
-    """Writes benchmarks.md; returns its path. Raises LocalError."""
+    """Writes benchmarks.md with its plots and data; returns its path. Raises LocalError."""
     folder = docs / FOLDER
     with explained("create", folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob("*.png"):
+        for old in (*folder.glob("*.png"), *folder.glob("*.csv")):
             old.unlink()
     documents = scenarios(labs)
     written = write(kept(measured), documents, plotted(documents, folder))
     for picture in written.pictures:
         _draw(picture, folder)
+    for name, text in written.data.items():
+        atomic_write(folder / name, text.encode(), None)
     path = docs / "benchmarks.md"
     atomic_write(path, written.text.encode(), None)
     return path

@@ -8,19 +8,22 @@ from typing import Any, Final
 
 from netem.report.lab_sections import lab
 from netem.report.parts import PARTS
-from netem.report.section_text import Picture, RivalComparison, Section, figure, table
+from netem.report.section_text import Figures, Picture, RivalComparison, Section, merged, table
 
 Kept = Mapping[str, Any]
 FOLDER: Final = "benchmarks"
-"""Folder of the plots, beside the text."""
+"""Folder of the plots and data, next to the text."""
+FIRST: Final = "broadcast-state"
+"""The plot at the top of the page."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkReport:
-    """``pictures``: the plots that the text shows; the caller draws them."""
+    """``pictures``: the plots that the text shows; the caller draws them. ``data``: tables in CSV by file name."""
 
     text: str
     pictures: Sequence[Picture]
+    data: Mapping[str, str]
 
 
 def write(parts: Mapping[str, Kept], labs: Sequence[Kept], lab_plots: Mapping[str, Sequence[str]]) -> BenchmarkReport:
@@ -35,59 +38,74 @@ def write(parts: Mapping[str, Kept], labs: Sequence[Kept], lab_plots: Mapping[st
             measured[name] = kept
         except KeyError as error:
             why[name] = (
-                f"the stored document lacks {error}: another version of p2pcast wrote it; run `make bench ONLY={name}`"
+                f"the stored document has no {error}: another version of p2pcast wrote it; run `make bench ONLY={name}`"
             )
-    scenarios = {document["scenario"]: lab(document) for document in sorted(labs, key=lambda each: each["scenario"])}
-    compared = [loss for section in [*sections.values(), *scenarios.values()] for loss in section.compared]
+    documents = {document["scenario"]: document for document in sorted(labs, key=lambda each: each["scenario"])}
+    scenarios = {name: lab(document) for name, document in documents.items()}
+    every = [*sections.values(), *scenarios.values()]
+    compared = [one for section in every for one in section.compared]
+    pictures = [picture for section in sections.values() for picture in section.pictures]
+    best = [row for section in every for row in section.best]
     blocks = [
         "# Benchmarks",
-        "`make bench` writes this file from its measurements; do not edit it. `make bench` takes half an hour on four "
-        "cores. `make bench QUICK=1` takes some minutes and gives coarse figures. `make bench ONLY=codec` measures "
-        "one part, and `make bench WRITE=1` writes the text alone. The measurements are kept in `bench-out/`, one "
-        "JSON file a part, and in `lab-out/`, one a scenario (`p2pcast lab SCENARIO`). "
-        "[measurements.md](notes/measurements.md) explains misses and attempted improvements.",
+        *([table(["what p2pcast does well", "p2pcast", "others"], best)] if best else []),
+        *map(_shown, (picture for picture in pictures if picture.file == FIRST)),
+        "*Ideal* is the payload at the rate of one peer's link. `make bench` measures all parts and writes this page, "
+        "`make bench ONLY=codec` one again. [Measurements](notes/measurements.md) has attempted improvements.",
         *_machines(measured, labs),
         *_busy(measured, labs),
         *_lost(compared),
-    ]  # fmt: skip
+    ]
     for name, section in sections.items():
-        kept = measured[name]
-        blocks += [f"## {section.title}", _ran(kept), *section.blocks, *_shown(section)]
+        shown = [_shown(picture) for picture in section.pictures if picture.file != FIRST]
+        blocks += [f"## {section.title}", *section.blocks, *shown, _ran(measured[name], section)]
     for name, section in scenarios.items():
-        blocks += [f"## {section.title}", *section.blocks]
-        blocks += [f"![{name}]({FOLDER}/{file})" for file in lab_plots.get(name, ())]
+        shown = [f"![{name}]({FOLDER}/{file})" for file in lab_plots.get(name, ())]
+        blocks += [f"## {section.title}", *section.blocks, *shown, _ran_lab(documents[name], section)]
     if missing := [name for name in PARTS if name not in measured]:
         blocks += ["## Not measured", "\n".join(f"- {name}: {why[name]}" for name in missing)]
-    text = "\n\n".join(blocks) + "\n"
-    return BenchmarkReport(text, [picture for section in sections.values() for picture in section.pictures])
+    tables = {name: table for section in every for name, table in section.data.items()} | {"losses": _losses(compared)}
+    data = {f"{name}.csv": each.csv() for name, each in tables.items()}
+    return BenchmarkReport("\n\n".join(blocks) + "\n", pictures, data)
 
 
-def _ran(kept: Kept) -> str:
-    ended = "" if kept["exit_code"] == 0 else f"; it ended with exit code {kept['exit_code']}"
+def _ran(kept: Kept, section: Section) -> str:
+    ended = "" if kept["exit_code"] == 0 else f"; exit code {kept['exit_code']}"
     quick = " (quick, so coarse)" if kept["quick"] else ""
-    return (
-        f"`{kept['command']}`{quick}, {kept['began']}, {kept['took_s']:.0f} s, load at its beginning "
-        f"{figure(kept['machine']['load'])}{ended}."
-    )
+    return f"`{kept['command']}`{quick}, {_when(kept)}{ended}.{_files(section)}"
 
 
-def _shown(section: Section) -> list[str]:
-    return [f"![{picture.title}]({FOLDER}/{picture.file}.png)" for picture in section.pictures]
+def _ran_lab(document: Kept, section: Section) -> str:
+    ran = "" if len(document["run"]) == document["cases"] else f"; {len(document['run'])} of {document['cases']} cases"
+    command = document.get("command") or f"p2pcast lab {document['scenario']}"
+    return f"`{command}`, {document['backend']}, {_when(document)}{ran}.{_files(section)}"
+
+
+def _when(kept: Kept) -> str:
+    return f"{kept['began'][:10]}, {kept['took_s']:.0f} s"
+
+
+def _files(section: Section) -> str:
+    links = ", ".join(f"[{name}.csv]({FOLDER}/{name}.csv)" for name in section.data)
+    return f" All rows: {links}." if links else ""
+
+
+def _shown(picture: Picture) -> str:
+    return f"![{picture.title}]({FOLDER}/{picture.file}.png)"
 
 
 def _machines(measured: Mapping[str, Kept], labs: Sequence[Kept]) -> list[str]:
-    """Each machine with its package versions once, with the parts that ran on it."""
+    """Each machine with its package versions once; all but the most frequent one with the parts that ran on it."""
     on: dict[tuple[str, str], list[str]] = {}
     for name, kept in [*measured.items(), *((f"lab {each['scenario']}", each) for each in labs)]:
         m = kept["machine"]
         machine = f"{m['cpu']}, {m['cores']} cores, {m['memory_bytes'] / 1e9:.0f} GB, {m['kernel']}"
         versions = ", ".join(f"{package} {number}" for package, number in kept["versions"].items())
         on.setdefault((machine, versions), []).append(name)
-    if len(on) == 1:
-        ((machine, versions),) = on
-        return [f"Machine: {machine}. Versions: {versions}."]
+    most = max(on.values(), key=len, default=[])
     return [
-        f"Machine of {', '.join(names)}: {machine}. Versions: {versions}." for (machine, versions), names in on.items()
+        f"Machine{'' if names is most else ' of ' + ', '.join(names)}: {machine}. Versions: {versions}."
+        for (machine, versions), names in on.items()
     ]
 
 
@@ -103,18 +121,22 @@ def _busy(measured: Mapping[str, Kept], labs: Sequence[Kept]) -> list[str]:
 
 
 def _lost(compared: Sequence[RivalComparison]) -> list[str]:
-    behind = [loss for loss in compared if loss.lost and loss.rival is not None]
-    missed = [loss for loss in compared if loss.lost and loss.rival is None]
-    races, bars = (sum((loss.rival is None) is bar for loss in compared) for bar in (False, True))
     blocks = ["## Where p2pcast is behind"]
-    headings = ["where", "what", "p2pcast", "ahead", "by"]
+    races, bars = ([one for one in compared if (one.rival is None) is bar] for bar in (False, True))
+    behind, missed = ([one for one in some if one.lost] for some in (races, bars))
+    headings = ["where", "what", "case", "p2pcast", "ahead", "by"]
     blocks.append(
-        f"p2pcast loses {len(behind)} of {races} comparisons with a rival or a limit, computed from the data. All "
-        "losses:"
+        f"p2pcast loses {len(behind)} of {len(races)} comparisons with a rival or a limit. A row merges "
+        f"cases; [losses.csv]({FOLDER}/losses.csv) has each."
     )
     if behind:
-        blocks.append(table(headings, (loss.cells() for loss in behind)))
-    blocks.append(f"Of {bars} bars, {len(missed)} missed:")
+        blocks.append(table(headings, merged(behind)))
+    blocks.append(f"Of {len(bars)} bars, which are targets set before the measurement, {len(missed)} were missed:")
     if missed:
-        blocks.append(table([*headings[:3], "bound", "by"], (loss.cells() for loss in missed)))
+        blocks.append(table([*headings[:4], "bar", "by"], merged(missed)))
     return blocks
+
+
+def _losses(compared: Sequence[RivalComparison]) -> Figures:
+    lost = ([one.where, one.what, one.case, one.ours, one.rival or "bar", one.theirs] for one in compared if one.lost)
+    return Figures(["where", "what", "case", "p2pcast", "beside", "figure"], list(lost))

@@ -1,7 +1,8 @@
-"""The page docs/benchmarks.md: its sections about scenarios have the scenarios' present texts."""
+"""The page docs/benchmarks.md and its data have the scenarios' present texts, and views name present columns."""
 
 from __future__ import annotations
 
+import csv
 import re
 import tomllib
 from functools import cache
@@ -10,15 +11,17 @@ from typing import Any
 
 import pytest
 
+from netem.report.lab_sections import VIEWS
+
 ROOT = Path(__file__).parents[3]
 SCENARIOS = ROOT / "netem" / "scenarios"
+PAGE = ROOT / "docs" / "benchmarks.md"
 
 
 @cache
 def sections() -> dict[str, str]:
     """Name of the scenario → its section."""
-    page = (ROOT / "docs" / "benchmarks.md").read_text()
-    return dict(re.findall(r"^## Lab: (\S+)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
+    return dict(re.findall(r"^## Lab: (\S+)\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL))
 
 
 def scenario(name: str) -> dict[str, Any]:
@@ -37,6 +40,18 @@ def test_a_section_has_the_scenarios_texts(name: str) -> None:
     if scale := present.get("scale"):
         assert f"Scale: {scale}." in section
     for hold in present.get("holds", []):
-        assert f": {hold['what']}" in section
-    for heading in present.get("columns", {}).values():
-        assert f"| {heading} |" in section
+        assert hold["what"] in section or f"| {name} | {hold['what']} |" in PAGE.read_text()
+    with (ROOT / "docs" / "benchmarks" / f"{name}.csv").open() as file:
+        assert next(csv.reader(file)) == [*present["columns"].values(), "source"]
+
+
+def test_links_to_data_lead_to_files() -> None:
+    linked = re.findall(r"\(benchmarks/(\S+\.csv)\)", PAGE.read_text())
+    assert sorted(linked) == sorted(path.name for path in (ROOT / "docs" / "benchmarks").glob("*.csv"))
+
+
+@pytest.mark.parametrize("name", sorted(VIEWS))
+def test_a_view_names_columns_of_its_scenario(name: str) -> None:
+    view = VIEWS[name]
+    shown = {*view.rows, *view.across, *view.where, *((view.value,) if view.value else ())}
+    assert not shown - scenario(name)["columns"].keys()

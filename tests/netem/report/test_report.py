@@ -20,9 +20,10 @@ from netem.report import __main__ as command
 from netem.report import parts as measuring
 from netem.report.document import write
 from netem.report.host_sections import publish
+from netem.report.lab_sections import lab
 from netem.report.network_sections import STATE, broadcast, faults, latency, stripes
 from netem.report.parts import PARTS, ReportPart, kept, measure
-from netem.report.section_text import RivalComparison, figure, share, table
+from netem.report.section_text import RivalComparison, figure, merged, share, table
 from netem.report.size_sections import catchup
 from p2pcast.ground.errors import LocalError, UsageError
 
@@ -151,7 +152,7 @@ LAB = {
             "nearest": None,
             "missed": [{"row": {}, "value": 2.0, "bound": 1.2, "margin": -0.67}],
         },
-        {"what": "right", "held": True, "rows": 2, "nearest": None, "missed": []},
+        {"what": "right", "held": True, "rows": 2, "nearest": {"value": 1.0, "bound": 1.2}, "missed": []},
         {"what": "seen", "held": None, "rows": 0, "nearest": None, "missed": []},
     ],
 }
@@ -202,19 +203,40 @@ def test_losses_know_which_way_is_worse() -> None:
     assert RivalComparison("w", "s", 2.0, 1.0).lost
     assert not RivalComparison("w", "speed", 2.0, 1.0, less=False).lost
     assert not RivalComparison("w", "s", 1.0, 1.0).lost
-    assert RivalComparison("w", "speed", 0.5, 1.0, "x", less=False).cells() == ["w", "speed", "0.5", "x: 1", "2.00 ×"]
-    assert RivalComparison("w", "bytes twice", 3.0, 0.0).cells()[-1] == "3"
+    assert RivalComparison("w", "speed", 0.5, 1.0, "x", less=False).by == 2.0
+    assert RivalComparison("w", "bytes twice", 3.0, 0.0).by is None
+
+
+def test_comparisons_of_one_figure_are_merged() -> None:
+    some = [
+        RivalComparison("w", "s", 2.0, 1.0, "x", case="N = 1"),
+        RivalComparison("w", "s", 3.0, 1.0, "x", case="N = 2"),
+        RivalComparison("w", "s", 3.0, 2.0, "y", case="N = 2"),
+        RivalComparison("w", "bytes twice", 3.0, 0.0),
+    ]
+    assert merged(some) == [
+        ["w", "s", "N = 1; N = 2", "2–3", "x 1; y 2", "1.5–3 ×"],
+        ["w", "bytes twice", "", "3", "0", "–"],
+    ]
+    many = [RivalComparison("w", "s", 2.0, 1.0, case=f"N = {n}") for n in range(5)]
+    assert merged(many) == [["w", "s", "N = 0 … N = 4", "2", "1", "2 ×"]]
 
 
 def test_broadcast_section_names_leading_rivals_and_missed_bars() -> None:
     section = broadcast(BROADCAST)
     assert lost(section) == [
-        ("time to the last ÷ ideal, N = 8", "bare chain"),
-        ("p2pcast, time to the last ÷ ideal, N = 8", None),
+        ("time to the last peer ÷ ideal", "bare chain"),
+        ("time to the last peer ÷ ideal", None),
     ]
+    assert [one.case for one in section.compared if one.lost] == ["N = 8", "p2pcast, N = 8"]
     whole = "\n".join(section.blocks)
     assert "shardcast is not installed" in whole
-    assert "| rsync | 8 | 2.400 | 10.00 | 3.70 |" in whole
+    assert "| system | N = 8 |\n|---|---|\n| p2pcast, whole state | 0.1 |\n| rsync | 2.4 |" in whole
+    assert "rsync,8,2.4,1.2,3,0.5,1.20,10000000,3700000,\n" in section.data["broadcast"].csv()
+    assert section.best == [
+        ["time to the last of 8 peers ÷ ideal", 1.15, "libtorrent 1.4"],
+        ["time until 8 peers have a state with 1 % changed, s", 0.1, "rsync 2.4"],
+    ]
     assert [picture.file for picture in section.pictures] == ["broadcast", "broadcast-state"]
 
 
@@ -231,22 +253,25 @@ def test_latency_section_holds_bars_for_small_versions_on_near_paths_alone() -> 
         case("publisher", 0.02, 22_000, 0.9),
     ]
     section = latency({"peers": 8, "rate_bps": 1e8, "state_bytes": 8_000_000, "rounds": 5, "rows": rows})
-    assert lost(section) == [("beyond transfer and way in ms, publisher, 22 kB", None)]
-    assert len(section.compared) == 2
+    assert lost(section) == [("ms beyond transfer and path", None)]
+    assert [one.case for one in section.compared] == ["publisher, 22 kB", "folder, 22 kB"]
     assert "| publisher | 1 | 22 | 250 | 250 | 250 | 250 | 250 | 250 | 70 |" in section.blocks[1]
 
 
 def test_stripes_faults_and_catchup_sections_report_misses() -> None:
     section = stripes(STRIPES)
-    assert lost(section) == [("p2pcast's choice ÷ the best tried, 150 ms, 0.5%", None)]
+    assert lost(section) == [("chosen stripes ÷ the best tried", None)]
     assert "left out, parent → child" in section.blocks[-1]
     # The hub's absence does not count as a gap.
-    found = ["gap in s, kill head start", "until all peers have it in s, kill head start"]
-    assert lost(faults(FAULTS)) == [(what, None) for what in found]
+    section = faults(FAULTS)
+    assert lost(section) == [("gap in s", None), ("s until all peers have it", None)]
+    assert {one.case for one in section.compared if one.lost} == {"kill head start"}
+    head = "| fault | gap: hub | gap: head | all: hub | all: head |\n|---|---|---|---|---|\n"
+    assert section.blocks[1] == head + "| kill | 0.70 | 1.25 | 3.00 | 3.00 |"
     section = faults(FAULTS | {"failed": ["stop tail last"]})
     assert ("cases that never recovered", None) in lost(section)
     assert "cases that never recovered: stop tail last." in section.blocks[0]
-    assert lost(catchup(CATCHUP)) == [("s, by policy of the peer", "each delta")]
+    assert lost(catchup(CATCHUP)) == [("s until staged, by the peer's policy", "each delta")]
 
 
 def test_publish_section_follows_from_the_document_of_its_bench() -> None:
@@ -257,7 +282,7 @@ def test_publish_section_follows_from_the_document_of_its_bench() -> None:
         }
     ]  # fmt: skip
     section = publish({"state_bytes": 2 << 20, "steps": 5, "device": "CPU, 2 threads", "rows": rows})
-    assert lost(section) == [("snapshot in ms, bf16 → bf16", "memcpy")]
+    assert lost(section) == [("snapshot in ms", "memcpy")]
     older = publish({"state_bytes": 2 << 20, "steps": 5, "threads": 4, "rows": rows})
     assert "on the CPU with 4 threads" in older.blocks[0]
     assert "| bf16 → bf16 | 1 % | 2.00 | 10 | 20 | 2 | 50 | 5 |" in section.blocks[1]
@@ -274,25 +299,49 @@ def test_the_text_follows_from_the_data_alone() -> None:
     assert "(quick, so coarse)" in text
     assert "exit code 1" in text
     assert "![wan](benchmarks/wan-a.png)" in text
-    assert "| wan | time to the last in s, delay 1 | 2 | libtorrent: 1.5 | 1.33 × |" in text
-    assert "time to the last in s, delay 2" not in text
-    assert "| wan | quick (1 of 2; the worst) | 2 | bar: 1.2 | 1.67 × |" in text
+    assert "| wan | time to the last, s | delay 1 | 2 | libtorrent 1.5 | 1.33 × |" in text
+    assert "delay 2" not in text
+    assert "| wan | quick | 1 of 2 | 2 | 1.2 | 1.67 × |" in text
+    assert "1 of 3 bars held: right." in text
+    assert "- not shown: seen" in text
     assert "- case 1 left out: too slow" in text
     assert "| theirs | 9 | Figure 1 |" in text
+    assert "p2pcast lab wan`, uml, 2026-01-01, 60 s. All rows: [wan.csv](benchmarks/wan.csv)." in text
+    assert "| time until 8 peers have a state with 1 % changed, s | 0.1 | rsync 2.4 |" in text.split("## ")[0]
+    assert text.count("(benchmarks/broadcast-state.png)") == 1
     files = {picture.file for picture in written.pictures}
     assert set(re.findall(r"\(benchmarks/(\S+)\.png\)", text)) == {*files, "wan-a"}
+    assert set(re.findall(r"\(benchmarks/(\S+\.csv)\)", text)) == set(written.data)
+    assert "p2pcast,2,measured\n" in written.data["wan.csv"]
+    assert 'wan,"time to the last, s",delay 1,2,libtorrent,1.5\n' in written.data["losses.csv"]
+
+
+def test_a_view_sets_values_of_a_key_side_by_side() -> None:
+    rows = [
+        {"case": 1, "system": "p2pcast", "peers": 1, "simulated": False, "all_over_ideal": 1.5},
+        {"case": 2, "system": "p2pcast", "peers": 8, "simulated": False, "all_over_ideal": 2.0},
+        {"case": 3, "system": "p2pcast", "peers": 8, "simulated": True, "all_over_ideal": 9.0},
+        {"case": 4, "system": "star", "peers": 8, "simulated": False, "all_over_ideal": 4.0},
+    ]
+    columns = {"system": "system", "peers": "peers", "simulated": "by the model", "all_over_ideal": "÷ ideal"}
+    section = lab(LAB | {"scenario": "echo2-scale", "columns": columns, "rows": rows})
+    assert section.blocks[2:4] == [
+        "÷ ideal, by peers:",
+        "| system | 1 | 8 |\n|---|---|---|\n| p2pcast | 1.5 | 2 |\n| star | – | 4 |",
+    ]
+    assert len(section.data["echo2-scale"].rows) == 5
 
 
 def test_incompatible_result_is_reported() -> None:
     text = write(ALL | {"catchup": envelope("catchup", {"rows": []})}, [], {}).text
-    assert "- catchup: the stored document lacks 'versions'" in text
+    assert "- catchup: the stored document has no 'versions'" in text
     assert "## Coming back" not in text
 
 
 def test_report_distinguishes_machines() -> None:
     other = envelope("catchup", CATCHUP, machine={**MACHINE, "cores": 2})
     text = write(ALL | {"catchup": other}, [], {}).text
-    assert "Machine of broadcast, stripes, faults: a processor, 4 cores" in text
+    assert "Machine: a processor, 4 cores" in text
     assert "Machine of catchup: a processor, 2 cores" in text
 
 
@@ -303,9 +352,8 @@ def test_report_names_parts_run_on_a_busy_machine() -> None:
 
 
 def short_part(monkeypatch: pytest.MonkeyPatch, options: str = "", **needs: Any) -> None:
-    monkeypatch.setattr(
-        measuring, "PARTS", {"plan": ReportPart("plan", PARTS["relay"].section, options, options, **needs)}
-    )
+    made = ReportPart("plan", PARTS["relay"].section, options, options, **needs)
+    monkeypatch.setattr(measuring, "PARTS", {"plan": made})
 
 
 def test_a_part_is_kept_and_measured_again_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -409,5 +457,7 @@ def test_the_command_writes_text_and_pictures_and_the_same_again(tmp_path: Path)
         return {path.name: path.read_bytes() for path in (tmp_path / "docs").rglob("*") if path.is_file()}
 
     first = made()
-    assert set(first) == {"benchmarks.md", "broadcast.png", "broadcast-state.png", "stripes.png"}
+    pictures = {"broadcast.png", "broadcast-state.png", "stripes.png"}
+    data = {"broadcast.csv", "stripes.csv", "faults.csv", "wan.csv", "losses.csv"}
+    assert set(first) == {"benchmarks.md", *pictures, *data}
     assert made() == first
