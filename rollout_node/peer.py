@@ -15,18 +15,17 @@ import asyncio
 import logging
 from functools import partial
 
+from p2pcast.daemon.http_access import HttpAccess
 from p2pcast.daemon.http_connections import HttpLimits
-from p2pcast.daemon.http_server import Document, HttpServer
+from p2pcast.daemon.http_server import Document, HttpServer, document_route
 from p2pcast.files.atomic_files import atomic_write
 from p2pcast.ground.addresses import show_address
 from p2pcast.ground.version import Version
-from p2pcast.process import metric_kinds
 from p2pcast.process.log_context import note_daemon
 from p2pcast.state.shadow import Shadow
 from p2pcast.store.artifact_store import ArtifactStore
 from p2pcast.telemetry.span_export import export_events
 from p2pcast.transport.link import Link
-from p2pcast.trust import bearer_tokens
 from rollout_node.control.artifact_catalog import ArtifactCatalog
 from rollout_node.control.peer_link_acceptor import Receivers
 from rollout_node.control.reporter import Reporter
@@ -164,18 +163,12 @@ class Peer:
             return {"node": self.ident.hex(), "name": self.config.name} | await commands.verify(body)
 
         self.http = HttpServer(
-            self.view.status,
-            self.view.ready,
-            metric_kinds.registry(self.view.families),
-            {"commit": commands.commit, "verify": verify, "lease": leases.lease, "release": leases.release},
-            startup.bearer.token,
+            self.view,
+            HttpAccess(startup.bearer.token, self.config.state.resolve(), local_only=frozenset({"lease", "release"})),
             startup.events,
-            self.view.waits(),
-            newest=lambda: self.view.newest,
-            bearer_file=self.config.state.resolve() / bearer_tokens.FILE,
-            local_only=frozenset({"lease", "release"}),
-            healthy=startup.tasks.healthy,
-            documents={"versions": self.view.versions},
+            {"commit": commands.commit, "verify": verify, "lease": leases.lease, "release": leases.release},
+            waits=self.view.waits(),
+            routes=[document_route("versions", self.view.versions)],
             limits=HttpLimits(self.config.http_per_address),
         )
         startup.bearer.serve(self._set_bearer)
@@ -183,7 +176,7 @@ class Peer:
         self._joined = False
 
     def _set_bearer(self, token: str) -> None:
-        self.http.bearer = token
+        self.http.access.bearer = token
 
     async def run(self) -> None:
         """Raises P2PCastError, also within an exception group."""

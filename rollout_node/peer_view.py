@@ -10,7 +10,8 @@ from pathlib import Path
 
 from prometheus_client.core import Metric
 
-from p2pcast.daemon.http_server import Document, Reached
+from p2pcast.daemon.http_server import Document
+from p2pcast.daemon.version_waits import VersionWaits
 from p2pcast.fleet_verdict import (
     RANK,
     UNVERIFIED,
@@ -161,6 +162,9 @@ class PeerView:
         why = unready(findings)
         return not why, why or troubles(findings)
 
+    def healthy(self) -> tuple[bool, str]:
+        return self.tasks.healthy()
+
     def _freshness(self) -> Freshness:
         """The age of the peer's knowledge, the hub's last message included."""
         if (received_at := self.hub_session.last_received_at) is not None:
@@ -259,9 +263,9 @@ class PeerView:
         links += [("child", link) for link in self.downstream.children]
         return [link_row(link, role) for role, link in links]
 
-    def waits(self) -> dict[str, Reached]:
-        """The conditions of /wait."""
-        return {"live": self._live, "staged": self._staged, "published": self._published}
+    def waits(self) -> VersionWaits:
+        conditions = {"live": self._live, "staged": self._staged, "published": self._published}
+        return VersionWaits(conditions, lambda: self.newest)
 
     @property
     def newest(self) -> Version | None:

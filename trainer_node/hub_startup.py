@@ -12,8 +12,10 @@ import time
 from dataclasses import dataclass
 
 from p2pcast.artifact.run_key import RunKey
+from p2pcast.daemon.http_access import HttpAccess
 from p2pcast.daemon.http_connections import HttpLimits
-from p2pcast.daemon.http_server import HttpServer
+from p2pcast.daemon.http_server import HttpServer, document_route
+from p2pcast.daemon.version_waits import VersionWaits
 from p2pcast.ground.errors import UsageError
 from p2pcast.ground.observers import Observers
 from p2pcast.ground.version import Version
@@ -23,7 +25,6 @@ from p2pcast.mirror.object_store import Objects
 from p2pcast.page.page_routes import PageRoutes
 from p2pcast.page.picture_feed import PictureFeed
 from p2pcast.page.reading_rights import ReadingRights
-from p2pcast.process import metric_kinds
 from p2pcast.process.background_tasks import Tasks
 from p2pcast.process.daemon_process import StateFile, node_id
 from p2pcast.process.events import Events
@@ -36,7 +37,6 @@ from p2pcast.store.artifact_store import ArtifactStore, Stored
 from p2pcast.store.squash_ladder import RUNGS
 from p2pcast.transport.link import Link
 from p2pcast.transport.listener import Listener
-from p2pcast.trust import bearer_tokens
 from topology.pull_sources import PullSources
 from topology.version_sizes import VersionSizes, of_steps
 from trainer_node.admission.admission import Admission
@@ -105,10 +105,6 @@ class StateParts:
     store: ArtifactStore
     numbers: VersionNumbers
     recovery: Recovery
-
-    def healthy(self) -> tuple[bool, str]:
-        found = self.tasks.healthy()
-        return found if not found[0] else self.admission.healthy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,10 +418,11 @@ def build_control(state: StateParts, fleet: FleetParts, publishing: Publishing) 
     folders = FolderVersions(config.checkpoints, config.folder_form, state.history, store, state.staging)
     feed = PictureFeed(view.facts, state.events)
     page = PageRoutes(feed, ReadingRights())
+    local_only = frozenset({"token/create", "page/link"})
     http = HttpServer(
-        view.status,
-        view.ready,
-        metric_kinds.registry(view.families),
+        view,
+        HttpAccess(admission.bearer, config.state.resolve(), admits=page.admits, local_only=local_only),
+        state.events,
         {
             "commit": publishing.commits.command,
             "rollouts": rollouts.command,
@@ -433,17 +430,8 @@ def build_control(state: StateParts, fleet: FleetParts, publishing: Publishing) 
             "page/link": page.link,
             **admission.commands.routes,
         },
-        admission.bearer,
-        state.events,
-        view.waits(),
-        newest=store.newest,
-        folder_version=folders.version_of,
-        bearer_file=config.state.resolve() / bearer_tokens.FILE,
-        local_only=frozenset({"token/create", "page/link"}),
-        healthy=state.healthy,
-        documents={"versions": view.weights, "files": view.versions.files},
-        routes=page.routes,
-        admits=page.admits,
+        waits=VersionWaits(view.waits(), store.newest, folders.version_of),
+        routes=[*page.routes, document_route("versions", view.weights), document_route("files", view.versions.files)],
         limits=HttpLimits(config.http_per_address),
     )
     return ControlParts(plan_distributor, reports, joins, upkeep, acceptor, listener, meter, view, feed, page, http)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 
-from p2pcast.daemon.http_server import Document, Reached
+from p2pcast.daemon.http_server import Document
+from p2pcast.daemon.version_waits import Reached
 from p2pcast.fleet_verdict import NO_VERSION, RANK, judge
 from p2pcast.process.background_tasks import Tasks
 from p2pcast.process.events import Events
@@ -60,6 +61,10 @@ class HubView:
 
     def ready(self) -> tuple[bool, str]:
         return (True, "") if self.versions.head is not None else (False, NO_VERSION)
+
+    def healthy(self) -> tuple[bool, str]:
+        found = self.tasks.healthy()
+        return found if not found[0] else self.admission.healthy()
 
     def status(self) -> Document:
         return judge(self.facts())

@@ -7,20 +7,20 @@ import secrets
 from collections.abc import Sequence
 from typing import Final
 
-from p2pcast.daemon.http_server import HttpServer
+from p2pcast.daemon.http_access import HttpAccess
+from p2pcast.daemon.http_server import DaemonView, Document, HttpServer
 from p2pcast.fleet_verdict import judge
 from p2pcast.page.page_routes import PageRoutes
 from p2pcast.page.picture_feed import PictureFeed
 from p2pcast.page.reading_rights import ReadingRights
 from p2pcast.page.recorded_run import SIMULATED, Recorded, RecordedRun
-from p2pcast.process import metric_kinds
 from p2pcast.process.events import Events
 
 MOST_PAUSE_S: Final = 3.0
 """Longest time in seconds between two events, however long they were apart."""
 
 
-class RunReplay:
+class RunReplay(DaemonView):
     """``speed``: seconds of the run in one second. ``name``: of the run, where no event names it. ``start`` serves the
     page, ``play`` plays the events once.
     """
@@ -35,17 +35,11 @@ class RunReplay:
         self.events = Events(clock=lambda: self._now_s)
         self.feed = PictureFeed(self._run.status, self.events, lambda: self._now_s, source)
         page = PageRoutes(self.feed, ReadingRights())
-        self.http = HttpServer(
-            lambda: judge(self._run.status()),
-            lambda: (True, ""),
-            metric_kinds.registry(),
-            {},
-            secrets.token_hex(16),
-            self.events,
-            {},
-            routes=page.routes,
-            admits=page.admits,
-        )
+        access = HttpAccess(secrets.token_hex(16), admits=page.admits)
+        self.http = HttpServer(self, access, self.events, routes=page.routes)
+
+    def status(self) -> Document:
+        return judge(self._run.status())
 
     async def play(self) -> None:
         """All events in their order, then the last state stays."""

@@ -376,7 +376,7 @@ class Swarm:
 
     async def post(self, daemon: Hub | Peer, path: str, body: Any, *, token: str | None = "") -> tuple[int, str]:
         """``token``: empty for the daemon's own bearer, None for none."""
-        return await self._ask("POST", daemon, path, body, daemon.http.bearer if token == "" else token)
+        return await self._ask("POST", daemon, path, body, daemon.http.access.bearer if token == "" else token)
 
     async def _ask(
         self, method: str, daemon: Hub | Peer, path: str, body: Any, token: str | None = None

@@ -15,7 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from p2pcast.daemon.http_server import OPEN_PATHS
+from p2pcast.daemon.http_access import OPEN_PATHS
 from tests.deploy.deploy_files import ROOT
 from tests.deploy.kubernetes_files import (
     KUBERNETES,

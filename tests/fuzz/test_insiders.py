@@ -16,10 +16,9 @@ from insiders.campaign import Infiltrated, Outcome, infiltrate
 from insiders.insider import FIRST, allowed
 from insiders.values import Nonsense, World
 
-from p2pcast.daemon.http_server import HttpServer
 from p2pcast.ground.errors import RemoteError
 from p2pcast.ground.limits import MIB
-from p2pcast.process import metric_kinds
+from p2pcast.page.replay import RunReplay
 from p2pcast.process.background_tasks import Tasks, report_bug
 from p2pcast.process.events import Events
 from p2pcast.wire.connection_state import ConnectionState, Side
@@ -87,8 +86,8 @@ async def reported_bug() -> None:
 
 
 async def bug_in_http_handler() -> None:
-    server = HttpServer(dict, lambda: (True, ""), metric_kinds.registry(), {}, "secret", Events(), {})
-    request = make_mocked_request("GET", "/status", headers={"Authorization": "Bearer secret"})
+    server = RunReplay([], 1.0, "run").http
+    request = make_mocked_request("GET", "/status", headers={"Authorization": f"Bearer {server.access.bearer}"})
     await server._guard(request, bug)
 
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from aiohttp import web
 
-from p2pcast.daemon import http_server
+from p2pcast.daemon import http_server, version_waits
 from p2pcast.ground.errors import IntegrityError, RemoteError, UsageError
 from p2pcast.ground.version import Version
 from p2pcast.trust.join_token import JoinToken
@@ -127,7 +127,7 @@ def check_text(data: bytes) -> None:
             assert found is not None
             assert found >= 0
         elif kind == 2:
-            number = http_server._number(request.query, "x", 10.0)
+            number = version_waits._number(request.query, "x", 10.0)
             assert number is not None
             assert 0 <= number <= 10
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mutation import (
+    ACCESS,
     ADMISSION_TESTS,
     EVICTIONS,
     HANDSHAKE_ADMISSION,
@@ -244,7 +245,7 @@ EXHAUSTION = [
     Mutation(
         "many HTTP connections",
         SERVER,
-        "return 2 * strangers if self._bears_token(request) else strangers",
+        "return 2 * strangers if self.access.bears_token(request) else strangers",
         "return strangers",
         HTTP + "test_strangers_leave_places_for_readers_with_the_bearer",
     ),
@@ -407,23 +408,23 @@ EXHAUSTION = [
 SAID = [
     Mutation(
         "Commands need the bearer everywhere",
-        SERVER,
-        '            if not is_loopback(request.remote or ""):\n                return',
-        "            if False:\n                return",
+        ACCESS,
+        '        if not is_loopback(request.remote or ""):\n            return',
+        "        if False:\n            return",
         "tests/daemons/hub/test_http.py::test_remote_callers_need_a_bearer_token",
     ),
     Mutation(
         "No join token travels over HTTP",
-        SERVER,
-        "if local_only and not _is_local(request):",
+        ACCESS,
+        "if command in self._local_only and not _is_local(request):",
         "if False:",
         TRUST + "test_a_token_is_made_on_the_hubs_own_machine_alone",
     ),
     Mutation(
         "not to web pages of other origins",
-        SERVER,
-        "            if not _same_origin(request):",
-        "            if False:",
+        ACCESS,
+        "        if not _same_origin(request):",
+        "        if False:",
         HTTP + "test_web_pages_of_other_origins_are_refused",
     ),
     Mutation(

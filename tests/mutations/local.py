@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutation import HTTP, SERVER, Mutation
+from mutation import ACCESS, HTTP, Mutation
 
 PRIVATE = "p2pcast/files/private_folders.py"
 SHADOW = "p2pcast/state/shadow.py"
@@ -196,23 +196,23 @@ LOCAL = [
     ),
     Mutation(
         COMMANDS,
-        SERVER,
-        "            if request.method not in READING:",
-        "            if False:",
+        ACCESS,
+        "return None if request.method in READING else",
+        "return None if True else",
         HTTP + "test_a_command_needs_the_bearer_on_loopback_too",
     ),
     Mutation(
         COMMANDS,
-        SERVER,
-        "            if request.method not in READING:",
-        "            if False:",
+        ACCESS,
+        "return None if request.method in READING else",
+        "return None if True else",
         USER + "test_another_user_changes_nothing_over_http",
     ),
     Mutation(
         COMMANDS,
         "trainer_node/hub_startup.py",
-        "        bearer_file=config.state.resolve() / bearer_tokens.FILE,\n",
-        "",
+        "HttpAccess(admission.bearer, config.state.resolve(),",
+        "HttpAccess(admission.bearer,",
         USER + "test_another_user_changes_nothing_over_http",
     ),
     Mutation(
@@ -238,7 +238,7 @@ LOCAL = [
     ),
     Mutation(
         REBINDS,
-        SERVER,
+        ACCESS,
         "    if (match := _HOST.fullmatch(host)) is None:",
         "    if (match := _HOST.match(host)) is None:",
         HTTP + "test_dns_rebinding_to_loopback_reads_nothing",

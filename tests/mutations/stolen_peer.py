@@ -79,7 +79,7 @@ STOLEN_PEER = [
     Mutation(
         ONE_LINK,
         "p2pcast/daemon/http_server.py",
-        "        healthy, why = self._healthy()",
+        "        healthy, why = self._view.healthy()",
         '        healthy, why = True, ""',
         IN_DAEMONS + "test_a_message_that_the_hub_fails_to_handle_ends_its_link_and_is_reported",
     ),

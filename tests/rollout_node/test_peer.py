@@ -47,14 +47,14 @@ async def test_links_for_versions_are_accepted_once_the_peer_is_built(tmp_path):
 async def test_the_bearer_file_admits_to_the_http_server(tmp_path):
     config = options(tmp_path)
     async with peer(config) as built:
-        assert (config.state / "http.token").read_text() == f"{built.http.bearer}\n"
+        assert (config.state / "http.token").read_text() == f"{built.http.access.bearer}\n"
 
 
 async def test_a_bearer_that_the_hub_names_later_is_served_and_saved(tmp_path):
     config = options(tmp_path)
     async with peer(config) as built:
         built.startup.bearer.replace("b" * 40)
-        assert built.http.bearer == "b" * 40
+        assert built.http.access.bearer == "b" * 40
         await built.tasks.end()
         assert (config.state / "http.token").read_text() == f"{'b' * 40}\n"
 

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import aiohttp
 from aiohttp import web
 
+from p2pcast.daemon.http_access import HttpAccess
 from p2pcast.daemon.http_caller import certified_caller
 from p2pcast.daemon.http_connections import HttpLimits
 from p2pcast.daemon.http_server import HttpServer
@@ -32,7 +33,6 @@ from p2pcast.ground.addresses import show_address
 from p2pcast.ground.errors import P2PCastError, RetryableError
 from p2pcast.ground.version import Version
 from p2pcast.ledger_api.worker_api import HeldLease
-from p2pcast.process import metric_kinds
 from p2pcast.process.background_tasks import Tasks
 from p2pcast.process.daemon_process import StateFile
 from p2pcast.process.events import Events
@@ -203,17 +203,10 @@ class LedgerDaemon:
             trusting=config.policy.trust is not None,
         )
         self.http = HttpServer(
-            self.view.status,
-            self.view.ready,
-            metric_kinds.registry(self.view.families),
-            {},
-            bearer,
+            self.view,
+            HttpAccess(bearer, config.state.resolve(), admits=callers.admits),
             events,
-            {},
-            bearer_file=config.state.resolve() / bearer_tokens.FILE,
-            healthy=tasks.healthy,
             routes=routes.routes(),
-            admits=callers.admits,
             limits=HttpLimits(config.http_per_address, HTTP_SHARE, MOST_CONNECTIONS),
         )
 

@@ -110,6 +110,9 @@ class LedgerView:
         idle = self.idle()
         return True, f"nothing is leased: {idle}" if idle else awaited
 
+    def healthy(self) -> tuple[bool, str]:
+        return self._tasks.healthy()
+
     def idle(self) -> str:
         """Why no job is leased; empty while one is, for the first looks without one, and after the run's end."""
         status = self._status

@@ -192,7 +192,7 @@ async def test_a_server_through_its_life(swarm, states, servers, p2pcast):
     async with running(config) as ledger, one_off_connections() as http:
         peer_url = f"http://127.0.0.1:{peer.http.address[1]}"
         rollouts = Rollouts(ledger, config.state, http, server.url, peer_url)
-        bearer = {"Authorization": f"Bearer {ledger.http.bearer}"}
+        bearer = {"Authorization": f"Bearer {ledger.http.access.bearer}"}
         async with peer.runners[0]._busy:  # no install meanwhile
             server.restart()
             await asyncio.to_thread(server.wait)

@@ -207,7 +207,7 @@ async def test_a_link_opens_the_page_in_one_browser(swarm, states, browser, monk
     await swarm.peer_up("a")
     await swarm.live("0.1")
     link = (await hub.control.page.link({}))["path"]
-    monkeypatch.setattr("p2pcast.daemon.http_server.is_loopback", lambda host: False)
+    monkeypatch.setattr("p2pcast.daemon.http_access.is_loopback", lambda host: False)
     first = await opened(browser, url_of(hub) + link.removeprefix("/"))
     await first.says("#headline", "The engine serves 0.1")
     assert first.page.url == url_of(hub), "the link is not left in the address"
@@ -237,7 +237,7 @@ async def test_commands_need_the_bearer_and_a_yes(swarm, states, browser):
     await expect(answer).to_contain_text("a bearer token is needed")
     assert hub.control.view.status()["evicted"] == []
     assert [text for text in viewer.trouble if "401" not in text] == []
-    await page.locator("#bearer").fill(hub.http.bearer)
+    await page.locator("#bearer").fill(hub.http.access.bearer)
     await evict.click()
     await viewer.is_accessible()
     await page.locator('#confirm button[value="yes"]').click()

@@ -103,13 +103,13 @@ async def test_a_caller_without_gzip_gets_plain_answers(swarm):
 async def test_a_link_lets_one_browser_read_and_command_nothing(swarm, states, monkeypatch):
     swarm.publish(1, states.first())
     hub = await swarm.hub_up()
-    url, bearer = url_of(hub), {"Authorization": f"Bearer {hub.http.bearer}"}
+    url, bearer = url_of(hub), {"Authorization": f"Bearer {hub.http.access.bearer}"}
     async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as http:
         async with http.post(url + "/page/link", json={}, headers=bearer) as answer:
             secret = (await answer.json())["path"].removeprefix("/#")
         async with http.post(url + "/page/link", json={}) as answer:
             assert answer.status == 401
-        monkeypatch.setattr("p2pcast.daemon.http_server.is_loopback", lambda host: False)
+        monkeypatch.setattr("p2pcast.daemon.http_access.is_loopback", lambda host: False)
         for path in ("/page/picture", "/page/changes?after=0", "/status", "/events"):
             async with http.get(url + path) as answer:
                 assert answer.status == 401

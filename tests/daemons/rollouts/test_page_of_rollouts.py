@@ -53,7 +53,7 @@ async def test_a_worker_is_paused_and_resumed_from_the_page(
     peer = await swarm.peer_up("a", region="eu")
     await swarm.live("0.0")
     at = f"http://127.0.0.1:{hub.http.address[1]}"
-    config = config_of(folder, hub=at, hub_bearer=hub.http.bearer, batch_groups=1000)
+    config = config_of(folder, hub=at, hub_bearer=hub.http.access.bearer, batch_groups=1000)
     async with asyncio.timeout(END_S), up(config) as daemon, working(daemon, folder, engine, peer):
         head = {"Authorization": f"Bearer {(folder / 'http.token').read_text().strip()}"}
         async with aiohttp.ClientSession(headers=head) as http:
@@ -71,7 +71,7 @@ async def test_a_worker_is_paused_and_resumed_from_the_page(
         await pause.click()
         await viewer.says("#answer", "Choose a worker first.")
         await page.locator("#operate-worker").select_option("paused")
-        await page.locator("#bearer").fill(hub.http.bearer)
+        await page.locator("#bearer").fill(hub.http.access.bearer)
         await pause.click()
         await viewer.says("#confirm-text", "Give paused no new jobs for an hour?")
         await page.locator('#confirm button[value="yes"]').click()

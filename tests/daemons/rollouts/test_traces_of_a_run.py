@@ -48,7 +48,7 @@ async def test_one_id_joins_the_traces_of_all_daemons(swarm: Swarm, up: Up, engi
     await swarm.live("0.0")
     run = hub.token.run.hex()
     urls = {"hub": f"http://127.0.0.1:{hub.http.address[1]}", "peer": f"http://127.0.0.1:{peer.http.address[1]}"}
-    config = config_of(folder, hub=urls["hub"], hub_bearer=hub.http.bearer)
+    config = config_of(folder, hub=urls["hub"], hub_bearer=hub.http.access.bearer)
     async with asyncio.timeout(END_S), up(config) as daemon:
         urls["ledger"] = f"http://127.0.0.1:{daemon.http.address[1]}"
         head = {"Authorization": f"Bearer {(folder / 'http.token').read_text().strip()}"}

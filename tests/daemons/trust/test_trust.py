@@ -439,7 +439,7 @@ async def test_no_secret_is_shown_and_key_files_are_private(tls, states, caplog)
     secret = set()
     for token in (JoinToken.parse(made), before, hub.token, token_of(tls)):
         secret |= {str(token), token.secret.hex(), str(token).split("-")[2], repr(token.secret)[2:-1]}
-    secret |= {hub.state.admission.bearer, a.http.bearer, (tls.folder / "hub" / "run.key").read_bytes().hex()}
+    secret |= {hub.state.admission.bearer, a.http.access.bearer, (tls.folder / "hub" / "run.key").read_bytes().hex()}
     for path in ("hub/authority.pem", "a/link.pem"):
         secret |= set((tls.folder / path).read_text().splitlines()[1:4])
     assert not [s for s in secret if s in shown]
@@ -468,9 +468,11 @@ async def test_a_peers_bearer_token_does_not_open_the_hub(tls):
     hub = await tls.hub_up()
     a, b = await tls.peers_up("a", "b")
     assert (
-        a.http.bearer == hub.state.admission.bearer_of(a.ident) == (tls.folder / "a" / "http.token").read_text().strip()
+        a.http.access.bearer
+        == hub.state.admission.bearer_of(a.ident)
+        == (tls.folder / "a" / "http.token").read_text().strip()
     )
-    assert len({hub.http.bearer, a.http.bearer, b.http.bearer}) == 3
+    assert len({hub.http.access.bearer, a.http.access.bearer, b.http.access.bearer}) == 3
 
 
 @pytest.mark.parametrize("name", ["authority.pem", "trust.json", "http.key", "token.key"])

@@ -17,20 +17,21 @@ from aiohttp import web
 
 from p2pcast.daemon import http_connections
 from p2pcast.daemon import http_server as module
+from p2pcast.daemon.http_access import HttpAccess
 from p2pcast.daemon.http_connections import HttpLimits
-from p2pcast.daemon.http_server import HttpServer
+from p2pcast.daemon.http_server import DaemonView, HttpServer, document_route
 from p2pcast.daemon.request_body import read_json
+from p2pcast.daemon.version_waits import VersionWaits
 from p2pcast.ground.errors import LocalError, RefusedError, RetryableError, UsageError
 from p2pcast.ground.version import Version
-from p2pcast.process import metric_kinds
 from p2pcast.process.events import Events
 from tests.support.until import until
 
 DEADLINE_S = 600.0
-FILE = Path("/where/http.token")
+FOLDER = Path("/where")
 
 
-class Daemon:
+class Daemon(DaemonView):
     """The parts of a daemon that the server needs; the version ``at`` is reached."""
 
     def __init__(self) -> None:
@@ -39,17 +40,16 @@ class Daemon:
         self.asked: list[float | None] = []
         self.fault: Exception | None = None
         self.http = HttpServer(
-            dict,
-            lambda: (True, ""),
-            metric_kinds.registry(),
-            {"fail": self._fail},
-            "secret",
+            self,
+            HttpAccess("secret", FOLDER),
             self.events,
-            {"live": self._live},
-            newest=lambda: self.at,
-            bearer_file=FILE,
-            documents={"versions": lambda: {"at": str(self.at)}},
+            {"fail": self._fail},
+            waits=VersionWaits({"live": self._live}, lambda: self.at),
+            routes=[document_route("versions", lambda: {"at": str(self.at)})],
         )
+
+    def status(self) -> dict[str, Any]:
+        return {}
 
     async def _fail(self, body: dict[str, Any]) -> dict[str, Any]:
         assert self.fault is not None
@@ -403,7 +403,7 @@ async def test_a_command_needs_the_bearer_on_loopback_too(daemon, client, header
     async with client.post(daemon.url("/fail"), json={}, headers=headers) as answer:
         assert answer.status == code
         said = (await answer.json())["error"]
-    assert (str(FILE) in said) == (code == 401)
+    assert (str(FOLDER / "http.token") in said) == (code == 401)
     async with client.get(daemon.url("/status")) as answer:  # reading needs none
         assert answer.status == 200
 
@@ -466,15 +466,11 @@ class Crowded(Daemon):
     def __init__(self) -> None:
         super().__init__()
         self.http = HttpServer(
-            dict,
-            lambda: (True, ""),
-            metric_kinds.registry(),
-            {"fail": self._fail},
-            "secret",
+            self,
+            HttpAccess("secret", admits=lambda request: request.path == "/enter"),
             self.events,
-            {"live": self._live},
+            {"fail": self._fail},
             routes=[web.post("/enter", self._enter)],
-            admits=lambda request: request.path == "/enter",
             limits=HttpLimits(most=12),
         )
 

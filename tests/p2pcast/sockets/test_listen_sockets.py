@@ -7,10 +7,8 @@ import socket
 
 import pytest
 
-from p2pcast.daemon.http_server import HttpServer
 from p2pcast.ground.errors import LocalError
-from p2pcast.process.events import Events
-from p2pcast.process.metric_kinds import registry
+from p2pcast.page.replay import RunReplay
 from p2pcast.sockets.listen_sockets import advertised_hosts, listening, own_hosts
 
 
@@ -67,7 +65,7 @@ def test_only_own_addresses_with_a_listener_are_advertised() -> None:
 
 
 async def test_http_on_both_families_knows_loopback_in_either() -> None:
-    server = HttpServer(dict, lambda: (True, ""), registry(lambda: ()), {}, "token", Events(), {})
+    server = RunReplay([], 1.0, "run").http
     await server.start("::", 0)
     try:
         for host in ("127.0.0.1", "::1"):
