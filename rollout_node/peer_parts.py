@@ -185,17 +185,7 @@ def _installers(
     config: PeerConfig, provider: WeightProvider, socket: InstallSocket, lead: MultiHostLeader | None
 ) -> list[Installer]:
     """One for each target. Raises UsageError."""
-    targets = Targets(
-        provider.small_files,
-        socket,
-        config.state,
-        config.keep,
-        config.folder_form,
-        config.kv,
-        config.driver,
-        config.token.run.hex(),
-        config.wait,
-    )
+    targets = Targets(config, provider.small_files, socket)
     return [targets.installer(t) if lead is None else targets.led(t, lead) for t in config.targets]
 
 

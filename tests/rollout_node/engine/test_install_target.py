@@ -8,7 +8,6 @@ from typing import Any
 import click
 import pytest
 
-from p2pcast.checkpoint.folder_form import DEFAULT
 from p2pcast.cli.options import TOKEN_VARIABLE
 from p2pcast.cli.settings import made
 from p2pcast.ground.errors import UsageError
@@ -108,7 +107,7 @@ def test_the_command_says_so(p2pcast, words, why):
 async def test_a_lead_leads_its_server_and_nothing_else(tmp_path: Path):
     provider: Any = None
     socket = InstallSocket(tmp_path / "s", provider)
-    targets = Targets(lambda version: {}, socket, tmp_path, 3, DEFAULT, "recompute", "peer", "run", NO_WAIT)
+    targets = Targets(configured("--install", SERVER), lambda version: {}, socket)
     lead = MultiHostLeader("big", socket, lambda: None)
     assert isinstance(targets.installer(SERVER), EngineInstaller)
     assert isinstance(targets.led(SERVER, lead), MultiHostInstaller)
