@@ -125,6 +125,7 @@ class HubConfig:
         name="token_hours",
         unit=3600,
     )
+    """Long enough to start a fleet, short enough to limit a leaked copy."""
     squashes: bool = setting(
         False,
         "No squashes (one delta in place of many) for late peers: less disk, slower catch-up.",

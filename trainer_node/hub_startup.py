@@ -177,17 +177,7 @@ async def open_state(config: HubConfig, events: Events, tasks: Tasks) -> StatePa
     state_file.update(incarnation=state_file["incarnation"] + 1, quantise=config.quantise)
     ident, sessions, staging = node_id(state_file), Sessions(), Staging()
     admission = Admission(
-        folder,
-        key,
-        ident,
-        plaintext=config.plaintext,
-        lifetime_s=config.certificate_s,
-        token_ttl_s=config.token_ttl_s,
-        token_file=config.token_file,
-        events=events,
-        is_joined=sessions.__contains__,
-        later=tasks.later,
-        in_thread=staging.run,
+        config, key, ident, events, is_joined=sessions.__contains__, later=tasks.later, in_thread=staging.run
     )
     store = ArtifactStore(folder, key.public, counts=config.counts)
     for path, why in store.damaged:

@@ -26,8 +26,6 @@ from p2pcast.trust.node_names import check_name, disambiguated, is_id, is_name, 
 
 IDENT_DIGITS = 16
 DAY_S = 86400.0
-OWN_TTL_S = DAY_S
-"""Lifetime of the hub's own token in seconds: long enough to start a fleet, short enough to limit a leaked copy."""
 LEGACY_TTL_S = 14 * DAY_S
 """Remaining life of a hub's own token that an earlier release made without an end, in seconds."""
 KNOWN_S = 90 * DAY_S

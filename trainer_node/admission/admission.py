@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 from p2pcast.artifact.run_key import RunKey
@@ -30,13 +29,13 @@ from p2pcast.trust.credentials import Credentials
 from p2pcast.trust.dial_permissions import Certified
 from p2pcast.trust.join_token import JoinToken
 from p2pcast.trust.tls_contexts import Tls
-from p2pcast.trust.token_register import OWN_TTL_S
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Event, Identity, Message
 from trainer_node.admission.own_token import OwnToken
 from trainer_node.admission.trust_commands import TrustCommands
 from trainer_node.admission.trust_files import secret_of
 from trainer_node.admission.trust_state import LEDGER, InThread, TrustState
+from trainer_node.hub_config import HubConfig
 from trainer_node.membership.peer_session import PeerSession
 
 logger = logging.getLogger("p2pcast.hub")
@@ -60,24 +59,21 @@ class Admission:
 
     def __init__(
         self,
-        folder: Path,
+        config: HubConfig,
         key: RunKey,
         node: bytes,
-        *,
-        plaintext: bool,
-        lifetime_s: float,
-        token_ttl_s: float = OWN_TTL_S,
-        token_file: Path | None = None,
         events: Events,
+        *,
         is_joined: Callable[[str], bool],
         later: Background,
         in_thread: InThread,
     ) -> None:
-        """``key``: the run's. ``lifetime_s``: of certificates. ``is_joined``: whether a node, in hex, has a session.
-        ``in_thread`` runs a blocking call. Raises LocalError.
+        """``key``: the run's. ``is_joined``: whether a node, in hex, has a session. ``in_thread`` runs a blocking call.
+        Raises LocalError.
         """
+        folder, plaintext = config.state, config.plaintext
         self._node = node
-        self._lifetime_s = lifetime_s
+        self._lifetime_s = config.certificate_s
         self._events = events
         self._is_joined = is_joined
         self._later = later
@@ -93,9 +89,7 @@ class Admission:
             fingerprint = self._authority.fingerprint
             self._credentials = self._own_credentials(now)
             self.tls = Tls(self._credentials, strangers=True)
-        self.own_token = OwnToken(
-            self.trust, folder, fingerprint, ttl_s=token_ttl_s, file=token_file, in_thread=in_thread, now=now
-        )
+        self.own_token = OwnToken(self.trust, config, fingerprint, in_thread, now)
         self.commands = TrustCommands(self.trust, self.own_token, events, node, fingerprint)
         secret = self.own_token.token.secret
         self.bearer = bearer_tokens.of_run(secret) if plaintext else bearer_tokens.text(secret_of(folder / "http.key"))

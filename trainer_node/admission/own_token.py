@@ -14,6 +14,7 @@ from p2pcast.trust.join_token import SECRET_BYTES, JoinToken
 from p2pcast.trust.token_register import LEGACY_TTL_S
 from trainer_node.admission.trust_files import secret_of
 from trainer_node.admission.trust_state import InThread, TrustState
+from trainer_node.hub_config import HubConfig
 
 logger = logging.getLogger("p2pcast.hub")
 
@@ -29,24 +30,16 @@ class OwnToken:
     """``fingerprint``: of the run's authority; None without TLS, where the token never changes."""
 
     def __init__(
-        self,
-        trust: TrustState,
-        folder: Path,
-        fingerprint: bytes | None,
-        *,
-        ttl_s: float,
-        file: Path | None,
-        in_thread: InThread,
-        now: float,
+        self, trust: TrustState, config: HubConfig, fingerprint: bytes | None, in_thread: InThread, now: float
     ) -> None:
-        """``file``: where users find the token; None: nowhere. Raises LocalError."""
-        self.file = file
+        """Raises LocalError."""
+        self.file = config.token_file
         self.stale = False
         """The token file has another token than this."""
         self._trust = trust
-        self._path = folder / SECRET
+        self._path = config.state / SECRET
         self._fingerprint = fingerprint
-        self._ttl_s = ttl_s
+        self._ttl_s = config.token_ttl_s
         self._in_thread = in_thread
         if fingerprint is None:
             self.token = JoinToken(trust.run, secret_of(self._path))

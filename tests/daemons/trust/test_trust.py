@@ -30,6 +30,7 @@ from p2pcast.wire import messages
 from p2pcast.wire.connection import Identity
 from trainer_node.admission import trust_state
 from trainer_node.admission.admission import Admission
+from trainer_node.hub_config import HubConfig
 
 
 async def test_a_run_behind_tls(tls, states):
@@ -175,8 +176,8 @@ async def test_a_peer_with_an_expired_certificate_enrols_again(tls):
 def admission(folder: Path, key: RunKey, ident: bytes) -> Admission:
     """Another hub's, without its hub."""
     return Admission(
-        folder, key, ident, plaintext=False, lifetime_s=60, events=Events(), is_joined=lambda node: False,
-        later=lambda work, name, *, vital=True: work.close(), in_thread=asyncio.to_thread,
+        HubConfig(state=folder, shadow=folder / "shadow", certificate_s=60), key, ident, Events(),
+        is_joined=lambda node: False, later=lambda work, name, *, vital=True: work.close(), in_thread=asyncio.to_thread,
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from p2pcast.trust.join_token import JoinToken
 from p2pcast.wire.messages import Type
 from trainer_node.admission import admission, trust_state
 from trainer_node.admission.admission import Admission
+from trainer_node.hub_config import HubConfig
 from trainer_node.membership.peer_record import PeerRecord
 from trainer_node.membership.peer_session import PeerSession
 
@@ -34,10 +35,11 @@ class Hub:
         self.events = Events()
 
     def start(self, **options: Any) -> Admission:
-        given: dict[str, Any] = {"plaintext": False, "lifetime_s": 1000.0, "token_file": self.folder / "token"}
+        given: dict[str, Any] = {"certificate_s": 1000.0, "token_file": self.folder / "token"}
+        config = HubConfig(state=self.folder, shadow=self.folder / "shadow", **given | options)
         made = Admission(
-            self.folder, self.key, HUB, **given | options, events=self.events, is_joined=self.joined.__contains__,
-            later=self.background, in_thread=in_thread,
+            config, self.key, HUB, self.events, is_joined=self.joined.__contains__, later=self.background,
+            in_thread=in_thread,
         )  # fmt: skip
         made.trust.observers.append(lambda nodes, signed: self.enforced.append((nodes, signed)))
         return made
@@ -321,7 +323,7 @@ async def test_a_forged_eviction_is_refused(hub: Hub) -> None:
 
 
 async def test_connected_peers_are_noted_and_the_own_certificate_is_renewed(hub: Hub, monkeypatch) -> None:
-    made = hub.start(lifetime_s=100.0)
+    made = hub.start(certificate_s=100.0)
     made.admit(session(await hub.enrol(made)), "a")
     await hub.background.settle()
     hub.joined.add(ident("a"))
