@@ -1,4 +1,4 @@
-"""What a caller of /wait may wait for: a condition, and the version that has to reach it."""
+"""Waits for versions, as GET /wait asks for them: a condition, and the version that has to reach it."""
 
 from __future__ import annotations
 
