@@ -37,10 +37,8 @@ class Hub:
     def start(self, **options: Any) -> Admission:
         given: dict[str, Any] = {"certificate_s": 1000.0, "token_file": self.folder / "token"}
         config = HubConfig(state=self.folder, shadow=self.folder / "shadow", **given | options)
-        made = Admission(
-            config, self.key, HUB, self.events, is_joined=self.joined.__contains__, later=self.background,
-            in_thread=in_thread,
-        )  # fmt: skip
+        joined, later = self.joined.__contains__, self.background
+        made = Admission(config, self.key, HUB, self.events, is_joined=joined, later=later, in_thread=in_thread)
         made.trust.observers.append(lambda nodes, signed: self.enforced.append((nodes, signed)))
         return made
 
