@@ -18,7 +18,7 @@ EXTRAS := trainer,tensorboard,$(VLLM),mirror,postgres,otel,lab,rivals,kubernetes
 CUDA_LEFTOVERS := torchvision torchaudio torchcodec triton
 
 .DEFAULT_GOAL := help
-.PHONY: setup demo test prove fuzz mutations style types docs dist man bench gpu gpu-wheels guard lab help
+.PHONY: setup check demo test prove fuzz mutations style types docs dist man bench gpu gpu-wheels guard lab help
 
 help:  ## List of targets
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ setup-%: setup  ## Make the environment of a framework, apart from .venv, and pr
 
 demo: setup  ## Train a small model by RL on a live engine with broadcast weights, and check everything
 	$(BIN)/p2pcast demo
+
+check: setup  ## Check a change in two minutes: style, types of changed files, pure tests that depend on them; BASE=commit to compare with
+	$(BIN)/python -m tests.check $(addprefix --base ,$(BASE))
 
 test: setup  ## Run the tests, with a real vLLM, in WORKERS processes; REPEAT=5 LOAD=2: 5 times beside 2 busy loops
 	$(BIN)/python tests/suite.py --workers $(WORKERS) $(addprefix --repeat ,$(REPEAT)) $(addprefix --load ,$(LOAD)) -- $(PYTEST)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import ast
 import importlib
 from collections import defaultdict
-from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
 import pytest
 
 from p2pcast import adapters, cli
+from tests.imports import MODULES, OURS, ROOT, imported_anywhere, imported_at_once, parsed, reached
 from tests.rules_of_code import table
 
-ROOT = Path(__file__).parent.parent
-OURS = ("p2pcast", "topology", "trainer_node", "rollout_node", "netem")
 IMPURE = {
     "aiohttp", "asyncio", "concurrent", "fcntl", "mmap", "multiprocessing", "os", "pathlib", "random", "secrets",
     "shutil", "signal", "socket", "sqlalchemy", "ssl", "subprocess", "tempfile", "threading", "time", "torch", "uvloop",
@@ -28,65 +25,6 @@ FRAMEWORKS = "trainer_node.frameworks"
 NAMES_IN_STRINGS = {"p2pcast.cli", "p2pcast.adapters"}
 """Modules of ours that import others of ours by strings: commands, and modules that have moved."""
 IMPORTERS_OF_OTHERS_CODE = {"p2pcast.daemon.user_code", "p2pcast.tasks.task_hash"}
-
-
-def name_of(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-MODULES = {name_of(path): path for package in OURS for path in sorted((ROOT / package).rglob("*.py"))}
-
-
-@cache
-def parsed(module: str) -> ast.Module:
-    return ast.parse(MODULES[module].read_text())
-
-
-def named(node: ast.AST) -> Iterator[str]:
-    """Full names of the modules that one statement imports."""
-    if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom):
-        assert not node.level, "imports are absolute"
-        for alias in node.names:
-            inner = f"{node.module}.{alias.name}"
-            yield inner if inner in MODULES else str(node.module)
-
-
-@cache
-def imported_anywhere(module: str) -> frozenset[str]:
-    """All imports of a module: inside functions and for type checkers too."""
-    return frozenset(name for node in ast.walk(parsed(module)) for name in named(node))
-
-
-@cache
-def imported_at_once(module: str) -> frozenset[str]:
-    """Imports at the import of a module: not inside functions, not for type checkers alone."""
-    found: set[str] = set()
-    pending: list[ast.AST] = [parsed(module)]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            continue
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            pending += node.orelse
-            continue
-        found.update(named(node))
-        pending += ast.iter_child_nodes(node)
-    return frozenset(found)
-
-
-def reached(start: str) -> dict[str, str]:
-    """Each of our modules that importing ``start`` imports, with the module that asked for it."""
-    asked_by, pending = {start: ""}, [start]
-    while pending:
-        module = pending.pop()
-        for name in imported_at_once(module):
-            if name in MODULES and name not in asked_by:
-                asked_by[name] = module
-                pending.append(name)
-    return asked_by
 
 
 # -- imports
