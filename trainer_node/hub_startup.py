@@ -46,8 +46,8 @@ from trainer_node.background.background_throttle import live_traffic
 from trainer_node.background.lost_artifacts import LostArtifacts
 from trainer_node.background.mirror_uploader import MirrorUploader
 from trainer_node.commit.barrier import Left
-from trainer_node.commit.commits import Commits
-from trainer_node.hub_config import BARRIER_QUORUM, BARRIER_TIMEOUT_S, HubConfig
+from trainer_node.commit.commits import Commits, CommitTarget
+from trainer_node.hub_config import HubConfig
 from trainer_node.hub_view import HubView
 from trainer_node.membership.broadcast_planner import BroadcastPlanner
 from trainer_node.membership.broadcast_progress import BroadcastProgress
@@ -299,13 +299,8 @@ def build_publishing(state: StateParts, fleet: FleetParts) -> Publishing:
         anchors_and_squashes.wake()
 
     node.damaged.add(lambda holding: later(replace(holding), f"remove damaged {holding.open.version}"))
-    commits = Commits(
-        state.state_file, sessions, events,
-        mode=config.commit,
-        timeout_s=BARRIER_TIMEOUT_S if config.barrier_timeout_s is None else config.barrier_timeout_s,
-        quorum=BARRIER_QUORUM if config.barrier_quorum is None else config.barrier_quorum,
-        versions=store.versions, later=later, in_thread=staging.run, fail=sealer.fail,
-    )  # fmt: skip
+    target = CommitTarget(state.state_file, sessions, staging.run)
+    commits = Commits(config, target, sessions, events, versions=store.versions, later=later, fail=sealer.fail)
     sealer.observers.append(commits.handle)
     commits.start(store.newest())
     backpressure = Backpressure(

@@ -71,7 +71,7 @@ class HubView:
 
     def facts(self) -> Document:
         """/status without verdicts."""
-        commits, target = self.commits, self.commits.target
+        commits, target = self.commits, self.commits.target.version
         return {
             "role": "hub",
             "run": self.admission.token.run.hex(),

@@ -28,7 +28,8 @@ async def hub(encoder: Encoder, tmp_path: Path) -> SimpleNamespace:
     membership, lifecycle = Membership(1, 1e9), SimpleNamespace(published=None, skipped={"step_1": "bad"})
     (tmp_path / "shadow").mkdir(exist_ok=True)
     config = HubConfig(state=tmp_path, shadow=tmp_path / "shadow")
-    commits = SimpleNamespace(mode="auto", target=Version(0, 1), status=lambda: None, outcomes=Counter(failed=2))
+    target = SimpleNamespace(version=Version(0, 1))
+    commits = SimpleNamespace(mode="auto", target=target, status=lambda: None, outcomes=Counter(failed=2))
     view = HubView(
         config, Tasks(encoder.events), encoder.events, encoder.node, {},
         SimpleNamespace(token=SimpleNamespace(run=b"run"), evicted={b"b", b"a"}, clock_trouble=lambda: None),

@@ -115,7 +115,7 @@ class WelcomeMessages:
             key=self._run_key,
             epoch=self._epoch(),
             commit=self._commits.mode,
-            target=self._commits.target,
+            target=self._commits.target.version,
             host=unscoped(session.link.remote_host),
             bearer=None if self._plaintext else self._trust.bearer_of(session.link.remote),
             name=None if session.peer is None else session.peer.name,

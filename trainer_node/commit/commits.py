@@ -33,6 +33,7 @@ from trainer_node.commit.barrier import (
     Superseded,
     Switched,
 )
+from trainer_node.hub_config import BARRIER_QUORUM, BARRIER_TIMEOUT_S, HubConfig
 from trainer_node.membership.peer_record import PeerRecord
 from trainer_node.membership.peer_session import Sessions
 
@@ -45,53 +46,56 @@ this many seconds have passed.
 OUTCOMES = ("committed", "quorum", "failed", "superseded")
 
 
-class Commits:
-    """``mode``: auto, manual or barrier. ``timeout_s`` and ``quorum``: the barrier's."""
+class CommitTarget:
+    """The version that engines were last told to switch to; meaningless with ``auto``."""
 
+    def __init__(self, memory: StateFile, fleet: Sessions, in_thread: Callable[..., Awaitable[Any]]) -> None:
+        """``in_thread`` runs a blocking call."""
+        self._memory, self._fleet, self._in_thread = memory, fleet, in_thread
+
+    @property
+    def version(self) -> Version | None:
+        remembered = self._memory["target"]
+        return None if remembered is None else Version.of(remembered)
+
+    async def switch(self, version: Version) -> None:
+        """Tell all peers to switch, once the version is on disk. Raises LocalError."""
+        await self._in_thread(self._memory.update, target=list(version))
+        self._fleet.send_all(messages.Commit(version))
+
+
+class Commits:
     def __init__(
         self,
-        memory: StateFile,
+        config: HubConfig,
+        target: CommitTarget,
         fleet: Sessions,
         events: Events,
         *,
-        mode: str,
-        timeout_s: float,
-        quorum: float,
         versions: Callable[[], Collection[Version]],
         later: Callable[[Coroutine[Any, Any, None], str], None],
-        in_thread: Callable[..., Awaitable[Any]],
         fail: Callable[[P2PCastError], None],
     ) -> None:
-        """``versions``: those in this hub's store. ``later`` starts a background task; ``in_thread`` runs a
-        blocking call. ``fail`` ends the hub.
-        """
-        self.mode = mode
+        """``versions``: those in this hub's store. ``later`` starts a background task. ``fail`` ends the hub."""
+        self.mode, self.target = config.commit, target
         self.barrier: Barrier | None = None
         self.outcomes: Counter[str] = Counter()
         self._fleet = fleet
         self._versions = versions
         self._later = later
-        self._in_thread = in_thread
         self._fail = fail
-        self._memory = memory
         self._events = events
-        self._timeout_s = timeout_s
-        self._quorum = quorum
+        self._timeout_s = BARRIER_TIMEOUT_S if config.barrier_timeout_s is None else config.barrier_timeout_s
+        self._quorum = BARRIER_QUORUM if config.barrier_quorum is None else config.barrier_quorum
         self._last: Document | None = None
         self._order = asyncio.Lock()
-
-    @property
-    def target(self) -> Version | None:
-        """The version that engines were last told to switch to; meaningless with ``auto``."""
-        remembered = self._memory["target"]
-        return None if remembered is None else Version.of(remembered)
 
     def start(self, newest: Version | None) -> None:
         """Call before peers may join. ``newest``: the newest sealed version."""
         if self.mode == "barrier":
             now = time.monotonic()
             settled_at = now if newest is None else now + REJOIN_S
-            self.barrier = Barrier(self._timeout_s, self._quorum, self.target, settled_at)
+            self.barrier = Barrier(self._timeout_s, self._quorum, self.target.version, settled_at)
             if newest is not None:
                 self.handle(Sealed(newest))
 
@@ -120,7 +124,7 @@ class Commits:
         version = Version.parse(str(body.get("version", "")))
         if version not in self._versions():
             raise RefusedError(f"version {version} is not one of this run's; see `p2pcast status`")
-        await self._commit(version)
+        await self.target.switch(version)
         return {"target": str(version)}
 
     def status(self) -> Document | None:
@@ -151,13 +155,9 @@ class Commits:
                 if isinstance(decision, HoldShadows):
                     self._fleet.send_all(messages.Hold(decision.version))
                 elif isinstance(decision, CommitVersion):
-                    await self._commit(decision.version)
+                    await self.target.switch(decision.version)
             except P2PCastError as error:
                 self._fail(error)
-
-    async def _commit(self, version: Version) -> None:
-        await self._in_thread(self._memory.update, target=list(version))
-        self._fleet.send_all(messages.Commit(version))
 
     # -- announcing it
 

@@ -72,7 +72,8 @@ async def test_an_eviction_closes_every_connection_of_the_node_and_tells_all_pee
 @pytest.mark.parametrize("plaintext", [True, False])
 @pytest.mark.parametrize("target", [None, Version(1, 2)])
 async def test_a_welcome_lists_its_facts_in_order(plaintext, target) -> None:
-    commits = SimpleNamespace(mode="barrier", target=target, greeting=lambda: [Hold(Version(1, 2))])
+    told, hold = SimpleNamespace(version=target), Hold(Version(1, 2))
+    commits = SimpleNamespace(mode="barrier", target=told, greeting=lambda: [hold])
     trust = SimpleNamespace(bearer_of=lambda node: "bearer", evictions=lambda: [Evicted([], [])] * 2)
     welcome = WelcomeMessages(
         b"key", commits, trust, epoch=lambda: (3, 4), catalog=lambda: Catalog([], []), plaintext=plaintext

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from parts import Background, emitted
+from parts import Background, emitted, in_thread
 
 from p2pcast.ground.errors import LocalError, RefusedError, UsageError
 from p2pcast.ground.version import Version
 from p2pcast.process.events import Events
 from p2pcast.wire.messages import Hold, Type
 from trainer_node.commit.barrier import Left, Opened, Sealed, Superseded, Switched
-from trainer_node.commit.commits import REJOIN_S, Commits
+from trainer_node.commit.commits import REJOIN_S, Commits, CommitTarget
+from trainer_node.hub_config import HubConfig
 from trainer_node.membership.engine_reports import EngineRow
 from trainer_node.membership.peer_record import PeerRecord
 
@@ -46,9 +47,10 @@ class Parts:
         fleet = SimpleNamespace(
             send_all=lambda record: self.log.append((record.type, record.version)), name_of=lambda ident: f"<{ident}>"
         )
+        config = HubConfig(state=Path(), shadow=Path(), commit=mode, barrier_timeout_s=timeout_s, barrier_quorum=0.5)
         self.commits = Commits(
-            self.memory, fleet, self.events, mode=mode, timeout_s=timeout_s, quorum=0.5, versions=lambda: self.versions,
-            later=background, in_thread=asyncio.to_thread, fail=self.errors.append,
+            config, CommitTarget(self.memory, fleet, in_thread), fleet, self.events,
+            versions=lambda: self.versions, later=background, fail=self.errors.append,
         )  # fmt: skip
 
     def report(self, peer: str, staged: Version | None, committed: Version | None = None) -> None:
@@ -70,7 +72,7 @@ async def test_a_command_is_on_disk_before_peers_are_told(background) -> None:
     parts.versions = {V(0, 1)}
     assert await parts.commits.command({"version": "0.1"}) == {"target": "0.1"}
     assert parts.log == [("saved", [0, 1]), (Type.COMMIT, V(0, 1))]
-    assert parts.commits.target == V(0, 1)
+    assert parts.commits.target.version == V(0, 1)
     assert parts.commits.status() is None
     assert parts.commits.greeting() == []
 
