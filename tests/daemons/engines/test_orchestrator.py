@@ -107,9 +107,8 @@ async def test_an_orchestrator_may_pause_its_own_engine(swarm, states, server, p
     await staged(0)
     enough = asyncio.Event()
     async with one_off_connections() as http:
-        orchestrator = Orchestrator(
-            http, server.url, "http://{}:{}".format(*peer.http.address), peer.http.access.bearer
-        )
+        url, bearer = "http://{}:{}".format(*peer.http.address), peer.http.access.bearer
+        orchestrator = Orchestrator(http, server.url, url, bearer)
         # The first whole state goes in under the orchestrator's pause too.
         assert (await orchestrator.switch("newest"))["version"] == "0.0"
         assert runner.ready
@@ -165,8 +164,7 @@ async def test_an_orchestrator_may_pause_its_own_engine(swarm, states, server, p
     assert (await swarm.get(peer, "/readyz"))[0] == 503
     await staged(VERSIONS + 1)
     async with one_off_connections() as http:
-        orchestrator = Orchestrator(
-            http, server.url, "http://{}:{}".format(*peer.http.address), peer.http.access.bearer
-        )
+        url, bearer = "http://{}:{}".format(*peer.http.address), peer.http.access.bearer
+        orchestrator = Orchestrator(http, server.url, url, bearer)
         assert (await orchestrator.switch("newest"))["version"] == f"0.{VERSIONS + 1}"
     assert (await swarm.get(peer, "/readyz"))[0] == 200

@@ -468,11 +468,8 @@ async def test_no_secret_is_shown_and_key_files_are_private(tls, states, caplog)
 async def test_a_peers_bearer_token_does_not_open_the_hub(tls):
     hub = await tls.hub_up()
     a, b = await tls.peers_up("a", "b")
-    assert (
-        a.http.access.bearer
-        == hub.state.admission.bearer_of(a.ident)
-        == (tls.folder / "a" / "http.token").read_text().strip()
-    )
+    written = (tls.folder / "a" / "http.token").read_text().strip()
+    assert a.http.access.bearer == hub.state.admission.bearer_of(a.ident) == written
     assert len({hub.http.access.bearer, a.http.access.bearer, b.http.access.bearer}) == 3
 
 
