@@ -118,7 +118,7 @@ def chosen(paths: list[str]) -> tuple[list[str], str, list[str]]:
     pages = [path for path in paths if path.endswith(".md") or path.startswith("docs/")]
     unknown = [path for path in paths if path not in pages and (path not in MODULE_OF or path.endswith("conftest.py"))]
     modules = {MODULE_OF[path] for path in paths if path in MODULE_OF}
-    depend = {path for path, name in TEST_FILES.items() if unknown or modules & needed_by_test(name)}
+    depend = {path for path, name in TEST_FILES.items() if unknown or (modules and modules & needed_by_test(name))}
     depend |= {path for path in TEST_FILES for page in pages if Path(page).name in (ROOT / path).read_text()}
     pure = sorted(path for path in depend.difference(ALWAYS) if is_pure(TEST_FILES[path]))
     pure.sort(key=lambda path: -SLOW_S.get(path, OTHER_S))
