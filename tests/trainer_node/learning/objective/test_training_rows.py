@@ -1,4 +1,4 @@
-"""Rows of a batch: alignment, masks, overlong rollouts, and refusal of all that the ledger would not accept."""
+"""Rows of a batch: alignment, masks, truncated rollouts, and refusal of all that the ledger would not accept."""
 
 from __future__ import annotations
 
