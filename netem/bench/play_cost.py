@@ -17,7 +17,7 @@ import numpy as np
 from p2pcast.ground.version import Version
 from p2pcast.process import event_loop
 from p2pcast.rollouts.job import Group, Job, job_of
-from p2pcast.rollouts.result import VersionSpan
+from p2pcast.rollouts.result import Span
 from p2pcast.tasks.child_processes.play_pool import PlayPool
 from p2pcast.tasks.play import Play
 from p2pcast.tasks.task import Prompt, Sample, Sampler, Trajectory
@@ -58,7 +58,7 @@ class ManyTurns(HashedTask):
 class _Engine:
     async def sample(self, prompt_ids: Sequence[int], *, max_tokens: int, **_: Any) -> Sample:
         await asyncio.sleep(0)
-        spans = [VersionSpan(Version(0, 1), 0, max_tokens, bytes(32), "recompute")]
+        spans = [Span(Version(0, 1), 0, max_tokens, bytes(32), "recompute")]
         return Sample(range(max_tokens), [-1.0] * max_tokens, spans, "length")
 
 

@@ -33,7 +33,7 @@ from p2pcast.ground.version import Version
 from p2pcast.ledger_api import worker_api as api
 from p2pcast.ledger_api.batch_client import BatchClient
 from p2pcast.rollouts.job import Job
-from p2pcast.rollouts.result import Result, VersionSpan
+from p2pcast.rollouts.result import Result, Span
 from rollout_node.worker.ledger_client import LedgerClient
 from trainer_node.ledger.database import ledger_schema
 from trainer_node.ledger_server.callers import WORKER_FILE
@@ -80,7 +80,7 @@ def result_of(lease: bytes, job: Job, drawn: np.random.Generator) -> Result:
         token_ids=tokens,
         mask=mask,
         logprobs=logprobs,
-        spans=(VersionSpan(job.oldest, prompt, count, MANIFEST, "recompute"),),
+        spans=(Span(job.oldest, prompt, count, MANIFEST, "recompute"),),
         temperature=job.temperature,
         reward=0.0,
         stop="length",

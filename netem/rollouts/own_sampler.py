@@ -24,7 +24,7 @@ from p2pcast.ground.errors import UsageError
 from p2pcast.ground.version import Version
 from p2pcast.ledger_api.batch_client import Rollout, RolloutBatch, RolloutGroup
 from p2pcast.rollouts.job import Group, Job, job_of
-from p2pcast.rollouts.result import VersionSpan
+from p2pcast.rollouts.result import Span
 from p2pcast.tasks.play import result_of
 from p2pcast.tasks.task import Prompt, Sample, Task, Trajectory
 
@@ -222,4 +222,4 @@ def _sample(tokens: list[int], logprobs: list[float], stop_token_ids: Sequence[i
     """Up to the first stop token."""
     count = next((at + 1 for at, token in enumerate(tokens) if token in stop_token_ids), len(tokens))
     stop: Literal["end", "length"] = "end" if tokens[count - 1] in stop_token_ids else "length"
-    return Sample(tokens[:count], logprobs[:count], (VersionSpan(version, 0, count, MANIFEST, "recompute"),), stop)
+    return Sample(tokens[:count], logprobs[:count], (Span(version, 0, count, MANIFEST, "recompute"),), stop)

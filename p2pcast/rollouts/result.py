@@ -54,7 +54,7 @@ def reward_fault(reward: float) -> str | None:
     return f"a reward of {reward:g}, and rewards are from -{MAX_REWARD:g} to {MAX_REWARD:g}"
 
 
-class VersionSpan(NamedTuple):
+class Span(NamedTuple):
     """Tokens [``start``, ``end``) that one version sampled. ``manifest``: hash of the version's signed manifest.
     ``kv``: the engine's policy for its KV cache when it committed the version.
     """
@@ -81,7 +81,7 @@ class Result(RolloutRecord):
     token_ids: TokenIds
     mask: Mask
     logprobs: Logprobs
-    spans: Annotated[Sequence[VersionSpan], AtMost(MAX_SPANS)]
+    spans: Annotated[Sequence[Span], AtMost(MAX_SPANS)]
     temperature: Temperature
     reward: Annotated[float, Real()]
     stop: Annotated[str, OneOf(("end", "length", "task"))]

@@ -15,7 +15,7 @@ import numpy as np
 from p2pcast.ground.errors import RemoteError
 from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Job
-from p2pcast.rollouts.result import Result, VersionSpan, routed_room
+from p2pcast.rollouts.result import Result, Span, routed_room
 from p2pcast.rollouts.rollout_fields import MAX_TOKENS
 from p2pcast.rollouts.routed_experts import RoutedTokens
 from p2pcast.rollouts.top_logprobs import TopTokens
@@ -32,7 +32,7 @@ class Play:
         """Tokens that the policy sampled."""
         self._mask = [0] * len(self.token_ids)
         self._logprobs = [0.0] * len(self.token_ids)
-        self._spans: list[VersionSpan] = []
+        self._spans: list[Span] = []
         self._turns: list[int] = []
         self._routed = RoutedTokens()
         self._top = TopTokens()

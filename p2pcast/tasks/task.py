@@ -21,7 +21,7 @@ import numpy as np
 from p2pcast.ground.errors import RemoteError, UsageError
 from p2pcast.ground.plain_text import shown_text
 from p2pcast.rollouts.job import MAX_PROMPT_BYTES, Job
-from p2pcast.rollouts.result import VersionSpan
+from p2pcast.rollouts.result import Span
 from p2pcast.rollouts.rollout_fields import MAX_TOKENS
 from p2pcast.rollouts.routed_experts import RoutedExperts
 from p2pcast.rollouts.top_logprobs import TopLogprobs
@@ -77,7 +77,7 @@ class Sample:
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
-    spans: Sequence[VersionSpan]
+    spans: Sequence[Span]
     stop: Literal["end", "length"]
     experts: SampledExperts | None = None
     top: SampledTop | None = None
@@ -105,7 +105,7 @@ class Trajectory:
     token_ids: np.ndarray
     mask: np.ndarray
     logprobs: np.ndarray
-    spans: tuple[VersionSpan, ...]
+    spans: tuple[Span, ...]
     turns: np.ndarray
     stop: Literal["end", "length", "task"]
     tags: tuple[tuple[str, str], ...] = ()

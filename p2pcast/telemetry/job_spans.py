@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from p2pcast.process.trace_ids import job_trace, span_id, version_trace
 from p2pcast.rollouts.result import Result
-from p2pcast.telemetry.span import Attribute, Span
+from p2pcast.telemetry.span import Attribute, TraceSpan
 
 
 def play_span(
     run: str | None, job: bytes, lease: bytes, start_s: float, end_s: float, result: Result | None, error: str | None
-) -> Span:
+) -> TraceSpan:
     """``run``: id in hex. ``result``: None for a play without one; ``error`` says why. Linked with the traces of the
     versions that made tokens of the result.
     """
@@ -28,7 +28,7 @@ def play_span(
         if run is not None:
             traces = [version_trace(run, str(version)) for version in versions]
             links = tuple((one, span_id(one, "publish")) for one in traces)
-    return Span(
+    return TraceSpan(
         name="play",
         trace=trace,
         span=span_id(trace, "play", lease.hex()),

@@ -9,7 +9,7 @@ Attribute = str | bool | int | float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class TraceSpan:
     """``trace``, ``span``, ``parent``: ids as numbers; ``parent`` None for a root. ``start_s``, ``end_s``: Unix time.
     ``error``: why it failed. ``links``: traces to which this span belongs as well, each with a span of it.
     """

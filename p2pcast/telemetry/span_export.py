@@ -19,7 +19,7 @@ from typing import Any, Final
 from p2pcast.ground.release import RELEASE
 from p2pcast.ground.wakeup import Wakeup
 from p2pcast.process.events import Events
-from p2pcast.telemetry.span import Span
+from p2pcast.telemetry.span import TraceSpan
 from p2pcast.telemetry.version_spans import Role, VersionSpans
 
 logger = logging.getLogger("p2pcast.telemetry")
@@ -57,13 +57,13 @@ class SpanExport:
         )
         # The exporter logs every attempt; this module logs the first failure.
         logging.getLogger("opentelemetry.exporter.otlp").setLevel(logging.CRITICAL)
-        self._waiting: deque[Span] = deque(maxlen=KEPT)
+        self._waiting: deque[TraceSpan] = deque(maxlen=KEPT)
         self._wakeup = Wakeup()
         self._failing = False
         self.dropped = 0
         """Spans that no collector took."""
 
-    def add(self, span: Span) -> None:
+    def add(self, span: TraceSpan) -> None:
         if len(self._waiting) == KEPT:
             self.dropped += 1
         self._waiting.append(span)
@@ -112,7 +112,7 @@ class SpanExport:
             else:
                 logger.info("the collector takes spans; %d were dropped so far", self.dropped)
 
-    def _export(self, batch: Sequence[Span]) -> bool:
+    def _export(self, batch: Sequence[TraceSpan]) -> bool:
         from opentelemetry.sdk.trace.export import SpanExportResult
 
         result = self._exporter.export([_read(span, self._resource) for span in batch])
@@ -144,7 +144,7 @@ def opened(role: str, name: str) -> SpanExport | None:
         return None
 
 
-async def _in_daemon_thread(call: Any, batch: Sequence[Span]) -> bool:
+async def _in_daemon_thread(call: Any, batch: Sequence[TraceSpan]) -> bool:
     """Not in the loop's executor, whose threads a process waits for at its end."""
     loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
@@ -165,7 +165,7 @@ async def _in_daemon_thread(call: Any, batch: Sequence[Span]) -> bool:
     return bool(await done)
 
 
-def _read(span: Span, resource: Any) -> Any:
+def _read(span: TraceSpan, resource: Any) -> Any:
     """As OpenTelemetry's exporter takes it."""
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags

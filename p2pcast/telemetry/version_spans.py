@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
 from p2pcast.process.trace_ids import span_id, version_trace
-from p2pcast.telemetry.span import Attribute, Span
+from p2pcast.telemetry.span import Attribute, TraceSpan
 
 Role = Literal["hub", "peer", "ledger"]
 BEGUN_KEPT: Final = 256
@@ -38,7 +38,7 @@ class VersionSpans:
         self._branch = 0
         """Of the learner."""
 
-    def take(self, kind: str, time_s: float, facts: Facts) -> Span | None:
+    def take(self, kind: str, time_s: float, facts: Facts) -> TraceSpan | None:
         """The span that ends with this event."""
         handler = _HANDLERS.get((self._role, kind))
         if handler is None or self._run() is None:
@@ -53,35 +53,35 @@ class VersionSpans:
     def _opened(self, time_s: float, facts: Facts) -> None:
         self._begin("publish", str(facts["version"]), time_s, facts)
 
-    def _sealed(self, time_s: float, facts: Facts) -> Span:
+    def _sealed(self, time_s: float, facts: Facts) -> TraceSpan:
         version = str(facts["version"])
         begun_s, _ = self._end("publish", version, time_s)
         return self._made("publish", version, begun_s, time_s, bytes=int(facts["bytes"]))
 
-    def _aborted(self, time_s: float, facts: Facts) -> Span:
+    def _aborted(self, time_s: float, facts: Facts) -> TraceSpan:
         version = str(facts["version"])
         begun_s, _ = self._end("publish", version, time_s)
         return self._made("publish", version, begun_s, time_s, error="aborted")
 
-    def _delivered(self, time_s: float, facts: Facts) -> Span:
+    def _delivered(self, time_s: float, facts: Facts) -> TraceSpan:
         peer = str(facts["peer"])
         return self._made(
             "deliver", str(facts["version"]), time_s - _s(facts["after_s"]), time_s, peer, under=("publish",)
         )
 
-    def _served(self, time_s: float, facts: Facts) -> Span:
+    def _served(self, time_s: float, facts: Facts) -> TraceSpan:
         where = str(facts["peer"]), str(facts["engine"])
         version, pause_s = str(facts["version"]), _s(facts["pause_s"])
         return self._made("serve", version, time_s - pause_s, time_s, *where, under=("deliver", where[0]))
 
     # -- a peer
 
-    def _received(self, time_s: float, facts: Facts) -> Span:
+    def _received(self, time_s: float, facts: Facts) -> TraceSpan:
         version, took_s = str(facts["version"]), _s(facts["took_s"])
         self._begin("stage", version, time_s, facts)
         return self._made("receive", version, time_s - took_s, time_s, self._name, under=("deliver", self._name))
 
-    def _staged(self, time_s: float, facts: Facts) -> Span | None:
+    def _staged(self, time_s: float, facts: Facts) -> TraceSpan | None:
         version = str(facts["version"])
         self._begin("install", version, time_s, facts)
         if ("stage", version) not in self._begun:
@@ -89,7 +89,7 @@ class VersionSpans:
         begun_s, _ = self._end("stage", version, time_s)
         return self._made("stage", version, begun_s, time_s, self._name, under=("deliver", self._name))
 
-    def _installed(self, time_s: float, facts: Facts) -> Span:
+    def _installed(self, time_s: float, facts: Facts) -> TraceSpan:
         engine, pause_s = str(facts["engine"]), _s(facts.get("pause_s") or 0.0)
         begun_s = time_s - _s(facts.get("after_s") or 0.0)
         under = ("deliver", self._name)
@@ -97,13 +97,13 @@ class VersionSpans:
             "install", str(facts["version"]), begun_s, time_s, self._name, engine, under=under, pause_s=pause_s
         )
 
-    def _install_failed(self, time_s: float, facts: Facts) -> Span:
+    def _install_failed(self, time_s: float, facts: Facts) -> TraceSpan:
         version, engine, why = str(facts["version"]), str(facts["engine"]), str(facts["why"])
         begun_s, _ = self._begun.get(("install", version), (time_s, facts))
         under = ("deliver", self._name)
         return self._made("install failed", version, begun_s, time_s, self._name, engine, under=under, error=why)
 
-    def _refused(self, time_s: float, facts: Facts) -> Span:
+    def _refused(self, time_s: float, facts: Facts) -> TraceSpan:
         version, under = str(facts["version"]), ("deliver", self._name)
         return self._made("refuse", version, time_s, time_s, self._name, under=under, error=str(facts["why"]))
 
@@ -115,7 +115,7 @@ class VersionSpans:
     def _taken(self, time_s: float, facts: Facts) -> None:
         self._begin("train", str(facts["batch"]), time_s, facts)
 
-    def _applied(self, time_s: float, facts: Facts) -> Span:
+    def _applied(self, time_s: float, facts: Facts) -> TraceSpan:
         begun_s, taken = self._end("train", str(facts["batch"]), time_s)
         shown = {name: taken[name] for name in ("groups", "mean_reward") if isinstance(taken.get(name), int | float)}
         return self._made("train", f"{self._branch}.{int(facts['step'])}", begun_s, time_s, **shown)
@@ -141,13 +141,13 @@ class VersionSpans:
         under: tuple[str, ...] = (),
         error: str | None = None,
         **shown: Attribute,
-    ) -> Span:
+    ) -> TraceSpan:
         run = self._run()
         assert run is not None
         trace = version_trace(run, version)
         attributes: dict[str, Attribute] = {"p2pcast.run": run, "p2pcast.version": version}
         attributes |= dict(zip(("p2pcast.peer", "p2pcast.engine"), where, strict=False))
-        return Span(
+        return TraceSpan(
             name=name,
             trace=trace,
             span=span_id(trace, name, *where),
@@ -159,7 +159,7 @@ class VersionSpans:
         )
 
 
-_HANDLERS: Final[Mapping[tuple[Role, str], Callable[[VersionSpans, float, Facts], Span | None]]] = {
+_HANDLERS: Final[Mapping[tuple[Role, str], Callable[[VersionSpans, float, Facts], TraceSpan | None]]] = {
     ("hub", "opened"): VersionSpans._opened,
     ("hub", "sealed"): VersionSpans._sealed,
     ("hub", "aborted"): VersionSpans._aborted,

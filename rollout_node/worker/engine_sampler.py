@@ -15,7 +15,7 @@ import aiohttp
 import numpy as np
 
 from p2pcast.ground.version import Version
-from p2pcast.rollouts.result import VersionSpan
+from p2pcast.rollouts.result import Span
 from p2pcast.tasks.task import Sample
 from rollout_node.worker.engine_requests import PROBE_TOKEN, SILENT_S, EngineRequests, checked
 from rollout_node.worker.sampled_answer import CANDIDATES, Route, SampledAnswer
@@ -27,7 +27,7 @@ Weights = TypeVar("Weights")
 class Naming(Protocol):
     """From labels of the engine's weights to versions."""
 
-    async def span(self, label: str) -> VersionSpan: ...
+    async def span(self, label: str) -> Span: ...
     @property
     def salt(self) -> str | None:
         """Salt of the prefix cache for a request that begins now."""

@@ -10,7 +10,7 @@ import aiohttp
 from p2pcast.ground.errors import LocalError, P2PCastError, RemoteError, RetryableError, UsageError
 from p2pcast.ground.version import Version
 from p2pcast.rollouts.kv_policy import SPAN_KVS, SpanKv
-from p2pcast.rollouts.result import VersionSpan
+from p2pcast.rollouts.result import Span
 from p2pcast.sparse.budget_schedule import ALL_PAGES_NAME
 
 HASH_BYTES: Final = 32
@@ -30,8 +30,8 @@ class UnnamedWeights:
 
     salt: str | None = None
 
-    async def span(self, label: str) -> VersionSpan:
-        return VersionSpan(Version(0, 0), 0, 0, NO_MANIFEST, "recompute")
+    async def span(self, label: str) -> Span:
+        return Span(Version(0, 0), 0, 0, NO_MANIFEST, "recompute")
 
 
 class Served(NamedTuple):
@@ -50,7 +50,7 @@ class ServingEpoch(NamedTuple):
     """A time without a write to the engine's weights; ``id`` changes with each write. ``span``: without place."""
 
     id: str
-    span: VersionSpan
+    span: Span
 
 
 class EngineVersions:
@@ -132,7 +132,7 @@ class EngineVersions:
         self.served = Served(version, manifest, staged, bytes.fromhex(found["node"]).hex(), name)
         epoch = found.get("stretches", {}).get(name)
         if epoch is not None and self.kv == "drain":
-            self._serving_epoch = ServingEpoch(str(epoch), VersionSpan(version, 0, 0, manifest, "drain"))
+            self._serving_epoch = ServingEpoch(str(epoch), Span(version, 0, 0, manifest, "drain"))
 
     async def serving_epoch(self) -> ServingEpoch:
         """The present one. Raises LocalError where switches do not wait for requests, RetryableError during one."""
@@ -146,7 +146,7 @@ class EngineVersions:
             raise RetryableError(f"the engine {self._engine} changes its weights now, says its peer at {self._peer}")
         return self._serving_epoch
 
-    async def span(self, label: str) -> VersionSpan:
+    async def span(self, label: str) -> Span:
         """A span without place, for a label of the engine's weights. Raises P2PCastError."""
         try:
             version = Version.parse(label)
@@ -163,7 +163,7 @@ class EngineVersions:
                 await self.refresh()
         if version not in self._manifests:
             raise RetryableError(f"the peer at {self._peer} does not know version {version} of the engine")
-        return VersionSpan(version, 0, 0, self._manifests[version], self.kv)
+        return Span(version, 0, 0, self._manifests[version], self.kv)
 
     async def _ask(self) -> Any:
         url = f"{self._peer}/versions"

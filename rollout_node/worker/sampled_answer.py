@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 from p2pcast.ground.errors import LocalError, P2PCastError, RemoteError, RetryableError
-from p2pcast.rollouts.result import VersionSpan
+from p2pcast.rollouts.result import Span
 from p2pcast.tasks.task import Sample
 
 LOWEST_LOGPROB: Final = -9000.0
@@ -45,7 +45,7 @@ class EngineFailedError(RetryableError):
     """The engine answered the request with an error of its own."""
 
 
-Named = Callable[[str], VersionSpan]
+Named = Callable[[str], Span]
 """From a label of the engine's weights to a span without place."""
 
 
@@ -144,7 +144,7 @@ class SampledAnswer(ABC):
         spans = [named(label)._replace(start=start, end=end) for label, start, end in self.labels()]
         return Sample(self.token_ids, self._logprobs, spans, stop)
 
-    def sample_of(self, span: VersionSpan) -> Sample:
+    def sample_of(self, span: Span) -> Sample:
         """As ``sample``, where one version made all tokens. ``span``: without place."""
         stop = self._stop()
         return Sample(self.token_ids, self._logprobs, [span._replace(start=0, end=len(self.token_ids))], stop)

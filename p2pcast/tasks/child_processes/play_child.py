@@ -27,7 +27,7 @@ from p2pcast.ground import errors
 from p2pcast.ground.errors import P2PCastError, RemoteError
 from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Job
-from p2pcast.rollouts.result import VersionSpan
+from p2pcast.rollouts.result import Span
 from p2pcast.rollouts.rollout_fields import MAX_TOKENS
 from p2pcast.tasks.child_processes.child_channel import ChildChannel, limit_memory
 from p2pcast.tasks.child_processes.child_faults import SeenErrors, fault_with_place
@@ -227,7 +227,7 @@ class _Sampler:
 
 
 def _sample(token_ids: bytes, logprobs: bytes, spans: Sequence[Any], stop: Any) -> Sample:
-    named = [VersionSpan(Version(*version), *rest) for version, *rest in spans]
+    named = [Span(Version(*version), *rest) for version, *rest in spans]
     return Sample(np.frombuffer(token_ids, "<u4").tolist(), np.frombuffer(logprobs, "<f8").tolist(), named, stop)
 
 

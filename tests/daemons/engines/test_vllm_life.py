@@ -29,7 +29,7 @@ from real_server import PROMPTS, Server, complete, make_model, one_off_connectio
 from p2pcast.ground.errors import RetryableError
 from p2pcast.ground.version import Version
 from p2pcast.ledger_api.worker_api import Registration
-from p2pcast.rollouts.result import VersionSpan
+from p2pcast.rollouts.result import Span
 from p2pcast.tasks.play import result_of
 from rollout_node.engine.runner import CHECK_S
 from rollout_node.installers.engine_installer import SILENT_S
@@ -69,7 +69,7 @@ class Labels(UnnamedWeights):
     def __init__(self) -> None:
         self.seen: list[str] = []
 
-    async def span(self, label: str) -> VersionSpan:
+    async def span(self, label: str) -> Span:
         self.seen.append(label)
         return await super().span(label)
 

@@ -17,7 +17,7 @@ from p2pcast.ground.errors import RefusedError, UsageError
 from p2pcast.ledger_api.api_route import MAX_LIST
 from p2pcast.ledger_api.batch_client import BatchClient, Finished, GroupReport, RolloutBatch, Wait
 from p2pcast.rollouts.job import Group, Job
-from p2pcast.rollouts.result import Result, VersionSpan
+from p2pcast.rollouts.result import Result, Span
 from p2pcast.tasks.play import Play, result_of
 from p2pcast.tasks.task import Sample
 
@@ -47,7 +47,7 @@ async def cut_play(lease: bytes, job: Job) -> Result:
     class LongSampler:
         async def sample(self, prompt_ids: Any, **more: Any) -> Sample:
             ids = [3, *[4] * (job.max_tokens - 1)]
-            return Sample(ids, [-1.0] * len(ids), [VersionSpan(ZERO, 0, len(ids), MANIFEST, "recompute")], "length")
+            return Sample(ids, [-1.0] * len(ids), [Span(ZERO, 0, len(ids), MANIFEST, "recompute")], "length")
 
     play = Play(job.prompt)
     sample = await play.turn(LongSampler(), job, job.max_tokens, (2,))

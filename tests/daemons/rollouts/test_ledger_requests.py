@@ -22,7 +22,7 @@ from poisoned_task import HALF
 
 from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Group, Job
-from p2pcast.rollouts.result import MAX_RESULT_BYTES, Result, VersionSpan
+from p2pcast.rollouts.result import MAX_RESULT_BYTES, Result, Span
 from p2pcast.tasks.play import Play, result_of
 from p2pcast.tasks.task import Sample
 from p2pcast.tasks.task_loader import load_task
@@ -99,7 +99,7 @@ class OneSampler:
         self._first, self._version = first, version
 
     async def sample(self, prompt_ids: Any, **more: Any) -> Sample:
-        return Sample([self._first, 2], [-1.0, -1.0], [VersionSpan(self._version, 0, 2, MANIFEST, "recompute")], "end")
+        return Sample([self._first, 2], [-1.0, -1.0], [Span(self._version, 0, 2, MANIFEST, "recompute")], "end")
 
 
 async def played(lease: bytes, job: Job, *, odd: bool = True, version: Version = ZERO) -> Result:
@@ -507,7 +507,7 @@ async def test_other_fields_of_a_result_follow_the_tasks_play(stage: Stage, fiel
             "malformed",
             "a log-probability that is above 0 or not finite",
         ),
-        ({"spans": [VersionSpan(ZERO, 2, 4, b"x" * 32, "recompute")]}, "forged", "version 0.0 has another manifest"),
+        ({"spans": [Span(ZERO, 2, 4, b"x" * 32, "recompute")]}, "forged", "version 0.0 has another manifest"),
     ],
 )
 async def test_a_result_that_no_engine_can_have_made_gets_one_clear_line(

@@ -18,7 +18,7 @@ from netem.rl_lab.paced_engine import PacedEngine
 from netem.rollouts.graded_answers import VOCABULARY
 from p2pcast.ground.errors import RetryableError
 from p2pcast.ground.version import Version
-from p2pcast.rollouts.result import VersionSpan
+from p2pcast.rollouts.result import Span
 from p2pcast.tasks.task import Sample
 from rollout_node.worker.generate_sampler import GenerateSampler
 
@@ -28,8 +28,8 @@ FAST = 1e6
 class Naming:
     salt = None
 
-    async def span(self, label: str) -> VersionSpan:
-        return VersionSpan(Version.parse(label), 0, 0, bytes(32), "recompute")
+    async def span(self, label: str) -> Span:
+        return Span(Version.parse(label), 0, 0, bytes(32), "recompute")
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pytest
 from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Group, Job, job_of
 from p2pcast.rollouts.record_form import RolloutRecord
-from p2pcast.rollouts.result import Result, VersionSpan
+from p2pcast.rollouts.result import Result, Span
 from p2pcast.rollouts.routed_experts import RoutedExperts
 from p2pcast.rollouts.top_logprobs import TopLogprobs
 
@@ -29,8 +29,8 @@ RESULT = Result(
     token_ids=np.array([5, 6, 70_000, 1, 2, 9, 3, 4], "<u4"), mask=np.array([0, 0, 0, 1, 1, 0, 1, 1], "u1"),
     logprobs=np.array([0, 0, 0, -0.5, -1.5, 0, -0.25, -3], "<f4"),
     spans=(
-        VersionSpan(Version(1, 11), 3, 5, bytes(32), "keep"),
-        VersionSpan(Version(1, 12), 6, 8, bytes(range(32)), "drain"),
+        Span(Version(1, 11), 3, 5, bytes(32), "keep"),
+        Span(Version(1, 12), 6, 8, bytes(range(32)), "drain"),
     ),
     temperature=0.5, reward=0.25, stop="task", turns=np.array([3, 6], "<u4"),
     loss_mask=np.array([0, 0, 0, 1, 0, 0, 1, 1], "u1"), tags=(("forfeit", "no"),),

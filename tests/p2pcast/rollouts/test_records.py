@@ -18,7 +18,7 @@ from p2pcast.ground.errors import RemoteError
 from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Group, Job, job_of
 from p2pcast.rollouts.record_form import WINDOW_BYTES
-from p2pcast.rollouts.result import MAX_RESULT_BYTES, Result, VersionSpan, fault
+from p2pcast.rollouts.result import MAX_RESULT_BYTES, Result, Span, fault
 
 GROUP = Group(
     id=bytes(16),
@@ -44,7 +44,7 @@ def result(**changes) -> Result:
         "token_ids": np.array([5, 6, 7, 1, 2, 9, 3, 4], "<u4"),
         "mask": np.array([0, 0, 0, 1, 1, 0, 1, 1], "u1"),
         "logprobs": np.array([0, 0, 0, -0.5, -1.5, 0, -0.25, -3], "<f4"),
-        "spans": (VersionSpan(Version(0, 3), 3, 5, HASH, "keep"), VersionSpan(Version(0, 4), 6, 8, HASH, "keep")),
+        "spans": (Span(Version(0, 3), 3, 5, HASH, "keep"), Span(Version(0, 4), 6, 8, HASH, "keep")),
         "temperature": 1.0,
         "reward": 0.5,
         "stop": "end",
@@ -180,8 +180,8 @@ def test_a_sound_result_has_no_fault():
     assert result().oldest_step == 3
 
 
-ONE = VersionSpan(Version(0, 3), 3, 5, HASH, "keep")
-TWO = VersionSpan(Version(0, 4), 6, 8, HASH, "keep")
+ONE = Span(Version(0, 3), 3, 5, HASH, "keep")
+TWO = Span(Version(0, 4), 6, 8, HASH, "keep")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from p2pcast.ground.errors import RemoteError, UsageError
 from p2pcast.ground.version import Version
-from p2pcast.rollouts.result import MAX_RESULT_BYTES, Result, VersionSpan, fault, routed_room
+from p2pcast.rollouts.result import MAX_RESULT_BYTES, Result, Span, fault, routed_room
 from p2pcast.rollouts.routed_experts import (
     ExpertShape,
     RoutedExperts,
@@ -50,7 +50,7 @@ def result(routed: RoutedExperts | None, tokens: int = 4) -> Result:
         token_ids=np.arange(tokens, dtype="<u4"),
         mask=np.ones(tokens, "u1"),
         logprobs=np.full(tokens, -1, "<f4"),
-        spans=(VersionSpan(Version(0, 1), 0, tokens, bytes(32), "keep"),),
+        spans=(Span(Version(0, 1), 0, tokens, bytes(32), "keep"),),
         temperature=1.0,
         reward=0.0,
         stop="end",

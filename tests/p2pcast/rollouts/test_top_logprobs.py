@@ -9,7 +9,7 @@ import pytest
 
 from p2pcast.ground.errors import RemoteError
 from p2pcast.ground.version import Version
-from p2pcast.rollouts.result import Result, VersionSpan, fault
+from p2pcast.rollouts.result import Result, Span, fault
 from p2pcast.rollouts.top_logprobs import MAX_TOP_BYTES, TopLogprobs, TopTokens
 from p2pcast.tasks.play import Play
 from p2pcast.tasks.task import Sample, SampledTop
@@ -45,7 +45,7 @@ def result(top: TopLogprobs | None, tokens: int = 6) -> Result:
         token_ids=np.arange(tokens, dtype="<u4"),
         mask=mask,
         logprobs=np.where(mask, -1, 0).astype("<f4"),
-        spans=(VersionSpan(Version(0, 1), 2, tokens, bytes(32), "keep"),),
+        spans=(Span(Version(0, 1), 2, tokens, bytes(32), "keep"),),
         temperature=1.0,
         reward=0.0,
         stop="end",
@@ -71,7 +71,7 @@ def test_a_record_without_top_tokens_has_the_bytes_of_earlier_releases() -> None
 
 def test_turns_of_a_play_keep_their_places() -> None:
     play = Play([1, 2])
-    span = VersionSpan(Version(0, 1), 0, 2, bytes(32), "keep")
+    span = Span(Version(0, 1), 0, 2, bytes(32), "keep")
     play.add_turn(Sample([3, 4], [-1.0, -1.0], [span], "end", top=drawn(2)))
     play.add_environment([5])
     play.add_turn(Sample([6, 7], [-1.0, -1.0], [span], "end"))

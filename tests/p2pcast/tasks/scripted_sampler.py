@@ -9,7 +9,7 @@ from itertools import islice
 
 from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Group, Job, job_of
-from p2pcast.rollouts.result import VersionSpan
+from p2pcast.rollouts.result import Span
 from p2pcast.tasks.task import Sample, Task
 
 MANIFEST = bytes(32)
@@ -38,8 +38,8 @@ def sample_of(token_ids: Sequence[int], stop_token_ids: Sequence[int]) -> Sample
     """``token_ids``, made by two versions in turn."""
     half = len(token_ids) // 2
     spans = [
-        VersionSpan(Version(0, 1), 0, half, MANIFEST, "recompute"),
-        VersionSpan(Version(0, 2), half, len(token_ids), MANIFEST, "recompute"),
+        Span(Version(0, 1), 0, half, MANIFEST, "recompute"),
+        Span(Version(0, 2), half, len(token_ids), MANIFEST, "recompute"),
     ]
     ended = bool(token_ids) and token_ids[-1] in stop_token_ids
     logprobs = [-1.0 - token for token in token_ids]

@@ -11,7 +11,7 @@ import pytest
 from p2pcast.process.events import Events
 from p2pcast.process.trace_ids import version_trace
 from p2pcast.telemetry import span_export
-from p2pcast.telemetry.span import Span
+from p2pcast.telemetry.span import TraceSpan
 from tests.p2pcast.telemetry.collector import ERROR, Collector, attributes
 from tests.support.until import until
 
@@ -29,9 +29,9 @@ async def collector(monkeypatch) -> AsyncIterator[Collector]:
     await found.stop()
 
 
-def span(number: int = 1) -> Span:
+def span(number: int = 1) -> TraceSpan:
     trace = version_trace(RUN, f"0.{number}")
-    return Span(name="publish", trace=trace, span=number, start_s=10.0, end_s=11.5, error="aborted")
+    return TraceSpan(name="publish", trace=trace, span=number, start_s=10.0, end_s=11.5, error="aborted")
 
 
 async def test_events_of_a_daemon_reach_the_collector(collector: Collector) -> None:

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from p2pcast.process.trace_ids import job_trace, span_id, version_trace
-from p2pcast.telemetry.span import Span
+from p2pcast.telemetry.span import TraceSpan
 from p2pcast.telemetry.version_spans import BEGUN_KEPT, Role, VersionSpans
 
 RUN = "ab" * 16
 TRACE = version_trace(RUN, "0.3")
 
 
-def spans_of(role: Role, *events: tuple[str, float, dict[str, Any]], name: str = "a") -> list[Span]:
+def spans_of(role: Role, *events: tuple[str, float, dict[str, Any]], name: str = "a") -> list[TraceSpan]:
     made = VersionSpans(role, name, lambda: RUN)
     return [span for kind, time_s, facts in events if (span := made.take(kind, time_s, facts)) is not None]
 

@@ -25,7 +25,7 @@ from stored_run import state_of
 from p2pcast.ground.errors import RemoteError
 from p2pcast.ground.version import Version
 from p2pcast.ledger_api.batch_client import BatchClient
-from p2pcast.rollouts.result import VersionSpan
+from p2pcast.rollouts.result import Span
 from p2pcast.tasks.task import Sample
 from rollout_node.installers.engine_installer import EngineInstaller
 from rollout_node.installers.install_socket import InstallSocket
@@ -58,9 +58,9 @@ class Labels:
     def __init__(self, salt: str | None = None) -> None:
         self.salt = salt
 
-    async def span(self, label: str) -> VersionSpan:
+    async def span(self, label: str) -> Span:
         version = Version.parse(label)
-        return VersionSpan(version, 0, 0, manifest_of(version), "recompute")
+        return Span(version, 0, 0, manifest_of(version), "recompute")
 
 
 @pytest.fixture(

@@ -23,7 +23,7 @@ from real_server import Server, one_off_connections
 from p2pcast.ground.version import Version
 from p2pcast.ledger_api.batch_client import Rollout, RolloutBatch, RolloutGroup
 from p2pcast.rollouts.job import Group, Job, job_of
-from p2pcast.rollouts.result import Result, VersionSpan, fault
+from p2pcast.rollouts.result import Result, Span, fault
 from p2pcast.tasks.play import Play, result_of
 from p2pcast.tasks.task import Trajectory
 from rollout_node.installers.engine_installer import EngineInstaller
@@ -61,8 +61,8 @@ class Labels:
 
     salt: str | None = None
 
-    async def span(self, label: str) -> VersionSpan:
-        return VersionSpan(Version(0, 0) if label == "none" else Version.parse(label), 0, 0, bytes(32), "recompute")
+    async def span(self, label: str) -> Span:
+        return Span(Version(0, 0) if label == "none" else Version.parse(label), 0, 0, bytes(32), "recompute")
 
 
 def model_of(folder: Path, kind: str, steps: int) -> Path:

@@ -22,7 +22,7 @@ from p2pcast.ground.errors import LocalError, RetryableError
 from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Group, Job, job_of
 from p2pcast.rollouts.probe_set import ProbeSet, packed_scores, unpacked_scores
-from p2pcast.rollouts.result import Result, VersionSpan, fault
+from p2pcast.rollouts.result import Result, Span, fault
 from p2pcast.tasks.play import result_of
 from p2pcast.tasks.sums import Sums
 from p2pcast.tasks.task import Trajectory
@@ -56,8 +56,8 @@ class Labels:
 
     salt: str | None = None
 
-    async def span(self, label: str) -> VersionSpan:
-        return VersionSpan(Version.parse(label), 0, 0, label.encode().ljust(32, b"-"), "recompute")
+    async def span(self, label: str) -> Span:
+        return Span(Version.parse(label), 0, 0, label.encode().ljust(32, b"-"), "recompute")
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ class ServingEpochs:
         epoch, version = self._installer.abilities.serving_epoch(), self._installer.committed
         if epoch is None or version is None:
             raise RetryableError("weights are written")
-        return ServingEpoch(epoch, VersionSpan(version, 0, 0, bytes(32), "drain"))
+        return ServingEpoch(epoch, Span(version, 0, 0, bytes(32), "drain"))
 
 
 @pytest.fixture

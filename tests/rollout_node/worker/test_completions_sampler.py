@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from p2pcast.ground.errors import LocalError, P2PCastError, RemoteError, RetryableError
 from p2pcast.ground.version import Version
-from p2pcast.rollouts.result import VersionSpan
+from p2pcast.rollouts.result import Span
 from p2pcast.tasks.task import Sample
 from rollout_node.worker import completions_sampler
 from rollout_node.worker.completions_form import Completion, candidates
@@ -42,7 +42,7 @@ async def test_a_sample_has_the_one_version_of_its_serving_epoch(
     engine: FakeEngine, sampler: CompletionsSampler
 ) -> None:
     found = await sampled(sampler)
-    assert found.spans == [VersionSpan(Version(0, 1), 0, 24, bytes.fromhex(digest_of("0.1")), "drain")]
+    assert found.spans == [Span(Version(0, 1), 0, 24, bytes.fromhex(digest_of("0.1")), "drain")]
     for at in range(24):
         row = logprobs([1, 2, 3, *found.token_ids[:at]], "0.1", 1.0)
         assert found.logprobs[at] == row[found.token_ids[at]]
@@ -166,7 +166,7 @@ def whole(**change: Any) -> dict[str, Any]:
 def read(document: Any, most: int = 2) -> Sample:
     answer = Completion((9,), most)
     answer.add(document)
-    return answer.sample_of(VersionSpan(Version(0, 1), 0, 0, bytes(32), "drain"))
+    return answer.sample_of(Span(Version(0, 1), 0, 0, bytes(32), "drain"))
 
 
 def test_a_whole_answer_is_a_sample() -> None:

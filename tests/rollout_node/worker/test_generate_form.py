@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from p2pcast.ground.errors import P2PCastError, RemoteError, RetryableError
 from p2pcast.ground.version import Version
-from p2pcast.rollouts.result import VersionSpan
+from p2pcast.rollouts.result import Span
 from rollout_node.worker.generate_form import ROUTE, Answer
 from rollout_node.worker.sampled_answer import COLD, FLAT, HOT, logprob, logprobs_fault
 
 
-def named(label: str) -> VersionSpan:
-    return VersionSpan(Version.parse(label), 0, 0, bytes(32), "keep")
+def named(label: str) -> Span:
+    return Span(Version.parse(label), 0, 0, bytes(32), "keep")
 
 
 def whole(**change: Any) -> dict[str, Any]:

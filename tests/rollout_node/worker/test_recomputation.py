@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from p2pcast.ground.errors import P2PCastError, RemoteError
 from p2pcast.ground.version import Version
-from p2pcast.rollouts.result import Result, VersionSpan
+from p2pcast.rollouts.result import Result, Span
 from p2pcast.sparse.budget_schedule import ALL_PAGES
 from rollout_node.worker import recomputation
 
@@ -24,7 +24,7 @@ def result(*versions: Version, kv: str = "recompute", temperature: float = 1.0) 
     return Result(
         job=bytes(16), lease=bytes(16), task_hash=bytes(32), token_ids=np.arange(count + 1, dtype="<u4"),
         mask=np.array([0] + [1] * count, "u1"), logprobs=np.array([0.0] + [-1.5] * count, "<f4"),
-        spans=[VersionSpan(v, at + 1, at + 2, bytes(32), kv) for at, v in enumerate(versions)], temperature=temperature,
+        spans=[Span(v, at + 1, at + 2, bytes(32), kv) for at, v in enumerate(versions)], temperature=temperature,
         reward=0.0, stop="end",
     )  # fmt: skip
 

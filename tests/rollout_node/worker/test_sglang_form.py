@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from p2pcast.ground.errors import LocalError, P2PCastError, RemoteError, RetryableError
 from p2pcast.ground.version import Version
-from p2pcast.rollouts.result import VersionSpan
+from p2pcast.rollouts.result import Span
 from rollout_node.worker import sglang_form
 from rollout_node.worker.sampled_answer import COLD, HOT, PromptRefusedError, logprobs_fault
 from rollout_node.worker.sglang_form import PARTS, ROUTE, SglangAnswer, candidates, prompt_logprobs
@@ -18,8 +18,8 @@ from rollout_node.worker.sglang_form import PARTS, ROUTE, SglangAnswer, candidat
 STOP = 9
 
 
-def named(label: str) -> VersionSpan:
-    return VersionSpan(Version.parse(label), 0, 0, bytes(32), "keep")
+def named(label: str) -> Span:
+    return Span(Version.parse(label), 0, 0, bytes(32), "keep")
 
 
 def part(
@@ -49,7 +49,7 @@ def read(*parts: Any, most: int = 2, stop: tuple[int, ...] = (STOP,)) -> Any:
 def test_a_whole_answer_is_a_sample() -> None:
     found = read(WHOLE)
     assert (found.token_ids, found.logprobs, found.stop) == ([3, 4], [-3.0, -4.0], "length")
-    assert found.spans == [VersionSpan(Version(0, 1), 0, 2, bytes(32), "keep")]
+    assert found.spans == [Span(Version(0, 1), 0, 2, bytes(32), "keep")]
 
 
 def test_streams_with_all_tokens_and_with_new_tokens_are_equal() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from p2pcast.ground.version import Version
 from p2pcast.ledger_api.batch_client import Rollout, RolloutBatch, RolloutGroup
 from p2pcast.rollouts.job import Group
-from p2pcast.rollouts.result import Result, VersionSpan
+from p2pcast.rollouts.result import Result, Span
 from trainer_node.learning.objective.training_rows import NOT_SAMPLED, TrainingRow
 
 VOCABULARY = 23
@@ -39,8 +39,8 @@ def result(**changes) -> Result:
         "mask": np.array([0, 0, 0, 1, 1, 0, 1, 1], "u1"),
         "logprobs": np.array([0, 0, 0, -0.5, -1.5, 0, -0.25, -3], "<f4"),
         "spans": (
-            VersionSpan(Version(0, 3), 3, 5, HASH, "recompute"),
-            VersionSpan(Version(0, 4), 6, 8, HASH, "recompute"),
+            Span(Version(0, 3), 3, 5, HASH, "recompute"),
+            Span(Version(0, 4), 6, 8, HASH, "recompute"),
         ),
         "temperature": 1.0,
         "reward": 0.5,

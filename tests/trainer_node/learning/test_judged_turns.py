@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from p2pcast.ground.version import Version
-from p2pcast.rollouts.result import VersionSpan
+from p2pcast.rollouts.result import Span
 from p2pcast.rollouts.top_logprobs import TopTokens
 from tests.trainer_node.learning.example_rows import HASH, VOCABULARY, batch, result
 from trainer_node.learning.objective.judged_tokens import MOST_JUDGED, JudgedTokens, in_turns
@@ -73,7 +73,7 @@ def test_judged_rollouts_of_a_batch_are_bounded() -> None:
     """The same batch again has the same ones, and another batch has others."""
     collected = TopTokens()
     collected.add(3, np.tile(np.arange(5, dtype=np.uint32), (2, 1)), np.full((2, 5), -2.0, np.float32))
-    spans = (VersionSpan(Version(0, 4), 3, 5, HASH, "recompute"), VersionSpan(Version(0, 4), 6, 8, HASH, "recompute"))
+    spans = (Span(Version(0, 4), 3, 5, HASH, "recompute"), Span(Version(0, 4), 6, 8, HASH, "recompute"))
     made = result(spans=spans, schedules=[(Version(0, 4), HASH)], top_logprobs=collected.packed())
     of = batch(*([(made, 1.0), (made, 0.0)] for _ in range(MOST_JUDGED)))
     options = {"kind": "dr_grpo", "eps": 0.0, "overlong": "keep", "step": 5, "staleness": 3, "vocabulary": VOCABULARY}

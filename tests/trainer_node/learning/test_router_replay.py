@@ -14,7 +14,7 @@ import torch
 
 from p2pcast.ground.errors import LocalError, UsageError
 from p2pcast.ground.version import Version
-from p2pcast.rollouts.result import VersionSpan
+from p2pcast.rollouts.result import Span
 from p2pcast.rollouts.routed_experts import RoutedExperts, RoutedTokens
 from tests.trainer_node.learning.example_rows import HASH, result, row
 from tests.trainer_node.learning.example_rows import batch as batch_of
@@ -241,7 +241,7 @@ def test_experts_before_a_switch_are_replayed_if_their_keys_were_kept(
 ) -> None:
     model, all_of = learner(tmp_path / "m"), drawn(7)
     assert model.replay is not None
-    named = tuple(VersionSpan(Version(0, step), start, end, HASH, kv) for step, start, end, kv in spans)
+    named = tuple(Span(Version(0, step), start, end, HASH, kv) for step, start, end, kv in spans)
     found = rows_of(
         batch_of([(result(routed_experts=all_of, spans=named), float(n)) for n in range(2)]),
         kind="grpo",

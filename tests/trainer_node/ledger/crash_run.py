@@ -15,7 +15,7 @@ from p2pcast.ground.errors import RefusedError
 from p2pcast.ground.version import Version
 from p2pcast.ledger_api.worker_api import Leased, Registration
 from p2pcast.rollouts.job import Group, Job
-from p2pcast.rollouts.result import Result, VersionSpan
+from p2pcast.rollouts.result import Result, Span
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.body_segments import Place
 from trainer_node.ledger.database.ledger_store import LedgerStore
@@ -59,7 +59,7 @@ def played(leased: Leased, served: Version, *, vocabulary: int = 10) -> Result:
         token_ids=ids,
         mask=np.array([0, 0, 1, 1], "u1"),
         logprobs=np.array([0, 0, -1, -1], "<f4"),
-        spans=[VersionSpan(served, 2, 4, manifest(served), "keep")],
+        spans=[Span(served, 2, 4, manifest(served), "keep")],
         temperature=1.0,
         reward=99.0,
         stop="end",

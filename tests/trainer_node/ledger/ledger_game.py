@@ -14,7 +14,7 @@ from p2pcast.ground.version import Version
 from p2pcast.ledger_api.worker_api import DeviceClasses, Leased, Registration, Settled
 from p2pcast.rollouts.job import Group, Job
 from p2pcast.rollouts.overlong import Overlong
-from p2pcast.rollouts.result import Result, VersionSpan
+from p2pcast.rollouts.result import Result, Span
 from tests.trainer_node.ledger.crash_run import TASK_HASH, group, manifest
 from trainer_node.ledger.batch_transitions import Taken
 from trainer_node.ledger.database.ledger_store import LedgerStore
@@ -42,7 +42,7 @@ def sample(leased: Leased, version: Version, reward: int, *, tokens: int = 3, st
         token_ids=ids,
         mask=mask,
         logprobs=-mask.astype("<f4"),
-        spans=[VersionSpan(version, 1, tokens, manifest(version), "keep")],
+        spans=[Span(version, 1, tokens, manifest(version), "keep")],
         temperature=leased.job.temperature,
         reward=0.0,
         stop=stop,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from p2pcast.ground.version import Version
 from p2pcast.rollouts.job import Group, job_of
-from p2pcast.rollouts.result import Result, VersionSpan
+from p2pcast.rollouts.result import Result, Span
 from p2pcast.rollouts.routed_experts import ExpertShape, RoutedExperts
 from trainer_node.ledger.acceptance import Reason, Standards, rejection
 from trainer_node.ledger.lineage import Lineage
@@ -36,7 +36,7 @@ def job(oldest=NEWEST, **changes):
 
 
 def result(*versions: Version, **changes):
-    spans = tuple(VersionSpan(v, i, i + 1, MANIFESTS.get(v, bytes(32)), "keep") for i, v in enumerate(versions))
+    spans = tuple(Span(v, i, i + 1, MANIFESTS.get(v, bytes(32)), "keep") for i, v in enumerate(versions))
     count = len(versions)
     fields = {
         "job": bytes(16), "lease": bytes(16), "task_hash": TASK, "token_ids": np.arange(count, dtype="<u4"),
@@ -72,7 +72,7 @@ def test_fresh_results_of_live_versions_are_accepted_even_late():
         (result(Version(1, 30)), Reason.UNKNOWN),
         (result(Version(1, 10), task_hash=bytes(32)), Reason.FORGED),
         (result(Version(1, 10), temperature=0.5), Reason.FORGED),
-        (result(Version(1, 10), spans=(VersionSpan(Version(1, 10), 0, 1, bytes(32), "keep"),)), Reason.FORGED),
+        (result(Version(1, 10), spans=(Span(Version(1, 10), 0, 1, bytes(32), "keep"),)), Reason.FORGED),
         (result(Version(1, 10), spans=()), Reason.UNVERSIONED),
         (result(Version(1, 10), logprobs=np.array([np.nan], "<f4")), Reason.MALFORMED),
         (result(Version(1, 10), token_ids=np.array([100], "<u4")), Reason.MALFORMED),

@@ -21,7 +21,7 @@ from p2pcast.ground.version import Version
 from p2pcast.ledger_api.worker_api import Leased, Registration
 from p2pcast.rollouts.job import Group, Job
 from p2pcast.rollouts.overlong import TREATMENTS, Overlong, paid
-from p2pcast.rollouts.result import Result, VersionSpan
+from p2pcast.rollouts.result import Result, Span
 from tests.trainer_node.ledger.crash_run import TASK_HASH, group, manifest
 from tests.trainer_node.ledger.ledger_invariants import Rows, check_counts, check_rows, dump
 from trainer_node.ledger.batch_cut import OVERSAMPLE
@@ -50,7 +50,7 @@ def made(leased: Leased, version: Version, reward: int, kind: str) -> Result:
         token_ids=np.array([1, 99 if kind == "vocabulary" else 2, reward], "<u4"),
         mask=np.array([0, 1, 1], "u1"),
         logprobs=np.array([0, -1, np.nan if kind == "nan" else -1], "<f4"),
-        spans=[VersionSpan(version, 1, 3, bytes(32) if kind == "manifest" else manifest(version), "keep")],
+        spans=[Span(version, 1, 3, bytes(32) if kind == "manifest" else manifest(version), "keep")],
         temperature=leased.job.temperature,
         reward=0.0,
         stop="end" if leased.lease[0] % 4 else "length",

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from p2pcast.ground.errors import IntegrityError
 from p2pcast.rollouts.kv_policy import KV_OF_ONE_VERSION
 from p2pcast.rollouts.overlong import Overlong, overlong_of, paid
-from p2pcast.rollouts.result import Result, VersionSpan, fault, reward_fault
+from p2pcast.rollouts.result import Result, Span, fault, reward_fault
 from p2pcast.rollouts.routed_experts import ExpertShape, RoutedExperts, shape_fault
 from trainer_node.learning.objective.advantages import AdvantageKind, group_advantages
 from trainer_node.learning.objective.judged_tokens import JudgedTokens, in_turns, judged_tokens
@@ -181,7 +181,7 @@ def _routed(result: Result, experts: ExpertShape, expert_layers: Sequence[int]) 
     return found.since(_computed_alike(result.spans))
 
 
-def _computed_alike(spans: Sequence[VersionSpan]) -> int:
+def _computed_alike(spans: Sequence[Span]) -> int:
     """The first token whose experts the last version still used. At a switch the new version computes the tokens before
     again, with experts that no answer returns; under ``keep`` it uses what the version before had computed.
     """

@@ -11,7 +11,7 @@ import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from p2pcast.ground.version import Version
-from p2pcast.rollouts.result import VersionSpan
+from p2pcast.rollouts.result import Span
 from p2pcast.rollouts.top_logprobs import TopLogprobs, TopTokens
 from tests.trainer_node.learning.example_rows import HASH, VOCABULARY, batch, result, row
 from tests.trainer_node.learning.learner_stage import ALONE
@@ -120,7 +120,7 @@ def test_first_tokens_of_turns_and_dense_or_older_versions_are_not_judged() -> N
 
 
 def test_spans_of_one_schedule_are_judged_together() -> None:
-    spans = (VersionSpan(Version(0, 3), 3, 5, HASH, "recompute"), VersionSpan(Version(0, 4), 6, 8, HASH, "recompute"))
+    spans = (Span(Version(0, 3), 3, 5, HASH, "recompute"), Span(Version(0, 4), 6, 8, HASH, "recompute"))
     same = [(Version(0, 3), b"a" * 32), (Version(0, 4), b"a" * 32)]
     (found,) = judged_tokens(result(spans=spans, top_logprobs=top((3, 5), (6, 8)), schedules=same), 0)
     assert found.places.tolist() == [4, 7]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from p2pcast.ground.errors import IntegrityError, UsageError
 from p2pcast.ground.version import Version
 from p2pcast.rollouts.overlong import TREATMENTS
-from p2pcast.rollouts.result import VersionSpan
+from p2pcast.rollouts.result import Span
 from p2pcast.sparse.budget_schedule import ALL_PAGES_NAME
 from tests.trainer_node.learning.example_rows import HASH, VOCABULARY, batch, group, result
 from trainer_node.learning.objective.micro_batches import deal, micro_batches
@@ -25,8 +25,8 @@ def rows(of, **changes):
     return rows_of(of, **{**options, **changes})
 
 
-def one_version(step: int, kv: str = "recompute") -> tuple[VersionSpan, ...]:
-    return (VersionSpan(Version(0, step), 3, 8, HASH, kv),)
+def one_version(step: int, kv: str = "recompute") -> tuple[Span, ...]:
+    return (Span(Version(0, step), 3, 8, HASH, kv),)
 
 
 def test_row_holds_the_result_token_by_token():
@@ -67,8 +67,8 @@ def test_tokens_of_the_environment_inside_a_span_have_no_version():
         (one_version(4, "drain"), 4),
         (one_version(4, "keep"), MIXED),
         (result().spans, MIXED),
-        ((VersionSpan(Version(0, 4), 3, 5, HASH, "salt"), VersionSpan(Version(0, 4), 6, 8, HASH, "salt")), 4),
-        ((VersionSpan(Version(0, 4), 3, 5, HASH, "salt"), VersionSpan(Version(1, 4), 6, 8, HASH, "salt")), MIXED),
+        ((Span(Version(0, 4), 3, 5, HASH, "salt"), Span(Version(0, 4), 6, 8, HASH, "salt")), 4),
+        ((Span(Version(0, 4), 3, 5, HASH, "salt"), Span(Version(1, 4), 6, 8, HASH, "salt")), MIXED),
     ],
 )
 def test_single_version_needs_one_version_and_its_own_kv_cache(spans, single):
@@ -88,7 +88,7 @@ def test_first_token_of_a_row_is_never_learnt():
     whole = result(
         mask=np.ones(8, "u1"),
         logprobs=np.full(8, -1, "<f4"),
-        spans=(VersionSpan(Version(0, 4), 0, 8, HASH, "recompute"),),
+        spans=(Span(Version(0, 4), 0, 8, HASH, "recompute"),),
     )
     row, _ = rows(batch([(whole, 1.0), (result(), 0.0)]))
     assert row.learnt.tolist() == [False] + [True] * 7
@@ -199,7 +199,7 @@ def test_unknown_overlong_treatment_is_refused():
 
 def test_tokens_of_a_schedule_with_all_pages_are_dense():
     """A run without sparse attention publishes that schedule where versions carried another."""
-    spans = (VersionSpan(Version(0, 3), 3, 5, HASH, "drain"), VersionSpan(Version(0, 4), 6, 8, HASH, "drain"))
+    spans = (Span(Version(0, 3), 3, 5, HASH, "drain"), Span(Version(0, 4), 6, 8, HASH, "drain"))
     turned = result(spans=spans, schedules=[(Version(0, 3), HASH), (Version(0, 4), ALL_PAGES_NAME)])
     dense = result(spans=spans, schedules=[(Version(0, 3), ALL_PAGES_NAME), (Version(0, 4), ALL_PAGES_NAME)])
     row, other = rows(batch([(turned, 1.0), (dense, 0.0)]))
@@ -209,7 +209,7 @@ def test_tokens_of_a_schedule_with_all_pages_are_dense():
 
 def test_tokens_of_sparse_attention_are_marked():
     """A version with a schedule sampled them; tokens of the environment are not marked."""
-    spans = (VersionSpan(Version(0, 3), 3, 5, HASH, "drain"), VersionSpan(Version(0, 4), 6, 8, HASH, "drain"))
+    spans = (Span(Version(0, 3), 3, 5, HASH, "drain"), Span(Version(0, 4), 6, 8, HASH, "drain"))
     sparse = result(spans=spans, schedules=[(Version(0, 4), HASH)])
     row, other = rows(batch([(sparse, 1.0), (result(), 0.0)]))
     assert row.sparse.tolist() == [False] * 6 + [True] * 2
