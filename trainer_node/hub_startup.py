@@ -61,6 +61,7 @@ from trainer_node.membership.peer_record import PeerRecord
 from trainer_node.membership.peer_session import PeerSession, SessionHandlers, Sessions
 from trainer_node.membership.plan_distributor import PlanDistributor
 from trainer_node.membership.plan_upkeep import PlanUpkeep
+from trainer_node.membership.reachability_prober import ReachabilityProber
 from trainer_node.membership.report_handler import ArtifactReports, ReportHandler
 from trainer_node.membership.uplink_meter import UplinkMeter
 from trainer_node.publish import version_numbers
@@ -351,7 +352,7 @@ def _build_reports(
     sessions.left.add(lambda peer, why: fleet_changed())
     sessions.ended.add(fleet.sources.left)
     sessions.ended.add(lambda peer: publishing.commits.handle(Left(peer)))
-    upkeep = PlanUpkeep(state.ident, membership, plan_distributor, fleet.broadcasts)
+    upkeep = PlanUpkeep(state.ident, membership, plan_distributor, fleet.broadcasts, state.events)
     artifacts = ArtifactReports(
         membership, plan_distributor, is_sealed=state.store.holds,
         mirror_is_wrong=mirror.report_wrong if mirror is not None else lambda names: None,
@@ -367,10 +368,10 @@ def build_control(state: StateParts, fleet: FleetParts, publishing: Publishing) 
     config, store, admission, sessions = state.config, state.store, state.admission, state.sessions
     membership, node, downstream = fleet.membership, publishing.node, publishing.downstream
     mirror, tls = publishing.mirror_uploader, admission.tls
+    prober = ReachabilityProber(membership.reach, admission.identity, None if tls is None else tls.client)
     plan_distributor = PlanDistributor(
-        membership, sessions, fleet.timeline, state.events, admission.identity, None if tls is None else tls.client,
-        fleet.sources, node.holdings.__contains__,
-    )  # fmt: skip
+        membership, sessions, fleet.timeline, prober, fleet.sources, node.holdings.__contains__
+    )
     welcome = WelcomeMessages(
         state.key.public, publishing.commits, admission,
         epoch=lambda: membership.plan.epoch, catalog=lambda: publishing.announcer.catalog(node.holdings.values()),

@@ -1,20 +1,15 @@
 """Tells each peer about others: its parent and backups, how to reach them, dial requests, and sources to pull from.
 
 Promises: a peer is told only what is new to it. A change of the plan is sent to the peers near the change, or to all
-after a change of reachability. A peer that sends garbage feeds no other peer; each verdict is reported once, however
-often its witness repeats the report.
+after a change of reachability.
 """
 
 from __future__ import annotations
 
-import logging
-import ssl
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
-from p2pcast.process.events import Events
 from p2pcast.wire import messages
-from p2pcast.wire.connection import Identity
 from topology.fallback_neighbours import neighbours_of
 from topology.plan_tree import ROOT
 from topology.pull_sources import PullSources
@@ -24,34 +19,30 @@ from trainer_node.membership.peer_record import PeerRecord
 from trainer_node.membership.peer_session import PeerSession
 from trainer_node.membership.reachability_prober import ReachabilityProber
 
-logger = logging.getLogger("p2pcast.hub")
-
 BACKUPS = 8
 """Ancestors that a peer is told of; a peer that loses all of them turns to the hub."""
 
 
 class PlanDistributor:
-    """``sessions``: by peer. ``sources``: which peers hold which artifacts. The owner runs ``prober``."""
+    """``sessions``: by peer. ``sources``: which peers hold which artifacts."""
 
     def __init__(
         self,
         membership: Membership,
         sessions: Mapping[str, PeerSession],
         fleet: FleetTimeline,
-        events: Events,
-        identity: Identity,
-        tls: ssl.SSLContext | None,
+        prober: ReachabilityProber,
         sources: PullSources,
-        knows: Callable[[bytes], bool] = lambda artifact: True,
+        knows: Callable[[bytes], bool],
     ) -> None:
         self.sources = sources
         self.knows = knows
         """Whether the hub has an artifact. Reports about other artifacts are not remembered."""
-        self.prober = ReachabilityProber(membership.reach, identity, tls, self._reach_changed)
+        self.prober = prober
+        prober.changed.add(self._reach_changed)
         self._membership = membership
         self._sessions = sessions
         self._fleet = fleet
-        self._events = events
         self._known_reach: tuple[int, bool] = (-1, True)
 
     # -- places
@@ -119,7 +110,7 @@ class PlanDistributor:
         self.prober.probe(node.hex())
         self.prober.wake()
 
-    # -- sources, garbage and withholding
+    # -- sources
 
     def on_source_request(self, session: PeerSession, body: messages.FindSources) -> None:
         """FIND_SOURCES: the peer asks which peers hold an artifact."""
@@ -134,33 +125,3 @@ class PlanDistributor:
         found = [p for p in found if reach.plain or reach.links(p.ident, ident, now)]
         session.link.send(messages.Addresses([self._ways(ident, p, now) for p in found]))
         session.link.send(messages.Sources(body.artifact, [p.place for p in found]))
-
-    def note_garbled(self, witness: PeerRecord, rows: Iterable[tuple[bytes, int]], now: float) -> None:
-        """A peer reports how many corrupt pieces each peer has sent."""
-        blame = self._membership.blame
-        named = [(node.hex(), pieces) for node, pieces in rows]
-        demoted, given_up = blame.demoted(now), {ident for ident, _ in named if blame.quarantined(ident)}
-        for ident in self._membership.note_garbled(witness.ident, named, now):
-            name, quarantined = self._membership.peers[ident].name, blame.quarantined(ident)
-            if ident in (given_up if quarantined else demoted):
-                continue
-            self._events.emit("garbled", peer=name, node=ident, witness=witness.name, quarantined=quarantined)
-            logger.warning(
-                "%s sent %s pieces that do not match: it feeds no other peer %s",
-                name, witness.name, "any more" if quarantined else "for a while",
-            )  # fmt: skip
-        self.send_plans()
-
-    def judge_withholding(self, now: float) -> None:
-        """Judge the reports of peers that lack sealed artifacts."""
-        anew = self._membership.judge_withholding(now)
-        for ident, witness in anew:
-            quarantined = self._membership.withholding.quarantined(ident)
-            names = [self._membership.peers[i].name if i in self._membership.peers else i for i in (ident, witness)]
-            self._events.emit("withheld", peer=names[0], node=ident, witness=names[1], quarantined=quarantined)
-            logger.warning(
-                "peer %s did not pass on to %s what was sealed: it feeds no other peer %s",
-                names[0], names[1], "any more" if quarantined else "for a while",
-            )  # fmt: skip
-        if anew:
-            self.send_plans()

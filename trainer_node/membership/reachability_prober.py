@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable
 
 from p2pcast.ground.addresses import Address, family_of, is_loopback, may_be_advertised, show_address, site_of
 from p2pcast.ground.limits import MAX_NODE_ADDRESSES
+from p2pcast.ground.observers import Observers
 from p2pcast.ground.wakeup import Wakeup
 from p2pcast.process.background_tasks import report_bug
 from p2pcast.transport.dial import probe as dial_probe
@@ -63,15 +63,14 @@ def note_addresses(peer: PeerRecord, body: messages.Join, observed: str) -> None
 
 
 class ReachabilityProber:
-    """``run`` until cancelled. ``changed``: called after news that peers may have to be told of."""
+    """``run`` until cancelled."""
 
-    def __init__(
-        self, reach: Reach, identity: Identity, tls: ssl.SSLContext | None, changed: Callable[[], None]
-    ) -> None:
+    def __init__(self, reach: Reach, identity: Identity, tls: ssl.SSLContext | None) -> None:
+        self.changed: Observers[[]] = Observers()
+        """Called after news that peers may have to be told of."""
         self._reach = reach
         self._identity = identity
         self._tls = tls
-        self._changed = changed
         self._due: dict[str, list[Address]] = {}
         """Peer → its addresses that are still to be dialled; peers take turns."""
         self._work = Wakeup()
@@ -126,5 +125,5 @@ class ReachabilityProber:
                 await self._found.wait()
                 continue
             self._notified_turn = self._reach.turn
-            self._changed()
+            self.changed.notify()
             await asyncio.sleep(NOTIFY_S)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from p2pcast.ground.observers import Observers
@@ -37,11 +37,9 @@ class ArtifactDirectory(Protocol):
     def knows(self) -> Callable[[bytes], bool]:
         """Whether the hub has an artifact."""
 
-    def note_garbled(self, witness: PeerRecord, rows: Iterable[tuple[bytes, int]], now: float) -> None: ...
-
 
 class ArtifactReports:
-    """The part of a report that names artifacts: held and lacking ones, corrupt pieces, wrong objects on the mirror.
+    """The part of a report that names artifacts: held and lacking ones, and wrong objects on the mirror.
 
     ``is_sealed``: whether an artifact is in the hub's store. ``mirror_is_wrong`` takes the names of wrong objects on
     the mirror.
@@ -64,8 +62,6 @@ class ArtifactReports:
         held = [artifact for artifact in (body.held or ()) if self._directory.knows(artifact)]
         peer.holds_more = peer.holds_more or len(held) < len(body.held or ())
         self._directory.sources.holds(peer.ident, held, body.dropped or ())
-        if body.garbled is not None:
-            self._directory.note_garbled(peer, body.garbled, now)
         if body.lacking is not None:
             sealed = [(artifact, parent) for artifact, parent in body.lacking if self._is_sealed(artifact)]
             rows = [(artifact, None if parent is None else parent.hex()) for artifact, parent in sealed]
@@ -114,6 +110,8 @@ class ReportHandler:
         if body.evicted is not None:
             self._learn_evictions(body.evicted)
         self._artifacts.note(peer, body, now)
+        if body.garbled is not None:
+            self._upkeep.note_garbled(peer, body.garbled, now)
         self._upkeep.note_parent(peer, body)
         self._upkeep.note_inflow(peer, body, now)
         if peer.staged != before:

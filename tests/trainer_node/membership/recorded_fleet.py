@@ -24,6 +24,7 @@ from trainer_node.membership.peer_record import PeerRecord
 from trainer_node.membership.peer_session import PeerSession, SessionHandlers, Sessions
 from trainer_node.membership.plan_distributor import PlanDistributor
 from trainer_node.membership.plan_upkeep import PlanUpkeep
+from trainer_node.membership.reachability_prober import ReachabilityProber
 from trainer_node.membership.report_handler import ArtifactReports, ReportHandler
 
 JOIN = {"name": "a", "region": "r", "listen": ["", 7], "held": None, "engine": None}
@@ -65,15 +66,13 @@ class Fleet:
         self.events = Events()
         self.sessions = Sessions()
         self.membership = Membership(1, 1e9)
-        self.sources = PullSources()
-        self.progress = BroadcastProgress()
+        self.sources, self.progress = PullSources(), BroadcastProgress()
         metrics = FleetTimeline(self.events)
         self.broadcasts = BroadcastPlanner(self.membership, self.progress, metrics, self.sessions)
-        identity = Identity(HUB, "hub", JoinToken(bytes(16), bytes(20)))
         self.known = {b"artifact"}
-        self.plans = PlanDistributor(
-            self.membership, self.sessions, metrics, self.events, identity, None, self.sources, self.known.__contains__
-        )
+        identity = Identity(HUB, "hub", JoinToken(bytes(16), bytes(20)))
+        prober, known = ReachabilityProber(self.membership.reach, identity, None), self.known.__contains__
+        self.plans = PlanDistributor(self.membership, self.sessions, metrics, prober, self.sources, known)
         self.recall, self.trust = Recall(), Trust()
         self.forgotten: list[str] = []
         self.reported: list[str] = []
@@ -85,11 +84,9 @@ class Fleet:
         )  # fmt: skip
         self.changes = 0
         self.wrong: list[str] = []
-        upkeep = PlanUpkeep(HUB, self.membership, self.plans, self.broadcasts)
-        artifacts = ArtifactReports(
-            self.membership, self.plans, is_sealed=lambda artifact: artifact == b"sealed",
-            mirror_is_wrong=self.wrong.extend,
-        )  # fmt: skip
+        upkeep = PlanUpkeep(HUB, self.membership, self.plans, self.broadcasts, self.events)
+        sealed, wrong = {b"sealed"}.__contains__, self.wrong.extend
+        artifacts = ArtifactReports(self.membership, self.plans, is_sealed=sealed, mirror_is_wrong=wrong)
         reported: Observers[[PeerRecord, float]] = Observers()
         reported.add(lambda peer, now: self._changed())
         reported.add(lambda peer, now: self.reported.append(peer.name))

@@ -6,7 +6,7 @@ import asyncio
 import string
 import time
 from collections.abc import AsyncIterator, Iterable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from parts import HUB, FakeLink, emitted, ident, node
@@ -23,16 +23,19 @@ from topology.reachability import Contact
 from topology.slow_peers import SUSTAINED
 from topology.withholding import GRACE_S
 from trainer_node.membership import reachability_prober
+from trainer_node.membership.broadcast_planner import BroadcastPlanner
 from trainer_node.membership.fleet_timeline import FleetTimeline
 from trainer_node.membership.membership import RATED_BYTES, Membership
 from trainer_node.membership.peer_record import PeerRecord
 from trainer_node.membership.peer_session import PeerSession, Sessions
 from trainer_node.membership.plan_distributor import PlanDistributor
+from trainer_node.membership.plan_upkeep import PlanUpkeep
+from trainer_node.membership.reachability_prober import ReachabilityProber
 
 IDENTITY = Identity(HUB, "hub", JoinToken(bytes(16), bytes(20)))
 UPLINK_BPS = 100e6
 ARTIFACT, OTHER = b"v" * 16, b"w" * 16
-KNOWN = {ARTIFACT}
+KNOWN, NO_BROADCASTS = {ARTIFACT}, cast(BroadcastPlanner, None)
 
 
 def address(name: str, way: int = 0) -> tuple[str, int]:
@@ -59,13 +62,15 @@ class Fleet:
         self.links: dict[str, FakeLink] = {}
         for name in names:
             self.join(name, (regions or {}).get(name, ""))
-        self.plans = PlanDistributor(
-            self.membership, self.sessions, FleetTimeline(self.events), self.events, IDENTITY, None, self.sources,
-            KNOWN.__contains__,
-        )  # fmt: skip
+        timeline, prober = FleetTimeline(self.events), ReachabilityProber(self.reach, IDENTITY, None)
+        self.plans = PlanDistributor(self.membership, self.sessions, timeline, prober, self.sources, KNOWN.__contains__)
+        self.upkeep = PlanUpkeep(HUB, self.membership, self.plans, NO_BROADCASTS, self.events)
         self.plans.send_plans()
         self.first = {name: link.sent for name, link in self.links.items()}
         """Peer → its first messages."""
+        self.forget_messages()
+
+    def forget_messages(self) -> None:
         for link in self.links.values():
             link.sent = []
 
@@ -124,7 +129,7 @@ class Fleet:
             self.sources.holds(ident(name), [artifact])
 
     def report_garbled(self, witness: str, blamed: str, pieces: int = 1, now: float = 1.0) -> None:
-        self.plans.note_garbled(self.membership.peers[ident(witness)], [(node(n), pieces) for n in blamed], now)
+        self.upkeep.note_garbled(self.membership.peers[ident(witness)], [(node(n), pieces) for n in blamed], now)
 
     def verdicts(self, kind: str) -> list[tuple[str, str, bool]]:
         """Witness, blamed peer, and whether the verdict is permanent."""
@@ -206,8 +211,7 @@ async def test_an_expected_answer_of_a_peer_is_no_news(chain):
     chain.reach.unreached(ident("a"), ident("c"), time.monotonic())
     chain.plans.send_plans()
     turn = chain.reach.turn
-    for link in chain.links.values():
-        link.sent = []
+    chain.forget_messages()
     chain.reach.answered(ident("b"), address("b", 1), True)
     assert chain.reach.ways(ident("c"), ident("b")) == [address("b", 1), address("b", 0)]
     chain.plans.send_plans()
@@ -443,18 +447,17 @@ async def test_a_peer_that_withholds_feeds_no_peer_and_each_verdict_is_reported_
     chain.membership.note_lacking(ident("c"), [(ARTIFACT, ident("b"))], 1.0)
     chain.membership.note_lacking(ident("d"), [(OTHER, ident("b"))], 2.0)
     chain.plans.send_plans()
-    for link in chain.links.values():
-        link.sent = []
-    chain.plans.judge_withholding(1.0)
+    chain.forget_messages()
+    chain.upkeep.judge_withholding(1.0)
     assert chain.verdicts("withheld") == []
     assert all(link.sent == [] for link in chain.links.values())
     for _ in range(2):
-        chain.plans.judge_withholding(1.0 + GRACE_S)
+        chain.upkeep.judge_withholding(1.0 + GRACE_S)
     assert chain.verdicts("withheld") == [("c", "b", False)]
     assert [e["node"] for e in emitted(chain.events, "withheld")] == [ident("b")]
     assert "b" not in chain.feeders()
     assert any(link.bodies(Type.PLAN) for link in chain.links.values())
-    chain.plans.judge_withholding(2.0 + GRACE_S)
+    chain.upkeep.judge_withholding(2.0 + GRACE_S)
     assert chain.verdicts("withheld") == [("c", "b", False), ("d", "b", True)]
     assert [text.split(": ")[-1] for text in caplog.messages] == [
         "it feeds no other peer for a while",
@@ -465,5 +468,5 @@ async def test_a_peer_that_withholds_feeds_no_peer_and_each_verdict_is_reported_
 async def test_a_departed_witness_is_reported_by_its_node(chain):
     chain.membership.note_lacking(ident("c"), [(ARTIFACT, ident("b"))], 1.0)
     chain.leave("c")
-    chain.plans.judge_withholding(1.0 + GRACE_S)
+    chain.upkeep.judge_withholding(1.0 + GRACE_S)
     assert chain.verdicts("withheld") == [(ident("c"), "b", False)]

@@ -60,7 +60,8 @@ class NoOwner(QuietOwner):
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 async def test_peers_are_dialled_back(host) -> None:
     reach, changed = Reach(), asyncio.Event()
-    lookout = ReachabilityProber(reach, HUB, None, changed.set)
+    lookout = ReachabilityProber(reach, HUB, None)
+    lookout.changed.add(changed.set)
     running = asyncio.create_task(lookout.run())
     listener = Listener(NoOwner(), PEER)
     await listener.start(host, 0)
@@ -118,7 +119,7 @@ def test_plans_follow_probe_results() -> None:
 
 async def test_an_error_of_a_dial_ends_no_other_dial(monkeypatch, caplog) -> None:
     reach, dialled, done = Reach(), [], asyncio.Event()
-    lookout = ReachabilityProber(reach, HUB, None, lambda: None)
+    lookout = ReachabilityProber(reach, HUB, None)
     odd, good = ("odd.example", 1), ("127.0.0.1", 2)
 
     async def probe(address, *_):
@@ -145,7 +146,7 @@ async def test_an_error_of_a_dial_ends_no_other_dial(monkeypatch, caplog) -> Non
 async def test_replaced_addresses_of_a_peer_are_not_dialled() -> None:
     """A peer that joins repeatedly, each time at other addresses, has at most eight addresses in the queue."""
     reach = Reach()
-    lookout = ReachabilityProber(reach, HUB, None, lambda: None)
+    lookout = ReachabilityProber(reach, HUB, None)
     for n in range(100):
         reach.join("aa" * 16, "there", [Contact((f"h{n}-{way}.example", 1)) for way in range(8)])
         lookout.probe("aa" * 16)
