@@ -301,9 +301,9 @@ def test_the_process_ends_with_one_line_that_names_the_task(tmp_path: Path, tmpf
     program = "\n".join(
         [
             "import sys",
-            "from p2pcast.store.artifact_store import Store",
+            "from p2pcast.store.artifact_store import ArtifactStore",
             "def broken(*_): raise ZeroDivisionError('by a test')",
-            "Store.seal = broken",
+            "ArtifactStore.seal = broken",
             "from p2pcast.cli import main",
             "main()",
         ]

@@ -427,7 +427,8 @@ import sys
 from pathlib import Path
 from netem.demo import script
 from netem.fleet import participants
-tiny = participants.Options(Path({str(tmp_path / "d")!r}), versions=1000, peers=3, vllm=False, trainer={TINY!r})
+work = Path({str(tmp_path / "d")!r})
+tiny = participants.ParticipantOptions(work, versions=1000, peers=3, vllm=False, trainer={TINY!r})
 from netem.demo.version_board import VersionBoard
 from rich.console import Console
 try:

@@ -93,9 +93,9 @@ def test_bytes_go_from_host_to_host_through_both_buckets() -> None:
 
 HELD = """
 import sys
-from netem.emulation.description import Link, star
+from netem.emulation.description import EmulatedLink, star
 from netem.emulation.rate import rate_network
-with rate_network(star(Link(), 2, Link())) as net:
+with rate_network(star(EmulatedLink(), 2, EmulatedLink())) as net:
     print(*[words.split("/")[2] for words in (net.inside(host.name)[1] for host in net.network.hosts)], flush=True)
     sys.stdin.read()
 """
