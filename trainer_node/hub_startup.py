@@ -79,7 +79,7 @@ from trainer_node.publish.version_lifecycle import VersionLifecycle
 from trainer_node.publish.version_numbers import VersionNumbers
 from trainer_node.publish.version_sealer import VersionSealer
 from trainer_node.publish.version_view import FolderVersions, VersionView
-from trainer_node.ranks.rank_intake import RankIntake
+from trainer_node.ranks.rank_intake import LiveRows, RankIntake
 from trainer_node.restart_recovery import ROSTER, Recovery, Roster
 from trainer_node.rollout_summary import RolloutSummary
 
@@ -138,8 +138,7 @@ class Publishing:
     mirror_uploader: MirrorUploader | None
     lifecycle: VersionLifecycle
     rank_intake: RankIntake
-    live_changed: asyncio.Event
-    """Set when the contents of LIVE may have changed."""
+    live: LiveRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +247,7 @@ def _recall_sizes(sizes: VersionSizes, store: ArtifactStore) -> None:
 def build_publishing(state: StateParts, fleet: FleetParts) -> Publishing:
     config, store, staging, events, key = state.config, state.store, state.staging, state.events, state.key
     sessions, membership, later = state.sessions, fleet.membership, state.tasks.later
-    store_changed, live_changed = Wakeup(), asyncio.Event()
+    store_changed, live = Wakeup(), LiveRows(lambda: live_rows(membership.peers.values()))
     announcer = ArtifactAnnouncer(store.holds, fleet.sources, sessions.send_all)
     sealer = VersionSealer(
         state.ident, key, store, staging, membership.sizes, events, announcer,
@@ -314,16 +313,12 @@ def build_publishing(state: StateParts, fleet: FleetParts) -> Publishing:
         pipeline, state.history, staging, membership.sizes, events, fleet.broadcasts, sealer,
         holdings=node.holdings, recovered=state.recovery.done, until_caught_up=backpressure.until_caught_up,
         announce=announcer.announce, retain=sealed_artifacts.retain,
-        on_published=(live_changed.set, anchors_and_squashes.wake),
+        on_published=(live.changed.set, anchors_and_squashes.wake),
     )  # fmt: skip
-    rank_intake = RankIntake(
-        lifecycle, pipeline, node.layouts, store.manifest, staging,
-        engines=lambda: live_rows(membership.peers.values()), changed=live_changed, wait_s=config.rank_timeout_s,
-        quantise=config.quantise,
-    )  # fmt: skip
+    rank_intake = RankIntake(lifecycle, pipeline, staging, live, wait_s=config.rank_timeout_s, quantise=config.quantise)
     return Publishing(
         node, downstream, announcer, sealer, sealed_artifacts, codec_choice, hub_shadow, pipeline, commits,
-        backpressure, anchors_and_squashes, mirror_uploader, lifecycle, rank_intake, live_changed,
+        backpressure, anchors_and_squashes, mirror_uploader, lifecycle, rank_intake, live,
     )  # fmt: skip
 
 
@@ -338,7 +333,7 @@ def _build_reports(
 
     def fleet_changed() -> None:
         publishing.backpressure.recheck()
-        publishing.live_changed.set()
+        publishing.live.changed.set()
 
     reported: Observers[[PeerRecord, float]] = Observers()
     reported.add(lambda peer, now: fleet_changed())

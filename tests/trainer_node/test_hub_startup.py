@@ -141,11 +141,11 @@ async def test_a_peer_that_joins_is_welcomed_with_the_runs_key_and_catalog(tmp_p
 async def test_a_report_reaches_every_part_that_follows_peers(tmp_path, monkeypatch):
     async with opened(options(tmp_path)) as hub:
         link, rechecked = join(hub), []
-        hub.publishing.live_changed.clear()
+        hub.publishing.live.changed.clear()
         monkeypatch.setattr(hub.publishing.backpressure, "recheck", lambda: rechecked.append(1))
         link.hears(Type.REPORT, **REPORT | {"staged": Version(0, 1)})
         assert hub.fleet.membership.peers[ident("a")].staged == Version(0, 1)
-        assert hub.publishing.live_changed.is_set()
+        assert hub.publishing.live.changed.is_set()
         assert rechecked == [1]
 
 

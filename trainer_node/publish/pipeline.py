@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from blake3 import blake3
 
 from p2pcast.artifact.run_key import RunKey
-from p2pcast.artifact.signed_records import OWN
+from p2pcast.artifact.signed_records import OWN, Manifest
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.codec_prediction import Choice
 from p2pcast.codec.layout import Layout
@@ -65,6 +65,14 @@ class Pipeline:
     def used(self) -> Version | None:
         """The highest number that this run has used, as far as the hub knows."""
         return self.numbers.used
+
+    @property
+    def layouts(self) -> Mapping[bytes, Layout]:
+        """The layouts that the hub knows, by id."""
+        return self.node.layouts
+
+    def head_manifest(self) -> Manifest | None:
+        return None if self.head is None else self.store.manifest(self.head)
 
     async def restore(self) -> None:
         """Continue where an earlier process stopped."""

@@ -11,15 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from p2pcast.artifact.signed_records import Manifest
 from p2pcast.codec.layout import Layout
 from p2pcast.ground import limits
 from p2pcast.ground.errors import IntegrityError, LocalError, P2PCastError, RefusedError, RemoteError, RetryableError
-from p2pcast.ground.version import Version
 from p2pcast.process.background_tasks import report_bug
 from p2pcast.sparse import budget_schedule
 from p2pcast.state.staging import Staging
@@ -46,6 +45,14 @@ Part = messages.Cell | messages.Passed | messages.File | messages.Done
 """A message about the contents of a version from ranks."""
 
 
+@dataclass(frozen=True, slots=True)
+class LiveRows:
+    """``read``: the rows of LIVE. ``changed`` is set when they may have changed."""
+
+    read: Callable[[], list[messages.LiveEngine]]
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 class RankIntake:
     """All ranks. Ranks may come before ``run``, and wait; ``run`` publishes their versions."""
 
@@ -53,28 +60,20 @@ class RankIntake:
         self,
         versions: VersionLifecycle,
         publishing: Pipeline,
-        layouts: Mapping[bytes, Layout],
-        manifest: Callable[[Version], Manifest | None],
         staging: Staging,
+        live: LiveRows,
         *,
-        engines: Callable[[], list[messages.LiveEngine]],
-        changed: asyncio.Event,
         wait_s: float,
         quantise: str | None = None,
     ) -> None:
-        """``layouts``: the layouts that the hub knows, by id. ``manifest``: of a stored version. ``engines``: rows of
-        LIVE; ``changed`` is set when they may have changed. ``wait_s``: longest time for which one rank may keep the
-        others of its group waiting, in seconds. ``quantise``: the kind as which the hub publishes folders; ranks are
-        then refused.
+        """``wait_s``: longest time for which one rank may keep the others of its group waiting, in seconds.
+        ``quantise``: the kind as which the hub publishes folders; ranks are then refused.
         """
         self._versions = versions
         self._quantise = quantise
         self._publishing = publishing
-        self._layouts = layouts
-        self._manifest = manifest
         self._staging = staging
-        self._engines = engines
-        self._changed = changed
+        self._live = live
         self._links: set[RankSession] = set()
         self._group: RankGroup | None = None
         self._ranks: dict[int, RankSession] = {}
@@ -167,7 +166,7 @@ class RankIntake:
 
     def changed(self) -> None:
         """The contents of LIVE may have changed."""
-        self._changed.set()
+        self._live.changed.set()
 
     # -- what ranks say
 
@@ -204,14 +203,13 @@ class RankIntake:
                 self._answer()
 
     def _answer(self) -> None:
-        head = self._publishing.head
-        manifest = None if head is None else self._manifest(head)
+        head, manifest = self._publishing.head, self._publishing.head_manifest()
         ranked = messages.Ranked(head, None, None)
         if manifest is not None:
             ranked = messages.Ranked(head, manifest.layout, manifest.state, manifest.file_hash(budget_schedule.FILE))
         for session in self._ranks.values():
             if ranked.layout is not None:
-                session.link.send(messages.Layout(ranked.layout, self._layouts[ranked.layout].document))
+                session.link.send(messages.Layout(ranked.layout, self._publishing.layouts[ranked.layout].document))
             session.link.send(ranked)
         self.changed()
 
@@ -361,7 +359,7 @@ class RankIntake:
 
     async def _layout_of(self, pending: PendingVersion) -> Layout:
         ident = pending.terms.layout
-        known = self._layouts.get(ident)
+        known = self._publishing.layouts.get(ident)
         if known is not None:
             return known
         if pending.document is None:
@@ -395,10 +393,10 @@ class RankIntake:
 
     async def _send_live(self) -> None:
         while True:
-            await self._changed.wait()
-            self._changed.clear()
+            await self._live.changed.wait()
+            self._live.changed.clear()
             if self._group is not None and self._group.complete:
-                live = messages.Live(self._engines(), self._publishing.head)
+                live = messages.Live(self._live.read(), self._publishing.head)
                 for session in self._ranks.values():
                     session.send_live(live)
             await asyncio.sleep(LIVE_S)

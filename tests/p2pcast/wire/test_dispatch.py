@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -15,7 +14,7 @@ from p2pcast.wire.messages import RECORDS, Type
 from rollout_node.engine.multi_host_leader import MultiHostLeader
 from rollout_node.engine.multi_host_member import MultiHostMember
 from trainer_node.membership.peer_session import PeerSession
-from trainer_node.ranks.rank_intake import RankIntake
+from trainer_node.ranks.rank_intake import LiveRows, RankIntake
 from trainer_node.ranks.rank_session import RankSession
 
 
@@ -47,8 +46,7 @@ async def test_every_message_that_a_connection_may_bring_has_a_handler():
     assert types_of(PullSource(here, here, link)._handlers) - {Type.PONG} == by_parents
     assert types_of(Downstream(here)._handlers) == received(ConnectionState.DATA, Side.DIALER)
     assert types_of(PeerSession(link, here)._table) == received(ConnectionState.CONTROL, Side.DIALER)
-    rank, changed = RankSession(link, here), asyncio.Event()
-    ranks = RankIntake(here, here, {}, here, here, engines=here, changed=changed, wait_s=1.0)
+    rank, ranks = RankSession(link, here), RankIntake(here, here, here, LiveRows(here), wait_s=1.0)
     assert types_of(rank._handlers, ranks._handlers) - {Type.PONG} == received(ConnectionState.PUBLISH, Side.DIALER)
     lead, member = MultiHostLeader("e", here, here), MultiHostMember("e", here, here, None, here)
     assert types_of(lead._handlers) == received(ConnectionState.ENGINE, Side.DIALER)

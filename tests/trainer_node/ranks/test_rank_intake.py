@@ -19,7 +19,7 @@ from p2pcast.wire.messages import Type
 from tests.support.until import until
 from trainer_node.publish.published import Published
 from trainer_node.ranks import rank_session
-from trainer_node.ranks.rank_intake import RankIntake
+from trainer_node.ranks.rank_intake import LiveRows, RankIntake
 
 V = Version
 WORDS = 3000
@@ -60,12 +60,9 @@ class Trainer:
 
     def __init__(self, encoder: Encoder, wait_s: float = 0.0) -> None:
         self.encoder, self.versions = encoder, Versions()
-        self.changed = asyncio.Event()
         self.engines: list[Any] = []
-        self.intake = RankIntake(
-            self.versions, encoder.pipeline, encoder.node.layouts, encoder.store.manifest, encoder.staging,
-            engines=lambda: self.engines, changed=self.changed, wait_s=wait_s,
-        )  # fmt: skip
+        self.live = LiveRows(lambda: self.engines)
+        self.intake = RankIntake(self.versions, encoder.pipeline, encoder.staging, self.live, wait_s=wait_s)
         self.links: list[FakeLink] = []
         self.serial = -1
 
@@ -286,7 +283,7 @@ async def test_ranks_are_told_of_changed_engines_in_complete_groups(trainer: Tra
     trainer.join(1)
     assert (await trainer.heard(Type.LIVE)) == {"engines": [], "head": None}
     trainer.engines = [["p/e", [0, 1], True]]
-    trainer.changed.set()
+    trainer.live.changed.set()
     assert (await trainer.heard(Type.LIVE))["engines"] == trainer.engines
 
 
@@ -362,6 +359,6 @@ async def test_live_waits_while_a_rank_is_not_writable(trainer: Trainer) -> None
     link.owner.send_live({"engines": [1]})
     assert link.bodies(Type.LIVE) == []
     link.stripes[0].writable = True
-    trainer.changed.clear()
+    trainer.live.changed.clear()
     link.owner.on_link_writable(link, link.stripes[0])
-    assert trainer.changed.is_set()
+    assert trainer.live.changed.is_set()
