@@ -1,4 +1,4 @@
-"""Effects of each of the hub's messages at a peer, once the peer's parts exist."""
+"""What a peer does on each of the hub's messages, once the peer's parts exist."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rollout_node.sync.parent_failover import ParentFailover
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class HubMessages:
-    """``handlers`` is for ``Dispatcher.begin``. ``replan`` wakes those that follow the way to the newest version."""
+    """``handlers`` is for ``Dispatcher.begin``. ``replan`` wakes the tasks that follow the path of versions."""
 
     orders: HubOrders
     parent_failover: ParentFailover
@@ -62,7 +62,7 @@ class HubMessages:
         if self.lead is not None:
             nodes = body.members or ()
             self.lead.set_members(nodes)
-            # A start without the hub needs the members that the hub last named.
+            # To start without the hub, the lead needs the members that the hub named last.
             self.saved.keep(members=[self.lead.name, [node.hex() for node in nodes]])
         elif self.member is not None:
             self.member.set_lead(body.lead)

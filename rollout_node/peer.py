@@ -1,12 +1,12 @@
-"""The peer: the rollout machine's side. Receives, verifies, forwards, stages, installs.
+"""The peer: p2pcast on the rollout machine. It receives, verifies, forwards, stages and installs versions.
 
-Promises:
+Guarantees:
 
-- Forwarding never waits for staging, nor staging for the other engines.
-- The shadow and every engine are always at a version that the run's key has sealed, or say that they are not.
-- A fault of one version costs that version alone.
+- Forwarding never waits for staging, and staging one engine's weights never waits for the other engines.
+- The shadow and every engine are always at a version sealed with the run's key, or report that they are not.
+- If something is wrong with a version, only that version is lost.
 
-Composition only. ``build_peer`` is the second phase of the start; the first is ``rollout_node.peer_startup``.
+This module only connects the parts. ``build_peer`` is the second phase of startup; ``peer_startup`` is the first.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from rollout_node.sync.catalog_updater import CatalogUpdater
 logger = logging.getLogger("p2pcast.peer")
 
 DRAIN_S = 5.0
-"""Time for the hub to give this peer's children other parents, in seconds, before this peer ends."""
+"""Time in seconds that a stopping peer gives the hub to find other parents for its children."""
 
 
 async def build_peer(startup: Startup, key: KnownRunKey) -> Peer:
-    """Raises LocalError, UsageError."""
+    """Build the parts that need the run's key. Raises LocalError, UsageError."""
     config = startup.config
     store = await startup.staging.run(
         partial(ArtifactStore, config.state, key.key, keep_partial=True, counts=config.counts)
@@ -81,7 +81,7 @@ async def build_peer(startup: Startup, key: KnownRunKey) -> Peer:
 
 
 def _recall(startup: Startup, relay: RelayParts, engine: EngineParts) -> None:
-    """Take the hub's last orders from the state, for a start without the hub."""
+    """Restore the hub's last orders from the saved state, for a start without the hub."""
     startup.orders.recall()
     if startup.saved.neighbourhood is not None:
         startup.hub_session.hub, parent, backups, neighbours = startup.saved.neighbourhood
@@ -118,7 +118,7 @@ def _messages(startup: Startup, relay: RelayParts, engine: EngineParts, sync: Sy
 
 
 class Peer:
-    """``run`` until cancelled."""
+    """A peer whose parts are built; ``run`` serves until cancelled."""
 
     def __init__(self, startup: Startup, relay: RelayParts, engine: EngineParts, sync: SyncParts) -> None:
         self.config, self.ident = startup.config, startup.identity.node
@@ -179,7 +179,7 @@ class Peer:
         self.http.access.bearer = token
 
     async def run(self) -> None:
-        """Raises P2PCastError, also within an exception group."""
+        """Join the run and serve until cancelled. Raises P2PCastError, possibly inside an exception group."""
         self.startup.events.run = run = self.config.token.run.hex()
         note_daemon(run=run, role="peer", name=self.config.name)
         await self._serve()
@@ -205,7 +205,7 @@ class Peer:
                     group.create_task(part.run, name=f"engine {part.name}")
 
     async def _serve(self) -> None:
-        """Serve HTTP and the install socket, and say where in daemon.json."""
+        """Start the HTTP server and the install socket, and write the HTTP address to daemon.json."""
         ends, folder, name = self.startup.ends, self.config.state, self.config.name
         ends.push_async_callback(self.tasks.end)
         ends.push_async_callback(self.http.stop)
@@ -216,20 +216,20 @@ class Peer:
         http = show_address(*self.http.address)
         ends.callback((folder / "daemon.json").unlink, missing_ok=True)
         atomic_write(folder / "daemon.json", b'{"http": "http://%s"}\n' % http.encode(), 0o600)
-        # The first step of the end: the hub sends no more nodes to this peer.
+        # Runs first at shutdown, so that the hub assigns no more nodes to this peer.
         ends.push_async_callback(self.startup.hub_session.leave)
         logger.info("%s joined run %s, status at http://%s/status", name, self.config.token.run.hex()[:12], http)
         logger.info("engines reach this peer at P2PCAST_SOCK=%s", self.engine.socket.path.absolute())
 
     async def _attach(self) -> None:
-        # A hub pushes the whole state to a peer that lacks it: the version on disk is found out first.
+        # The hub pushes the whole state to a peer without a version, so first find out which version is on disk.
         if self.config.base is not None:
             await self.sync.planner.begun.wait()
         await self.relay.parent_failover.run()
 
     async def drain(self) -> None:
-        """Hand over the children before the end, for at most DRAIN_S: the hub names other parents for them, and this
-        peer goes on feeding them meanwhile.
+        """Hand over the children before shutdown, for at most DRAIN_S: the hub assigns them other parents, while this
+        peer continues to feed them.
         """
         if not self._joined or not self.startup.hub_session.connected:
             return  # without the hub, children turn to their backups
@@ -247,7 +247,7 @@ class Peer:
                 DRAIN_S,
             )
 
-    # -- for those that run a peer in their own process
+    # -- for programs that run a peer in their own process
 
     @property
     def shadow(self) -> Shadow | None:
@@ -259,11 +259,11 @@ class Peer:
 
     @property
     def committed(self) -> Version | None:
-        """The oldest version that an engine serves; None while one of them serves none."""
+        """The oldest version that any engine serves; None if an engine serves no version."""
         return self.engine.engines.committed
 
     def status(self) -> Document:
-        """As served at /status."""
+        """The document served at /status."""
         return self.view.status()
 
 
@@ -281,6 +281,6 @@ def _reporter(startup: Startup, relay: RelayParts, sync: SyncParts, view: PeerVi
 
 
 def _identities(catalog: ArtifactCatalog, store: ArtifactStore) -> dict[Version, bytes]:
-    """Hashes of the signed manifests of all versions that the hub lists or this peer stores."""
+    """Hashes of the signed manifests of all versions listed by the hub or stored by this peer."""
     held = {s.version: own for s in list(store.artifacts.values()) if (own := s.manifest.identity) is not None}
     return held | catalog.identities()

@@ -1,4 +1,4 @@
-"""The settings of a peer, which are the options of `p2pcast join`."""
+"""The settings of a peer: the options of `p2pcast join`."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Squashes = Literal["auto", "ask", "kept", "none"]
 
 SERVERS = ("vllm", "sglang")
 SPANS = "vllm:"
-"""Targets whose workers may run on several hosts."""
+"""Prefix of the targets whose ranks may run on several hosts."""
 TARGETS = "safetensors:DIR, vllm:URL, sglang:URL or exec:CMD"
 _STATE = shared.state_of("peer", named=True)
 
 
 class SafePointWait(NamedTuple):
-    """``limit_s``: longest time for running requests to end, with the safe point ``drain``."""
+    """``limit_s``: with the safe point ``drain``, the longest time that running requests get to finish."""
 
     safe_point: SafePoint
     limit_s: float
@@ -44,7 +44,7 @@ NO_WAIT: Final = SafePointWait("step", 600.0)
 
 
 def valid_target(text: str) -> str:
-    """``text``, if it names an install target. Raises UsageError."""
+    """Return ``text`` if it is a valid install target. Raises UsageError otherwise."""
     kind, colon, rest = text.partition(":")
     if kind not in ("safetensors", *SERVERS, "exec") or not colon or not rest:
         raise UsageError(f"{text!r} is not an install target: write {TARGETS}")
@@ -74,7 +74,7 @@ def _engine(engine: str | None, role: Role | None) -> tuple[str, Role] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerConfig:
-    """``hub``: None: the run has no hub, only a mirror."""
+    """``hub``: None if the run has only a mirror and no hub."""
 
     hub: tuple[str, int] | None = setting(None, argument=True, type=Address(None, 7077))
     mirror: str | None = setting(
@@ -175,7 +175,7 @@ class PeerConfig:
         type=click.STRING,
         metavar="PKG.MODULE[:OBJECT]",
     )
-    """The object of that name, once `p2pcast join` has loaded the module."""
+    """The object of that name, after `p2pcast join` has loaded the module."""
     max_defer_s: float = setting(
         10.0, "Longest time in seconds for which before_commit may defer a version.", 0.0, 3600.0
     )
@@ -206,7 +206,7 @@ class PeerConfig:
     plaintext: bool = shared.plaintext()
 
     def checked(self) -> PeerConfig:
-        """Raises UsageError for settings that do not fit together."""
+        """Return the settings unchanged. Raises UsageError if they contradict each other."""
         if self.hub is None and self.engine is not None:
             raise UsageError("--engine needs HUB: members learn their lead's address from the hub")
         spans = sum(target.startswith(SPANS) for target in self.targets)

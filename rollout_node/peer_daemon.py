@@ -1,4 +1,4 @@
-"""The peer as a process: it starts a peer in two phases, runs it, and hands over its children before it ends."""
+"""The peer process: it builds a peer in two phases, runs it, and hands over its children before it exits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rollout_node.peer_startup import start_up
 
 
 class PeerDaemon:
-    """``run`` until cancelled."""
+    """Builds the peer and runs it until cancelled."""
 
     def __init__(self, config: PeerConfig) -> None:
         self.config = config
@@ -23,7 +23,7 @@ class PeerDaemon:
         """None until the run's key is known."""
 
     async def run(self) -> None:
-        """Raises P2PCastError, also within an exception group."""
+        """Build the peer and run it until cancelled. Raises P2PCastError, possibly inside an exception group."""
         with state_lock(self.config.state), self.tasks.watching():
             async with AsyncExitStack() as ends:
                 startup = await start_up(self.config, self.events, self.tasks, ends)

@@ -1,4 +1,4 @@
-"""Names, texts and labels of a peer's metrics. docs/reference/metrics.md explains each metric."""
+"""Names, help texts and labels of a peer's metrics. docs/reference/metrics.md explains each metric."""
 
 from __future__ import annotations
 

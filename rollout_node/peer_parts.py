@@ -1,4 +1,4 @@
-"""The parts of a peer that need the run's key, in groups: relay, engines, shadow, and the way to the newest version."""
+"""The parts of a peer that need the run's key, in groups: relay, engines, shadow, and sync to the newest version."""
 
 from __future__ import annotations
 
@@ -118,17 +118,17 @@ class EngineParts:
     lead: MultiHostLeader | None
     member: MultiHostMember | None
     wrong_weights: Observers[[]]
-    """Called when an engine got wrong weights from the shadow."""
+    """Notified when an engine received wrong weights from the shadow."""
     corrupt: Observers[[]]
-    """Called when the shadow had corrupt cells."""
+    """Notified when corrupt cells were found in the shadow."""
 
     def may_leave(self, version: Version | None) -> bool:
-        """Whether the shadow may go on from ``version``, as far as an engine of several hosts goes."""
+        """Whether the shadow may move on from ``version``; only an engine on several hosts can object."""
         return self.member is None or self.member.may_leave(version)
 
 
 def build_engines(startup: Startup, relay: RelayParts) -> EngineParts:
-    """Raises UsageError."""
+    """Build the engines' parts. Raises UsageError."""
     config, orders, report_soon = startup.config, startup.orders, startup.hub_session.changed
     name, role = config.engine or ("", "")
     changed: Observers[[]] = Observers()
@@ -165,7 +165,7 @@ def build_engines(startup: Startup, relay: RelayParts) -> EngineParts:
     changed.add(engines.on_changed)
     orders.target_observers.add(engines.on_target)
     if config.quantise is not None:
-        # A copy made from corrupt cells matches its own digests, so audits do not find wrong values.
+        # A copy quantised from corrupt cells matches its own digests, so an audit would not notice.
         corrupt.add(engines.distrust)
     return EngineParts(
         engines=engines,
@@ -184,7 +184,7 @@ def build_engines(startup: Startup, relay: RelayParts) -> EngineParts:
 def _installers(
     config: PeerConfig, provider: WeightProvider, socket: InstallSocket, lead: MultiHostLeader | None
 ) -> list[Installer]:
-    """One for each target. Raises UsageError."""
+    """Return one installer per install target. Raises UsageError."""
     targets = Targets(config, provider.small_files, socket)
     return [targets.installer(t) if lead is None else targets.led(t, lead) for t in config.targets]
 
@@ -258,7 +258,7 @@ def _build_stage(
     return StageParts(check=check, identities=identities, updater=updater)
 
 
-# -- the way to the newest version
+# -- sync to the newest version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

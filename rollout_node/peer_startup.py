@@ -1,7 +1,7 @@
-"""The first phase of a peer's start: everything that exists before the run's key is known.
+"""The first phase of a peer's startup: everything that exists before the run's key is known.
 
-Order: state folder, identity, certificate, listener, connection to the hub. The key comes from the hub's WELCOME, from
-the mirror, or from the peer's state. ``rollout_node.peer`` builds the rest.
+The order is: state folder, identity, certificate, listener, connection to the hub. The key comes from the hub's
+WELCOME, from the mirror, or from the peer's saved state. ``rollout_node.peer`` builds the rest.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ logger = logging.getLogger("p2pcast.peer")
 
 @dataclass(frozen=True, slots=True)
 class MirrorAccess:
-    """The run's mirror. ``room`` bounds the requests under way."""
+    """The run's mirror. ``room`` limits the number of concurrent requests."""
 
     objects: Objects
     catalog: MirrorCatalog
@@ -63,7 +63,7 @@ class MirrorAccess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Startup:
-    """The parts of the first phase. ``ends`` ends them, and those of the second phase, in reverse order."""
+    """The parts of the first phase. ``ends`` closes them and the parts of the second phase, in reverse order."""
 
     config: PeerConfig
     events: Events
@@ -96,7 +96,7 @@ class Startup:
 
 
 async def start_up(config: PeerConfig, events: Events, tasks: Tasks, ends: AsyncExitStack) -> Startup:
-    """Raises RetryableError, RefusedError, LocalError, IntegrityError."""
+    """Build the parts of the first phase. Raises RetryableError, RefusedError, LocalError, IntegrityError."""
     claim(config.state, config.shadow)
     ends.callback(leave, config.shadow)
     await asyncio.to_thread(sweep, kept_days=config.shadow_days)
@@ -191,7 +191,7 @@ def _eviction_log(config: PeerConfig, state_file: StateFile, ends: AsyncExitStac
 
 
 def _first_bearer(config: PeerConfig, ident: bytes) -> str:
-    """Behind TLS the hub names the token. Until then, or where there is no hub, it is random."""
+    """Return the token used until the hub assigns one, as it does with TLS: random, or derived with --plaintext."""
     if config.plaintext:
         return bearer_tokens.of_node(bearer_tokens.of_run(config.token.secret), ident)
     return secrets.token_hex(bearer_tokens.SECRET_BYTES)

@@ -1,4 +1,4 @@
-"""The peer's state as others see it: its report to the hub, /status, /readyz, /wait and metrics."""
+"""The peer's state as shown to others: its report to the hub, /status, /readyz, /wait and metrics."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ from rollout_node.sync.version_path import VersionPlanner
 from rollout_node.timeline import Timeline
 
 MAX_VERSIONS = 256
-"""Most versions in one answer: far more than any result's staleness allows."""
+"""Limit on the versions in one answer, far above any result's allowed staleness."""
 
 
 @dataclass(slots=True, kw_only=True)
 class PeerView:
-    """Reads the peer's parts; changes none."""
+    """Reads the peer's parts and changes none of them."""
 
     config: PeerConfig
     ident: bytes
@@ -88,7 +88,7 @@ class PeerView:
     http_address: Callable[[], tuple[str, int]]
 
     def report(self, transfer: tuple[int, int] | None, changes: ReportedChanges) -> messages.Report:
-        """``transfer``: bytes and microseconds of a transfer that has just ended."""
+        """Build the report to the hub. ``transfer``: bytes and microseconds of a transfer that has just finished."""
         return messages.Report(
             parent=self.parent_failover.parent,
             staged=self.state.staged,
@@ -117,18 +117,18 @@ class PeerView:
         )
 
     def _error(self) -> str | None:
-        """Why the newest version is not here."""
+        """Why this peer does not have the newest version; None if there is no error."""
         gap = self.planner.gap()
         return self.activity.error if gap is None else str(gap)
 
     def _link(self) -> messages.ParentLinkReport | None:
-        """The link to the parent: the side that dialled, and the address."""
+        """The link to the parent, as the side that dialled it and the address; None if no parent feeds this peer."""
         if (live := self.parent_failover.feeding) is None:
             return None
         return {"dialled_by": "child" if live.link.dialled else "parent", "address": live.link.address}
 
     def _unready(self) -> list[messages.UnreadyReason]:
-        """The peer's own reasons to be unready, for every surface; those of its engines are in their rows."""
+        """The peer's own reasons for being unready, for all views; its engines' reasons are in the engines' rows."""
         stale = self._freshness().stale(asyncio.get_running_loop().time(), self.config.max_age_s)
         found: list[messages.UnreadyReason] = []
         if stale is not None:
@@ -157,7 +157,7 @@ class PeerView:
         return sorted({*self.planner.states(), *([] if staged is None else [staged])})
 
     def ready(self) -> tuple[bool, str]:
-        """With what is wrong, of a peer that is ready too."""
+        """Whether the peer is ready, and its problems; a ready peer may report some too."""
         findings = self._findings()
         why = unready(findings)
         return not why, why or troubles(findings)
@@ -166,7 +166,7 @@ class PeerView:
         return self.tasks.healthy()
 
     def _freshness(self) -> Freshness:
-        """The age of the peer's knowledge, the hub's last message included."""
+        """The age of the peer's knowledge, after the hub's last message has been counted in."""
         if (received_at := self.hub_session.last_received_at) is not None:
             self.freshness.note_source("hub", received_at)
         return self.freshness
@@ -238,8 +238,9 @@ class PeerView:
         }
 
     def versions(self) -> Document:
-        """Each engine's version, and the hashes of signed manifests, by which workers name weights. ``sparse``: engines
-        that follow the schedules of their versions; ``schedules``: names of these, for versions that have one.
+        """Return each engine's version, and the hashes of signed manifests by which workers identify weights.
+        ``sparse`` lists the engines that follow their versions' schedules; ``schedules`` maps versions to schedule
+        names.
         """
         staged = self.state.staged
         identities = sorted(self.identities().items())[-MAX_VERSIONS:]
@@ -269,11 +270,11 @@ class PeerView:
 
     @property
     def newest(self) -> Version | None:
-        """The newest version that the hub has listed, or that is staged here."""
+        """The newest version listed by the hub or staged here."""
         return max(self._known, default=None)
 
     def _published(self, version: Version, fraction: float | None) -> tuple[bool, Document]:
-        """The hub has listed the version, or it is staged here."""
+        """Whether the hub has listed the version, or a newer one, or it is staged here."""
         newest = self.newest
         return newest is not None and newest >= version, {"newest": None if newest is None else str(newest)}
 
@@ -330,7 +331,7 @@ class PeerView:
 
 
 def _reported(row: messages.EngineStatus) -> messages.EngineStatus:
-    """An engine's row as a report carries it: a hub drops a row whose name is too long."""
+    """Shorten an engine's row for a report; the hub drops a row whose name is too long."""
     name, half = row["name"], limits.MAX_ENGINE_NAME // 2
     if len(name) > limits.MAX_ENGINE_NAME:
         name = f"{name[: half - 1]}…{name[-half:]}"
@@ -338,11 +339,11 @@ def _reported(row: messages.EngineStatus) -> messages.EngineStatus:
 
 
 def _cut(error: str | None) -> str | None:
-    """At most the length that a report carries."""
+    """Cut the message to the length allowed in a report."""
     return None if error is None else error[: limits.MAX_REPORTED_ERROR]
 
 
 def _inflow(live: Upstream | None) -> tuple[int, int, int] | None:
-    """Bytes, microseconds, and bytes behind the parent, of the running transfer."""
+    """The running transfer as bytes received, microseconds, and bytes by which it trails the parent."""
     inflow = None if live is None else live.inflow
     return None if inflow is None else (inflow.got_bytes, int(inflow.span_s * 1e6), inflow.behind_bytes)

@@ -1,7 +1,7 @@
-"""The events of a peer, and the times between them by the peer's own clock.
+"""A peer's events, and the times between them by the peer's own clock.
 
-Each engine is compared with its state at the last observation. A commit, a check that found a restarted server, and a
-barrier that the engine missed may all have changed it.
+Each engine is compared with its state at the last observation, because several causes may have changed it: a commit, a
+check that found a restarted server, or a barrier that the engine missed.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from rollout_node import peer_metrics
 from rollout_node.installers.installer import CommitReport
 
 KEPT = 256
-"""Number of versions whose times are kept."""
+"""Number of versions whose times are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineNow:
-    """``row``: as in /status. ``commits``: number of commits so far; ``report``: of the last commit. ``fault``: the
+    """An engine's /status ``row``, its number of ``commits`` so far, the last commit's ``report``, and ``fault``: the
     error of the engine's last step.
     """
 
@@ -35,13 +35,13 @@ class EngineNow:
 
 
 class Timeline:
-    """``now`` is the loop's clock in seconds."""
+    """Emits events and measures times. ``now`` is the event loop's time in seconds."""
 
     def __init__(self, events: Events) -> None:
         self.recomputed_tokens: Counter[str] = Counter()
-        """Engine → recomputed tokens since the start."""
+        """Engine → tokens recomputed since startup."""
         self.refused_installs: Counter[str] = Counter()
-        """Engine → installs that failed or that the engine refused. Repeated failures for one reason count once."""
+        """Engine → failed or refused installs. Consecutive failures for the same reason count once."""
         self.refused_versions = 0
         self.healed_cells = 0
         self.healing_bytes = 0
@@ -50,7 +50,7 @@ class Timeline:
         self._staged: dict[Version, float] = {}
         self._engines: dict[str, EngineNow] = {}
         self._live: dict[str, Version] = {}
-        """Engine → the newest version whose time to live was measured."""
+        """Engine → the newest version for which the time from staged to live was measured."""
         self._parent: bytes | None = None
         self._to_staged = peer_metrics.OPENED_TO_STAGED()
         self._to_live = peer_metrics.STAGED_TO_LIVE()
@@ -73,7 +73,7 @@ class Timeline:
         self._events.emit("receiving", version=str(version), base=None if base is None else str(base))
 
     def received(self, version: Version, took_s: float) -> None:
-        """Every piece is verified and in the store's log. ``took_s``: seconds from the opening to the last piece."""
+        """Record that every piece is verified and logged, ``took_s`` seconds after the opening."""
         self._events.emit("received", version=str(version), took_s=round(took_s, 6))
 
     def aborted(self, version: Version) -> None:
@@ -93,7 +93,7 @@ class Timeline:
         self._events.emit("refused", version=str(version), why=why)
 
     def healed(self, version: Version, cells: int, fetched_bytes: int) -> None:
-        """Corrupt cells of the shadow were repaired. ``fetched_bytes``: bytes that came over the network for that."""
+        """Record a repair of corrupt cells in the shadow, which fetched ``fetched_bytes`` over the network."""
         self.healed_cells += cells
         self.healing_bytes += fetched_bytes
         self._events.emit("healed", version=str(version), cells=cells, bytes=fetched_bytes)
@@ -101,11 +101,11 @@ class Timeline:
     # -- neighbours
 
     def withheld(self, version: str, parent: bytes) -> None:
-        """The hub has sealed the version, and the parent does not send it."""
+        """Record that the parent does not send a version that the hub has sealed."""
         self._events.emit("withheld", version=version, parent=parent.hex())
 
     def attached(self, parent: bytes | None) -> None:
-        """Repeated calls with the same parent emit nothing."""
+        """Record the current parent. Repeated calls with the same parent emit nothing."""
         if parent != self._parent:
             self._parent = parent
             self._events.emit("parent", parent=None if parent is None else parent.hex())
@@ -116,7 +116,7 @@ class Timeline:
     # -- engines
 
     def observe(self, engines: Sequence[EngineNow], now: float) -> None:
-        """Emit what changed since the last call; repeated calls emit nothing."""
+        """Emit what has changed since the last call; a call without changes emits nothing."""
         for engine in engines:
             name = engine.row["name"]
             self._observe(name, self._engines.get(name), engine, now)
@@ -144,7 +144,7 @@ class Timeline:
         self.recomputed_tokens[name] += report.recomputed_tokens or 0
         live, staged, after_s = Version.parse(version), self._staged.get(Version.parse(version)), None
         if staged is not None and (name not in self._live or live > self._live[name]):
-            # An engine that lost the version gets it again: that time measures no delivery.
+            # An engine that lost the version gets it again, which says nothing about delivery time.
             after_s = round(now - staged, 6)
             self._to_live.observe(after_s, name)
             self._live[name] = live

@@ -1,1 +1,1 @@
-"""A peer's work for each engine: staging, commits, engines that span several hosts."""
+"""What a peer does for each engine: staging, commits, and engines that span several hosts."""

@@ -1,12 +1,12 @@
-"""``--callbacks PKG.MODULE:OBJECT``: the user's own code around each switch of an engine.
+"""``--callbacks PKG.MODULE:OBJECT``: the user's own code, called before and after each switch of an engine.
 
-``before_commit(version: str) -> float | None``: seconds by which to defer the switch, after which it is asked again;
-None or 0: switch now. ``after_commit(version: str, error: str | None) -> None``: the engine is at the version, or why
-it is not. Either may be left out. Either may be a plain function, which gets a thread of its own, or an async one,
-which runs on the peer's loop and must not block it. Both are called for every engine of the peer.
+``before_commit(version: str) -> float | None`` returns the seconds by which to defer the switch, and is called again
+afterwards; None or 0 means switch now. ``after_commit(version: str, error: str | None) -> None`` is called once the
+engine is at the version, or with the reason why it is not. Both are optional, and called for every engine of the peer.
+A plain function runs in its own thread. An async function runs on the peer's loop and must not block it.
 
-Promise: user code never stops an install. Its exceptions are logged. A call that exceeds its time limit is abandoned,
-and a plain function is not called again before it has returned from such a call.
+Guarantees: user code never stops an install. Its exceptions are logged. A call that exceeds its time limit is
+abandoned, and a plain function is not called again until it has returned from that call.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from p2pcast.ground.errors import UsageError
 logger = logging.getLogger("p2pcast.peer")
 
 CALL_S = 5.0
-"""Time limit of a call, in seconds: the engine keeps its old version meanwhile."""
+"""Time limit for a call, in seconds; the engine keeps its old version meanwhile."""
 
 _NAMES = ("before_commit", "after_commit")
 
 
 def load(text: str, folder: Path) -> Any:
-    """The object or module that ``text`` names; ``folder`` is searched for it first. Raises UsageError."""
+    """Return the object or module named by ``text``, searching ``folder`` first. Raises UsageError."""
     module, _, path = text.partition(":")
     found: Any = import_module(module, folder, "--callbacks")
     for name in path.split(".") if path else ():
@@ -45,7 +45,7 @@ def load(text: str, folder: Path) -> Any:
 
 
 def check(target: Any, text: str) -> None:
-    """Raises UsageError when ``target`` can't be called back; ``text`` names it."""
+    """Raises UsageError if ``target``, which the message calls ``text``, provides no usable callbacks."""
     if inspect.isclass(target):
         raise UsageError(f"--callbacks: {text} is a class: name an object made from it")
     found = [getattr(target, n) for n in _NAMES if getattr(target, n, None) is not None]
@@ -54,10 +54,10 @@ def check(target: Any, text: str) -> None:
 
 
 class Callbacks:
-    """``target`` None: there are no callbacks."""
+    """Calls the user's callbacks. ``target``: None if there are none."""
 
     def __init__(self, target: Any = None, *, max_defer_s: float = 0.0, call_s: float = CALL_S) -> None:
-        """``max_defer_s``: largest sum of the deferrals of one version at one engine, in seconds. Raises UsageError."""
+        """``max_defer_s``: limit on the total deferral of one version at one engine, in seconds. Raises UsageError."""
         if target is not None:
             check(target, repr(target))
         self.max_defer_s = max_defer_s
@@ -66,12 +66,12 @@ class Callbacks:
             name: f for name in _NAMES if (f := getattr(target, name, None)) is not None
         }
         self._turn = asyncio.Lock()
-        """One call at a time: user code need not be thread-safe, nor handle two engines at once."""
+        """Held during a call: user code need not be thread-safe, or handle two engines at once."""
         self._running: set[str] = set()
-        """Plain functions that have not returned."""
+        """Plain functions that have not returned yet."""
 
     async def before(self, version: str) -> float:
-        """Seconds by which the user defers the switch; 0: switch now."""
+        """Return the seconds by which the user defers the switch; 0 means switch now."""
         asked = await self._call("before_commit", version)
         if asked is None:
             return 0.0
@@ -104,7 +104,7 @@ class Callbacks:
             return None
 
     async def _in_thread(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        """In a daemon thread: not even the end of the process waits for it."""
+        """Run ``function`` in a daemon thread, so that not even the process's exit waits for it."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Any] = loop.create_future()
 
@@ -126,7 +126,7 @@ class Callbacks:
                 failure = error if isinstance(error, Exception) else None
                 if failure is None or isinstance(failure, StopIteration):  # a future accepts neither of these
                     failure = RuntimeError(repr(error))
-            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
                 loop.call_soon_threadsafe(settle, outcome, failure)
 
         self._running.add(name)

@@ -1,4 +1,4 @@
-"""Whether an engine may switch to a staged version."""
+"""Decides whether an engine may switch to a staged version."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rollout_node.installers.installer import Driver
 
 
 class CommitRequests:
-    """The versions that callers of ``POST /commit`` wait for."""
+    """The versions that callers of ``POST /commit`` are waiting for."""
 
     def __init__(self) -> None:
         self._waiting: Counter[Version] = Counter()
@@ -56,8 +56,8 @@ class CommitPermission:
         return self._orders.commits == "auto" or version == self._orders.target
 
     def is_regression(self, version: Version) -> bool:
-        """Whether a newer version was staged here before, and the run may still have it. A version that this peer
-        alone lost takes no engine back.
+        """Whether ``version`` is older than one staged here before that the run may still have. No engine goes back to
+        an older version merely because this peer lost a newer one.
         """
         newest = self._saved.newest
         if newest is None or version >= newest:

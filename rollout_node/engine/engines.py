@@ -1,6 +1,6 @@
-"""All engines of a peer: the versions that they serve, and the parts to notify of a change.
+"""All engines of a peer: the versions they serve, and the parts that are notified of changes.
 
-Promise: with a barrier, an engine that missed the others' version is unready, however good its weights are.
+Guarantee: with a barrier, an engine that missed the others' version is unready, even if its weights are good.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rollout_node.timeline import EngineNow, Timeline
 
 
 class Engines:
-    """``lead``, ``member``: of an engine on several hosts. ``report_soon`` has the hub told at once."""
+    """``lead``, ``member``: for an engine on several hosts. ``report_soon`` has a report sent to the hub at once."""
 
     def __init__(
         self,
@@ -35,16 +35,16 @@ class Engines:
         self.lead = lead
         self.member = member
         self.changed = Wakeup()
-        """Rings whenever something about an engine may have changed."""
+        """Rings whenever an engine's state may have changed."""
         self._orders = orders
         self._timeline = timeline
         self._report_soon = report_soon
 
-    # -- what they serve
+    # -- versions in use
 
     @property
     def committed(self) -> Version | None:
-        """The oldest version that an engine serves; None while one of them serves none."""
+        """The oldest version that any engine serves; None if an engine serves no version."""
         served = [runner.committed for runner in self.runners]
         if self.member is not None:
             served.append(self.member.serves)
@@ -52,14 +52,14 @@ class Engines:
 
     @property
     def oldest(self) -> Version | None:
-        """The oldest version that an engine may still need patches from; None where no engine does."""
+        """The oldest version from which an engine may still need patches; None if no engine does."""
         known = [v for runner in self.runners if (v := runner.installer.committed) is not None]
         if self.member is not None:
             known.append(self.member.serves or Version(0, 0))
         return min(known, default=None)
 
     def rows(self) -> list[messages.EngineStatus]:
-        """As in /status and in reports."""
+        """The engines' rows for /status and reports."""
         return [self._row(runner) for runner in self.runners]
 
     def _row(self, runner: Runner) -> messages.EngineStatus:
@@ -73,12 +73,12 @@ class Engines:
     # -- commands
 
     def wake(self) -> None:
-        """A runner may have something to do."""
+        """Wake all runners, because they may have work to do."""
         for runner in self.runners:
             runner.wake()
 
     def on_staged(self, version: Version) -> None:
-        """The shadow is at ``version`` now."""
+        """Called once the shadow is at ``version``."""
         if self.lead is not None:
             self.lead.moved(version)
         if self.member is not None:
@@ -86,23 +86,23 @@ class Engines:
         self.wake()
 
     def on_target(self) -> None:
-        """The target moved: an engine may have to switch, and one that is not there yet may be unready."""
+        """Called when the target has moved: engines may have to switch, and those still behind may be unready."""
         self.wake()
         self.announce()
 
     def distrust(self) -> None:
-        """The engines hold a state that is not the run's: they are unready until they have another."""
+        """Make all engines unready, because they hold a state that is not the run's, until it has been replaced."""
         for runner in self.runners:
             runner.distrust()
 
     def settled(self, version: Version) -> bool:
-        """Whether the shadow may move on from ``version``, as far as the engines go."""
+        """Whether no engine still needs the shadow to stay at ``version``."""
         return all(runner.settled(version) for runner in self.runners)
 
     # -- parts to notify
 
     def on_changed(self) -> None:
-        """Something about an engine may have changed."""
+        """Called when an engine's state may have changed."""
         if self.lead is not None:
             led = next(r for r in self.runners if isinstance(r.installer, MultiHostInstaller))
             self.lead.set_serving(led.committed, led.ready)
@@ -110,7 +110,7 @@ class Engines:
         self.changed.notify()
 
     def announce(self) -> None:
-        """To the timeline and the hub."""
+        """Pass the engines' state to the timeline and the hub."""
         now = asyncio.get_running_loop().time()
         self._timeline.observe([self._now(runner) for runner in self.runners], now)
         self._report_soon()

@@ -1,13 +1,13 @@
 """The peer's HTTP commands: ``POST /commit`` (``--driver external``) and ``POST /verify``.
 
-Promises of ``commit``:
+Guarantees of ``commit``:
 
-- It answers once every engine of the peer serves the version.
-- A version in use is answered at once.
-- Calls for one version share the work.
+- It returns once every engine of the peer serves the version.
+- If they already do, it returns at once.
+- Calls for the same version share the work.
 
-The shadow stays at a version while a caller waits for it. After the last caller has left, no engine begins to switch:
-the caller may have resumed the engines meanwhile.
+The shadow stays at a version while a caller waits for it. After the last caller has left, no engine starts to switch,
+because the caller may have resumed the engines meanwhile.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Document = dict[str, Any]
 NEWEST = "newest"
 COMMIT_S = 60.0
 MAX_COMMIT_S = 3600.0
-"""Largest time for which a caller holds the shadow still, in seconds."""
+"""Longest time for which a caller may hold the shadow still, in seconds."""
 VERIFY_S = 1800.0
-"""An audit reads a whole model: 140 GB at 80 MB/s."""
+"""Time limit for an audit, which reads the whole model: 140 GB at 80 MB/s."""
 
 
 class HttpCommands:
-    """``runners``: one an engine. ``changed`` rings whenever something about an engine may have changed."""
+    """``runners``: one per engine. ``changed`` rings whenever an engine's state may have changed."""
 
     def __init__(
         self, runners: Sequence[Runner], shadow: HeldShadow, requests: CommitRequests, driver: Driver, changed: Wakeup
@@ -49,8 +49,8 @@ class HttpCommands:
         self._changed = changed
 
     async def commit(self, body: Document) -> Document:
-        """``{"version": "b.s" | "newest", "timeout_s": 60}``. Raises UsageError, RefusedError (not staged here),
-        RetryableError (time is up) and LocalError (an engine rejects it).
+        """Commit ``{"version": "b.s" | "newest", "timeout_s": 60}``. Raises UsageError, RefusedError (the version is
+        not staged here), RetryableError (timeout) and LocalError (an engine rejects the version).
         """
         check_keys(body, "version", "timeout_s")
         if self._driver != "external":
@@ -84,10 +84,9 @@ class HttpCommands:
         return _committed(version, runners)
 
     async def verify(self, body: Document) -> Document:
-        """``{"engine": name | null}``: compare each engine's own weights with the version that it uses. ``state``: the
-        digest of that version.
+        """Compare the weights of ``{"engine": name | null}`` with the version in use, whose digest is ``state``.
 
-        Raises UsageError (no such engine), RefusedError (no version is in use), and what an audit raises.
+        Raises UsageError (no such engine), RefusedError (no version is in use), and whatever the audit raises.
         """
         check_keys(body, "engine")
         name = body.get("engine")
@@ -114,7 +113,7 @@ class HttpCommands:
         return {"ok": not any(a.wrong or a.unknown for _, (a, _) in audits), "engines": engines}
 
     async def _live(self, version: Version, runners: Sequence[Runner]) -> None:
-        """Until every engine serves the version, or one rejects it. An engine out of reach may come back in time."""
+        """Wait until every engine serves the version or one rejects it. An unreachable engine may come back in time."""
         before = {r: r.steps for r in runners}
         while not all(r.holds(version) for r in runners):
             for runner in runners:
@@ -147,7 +146,7 @@ def _committed(version: Version, runners: Sequence[Runner]) -> Document:
 
 
 def _total(how: Callable[[list[Any]], Any], values: list[Any]) -> Any:
-    """None when one of the values is unknown."""
+    """Combine the values; None if one of them is unknown."""
     return None if None in values else how(values)
 
 

@@ -1,4 +1,4 @@
-"""``--install TARGET``: from its text to an installer."""
+"""Creates the installers for ``--install TARGET``."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from rollout_node.peer_config import SERVERS, SPANS, PeerConfig, valid_target
 
 
 class Targets:
-    """Makes the installers of a peer."""
+    """Creates the installers of a peer."""
 
     def __init__(self, config: PeerConfig, files: SmallFiles, socket: InstallSocket) -> None:
         self._config, self._files, self._socket = config, files, socket
         self._commands = 0
 
     def led(self, text: str, lead: MultiHostLeader) -> Installer:
-        """``lead`` leads the engine, if ``text`` names one. Raises UsageError."""
+        """Return an installer whose engine ``lead`` leads, if its ranks may be on several hosts. Raises UsageError."""
         found = self.installer(text)
         return MultiHostInstaller(found, lead) if text.startswith(SPANS) else found
 
     def installer(self, text: str) -> Installer:
-        """Raises UsageError."""
+        """Return the installer for the target ``text``. Raises UsageError."""
         valid_target(text)
         config, (kind, _, rest) = self._config, text.partition(":")
         if kind == "safetensors":

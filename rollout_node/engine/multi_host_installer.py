@@ -1,7 +1,7 @@
-"""The installer of an engine on several hosts, at its lead: it keeps the members at the same version.
+"""The lead's installer for an engine on several hosts. It keeps the members at the same version.
 
-Promise: the inner installer reads the shadow only while every member holds its own still at the same version. While a
-member with needed workers is gone, an engine that serves a good version is left alone.
+Guarantee: the inner installer reads the shadow only while every member holds its own shadow still at the same version.
+If a member with required ranks is gone, an engine that serves a good version is left alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rollout_node.installers.installer import Audit, CommitReport, Installer
 class MultiHostInstaller:
     def __init__(self, inner: Installer, lead: MultiHostLeader) -> None:
         self.name = inner.name
-        self.abilities = replace(inner.abilities, pulse=None)  # processes of other hosts give no signs of life here
+        self.abilities = replace(inner.abilities, pulse=None)  # processes on other hosts send no signs of life here
         self._inner, self._lead = inner, lead
 
     @property

@@ -1,12 +1,12 @@
-"""The lead of an engine whose workers run on several hosts, with a peer on each. The other peers are its members:
+"""The lead of an engine whose ranks run on several hosts, with a peer on each. The other peers are its members:
 ``rollout_node.engine.multi_host_member``.
 
-Promises: the server reads a version only while all members hold their shadows still at it. A report of a member's
-worker counts once, or is declared lost before the lead acts on it. A lead that does not get all members to one version
-skips that version, and the engine goes on serving the old one. A node is a member only if the hub names it. A member
-counts only once a worker of this engine has answered through it. Workers get the question's nonce from their server, so
-a node without a server cannot answer. A rank belongs to one host at a time. ``meeting`` decides at which version the
-members meet, and is pure. Protocol: docs/formats/wire-protocol.md, section 7.
+Guarantees: the server reads a version only while all members hold their shadows still at that version. A rank's report
+through a member counts once, or is declared lost before the lead acts on it. If not all members reach one version, the
+lead skips that version, and the engine continues to serve the old one. A node is a member only if the hub names it. A
+member counts only once a rank of this engine has answered through it. Ranks get the question's nonce from their server,
+so a node without a server cannot answer. A rank belongs to one host at a time. ``meeting`` decides at which version the
+members meet; it does no I/O. Protocol: docs/formats/wire-protocol.md, section 7.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from rollout_node.installers.install_socket import InstallSocket
 logger = logging.getLogger("p2pcast.peer")
 
 BEAT_S = 1.0
-"""Between a lead's PINGs, in seconds."""
+"""Seconds between a lead's PINGs."""
 SILENCE_S = 5.0
-"""A connection that is silent for this time, in seconds, is dead."""
+"""A connection that has been silent for this many seconds counts as dead."""
 LOST_S = 5.0
-"""Time after a member's connection is lost, in seconds, before its workers' reports count as lost."""
+"""Seconds after the loss of a member's connection until its ranks' reports count as lost."""
 PATIENCE_S = 60.0
-"""Time for which a lead waits for its members, in seconds, counted anew whenever one makes progress."""
+"""Seconds for which a lead waits for its members; the time restarts whenever a member makes progress."""
 
 _ANY_TIME = (messages.Type.PING, messages.Type.PONG)
-"""Messages that a member may send before MEMBER."""
+"""Messages that a member may send even before MEMBER."""
 
 
 # -- decisions
 
 
 class MemberStanding(NamedTuple):
-    """The version of a member's shadow, and whether it is held still for the lead."""
+    """The version of a member's shadow, and whether the member holds the shadow still for the lead."""
 
     version: Version | None
     still: bool
@@ -58,8 +58,8 @@ class MemberStanding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """``place``: the version at which all shadows must be. ``behind``: members that are not there, or not held still.
-    ``met``: all are there, the lead's own shadow included.
+    """``place``: the version that all shadows must reach. ``behind``: members that are not there, or do not hold still.
+    ``met``: all shadows are there, including the lead's own.
     """
 
     place: Version
@@ -68,8 +68,8 @@ class Meeting:
 
 
 def meeting(own: Version, members: Mapping[str, MemberStanding]) -> Meeting:
-    """Shadows only go forward, so the furthest shadow waits for the others. Members at the place stay there, so the
-    decision does not depend on the order of arrival.
+    """Decide where the shadows meet. They only move forward, so the most advanced shadow waits for the others. Members
+    at the meeting place stay there, so the decision does not depend on the order of arrival.
     """
     place = max([own, *(s.version for s in members.values() if s.version is not None)])
     behind = tuple(name for name, s in members.items() if s != MemberStanding(place, True))
@@ -77,7 +77,7 @@ def meeting(own: Version, members: Mapping[str, MemberStanding]) -> Meeting:
 
 
 def unpack_report(data: bytes) -> dict[str, Any]:
-    """A worker's report that another host forwarded. Memory stays within a small multiple of ``data``. Raises
+    """Unpack a rank's report that another host forwarded, using memory within a small multiple of ``data``. Raises
     RemoteError.
     """
     items = 0
@@ -90,8 +90,8 @@ def unpack_report(data: bytes) -> dict[str, Any]:
         return found
 
     try:
-        # Unpacking allocates an array by its claimed length, before its elements are read. A dry run finds false
-        # claims.
+        # Unpacking allocates an array by its claimed length, before reading its elements. A dry run detects false
+        # lengths first.
         dry = msgpack.Unpacker(max_buffer_size=max(1, len(data)))
         dry.feed(data)
         dry.skip()
@@ -112,9 +112,9 @@ class _MemberLink:
     def __init__(self, link: Link, lead: MultiHostLeader) -> None:
         self.link = link
         self.incarnation = b""
-        """Empty before MEMBER."""
+        """Empty until MEMBER arrives."""
         self.standing: MemberStanding | None = None
-        """None before HELD."""
+        """None until HELD arrives."""
         self.last_received_at = asyncio.get_running_loop().time()
         self._lead = lead
         link.expect_first_message("MEMBER")
@@ -137,7 +137,7 @@ class _MemberLink:
 
 
 class MultiHostLeader:
-    """``serves``: the version that the engine serves, and whether it is fit for traffic."""
+    """``serves``: the version that the engine serves, and whether it is ready for requests."""
 
     def __init__(self, name: str, socket: InstallSocket, changed: Callable[[], None]) -> None:
         self.name = name
@@ -145,30 +145,30 @@ class MultiHostLeader:
         self._socket = socket
         self._changed = changed
         self._members: dict[bytes, _MemberLink] = {}
-        """Node → its connection, from MEMBER on."""
+        """Node → its connection, once MEMBER has arrived."""
         self._links: set[_MemberLink] = set()
         self._ranks: dict[int, bytes] = {}
-        """Worker → the member that last reported for it."""
+        """Rank → the member that last reported for it."""
         self._names: dict[bytes, str] = {}
         self._incarnations: dict[bytes, bytes] = {}
         self._lost: dict[bytes, float] = {}
-        """Lost members and the time of the loss, until their workers' reports count as lost."""
+        """Lost member → the time of the loss, until its ranks' reports count as lost."""
         self._own: Version | None = None
         self._place: Version | None = None
-        """The version at which members are ordered to stand still."""
+        """The version at which members have been ordered to hold still."""
         self._round = 0
         self._started = False
         self._news = Wakeup()
         self._roster: frozenset[bytes] | None = None
-        """Nodes that the hub names as members."""
+        """The nodes that the hub names as members; None until it has."""
         self._any_node = False
-        """Any node may be a member: the hub is too old to name them."""
+        """Whether any node may be a member, because the hub is too old to name them."""
         self._own_ranks: set[int] = set()
-        """Workers of this host."""
+        """The ranks on this host."""
         self._movable_ranks: set[int] = set()
-        """Ranks that may have moved to other hosts: the server may be another process."""
+        """Ranks that may have moved to a different host, because the server may have been restarted."""
         self._relaying = False
-        """The report at hand comes from a member."""
+        """Whether the report being handled comes from a member."""
         self._handlers: Handlers = {
             messages.Ping: lambda member, body: member.link.send(messages.Pong(body.t)),
             messages.Member: self._introduced,
@@ -178,7 +178,7 @@ class MultiHostLeader:
         socket.elsewhere = self._sources
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Ping the members and drop silent ones, until cancelled."""
         try:
             while True:
                 await asyncio.sleep(BEAT_S)
@@ -196,12 +196,12 @@ class MultiHostLeader:
                 member.link.close()
 
     def begin(self) -> None:
-        """Every worker has answered: none is in the middle of an install of an earlier lead, so members may move."""
+        """Called once every rank has answered. None is still in an install of an earlier lead, so members may move."""
         self._started = True
         self._order(self._own)
 
     def moved(self, version: Version) -> None:
-        """The lead's shadow is at ``version``: members may go there, and no further."""
+        """Called when the lead's shadow is at ``version``: members may move up to that version."""
         self._own = version
         if self._started:
             self._order(version)
@@ -212,11 +212,11 @@ class MultiHostLeader:
             self._send(self._serving())
 
     def set_members(self, nodes: Iterable[bytes]) -> None:
-        """The members that the hub names. Connected members stay: a member may have lost the hub alone."""
+        """Set the members named by the hub. Connected members stay, because a member may only have lost the hub."""
         self._roster = frozenset(nodes)
 
     def on_hub_listed(self) -> None:
-        """The hub's first messages have come: one that names members did so by now."""
+        """Called after the hub's first messages: a hub that names members has done so by now."""
         if self._roster is None and not self._any_node:
             self._any_node = True
             logger.warning(
@@ -225,27 +225,27 @@ class MultiHostLeader:
             )
 
     def loosen(self) -> None:
-        """The server was out of reach, or lost its version: its workers may return on other hosts."""
+        """Called when the server was unreachable or lost its version: its ranks may come back on different hosts."""
         self._movable_ranks = self._own_ranks | self._ranks.keys()
 
     def on_report(self, report: Report) -> None:
-        """A report of any host. A report of this host's worker takes the rank from its member."""
+        """Handle a report from any host. A report by a rank of this host takes the rank from its member."""
         if not self._relaying and 0 <= report["rank"] < limits.MAX_RANKS:
             self._ranks.pop(report["rank"], None)
             self._own_ranks.add(report["rank"])
             self._movable_ranks.discard(report["rank"])
 
     def require(self) -> None:
-        """Raises RetryableError when a member with workers is gone."""
+        """Raises RetryableError if a member with ranks is gone."""
         gone = sorted({self._names[n] for n in self._ranks.values() if n not in self._members})
         if gone:
             raise RetryableError(f"engine {self.name}: member {', '.join(gone)} is gone; {self._sources()}")
 
     async def meet(self, version: Version) -> None:
-        """Wait until all members hold their shadows still at ``version``, as the lead does already. Members hold
-        still as long as the lead's shadow does.
+        """Wait until all members hold their shadows still at ``version``, as the lead already does. Members hold still
+        for as long as the lead's shadow does.
 
-        Raises RetryableError when a member does not reach the version, or is past it: then the lead has to follow.
+        Raises RetryableError if a member does not reach the version, or is past it: then the lead has to catch up.
         """
         while True:
             working = {*self._ranks.values()}
@@ -273,7 +273,7 @@ class MultiHostLeader:
                 )
 
     def status(self) -> dict[str, Any]:
-        """For /status."""
+        """Return the lead's part of /status."""
         members = [
             {
                 "name": s.link.name,
@@ -297,7 +297,7 @@ class MultiHostLeader:
     # -- members
 
     def accept(self, link: Link, hello: messages.Hello) -> None:
-        """Raises RefusedError, RetryableError."""
+        """Accept a member's link. Raises RefusedError, RetryableError."""
         if hello.role != "member":
             raise RefusedError("an engine's lead accepts members only")
         self._check_named(link.remote)
@@ -320,7 +320,7 @@ class MultiHostLeader:
             )
 
     def on_member_message(self, member: _MemberLink, message: Message) -> None:
-        """Raises P2PCastError: then the member's connection ends."""
+        """Handle a member's message. Raises P2PCastError, on which the caller closes the member's connection."""
         if message.type not in _ANY_TIME and (message.type is messages.Type.MEMBER) == bool(member.incarnation):
             raise RemoteError("MEMBER comes first, and once")
         dispatch(self._handlers, message, member)
@@ -342,7 +342,7 @@ class MultiHostLeader:
             self._relaying = False
 
     def _claim(self, member: _MemberLink, rank: int) -> None:
-        """A worker of this engine answered through ``member``. Raises RefusedError for a rank of another host."""
+        """Record that a rank answered through ``member``. Raises RefusedError if a different host has the rank."""
         node, holder = member.link.remote, self._ranks.get(rank)
         owner = (
             "this host"
@@ -409,7 +409,7 @@ class MultiHostLeader:
             )
 
     def _order(self, place: Version | None) -> None:
-        """Begin a new round: earlier answers of members do not count for it."""
+        """Start a new round; members' earlier answers do not count for it."""
         self._place, self._round = place, self._round + 1
         for member in self._members.values():
             if member.standing is not None:
@@ -427,7 +427,7 @@ class MultiHostLeader:
         return messages.Serving(*self.serves)
 
     def _sources(self) -> str:
-        """The members that forward reports, for a message about missing reports."""
+        """List the members that forward reports, for a message about missing reports."""
         rows = []
         for node, member in self._members.items():
             ranks = ", ".join(str(r) for r, n in sorted(self._ranks.items()) if n == node)

@@ -1,12 +1,12 @@
 """A member of an engine on several hosts: the peer on a host without the engine's server. Its lead:
 ``rollout_node.engine.multi_host_leader``.
 
-Promises:
+Guarantees:
 
-- Workers get the shadow only while it is held still for the lead.
-- After the loss of the lead it stays still for as long as a worker may be reading.
+- Ranks get the shadow only while it is held still for the lead.
+- After the lead is lost, the shadow is held still for as long as a rank may be reading it.
 
-Workers' reports reach a lead that comes back within a minute. A lost lead delays other work of this peer only for a
+Ranks' reports still reach a lead that comes back within a minute. A lost lead delays this peer's other work only for a
 bounded time.
 """
 
@@ -41,18 +41,18 @@ from rollout_node.shadow.shadow_state import ShadowState
 logger = logging.getLogger("p2pcast.peer")
 
 STAND_S = 10.0
-"""Seconds for which a member holds still after the loss of its lead: longer than ``multi_host_leader.LOST_S``."""
+"""Seconds for which a member holds still after losing its lead: longer than ``multi_host_leader.LOST_S``."""
 READ_S = 1800.0
-"""The same while a worker may be reading the shadow: the longest time of a dense install."""
+"""The same, if a rank may be reading the shadow: the longest time for a dense install."""
 KEPT_S = 60.0
-"""Age in seconds beyond which a report is dropped: the lead has given up on it."""
+"""Reports older than this many seconds are dropped, because the lead has given up on them."""
 CHECK_S = 1.0
-"""Between checks for a silent lead, in seconds."""
+"""Seconds between checks for a silent lead."""
 
 
 class MultiHostMember:
-    """One host's part of the engine ``name``. ``serves`` is what the lead last said of the engine. ``on_changed`` is
-    called when the engine's version or its readiness may have changed.
+    """One host's part of the engine ``name``. ``serves`` is the engine's version as the lead last reported it.
+    ``on_changed`` is called when the engine's version or its readiness may have changed.
     """
 
     def __init__(
@@ -77,18 +77,18 @@ class MultiHostMember:
         self._error: str | None = None
         self._order: Version | None = None
         self._orders = 0
-        """Number of changes of the order, its end included."""
+        """Number of changes of the order, including its withdrawal."""
         self._lost_at: float | None = None
-        """When the lead was lost; None after its next FREEZE."""
+        """When the lead was lost; None again after the next FREEZE."""
         self._standing: Version | None = None
         self._given = False
-        """A worker got the shadow since it is held still."""
+        """Whether a rank has been given the shadow since it has been held still."""
         self._round = 0
         self._sent: tuple[MemberStanding, int] | None = None
         self._welcomed = False
-        """The lead has accepted this connection."""
+        """Whether the lead has accepted this connection."""
         self._kept: deque[tuple[float, bytes]] = deque()
-        """Reports that are not sent to the lead yet, and when they were made."""
+        """Reports not yet sent to the lead, with the times at which they were made."""
         self._news = Wakeup()
         self._handlers: Handlers = {
             messages.Ping: self._on_ping,
@@ -102,11 +102,11 @@ class MultiHostMember:
 
     @property
     def ready(self) -> bool:
-        """Whether the engine is fit for traffic, by the lead's last message."""
+        """Whether the engine is ready for requests, according to the lead's last message."""
         return self._ready and self.connected
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Stay connected to the lead and hold the shadow still on its orders, until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._attend(), name=f"lead of {self.name}")
@@ -116,7 +116,7 @@ class MultiHostMember:
                 self._link.close()
 
     def set_lead(self, place: tuple[bytes, str, int] | None) -> None:
-        """The lead that the hub names. None leaves a known lead in place."""
+        """Set the lead named by the hub. None keeps the known lead."""
         if place is not None and place != self._lead:
             self._lead = place
             if self._link is not None:
@@ -124,23 +124,23 @@ class MultiHostMember:
             self._news.notify()
 
     def moved(self) -> None:
-        """The shadow is at another version."""
+        """Called when the shadow's version has changed."""
         self._send_standing()
         self._news.notify()
 
     def may_leave(self, version: Version | None) -> bool:
-        """Whether the shadow may go on from ``version``: no further than the lead's shadow."""
+        """Whether the shadow may move on from ``version``; it never passes the lead's shadow."""
         self._forget_late_orders()
         return self._order is None or version is None or version < self._order
 
     def give_shadow(self, version: Version) -> None:
-        """Called before a worker gets the shadow. Raises RetryableError unless it is held still at ``version``."""
+        """Called before a rank gets the shadow. Raises RetryableError unless it is held still at ``version``."""
         if self._standing != version:
             raise RetryableError(f"this host's shadow is not held still at {version} for the engine {self.name}")
         self._given = True
 
     def report(self, report: Mapping[str, Any]) -> None:
-        """A worker's report, for the lead."""
+        """Queue a rank's report for the lead."""
         now = asyncio.get_running_loop().time()
         self._kept.append((now, msgpack.packb(dict(report))))
         self._forward(now)
@@ -150,7 +150,7 @@ class MultiHostMember:
             self._kept.popleft()
 
     def status(self) -> dict[str, Any]:
-        """For /status."""
+        """Return the member's part of /status."""
         lead = self._lead
         return {
             "name": self.name,
@@ -248,7 +248,7 @@ class MultiHostMember:
             self._order = self._lost_at = None
 
     def _remaining(self) -> float | None:
-        """Seconds for which the order of a lost lead still holds; None while the lead is connected."""
+        """Seconds for which a lost lead's order remains valid; None while the lead is connected."""
         if self._lost_at is None:
             return None
         return self._lost_at + (READ_S if self._given else STAND_S) - asyncio.get_running_loop().time()
@@ -256,7 +256,7 @@ class MultiHostMember:
     # -- LinkOwner
 
     def on_link_event(self, link: Link, stripe: Stripe, event: Event) -> None:
-        # An earlier connection has nothing to say any more.
+        # Messages on an earlier connection are ignored.
         if isinstance(event, Message) and link is self._link:
             dispatch(self._handlers, event)
 

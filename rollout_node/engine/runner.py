@@ -1,16 +1,15 @@
-"""Drives one installer: starts and checks it, stages each version while the shadow is held still, commits when that is
-allowed, and retries after failures.
+"""Drives one installer: starts and checks it, stages each version while the shadow is held still, commits when allowed,
+and retries after failures.
 
-Promises:
+Guarantees:
 
 - Versions are installed in ascending order, and superseded ones are skipped.
 - A failing installer stops neither the other engines nor the relay.
 
-A target with signs of life is watched meanwhile: a frozen engine is unready within seconds, a busy one stays ready.
-
-An engine that lost its recorded version is unready within seconds, and gets the shadow's version without waiting for
-the next one. A whole state is audited once before the engine counts as ready, at the cost of one pass over the model;
-installers check deltas themselves.
+A target that sends signs of life is watched throughout: a frozen engine is unready within seconds; a busy one stays
+ready. An engine that lost its recorded version is unready within seconds, and gets the shadow's version without waiting
+for the next one. A whole state is audited once before the engine counts as ready, at the cost of one pass over the
+model; installers check deltas themselves.
 """
 
 from __future__ import annotations
@@ -41,36 +40,36 @@ from rollout_node.shadow.version_digests import VersionDigests
 logger = logging.getLogger("p2pcast.peer")
 
 RETRY_S = 2.0
-"""Before a failed start, stage or commit is retried, in seconds."""
+"""Seconds before a failed start, stage or commit is retried."""
 
 CHECK_S = 1.0
-"""Between two checks of an engine that has nothing to do, in seconds."""
+"""Seconds between two checks of an idle engine."""
 
 CHECK_DEADLINE_S = 10.0
-"""Time for an engine to say which version it holds, in seconds; a slower engine is out of reach."""
+"""Seconds for an engine to report which version it holds; a slower engine counts as unreachable."""
 
 STEP_S = 120.0
-"""The same for an engine whose processes give signs of life. A long prefill holds up the answer."""
+"""The same for an engine whose processes send signs of life, because a long prefill delays the answer."""
 
 UNHEARD_S = 10.0
-"""Age in seconds beyond which signs of life count no more: this process was stopped, and the engine may be another."""
+"""Seconds after which signs of life expire: this process was stopped, and the engine may have been replaced."""
 
 STAGE_S = 1800.0
-"""Largest time for which one installer holds the shadow still, in seconds: 140 GB at 80 MB/s. An installer that hangs
-must not stop the others for ever. The same limit holds for an audit.
+"""Longest time in seconds for which one installer may hold the shadow still: 140 GB at 80 MB/s. It keeps an installer
+that hangs from stopping the others for ever. An audit has the same limit.
 """
 
 KEPT = 256
-"""Number of commits that are kept."""
+"""Number of commits to remember."""
 
 _TURN, _COMMIT, _CALLBACK = "turn", "commit", "before_commit"
 _SHOWN = 3
 
 
 class Runner:
-    """One engine. ``slots`` and ``callbacks`` are shared by all engines of the peer. ``on_changed`` is called when
-    something about the engine may have changed. ``on_wrong_weights`` is called when an audit found weights that differ
-    from the version that the shadow gave: the shadow may be corrupt.
+    """One engine. ``slots`` and ``callbacks`` are shared by all engines of the peer. ``on_changed`` is called when the
+    engine's state may have changed. ``on_wrong_weights`` is called when an audit finds weights that differ from the
+    version that the shadow supplied: the shadow may be corrupt.
     """
 
     def __init__(
@@ -86,19 +85,19 @@ class Runner:
         self.installer = installer
         self.started = False
         self.staged: Version | None = None
-        """The version staged last; in use or not."""
+        """The version staged last, whether in use or not."""
         self.fault: Exception | None = None
-        """The error of the last step."""
+        """The error of the last step; None if it succeeded."""
         self.steps = 0
         self.waits_for: str | None = None
-        """``turn`` (--rolling), ``commit`` (of the external driver) or ``before_commit`` (deferred by the user's
-        callback).
+        """``turn`` (--rolling), ``commit`` (by the external driver) or ``before_commit`` (the user's callback deferred
+        the switch).
         """
         self.report: CommitReport | None = None
         self.versions: list[Version] = []
-        """The newest versions that this process committed, in order."""
+        """The newest versions that this process has committed, in order."""
         self.commits = 0
-        """Number of commits by this process."""
+        """Number of commits made by this process."""
         self._shadow = shadow
         self._policy = policy
         self._on_changed = on_changed
@@ -106,34 +105,34 @@ class Runner:
         self._slots = slots or SwitchSlots()
         self._callbacks = callbacks or Callbacks()
         self._busy = asyncio.Lock()
-        """One call to the installer at a time."""
+        """Held during each call to the installer."""
         self._wake = asyncio.Event()
         self._tried: Version | None = None
         self._prepared: tuple[Version, VersionDigests] | None = None
-        """Staged and not committed."""
+        """The version that is staged but not committed, with its digests."""
         self._digests: VersionDigests | None = None
-        """Of the version in use."""
+        """The digests of the version in use."""
         self._trusted = False
-        """The version in use came by deltas from an audited state."""
+        """Whether the state in use was audited, or built by deltas on an audited state."""
         self._reached = False
-        """The engine answered the last check."""
+        """Whether the engine answered the last check."""
         self._was_ready: bool | None = None
-        """Whether the engine was ready when it took its slot; None while it has none."""
+        """Whether the engine was ready when it took its slot; None if it has no slot."""
         self._pulse = installer.abilities.pulse
         self._frozen: str | None = None
-        """Why the newest look at the signs of life found a fault."""
+        """The fault that the newest check of the signs of life found, or None."""
         self._heard_s = time.monotonic()
-        """When that was."""
+        """Time of that check."""
         self._deferred: tuple[Version | None, float, float] = (None, 0.0, 0.0)
-        """A version, the seconds by which it was deferred, and until when by the loop's clock."""
+        """A version, the seconds by which it has been deferred, and until when, by the loop's clock."""
 
     def wake(self) -> None:
-        """A version was staged or may be committed now, or a slot is free."""
+        """Called when a version was staged, a version may be committed now, or a slot is free."""
         self._wake.set()
 
     def distrust(self) -> None:
-        """The engine's state is not the run's version of that number: it is unready until an audit, or until the whole
-        state was written.
+        """Make the engine unready, because its state is not the run's version of that number, until an audit succeeds
+        or the whole state has been written.
         """
         self._trusted = False
         self._digests = self._prepared = self.staged = None
@@ -141,18 +140,18 @@ class Runner:
 
     @property
     def ready(self) -> bool:
-        """Fit for traffic."""
+        """Whether the engine is ready for requests."""
         heard = self._pulse is None or time.monotonic() - self._heard_s < UNHEARD_S
         return self.installer.ready and self._trusted and self._reached and heard and self._frozen is None
 
     @property
     def committed(self) -> Version | None:
-        """The version in use; None unless it is known to be right."""
+        """The version in use; None unless it is known to be correct."""
         return self.installer.committed if self._trusted else None
 
     @property
     def serving_epoch(self) -> str | None:
-        """Of ``Abilities``; None unless the engine serves a version that is known to be right."""
+        """The id from ``Abilities``; None unless the engine serves a version known to be correct."""
         return self.installer.abilities.serving_epoch() if self.ready and self.committed is not None else None
 
     @property
@@ -166,11 +165,11 @@ class Runner:
         return self.ready and self.installer.committed == version
 
     def settled(self, version: Version) -> bool:
-        """Whether the shadow may move on from ``version`` as far as this installer goes."""
+        """Whether this installer no longer needs the shadow to stay at ``version``."""
         return not self.started or (self._tried is not None and self._tried >= version)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Drive the installer until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._drive(), name=f"installs of {self.installer.name}")
             if self._pulse is not None:
@@ -208,10 +207,10 @@ class Runner:
             await self.installer.close()
 
     async def audit(self) -> tuple[Audit, int]:
-        """Compare the engine's own weights with the version in use; return that comparison and the version's digest.
+        """Compare the engine's own weights with the version in use. Returns the comparison and the version's digest.
         Wrong weights are replaced afterwards.
 
-        Raises RefusedError when no version is in use, or its digests aren't known; else as the installer does.
+        Raises RefusedError if no version is in use or its digests are unknown, and whatever the installer raises.
         """
         async with self._busy:
             if self.installer.committed is None or self._digests is None:
@@ -226,7 +225,7 @@ class Runner:
                 self.wake()
 
     async def _guarded(self, idle: bool) -> float:
-        """One step; seconds to wait for the next, unless woken."""
+        """Run one step, and return the seconds to wait for the next one unless woken. Errors are logged and kept."""
         try:
             wait_s = await self._step(idle)
             if self.fault is not None:
@@ -236,7 +235,7 @@ class Runner:
             wait_s = RETRY_S
             logger.warning("%s: %s", self.installer.name, error)
             self.fault = error
-        except Exception as error:  # a bug in an installer must not end the relay
+        except Exception as error:  # a bug in an installer must not stop the relay
             wait_s = RETRY_S
             logger.exception("%s failed", self.installer.name)
             self.fault = error
@@ -275,7 +274,7 @@ class Runner:
         return CHECK_S
 
     async def _check(self) -> None:
-        """Whether the engine still answers, and is at its recorded version."""
+        """Check that the engine still answers and holds its recorded version."""
         installer, recorded = self.installer, self.installer.committed
         if recorded is None:
             return
@@ -298,7 +297,7 @@ class Runner:
             self._on_changed()
 
     async def _stage(self, version: Version, path: Path) -> bool:
-        """False when a slot is needed first: staging a whole state takes an engine out of use."""
+        """Stage the version. False if a slot is needed first: staging a whole state takes the engine offline."""
         self._tried = version
         dense = self._slots.limited and self._shadow.is_dense(self.installer.committed, version)
         if dense and not self._take_slot():
@@ -311,14 +310,14 @@ class Runner:
         except TimeoutError:
             raise RetryableError(f"staging version {version} took longer than {STAGE_S:.0f} s") from None
         finally:
-            # A whole install may switch the engine while it is staged. Those weights are audited after the commit.
+            # A whole install may switch the engine while staging. The weights are then audited after the commit.
             if self.installer.committed not in (recorded, None):
                 self._trusted, self._digests = False, None
         self._prepared, self.staged = (version, digests), version
         return True
 
     async def _defer(self, version: Version) -> float:
-        """Seconds for which the switch is deferred: as the user's callback asks, within ``max_defer_s``."""
+        """Seconds by which to defer the switch: what the user's callback asks for, up to ``max_defer_s`` in total."""
         loop = asyncio.get_running_loop()
         deferred, spent_s, until = self._deferred
         if deferred != version:
@@ -330,7 +329,7 @@ class Runner:
         return wanted_s
 
     async def _switch(self) -> None:
-        """Commit the staged version; audit a whole state."""
+        """Commit the staged version, and audit the engine after a whole state."""
         assert self._prepared is not None
         installer, (version, digests) = self.installer, self._prepared
         self._prepared = None
@@ -373,7 +372,7 @@ class Runner:
         return True
 
     def _leave_slot(self) -> None:
-        """An engine that this switch made unready keeps its slot; an engine out of reach does not."""
+        """Free the slot, unless this switch made the engine unready. An unreachable engine frees its slot too."""
         if self._was_ready is not None and (
             self.ready or not self._was_ready or isinstance(self.fault, RetryableError)
         ):
@@ -381,7 +380,7 @@ class Runner:
             self._slots.leave(self)
 
     def status(self) -> messages.EngineStatus:
-        """For /status and reports."""
+        """Return the engine's row for /status and reports."""
         installer, report, committed = self.installer, self.report, self.committed
         return {
             "name": installer.name,
@@ -397,6 +396,6 @@ class Runner:
 
 
 def named(tensors: list[str]) -> str:
-    """For messages."""
+    """Name a few of the tensors, and count the rest, for a message."""
     more = f" and {len(tensors) - _SHOWN} more" if len(tensors) > _SHOWN else ""
     return ", ".join(tensors[:_SHOWN]) + more

@@ -1,7 +1,7 @@
-"""``--rolling K``: at most K engines of a peer are switched at one time.
+"""``--rolling K``: switches at most K engines of a peer at a time.
 
-Promise: an engine with a slot is being switched, or was ready when it took the slot and is not ready since. So at most
-K engines are out of use because of p2pcast, and a version that engines reject stops at K of them.
+Guarantee: an engine with a slot is being switched, or was ready when it took the slot and has not been ready since. So
+at most K engines are offline because of p2pcast, and a version that engines reject stops at K of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Waker(Protocol):
 
 
 class SwitchSlots:
-    """``size`` None: all engines at once."""
+    """``size``: None lets all engines switch at once."""
 
     def __init__(self, size: int | None = None) -> None:
         """Raises UsageError."""
@@ -31,7 +31,7 @@ class SwitchSlots:
         return self._size is not None
 
     def take(self, who: Waker) -> bool:
-        """Whether ``who`` has a slot now. If not, it is woken when one is free."""
+        """Take a slot for ``who``, and return whether it has one. If not, it is woken when a slot is free."""
         if who not in self._holders:
             if self._size is not None and len(self._holders) >= self._size:
                 if who not in self._waiting:
@@ -43,7 +43,7 @@ class SwitchSlots:
         return True
 
     def leave(self, who: Waker) -> None:
-        """Free the slot. Waiting engines are woken in the order of their requests."""
+        """Free the slot of ``who``. Waiting engines are woken in the order in which they asked."""
         if who in self._waiting:
             self._waiting.remove(who)
         if who in self._holders:
