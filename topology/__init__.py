@@ -1,5 +1,5 @@
-"""Pure planning decisions: peer scores, chains, rebuilds, the broadcast-time model. No I/O, no clock, no randomness; no
-imports from other packages of the project.
+"""Planning: peer scores, chains, changes to plans, and the model of broadcast times. Pure: no I/O, clock or randomness,
+and no imports from the project's other packages.
 """
 
 from topology.broadcast_time import (

@@ -4,9 +4,9 @@ Every peer verifies a piece before forwarding it, so a corrupt piece was corrupt
 only witness. After one witness's report, the blamed peer feeds no other peer for a while. After reports of two
 witnesses, it feeds none for good.
 
-A witness that blames many peers may have corrupted the pieces itself, in its own memory. So its word alone demotes only
-a few nodes at a time. Its earlier blames fade and make room. A blame that another witness confirms takes no room,
-because the other one has a memory of its own.
+A witness that blames many peers may have corrupted the pieces in its own memory. So a single witness can demote only a
+few nodes at a time; its older blames expire, which allows new ones. A blame that a second witness confirms does not
+count towards this limit, because the second witness has its own memory.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import Collection
 from typing import Final
 
 FORGIVEN_S: Final = 600.0
-"""Seconds after the last report of a single witness until the blamed node may feed others again."""
+"""Seconds from a single witness's last report until the blamed node may feed others again."""
 WITNESSES: Final = 2
 """Number of witnesses whose blame is permanent."""
 CREDIBLE: Final = 3
-"""Most nodes that one witness alone demotes at a time, and most permanent verdicts that it takes part in."""
+"""Most nodes that a single witness can demote at a time, and most permanent verdicts to which it can contribute."""
 
 
 class Blame:
@@ -28,16 +28,16 @@ class Blame:
 
     def __init__(self) -> None:
         self._counts: dict[str, dict[str, int]] = {}
-        """Witness → node → corrupt pieces, by the last report that was believed."""
+        """Witness → node → corrupt pieces in the last report that was believed."""
         self._believed: dict[str, dict[str, float]] = {}
         """Node → witness → time of its newest blame that was believed."""
         self._quarantined: set[str] = set()
         self._verdicts: Counter[str] = Counter()
-        """Witness → permanent verdicts that it took part in."""
+        """Witness → number of permanent verdicts to which it contributed."""
 
     def record(self, witness: str, rows: Collection[tuple[str, int]], now_s: float) -> list[str]:
-        """Take a report. `rows`: (node, corrupt pieces so far). Returns the nodes that are newly blamed. A blame that
-        is not believed yet is believed when a later report repeats it and there is room.
+        """Record a witness's report and return the nodes that it newly blames. `rows`: (node, corrupt pieces so far). A
+        blame that exceeds the witness's limit is ignored; a later report may repeat it.
         """
         counts = self._counts.setdefault(witness, {})
         anew = []
@@ -71,7 +71,7 @@ class Blame:
         return node in self._quarantined
 
     def demoted(self, now_s: float) -> frozenset[str]:
-        """Nodes that must feed no other node."""
+        """The nodes that must not feed other nodes."""
         return frozenset(
             node
             for node, said in self._believed.items()

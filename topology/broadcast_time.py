@@ -1,4 +1,4 @@
-"""The time of a broadcast: the model that compares plans.
+"""A model of broadcast times, used to compare plans.
 
 Every peer stores a piece and then forwards it, so a chain is a pipeline. With equal pieces of s bytes, hops of rate
 r_1 … r_k and a payload P, the last peer is done after
@@ -6,8 +6,8 @@ r_1 … r_k and a payload P, the last peer is done after
     (P - s) / min r  +  sum over hops (s / r_i + rtt_i / 2)
 
 which is exact for such a pipeline. `BroadcastNetwork.hop_s` is added to each half of a round trip. In a tree, the
-children of a sender share its rate, max-min fairly. A child that wants less than an equal share leaves the rest to the
-others. The model assumes that a peer receives and sends at up to its own rate, each.
+children of a sender share its rate max-min fairly: what a child leaves of its equal share goes to the others. The model
+assumes that a peer can receive at its own rate and send at the same rate at the same time.
 
 Rates are in bits per second, sizes in bytes.
 """
@@ -23,9 +23,9 @@ from typing import Final
 from topology.plan_tree import ROOT, Plan, PlanError, PlanMember, by_id
 
 DEFAULT_PEER_BPS: Final = 100e6
-"""Rate for a fleet without any measurement: the per-worker cap of ECHO-2's experiments (section 5.5.1)."""
+"""Rate assumed if no peer has been measured: the per-worker cap in ECHO-2's experiments (section 5.5.1)."""
 MIN_PEER_BPS: Final = 8e3
-"""Lowest rate, 1 kB/s, near the rate at which a score's Speed is 0. The bound keeps every predicted time finite."""
+"""Lowest rate in predictions (1 kB/s), so that every time is finite. A score's Speed is 0 at about this rate."""
 TYPICAL_PAYLOAD_BYTES: Final = 64 << 20
 """About one step's delta of an 8B model."""
 
@@ -39,7 +39,7 @@ class BroadcastNetwork:
     far_rtt_s: float = 0.1
     root_region: str = ""
     hop_s: float = 0.0
-    """Time in seconds until a peer forwards a piece, besides the piece's transfer: scheduling and verification."""
+    """Seconds that a peer needs to forward a piece, in addition to the transfer: scheduling and verification."""
 
     def rtt_s(self, a: str, b: str) -> float:
         """Round-trip time in seconds between two regions, by label."""
@@ -51,9 +51,9 @@ DEFAULT_NETWORK: Final = BroadcastNetwork()
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A plan's predicted broadcast. `stretch` is the largest ratio of a peer's time to its floor: the payload at its
-    own rate or the fleet's median, whichever is less. `flows`: for each peer the narrowest rate on its way in bits/s,
-    and the seconds of all hops. `waits`: each peer's time in bits at the rate of its floor.
+    """A plan's predicted broadcast. `stretch`: the largest ratio of a peer's time to its floor, the payload's time at
+    the peer's own rate or the fleet's median, whichever is lower. `flows`: each peer's lowest rate on its path in
+    bits/s, and the delay of all hops in seconds. `waits`: each peer's time multiplied by its floor's rate, in bits.
     """
 
     times_s: Mapping[str, float]
@@ -64,29 +64,29 @@ class Prediction:
 
     @property
     def cost_s(self) -> float:
-        """The figure that compares plans. Among equal peers it is a constant times the time to the last peer. If one
-        peer is so slow that it is last in any plan, `last_s` hides how many others wait for it; `stretch` shows that.
+        """The figure by which plans are compared. With equal peers, it is proportional to `last_s`. If one peer is so
+        slow that it is last in any plan, `last_s` hides how long the others wait for it; `stretch` shows that.
         """
         return math.sqrt(self.last_s * self.stretch)
 
 
 def median_bps(rates_bps: Iterable[float | None]) -> float:
-    """The median of the known rates in bits/s; `DEFAULT_PEER_BPS` when none is known."""
+    """Return the median of the known rates in bits/s, or `DEFAULT_PEER_BPS` if none is known."""
     known = [max(rate, MIN_PEER_BPS) for rate in rates_bps if rate is not None]
     return median(known) if known else DEFAULT_PEER_BPS
 
 
 def member_rates(members: Mapping[str, PlanMember]) -> dict[str, float]:
-    """Each member's rate in bits/s; unknown rates count as the median."""
+    """Return each member's rate in bits/s, with the median in place of unknown rates."""
     middle = median_bps(m.bps for m in members.values())
     return {id_: middle if m.bps is None else max(m.bps, MIN_PEER_BPS) for id_, m in members.items()}
 
 
 def number_of_chains(uplink_bps: float, peer_bps: Iterable[float | None], n: int) -> int:
-    """Chains that the hub's uplink can feed at a peer's full rate: floor(uplink / median peer rate), within 1…n (0 when
-    n is 0).
+    """Return how many chains the hub's uplink can feed at a peer's full rate: floor(uplink / median peer rate), limited
+    to 1…n (0 if n is 0).
 
-    ECHO-2, section 4.2 and appendix C.3. Raises PlanError when the uplink is not above 0.
+    See ECHO-2, section 4.2 and appendix C.3. Raises PlanError if the uplink is not above 0.
     """
     if not uplink_bps > 0:
         raise PlanError(f"uplink of {uplink_bps!r} bits/s: it must be above 0")
@@ -95,15 +95,15 @@ def number_of_chains(uplink_bps: float, peer_bps: Iterable[float | None], n: int
 
 
 def ideal_s(payload_bytes: float, peer_bps: float) -> float:
-    """Seconds for the payload at the peer's own rate, the lower bound for any plan."""
+    """Return the seconds that the payload takes at the peer's own rate: a lower bound for any plan."""
     return 8.0 * payload_bytes / peer_bps
 
 
 def chain_times_s(
     payload_bytes: float, rates_bps: Sequence[float], piece_bytes: float, rtts_s: Sequence[float]
 ) -> list[float]:
-    """Seconds until each peer of one chain holds the payload. One rate (bits/s) and one round-trip time (s) per hop,
-    from the hub on. Raises ValueError when their numbers differ.
+    """Return the seconds until each peer of one chain has the payload. `rates_bps` and `rtts_s` have one entry per hop,
+    starting at the hub. Raises ValueError if their lengths differ.
     """
     piece = min(piece_bytes, payload_bytes)
     slowest, hops_s = float("inf"), 0.0
@@ -118,12 +118,12 @@ def chain_times_s(
 def chain_time_s(
     payload_bytes: float, rates_bps: Sequence[float], piece_bytes: float, rtts_s: Sequence[float]
 ) -> float:
-    """Seconds until the last peer of one chain holds the payload, 0 for an empty one; see `chain_times_s`."""
+    """Return the seconds until the last peer of a chain has the payload (0 if the chain is empty)."""
     return max(chain_times_s(payload_bytes, rates_bps, piece_bytes, rtts_s), default=0.0)
 
 
 def fair_shares(capacity: float, demands: Sequence[float]) -> list[float]:
-    """Max-min fair shares of `capacity`: no share exceeds its demand, and what one demand leaves goes to the others."""
+    """Return max-min fair shares of `capacity`: no share exceeds its demand, and what is left goes to the others."""
     shares = [0.0] * len(demands)
     left, waiting = capacity, len(demands)
     for index in sorted(range(len(demands)), key=lambda i: (demands[i], i)):
@@ -140,9 +140,9 @@ def predict(
     uplink_bps: float,
     network: BroadcastNetwork = DEFAULT_NETWORK,
 ) -> Prediction:
-    """Every peer's predicted time in seconds, the last one's, and the worst stretch.
+    """Predict the broadcast of `payload_bytes` over a plan.
 
-    Raises PlanError when a peer of the plan is not among the members.
+    Raises PlanError if a peer of the plan is not among the members.
     """
     table = by_id(members)
     if strangers := plan.parent.keys() - table.keys():
@@ -160,9 +160,9 @@ def predict_at(
     before: tuple[Plan, Prediction] | None = None,
     middle_bps: float | None = None,
 ) -> Prediction:
-    """`predict` with members and rates given by id: one pass, about a microsecond a peer. `before`: another plan of
-    the same peers and its prediction; then only the subtrees that differ are examined. `middle_bps`: the median of
-    `rates`, if it is at hand.
+    """Like `predict`, with members and rates given by id. Takes one pass, about a microsecond per peer. `before`: a
+    different plan of the same peers and its prediction; if given, only the subtrees that differ are examined.
+    `middle_bps`: the median of `rates`, if it has been computed already.
     """
     middle = (median(rates.values()) if rates else DEFAULT_PEER_BPS) if middle_bps is None else middle_bps
     piece_bits = 8.0 * min(network.piece_bytes, payload_bytes)
@@ -211,7 +211,7 @@ def predict_at(
 
 
 def _changed_senders(old: Plan, new: Plan) -> dict[int, list[str]]:
-    """The peers, and ROOT, that feed others than before, by their depth in the new plan."""
+    """Return the peers (and ROOT) whose children have changed, by their depth in the new plan."""
     known = old.parent
     moved = [peer for peer, above in new.parent.items() if known.get(peer) != above]
     senders = {new.parent[peer] for peer in moved} | {known[peer] for peer in moved if peer in known}
@@ -228,5 +228,5 @@ def time_to_last_s(
     uplink_bps: float,
     network: BroadcastNetwork = DEFAULT_NETWORK,
 ) -> float:
-    """Seconds until every peer holds the payload; see `predict`."""
+    """Return the predicted seconds until every peer has the payload; see `predict`."""
     return predict(plan, members, payload_bytes, uplink_bps, network).last_s

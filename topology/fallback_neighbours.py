@@ -1,11 +1,11 @@
-"""Neighbours: the peers that a peer attaches to when none of its ancestors answers, the hub included. With these, peers
-without a hub exchange what they hold.
+"""Neighbours: the peers to which a peer attaches when neither an ancestor nor the hub answers. Through them, peers that
+have lost the hub exchange what they have.
 
-A cyclic walk over the plan in depth-first order defines the neighbours: the next peers after a peer's own subtree.
-A peer that has lost all of its ancestors (an orphan) receives from the first neighbour that answers. That neighbour is
-an orphan too. If one of its ancestors lived, the walk would have met that ancestor first, or it would be an ancestor
-of both. So the orphans form one ring, and what any orphan holds reaches all. Each orphan has one source and tells it
-what it holds, so no piece is sent twice around the ring.
+A peer's neighbours are the next peers after its own subtree on a cyclic, depth-first walk over the plan. A peer that
+has lost all of its ancestors (an orphan) receives from the first neighbour that answers. That neighbour is an orphan
+too: if one of its ancestors were alive, the walk would have met that ancestor first, or it would be an ancestor of
+both. So the orphans form one ring, and what any orphan has reaches all of them. Each orphan has one source and reports
+to it what it has, so no piece is sent twice around the ring.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Final
 from topology.plan_tree import ROOT, Plan
 
 NEIGHBOURS: Final = 4
-"""Number of neighbours of a peer. Fewer than this many in a row may have died."""
+"""Number of neighbours per peer. A peer finds a source as long as fewer than this many in a row have died."""
 _MAX_CANDIDATES: Final = 8 * NEIGHBOURS
-"""Most places examined for one peer: in a plan of one long chain, all other peers are ancestors or below."""
+"""Most places examined for one peer: in a plan of one long chain, every other peer is above or below it."""
 
 
 def neighbours_of(plan: Plan, peer: str, limit: int = NEIGHBOURS) -> tuple[str, ...]:
-    """The neighbours of a peer, in the order in which the peer tries them. None is above or below the peer, and
-    none is a leaf. Takes time in proportion to a chain's length at most.
+    """Return a peer's neighbours, in the order in which the peer tries them. None is above or below the peer, and none
+    is a leaf. Takes time proportional to a chain's length at most.
     """
     above = set(plan.path(peer))
     window = islice(_following(plan, peer), _MAX_CANDIDATES)
@@ -32,11 +32,11 @@ def neighbours_of(plan: Plan, peer: str, limit: int = NEIGHBOURS) -> tuple[str, 
 
 
 def affected_peers(before: Plan, after: Plan, touched: Iterable[str]) -> set[str]:
-    """Peers of `after` whose parent, further ancestors or neighbours may differ from `before`; perhaps a few
-    more.
+    """Return the peers of `after` whose parent, further ancestors or neighbours may differ from those in `before`, and
+    possibly a few more.
 
-    `touched`: peers that joined, left, have another parent, or have become or ceased to be leaves. Takes time in
-    proportion to their number and to the chains' lengths.
+    `touched`: the peers that joined, left, got a different parent, or became or ceased to be leaves. Takes time
+    proportional to their number and to the chains' lengths.
     """
     found: set[str] = set()
     for peer in touched:
@@ -49,7 +49,7 @@ def affected_peers(before: Plan, after: Plan, touched: Iterable[str]) -> set[str
 
 
 def _following(plan: Plan, peer: str) -> Iterator[str]:
-    """The cyclic walk from the end of a peer's subtree to the peer."""
+    """Yield the peers on the cyclic walk from the end of a peer's subtree up to the peer itself, which is excluded."""
     at = _first_after_subtree(plan, peer)
     while at != peer:
         yield at
@@ -58,7 +58,7 @@ def _following(plan: Plan, peer: str) -> Iterator[str]:
 
 
 def _first_after_subtree(plan: Plan, peer: str) -> str:
-    """The first peer after a peer's subtree."""
+    """Return the first peer after a peer's subtree."""
     while peer != ROOT:
         above = plan.parent[peer]
         beside = plan.children(above)
@@ -70,7 +70,7 @@ def _first_after_subtree(plan: Plan, peer: str) -> str:
 
 
 def _preceding(plan: Plan, peer: str) -> Iterator[str]:
-    """The cyclic walk backwards from a peer, until it is back at the peer."""
+    """Yield the peers on the cyclic walk backwards from a peer, until it is back at the peer, which is excluded."""
     at = peer
     while True:
         above = plan.parent[at]
@@ -83,14 +83,14 @@ def _preceding(plan: Plan, peer: str) -> Iterator[str]:
 
 
 def _last_of_subtree(plan: Plan, peer: str) -> str:
-    """The last peer of a peer's subtree."""
+    """Return the last peer of a peer's subtree."""
     while below := plan.children(peer):
         peer = below[-1]
     return peer
 
 
 def _subtrees_ending_at(plan: Plan, last: str) -> Iterator[str]:
-    """Peers whose subtree ends with the peer `last`."""
+    """Yield the peers whose subtree ends with the peer `last`."""
     if plan.children(last):
         return
     peer = last

@@ -1,11 +1,11 @@
-"""A fluid model of one payload that flows down a changing tree, computed from event to event.
+"""A fluid, event-driven model of one payload that flows down a changing tree.
 
-Every peer stores what it receives and forwards it. The children of a sender share its rate, max-min fairly. A child
-level with its parent receives no faster than the parent does. A child ahead of its parent waits until the parent has
-caught up. Between events all rates are constant, so states are exact at any time. The delay of a pipeline's hops (a
-piece's transfer and half a round trip each, `topology.broadcast_time`) is added when a peer has finished.
+Every peer stores what it receives and forwards it. The children of a sender share its rate max-min fairly. A child that
+has as much as its parent receives no faster than the parent does. A child that has more waits until the parent has
+caught up. Between events all rates are constant, so states are exact at any time. The hops' delay
+(`topology.broadcast_time`) is left out: callers add `FlowModel.hops_s` when a peer has finished.
 
-Sizes in bytes, rates in bits per second; times of any clock, passed in.
+Sizes are in bytes, rates in bits per second. Times come from the caller, by any clock.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from topology.broadcast_time import DEFAULT_NETWORK, BroadcastNetwork, fair_shar
 from topology.plan_tree import ROOT
 
 LEVEL_BITS: Final = 1.0
-"""Difference in bits below which two peers count as level."""
+"""Two peers whose amounts differ by less than this many bits count as equal."""
 
 
 class FlowModel:
-    """`attach`, `detach` and `limit` change the tree; `advance` moves time on, up to the next event."""
+    """The tree and what each peer has. `attach`, `detach` and `limit` change the tree; `advance` moves the clock."""
 
     def __init__(
         self,
@@ -44,12 +44,12 @@ class FlowModel:
         self._stale = True
 
     def add(self, peer: str, bps: float, got_bytes: float = 0.0) -> None:
-        """Add a peer without a parent. `got_bytes` below 0: the peer first receives that much of earlier payloads."""
+        """Add a peer without a parent. If `got_bytes` is negative, that much of earlier payloads comes first."""
         self._limit[peer], self._got[peer], self._rate[peer] = bps, 8.0 * got_bytes, 0.0
         self._children.setdefault(peer, {})
 
     def remove(self, peer: str) -> list[str]:
-        """Remove a peer; returns its children, which have no parent now."""
+        """Remove a peer and return its children, which have no parent now."""
         self.detach(peer)
         orphans = list(self._children.pop(peer))
         for orphan in orphans:
@@ -92,7 +92,7 @@ class FlowModel:
         return self._got[peer] / 8.0
 
     def behind_bytes(self, peer: str) -> float:
-        """Bytes that the parent has more than the peer; below 0 where the peer has more."""
+        """Return how many bytes the peer is behind its parent; negative if the peer is ahead."""
         above = self._parent[peer]
         return ((self.payload_bits if above == ROOT else self._got[above]) - self._got[peer]) / 8.0
 
@@ -100,7 +100,7 @@ class FlowModel:
         return self._got[peer] >= self.payload_bits
 
     def hops_s(self, peer: str) -> float:
-        """Seconds that the hops above the peer add."""
+        """Return the delay in seconds of the hops above the peer."""
         piece_bits = 8.0 * min(self._network.piece_bytes, self.payload_bits / 8.0)
         total_s = 0.0
         above = self._parent.get(peer)
@@ -112,14 +112,14 @@ class FlowModel:
         return total_s
 
     def restart(self) -> None:
-        """Begin the next payload. A peer first receives what it lacks of this one."""
+        """Begin the next payload. A peer first receives what it is missing of the current one."""
         for peer, got in self._got.items():
             self._got[peer] = got - self.payload_bits
         self._stale = True
 
     def advance(self, until_s: float) -> tuple[float, list[str]]:
-        """Advance to `until_s`, or to the next moment at which a peer has finished. Returns that moment and the peers
-        that finished.
+        """Advance to `until_s`, or to the time at which the next peer finishes if that is earlier. Returns the time
+        reached, and the peers that finished.
         """
         while True:
             if self._stale:
@@ -143,7 +143,7 @@ class FlowModel:
                 return to_s, finished
 
     def _recompute_rates(self) -> None:
-        """Compute all rates, and the time of the next event."""
+        """Compute all rates and the time of the next event."""
         got, limit, payload = self._got, self._limit, self.payload_bits
         rate = dict.fromkeys(got, 0.0)
         due_s = math.inf

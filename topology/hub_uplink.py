@@ -1,8 +1,8 @@
-"""The measured rate of the hub's uplink (ECHO-2's B0), from the bytes that its sockets have sent.
+"""Measures the rate of the hub's uplink (ECHO-2's B0) from the bytes that the hub's sockets have sent.
 
-A single head shows its own rate; several at once show the uplink's. So a time window counts only if more than one link
-had payload waiting at both its ends. The fastest of the newest windows is a lower bound of the uplink's rate, and
-equals it wherever more was wanted.
+A single head shows its own rate; several at once show the uplink's. So a time window counts only if the same links,
+more than one, had payload waiting at its start and at its end. The fastest recent window is a lower bound of the
+uplink's rate. It equals that rate if the links wanted more than the uplink could send.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Mapping, Set
 from typing import Final
 
 WINDOW_S: Final = 0.25
-"""Length of a window in seconds: long compared with the acknowledgements of one round trip."""
+"""Minimum length of a window in seconds: long compared with a round trip, by which acknowledgements lag."""
 KEPT: Final = 4096
-"""Number of stored windows, a quarter of an hour of sending: the delay until a slower uplink is noticed."""
+"""Number of stored windows: about a quarter of an hour of sending. A slower uplink is noticed after that time."""
 
 
 class Uplink:
-    """Windows of measurement. Call `sample` at any interval; windows are never shorter than `WINDOW_S`."""
+    """The measured windows. `sample` may be called at any interval; windows are never shorter than `WINDOW_S`."""
 
     def __init__(self) -> None:
         self._at_s: float | None = None
@@ -28,7 +28,7 @@ class Uplink:
 
     @property
     def bps(self) -> float | None:
-        """Bits per second; None before the first window."""
+        """The uplink's rate in bits per second; None before the first window."""
         return max(self._windows, default=None)
 
     @property
@@ -37,8 +37,8 @@ class Uplink:
         return len(self._windows)
 
     def sample(self, now_s: float, sent: Mapping[str, int], pulling: Set[str]) -> bool:
-        """Take a sample. `sent`: acknowledged bytes by link; `pulling`: links with payload waiting. Returns whether a
-        window counted.
+        """Take a sample and return whether it completed a window that counts. `sent`: acknowledged bytes by link;
+        `pulling`: links with payload waiting.
         """
         if self._at_s is not None and now_s - self._at_s < WINDOW_S:
             return False

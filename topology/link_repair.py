@@ -1,7 +1,7 @@
-"""Plans in which every peer can be linked to its parent.
+"""Repairs plans so that every peer can be linked to its parent.
 
-The planner's other rules ignore addresses. A proposed plan is repaired here before it is predicted: a peer that cannot
-be linked to its parent gets another parent and takes its subtree along. No other peer moves.
+The planner's other rules ignore addresses. So every proposed plan is repaired here before it is predicted: a peer that
+cannot be linked to its parent moves to a different parent, with its subtree. No other peer moves.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Final, TypeAlias
 from topology.plan_tree import ROOT, Plan
 
 Links: TypeAlias = Callable[[str, str], bool]
-"""(above, below) → whether the first may feed the second. Always true for ROOT above."""
+"""(above, below) → whether the first may feed the second. Always true if the first is ROOT."""
 SAMPLE: Final = 16
-"""Number of peers in the sample that estimates how many others a peer can be linked to."""
+"""Size of the sample from which `deal_linkable` estimates how many others a peer can be linked to."""
 MAX_CANDIDATES: Final = 32
-"""Most candidates examined for one place, of each kind."""
+"""Most candidates of each kind examined for one place."""
 
 
 def repair_links(plan: Plan, links: Links, chains: int) -> Plan:
-    """The plan with links that exist, under the old epoch; the plan itself when all links exist.
+    """Return the plan, under the old epoch, with only possible links; the plan itself if it has only these.
 
-    A peer that must move begins a chain while there are fewer than ``chains``. Otherwise it goes to the highest tail
-    that it can be linked to. Failing that, it goes beside a leaf, to the lowest peer with one child, or to the hub, in
-    this order.
+    A peer that must move heads a new chain while there are fewer than ``chains``. Otherwise it goes below the highest
+    tail that it can be linked to. Failing that, it becomes a second child, if possible next to a leaf, or goes to the
+    hub.
     """
     wrong = [peer for peer in plan.order if (above := plan.parent[peer]) != ROOT and not links(above, peer)]
     if not wrong:
@@ -37,7 +37,7 @@ def repair_links(plan: Plan, links: Links, chains: int) -> Plan:
 
 
 class _Places:
-    """Free places while peers move one after the other, each with its subtree. Depths are those of the plan before."""
+    """Free places while peers move one by one, each with its subtree. Depths are those before the first move."""
 
     def __init__(self, plan: Plan, links: Links, chains: int) -> None:
         self._plan = plan
@@ -51,7 +51,7 @@ class _Places:
         self._singles.sort()
 
     def move(self, peer: str) -> str:
-        """Move a peer; returns its new parent."""
+        """Move a peer and return its new parent."""
         subtree = self._subtree(peer)
         parent = self._found(peer, subtree)
         self._leave(self._plan.parent[peer], peer)
@@ -83,7 +83,7 @@ class _Places:
             insort(self._singles, self._single(above))
 
     def _single(self, peer: str) -> tuple[bool, int, str]:
-        """Sort key of a peer with one child: those whose child is a leaf first, then the lowest."""
+        """Return the sort key of a peer with one child: peers whose child is a leaf come first, then the lowest."""
         return (self._below[peer][0] not in self._plan.leaves, -self._plan.depth_of(peer), peer)
 
     def _subtree(self, peer: str) -> set[str]:
@@ -95,9 +95,9 @@ class _Places:
 
 
 def deal_linkable(ranked: Sequence[str], links: Links, chains: int) -> dict[str, str]:
-    """Deal peers into chains such that each can be linked to the one before; returns each peer's parent. Peers with few
-    possible links come as early as possible, because only the other peers can stand between two of them. Otherwise the
-    given order holds. Peers without a place are left out.
+    """Deal peers into chains in which each can be linked to the one before, and return each peer's parent. Peers with
+    few possible links come as early as possible, because only the other peers can go between two of them. Otherwise the
+    given order is kept. Peers for which there is no place are left out.
     """
     sample = ranked[:: max(1, len(ranked) // SAMPLE)][:SAMPLE]
     share = {p: sum(links(p, q) for q in sample if q != p) / max(1, len(sample) - (p in sample)) for p in ranked}

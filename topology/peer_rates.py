@@ -1,8 +1,8 @@
 """The rate at which a peer can receive and forward (ECHO-2's B̂w), estimated from its transfers.
 
-A transfer is as slow as the slowest hop above it, so behind one slow peer all peers look slow. `update_rates` charges
-slowness to the first peer on a path that received less than its parent could have sent. Every other peer was limited
-from above; its observed rate is a lower bound.
+A transfer is as slow as the slowest hop on its path, so all peers behind one slow peer look slow. `update_rates`
+attributes the slowness to the first peer on a path that received less than its parent could have sent. Every other peer
+was limited by a peer above it, so its observed rate is a lower bound.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from topology.plan_changes import GAMMA
 from topology.plan_tree import ROOT, Plan
 
 NEWEST_WEIGHT: Final = 0.5
-"""Weight of the newest transfer that the peer itself limited: two in a row make up three quarters of the estimate."""
+"""Weight of the newest transfer that the peer itself limited: the last two make up three quarters of the estimate."""
 PROBE: Final = 2.0
-"""Factor on lower bounds while no peer's rate is known exactly. It gives the hub's uplink to fewer chains, until some
-peer limits a transfer.
+"""Factor by which lower bounds are raised while no peer's rate is known exactly. With it, the hub feeds fewer chains
+until some peer limits a transfer.
 """
 PROBE_DEPTH: Final = 2
-"""Greatest depth of a plan for such probing: in short chains one hop more costs little, and a star wastes the most."""
+"""Greatest depth at which lower bounds are raised: in short chains one more hop costs little, a star wastes most."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerRate:
-    """Bits per second, or None before the first transfer. `exact`: the peer itself limited a transfer; otherwise `bps`
-    is a lower bound.
+    """A peer's rate in bits per second; None before the first transfer. `exact`: the peer itself has limited a
+    transfer; otherwise `bps` is a lower bound.
     """
 
     bps: float | None = None
     exact: bool = False
 
     def own(self, sample_bps: float) -> PeerRate:
-        """The rate after a transfer that the peer itself limited."""
+        """Return the rate after a transfer that the peer itself limited."""
         if self.bps is None or not self.exact:
             return PeerRate(sample_bps, True)
         return PeerRate(self.bps + NEWEST_WEIGHT * (sample_bps - self.bps), True)
 
     def at_least(self, sample_bps: float) -> PeerRate:
-        """The rate after a transfer that was limited above the peer."""
+        """Return the rate after a transfer that was limited above the peer."""
         return self if self.bps is not None and self.bps >= sample_bps else replace(self, bps=sample_bps)
 
 
@@ -52,11 +52,11 @@ def update_rates(
     samples: Mapping[str, tuple[float, float]],
     uplink_bps: float,
 ) -> dict[str, PeerRate]:
-    """New rates of the peers with a sample: (bytes, bits per second) of one transfer, which began over the plan `began`
-    and ended over `plan`.
+    """Return the new rates of the peers whose samples count. A sample is the (bytes, bits per second) of one transfer,
+    which began under the plan `began` and ended under `plan`.
 
-    Two kinds of samples are ignored. A peer that moved meanwhile is one, because the move cost time. A peer whose
-    parent has no sample of as many bytes is the other, because the rate offered to it is unknown.
+    A sample is ignored if the peer moved during the transfer, because the move took time. It is also ignored if the
+    parent has no sample of the same size, because then the rate offered to the peer is unknown.
     """
     heads = max(1, len(plan.children(ROOT)))
     updated: dict[str, PeerRate] = {}
@@ -80,11 +80,11 @@ def update_rates(
 
 
 def assumed_bps(rates: Mapping[str, PeerRate], depth: int) -> dict[str, float | None]:
-    """Each peer's rate for planning in bits/s; None where unknown, which the planner replaces by the median. `depth`:
-    of the plan in force.
+    """Return each peer's rate for planning in bits/s; None if it is unknown (the planner then uses the median).
+    `depth`: the depth of the plan in force.
 
-    A peer with only a lower bound counts with the median of the exact rates, or with its bound if that is more. Without
-    any exact rate, `DEFAULT_PEER_BPS` replaces the median, and the bound is multiplied by PROBE up to PROBE_DEPTH.
+    A peer with only a lower bound gets the median of the exact rates, or its bound if that is higher. If no rate is
+    exact, `DEFAULT_PEER_BPS` replaces the median, and up to PROBE_DEPTH the bound is multiplied by PROBE.
     """
     exact = [rate.bps for rate in rates.values() if rate.exact]
     middle = median_bps(exact) if exact else None
@@ -95,7 +95,7 @@ def assumed_bps(rates: Mapping[str, PeerRate], depth: int) -> dict[str, float | 
 
 
 def slowest_bps(rates: Iterable[PeerRate]) -> float | None:
-    """The slowest peer's rate in bits/s, by what is certain of it; None if one is unknown, or without peers."""
+    """Return the lowest rate or lower bound of any peer in bits/s; None if one is unknown or there are no peers."""
     known = [rate.bps for rate in rates]
     return min((bps for bps in known if bps is not None), default=None) if None not in known else None
 

@@ -1,14 +1,14 @@
-"""Planning: which peer feeds which other, as chains of a broadcast.
+"""The planner: arranges peers in chains and so decides which peer feeds which.
 
 The hub's uplink feeds as many chains as it can at a peer's full rate. The best-scored peers head the chains; the others
-follow in score order, dealt round robin (ECHO-2, section 4.2 and appendix C.3). Predicted time chooses among plans, and
-the score breaks ties. The plan in force changes only for a predicted gain above `GAMMA`, and by the fewest moves for
-that gain. Members of poor standing go behind the others where that costs no time.
+follow in score order, dealt round robin (ECHO-2, section 4.2 and appendix C.3). Plans are compared by predicted time,
+and the score breaks ties. The plan in force changes only for a predicted gain above `GAMMA`, and by as few moves as
+that gain takes. Members of poor standing go behind the others if that costs no time.
 
-Peers of one region may share the path into it. Measured rates do not show that: several peers at once each get a part
-of the path, and the part looks like their own rate. So a region is entered once (SparrowRL's relay), even without
-another gain, unless a peer has to wait for it. A peer waits if it is served later than before, and later than its own
-rate allows by more than `GAMMA` and `ENTRY_S`.
+The peers of a region may share the path into it. Measured rates do not show that: if several peers use the path at
+once, each gets a part of it, and the part looks like the peer's own rate. So a plan enters a region only once
+(SparrowRL's relay), even if nothing else is gained, unless that delays a peer. A peer counts as delayed if it is served
+later than before, and later than its own rate allows by more than `GAMMA` and `ENTRY_S`.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ __all__ = ["ROOT", "Plan", "PlanMember", "make_plan", "number_of_chains"]
 SMALL = 16
 """Most members for which the planner tries every number of chains."""
 ENTRY_S = 0.25
-"""Delay in seconds, beside a tenth of the payload's time, that does not justify another transfer between regions."""
+"""Delay in seconds, on top of a tenth of the payload's time, that does not justify a second transfer into a region."""
 DEMOTION_TRIES = 16
-"""Most moves because of standings that one planning tries: each takes a prediction of the whole plan."""
+"""Most moves that one planning tries because of standings: each needs a prediction of the whole plan."""
 MAX_EXAMINED = 50_000
-"""Most peers examined for entering regions once; each region takes a pass over all peers: 50 regions of a fleet of
-1000. The choice of regions is the same each time, so that plans converge.
+"""Limit on peers examined so that regions are entered once. Each region takes a pass over all peers, so a fleet of 1000
+allows 50 regions. The choice of regions is the same each time, so that plans converge.
 """
 
 
@@ -77,20 +77,19 @@ def make_plan(
     links: Links | None = None,
     most: int | None = None,
 ) -> Plan:
-    """A plan that reaches every member once. ECHO-2, section 4.2 and appendix C.3; SparrowRL's relay for regions.
+    """Return a plan that reaches every member once (ECHO-2, section 4.2, appendix C.3; SparrowRL's relay).
 
-    With a `previous` plan, departed members are cut out and newcomers are appended at the shortest chains' tails. The
-    rest changes only for a predicted gain above `GAMMA`, or if a region is entered more often than necessary (see the
-    module). Returns `previous` itself when nothing changes. Deterministic: the order of `members` does not matter, and
-    ids break ties.
+    With a `previous` plan, departed members are removed and newcomers are appended to the tails of the shortest chains.
+    The rest changes only for a predicted gain above `GAMMA`, if a region is entered more often than necessary, or for
+    standings (see the module). Returns `previous` itself if nothing changes. Deterministic: the order of `members` does
+    not matter, and ids break ties.
 
-    `uplink_bps`: the hub's upload rate in bits/s. `payload_bytes`: typical size of a version. `anew`: whether all
-    members
-    may be dealt anew when no repair brings the gain. `links`: which peer may feed which, if not every peer may. `most`:
-    most children of the hub, even at equal speed.
+    `uplink_bps`: the hub's upload rate in bits/s. `payload_bytes`: typical size of a version. `anew`: whether the plan
+    may be rebuilt from scratch if repairs do not bring the gain, and changed for standings. `links`: which peer may
+    feed which; None if every peer may feed every other. `most`: the most peers that the hub may feed, at any cost in
+    time.
 
-    Raises PlanError for a member listed twice, an uplink not above 0, or a changed plan whose epoch is not above the
-    previous one's.
+    Raises PlanError if a member is listed twice, the uplink is not above 0, or the plan changes without a higher epoch.
     """
     table = by_id(members)
     chains = number_of_chains(uplink_bps, [m.bps for m in table.values()], len(table))
@@ -113,8 +112,8 @@ def make_plan(
 
 
 def _ranking(table: Mapping[str, PlanMember]) -> Callable[[PlanMember], tuple[bool, int, float, str]]:
-    """Sort key: forwarders before leaves, then by standing, then the best score first (unknown scores at the median),
-    then by id.
+    """Return a sort key: forwarders before leaves, then by standing, then the best score first (unknown scores count as
+    the median), then by id.
     """
     known = [m.score for m in table.values() if m.score is not None]
     middle = median(known) if known else 0.0
@@ -122,7 +121,7 @@ def _ranking(table: Mapping[str, PlanMember]) -> Callable[[PlanMember], tuple[bo
 
 
 def _improves(new: Prediction, old: Prediction) -> bool:
-    """Whether a prediction is better by more than the hysteresis. One scale for all, so that plans cannot alternate."""
+    """Whether `new` is better by more than the hysteresis. Plans have one common scale, so they cannot alternate."""
     return new.cost_s * GAMMA < old.cost_s
 
 
@@ -142,13 +141,13 @@ class _Planner:
     middle_bps: float
     """The median of ``rates``."""
     last: list[tuple[Plan, Prediction]] = field(init=False, default_factory=list)
-    """The plan that was predicted last, and its prediction."""
+    """The plan predicted last, and its prediction."""
 
     def link_repaired(self, plan: Plan) -> Plan:
         return plan if self.links is None else repair_links(plan, self.links, self.chains)
 
     def predict(self, plan: Plan) -> Prediction:
-        """The prediction, from that of the last plan with the same peers."""
+        """Return a plan's prediction, derived from the last one if that plan has the same number of peers."""
         before = self.last[0] if self.last and len(self.last[0][0]) == len(plan) else None
         if before is not None and before[0].parent is plan.parent:
             return before[1]
@@ -159,25 +158,25 @@ class _Planner:
         return found
 
     def floor_s(self) -> float:
-        """A lower bound of every plan's `cost_s`: the slowest peer is limited by its own rate."""
+        """Return a lower bound of any plan's `cost_s`: the slowest peer is limited by its own rate."""
         return math.sqrt(ideal_s(self.payload_bytes, min(self.rates.values()))) if self.rates else 0.0
 
     def fresh(self, epoch: Epoch) -> tuple[Plan, Prediction]:
-        """A plan from nothing: dealt round robin, or region by region if that is sooner, or as soon with fewer
-        crossings between regions. With few members, any other number of chains too, from one chain to the star, if
-        sooner by more than `GAMMA`.
+        """Return a plan made from scratch, and its prediction. It is dealt round robin, or region by region if that is
+        faster, or as fast with less delay between regions. With few members, every number of chains from one to the
+        star is tried too, and taken if it is better by more than `GAMMA`.
         """
         best = self._dealt(epoch)
         if len(self.table) <= SMALL:
             for number in range(1, min(len(self.table), self.most or SMALL) + 1):
                 other = replace(self, chains=number)._dealt(epoch)
                 if _improves(other[1], best[1]):
-                    # With the repairs of the next planning too, so that the plan stays then.
+                    # Repair it as the next planning would, so that the next planning keeps it.
                     best = self.repaired(other[0])
         return best
 
     def _dealt(self, epoch: Epoch) -> tuple[Plan, Prediction]:
-        """Heads first, then the others round robin or region by region, then the leaves at the tails."""
+        """Deal the heads first, then the others round robin or region by region, then the leaves to the tails."""
         ranked = sorted(self.table.values(), key=self.rank)
         forwarders = [m for m in ranked if not m.leaf]
         chains = [self._in_regions(forwarders[n :: self.chains]) for n in range(self.chains)]
@@ -196,8 +195,8 @@ class _Planner:
         )
 
     def _by_region(self, forwarders: list[PlanMember]) -> list[list[PlanMember]]:
-        """All members of one region before the next region's, cut into chains. So the crossings between regions number
-        no more than chains and regions.
+        """Return chains that are cut from one sequence of all members, region after region. So there are at most as
+        many crossings between regions as chains and regions together.
         """
         best = {m.region: place for place, m in reversed(list(enumerate(forwarders)))}
         ranked = sorted(forwarders, key=lambda m: best[m.region])
@@ -205,13 +204,13 @@ class _Planner:
         return [ranked[a:b] for a, b in pairwise(cuts)]
 
     def _last_s(self, chains: list[list[PlanMember]]) -> tuple[float, float]:
-        """Seconds until the last chain is done; to break ties, the delay of all hops between regions."""
+        """Return the seconds until the last chain is done and, to break ties, the sum of all hops' round-trip times."""
         times_s = [max(self._times_s(chain), default=0.0) for chain in chains]
         regions = ((self.network.root_region, *(m.region for m in chain)) for chain in chains)
         return round(max(times_s), 6), fsum(self.network.rtt_s(a, b) for row in regions for a, b in pairwise(row))
 
     def keep(self, previous: Plan) -> Plan:
-        """The previous plan with the fewest changes for the current members."""
+        """Return the previous plan with the fewest changes that the current members require."""
         table = self.table
         gone = [p for p in previous.order if p not in table or (table[p].leaf and previous.children(p))]
         kept = cut(previous, gone)
@@ -223,7 +222,7 @@ class _Planner:
         )
 
     def repaired(self, plan: Plan) -> tuple[Plan, Prediction]:
-        """The plan after every worthwhile repair, the cheaper kind first, and its prediction."""
+        """Return the plan after every worthwhile repair, the cheaper kinds first, and its prediction."""
         repairs: tuple[Callable[[Plan], Plan], ...] = (
             lambda p: demote(p, self.table, self.rates, self.chains),
             lambda p: straighten(p, self.chains),
@@ -233,7 +232,7 @@ class _Planner:
         untried = list(repairs)
         while untried:
             candidate = self.link_repaired(untried.pop(0)(plan))
-            # Check before gathering regions, which takes time: few candidates are better.
+            # Check this before gathering regions, which is slow: few candidates are better.
             if candidate.parent == plan.parent or not _improves(self.predict(candidate), before):
                 continue
             candidate, after = self._entered_once(candidate)
@@ -244,9 +243,9 @@ class _Planner:
         return plan, before
 
     def with_demotions(self, best: Plan, base: Plan) -> Plan:
-        """`best` with members of poor standing behind the others, where that delays no peer. The result is not slower
-        by more than `GAMMA` than `best`, nor than a plan from nothing. `base`: the plan in force. It stays if it has no
-        more misplaced members and nothing else is gained, so that plans cannot alternate.
+        """Return `best` with members of poor standing moved behind the others, as far as the cost allows. The result's
+        cost is at most `GAMMA` times that of `best` and of a plan made from scratch. `base`: the plan in force. It is
+        returned if it has no more misplaced members and nothing else is gained, so that plans cannot alternate.
         """
         before = self.predict(best)
         wrong = misplaced(best, self.table)
@@ -261,18 +260,18 @@ class _Planner:
             if self.predict(candidate).cost_s > most_s:
                 refused.add(left[0])
                 continue
-            # Keep a move without gain: the gain may need a second move, of the peer behind a head.
+            # Keep a move that gains nothing: the gain may need a second move, that of the peer behind a head.
             tried = candidate
             plan = tried if len(misplaced(tried, self.table)) < len(misplaced(plan, self.table)) else plan
         fewer = len(misplaced(plan, self.table)) < len(misplaced(base, self.table))
         return plan if fewer or plan is best or _improves(self.predict(plan), self.predict(base)) else base
 
     def _entered_once(self, plan: Plan) -> tuple[Plan, Prediction]:
-        """The plan with as few entries into each region as delay no peer, and its prediction. A fixed number of chains
-        (`most`) stays.
+        """Return the plan with as few entries into each region as possible without delaying a peer, and its prediction.
+        If the number of chains is fixed (`most`), the plan does not change.
 
-        Rates inside a region are unknown: measured rates are those at which the region is reached. So the delay of hops
-        is judged at typical rates.
+        Rates inside a region are unknown: measured rates are those at which data enters the region. So the delay of
+        hops is computed with typical rates.
         """
         if self.most is not None or not self.table:
             return plan, self.predict(plan)
@@ -300,8 +299,8 @@ class _Planner:
                 if time_s != before.times_s[p]
             ):
                 plan, before, every = candidate, after, ways_left
-                # Refused regions may find a place now: queue them again. Restarting at the first region each time would
-                # take quadratic time.
+                # Regions rejected before may work now, so queue them again. Restarting at the first region each time
+                # would take quadratic time.
                 left = [region for region in waiting if len(every[region]) > 1]
                 waiting = left + [
                     region for region in every if region in near and len(every[region]) > 1 and region not in left
@@ -309,8 +308,8 @@ class _Planner:
         return plan, self.predict(plan)
 
     def _near(self, middle_bps: float) -> set[str]:
-        """The regions so small that a chain through them delays no peer. Of these, the largest, as many as
-        MAX_EXAMINED allows.
+        """Return the regions that are so small that a chain through them delays no peer: the largest of these, as many
+        as MAX_EXAMINED allows.
         """
         room_s = (GAMMA - 1) * ideal_s(self.payload_bytes, middle_bps) + ENTRY_S
         hop_s = self.network.near_rtt_s / 2 + self.network.hop_s
@@ -327,8 +326,8 @@ class _Planner:
         return self.table[peer].region
 
     def _in_regions(self, chain: list[PlanMember]) -> list[PlanMember]:
-        """The chain behind the same head with each region contiguous, if that lowers the sum of its peers' times;
-        otherwise the chain unchanged.
+        """Return the chain with the members of each region next to each other, behind the same head, if that lowers the
+        sum of its peers' times; otherwise the chain unchanged.
         """
         seen = {m.region: index for index, m in reversed(list(enumerate(chain)))}
         if len(seen) == 1:

@@ -1,9 +1,9 @@
 """Changes to a plan with the fewest moves.
 
-Promise: peers are removed, added and moved one link at a time. `excise` moves only the orphans of dead peers, `admit`
-moves no peer, `adopt` records a move that a peer has already made. Each returns the given plan when nothing changes,
-otherwise a plan under the new epoch, which must be above the old one. `demote`, `straighten`, `level`, `gather`,
-`merge` and `move_to_tail` are the planner's repairs: proposals under the old epoch. All functions are deterministic.
+Guarantees: peers are removed, added and moved one link at a time. `excise` moves only the orphans of dead peers,
+`admit` moves no peer, and `adopt` records a move that a peer has already made. Each returns the given plan if nothing
+changes, otherwise one under the new epoch, which must be above the old one. `demote`, `straighten`, `level`, `gather`,
+`merge` and `move_to_tail` are the planner's repairs: proposals under the old epoch. All are deterministic.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ GAMMA: Final = 1.1
 """Hysteresis: a gain below this factor counts as noise. ECHO-2 (section 4.3): 10 % absorbs short-term fluctuation."""
 
 FAR_HOPS: Final = 6
-"""Number of hops inside a region that take as long as one between two regions, at `topology.broadcast_time`'s default
-pieces, rates and round-trip times.
+"""Number of hops inside a region that take as long as one hop between two regions, given the default piece size, rates
+and round-trip times of `topology.broadcast_time`.
 """
 
 
 def excise(plan: Plan, dead: Iterable[str], *, epoch: Epoch) -> Plan:
-    """Remove dead peers. Each of their children moves to its nearest live ancestor with room, else to ROOT. Ignores ids
-    not in the plan.
+    """Remove dead peers. Each of their children moves to its nearest live ancestor that may feed one more peer, or else
+    to ROOT. Ids that are not in the plan are ignored.
     """
     return renew(plan, cut(plan, dead), epoch)
 
 
 def adopt(plan: Plan, peer: str, new_parent: str, *, epoch: Epoch) -> Plan:
-    """Record that `peer` is below `new_parent` (or ROOT) now, with its subtree.
+    """Record that `peer`, with its subtree, is now below `new_parent` (which may be ROOT).
 
-    Raises LoopError when the new parent is below the peer, and ParentFullError when it may not feed one more (a leaf of
-    this plan: none). Raises PlanError when either is not in the plan.
+    Raises LoopError if the new parent is below the peer, and ParentFullError if it is a leaf of this plan or may not
+    feed one more. Raises PlanError if either is not in the plan.
     """
     if peer not in plan:
         raise PlanError(f"peer {peer!r} is not in the plan: admit it first")
@@ -61,12 +61,12 @@ def admit(
     apart: bool = False,
     epoch: Epoch,
 ) -> Plan:
-    """Append a new peer at the tail of the shortest chain, or as a new head while there are fewer than `chains`.
+    """Append a new peer to the tail of the shortest chain, or as a new head while there are fewer than `chains`.
 
-    A tail in the newcomer's region is preferred if its chain exceeds the shortest by at most `FAR_HOPS`. With `apart`,
-    a tail at most that deep is preferred to a new chain too. `turned`: members that have become leaves since the plan
-    was made; those without children get none. Besides copies, takes time in proportion to the number of chains. Raises
-    PlanError when the newcomer is in the plan already.
+    A tail in the newcomer's region is preferred if its chain is at most `FAR_HOPS` longer than the shortest. With
+    `apart`, a tail at a depth of at most `FAR_HOPS` is also preferred to a new chain. `turned`: members that have
+    become leaves since the plan was made; those without children get none. Apart from copies, takes time proportional
+    to the number of chains. Raises PlanError if the newcomer is already in the plan.
     """
     if member.id in plan:
         raise PlanError(f"peer {member.id!r} is in the plan already: excise it before it comes back")
@@ -87,8 +87,8 @@ def _appended(
 
 
 def _near(plan: Plan, region: str, region_of: Callable[[str], str], elsewhere: int | None) -> str | None:
-    """The highest tail in the region, unless a place elsewhere is higher by more than `FAR_HOPS`. `elsewhere`: the
-    depth of that place; None: the highest tail's.
+    """Return the highest tail in the region, or None if a place elsewhere is higher by more than `FAR_HOPS`.
+    `elsewhere`: the depth of that place; None stands for the highest tail's depth.
     """
     for depth, peer in plan.tails:
         if depth > (plan.tails[0][0] if elsewhere is None else elsewhere) + FAR_HOPS:
@@ -100,16 +100,16 @@ def _near(plan: Plan, region: str, region_of: Callable[[str], str], elsewhere: i
 
 def lower(plan: Plan, member: PlanMember, *, region_of: Callable[[str], str] = lambda _: "", epoch: Epoch) -> Plan:
     """Move a peer to a tail, so that it no longer delays the peers below it. It becomes a leaf if `member` is one. The
-    tail is chosen as in `admit`; its children move as in `excise`.
+    tail is chosen as in `admit`; the peer's children move as in `excise`.
     """
     return renew(plan, move_to_tail(plan, member, region_of), epoch)
 
 
 def misplaced(plan: Plan, members: Mapping[str, PlanMember]) -> list[str]:
-    """Members placed above a member of better standing although their own standing excludes that place
+    """Return the members that are above a member of better standing, although their own standing excludes that place
     (`topology.score_demotion`), the best standing first.
     """
-    best: dict[str, int] = {}  # of all below
+    best: dict[str, int] = {}  # of the peer and all below it
     found: list[PlanMember] = []
     for peer in reversed(plan.order):
         member = members[peer]
@@ -122,19 +122,17 @@ def misplaced(plan: Plan, members: Mapping[str, PlanMember]) -> list[str]:
 
 
 def move_to_tail(plan: Plan, member: PlanMember, region_of: Callable[[str], str]) -> Plan:
-    """Propose to move a member to a tail, chosen as in `admit`; its children move as in `excise`."""
+    """Propose to move a member to a tail, chosen as in `admit`. The member's children move as in `excise`."""
     return _appended(cut(plan, [member.id]), member, 0, region_of)
 
 
 def moves(old: Plan, new: Plan) -> list[tuple[str, str]]:
-    """(peer, new parent) for every new peer and every peer with another parent, parents before children."""
+    """Return (peer, new parent) for every new peer and every peer whose parent has changed, parents before children."""
     return [(peer, new.parent[peer]) for peer in new.order if old.parent.get(peer) != new.parent[peer]]
 
 
 def validate(plan: Plan, members: Iterable[PlanMember]) -> None:
-    """Raise PlanError unless the plan reaches exactly the members and no leaf forwards. `Plan` itself checks the
-    rest.
-    """
+    """Raise PlanError unless the plan reaches exactly the members and no leaf forwards (`Plan` checks more)."""
     table = by_id(members)
     if missing := table.keys() - plan.parent.keys():
         raise PlanError(f"{len(missing)} live peers are not reached, {min(missing)!r} first")
@@ -145,8 +143,8 @@ def validate(plan: Plan, members: Iterable[PlanMember]) -> None:
 
 
 def renew(old: Plan, changed: Plan, epoch: Epoch) -> Plan:
-    """`old` itself when `changed` equals it, else `changed` under the new epoch. Raises PlanError unless the new epoch
-    is above the old one.
+    """Return `old` itself if `changed` equals it, otherwise `changed` under the new epoch. Raises PlanError if the new
+    epoch is needed and is not above the old one.
     """
     if changed is old or (changed.parent == old.parent and changed.leaves == old.leaves):
         return old
@@ -178,7 +176,7 @@ def cut(plan: Plan, dead: Iterable[str]) -> Plan:
 
 
 def grow(plan: Plan, newcomers: Sequence[PlanMember], chains: int) -> Plan:
-    """Append the newcomers in the given order, without moving any peer, under the old epoch."""
+    """Append the newcomers in the given order under the old epoch, without moving any other peer."""
     if not newcomers:
         return plan
     slots = _Slots(plan, chains)
@@ -188,8 +186,8 @@ def grow(plan: Plan, newcomers: Sequence[PlanMember], chains: int) -> Plan:
 
 
 class _Slots:
-    """Places for newcomers that move no other peer, the best first. They are a new chain, the tail of the shortest
-    chain, a second child where all chains end in leaves, and the hub.
+    """Places for newcomers that need no other peer to move. In order of preference: a new chain, the tail of the
+    shortest chain, a place as a second child (if all chains end in leaves), and the hub.
     """
 
     def __init__(self, plan: Plan, chains: int) -> None:
@@ -197,14 +195,14 @@ class _Slots:
         self._heads_left = chains - len(plan.children(ROOT))
         self._tails = list(plan.tails)  # ascending, and so a heap
         self._placed: dict[str, tuple[int, bool]] = {}
-        """Newcomers so far → depth, and whether a leaf."""
+        """Each newcomer placed so far → its depth, and whether it is a leaf."""
         self._only: dict[str, str] = {}
         """Former tails → the newcomer below them."""
         self._seconds: list[tuple[int, int, str]] | None = None
-        """Places as a second child; computed when first needed, which is rare and takes a pass over all peers."""
+        """Places as a second child. Computed when first needed: they rarely are, and it takes a pass over all peers."""
 
     def take(self, peer: str, leaf: bool) -> str:
-        """Place one peer and return its parent. O(log n)."""
+        """Place one peer and return its parent. Takes O(log n)."""
         parent = ROOT
         if self._heads_left > 0:
             self._heads_left -= 1
@@ -236,15 +234,15 @@ class _Slots:
         return self._placed[peer][0] if peer in self._placed else self._plan.depth_of(peer)
 
     def _second(self, peer: str, leaf_below: bool) -> tuple[int, int, str]:
-        # A second child halves the rate of all peers below the first child. Beside a lone leaf that costs least, and a
-        # high place is better; elsewhere a low place is better.
+        # A second child halves the rate of all peers below the first child. Next to a single leaf that costs least, and
+        # a high place is better; elsewhere a low place is better.
         depth = self._depth(peer)
         return (0, depth, peer) if leaf_below else (1, -depth, peer)
 
 
 def demote(plan: Plan, members: Mapping[str, PlanMember], rates: Mapping[str, float], chains: int) -> Plan:
-    """Propose to move forwarders that slow down a peer below them to tails, the fastest first. `rates`: bits/s, all
-    known.
+    """Propose to move forwarders that slow down a peer below them to tails, the fastest first. `rates`: every peer's
+    rate in bits/s.
     """
     middle = median_bps(rates.values())
     feeds = plan.feeds
@@ -263,9 +261,9 @@ def demote(plan: Plan, members: Mapping[str, PlanMember], rates: Mapping[str, fl
 
 
 def straighten(plan: Plan, chains: int) -> Plan:
-    """Propose to end forks. Where a peer feeds two, the shorter chain moves to the shortest chain's tail, or to the hub
-    while the hub feeds fewer than `chains`. A leaf beside a forwarder moves to a tail. One link each. Two leaves at one
-    tail stay.
+    """Propose to remove forks. If a peer feeds two others, the shorter branch moves to the tail of the shortest chain,
+    or to the hub while the hub feeds fewer than `chains`. A leaf next to a forwarder moves to a tail. Each move changes
+    one link. Two leaves below one peer stay.
     """
     parted = [
         c
@@ -289,7 +287,7 @@ def straighten(plan: Plan, chains: int) -> Plan:
 
 
 def level(plan: Plan, chains: int) -> Plan:
-    """Propose to make the hub feed exactly `chains` chains of even length, by moving ends of chains, one link each.
+    """Propose to have the hub feed exactly `chains` chains of even length, by moving the ends of chains.
 
     Chains that fork from another chain stay with it. Chains that end in a leaf are not extended.
     """
@@ -316,8 +314,8 @@ def level(plan: Plan, chains: int) -> Plan:
 
 
 def ways_in(plan: Plan, region_of: Callable[[str], str], root_region: str) -> dict[str, list[str]]:
-    """Region → its peers fed from outside the region, parents before children; without the hub's region. A peer without
-    a label belongs to no region.
+    """Return region → its peers that are fed from outside it, parents before children. The hub's region is left out,
+    and a peer without a label belongs to no region.
     """
     ways: dict[str, list[str]] = {}
     for peer in plan.order:
@@ -329,8 +327,8 @@ def ways_in(plan: Plan, region_of: Callable[[str], str], root_region: str) -> di
 def ways_after(
     ways: Mapping[str, list[str]], old: Plan, new: Plan, region_of: Callable[[str], str], root_region: str
 ) -> dict[str, list[str]]:
-    """`ways_in` of the new plan, from that of an old plan of the same peers; only peers with another parent are
-    examined. New ways come last.
+    """Return `ways_in` of the new plan. `ways`: that of an old plan of the same peers; only peers whose parent has
+    changed are examined. New entries come last.
     """
     found = dict(ways)
     known = old.parent
@@ -346,18 +344,18 @@ def ways_after(
 
 
 def _enters(plan: Plan, peer: str, region: str, region_of: Callable[[str], str], root_region: str) -> bool:
-    """Whether the peer, of that region, is fed from outside of it, and the region is not the hub's."""
+    """Whether the peer, which is in `region`, is fed from outside it, and `region` is not the hub's."""
     above = plan.parent[peer]
     return region not in (root_region, root_region if above == ROOT else region_of(above))
 
 
 def gather(plan: Plan, ways: Sequence[str], region_of: Callable[[str], str], rates: Mapping[str, float]) -> Plan:
-    """Propose to enter a region once (SparrowRL's relay). `ways`: the region's peers fed from outside; `rates`: bits/s,
-    all known.
+    """Propose to enter a region once (SparrowRL's relay). `ways`: the region's peers that are fed from outside (the
+    entries); `rates`: every peer's rate in bits/s.
 
-    One entry stays: the fastest that is below no other. The other entries move, the fastest first, to the end of the
-    chain inside the region. The peers that this end fed outside the region move to the moved entry's old parent. If the
-    end feeds the entry itself, the two change places. Entries without such a place stay.
+    One entry stays: the fastest that is not below another. The other entries move, the fastest first, to the end of the
+    chain inside the region. The peer that this end fed outside the region moves to the moved entry's old parent. If the
+    entry is below that peer, the two change places. An entry for which there is no such place stays.
     """
     region = region_of(ways[0])
     tops = [way for way in ways if not any(above in ways for above in plan.path(way)[:-1])]
@@ -381,15 +379,15 @@ def gather(plan: Plan, ways: Sequence[str], region_of: Callable[[str], str], rat
 
 
 def _end(plan: Plan, peer: str, region: str, region_of: Callable[[str], str]) -> str | None:
-    """The region's last peer in the chain from `peer` on, if it may feed another; None where the chain forks."""
+    """Return the region's last peer in the chain from `peer` on, if it may feed another; None if the chain forks."""
     while len(below := [child for child in plan.children(peer) if region_of(child) == region]) == 1:
         peer = below[0]
     return None if below or len(plan.children(peer)) > 1 or peer in plan.leaves else peer
 
 
 def merge(plan: Plan, most: int) -> Plan:
-    """Make the hub feed at most `most` peers, at any cost in time. The smallest subtrees move to the highest tails,
-    else beside a leaf, else below the lowest peer with one child. One link each.
+    """Propose to have the hub feed at most `most` peers, at any cost in time. The smallest subtrees move, one link
+    each, to the highest tails; failing that, next to a leaf, or below the lowest peer with one child.
     """
     while len(heads := plan.children(ROOT)) > most:
         size, head = min((len(plan.subtree(peer)), peer) for peer in heads)

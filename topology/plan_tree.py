@@ -1,7 +1,7 @@
-"""A plan: a tree under the hub made of chains.
+"""The plan: a tree of chains below the hub.
 
-Promise: every `Plan` is valid. It has no loop and no unknown parent, a peer feeds at most `MAX_CHILDREN` others, and a
-leaf feeds none. The constructor checks that in time linear in the number of peers, `changed` in time linear in the
+Guarantee: every `Plan` is valid. It has no loop and no unknown parent, a peer feeds at most `MAX_CHILDREN` others, and
+a leaf feeds none. The constructor checks this in time linear in the number of peers, `changed` in time linear in the
 change. A plan is immutable; the functions of `topology.plan_changes` make new plans from it.
 """
 
@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 ROOT: Final = ""
 """The hub's id in a plan. No peer may have this id."""
 MAX_CHILDREN: Final = 2
-"""Most children of a peer. On a chain a peer feeds one other; two where a chain forks, as at the head of a region."""
+"""Most children of a peer. In a chain a peer feeds one other; it feeds two at a fork, as at a region's entry."""
 
 Epoch: TypeAlias = tuple[int, int]
 """(hub incarnation, counter); the higher wins."""
@@ -33,16 +33,16 @@ class LoopError(PlanError):
 
 
 class ParentFullError(PlanError):
-    """The requested parent feeds as many peers as it may (a leaf: none)."""
+    """The requested parent already feeds as many peers as it may, or is a leaf."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanMember:
     """A live peer as the planner sees it.
 
-    `bps`: rate in bits per second for receiving and forwarding; `score`: 0 to 100; None where unmeasured. `leaf`: the
-    peer receives and never forwards. `standing` (`topology.score_demotion`): 0: any place; 1: preferably no head with
-    peers behind it; 2: preferably behind all peers of better standing.
+    `bps`: the rate in bits per second for receiving and for forwarding; `score`: 0 to 100; both are None if unmeasured.
+    `leaf`: the peer receives and never forwards. `standing` (`topology.score_demotion`): 0 allows any place; 1:
+    preferably not a head with peers behind it; 2: preferably behind all peers of better standing.
     """
 
     id: str
@@ -62,7 +62,7 @@ class PlanMember:
 
 
 def by_id(members: Iterable[PlanMember]) -> dict[str, PlanMember]:
-    """Members by id, in the order of the ids. Raises PlanError for a duplicate id."""
+    """Return the members by id, sorted by id. Raises PlanError for a duplicate id."""
     ranked = sorted(members, key=lambda m: m.id)
     table = {m.id: m for m in ranked}
     if len(table) != len(ranked):
@@ -75,19 +75,19 @@ def by_id(members: Iterable[PlanMember]) -> dict[str, PlanMember]:
 class Plan:
     """Every peer's parent (another peer or ROOT), and the leaves.
 
-    Raises LoopError, ParentFullError or PlanError for an invalid plan. `changed` makes a new plan and examines only the
-    peers whose place changes.
+    Raises LoopError, ParentFullError or PlanError if the plan is invalid. `changed` makes a new plan and examines only
+    the peers whose place changes.
     """
 
     epoch: Epoch
     parent: Mapping[str, str]
     leaves: frozenset[str] = frozenset()
     _parent: dict[str, str] = field(init=False, repr=False, compare=False)
-    """`parent` itself: a view is copied ten times more slowly."""
+    """`parent` without the read-only view, which takes ten times as long to copy."""
     _children: dict[str, tuple[str, ...]] = field(init=False, repr=False, compare=False)
     _depth: dict[str, int] = field(init=False, repr=False, compare=False)
     _tails: list[tuple[int, str]] = field(init=False, repr=False, compare=False)
-    """(depth, id) of each forwarder without children, ascending: the places to append to."""
+    """(depth, id) of each forwarder without children, in ascending order: the places for newcomers."""
 
     def __post_init__(self) -> None:
         parent = dict(sorted(self.parent.items()))
@@ -109,9 +109,9 @@ class Plan:
     def changed(
         self, epoch: Epoch, put: Mapping[str, str], gone: Iterable[str] = (), leaves: frozenset[str] | None = None
     ) -> Plan:
-        """The plan with the peers of `put` below their new parents, and without the peers `gone`, whose children `put`
-        must place. Peers of `put` are newcomers, or move with their subtrees. Besides copies, takes time in proportion
-        to the moved peers and their subtrees. Raises like the constructor.
+        """Return the plan with the peers of `put` below their new parents, and without the peers `gone`, whose children
+        must be in `put`. Peers in `put` are newcomers, or move with their subtrees. Apart from copies, takes time
+        proportional to the moved peers and their subtrees. Raises the same errors as the constructor.
         """
         new = object.__new__(Plan)
         object.__setattr__(new, "epoch", epoch)
@@ -161,7 +161,7 @@ class Plan:
         return new
 
     def under(self, epoch: Epoch) -> Plan:
-        """The same plan under another epoch."""
+        """Return the same plan under a different epoch."""
         new = object.__new__(Plan)
         new.__dict__.update(self.__dict__, epoch=epoch)
         return new
@@ -180,8 +180,8 @@ class Plan:
             raise ParentFullError(f"{kind}, {peer!r}, would feed {len(below)} others: {', '.join(below[:4])}")
 
     def _sink(self, level: Iterable[str], expected: int) -> None:
-        """Set the depths of these peers, whose parents' depths are known, and of their subtrees. Raises LoopError
-        unless these are `expected` peers in all.
+        """Set the depths of the peers in `level`, whose parents' depths are known, and of their subtrees. Raises
+        LoopError unless these are `expected` peers in all.
         """
         depth, children = self._depth, self._children
         found = 0
@@ -204,7 +204,7 @@ class Plan:
 
     @cached_property
     def order(self) -> tuple[str, ...]:
-        """All peers, parents before children, deterministic."""
+        """All peers, parents before children, in a deterministic order."""
         order: list[str] = []
         level: tuple[str, ...] | list[str] = self.children(ROOT)
         while level:
@@ -228,15 +228,15 @@ class Plan:
 
     @property
     def feeds(self) -> Mapping[str, tuple[str, ...]]:
-        """The children of each peer, and of ROOT, that has any."""
+        """The children of each peer, and of ROOT. A peer without children may be missing."""
         return self._children
 
     def children(self, peer: str) -> tuple[str, ...]:
-        """The children of `peer` (or ROOT), by id; empty for a tail."""
+        """Return the children of `peer` (or ROOT), sorted by id; empty for a tail."""
         return self._children.get(peer, ())
 
     def depth_of(self, peer: str) -> int:
-        """Hops from the hub: 0 for ROOT, 1 for a head."""
+        """Return the number of hops from the hub: 0 for ROOT, 1 for a head."""
         return self._depth[peer]
 
     @property
@@ -245,7 +245,7 @@ class Plan:
         return max(self._depth.values())
 
     def path(self, peer: str) -> tuple[str, ...]:
-        """Ids from the head of the chain down to `peer`, both included; ROOT has an empty path."""
+        """Return the ids from the chain's head down to `peer`, both included; the path of ROOT is empty."""
         steps: list[str] = []
         while peer != ROOT:
             steps.append(peer)
@@ -253,20 +253,20 @@ class Plan:
         return tuple(reversed(steps))
 
     def subtree(self, peer: str) -> set[str]:
-        """`peer` and all peers below it."""
+        """Return `peer` and all peers below it."""
         return _below(self._children, [peer])
 
     def backups(self, peer: str, limit: int | None = None) -> tuple[str, ...]:
-        """The parents for `peer` after the loss of its own: its other ancestors, nearest first, at most `limit`, then
-        ROOT.
+        """Return the parents that `peer` may turn to when it loses its own: its other ancestors, nearest first, at most
+        `limit`, then ROOT.
         """
         ancestors = self.path(peer)[-3::-1]
         return (*ancestors[:limit], ROOT)
 
     @cached_property
     def chains(self) -> tuple[tuple[str, ...], ...]:
-        """The plan as chains; every peer is in exactly one. Where a peer feeds two, its chain continues into the taller
-        subtree, and the other subtree starts a chain. Chains that start higher come first.
+        """The plan as chains; every peer is in exactly one. If a peer feeds two others, its chain continues into the
+        taller subtree, and the other subtree starts a chain. Chains that start higher come first.
         """
         children = self._children
         height: dict[str, int] = {}
@@ -291,7 +291,7 @@ class Plan:
 
 
 def _below(children: Mapping[str, tuple[str, ...]], peers: Iterable[str]) -> set[str]:
-    """These peers and all below them."""
+    """Return these peers and all peers below them."""
     found = set(peers)
     waiting = list(found)
     while waiting:

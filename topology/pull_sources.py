@@ -1,8 +1,8 @@
-"""Sources for pulling: which peers hold which artifact, and the few that the hub names to a peer that lacks it.
+"""Sources for pulling: which peers have which artifact, and the few that the hub gives to a peer that needs it.
 
-The hub names some peers that hold the whole artifact: those that serve the fewest others first, then those in the
-seeker's region. It also names some peers that are pulling the artifact and will have parts. So an answer has the same
-size for ten holders and for ten thousand, and the load spreads by the answers given.
+The hub gives a seeker some peers that have the whole artifact: those that serve the fewest seekers first and, among
+equals, those in the seeker's region. It adds some peers that are pulling the artifact and will have parts of it. So an
+answer has the same size for ten holders and for ten thousand, and the load is spread by the answers.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ WHOLE: Final = 5
 PARTIAL: Final = 3
 """Most peers with parts of the artifact in one answer."""
 MOST_HELD: Final = 4096
-"""Most artifacts recorded as held by one peer: forty times what a peer keeps. Further ones are ignored."""
+"""Most artifacts recorded for one peer: forty times what a peer keeps. Further ones are ignored."""
 MOST_SOUGHT: Final = 1024
-"""Most artifacts that one peer may seek; beyond that the oldest is forgotten."""
+"""Most artifacts that one peer may seek at a time; beyond that, the oldest is forgotten."""
 _MAX_CANDIDATES: Final = 64
-"""Most holders compared for one answer. A named peer moves to the end of the queue."""
+"""Most holders compared for one answer. A peer in an answer moves to the end of the queue."""
 
 
 class PullSources:
-    """Holders and seekers of artifacts. Artifacts have the caller's ids, peers the planner's ids."""
+    """Holders and seekers of artifacts. The caller chooses the artifacts' ids; peers have the planner's ids."""
 
     def __init__(self) -> None:
         self._whole: dict[bytes, dict[str, None]] = {}
         self._parts: dict[bytes, dict[str, None]] = {}
         self._held: dict[str, set[bytes]] = {}
         self._named: dict[tuple[str, bytes], tuple[str, ...]] = {}
-        """(seeker, artifact) → peers named to the seeker."""
+        """(seeker, artifact) → peers given to the seeker."""
         self._serves: Counter[str] = Counter()
         self._sought: dict[str, dict[bytes, None]] = {}
         """Seeker → artifacts that it seeks, oldest first."""
 
     def holds(self, peer: str, held: Iterable[bytes], dropped: Iterable[bytes] = ()) -> None:
-        """Record artifacts that a peer now holds whole, and artifacts that it has dropped."""
+        """Record the artifacts that a peer now has whole, and those that it has dropped."""
         mine = self._held.setdefault(peer, set())
         for artifact in held:
             if len(mine) >= MOST_HELD and artifact not in mine:
@@ -51,7 +51,7 @@ class PullSources:
             _remove(self._whole, artifact, peer)
 
     def gone(self, artifact: bytes) -> None:
-        """Forget an artifact: no peer is named for it any more."""
+        """Forget an artifact: no answer contains peers for it any more."""
         for peer in self._whole.pop(artifact, ()):
             self._held[peer].discard(artifact)
         for seeker in list(self._parts.get(artifact, ())):
@@ -71,7 +71,9 @@ class PullSources:
         without: Collection[str] = (),
         near: Callable[[str], bool] = lambda peer: True,
     ) -> list[str]:
-        """Peers to pull an artifact from, none of ``without``. ``near``: whether a peer is in the seeker's region."""
+        """Record a seeker and return its sources, none of them in ``without``. ``near``: whether a peer is in its
+        region.
+        """
         self._forget(seeker, artifact)
 
         def best(peers: dict[str, None], most: int) -> list[str]:
@@ -94,7 +96,7 @@ class PullSources:
         return found
 
     def serves(self, peer: str) -> int:
-        """Number of seekers that were given this peer as a source and are not done."""
+        """Return the number of seekers that were given this peer as a source and have not finished."""
         return self._serves[peer]
 
     def _seeks_no_more(self, seeker: str, artifact: bytes) -> None:

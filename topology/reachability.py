@@ -1,9 +1,9 @@
-"""Reachability: which peer can dial which, by the hub's knowledge, and at which addresses.
+"""Reachability: which peer can dial which, as far as the hub knows, and at which addresses.
 
-A link between two peers needs one that can dial the other; reverse dialling goes through the hub, which every peer can
-dial. Known facts: the address families that a peer can dial, whether a peer answered when the hub dialled it back, and
-the peers' own attempts since. Unknown pairs count as reachable; a failed attempt is remembered. A hub that reaches no
-peer at all may itself be unable to dial out: then only a peer's own failed attempt counts.
+Two peers can be linked if either can dial the other; the hub, which every peer can dial, arranges reverse dialling. The
+hub knows the address families that a peer can dial, whether a peer answered when the hub dialled it back, and the
+peers' own attempts since then. Unknown pairs count as reachable; a failed attempt is remembered for a while. A hub that
+reaches no peer at all may itself be unable to dial out. Then only the peers' own failed attempts count.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from topology.plan_tree import ROOT
 Address: TypeAlias = tuple[str, int]
 
 FORGET_S: Final = 60.0
-"""Time in seconds for which a failed attempt counts; doubled with each further failure."""
+"""Seconds for which a failed attempt counts; doubled with each further failure."""
 MOST_S: Final = 3600.0
-"""Longest time in seconds for which a failed attempt counts."""
+"""Most seconds for which a failed attempt counts."""
 BOTH: Final = frozenset({4, 6})
 
 
 @dataclass(frozen=True, slots=True)
 class Contact:
-    """An address of a peer. ``family`` None: a name, which may have addresses of both families. ``own``: an address of
-    the peer's own network, perhaps not valid outside. ``loopback``: valid on the hub's machine only.
+    """An address of a peer. ``family``: None for a host name, which may have addresses of both families. ``own``: an
+    address in the peer's own network, perhaps not valid outside it. ``loopback``: valid only on the hub's machine.
     """
 
     address: Address
@@ -45,7 +45,7 @@ class _Known:
     beside_hub: bool
     """The peer runs on the hub's machine."""
     answers: dict[Address, bool] = field(default_factory=dict)
-    """Address → whether the peer answered the hub there."""
+    """Address → whether the peer answered when the hub dialled it there."""
     reached: bool = False
     """A peer at another site has dialled this one."""
     missed: bool = False
@@ -57,27 +57,27 @@ class _Known:
 
 
 class Reach:
-    """Reachability of all peers. Ids are the planner's. ``now`` in seconds, of one clock."""
+    """The reachability of all peers. Ids are the planner's. ``now``: seconds of one clock."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
         self._missed: dict[tuple[str, str], tuple[float, float]] = {}
-        """(dialler, peer) → end and length in seconds of the time for which a failure counts."""
+        """(dialler, peer) → until when a failure counts, and for how many seconds in all."""
         self._forget_at = math.inf
         """When the next failure stops counting."""
         self._shut: set[str] = set()
-        """Peers that no peer of another site can dial."""
+        """Peers that no peer at another site can dial."""
         self._answering = 0
-        """Number of peers that have answered the hub."""
+        """Number of peers that the hub has reached."""
         self._families: Counter[frozenset[int]] = Counter()
         self.turn = 0
-        """Grows with every change in a peer's reachability: information sent to peers before is out of date then."""
+        """Grows with every change in a peer's reachability: what was sent to peers before is then out of date."""
 
     def join(
         self, peer: str, site: str, ways: Iterable[Contact], families: Iterable[int] = BOTH, *, beside_hub: bool = False
     ) -> None:
-        """Add a peer. ``site``: peers of one site can probably dial each other, even behind a NAT. ``ways``: addresses
-        in the order of attempts.
+        """Add a peer. ``site``: peers at one site can probably dial each other, even behind a NAT. ``ways``: the peer's
+        addresses in the order in which to try them.
         """
         self.leave(peer)
         known = _Known(site, frozenset(families) or BOTH, tuple(ways), beside_hub)
@@ -109,7 +109,7 @@ class Reach:
         self._judge([peer] if (answering > 0) == (self._answering > 0) else self._known)
 
     def reached(self, dialler: str, peer: str) -> None:
-        """Record that ``dialler`` has dialled a link to ``peer``."""
+        """Record that ``dialler`` has reached ``peer``."""
         if self._missed.pop((dialler, peer), None) is not None:
             self.turn += 1
         mine, known = self._known.get(dialler), self._known.get(peer)
@@ -119,13 +119,13 @@ class Reach:
             self._judge([peer])
 
     def unreached(self, dialler: str, peer: str, now: float) -> None:
-        """Record that ``dialler`` has tried all addresses of ``peer`` in vain."""
+        """Record that ``dialler`` could not reach ``peer`` at any address."""
         mine, known = self._known.get(dialler), self._known.get(peer)
         if mine is None or known is None:
             return
         until, held_s = self._missed.get((dialler, peer), (0.0, FORGET_S / 2))
         if until > now:
-            return  # otherwise a repeating peer would cause messages to every peer
+            return  # otherwise a peer that repeats itself would cause messages to every peer
         held_s = min(MOST_S, 2 * held_s)
         self._missed[dialler, peer] = now + held_s, held_s
         self._forget_at = min(self._forget_at, now + held_s)
@@ -135,7 +135,7 @@ class Reach:
             self._judge([peer])
 
     def forgot(self, now: float) -> bool:
-        """Whether any failed attempt has stopped counting since the last call."""
+        """Whether a failed attempt has stopped counting since the last call."""
         if now < self._forget_at:
             return False
         self._forget_at = min((until for until, _ in self._missed.values() if until > now), default=math.inf)
@@ -158,15 +158,15 @@ class Reach:
 
     @property
     def plain(self) -> bool:
-        """Whether every peer can probably dial every other, so that a plan needs no repair of links."""
+        """Whether every peer can probably dial every other, so that plans need no repair of links."""
         return not self._missed and not self._shut and sum(1 for count in self._families.values() if count) < 2
 
     def shut(self, peer: str) -> bool:
-        """Whether no peer of another site can dial this one."""
+        """Whether no peer at another site can dial this one."""
         return peer in self._shut
 
     def ways(self, dialler: str, peer: str) -> list[Address]:
-        """Addresses of ``peer`` for ``dialler``, the most likely to work first."""
+        """Return the addresses at which ``dialler`` should try ``peer``, the most likely to work first."""
         mine, known = self._known.get(dialler), self._known.get(peer)
         if known is None:
             return []
@@ -179,11 +179,11 @@ class Reach:
         return [way.address for way in ranked]
 
     def silent(self) -> list[str]:
-        """Peers that have answered the hub at none of their addresses."""
+        """Return the peers that the hub has tried at all of their addresses, none of which answered."""
         return [peer for peer, known in self._known.items() if known.answers_nowhere]
 
     def answers(self, peer: str) -> list[tuple[Address, bool | None]]:
-        """Every address of ``peer``, and whether the peer answers the hub there; None: unknown."""
+        """Return every address of ``peer``, and whether the peer answers the hub there (None if unknown)."""
         known = self._known.get(peer)
         return [] if known is None else [(way.address, known.answers.get(way.address)) for way in known.ways]
 

@@ -1,12 +1,12 @@
 """A peer's score: how well it forwards bytes, from its measured transfers.
 
-The formula is ECHO-2's (appendix C.3, "Worker scoring"), with that paper's operational defaults as weights and windows:
+The formula, its weights and its windows are ECHO-2's (appendix C.3, "Worker scoring"):
 
     Score = Decay * (0.5 Speed + 0.35 Success + 0.15 Stability)
 
-Speed is logarithmic in bits per second, from 1 kbit/s to a cap. The cap is 100 Mbit/s in the paper, and at least that
-here. Where peers are faster, the cap is the caller's value or the fastest peer's rate, so that scores still differ.
-Every part except Decay is 0 to 100. No clock is read: `now_s` is one monotonic clock for all calls.
+Speed is logarithmic in bits per second, from 1 kbit/s to a cap. The cap is 100 Mbit/s in the paper. Here it is the
+caller's value, or else the fastest peer's rate if that is higher, so that the scores of fast peers still differ. Every
+part except Decay is 0 to 100. No clock is read: all calls pass `now_s` from one monotonic clock.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ STABILITY_WEIGHT: Final = 0.15
 SPEED_FLOOR_BPS: Final = 1e3
 """Highest rate with Speed 0, in bits/s."""
 DEFAULT_CAP_BPS: Final = 1e8
-"""Lowest rate with Speed 100, in bits/s, unless another cap is stated or measured."""
+"""Lowest rate with Speed 100, in bits/s, unless the caller states a cap or a peer is faster."""
 HIGHEST_CAP_BPS: Final = 1e12
-"""Upper bound of the cap in bits/s: a false claim of a higher rate must not lower all other scores."""
+"""Upper bound of a measured cap in bits/s, so that a false claim of a high rate cannot lower all other scores."""
 MAX_FAILURES_IN_ROW: Final = 3
-"""Most failures in a row before Stability is 0."""
+"""Stability is 0 after more failures in a row than this."""
 STABLE_SUCCESSES: Final = 10
 """Number of successes for full Stability."""
 RECORD: Final = 256
-"""Number of counted transfers at which both counts are halved, so that old failures fade."""
+"""Number of recorded transfers at which both counts are halved, so that old failures lose weight."""
 DECAY_WINDOW_S: Final = 600.0
-"""Idle time in seconds over which Decay falls by 1, bounded by MAX_DECAY."""
+"""Idle time in seconds over which Decay would fall by 1; it falls by at most MAX_DECAY."""
 MAX_DECAY: Final = 0.3
 """Greatest reduction of the score by Decay."""
 EWMA_WEIGHT: Final = 0.3
-"""Weight of the newest transfer in the average rate: the last six make up nearly nine tenths."""
+"""Weight of the newest transfer in the moving average: the last six make up nearly nine tenths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Transfers:
     """The measurements of one peer. Immutable: `record` returns the next state."""
 
     bytes_per_s: float | None = None
-    """Moving average over good transfers; None before the first."""
+    """Moving average over successful transfers; None before the first."""
     good: int = 0
     bad: int = 0
     failures_in_row: int = 0
@@ -57,8 +57,8 @@ class Transfers:
         return None if self.bytes_per_s is None else 8.0 * self.bytes_per_s
 
     def record(self, now_s: float, transferred_bytes: int, seconds: float, ok: bool) -> Transfers:
-        """One transfer that ended at `now_s`. A bad one, or one without bytes or duration, says nothing about the
-        rate.
+        """Return the state after one more transfer, which ended at `now_s`. A failed transfer, or one without bytes or
+        duration, leaves the rate unchanged.
         """
         if self.good + self.bad >= RECORD:
             return replace(self, good=self.good // 2, bad=self.bad // 2).record(now_s, transferred_bytes, seconds, ok)
@@ -84,7 +84,7 @@ class Score:
 
 
 def speed_cap_bps(rates_bps: Iterable[float | None], stated_bps: float | None = None) -> float:
-    """The rate with Speed 100 in bits/s: as stated, else the fastest of these rates, at least `DEFAULT_CAP_BPS`."""
+    """Return the rate with Speed 100 in bits/s: as stated, else the fastest of these rates, within its bounds."""
     if stated_bps is not None:
         return max(stated_bps, 2 * SPEED_FLOOR_BPS)
     fastest = max((bps for bps in rates_bps if bps is not None), default=0.0)
@@ -92,8 +92,8 @@ def speed_cap_bps(rates_bps: Iterable[float | None], stated_bps: float | None = 
 
 
 def reliability(transfers: Transfers) -> float | None:
-    """The score without speed and age, 0 to 100; None for an unmeasured peer. A short record without failures counts in
-    full.
+    """Return the score without Speed and Decay, 0 to 100; None for an unmeasured peer. A short record without failures
+    has full Stability.
     """
     tried = transfers.good + transfers.bad
     if tried == 0:
@@ -103,7 +103,7 @@ def reliability(transfers: Transfers) -> float | None:
 
 
 def score(transfers: Transfers, now_s: float, cap_bps: float = DEFAULT_CAP_BPS) -> Score | None:
-    """The peer's score at `now_s`; None for an unmeasured peer, which the planner replaces by the median."""
+    """Return the peer's score at `now_s`; None for an unmeasured peer, for which the planner uses the median."""
     tried = transfers.good + transfers.bad
     if tried == 0 or transfers.last_s is None:
         return None

@@ -1,10 +1,10 @@
 """Demotion of unreliable peers ("progressively deprioritized": ECHO-2, appendix C.3).
 
-The planner handles a falling rate, because predicted times depend on rates. A falling score at an unchanged rate
-(failed transfers, a peer that keeps leaving) changes no predicted time, so it counts here. First the peer heads no
-chain. Then it feeds others only if no other peer can. Then it feeds no peer. Each step takes SUSTAINED plannings in a
-row, and so does each step back. Scores are compared with the fleet's median, so a fault that affects all peers demotes
-none.
+The planner itself handles a falling rate, because predicted times depend on rates. A score that falls at an unchanged
+rate (failed transfers, a peer that keeps leaving) changes no predicted time, so it is handled here. At the first step
+down, the peer no longer heads a chain; at the second, it feeds others only if no other peer can; at the third, it feeds
+no peer. Each step takes SUSTAINED plannings in a row, and so does each step back. Scores are compared with the fleet's
+median, so a fault that affects all peers demotes none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from topology.slow_peers import SUSTAINED
 
 
 class Standing(IntEnum):
-    """The places in a plan that a peer may take; each step excludes one more. `/status` and a metric show it."""
+    """The places in a plan that a peer may take; each step excludes more of them. `/status` and a metric show it."""
 
     HEAD = 0
     """Any place."""
@@ -32,34 +32,34 @@ class Standing(IntEnum):
 
 
 STEPS: Final = (GAMMA, 1.25, 1.5)
-"""Factors below the fleet's median reliability at which each step down begins. With a long record these are success
-ratios of 87 %, 71 % and 52 %, where the other peers have 100 %.
+"""A peer takes each step down when its reliability is below the fleet's median by this factor. With a long record and
+other peers at 100 %, that means success ratios below 87 %, 71 % and 52 %.
 """
 
 BACK: Final = 1.05
-"""Factor above the threshold of a step at which the step is reversed. Between the two nothing changes (hysteresis)."""
+"""Factor by which reliability must exceed a step's threshold for the step to be reversed (hysteresis)."""
 
 
 class Standings:
-    """Each peer's standing. State is counts alone; deterministic. Peers absent from a planning keep their standing
+    """Each peer's standing. Deterministic; the only state is counts. Peers absent from a planning keep their standing
     until they are forgotten, because a flapping peer is absent from many plannings.
     """
 
     def __init__(self) -> None:
         self._steps: dict[str, Standing] = {}
         self._held: dict[str, int] = {}
-        """Number of plannings in a row that ask for a step down (above 0) or back (below 0)."""
+        """Number of plannings in a row that ask for a step down (positive) or back (negative)."""
 
     def of(self, peer: str) -> Standing:
         return self._steps.get(peer, Standing.HEAD)
 
     @property
     def leaves(self) -> frozenset[str]:
-        """Peers that must feed no other peer."""
+        """The peers that must not feed other peers."""
         return frozenset(peer for peer, step in self._steps.items() if step is Standing.LEAF)
 
     def update(self, reliable: Mapping[str, float | None]) -> None:
-        """Update for one planning, with the reliability (0 to 100) of all present peers; None: never measured."""
+        """Update for one planning. `reliable`: reliability (0 to 100) of each present peer; None if never measured."""
         known = [value for value in reliable.values() if value is not None]
         middle = median(known) if known else 0.0
         for peer, value in reliable.items():
@@ -81,7 +81,7 @@ class Standings:
 
 
 def _wanted(value: float, middle: float, now: Standing) -> int:
-    """1: a step down, -1: a step back, 0: neither."""
+    """Return 1 for a step down, -1 for a step back, or 0 for neither."""
     if now < Standing.LEAF and value * STEPS[now] < middle:
         return 1
     if now > Standing.HEAD and value * STEPS[now - 1] > middle * BACK:

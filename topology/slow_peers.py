@@ -1,10 +1,10 @@
-"""Slow peers: which ones delay others, and for how long before the planner reacts. Pure.
+"""Slow peers: which ones delay others, and how long it takes until the planner reacts. Pure.
 
 Three reactions:
 
-- `Patience`: the hub takes a better plan once it has been better for several plannings in a row.
-- `Laggards`: a peer whose rate has been far too low for as many plannings is detached. It feeds no peer, and no peer
-  waits for it. After as many plannings at a good rate it returns.
+- `Patience`: the hub adopts a better plan only after several plannings in a row have found one.
+- `Laggards`: a peer whose rate has been far too low for as many plannings is detached: it feeds no peer, and no peer
+  waits for it. After as many plannings at a good rate, it returns.
 - `Stragglers`: during a broadcast, a peer that falls behind its parent moves to a tail at once.
 """
 
@@ -20,35 +20,35 @@ from topology.plan_changes import GAMMA
 from topology.plan_tree import ROOT, Plan
 
 SUSTAINED: Final = 3
-"""Number of plannings in a row, one after each broadcast, before a reaction."""
+"""Number of plannings in a row (there is one after each broadcast) before the planner reacts."""
 HOPELESS: Final = 4.0
-"""Factor below the fleet's median rate at which a peer cannot keep up with the others in any plan."""
+"""A peer whose rate is below the fleet's median by this factor cannot keep up in any plan."""
 STRAGGLES: Final = 1.5
-"""Factor below the fleet's median flow at which a peer straggles during a broadcast. A smaller delay waits for the next
-planning, because a move costs a re-attachment.
+"""A peer straggles during a broadcast if its flow is below the fleet's median by this factor. Smaller differences are
+left to the next planning, because a move costs a re-attachment.
 """
 BEHIND_S: Final = 0.3
-"""Least delay behind the parent, in seconds at the median flow: more than a short stall or a short hop causes."""
+"""Least lag of a straggler behind its parent, in seconds at the median flow: more than a brief stall causes."""
 SLOW_REPORTS: Final = 2
-"""Number of slow reports in a row, at least a quarter of a second apart. One slow report may be a process that was not
-scheduled.
+"""Number of slow reports in a row, at least a quarter of a second apart, before a peer straggles. The cause of a single
+one may be a process that was not scheduled.
 """
 SLOW_HEAD_REPORTS: Final = 6
-"""The same for a head while the uplink is full: heads share the uplink, for moments unevenly."""
+"""The same for a head while the uplink is full: heads share the uplink, and for short times unevenly."""
 FULL: Final = 0.9
 """Share of the uplink above which it counts as full."""
 USUAL_S: Final = 0.25
-"""Time in seconds for which a computed median flow is reused: computing it takes a pass over all peers."""
+"""Seconds for which a computed median flow is reused, because computing it takes a pass over all peers."""
 
 
 @dataclass(slots=True)
 class Patience:
-    """Counts the plannings in a row that want a change."""
+    """Counts how many plannings in a row want a change."""
 
     held: int = 0
 
     def wanted(self, change: bool) -> bool:
-        """Count one planning. True after SUSTAINED plannings in a row that want the change; then the count restarts."""
+        """Count one planning. Returns true, and starts again, once SUSTAINED in a row have wanted the change."""
         self.held = self.held + 1 if change else 0
         if self.held < SUSTAINED:
             return False
@@ -57,16 +57,14 @@ class Patience:
 
 
 class Laggards:
-    """The detached peers. Deterministic; state is counts alone."""
+    """The detached peers. Deterministic; the only other state is counts."""
 
     def __init__(self) -> None:
         self.detached: frozenset[str] = frozenset()
         self._held: dict[str, int] = {}
 
     def update(self, bps: Mapping[str, float | None]) -> frozenset[str]:
-        """Update for one planning, with all peers' rates in bits/s. Returns the detached peers. Forgets ids not in
-        `bps`.
-        """
+        """Update for one planning and return the detached peers. `bps`: every peer's rate; others are forgotten."""
         known = [rate for rate in bps.values() if rate is not None]
         middle = median(known) if known else 0.0
         held: dict[str, int] = {}
@@ -92,8 +90,8 @@ class _Flow:
 
 
 class Stragglers:
-    """The flows of one broadcast, from peers' reports: each peer's current receive rate, and how many bytes it is
-    behind its parent.
+    """The flows of one broadcast, from the peers' reports: each peer's current receive rate, and how many bytes the
+    peer is behind its parent.
     """
 
     def __init__(self) -> None:
@@ -102,7 +100,7 @@ class Stragglers:
         self._usual_at_s = -math.inf
 
     def begin(self) -> None:
-        """A new version begins."""
+        """Forget all flows: the broadcast of a new version begins."""
         self._flows.clear()
         self._usual_at_s = -math.inf
 
@@ -119,10 +117,10 @@ class Stragglers:
         uplink_bps: float = math.inf,
         span_s: float = 0.0,
     ) -> bool:
-        """Take the report of a peer that receives from its parent in the plan. Returns whether the peer delays others.
-        A peer that receives nothing does not: it has lost its parent. `uplink_bps`: the hub's upload rate. `span_s`:
-        the period of the report, a few round trips, which is also the cost of a move. So a peer moves only after it has
-        cost as much as a move.
+        """Record the report of a peer that receives from its parent in the plan, and return whether the peer delays
+        others. A peer that receives nothing does not count, because it has lost its parent. `uplink_bps`: the hub's
+        upload rate. `span_s`: the period of the report, a few round trips. A move costs about as much, so a peer moves
+        only after it has delayed others for that long.
         """
         was = self._flows.get(peer)
         flow = self._flows[peer] = _Flow(bps, behind_bytes, 0 if was is None else was.slow)
@@ -140,6 +138,6 @@ class Stragglers:
         return 8.0 * behind_bytes > max(BEHIND_S, span_s) * self._usual_bps
 
     def _heads_bps(self, plan: Plan) -> float:
-        """The hub's send rate to its heads; a head without a report counts with the median flow."""
+        """Return the hub's total send rate to its heads; a head without a report counts with the median flow."""
         heads = (self._flows.get(head) for head in plan.children(ROOT))
         return sum(self._usual_bps if flow is None else flow.bps for flow in heads)

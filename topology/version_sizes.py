@@ -1,11 +1,12 @@
-"""The typical size of a run's versions in bytes, for plans and for piece sizes (`p2pcast.artifact.piece_size`). The
-smaller a version, the more its hops count.
+"""Estimates the typical size of a run's versions in bytes, for plans and for piece sizes
+(`p2pcast.artifact.piece_size`). The smaller a version, the more the hops matter.
 
-A plan must suit many versions in a row. So the typical size is the median of the newest deltas, as a power of two. It
-changes only when that median differs by a factor of two: fluctuating sizes, or a single large version, change no plan.
-A new size changes a plan only for a lasting gain worth its moves (`topology.plan`, `topology.slow_peers.Patience`).
+A plan must suit many versions in a row. So the typical size is the median of the newest deltas, rounded to a power of
+two. It changes only when that median differs by a factor of two, so fluctuations or a single large version change no
+plan. A new size changes a plan only for a lasting gain worth the moves (`topology.plan`,
+`topology.slow_peers.Patience`).
 
-Before the first delta, a share of the state's size counts.
+Before the first delta, a fixed share of the state's size is used.
 """
 
 from __future__ import annotations
@@ -19,26 +20,26 @@ from typing import Final
 from topology.broadcast_time import TYPICAL_PAYLOAD_BYTES
 
 COUNTED: Final = 5
-"""Number of newest deltas in the median: two outliers change nothing."""
+"""Number of newest deltas in the median: with five, two outliers change nothing."""
 WOBBLE: Final = 2.0
-"""Factor, up or down, at which the median counts as another size. Rounding loses half of it, so a return takes at least
-a factor of the square root of two.
+"""Factor, up or down, at which the median counts as a different size. Rounding may use up half of it, so a return takes
+at least a factor of the square root of two.
 """
 SHARE: Final = 1 / 256
-"""Share of the state that counts until a delta is known: 64 MiB of an 8B model's 16 GB."""
+"""Share of the state that is used until a delta is known: 64 MiB of an 8B model's 16 GB."""
 ROOM_RATIO: Final = 2
-"""Room on disk for the next delta, as a multiple of the largest one known."""
+"""Disk space reserved for the next delta, as a multiple of the largest one known."""
 RECORDS_BYTES: Final = 64 << 10
-"""Room on disk for a version's records beside its artifact."""
+"""Disk space reserved for a version's records, in addition to its artifact."""
 SMALLEST: Final = 1 << 20
-"""Smallest typical size in bytes. A smaller version is fast by any plan and measures no rates. A plan for it would have
-the hub feed many peers itself, which delays a large version.
+"""Smallest typical size in bytes. A smaller version is fast with any plan, and its transfers measure no rates. A plan
+made for it would have the hub feed many peers itself, which delays a large version.
 """
 
 
 class VersionSizes:
-    """`bytes`: the typical size, for which plans are made. When the last version began: `hops` of the deepest peer, and
-    `slowest_bps`, the slowest peer's rate; None if not all rates were known.
+    """`bytes`: the typical size, for which plans are made. `hops` and `slowest_bps` date from the start of the newest
+    version: the depth of the deepest peer, and the slowest peer's rate, or None if not all rates were known.
     """
 
     def __init__(self) -> None:
@@ -52,7 +53,7 @@ class VersionSizes:
             self.bytes = _rounded(nbytes * SHARE)
 
     def published(self, *deltas: int) -> bool:
-        """Add the sizes of published deltas, oldest first. Returns whether the typical size has changed."""
+        """Add the sizes of published deltas, oldest first, and return whether the typical size has changed."""
         self._newest.extend(deltas)
         before = self.bytes
         if self._newest:
@@ -63,8 +64,8 @@ class VersionSizes:
 
 
 def of_steps(stored: Iterable[tuple[tuple[int, int], tuple[int, int], int]]) -> list[int]:
-    """Sizes of the newest versions' own deltas, oldest first. `stored`: (base, version, bytes) of all kept deltas and
-    squashes; a squash to the same version has an older base.
+    """Return the sizes of the newest versions' own deltas, oldest first. `stored`: (base, version, bytes) of all stored
+    deltas and squashes; a squash to the same version has an older base.
     """
     steps: dict[tuple[int, int], tuple[tuple[int, int], int]] = {}
     for base, version, nbytes in stored:
@@ -74,12 +75,12 @@ def of_steps(stored: Iterable[tuple[tuple[int, int], tuple[int, int], int]]) -> 
 
 
 def room_for_next(stored: Iterable[tuple[tuple[int, int], tuple[int, int], int]]) -> int:
-    """Bytes on disk to keep free for the delta of the next version, which may be larger than those before. `stored` as
-    in `of_steps`.
+    """Return the bytes of disk space to keep free for the next version's delta, which may be larger than those before.
+    `stored`: as in `of_steps`.
     """
     return ROOM_RATIO * max(of_steps(stored), default=0) + RECORDS_BYTES
 
 
 def _rounded(nbytes: float) -> int:
-    """The nearest power of two, by ratio."""
+    """Return the nearest power of two, by ratio."""
     return 1 << round(math.log2(max(nbytes, SMALLEST)))

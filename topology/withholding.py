@@ -1,12 +1,12 @@
 """Peers that do not forward sealed artifacts, judged by the reports of their children.
 
-A waiting peer cannot know whether its parent withholds a version or lacks the version too. So a peer reports only what
-it lacks and which parent feeds it. The hub waits until all peers that lack the version have reported. Then it blames a
-reported parent that has not itself reported the version as lacking. It also blames a peer that repeatedly lacks
-versions while others wait below it: for whatever reason, that peer forwards nothing.
+A waiting peer cannot know whether its parent withholds a version or is waiting for it too. So a peer reports only which
+version it is missing and which parent feeds it. The hub gives all peers that miss the version time to report. Then it
+blames a reported parent that has not itself reported the version as missing. It also blames a peer that repeatedly
+misses versions while others wait below it: for whatever reason, that peer forwards nothing.
 
-One witness costs a node its place for a while; two witnesses, over two artifacts, for as long as the hub runs. A
-witness alone demotes only a few nodes at a time (``topology.blame``).
+After one witness's blame, a node loses its place for a while; after blames by two witnesses over two artifacts, for as
+long as the hub runs. A single witness can demote only a few nodes at a time (``topology.blame``).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Final
 from topology.blame import FORGIVEN_S, Blame
 
 GRACE_S: Final = 3.0
-"""Seconds from a complaint to its judgement: the parent's own complaint of the version arrives within two reports."""
+"""Seconds until a complaint is judged: the parent's own complaint about the version arrives within two reports."""
 KEPT_S: Final = 120.0
-"""Time for which a complaint excuses its sender, in seconds."""
+"""Seconds for which a complaint is kept and excuses its sender."""
 EXCUSES: Final = 3
-"""Number of artifacts that a node may lack itself, while others wait for it, before it is blamed."""
+"""A node is blamed once it has itself missed this many artifacts while others were waiting for it."""
 INCIDENTS: Final = 2
-"""Number of artifacts over which a node must be blamed, by two witnesses, for a permanent verdict: one may be an
-accident of its machine.
+"""Number of artifacts over which a node must be blamed, by two witnesses, for a permanent verdict: a single one may be
+a fault of its machine.
 """
 
 
@@ -37,28 +37,28 @@ class _Complaint:
 
 
 class Withholding:
-    """Nodes are named by the planner's ids; ``now_s`` is one monotonic clock."""
+    """Complaints about missing artifacts. Node ids are the planner's; ``now_s`` is one monotonic clock."""
 
     def __init__(self) -> None:
         self._complaints: dict[tuple[str, bytes], _Complaint] = {}
-        """(Witness, artifact) → its first complaint."""
+        """(witness, artifact) → the witness's first complaint."""
         self._excused: dict[str, set[bytes]] = {}
-        """Node → artifacts that it lacked itself while others waited for it."""
+        """Node → artifacts that the node itself was missing while others waited for it."""
         self._incidents: dict[str, set[bytes]] = {}
         """Node → artifacts over which it was blamed."""
         self._counts: dict[tuple[str, str], int] = {}
-        """(Witness, node) → number of blames."""
+        """(witness, node) → number of blames."""
         self._last_s: dict[str, float] = {}
         self._blame = Blame()
 
     def record(self, witness: str, rows: Iterable[tuple[bytes, str | None]], now_s: float) -> None:
-        """Take a report. ``rows``: (artifact that the witness lacks, its parent; None: the hub)."""
+        """Record a report. ``rows``: (artifact that the witness is missing, its parent, or None for the hub)."""
         for artifact, parent in rows:
             self._complaints.setdefault((witness, artifact), _Complaint(None if parent == witness else parent, now_s))
 
     def judge(self, now_s: float, here: Callable[[str], bool]) -> list[tuple[str, str]]:
-        """Judge due complaints. Returns (node, witness) for nodes that are newly blamed. ``here``:
-        whether a node is still in the run.
+        """Judge the complaints that are due and return (node, witness) for every new blame. ``here``: whether a node is
+        still in the run.
         """
         out: list[tuple[str, str]] = []
         for (witness, artifact), complaint in list(self._complaints.items()):
@@ -95,7 +95,7 @@ class Withholding:
         return self._blame.quarantined(node) and len(self._incidents.get(node, ())) >= INCIDENTS
 
     def demoted(self, now_s: float) -> frozenset[str]:
-        """Nodes that must feed no other node."""
+        """The nodes that must not feed other nodes."""
         return frozenset(
             node
             for node, last_s in self._last_s.items()
