@@ -1,4 +1,4 @@
-"""Installers bring a staged version into an engine: ``installer`` has the interface, the others serve one kind each."""
+"""Installers bring a staged version into an engine. ``installer`` is the interface; each other one serves one kind."""
 
 from rollout_node.installers.installer import Audit, CommitReport, Installer
 

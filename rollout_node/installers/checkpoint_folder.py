@@ -1,8 +1,8 @@
 """``safetensors:DIR``: every version as an ordinary Hugging Face folder, for programs that read weights from disk.
 
-Staging writes the folder under a hidden name; committing is two renames. The layout of DIR:
-``rollout_node.installers.step_folders``. A check finds a folder that was removed or got another version within a
-second; an audit finds changed bytes.
+Staging writes the folder under a hidden name; committing renames twice. ``rollout_node.installers.step_folders``
+describes the layout of DIR. A check detects within a second that a folder was removed or holds a different version; an
+audit detects changed bytes.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from rollout_node.installers.installer import Abilities, Audit, CommitReport
 from rollout_node.installers.step_folders import StepFolders
 
 SmallFiles = Callable[[Version], Mapping[str, bytes]]
-"""Path and contents of the small files that belong to a version."""
+"""Returns the small files that belong to a version: path → contents."""
 
 T = TypeVar("T")
 
 
 class FolderInstaller:
-    """Keeps the newest ``keep`` versions in ``folder``. ``ready`` after the first commit of this process."""
+    """Keeps the newest ``keep`` versions in ``folder``. ``ready`` becomes True after this process's first commit."""
 
     def __init__(
         self, folder: Path, files: SmallFiles, *, keep: int, form: FolderForm = DEFAULT, name: str | None = None
@@ -48,7 +48,7 @@ class FolderInstaller:
         return False
 
     async def start(self) -> None:
-        """Raises LocalError when the folder can't be used."""
+        """Prepare and lock the folder. Raises LocalError if it cannot be used."""
         await self._run(self._folders.start)
 
     async def check(self) -> None:
@@ -66,7 +66,7 @@ class FolderInstaller:
             raise
 
     async def commit(self, version: Version) -> CommitReport:
-        """Publish the staged folder. Its readers decide when to load it, so ``pause_s`` is 0."""
+        """Publish the staged folder. ``pause_s`` is 0, because readers decide when to load it."""
         try:
             path = await self.publish(version)
             await self.settle(version)
@@ -80,7 +80,7 @@ class FolderInstaller:
         return await self._run(lambda: self._folders.publish(version))
 
     async def settle(self, version: Version) -> None:
-        """Second half: point ``latest`` at the version, remove old versions."""
+        """Second half of ``commit``: point ``latest`` at the version, and remove old versions."""
 
         def work() -> None:
             self._folders.settle(version)
@@ -90,7 +90,7 @@ class FolderInstaller:
         await self._run(work)
 
     async def audit(self, layout: Layout, digests: Mapping[int, int]) -> Audit:
-        """Reads the installed checkpoint back, on all cores."""
+        """Read the installed checkpoint back, on all cores, and compare it with the digests."""
         version = self.committed
         if version is None:
             raise LocalError(f"{self.name}: no version is in use here, so there is nothing to audit")
@@ -100,7 +100,7 @@ class FolderInstaller:
         return Audit(version, wrong, [])
 
     async def close(self) -> None:
-        """Discard the staged version. May be repeated."""
+        """Discard the staged version. Further calls do nothing."""
         if not self._closed:
             self._closed = True
             await self._run(self._folders.close)

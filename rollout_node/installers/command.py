@@ -1,15 +1,15 @@
 """``exec:CMD``: a user's command installs each version.
 
 Staging writes the version's folder into ``scratch``. Committing runs the command, without a shell, with these
-variables:
+environment variables:
 
 - ``P2PCAST_VERSION`` (branch.step) and ``P2PCAST_STEP``
 - ``P2PCAST_DIR``: the version's folder
-- ``P2PCAST_SHADOW``: the safetensors file in memory, unchanged while the command runs
+- ``P2PCAST_SHADOW``: the safetensors file in memory, which does not change while the command runs
 
-Exit status 0 means: in use. The folder of the last version in use stays, even if later versions fail. The command's
-output is in ``scratch/command.log``. p2pcast cannot read the weights that the command installs: the target is never
-found out of step, and an audit has no verdict.
+Exit status 0 means that the version is in use. Its folder is kept even if later versions fail. The command's output
+goes to ``scratch/command.log``. p2pcast cannot read the weights that the command installs, so a check never finds the
+target at a wrong version, and an audit reports every tensor as unknown.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from rollout_node.installers.installer import Abilities, Audit, CommitReport
 
 LOG_NAME = "command.log"
 KEEP = 2
-"""Folders kept: the version in use and the next version."""
+"""Number of folders to keep: the version in use and the next one."""
 _GRACE_S = 5.0
-"""Seconds between SIGTERM and SIGKILL for a command that ran too long."""
+"""Seconds between SIGTERM and SIGKILL for a command that has run too long."""
 _SHOWN_LINES = 5
 
 
 class CommandInstaller:
-    """Runs ``command`` for each version; it may take ``timeout_s``."""
+    """Runs ``command`` for each version, for at most ``timeout_s``."""
 
     def __init__(
         self, command: str, scratch: Path, files: SmallFiles, *, timeout_s: float = 600.0, name: str | None = None
     ) -> None:
-        """Raises UsageError when ``command`` is not a command line."""
+        """Raises UsageError if ``command`` is not a valid command line."""
         self.name = name or decodable(f"exec:{command}")
         try:
             self._argv = shlex.split(command)
@@ -69,7 +69,7 @@ class CommandInstaller:
         return True
 
     async def start(self) -> None:
-        """Raises LocalError when there is no such command or the scratch folder can't be used."""
+        """Raises LocalError if the command does not exist or the scratch folder cannot be used."""
         if shutil.which(self._argv[0]) is None:
             raise LocalError(f"{self.name}: there is no command {self._argv[0]!r}, or it may not be run")
         await self._folders.start()
@@ -85,15 +85,15 @@ class CommandInstaller:
         self._shadow = shadow
 
     async def commit(self, version: Version) -> CommitReport:
-        """``pause_s`` is the command's duration, an upper bound. Raises LocalError when the command fails or takes too
-        long.
+        """Run the command; ``pause_s`` is its duration, an upper bound. Raises LocalError if the command fails or takes
+        too long.
         """
         try:
             folder = await self._folders.publish(version)
         except P2PCastError:
             self.ready = False
             raise
-        # The version in use is unknown until the command has ended.
+        # It is unknown which version is in use until the command has finished.
         self.committed, self.ready = None, False
         began = time.monotonic()
         await self._execute(version, folder)
@@ -120,7 +120,7 @@ class CommandInstaller:
             "P2PCAST_SHADOW": str(self._shadow),
         }
         with explained("run", self._argv[0]), log.open("wb") as output:
-            # A file, not a pipe: a process that the command leaves behind could hold a pipe open.
+            # Write to a file, not a pipe: a process that the command leaves behind could keep a pipe open.
             process = await asyncio.create_subprocess_exec(
                 *self._command(),
                 env=environment,
@@ -144,8 +144,8 @@ class CommandInstaller:
             raise LocalError(f"{self.name}: version {version} not committed: {how}{_last_lines(log)}")
 
     def _command(self) -> list[str]:
-        """With the umask of the user's shell, not the peer's own, so that other users may read the files that the
-        command writes.
+        """Return the command line, run with the umask of the user's shell instead of the peer's, so that other users
+        may read the files that the command writes.
         """
         if (mask := original_umask()) < 0:
             return self._argv
@@ -153,7 +153,7 @@ class CommandInstaller:
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    """End a command that still runs, and its children."""
+    """Stop a command that is still running, and its children."""
     if process.returncode is not None:
         return
     with contextlib.suppress(ProcessLookupError):
@@ -171,7 +171,7 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 
 
 def _last_lines(log: Path) -> str:
-    """The last lines of the command's output, for a message."""
+    """Return the last lines of the command's output, for a message."""
     with explained("read", log), log.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 4 * limits.KIB))

@@ -1,8 +1,8 @@
-"""Installs into an engine's server whose workers run p2pcast's plugin. Commands go over the server's own routes; data
-and the workers' reports go over the install socket.
+"""Installs into an engine's server whose ranks run p2pcast's plugin. Commands use the server's own routes; data and the
+ranks' reports use the install socket.
 
-This is the shell of ``install_machine``, which decides, and gives the promises: each instruction becomes a command to
-the server (``engine_server``) or to all of its ranks (``rank_reports``).
+This module does the I/O for ``install_machine``, which makes the decisions and gives the guarantees. Each instruction
+becomes a command to the server (``engine_server``) or to all of its ranks (``rank_reports``).
 """
 
 from __future__ import annotations
@@ -41,19 +41,20 @@ from rollout_node.installers.installer import Abilities, Audit, CommitReport, Dr
 from rollout_node.installers.rank_reports import Ranks
 
 ANSWER_S: Final = 60.0
-"""Time limit of the drain's request beyond the drain's own: where both end at once, the drain's is reported."""
+"""Added to the drain's own limit for its HTTP request, so that if both expire, the drain's is reported."""
 SILENT_S: Final = 5.0
-"""Longest time in seconds between two signs of life, and for an answer of the front end."""
+"""Longest time in seconds between two signs of life, and for the front end to answer."""
 MOST_PROCESSES: Final = 4096
-"""Of one engine: its ranks, its cores, and those that ended since all ranks answered last."""
+"""Limit on one engine's processes: its ranks, its cores, and those that exited since all ranks last answered."""
 
 T = TypeVar("T")
 
 
 class EngineInstaller:
-    """One server. ``run``: the run's id; versions of other runs are ignored. ``ranks``: number of workers
-    that report to this peer; None: all of the server's. ``driver="external"``: another process pauses and resumes the
-    engine around ``commit``."""
+    """Installs into one server. ``run``: the run's id; ranks ignore other runs' versions. ``ranks``: number of ranks
+    that report to this peer; None means all of the server's. With ``driver="external"``, another process pauses and
+    resumes the engine around ``commit``.
+    """
 
     def __init__(
         self,
@@ -95,7 +96,7 @@ class EngineInstaller:
         return self._machine.state.commit_needs_shadow
 
     async def start(self) -> None:
-        """Raises RetryableError while the server is down, LocalError when it wasn't started for p2pcast."""
+        """Raises RetryableError while the server is down, LocalError if it was not started for p2pcast."""
         self._server.open()
         await self._server.health()
         await self._run(self._machine.meet())
@@ -116,8 +117,8 @@ class EngineInstaller:
         return await self._run(self._machine.audit(layout, digests))
 
     async def _run(self, flow: Flow[T]) -> T:
-        """The flow's result. An error of an instruction goes to the flow, and a cancellation too: it may have to undo
-        what it began.
+        """Run the flow and return its result. An instruction's error, or a cancellation, is thrown into the flow, which
+        may have to undo what it has begun.
         """
         async with self._busy:
             answer: Any = None
@@ -167,7 +168,7 @@ class EngineInstaller:
                 return await acts[instruction]()
 
     async def _meet(self) -> Met:
-        # The label fails soon if the engine hangs, whereas ``init`` may take long to learn the mapping.
+        # Reading the label fails quickly if the engine hangs, whereas ``init`` may take long to learn the mapping.
         await self._server.label()
         await self._ranks.recount()
         began_at = asyncio.get_running_loop().time()
@@ -208,12 +209,12 @@ class EngineInstaller:
 
 
 class EnginePulse:
-    """Signs of life of an engine's processes, by which a frozen engine is told from a busy one. ``clock``: of the
+    """Signs of life of an engine's processes, which tell a frozen engine from a busy one. ``clock`` is the clock of the
     reports' times.
 
-    Promise: a stopped process of the engine makes the engine unready within SILENT_S and a look, whatever the peer and
-    the engine do meanwhile. A long step does not: processes beat from a thread of their own (``in_engine.heartbeat``),
-    and the server's front end answers while its engine computes.
+    Guarantee: if one of the engine's processes is stopped, the engine is unready within SILENT_S plus one check,
+    whatever the peer and the engine are doing. A long step does not make it unready: processes send signs of life from
+    a separate thread (``in_engine.heartbeat``), and the server's front end answers while the engine computes.
     """
 
     def __init__(self, server: EngineServer, clock: Callable[[], float]) -> None:
@@ -221,14 +222,14 @@ class EnginePulse:
         self._seen: dict[str, tuple[str, float]] = {}
 
     def note(self, report: Report, made_at: float) -> None:
-        """Of a process of this engine."""
+        """Record a sign of life by a process of this engine."""
         process = report.get("incarnation")
         if isinstance(process, str) and (process[:32] in self._seen or len(self._seen) < MOST_PROCESSES):
             name = str(report.get("process") or f"rank {report['rank']}")
             self._seen[process[:32]] = name[:32], made_at
 
     def met(self, began_at: float) -> None:
-        """All ranks have answered a question that was asked then: processes that were silent by then are gone."""
+        """Called once all ranks have answered a question asked at ``began_at``: processes silent by then are gone."""
         self._seen = {process: seen for process, seen in self._seen.items() if seen[1] >= began_at - SILENT_S}
 
     @property
@@ -237,7 +238,7 @@ class EnginePulse:
         return bool(self._seen)
 
     async def fault(self) -> str | None:
-        """Why the engine is not fit for traffic; None: each of its processes runs."""
+        """Why the engine is not ready for requests; None if all of its processes are running."""
         now = self._clock()
         silent = sorted(name for name, at in self._seen.values() if now - at > SILENT_S)
         if silent:

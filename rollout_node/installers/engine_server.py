@@ -1,8 +1,8 @@
-"""A server of an inference engine, as an installer uses it, and the HTTP requests that all kinds of server share.
+"""An inference engine's server, as an installer uses it, and the HTTP requests that all kinds of server share.
 
-Promise: every request has a deadline, and its failure is one of our errors, with what to do. A RetryableError is for a
-server that is away, dying or too slow. A LocalError is for a server that was not started for p2pcast. Nothing here
-makes decisions.
+Guarantees: every request has a deadline, and a failed request raises one of p2pcast's errors, with advice. It is a
+RetryableError if the server is down, dying or too slow, and a LocalError if the server was not started for p2pcast.
+Nothing here makes decisions.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from rollout_node.installers.install_state import ServerAwayError
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Seconds. The keys:
-
-    - ``request``: one command, which waits for the step under way: a prefill may be long.
+    """Time limits in seconds:
+    - ``request``: one command, which waits for the current step; a prefill may take long.
     - ``init``: learning the mapping.
     - ``prepare``: staging.
-    - ``dense``: a whole model under the pause.
+    - ``dense``: writing a whole model while the engine is paused.
     - ``undo``: restoring the previous version.
     - ``report``: reports that ranks sent before the server answered.
-    - ``drain``: the end of running requests, with the safe point ``drain``.
+    - ``drain``: running requests finishing, with the safe point ``drain``.
     """
 
     request: float = 120.0
@@ -43,14 +42,14 @@ class Deadlines:
 
 
 class EngineServer(ABC):
-    """``name`` begins its error messages; by default the install target."""
+    """``name`` starts its error messages; it defaults to the install target."""
 
     target: ClassVar[str]
     """The kind of install target."""
     kind: ClassVar[str]
-    """Of the engine, for error messages."""
+    """The engine's name, for error messages."""
     hint: ClassVar[str]
-    """To a user whose server does not know a route."""
+    """Advice to a user whose server does not have a route."""
 
     def __init__(self, url: str, name: str | None = None, deadlines: Deadlines | None = None) -> None:
         self.url, self.name = url.rstrip("/"), name or f"{self.target}:{url}"
@@ -59,7 +58,7 @@ class EngineServer(ABC):
 
     def open(self) -> None:
         if self._http is None:
-            # One connection per command: the server closes idle connections, and a command sent then would be lost.
+            # One connection per command: the server closes idle connections, and would lose a command sent just then.
             self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True))
 
     async def close(self) -> None:
@@ -73,17 +72,17 @@ class EngineServer(ABC):
         await self._get("/health")
 
     async def answer(self, deadline_s: float) -> None:
-        """Of the front end, which answers while the engine computes."""
+        """Wait for the front end's answer, which comes even while the engine computes."""
         await self._request("GET", "/health", None, deadline_s)
 
     @abstractmethod
     async def world_size(self) -> int:
-        """Workers, over all kinds of parallelism."""
+        """Number of ranks, over all kinds of parallelism."""
 
     @abstractmethod
     async def label(self) -> str:
-        """The version that the server names in its answers; ``none`` before the first install. Asks the engine, not
-        the workers.
+        """The version that the server includes in its answers; ``none`` before the first install. Asks the engine, not
+        the ranks.
         """
 
     @abstractmethod
@@ -91,18 +90,18 @@ class EngineServer(ABC):
 
     @abstractmethod
     async def cached_tokens(self) -> int | None:
-        """Tokens in the blocks that running requests hold; None: unknown."""
+        """Tokens in the blocks held by running requests; None if unknown."""
 
     # -- commands
 
     @abstractmethod
     async def pause(self, *, clear_cache: bool) -> None:
-        """Stop scheduling. Running requests stay; with ``clear_cache`` they are recomputed later."""
+        """Stop scheduling. Running requests stay; with ``clear_cache``, their tokens are recomputed later."""
 
     @abstractmethod
     async def drain(self, deadline_s: float) -> None:
-        """Hold new requests, and return when the running ones have ended. Caches stay. A drain whose caller has gone
-        goes on at the server until ``resume``.
+        """Hold new requests, and return once the running ones have finished. Caches stay. If the caller goes away, the
+        server continues to drain until ``resume``.
         """
 
     @abstractmethod
@@ -110,28 +109,28 @@ class EngineServer(ABC):
 
     @abstractmethod
     async def clear_caches(self) -> None:
-        """Clear the caches that ``pause`` clears, under another process's pause."""
+        """Clear the caches that ``pause`` clears, while another process's pause is in effect."""
 
     @abstractmethod
     async def set_label(self, version: str) -> None: ...
 
     @abstractmethod
     async def init(self, info: dict[str, Any]) -> None:
-        """Every worker gets an ``Introduction``."""
+        """Send an ``Introduction`` to every rank."""
 
     @abstractmethod
     async def begin(self) -> None:
-        """Open a session of commands."""
+        """Open a command session."""
 
     @abstractmethod
     async def update(self, info: dict[str, Any], deadline_s: float) -> None:
-        """Every worker gets a ``Command``."""
+        """Send a ``Command`` to every rank."""
 
     @abstractmethod
     async def switch(
         self, order: dict[str, Any], deadline_s: float
     ) -> tuple[list[Mapping[str, Any]], Mapping[str, Any]]:
-        """Pause, commit and resume by one command. The ranks' reports, and the engine's own."""
+        """Pause, commit and resume in one command. Returns the ranks' reports and the engine's own."""
 
     @abstractmethod
     async def finish(self) -> None:

@@ -1,4 +1,4 @@
-"""Instructions of ``install_machine`` to its shell, their answers, and what the ranks' reports say."""
+"""Instructions from ``install_machine`` to its shell, their answers, and the contents of the ranks' reports."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from p2pcast.ground.errors import IntegrityError, LocalError, RetryableError
 from p2pcast.ground.version import Version
 
 Report = Mapping[str, Any]
-"""Of a rank: ``in_engine.rank_installer``."""
+"""A rank's report, as built by ``in_engine.rank_installer``."""
 Phase = Literal["prepare", "commit", "abort", "audit"]
 
 
 class Act(Enum):
-    """Instructions without arguments. Their answers are None, except where stated."""
+    """Instructions without arguments. Unless an answer is given below, it is None."""
 
     READ_LABEL = auto()
-    """Answer: the version that the server names in its answers."""
+    """Answer: the version that the server includes in its answers."""
     ASK_PAUSED = auto()
-    """Answer: whether the engine is paused, by anyone."""
+    """Answer: whether the engine is paused, no matter by whom."""
     COUNT_TOKENS = auto()
-    """Answer: tokens in the cache blocks of running requests; None if not known."""
+    """Answer: tokens in running requests' cache blocks; None if unknown."""
     BEGIN = auto()
-    """Open the server's session of commands."""
+    """Open the server's command session."""
     FINISH = auto()
     """Make a commit permanent, and close the session."""
     DRAIN = auto()
-    """Hold new requests until the running ones have ended. Raises StillRunningError."""
+    """Hold new requests until the running ones have finished. Raises StillRunningError."""
     RESUME = auto()
     CLEAR_CACHES = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Meet:
-    """Count the server's workers, and introduce this peer to them. Answer: ``Met``."""
+    """Count the server's ranks, and introduce this peer to them. Answer: ``Met``."""
 
 
 class Met(NamedTuple):
-    """``ranks``: number of workers that report to this peer."""
+    """``ranks``: number of ranks that report to this peer."""
 
     reports: list[Report]
     ranks: int
@@ -49,8 +49,8 @@ class Met(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Introduce:
-    """Answer: a report of each rank. ``pausing``: the ranks note that this peer is about to pause the engine.
-    ``forget``: they name no version until the next install.
+    """Introduce this peer to the ranks. Answer: one report per rank. ``pausing``: the ranks note that this peer is
+    about to pause the engine. ``forget``: they report no version until the next install.
     """
 
     pausing: bool = False
@@ -59,8 +59,8 @@ class Introduce:
 
 @dataclass(frozen=True, slots=True)
 class RankCommand:
-    """Answer: a report of each rank. ``dense``: the command writes the whole state, so it may take long. ``whole``:
-    prepare everything from the shadow, whatever is held.
+    """Send a command to the ranks. Answer: one report per rank. ``dense``: the command writes the whole state, which
+    may take long. ``whole``: prepare everything from the shadow, whatever the ranks hold.
     """
 
     phase: Phase
@@ -81,7 +81,7 @@ class SetLabel:
 
 @dataclass(frozen=True, slots=True)
 class CoreSwitch:
-    """Pause, commit and resume by one command. Answer: ``CoreAnswer``. ``ours``: the engine may be resumed."""
+    """Pause, commit and resume in one command. Answer: ``CoreAnswer``. ``ours``: whether the engine may be resumed."""
 
     version: Version
     marks: Mapping[int, int]
@@ -91,7 +91,7 @@ class CoreSwitch:
 
 
 class CoreAnswer(NamedTuple):
-    """``core``: the engine core's own report. ``deadline_s``: time that the core had."""
+    """The ranks' reports, and the engine core's own (``core``). ``deadline_s``: time that the core was given."""
 
     reports: Sequence[Report]
     core: Mapping[str, Any]
@@ -100,7 +100,7 @@ class CoreAnswer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """Compare the ranks' digests with a version's. Answer: names of wrong and of unknown tensors."""
+    """Compare the ranks' digests with a version's. Answer: the names of wrong tensors and of unknown tensors."""
 
     layout: Layout
     entries: Sequence[Any]
@@ -114,7 +114,7 @@ Instruction = Act | Meet | Introduce | RankCommand | Pause | SetLabel | CoreSwit
 
 
 def raise_first(name: str, reports: Sequence[Report], phase: str) -> None:
-    """The first error that a rank reports, as the kind of error that the rank named."""
+    """Raise the first error that a rank reports, as the kind of error named in its report."""
     for report in reports:
         if report["error"] is not None:
             kind = report.get("kind")
@@ -123,7 +123,7 @@ def raise_first(name: str, reports: Sequence[Report], phase: str) -> None:
 
 
 def common_version(reports: Collection[Report], key: str = "held") -> Version | None:
-    """The one version that every rank holds. ``before`` as the key: that it held when the run's layout changed."""
+    """The version that every rank holds, if it is the same. With the key ``before``: held when the layout changed."""
     held = {r.get(key) for r in reports}
     found = held.pop() if len(held) == 1 else None
     return Version.parse(found) if found else None

@@ -1,30 +1,29 @@
-"""Decides the next step of an installer at its engine. No I/O: events in, instructions out.
+"""Decides the next step of an installer at its engine. It does no I/O: events come in, instructions go out.
 
-Each call of the installer is a *flow*: ``meet``, ``check``, ``stage``, ``commit`` or ``audit``. A flow yields an
-instruction, and its caller sends that instruction's answer, or throws its error, cancellation included. One flow runs
-at a time. ``InstallMachine.note`` alone writes the state, by the table
-``install_state.TRANSITIONS``.
+Each installer call is a *flow*: ``meet``, ``check``, ``stage``, ``commit`` or ``audit``. A flow yields an instruction;
+its caller sends back the answer, or throws the error, including a cancellation. One flow runs at a time. Only
+``InstallMachine.note`` writes the state, using the table ``install_state.TRANSITIONS``.
 
-Promises:
+Guarantees:
 
-- The engine generates while a version is staged; the engine is paused for the commit only; no request fails.
-- **Mixed weights are never served.** An engine is resumed only after every rank has confirmed one and the same version:
-  all committed, or all rolled back. A rank confirms a version by a digest of the values read back after writing
+- The engine generates while a version is staged. It is paused only for the commit, and no request fails.
+- **Mixed weights are never served.** An engine is resumed only after every rank has confirmed the same version: all
+  ranks committed, or all rolled back. A rank confirms a version by a digest of the values read back after writing
   (``in_engine.install_proof``). Otherwise the engine stays paused, its requests wait, and the next ``stage`` writes the
   whole state under the same pause.
-- A delta is prepared only on the version that it needs. All ranks together prove that: they digest their live values at
-  the changed places, and the sum must be the patch's.
-- The ranks note this peer's pause before it begins. If the peer dies meanwhile, its successor resumes the engine when
-  all ranks agree, and repairs the engine when they do not. A pause by another process is never ended here.
-- With ``driver="external"`` another process pauses and resumes the engine: nothing is paused or resumed here, and
-  ``commit`` requires a paused engine, and may write the whole state there.
+- A delta is prepared only on the version that it needs. All ranks together prove this: they digest their live values at
+  the changed places, and the sum must equal the patch's.
+- The ranks note this peer's pause before it starts. If the peer then dies, its successor resumes the engine if all
+  ranks agree, and repairs it if they do not. Another process's pause is never ended here.
+- With ``driver="external"``, another process pauses and resumes the engine, and this peer does neither. ``commit`` then
+  requires a paused engine, and may write the whole state there.
 
-Safe points, at which an engine may switch. ``step``: a request that runs goes on with the new weights. ``drain``: new
-requests are held at the engine and running ones end with the old weights. This is vLLM's ``pause?mode=wait``, and
-SparrowRL's end of the current generation batch (section 5.2). Then each request has one version. Requests that outlast
-the limit leave the engine, resumed and ready, at its old version.
+An engine may switch at one of two safe points. With ``step``, a running request continues with the new weights. With
+``drain``, new requests are held at the engine and running ones finish with the old weights, as with vLLM's
+``pause?mode=wait`` or at the end of SparrowRL's current generation batch (section 5.2), so each request has one
+version. If requests outlast the limit, the engine is resumed and stays ready, at its old version.
 
-``kv``: ``p2pcast.rollouts.kv_policy``.
+``kv`` is explained in ``p2pcast.rollouts.kv_policy``.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ Flow = Generator[Instruction, Any, T]
 
 
 class Manner(NamedTuple):
-    """How a peer drives its engine. ``every_rank``: all of the server's workers report to this peer."""
+    """How a peer drives its engine. ``every_rank``: whether all of the server's ranks report to this peer."""
 
     kv: KvPolicy
     driver: Driver
@@ -87,7 +86,7 @@ class Manner(NamedTuple):
 
 
 class MachineInputs(NamedTuple):
-    """``layout``: the run's. ``steady_s``, ``unix_s``: clocks. ``token``: a new name at each call."""
+    """``layout`` returns the run's layout, ``steady_s`` and ``unix_s`` the time, ``token`` a new name at each call."""
 
     layout: Callable[[], Layout]
     steady_s: Callable[[], float]
@@ -96,7 +95,7 @@ class MachineInputs(NamedTuple):
 
 
 class InstallMachine:
-    """One engine. ``name`` begins its error messages."""
+    """Decides for one engine. ``name`` starts its error messages."""
 
     def __init__(self, name: str, manner: Manner, inputs: MachineInputs) -> None:
         self.state = InstallState()
@@ -105,7 +104,7 @@ class InstallMachine:
         self._drives = manner.driver == "peer"
 
     def note(self, event: EngineEvent, version: Version | None = None, **found: Any) -> None:
-        """The only writer of the state. ``version``: proved or committed. ``found``: other fields of the state."""
+        """Apply an event to the state; nothing else does. ``version``: proved or committed. ``found``: other fields."""
         was = self.state
         condition = TRANSITIONS[event].get(was.condition, was.condition)
         known, epoch = condition in KNOWN, was.serving_epoch
@@ -124,12 +123,13 @@ class InstallMachine:
     # -- calls of the installer
 
     def meet(self) -> Flow[list[Report]]:
-        """Learn the ranks' versions, and what they say of their engine. A restart discards earlier events. Where the
-        run's layout has changed, the ranks hold no version of the run, and compute from the one before.
+        """Learn the ranks' versions, and their description of the engine. A restart discards earlier events. If the
+        run's layout has changed, the ranks hold no version of the run, and compute from the previous one.
         """
         reports: list[Report]
         reports, ranks = yield Meet()
-        # One sparse rank changes what the engine samples. A pipeline's first rank may have dense layers alone.
+        # One sparse rank is enough to change what the engine samples. A pipeline's first rank may have only dense
+        # layers.
         follows = any(r.get("follows") is True for r in reports)
         lacks = tuple(sorted({str(name) for r in reports for name in r.get("lacks", ())}))
         skipped, unknown = self._accounts([r["accounts"] for r in reports if "accounts" in r])
@@ -263,8 +263,8 @@ class InstallMachine:
     # -- staging
 
     def _accounts(self, packed: list[bytes]) -> tuple[list[str], list[str]]:
-        """Names of the run's tensors that all ranks together skip, and that they do not know."""
-        if not packed:  # workers of an earlier release do not account for tensors
+        """Names of the run's tensors that all ranks together skip, and of those unknown to them."""
+        if not packed:  # ranks of an earlier release do not account for tensors
             return [], []
         tensors = self._inputs.layout().tensors
         found = list(zip(tensors, tensor_accounts.together(packed, len(tensors)), strict=True))
@@ -272,7 +272,7 @@ class InstallMachine:
         return skipped, unknown
 
     def _begin(self, reports: list[Report]) -> Flow[None]:
-        """Open the server's session, unless the workers report an open one: a peer may have died during an update."""
+        """Open the server's session, unless the ranks report an open one because a peer died during an update."""
         opened = {bool(r["open"]) for r in reports}
         if len(opened) > 1:
             raise LocalError(f"{self._name}: its workers disagree whether an update is under way; restart the server")
@@ -280,15 +280,15 @@ class InstallMachine:
             yield Act.BEGIN
 
     def _prepare(self, version: Version) -> Flow[list[Report]]:
-        """Stage at every rank. If the live weights differ from the version that the ranks named, stage the whole
-        state.
+        """Stage the version at every rank. If the live weights differ from the version that the ranks reported, stage
+        the whole state.
         """
         if self.state.condition is not Condition.DOUBTED:
             try:
                 return (yield from self._prepare_once(version, whole=False))
             except IntegrityError as error:
                 if not isinstance(error, FalseReportError) and common_version((yield Introduce())) is not None:
-                    raise  # the version is at fault: the engine keeps its present version
+                    raise  # the version is at fault: the engine keeps its current version
                 log.error("%s", error)
                 yield from self._distrust()
         return (yield from self._prepare_once(version, whole=True))
@@ -318,14 +318,14 @@ class InstallMachine:
         yield Pause(self._clears)
 
     def _resume(self) -> Flow[None]:
-        """Resume the engine, unless the pause is another process's."""
+        """Resume the engine, unless another process paused it."""
         if self.state.pausing:
             yield Act.RESUME
             self.note(EngineEvent.PAUSE, pausing=False)
 
     def _settle(self, reports: list[Report], held: Version | None) -> Flow[None]:
-        """End the pause of a peer that died, or this peer's after a failure, if all ranks agree. Pause the engine if
-        a rank's version is in doubt.
+        """If all ranks agree, end the pause left by a peer that died, or by this peer after a failure. Pause the engine
+        if a rank's version is in doubt.
         """
         paused = yield Act.ASK_PAUSED
         self.note(EngineEvent.PAUSE, pausing=self.state.pausing or (paused and any(r["pausing"] for r in reports)))
@@ -338,7 +338,7 @@ class InstallMachine:
             yield from self._resume()
 
     def _distrust(self) -> Flow[None]:
-        """Ignore the ranks' versions, and pause the engine, until a dense install has been confirmed."""
+        """Ignore the ranks' versions and pause the engine until a dense install has been confirmed."""
         self.note(EngineEvent.DOUBTED)
         yield Introduce(forget=True)
         if self._drives:
@@ -347,8 +347,8 @@ class InstallMachine:
     # -- the switch
 
     def _switch(self, staged: StagedVersion, done: EngineEvent) -> Flow[CommitReport]:
-        """Pause, commit on all ranks, resume, finish. Raises after undoing all that can be undone. ``done``: the event
-        of an engine that runs with the new version.
+        """Pause, commit on all ranks, resume, finish. Before it raises, it undoes everything that can be undone.
+        ``done``: the event to note once the engine runs with the new version.
         """
         paused = yield Act.ASK_PAUSED
         ours = self._drives and (self.state.pausing or not paused)
@@ -393,10 +393,10 @@ class InstallMachine:
         return CommitReport(took["paused_s"], tokens, detail, dense=staged.dense)
 
     def _reach_safe_point(self, *, ours: bool, paused: bool) -> Flow[dict[str, float]]:
-        """Wait until the engine may switch. Returns durations by name. After an error the engine goes on.
+        """Wait until the engine may switch. Returns durations by name. After an error, the engine resumes.
 
-        ``ours``: no other program paused the engine. Under this peer's own pause nothing is waited for: that is a
-        repair, and wrong weights must not make more tokens. Under another program's pause no request ends.
+        ``ours``: whether no other program has paused the engine. Under this peer's own pause it does not wait: that is
+        a repair, and wrong weights must not produce more tokens. Under another program's pause, no request finishes.
         """
         if self._manner.safe_point == "step":
             return {}
@@ -413,22 +413,22 @@ class InstallMachine:
         except BaseException:
             try:
                 yield from self._resume()
-            except P2PCastError:  # the ranks know of this pause: the next stage ends it
+            except P2PCastError:  # the ranks know of this pause, and the next stage ends it
                 pass
             raise
         return {"drained_s": self._inputs.steady_s() - began}
 
     def _in_core(self, reports: Sequence[Report]) -> bool:
-        """Whether the engine core can switch by itself (``vllm_plugin.engine_core``), and all of its ranks report here.
-        For vLLM, data parallel ranks of a dense model are separate engines with a core each: then no rank counts all
-        ranks.
+        """Whether the engine core can switch by itself (``vllm_plugin.engine_core``) and all of its ranks report here.
+        In vLLM, the data-parallel ranks of a dense model are separate engines, each with its own core, so no rank
+        counts all ranks.
         """
         alone = all(r["core"] and r["ranks"] == self.state.traits.ranks for r in reports)
         return alone and self._drives and self._manner.every_rank
 
     def _write_in_core(self, staged: StagedVersion, ours: bool) -> Flow[tuple[dict[str, float], Sequence[Report]]]:
-        """One command, after which the engine runs with the new version, or is paused. Returns durations by name, and
-        the ranks' reports.
+        """Switch by one command, after which the engine runs with the new version or is paused. Returns durations by
+        name, and the ranks' reports.
         """
         began, version = self._inputs.steady_s(), staged.version
         reports, core, deadline_s = yield CoreSwitch(version, staged.marks, self._clears, ours, staged.dense)
@@ -441,7 +441,7 @@ class InstallMachine:
         return {"paused_s": core["pause_us"] / 1e6, "command_s": self._inputs.steady_s() - began}, reports
 
     def _write_by_routes(self, staged: StagedVersion, ours: bool) -> Flow[tuple[dict[str, float], Sequence[Report]]]:
-        """As ``_write_in_core``, with a command for each step, for an engine that another process pauses, or that has
+        """Like ``_write_in_core``, but with one command per step, for an engine that another process pauses or that has
         several cores. The engine stays paused.
         """
         clock = self._inputs.steady_s
@@ -460,7 +460,7 @@ class InstallMachine:
         return took | {"resuming_s": labelled - written}, reports
 
     def _confirm(self, staged: StagedVersion, reports: Sequence[Report]) -> None:
-        """Every rank holds the values that it prepared."""
+        """Raises FalseReportError unless every rank holds the values that it prepared."""
         for report in reports:
             rank, mark = report["rank"], report.get("mark")
             if report["held"] != str(staged.version) or mark is None or mark != staged.marks.get(rank):
@@ -471,8 +471,8 @@ class InstallMachine:
 
     def _roll_back(self, version: Version, cause: BaseException) -> Flow[None]:
         """Restore every rank's old values after the switch to ``version`` failed with ``cause``. The engine resumes if
-        all ranks confirm one version. Otherwise it stays paused, no version of it is known, and the next ``stage``
-        writes the whole state. Raises nothing of p2pcast's own: the caller raises ``cause``.
+        all ranks confirm the same version. Otherwise it stays paused, its version is unknown, and the next ``stage``
+        writes the whole state. Raises no P2PCastError, because the caller raises ``cause``.
         """
         self.note(EngineEvent.FAILED)
         try:

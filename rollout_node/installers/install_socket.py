@@ -1,9 +1,9 @@
-"""The peer's side of the install socket: engine workers fetch patches here as file descriptors and report here.
+"""The peer's side of the install socket: an engine's ranks fetch patches here as file descriptors, and report here.
 
-Promises:
+Guarantees:
 
 - Only processes of the same user, or of root, are served.
-- A worker can name versions, never paths.
+- A rank can request versions, never paths.
 - A stuck or hostile client costs one bounded connection and nothing else.
 
 Frames: ``rollout_node.in_engine.install_frames``.
@@ -30,11 +30,11 @@ from rollout_node.installers.install_instructions import Report
 from rollout_node.installers.weight_provider import WeightProvider
 
 EXHAUSTED_S = 0.5
-"""Pause in accepting, in seconds, after the process had no descriptor left."""
+"""Seconds for which no connection is accepted after the process has run out of descriptors."""
 
 
 class Expectation:
-    """Collects one report of each rank. ``wait`` returns when all ranks have reported."""
+    """Collects one report per rank. ``wait`` returns once all ranks have reported."""
 
     def __init__(self, matches: Callable[[Report], bool], ranks: int) -> None:
         self._matches, self._ranks = matches, ranks
@@ -47,8 +47,8 @@ class Expectation:
         return made_at >= self._began_at and self._matches(report)
 
     def check(self, report: Report) -> None:
-        """Raises RemoteError for a rank that the engine does not have, and for ranks that count the engine's ranks
-        differently.
+        """Raises RemoteError if the engine does not have the report's rank, or if ranks disagree on how many ranks the
+        engine has.
         """
         rank, ranks = report["rank"], report.get("ranks")
         if rank >= self._ranks:
@@ -60,14 +60,14 @@ class Expectation:
             )
 
     def offer(self, report: Report, made_at: float) -> None:
-        """``made_at``, by the loop's clock: an earlier report answers an earlier question."""
+        """Count a report, unless it was made (``made_at``, loop clock) before this question was asked."""
         if self.awaits(report, made_at):
             self._found[report["rank"]] = report
             if len(self._found) >= self._ranks:
                 self._complete.set()
 
     async def wait(self, timeout_s: float) -> list[Report]:
-        """Reports in order of rank. Raises TimeoutError, or what ``lose`` was given."""
+        """Return the reports in order of rank. Raises TimeoutError, or the error given to ``lose``."""
         async with asyncio.timeout(timeout_s):
             await self._complete.wait()
         if self._lost is not None:
@@ -83,7 +83,7 @@ class Expectation:
         return [rank for rank in range(self._ranks) if rank not in self._found]
 
     def lose(self, ranks: Collection[int], error: P2PCastError) -> None:
-        """Reports of ``ranks`` will not come: ``wait`` raises ``error`` if one of them is missing."""
+        """Give up on reports of ``ranks``: ``wait`` raises ``error`` if one of them is missing."""
         if not self._complete.is_set() and not self._found.keys() >= set(ranks):
             self._lost = error
             self._complete.set()
@@ -96,16 +96,16 @@ class InstallSocket:
         self.path, self._provider = path, provider
         self._sock: socket.socket | None = None
         self._again: asyncio.TimerHandle | None = None
-        """To accept again, while no descriptor is left."""
+        """Timer that starts accepting again after the process ran out of descriptors."""
         self._serving: set[asyncio.Task[None]] = set()
         self._expecting: set[Expectation] = set()
         self.signs: dict[str, Callable[[Report, float], None]] = {}
-        """By engine: called with each sign of life of its processes, and when it was given by the loop's clock."""
+        """By engine: called with each sign of life of its processes, and the loop-clock time at which it was sent."""
         self.elsewhere: Callable[[], str] | None = None
-        """Names the members that forward reports from other hosts; None where there are none."""
+        """Returns the names of the members that forward reports from other hosts; None if there are none."""
 
     async def start(self) -> None:
-        """Listen. A socket left behind by a dead process is replaced. Raises LocalError."""
+        """Listen, replacing a socket left behind by a dead process. Raises LocalError."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         mask = os.umask(0o177)
         try:
@@ -139,7 +139,7 @@ class InstallSocket:
 
     @contextlib.contextmanager
     def expect(self, matches: Callable[[Report], bool], ranks: int) -> Any:
-        """Collect the reports that match, from now until the ``with`` block ends; yields an Expectation."""
+        """Collect the reports that match until the ``with`` block exits; yields an Expectation."""
         expectation = Expectation(matches, ranks)
         self._expecting.add(expectation)
         try:
@@ -153,10 +153,9 @@ class InstallSocket:
     def offer(
         self, request: Mapping[str, Any], age_s: float = 0.0, claim: Callable[[Report], None] | None = None
     ) -> None:
-        """A worker's report, made ``age_s`` ago, of this host or of another. Raises RemoteError when it is malformed.
+        """Handle a report made ``age_s`` ago by a rank on this or another host. Raises RemoteError if it is malformed.
 
-        ``claim`` is called first where the report answers a present question. Only the engine's own workers know the
-        question's nonce.
+        ``claim`` is called first if the report answers a pending question. Only the engine's own ranks know its nonce.
         """
         report, made_at = _checked(request), asyncio.get_running_loop().time() - age_s
         if report["phase"] == ALIVE and (note := self.signs.get(report["engine"])) is not None:
@@ -168,11 +167,11 @@ class InstallSocket:
             claim(report)
         for expectation in tuple(self._expecting):
             expectation.offer(report, made_at)
-        if "process" not in report:  # that of no rank
+        if "process" not in report:  # a report with this field comes from a process that is not a rank
             self._provider.report(report)
 
     def lose(self, ranks: Collection[int], error: P2PCastError) -> None:
-        """The reports that ``ranks`` owe now will not come."""
+        """Give up on the reports that ``ranks`` still owe."""
         for expectation in tuple(self._expecting):
             expectation.lose(ranks, error)
 
@@ -187,14 +186,14 @@ class InstallSocket:
             asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     def _accept(self, listener: socket.socket) -> None:
-        """Accept one connection. Over the limit it is closed at once: a worker retries, a flood gains nothing."""
+        """Accept one connection. Above the limit, close it at once: a rank retries, and a flood gains nothing."""
         try:
             sock, _ = listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return  # the client left before it was served
         except OSError:
-            # No descriptor is left. The connection stays queued and the socket readable, so accepting at once would
-            # spin.
+            # No descriptor is left. The connection stays queued and the socket readable, so accepting again at once
+            # would spin.
             loop = asyncio.get_running_loop()
             loop.remove_reader(listener)
             self._again = loop.call_later(EXHAUSTED_S, self._attend, listener)
@@ -212,7 +211,7 @@ class InstallSocket:
         task.add_done_callback(done)
 
     async def _serve(self, sock: socket.socket) -> None:
-        """One connection, until the worker closes it or breaks a rule."""
+        """Serve one connection until the client closes it or breaks a rule."""
         with contextlib.suppress(OSError, TimeoutError, EOFError):
             sock.setblocking(False)
             if other_user(sock) is not None:
@@ -273,7 +272,7 @@ def _open(path: Path) -> int:
 
 
 def _checked(request: Mapping[str, Any]) -> Report:
-    """A report with all required fields. Raises RemoteError."""
+    """Return the report after checking all required fields. Raises RemoteError."""
     wanted: dict[str, type | tuple[type, ...]] = {
         "engine": str,
         "rank": int,
@@ -310,7 +309,7 @@ async def _receive(sock: socket.socket, n: int) -> bytes:
 
 
 async def _send(sock: socket.socket, frame: bytes, fds: list[int]) -> None:
-    """The descriptors go with the frame's first bytes."""
+    """Send the frame, with the descriptors attached to its first bytes."""
     loop = asyncio.get_running_loop()
     sent = 0
     if fds:

@@ -1,6 +1,6 @@
-"""State of an engine's installer: all that it knows of its engine, and the table by which events change that.
+"""State of an engine's installer: everything it knows about its engine, and the table of how events change that.
 
-``install_machine.InstallMachine.note`` alone writes the state. ``validate`` states what holds at any time.
+Only ``install_machine.InstallMachine.note`` writes the state. ``validate`` checks the invariants.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ TRANSITIONS: Final[Mapping[EngineEvent, Mapping[Condition, Condition]]] = {
     EngineEvent.COMMITTED: dict.fromkeys(Condition, Condition.READY),
     EngineEvent.FAILED: dict.fromkeys(KNOWN, Condition.UNREADY),
 }
-"""A condition that a row does not name stays as it is."""
+"""A condition that a row does not list stays unchanged."""
 
 NOTHING_STAGED: Final = (
     EngineEvent.LOST,
@@ -71,13 +71,13 @@ NOTHING_STAGED: Final = (
     EngineEvent.COMMITTED,
     EngineEvent.FAILED,
 )
-"""After these, no version is staged."""
+"""Events after which no version is staged."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagedVersion:
-    """``marks``: by rank, the checksum of the values that the rank prepared. ``dense``: some rank writes the whole
-    state. ``report``: of the switch, if the engine has switched while staging.
+    """``marks``: for each rank, the checksum of the values that it prepared. ``dense``: whether any rank writes the
+    whole state. ``report``: the switch's report, if the engine already switched during staging.
     """
 
     version: Version
@@ -88,9 +88,9 @@ class StagedVersion:
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """The ranks' description of their engine. ``incarnations``: names of their processes. ``follows``: its attention
-    follows the schedule of budgets that belongs to its version. ``lacks``: adapters of the run that it does not take.
-    ``skipped``: tensors of the run that it leaves out, without an effect (``in_engine.tensor_accounts``).
+    """The ranks' description of their engine. ``incarnations``: names of the ranks' processes. ``follows``: whether its
+    attention follows the budget schedule of its version. ``lacks``: the run's adapters that it does not load.
+    ``skipped``: the run's tensors that it leaves out without any effect (``in_engine.tensor_accounts``).
     """
 
     incarnations: Mapping[int, str] = field(default_factory=dict)
@@ -102,9 +102,9 @@ class Traits:
 
 @dataclass(frozen=True, slots=True)
 class InstallState:
-    """``committed``: the version in use. ``serving_epoch``: id that changes with each write to the weights. A reader
-    asks before and after a request: equal ids mean that the version in use made the whole answer. None while weights
-    may be written, and for the safe point ``step``. ``pausing``: if the engine is paused, this peer paused it.
+    """``committed``: the version in use. ``serving_epoch``: an id that changes with each write to the weights. If it is
+    the same before and after a request, the version in use produced the whole answer. It is None while weights may be
+    written, and with the safe point ``step``. ``pausing``: if the engine is paused, this peer paused it.
     """
 
     condition: Condition = Condition.UNKNOWN
@@ -133,14 +133,14 @@ class InstallState:
 
 
 class FalseReportError(IntegrityError):
-    """A rank's report and its weights differ."""
+    """A rank's weights differ from its report."""
 
 
 class ServerAwayError(RetryableError):
-    """Nothing listens at the server's address, so the engine that held a version has ended: its successor begins with
-    other weights.
+    """Nothing listens at the server's address, so the engine that held a version has exited: its successor starts with
+    different weights.
     """
 
 
 class StillRunningError(RetryableError):
-    """Running requests did not end in time; the engine was left at its old version."""
+    """Running requests did not finish in time; the engine keeps its old version."""

@@ -1,9 +1,9 @@
 """The interface of installers.
 
-The order is ``start``, then for each version ``stage`` and ``commit``, then ``close``; between them, now and then,
-``check`` and ``audit``, one call at a time. A version may be staged and never committed: the next ``stage`` supersedes
-it. Errors are p2pcast's own kinds; after one ``ready`` is False until a later ``commit`` succeeds, and ``committed`` is
-never a version that isn't wholly in use.
+Call ``start``; then, for each version, ``stage`` and ``commit``; finally ``close``. In between, call ``check`` and
+``audit`` now and then. Make one call at a time. A staged version need not be committed: the next ``stage`` supersedes
+it. Errors are p2pcast's own kinds. After an error, ``ready`` is False until a later ``commit`` succeeds, and
+``committed`` is never a version that is only partly in use.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ Driver = Literal["peer", "external"]
 
 @dataclass(frozen=True, slots=True)
 class CommitReport:
-    """``pause_s``: seconds in which the engine generated nothing. ``recomputed_tokens``: most tokens whose keys and
-    values are recomputed because of the switch; None when unknown. ``detail``: the installer's own figures, fit for
-    JSON. ``dense``: the whole state was written into a running engine, so the engine is audited before it is used.
+    """``pause_s``: seconds during which the engine generated nothing. ``recomputed_tokens``: upper bound on the tokens
+    whose keys and values the switch makes the engine recompute; None if unknown. ``detail``: the installer's own
+    figures, as JSON values. ``dense``: whether the whole state was written into a running engine, which is then
+    audited.
     """
 
     pause_s: float
@@ -37,8 +38,8 @@ class CommitReport:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """A target's own weights, digested where they lie. ``wrong``: names of the tensors that aren't those of
-    ``version``; ``unknown``: of those that can't be told from here. ``lacks``: adapters that the target does not take.
+    """Digests of a target's own weights, computed in place and compared. ``wrong``: tensors that differ from
+    ``version``'s; ``unknown``: tensors that cannot be compared; ``lacks``: adapters that the target does not load.
     """
 
     version: Version
@@ -48,24 +49,24 @@ class Audit:
 
 
 class Pulse(Protocol):
-    """Signs of life of a target, apart from its answers to commands."""
+    """A target's signs of life, apart from its answers to commands."""
 
     @property
     def beats(self) -> bool:
-        """Whether the target's processes give signs of life."""
+        """Whether the target's processes send signs of life."""
 
     async def fault(self) -> str | None:
-        """Why the target is not fit for traffic; None: each of its processes runs. Called each second."""
+        """Why the target is not ready for requests; None if all its processes are running. Called every second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """Abilities of a target beyond installs, declared by its installer.
+    """What a target can do besides installs, as declared by its installer.
 
-    - ``pulse``: signs of life of the target's processes; None: there are none.
+    - ``pulse``: signs of life of the target's processes; None if there are none.
     - ``serving_epoch``: id that changes with each write to the target's weights. None while weights may be written, and
       for a target whose switches do not wait for running requests.
-    - ``follows_schedules``: whether the target's attention follows the schedule of budgets that belongs to its version.
+    - ``follows_schedules``: whether the target's attention follows the budget schedule of its version.
     """
 
     pulse: Pulse | None = None
@@ -74,7 +75,7 @@ class Abilities:
 
 
 class Installer(Protocol):
-    """``committed``: the version in use, None when there is none or it isn't known. ``ready``: fit for traffic."""
+    """``committed``: the version in use; None if there is none or it is unknown. ``ready``: ready for requests."""
 
     name: str
     abilities: Abilities
@@ -87,7 +88,7 @@ class Installer(Protocol):
 
     @property
     def commit_needs_shadow(self) -> bool:
-        """Whether the next ``commit`` reads the shadow: then the caller holds it still at the staged version."""
+        """Whether the next ``commit`` reads the shadow. If so, the caller must hold it still at the staged version."""
         ...
 
     async def start(self) -> None:
@@ -95,28 +96,29 @@ class Installer(Protocol):
         ...
 
     async def check(self) -> None:
-        """Does the target still hold ``committed``? If not, ``ready`` is False and ``committed`` None afterwards.
+        """Check that the target still holds ``committed``. If not, set ``ready`` to False and ``committed`` to None.
 
-        Cheap: it is called about once a second while nothing else is done. Raises RetryableError when the target is out
-        of reach: then ``ready`` is False until a later ``check`` finds ``committed`` there, or a ``commit`` succeeds.
+        Cheap: called about once a second while the installer is idle. Raises RetryableError if the target is
+        unreachable: then ``ready`` is False until a later ``check`` finds ``committed`` or a ``commit`` succeeds.
         """
         ...
 
     async def stage(self, version: Version, shadow: Path) -> None:
-        """Make ``version`` ready. ``shadow``, a safetensors file, holds exactly that version and is held still until
-        this returns, no longer. A target without a good version may be switched at once."""
+        """Prepare ``version``. ``shadow``, a safetensors file, holds exactly that version and is held still only until
+        this returns. A target without a good version may be switched at once.
+        """
         ...
 
     async def commit(self, version: Version) -> CommitReport:
-        """Switch to the staged version. After an error the old version is in use, or ``ready`` is False."""
+        """Switch to the staged version. After an error, the old version is in use or ``ready`` is False."""
         ...
 
     async def audit(self, layout: Layout, digests: Mapping[int, int]) -> Audit:
         """Compare the target's own weights with the digests (docs/formats/delta-format.md, section 2) of ``committed``,
-        by number of the tensor. The staged version may be lost: stage it again. When a tensor is wrong, ``committed``
-        is None and ``ready`` False afterwards, and the next ``stage`` and ``commit`` write the whole state.
+        by tensor number. The staged version may be lost and must then be staged again. If a tensor is wrong,
+        ``committed`` becomes None and ``ready`` False, and the next ``stage`` and ``commit`` write the whole state.
 
-        O(model). Raises LocalError when nothing is committed, RetryableError when the target is out of reach.
+        O(model). Raises LocalError if nothing is committed, RetryableError if the target is unreachable.
         """
         ...
 

@@ -1,10 +1,10 @@
 """Commands to all ranks of a vLLM engine, and the reports with which the ranks answer over the install socket.
 
-Promises:
+Guarantees:
 
-- A report answers one command: engine, phase, version and nonce must be those of the command.
-- A command returns one report of each rank, or raises. A missing report is an error that names the ranks.
-- A rank's error is raised as the kind of error that the rank named (``install_instructions.raise_first``).
+- A report answers exactly one command: its engine, phase, version and nonce must match the command's.
+- A command returns one report per rank, or raises. A missing report is an error that names the ranks.
+- A rank's error is raised as the kind named in its report (``install_instructions.raise_first``).
 
 ``install_machine`` decides whether a report is true.
 """
@@ -25,12 +25,12 @@ from rollout_node.installers.install_socket import Expectation, InstallSocket
 from rollout_node.installers.install_state import ServerAwayError
 
 WATCH_S: Final = 2.0
-"""Interval in seconds at which the server is looked at, while its ranks work."""
+"""Seconds between checks of the server while its ranks work."""
 
 
 class Ranks:
-    """``run``: the run's id; ranks ignore versions of other runs. ``given``: number of workers that report to this
-    peer; None: all of the server's. Error messages begin with ``name``, the server's.
+    """``run``: the run's id; ranks ignore versions of other runs. ``given``: number of ranks that report to this peer;
+    None means all of the server's. Error messages start with ``name``, the server's name.
     """
 
     def __init__(self, server: EngineServer, socket: InstallSocket, run: str, given: int | None) -> None:
@@ -46,8 +46,8 @@ class Ranks:
         self.count = self._given or await self._server.world_size()
 
     async def init(self, *, pausing: bool = False, forget: bool = False) -> list[Report]:
-        """Reports of the version that each rank holds. ``pausing``: the ranks note that this peer is about to pause
-        the engine. ``forget``: they name no version until the next install.
+        """Return each rank's report of its version. ``pausing``: the ranks note that this peer is about to pause the
+        engine. ``forget``: they report no version until the next install.
         """
         with self._expecting("init", None) as (expectation, nonce):
             info = {"engine": self.engine, "run": self._run, "nonce": nonce, "pausing": pausing, "forget": forget}
@@ -55,7 +55,7 @@ class Ranks:
             return await self._collect(expectation, "init", self._server.deadlines.report)
 
     async def command(self, phase: str, version: Version, deadline_s: float, *, whole: bool = False) -> list[Report]:
-        """``phase``: ``prepare``, ``commit``, ``abort`` or ``audit``. Raises the first error that a rank reports."""
+        """Send ``prepare``, ``commit``, ``abort`` or ``audit`` to all ranks. Raises the first error reported."""
         with self._expecting(phase, version) as (expectation, nonce):
             info = {"phase": phase, "version": str(version), "nonce": nonce, "whole": whole}
             await self._server.update(info, deadline_s)
@@ -75,7 +75,7 @@ class Ranks:
             yield expectation, nonce
 
     async def _collect_while_up(self, expectation: Expectation, phase: str, deadline_s: float) -> list[Report]:
-        """As ``_collect``, unless nothing listens at the server's address any more: dead ranks report nothing."""
+        """Like ``_collect``, but stop when nothing listens at the server's address: dead ranks send no reports."""
         collecting = asyncio.create_task(self._collect(expectation, phase, deadline_s), name=f"reports of {phase}")
         try:
             while not (await asyncio.wait([collecting], timeout=WATCH_S))[0]:
@@ -85,7 +85,7 @@ class Ranks:
         return collecting.result()
 
     async def _require_listener(self) -> None:
-        """Raises ServerAwayError. A slow server is left to the deadline of the reports."""
+        """Raises ServerAwayError if nothing listens. A slow server is covered by the deadline of the reports."""
         try:
             await self._server.label()
         except ServerAwayError:

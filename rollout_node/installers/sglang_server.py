@@ -1,7 +1,7 @@
 """A SGLang server's HTTP routes, as an installer uses them.
 
-Commands go as the ``action`` of ``/weights_checker``. Of SGLang's routes to all schedulers, this one takes text and
-does not wait for running requests (``rollout_node.sglang_plugin``).
+Commands are sent as the ``action`` of ``/weights_checker``: among SGLang's routes to all schedulers, this one accepts
+text and does not wait for running requests (``rollout_node.sglang_plugin``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rollout_node.installers.install_state import StillRunningError
 from rollout_node.sglang_plugin import PREFIX, SOCKET_VARIABLE
 
 DRAIN_CHECK_S: Final = 0.05
-"""Interval in seconds at which a drain asks whether running requests have ended."""
+"""Seconds between a drain's checks whether running requests have finished."""
 
 
 class SglangServer(EngineServer):
@@ -29,19 +29,19 @@ class SglangServer(EngineServer):
     def __init__(self, url: str, name: str | None = None, deadlines: Deadlines | None = None) -> None:
         super().__init__(url, name, deadlines)
         self._paused_by_route = False
-        """Whether SGLang's front end may hold new requests: the switch by one command ends the schedulers' pause only.
+        """Whether SGLang's front end may be holding new requests; the one-command switch resumes only the schedulers.
         """
 
     async def health(self) -> None:
-        """SGLang's own route calls a paused server unhealthy."""
+        """Ask the schedulers, because SGLang's own route reports a paused server as unhealthy."""
         await self._ask("state", {}, self.deadlines.request)
 
     async def answer(self, deadline_s: float) -> None:
         await self._request("GET", "/model_info", None, deadline_s)
 
     async def world_size(self) -> int:
-        """Raises LocalError for a server with data parallelism, whose groups would not switch together, or pipeline
-        parallelism, whose schedulers heed no pause.
+        """Raises LocalError for a server with data parallelism, because its groups would not switch together, or with
+        pipeline parallelism, because its schedulers ignore pauses.
         """
         ranks, groups, stages = await self._ask("state", {}, self.deadlines.request, "ranks", "groups", "stages")
         if groups != 1:
@@ -53,7 +53,7 @@ class SglangServer(EngineServer):
         return int(ranks)
 
     async def label(self) -> str:
-        """Both, if the front end's differs from the schedulers': a peer may have died between the two."""
+        """The label, or both if the front end's differs from the schedulers' because a peer died in between."""
         [version] = await self._ask("state", {}, self.deadlines.request, "version")
         shown = (await self._get("/model_info") or {}).get("weight_version", version)
         return str(version) if shown == version else f"{version}, and {shown} at the front end"
@@ -84,11 +84,11 @@ class SglangServer(EngineServer):
         self._paused_by_route = False
 
     async def clear_caches(self) -> None:
-        """Requests that run, and are not retracted, prevent it."""
+        """Fails while requests are running that have not been retracted."""
         await self._post("/flush_cache", None, self.deadlines.commit)
 
     async def set_label(self, version: str) -> None:
-        """In the schedulers, which name versions of tokens, and in the server, which names one for a whole answer."""
+        """Set the label in the schedulers, which label tokens, and in the server, which labels whole answers."""
         await self._ask("label", {"version": version}, self.deadlines.request)
         await self._post("/update_weight_version", {"new_version": version, "abort_all_requests": False})
 
@@ -120,11 +120,11 @@ class SglangServer(EngineServer):
         await self._ask("finish", {}, self.deadlines.request)
 
     async def _ask(self, do: str, body: Mapping[str, Any], deadline_s: float, *names: str) -> list[Any]:
-        """A command to every scheduler. Values of the first one's answer, by ``names``."""
+        """Send a command to every scheduler, and return the values named ``names`` from the first one's answer."""
         action = PREFIX + json.dumps({"do": do, **body})
         text = await self._request("POST", "/weights_checker", {"action": action}, deadline_s)
         try:
-            # With data parallelism the server joins the answers of several groups.
+            # With data parallelism, the server concatenates the answers of several groups.
             found, _ = json.JSONDecoder().raw_decode(json.loads(text)["message"])
             return [found[name] for name in names]
         except (ValueError, TypeError, KeyError):

@@ -1,11 +1,11 @@
 """A folder of checkpoints for programs that read weights from disk: step folders, each with its marker, and the link
 ``latest``. Names and markers: ``p2pcast.checkpoint.folder_form``.
 
-Promise: a step folder is a whole Hugging Face checkpoint, durable and complete with its marker, from the moment the
-name appears. ``latest`` always leads to such a folder. A step that returns with other bytes replaces the old
-folder in one move. Folders that p2pcast did not write are never replaced or removed. A full disk is one clear error and
-leaves existing folders as they are. The folder's mode decides who may read the checkpoints, not the process's umask; a
-folder made here is private to this user.
+Guarantees: from the moment its name appears, a step folder is a whole Hugging Face checkpoint, durable and complete
+with its marker. ``latest`` always leads to such a folder. If a step comes again with different bytes, one move replaces
+the old folder. Folders that p2pcast did not write are never replaced or removed. A full disk raises one clear error and
+leaves existing folders as they are. The folder's mode, not the process's umask, decides who may read the checkpoints; a
+folder created here is private to this user.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ MODEL = "model.safetensors"
 LATEST = "latest"
 
 _COPY_BYTES = 32 * limits.MIB
-"""Bytes copied between two checks for cancellation."""
+"""Bytes to copy between two checks for cancellation."""
 _NO_DIRECT_COPY = (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class StepFolders:
-    """The folder at ``folder``, of which the newest ``keep`` versions stay. Synchronous; one call at a time."""
+    """The folder at ``folder``, which keeps the newest ``keep`` versions. Synchronous; make one call at a time."""
 
     def __init__(self, folder: Path, keep: int, form: FolderForm = DEFAULT) -> None:
         if keep < 1:
@@ -52,11 +52,11 @@ class StepFolders:
         self._names, self._marker = form.names, form.marker
         self._lock_fd = -1
         self._mode = disk.PRIVATE.folder
-        """Mode of folders that are made here; files get this mode without the right to execute."""
+        """Mode of folders created here; files get this mode without the execute bits."""
         self._staged: tuple[Version, Path] | None = None
 
     def start(self) -> None:
-        """Make the folder, lock it, remove leftovers of a killed process. Raises LocalError."""
+        """Create and lock the folder, and remove leftovers of a killed process. Raises LocalError."""
         with explained("create", self.folder):
             disk.make_folder(self.folder)
             self._mode = private_folders.check_shared(self.folder)
@@ -88,11 +88,11 @@ class StepFolders:
         return self.folder / self._names.name(version.step)
 
     def holds(self, version: Version) -> bool:
-        """Whether this version's checkpoint is in its place, judged by its last marker."""
+        """Whether this version's checkpoint is in place, judged by its last marker."""
         return self._version_in(self.path_of(version)) == version
 
     def differing(self, version: Version, layout: Layout, digests: Mapping[int, int]) -> list[str]:
-        """Names of the tensors that differ from their digests (by number); all names when the checkpoint is
+        """Return the names of the tensors that differ from their digests (by number), or all names if the checkpoint is
         missing.
         """
         names = [t.name for t in layout.tensors]
@@ -112,9 +112,9 @@ class StepFolders:
     def stage(self, version: Version, shadow: Path, files: Mapping[str, bytes], cancelled: threading.Event) -> None:
         """Write the checkpoint under a hidden name, from the safetensors file ``shadow`` and the small ``files``.
 
-        Replaces the staged checkpoint. An identical checkpoint that exists is not written again. Raises
-        LocalError (no room, foreign folder), IntegrityError (a small file's path) and RetryableError once
-        ``cancelled`` is set.
+        Replaces the staged checkpoint. If an identical checkpoint exists, it is not written again. Raises LocalError
+        (disk full, foreign folder), IntegrityError (invalid path of a small file) and RetryableError once ``cancelled``
+        is set.
         """
         self.discard()
         if not self._is_locked():  # another process removed or replaced the whole folder
@@ -147,7 +147,7 @@ class StepFolders:
         self._staged = None
 
     def publish(self, version: Version) -> Path:
-        """Give the staged checkpoint its name; may be repeated. Raises LocalError when ``version`` is not staged."""
+        """Give the staged checkpoint its name; may be repeated. Raises LocalError if ``version`` is not staged."""
         if self._staged is None or self._staged[0] != version:
             raise LocalError(
                 f"{self.folder}: {version} isn't staged, {self._staged[0] if self._staged else 'nothing'} is"
@@ -177,7 +177,7 @@ class StepFolders:
         self._prune()
 
     def _is_locked(self) -> bool:
-        """Whether the folder at this path is still the folder that ``start`` locked."""
+        """Whether the folder at this path is still the one that ``start`` locked."""
         try:
             return os.path.samestat(os.stat(self.folder), os.fstat(self._lock_fd))
         except OSError:
@@ -220,7 +220,7 @@ class StepFolders:
             return _same_contents(final / MODEL, shadow, cancelled)
 
     def _prune(self) -> None:
-        """Remove checkpoints older than the newest that are kept, but never the target of ``latest``."""
+        """Remove checkpoints beyond the newest ``keep``, but never the target of ``latest``."""
         link = self.folder / LATEST
         try:
             latest = os.readlink(link) if link.is_symlink() else None
@@ -243,8 +243,8 @@ class StepFolders:
         return version if not path.is_symlink() and self.path_of(version) == path else None
 
     def _restore_or_remove(self, left: Path) -> None:
-        """Handle a leftover of a killed process: restore the only copy of a step that was being replaced, remove any
-        other.
+        """Handle a leftover of a killed process: restore it if it is the only copy of a step that was being replaced,
+        otherwise remove it.
         """
         final = left.with_name(_final_name(left))
         replaced = left.name.endswith(_REPLACED)
@@ -255,11 +255,11 @@ class StepFolders:
 
 
 _REPLACED = "-replaced"
-"""Suffix of the hidden name of a step that is being replaced where the file system can't exchange two names."""
+"""Suffix of the hidden name of a step being replaced, on file systems that cannot exchange two names."""
 
 
 def _final_name(left: Path) -> str:
-    """The name that a leftover was to get, or had."""
+    """The name that a leftover had, or was about to get."""
     return left.name.removeprefix(".").split(".part-")[0]
 
 
@@ -268,7 +268,7 @@ def _text(version: Version) -> bytes:
 
 
 def _take_place(part: Path, final: Path) -> None:
-    """Give ``part`` the name ``final``; a previous folder of that name is then under ``part``."""
+    """Rename ``part`` to ``final``. A previous folder of that name is afterwards at ``part``."""
     if not os.path.lexists(final):
         disk.rename(part, final)
     elif not disk.exchange(part, final):
@@ -289,7 +289,7 @@ def _write_synced(path: Path, data: bytes, mode: int) -> None:
 
 
 def _copy_synced(source: Path, target: Path, cancelled: threading.Event, mode: int = disk.PRIVATE.file) -> None:
-    """Copy inside the kernel: shared blocks where the file system has them, else from page cache to page cache."""
+    """Copy inside the kernel, sharing blocks if the file system can, otherwise from page cache to page cache."""
     with (
         source.open("rb", buffering=0) as src,
         open(disk.create(target, os.O_WRONLY | os.O_EXCL), "wb", buffering=0) as dst,
@@ -312,7 +312,7 @@ def _copy_synced(source: Path, target: Path, cancelled: threading.Event, mode: i
                 raise LocalError(f"{source} was cut short while it was copied to {target}")
             done += copied
         disk.sync(dst.fileno(), target)
-    # The source changes only after ``cancelled`` is set, so a copy that passes this check is consistent.
+    # The source only changes after ``cancelled`` is set, so a copy that passes this check is consistent.
     _still_wanted(cancelled)
 
 

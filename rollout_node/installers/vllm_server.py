@@ -1,8 +1,8 @@
 """A vLLM server's HTTP routes, as an installer uses them.
 
-Callers have to keep two rules of vLLM. Its engine executes commands one after the other, so a command that hangs delays
-all later commands. With several workers, an error inside one worker leaves an answer unread, and vLLM takes that answer
-for the next command's. So callers send no command that a worker would refuse.
+Callers must follow two rules. vLLM's engine executes commands one after the other, so a command that hangs delays all
+later ones. With several ranks, an error in one rank leaves an answer unread, and vLLM takes that answer for the next
+command's. So callers must not send a command that a rank would refuse.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class VllmServer(EngineServer):
     # -- queries
 
     async def world_size(self) -> int:
-        """Workers, over all tensor, pipeline and data parallel ranks."""
+        """Number of tensor-, pipeline- and data-parallel ranks."""
         return int((await self._get("/get_world_size"))["world_size"])
 
     async def label(self) -> str:
@@ -37,7 +37,7 @@ class VllmServer(EngineServer):
         return bool((await self._get("/is_paused"))["is_paused"])
 
     async def cached_tokens(self) -> int | None:
-        """Tokens in the blocks that running requests hold, rounded up to whole blocks; from the server's metrics."""
+        """Tokens in the blocks held by running requests, rounded up to whole blocks, from the server's metrics."""
         try:
             text = await self._request("GET", "/metrics", None, self.deadlines.request)
         except (RetryableError, LocalError):
@@ -82,8 +82,8 @@ class VllmServer(EngineServer):
     async def switch(
         self, order: dict[str, Any], deadline_s: float
     ) -> tuple[list[Mapping[str, Any]], Mapping[str, Any]]:
-        """Pause, commit and resume in the engine core (``vllm_plugin.engine_core``). The ranks' reports, and the core's
-        own.
+        """Pause, commit and resume in the engine core (``vllm_plugin.engine_core``). Returns the ranks' reports and the
+        core's own.
         """
         text = await self._request("POST", "/collective_rpc", {"method": "p2pcast_switch", "kwargs": order}, deadline_s)
         try:
