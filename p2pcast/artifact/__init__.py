@@ -1,5 +1,5 @@
-"""Artifacts: anchors and deltas as an append-only log, signed batches and a manifest (docs/formats/delta-format.md,
-sections 4 to 6).
+"""Artifacts: an anchor or a delta as an append-only log with signed batches and a manifest
+(docs/formats/delta-format.md, sections 4 to 6).
 """
 
 from p2pcast.artifact.assembly import Assembly, Placed

@@ -1,9 +1,9 @@
 """``.p2pd``: an artifact in a file (docs/formats/delta-format.md, section 6).
 
-Promise: a file appears under its name only when it is whole. A reader checks, in this order: the magic at both ends,
-the tail's length and hash, its framing, layout and key, the signatures, the chain of batches, the totals. Then it
-checks every piece as it is read. A refusal states whether the file is of another kind, was cut short, or was damaged.
-The caller states which key may sign (``public``); without ``public``, the key in the file is accepted.
+Guarantees: a file appears under its name only once it is complete. A reader checks, in this order: the magic at both
+ends, the tail's length and hash, its framing, layout and key, the signatures, the chain of batches, and the totals.
+Every piece is verified when it is read. The error says whether a file is not a .p2pd file, was cut short, or was
+damaged. ``public`` is the key that must have signed; if it is None, the key in the file is accepted.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _TAIL_CAPS = {
     "manifest": limits.MAX_MANIFEST_BYTES,
     "open": limits.MAX_SIGNED_BYTES,
 }
-"""The largest of each field behind ``batches``, in order; ``durable`` may be missing."""
+"""Maximum size in bytes of each field after ``batches``, in order; ``durable`` may be missing."""
 _MIN_SIGNED_BYTES = 64
 _MAX_READ_BYTES = 1 << 30
-"""Bytes in one read; the kernel transfers at most 2 GiB at a time."""
+"""Most bytes per read; the kernel transfers at most 2 GiB at a time."""
 
 
 class Tail(NamedTuple):
-    """The bytes after the log, which are also the contents of an anchor's ``p2pcast-anchor``.
+    """The records after the log. Their encoding is also the content of an anchor's ``p2pcast-anchor``.
 
-    ``durable``: the hub's durable record; empty for an artifact that needs none.
+    ``durable``: the hub's durable record; empty if the artifact needs none.
     """
 
     batches: list[bytes]
@@ -61,7 +61,7 @@ class Tail(NamedTuple):
 
     @classmethod
     def of(cls, assembly: Assembly, durable: bytes | None = None) -> Tail:
-        """The tail of a whole artifact. ``durable``: used instead of the assembly's durable record."""
+        """Return the tail of a complete artifact. ``durable``: a record that replaces the assembly's durable record."""
         assert assembly.manifest_signed is not None
         signed = durable or assembly.durable_signed or b""
         return cls(
@@ -78,7 +78,7 @@ class Tail(NamedTuple):
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview, where: str) -> Tail:
-        """Parse canonical msgpack; lengths in it are not trusted. Raises IntegrityError."""
+        """Parse canonical msgpack without trusting the lengths in it. Raises IntegrityError."""
         if bytes(data[:1]) not in (b"\x85", b"\x86"):
             raise IntegrityError(f"{where}: not a map of {', '.join(_TAIL_KEYS)}")
         caps = _TAIL_CAPS if data[0] == 0x86 else {name: cap for name, cap in _TAIL_CAPS.items() if name != "durable"}
@@ -101,7 +101,7 @@ class Tail(NamedTuple):
         return cls(batches, **found)
 
     def assembly(self, layout: Layout) -> Assembly:
-        """Verify all records; the directory is complete. Raises IntegrityError."""
+        """Verify all records and return them as an assembly with a complete directory. Raises IntegrityError."""
         assembly = Assembly(self.open, self.key, layout)
         assembly.add_manifest(self.manifest)
         if self.durable:
@@ -123,7 +123,7 @@ def _take_key(data: bytes | memoryview, at: int, name: str, where: str) -> int:
 
 
 def _take_list(data: bytes | memoryview, at: int, where: str) -> tuple[int, int]:
-    """(number of items, offset of the first)."""
+    """Return (number of items, offset of the first item)."""
     head = bytes(data[at : at + 5])
     kind = head[0] if head else 0
     if kind & 0xF0 == 0x90:
@@ -141,15 +141,15 @@ def _take_list(data: bytes | memoryview, at: int, where: str) -> tuple[int, int]
 
 
 def footer(tail: bytes) -> bytes:
-    """The file's last bytes, right after the tail."""
+    """Return the file's last bytes, which follow the tail."""
     return len(tail).to_bytes(8, "little") + blake3.blake3(tail).digest()[:8] + _END_MARK
 
 
 class P2pdWriter:
-    """Writes a file beside its final name. A context manager: without ``seal`` the file is removed."""
+    """Writes to a temporary file next to the final one. A context manager: unless sealed, the file is removed."""
 
     def __init__(self, path: Path | str, key: RunKey, open: Open, layout: Layout) -> None:
-        """Create the file. Raises LocalError."""
+        """Create the temporary file. Raises LocalError."""
         self.path = Path(path)
         self.packer = Packer(key, open, layout)
         self._public = key.public
@@ -173,13 +173,13 @@ class P2pdWriter:
         self._write(payload)
 
     def add_file(self, path: str, contents: bytes, *, in_base: bool = False) -> None:
-        """Add a small file of the version; ``in_base``: the base has the same bytes, so only the hash is stored."""
+        """Add one of the version's small files. ``in_base``: the base has the same bytes; only the hash is stored."""
         self.packer.add_file(path, None if in_base else contents, len(contents), blake3.blake3(contents).digest())
         if not in_base:
             self._write(contents)
 
     def seal(self, state: int) -> int:
-        """Append the tail, sync, and rename. Returns the file's size in bytes. Raises LocalError."""
+        """Append the tail, sync and rename the file, and return its size in bytes. Raises LocalError."""
         *batches, manifest = self.packer.seal(state)
         tail = Tail(batches, self._public, self._document, manifest, self.packer.open_signed).to_bytes()
         self._write(tail)
@@ -209,7 +209,7 @@ class P2pdWriter:
 
 
 class P2pdFile:
-    """A sealed file with verified records. Reads are thread-safe."""
+    """A sealed file whose records have been verified. Reads are thread-safe."""
 
     def __init__(self, path: Path, fd: int, layout: Layout, assembly: Assembly, public: bytes) -> None:
         """Use ``P2pdFile.open``."""
@@ -223,8 +223,8 @@ class P2pdFile:
 
     @classmethod
     def open(cls, path: Path | str, public: bytes | None = None) -> P2pdFile:
-        """Open and check all but the pieces. ``public``: the only key that may have signed. Raises LocalError,
-        IntegrityError.
+        """Open a file and check everything except the pieces. ``public``: the only key that may have signed, or None
+        for any. Raises LocalError and IntegrityError.
         """
         path = Path(path)
         with explained("read", path):
@@ -264,11 +264,11 @@ class P2pdFile:
 
     @property
     def nbytes(self) -> int:
-        """Size of the whole file."""
+        """Size of the whole file in bytes."""
         return os.fstat(self._fd).st_size
 
     def read(self, offset: int, size: int) -> bytes:
-        """Bytes of the log, after every touched piece is verified. Raises IntegrityError."""
+        """Return bytes of the log after verifying every piece that they are part of. Raises IntegrityError."""
         if size == 0:
             return b""
         pieces = self.assembly.pieces_of(offset, size)
@@ -287,11 +287,11 @@ class P2pdFile:
         return bytes(data[offset - begin : offset - begin + size])
 
     def read_cell(self, placed: Placed) -> bytes:
-        """A cell's payload, verified. Raises IntegrityError."""
+        """Return a cell's payload, verified. Raises IntegrityError."""
         return self.read(placed.offset, placed.bytes)
 
     def read_file(self, entry: FileEntry) -> bytes:
-        """The contents of a small file in the log, verified. Raises IntegrityError."""
+        """Return a small file's contents from the log, verified. Raises IntegrityError."""
         assert entry.offset is not None
         contents = self.read(entry.offset, entry.size)
         if blake3.blake3(contents).digest() != entry.hash:
@@ -299,14 +299,14 @@ class P2pdFile:
         return contents
 
     def verify_pieces(self) -> None:
-        """Read and check the whole log. Raises IntegrityError."""
+        """Read and verify the whole log. Raises IntegrityError."""
         step = limits.BATCH_PIECES * self.assembly.open.piece
         for offset in range(0, self.manifest.log, step):
             self.read(offset, min(step, self.manifest.log - offset))
 
 
 def _pread(fd: int, size: int, offset: int) -> bytes:
-    """``size`` bytes, or fewer at the end of the file. Raises OSError."""
+    """Read ``size`` bytes, or fewer at the end of the file. Raises OSError."""
     parts: list[bytes] = []
     while size:
         part = os.pread(fd, min(size, _MAX_READ_BYTES), offset)
@@ -319,7 +319,7 @@ def _pread(fd: int, size: int, offset: int) -> bytes:
 
 
 def _read_tail(fd: int, path: Path) -> tuple[int, bytes]:
-    """(bytes of the log, tail), after both ends, the length and the hash matched. Raises IntegrityError, OSError."""
+    """Return (log size in bytes, tail) after checking both ends, length and hash. Raises IntegrityError, OSError."""
     size = os.fstat(fd).st_size
     head = _pread(fd, len(HEADER), 0)
     if head[: len(MAGIC)] != MAGIC[: len(head)] or not head:

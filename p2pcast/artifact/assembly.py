@@ -1,9 +1,9 @@
-"""The receiver's view of one artifact: its batches in any order, its directory in log order, and its sealing manifest.
+"""The receiver's view of one artifact: its batches (received in any order), its directory in log order, its manifest.
 
-Promise: every value that an assembly returns was signed by the run's key, fits the layout, and does not contradict
-earlier values. Memory is bounded by the layout: no more pieces than its cells can fill, no cell twice. A key that signs
-two contradicting records breaks the artifact permanently. Looking up a piece's hash is O(1). Pure: no files, no
-sockets, no clock.
+Guarantees: every value that an assembly returns was signed by the run's key, fits the layout, and does not contradict
+earlier values. The layout bounds memory: no more pieces than its cells can fill, and no cell twice. If the key signs
+two contradictory records, the artifact is broken permanently. Looking up a piece's hash takes O(1). Pure: no files,
+sockets or clock.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class _Known(NamedTuple):
 
 
 class Assembly:
-    """One artifact. A forged record raises IntegrityError and changes nothing; a contradiction breaks the artifact
-    permanently.
+    """One artifact. A forged record raises IntegrityError and changes nothing; contradictory records also break the
+    artifact permanently.
     """
 
     def __init__(self, open_signed: bytes, public: bytes, layout: Layout) -> None:
-        """Take the signed open record. Raises IntegrityError if it is of another run or layout."""
+        """Start from the signed open record. Raises IntegrityError if it belongs to a different run or layout."""
         self.open = Open.from_signed(open_signed, public)
         if self.open.run != run_id(public):
             raise IntegrityError("open record: run: does not match this run's key")
@@ -62,7 +62,7 @@ class Assembly:
         self.manifest: Manifest | None = None
         self.manifest_signed: bytes | None = None
         self.durable_signed: bytes | None = None
-        """The hub's signed durable record; required for the first delta of a version only (``confirmed``)."""
+        """The hub's signed durable record; required only for a version's first delta (see ``confirmed``)."""
         self.layout = layout
         self.directory: list[Placed] = []
         """Entries so far, in log order."""
@@ -86,20 +86,20 @@ class Assembly:
 
     @property
     def sealed(self) -> bool:
-        """Whether the manifest was received: the number of pieces is final."""
+        """Whether the manifest has been received, so that the number of pieces is final."""
         return self.manifest is not None
 
     @property
     def complete_directory(self) -> bool:
-        """Whether the artifact is sealed, every batch was received, and all totals and the hash chain matched."""
+        """Whether the artifact is sealed, every batch has been received, and all totals and the hash chain match."""
         return self._complete
 
     @property
     def confirmed(self) -> bool:
-        """Whether the artifact is sealed and surely on the hub's disk, so that engines may serve it.
+        """Whether the artifact is sealed and known to be on the hub's disk, so that engines may serve it.
 
-        Anchors and squashes are signed only after their version is on disk. Sealed artifacts of release 0.1 in a store
-        were on disk too.
+        Anchors and squashes are signed only after their version is on disk. Artifacts that release 0.1 sealed in a
+        store were on disk too.
         """
         manifest = self.manifest
         if manifest is None:
@@ -123,16 +123,16 @@ class Assembly:
 
     @property
     def pieces(self) -> int:
-        """Pieces of the artifact once sealed; before that, one more than the highest signed piece."""
+        """Number of pieces once the artifact is sealed; before that, one more than the highest signed piece."""
         return len(self._of_piece) if self.manifest is None else self.manifest.pieces
 
     @property
     def linked_pieces(self) -> int:
-        """Signed pieces without a gap from the first on."""
+        """Number of signed pieces before the first gap."""
         return self._linked_pieces
 
     def piece_hash(self, piece: int) -> bytes | None:
-        """BLAKE3 of a piece, or None if no batch with it was received."""
+        """Return the BLAKE3 hash of a piece, or None if its batch has not been received."""
         known = self._of_piece[piece] if 0 <= piece < len(self._of_piece) else None
         if known is None:
             return None
@@ -140,7 +140,7 @@ class Assembly:
         return known.batch.hashes[at : at + HASH_BYTES]
 
     def piece_bytes(self, piece: int) -> int | None:
-        """Size of a piece in bytes; None if the piece does not exist or may be the last.
+        """Return a piece's size in bytes; None if the piece does not exist or may be the last.
 
         The last piece may be shorter; before the seal its size is at most ``open.piece``.
         """
@@ -151,27 +151,27 @@ class Assembly:
         return self.open.piece if 0 <= piece < len(self._of_piece) - 1 else None
 
     def pieces_of(self, offset: int, size: int) -> range:
-        """The pieces that hold ``size`` bytes of the log from ``offset`` on."""
+        """Return the pieces that contain ``size`` bytes of the log from ``offset`` on."""
         return range(offset // self.open.piece, -(-(offset + size) // self.open.piece))
 
     def batch_for_piece(self, piece: int) -> bytes | None:
-        """The signed batch with a piece's hash, which must be forwarded before the piece."""
+        """Return the signed batch that contains a piece's hash. It must be forwarded before the piece."""
         known = self._of_piece[piece] if 0 <= piece < len(self._of_piece) else None
         return None if known is None else known.signed
 
     def batch(self, seq: int) -> bytes | None:
-        """The signed batch with this number."""
+        """Return the signed batch with this number, or None."""
         known = self._by_seq.get(seq)
         return None if known is None else known.signed
 
     def signed_batches(self) -> list[bytes]:
-        """All received batches, by number."""
+        """Return all received batches in order of their numbers."""
         return [self._by_seq[seq].signed for seq in sorted(self._by_seq)]
 
     # -- records
 
     def add_batch(self, signed: bytes) -> list[Placed]:
-        """Take a batch, in any order. Returns the directory entries that became known, in log order. Raises
+        """Add a batch, in any order, and return the directory entries that it made known, in log order. Raises
         IntegrityError.
         """
         self._check_fault()
@@ -190,9 +190,7 @@ class Assembly:
         return self._link()
 
     def add_manifest(self, signed: bytes) -> None:
-        """Take the manifest. Totals and chain are checked now, or when the last batch arrives. Raises
-        IntegrityError.
-        """
+        """Add the manifest. Totals and chain are checked now, or when the last batch arrives. Raises IntegrityError."""
         self._check_fault()
         if self.manifest is not None:
             if signed != self.manifest_signed:
@@ -205,7 +203,7 @@ class Assembly:
         self._finish()
 
     def add_durable(self, signed: bytes) -> None:
-        """Take the hub's durable record, after the manifest. Raises IntegrityError."""
+        """Add the hub's durable record, after the manifest. Raises IntegrityError."""
         self._check_fault()
         if signed == self.durable_signed:
             return
@@ -227,12 +225,12 @@ class Assembly:
             raise IntegrityError(self._fault)
 
     def _broken(self, message: str) -> IntegrityError:
-        """Mark the artifact broken: its records contradict each other, so none of them can be trusted."""
+        """Mark the artifact as broken and return the error: its records are contradictory, so none can be trusted."""
         self._fault = f"{message} (artifact {self.open.artifact.hex()} of {self.open.version})"
         return IntegrityError(self._fault)
 
     def _check_batch(self, batch: Batch) -> None:
-        """Check a batch without its predecessors. Changes nothing, except that a contradiction breaks the artifact."""
+        """Check a batch on its own. Changes nothing, except that a contradiction breaks the artifact."""
         if batch.artifact != self.open.artifact:
             raise IntegrityError(f"batch: artifact: not {self.open.artifact.hex()}")
         if batch.seq >= self._max_batches or batch.first + batch.pieces > self._max_pieces:
@@ -261,7 +259,7 @@ class Assembly:
                 raise self._broken(f"batch {batch.seq}: cell {entry.cell}: an anchor's cells are raw, with before = 0")
 
     def _link(self) -> list[Placed]:
-        """Append every batch whose predecessor is linked."""
+        """Link every batch whose predecessors are linked, and return the directory entries that this places."""
         placed: list[Placed] = []
         while (known := self._by_seq.get(self._linked)) is not None:
             batch = known.batch
@@ -307,7 +305,7 @@ class Assembly:
             raise self._broken("manifest: pieces or batches: fewer than were received")
 
     def _finish(self) -> None:
-        """Check the totals, once the manifest and all batches were received."""
+        """Check the totals once the manifest and all batches have been received."""
         manifest = self.manifest
         if manifest is None or self._linked < manifest.batches or self._complete:
             return

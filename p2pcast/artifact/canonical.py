@@ -1,7 +1,7 @@
-"""Canonical msgpack: each value has one encoding, so equal values have equal bytes. Pure.
+"""Canonical msgpack: each value has exactly one encoding, so equal values have equal bytes. Pure.
 
-Maps with sorted string keys, shortest integers, ``bin`` for bytes, no floats, no extension types
-(docs/formats/delta-format.md, first paragraph).
+Map keys are sorted strings, integers take the shortest form, bytes are ``bin``, and there are no floats or extension
+types (docs/formats/delta-format.md, first paragraph).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ U64 = (1 << 64) - 1
 
 
 def pack(value: Any) -> bytes:
-    """Canonical bytes of a value. Only the top-level map is sorted; p2pcast's formats have no nested maps."""
+    """Return a value's canonical bytes. Only a top-level map is sorted, since p2pcast's formats have no nested maps."""
     if isinstance(value, dict):
         value = {key: value[key] for key in sorted(value)}
     packed: bytes = msgpack.packb(value)
@@ -29,9 +29,7 @@ def pack(value: Any) -> bytes:
 
 
 def unpack_map(body: bytes, where: str) -> dict[str, Any]:
-    """The map in ``body``, which must be canonical. List lengths are capped before allocation. Raises
-    IntegrityError.
-    """
+    """Return the map in ``body``. List lengths are capped before allocation. Raises IntegrityError unless canonical."""
     try:
         value = msgpack.unpackb(body, max_array_len=_MAX_LIST, max_map_len=_MAX_MAP, max_ext_len=0)
     except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
@@ -48,16 +46,16 @@ def unpack_map(body: bytes, where: str) -> dict[str, Any]:
 
 
 IGNORABLE = "+"
-"""Prefix of fields that a reader may ignore if they are unknown. Any other unknown field is critical: its record is
-refused.
+"""Prefix of fields that a reader may ignore if it does not know them. A record with any other unknown field is
+rejected.
 """
 
 
 class Fields:
-    """Reads a map field by field. The first invalid field raises IntegrityError with its name.
+    """Reads a map field by field. Raises IntegrityError with the name of the first invalid field.
 
-    ``names``: the required fields of each format of the record, by format number ``v``. Format 1 has exactly these
-    fields; later formats may have ignorable fields too.
+    ``names``: the record's required fields, by format number ``v``. A record in format 1 has exactly these fields;
+    later formats may add ignorable ones.
     """
 
     def __init__(self, where: str, body: bytes, names: Mapping[int, frozenset[str]]) -> None:
@@ -79,7 +77,7 @@ class Fields:
         return IntegrityError(f"{self.where}: {name}: {why}")
 
     def integer(self, name: str, high: int = U64) -> int:
-        """An integer from 0 to ``high``."""
+        """Return an integer from 0 to ``high``."""
         return self.checked_integer(name, self._values[name], high)
 
     def checked_integer(self, name: str, value: Any, high: int = U64) -> int:
@@ -88,7 +86,7 @@ class Fields:
         return value
 
     def binary(self, name: str, size: int) -> bytes:
-        """Exactly ``size`` bytes."""
+        """Return bytes of exactly this size."""
         return self.checked_binary(name, self._values[name], size)
 
     def checked_binary(self, name: str, value: Any, size: int) -> bytes:
@@ -97,11 +95,11 @@ class Fields:
         return value
 
     def binary_or_nil(self, name: str, size: int) -> bytes | None:
-        """Exactly ``size`` bytes, or nil."""
+        """Return bytes of exactly this size, or None for nil."""
         return None if self._values[name] is None else self.binary(name, size)
 
     def text(self, name: str, most: int) -> str:
-        """Printable ASCII of 1 to ``most`` characters."""
+        """Return 1 to ``most`` characters of printable ASCII."""
         return self.checked_text(name, self._values[name], most)
 
     def checked_text(self, name: str, value: Any, most: int) -> str:
@@ -110,7 +108,7 @@ class Fields:
         return value
 
     def binary_up_to(self, name: str, most: int) -> bytes | None:
-        """At most ``most`` bytes, or nil."""
+        """Return at most ``most`` bytes, or None for nil."""
         value = self._values[name]
         if value is not None and (type(value) is not bytes or len(value) > most):
             raise self.invalid(name, f"neither nil nor at most {most} bytes")
@@ -129,7 +127,7 @@ class Fields:
         return value
 
     def rows(self, name: str, columns: int, most: int) -> list[list[Any]]:
-        """A list of at most ``most`` lists of ``columns`` values each."""
+        """Return a list of at most ``most`` lists with ``columns`` values each."""
         value = self._values[name]
         if type(value) is not list or len(value) > most:
             raise self.invalid(name, f"not a list of at most {most}")
@@ -149,8 +147,8 @@ class Fields:
 
 
 def take_bin(data: bytes | memoryview, at: int, cap: int, where: str) -> tuple[int, int]:
-    """Contents of a ``bin`` of at most ``cap`` bytes at offset ``at``: (start, end). Allocates nothing. Raises
-    IntegrityError.
+    """Return the (start, end) of the contents of the ``bin`` at offset ``at``, of at most ``cap`` bytes. Allocates
+    nothing. Raises IntegrityError.
     """
     head = bytes(data[at : at + 5])
     kinds = {0xC4: (1, 0), 0xC5: (2, 1 << 8), 0xC6: (4, 1 << 16)}

@@ -1,6 +1,6 @@
-"""The sender's side of an artifact: coded cells become signed batches and a manifest while later cells are coded.
+"""The sender's side of an artifact: turns coded cells into signed batches and a manifest while later cells are coded.
 
-Promise: a packer holds no payloads; the caller appends the same bytes to its log in the same order. Pure: no files, no
+A packer keeps no payloads; the caller must append the same bytes to its log in the same order. Pure: no files, no
 clock.
 """
 
@@ -33,10 +33,10 @@ from p2pcast.ground.errors import UsageError
 
 
 class Packer:
-    """Add cells, then files; take batches at any time; seal. Not thread-safe, since the log has one order."""
+    """Add cells, then files, then seal; take batches at any time. Not thread-safe, since the log has one order."""
 
     def __init__(self, key: Signer, open: Open, layout: Layout) -> None:
-        """Start an artifact. Raises UsageError if the open record is of another run or layout."""
+        """Start an artifact. Raises UsageError if the open record belongs to a different run or layout."""
         if open.layout != layout.layout_id or open.run != run_id(key.public):
             raise UsageError("the open record is of another layout or run than this packer")
         self.open = open
@@ -62,7 +62,7 @@ class Packer:
         return self._log
 
     def add_cell(self, cell: int, codec: int, payload: bytes | memoryview, before: int, after: int) -> None:
-        """Add the log's next payload. Raises UsageError if the cell is not allowed here."""
+        """Add the log's next payload. Raises UsageError if the cell is invalid or not allowed at this point."""
         size = memoryview(payload).nbytes
         if self.manifest is not None or self._files:
             raise UsageError("cells come before files and before seal()")
@@ -81,8 +81,8 @@ class Packer:
         self._due.append((self._log, CellEntry(cell, codec, size, before, after)))
 
     def add_file(self, path: str, contents: bytes | None, size: int, hash: bytes) -> None:
-        """Add a small file of the version with its BLAKE3. ``contents`` None: the base has the same bytes. Raises
-        UsageError.
+        """Add one of the version's small files. ``hash``: BLAKE3 of its contents; ``contents``: None if the base has
+        the same bytes. Raises UsageError.
         """
         fault = path_fault(path)
         if fault:
@@ -106,9 +106,9 @@ class Packer:
         self._feed(contents)
 
     def take_batch(self, final: bool = False) -> bytes | None:
-        """The next signed batch, if a whole piece is complete.
+        """Return the next signed batch, or None if there is nothing to sign yet.
 
-        ``final``: the last, shorter piece is included, and nothing may be added afterwards.
+        ``final``: include the last, shorter piece; nothing may be added afterwards.
         """
         if final and self._in_piece:
             self._end_piece()
@@ -126,9 +126,9 @@ class Packer:
         return batch.to_signed(self._key)
 
     def seal(self, state: int, *, version_hash: bytes | None = None) -> list[bytes]:
-        """The remaining signed batches, then the signed manifest.
+        """Seal the artifact and return the remaining signed batches, then the signed manifest.
 
-        ``state``: digest of the whole state after this version. ``version_hash``: as in ``Manifest``.
+        ``state``: the digest of the whole state at this version. ``version_hash``: as in ``Manifest``.
         """
         if self.manifest is not None:
             raise UsageError("sealed already")
@@ -157,7 +157,7 @@ class Packer:
         return out
 
     def durable(self) -> bytes:
-        """The signed durable record. It must not leave this process before the sealed artifact is on disk."""
+        """Return the signed durable record. It must not leave this process before the sealed artifact is on disk."""
         assert self.manifest is not None, "sealed first"
         return Durable(self.open.artifact, self.manifest.body_hash, self.open.run, self.open.version).to_signed(
             self._key

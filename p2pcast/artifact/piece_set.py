@@ -1,4 +1,4 @@
-"""A set of piece numbers: the pieces of an artifact that a node holds. Pure."""
+"""A set of piece numbers: which pieces of an artifact a node has. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from p2pcast.ground.errors import RemoteError
 
 
 def ranges_of(indices: Iterable[int]) -> list[int]:
-    """``[from, to, …]`` of ascending piece numbers."""
+    """Return ascending piece numbers as ranges ``[from, to, …]``."""
     out: list[int] = []
     for index in indices:
         if out and out[-1] == index:
@@ -21,24 +21,24 @@ def ranges_of(indices: Iterable[int]) -> list[int]:
 
 
 def indices_of(ranges: Sequence[int], most: int) -> list[int]:
-    """The first ``most`` piece numbers within ranges."""
+    """Return the first ``most`` piece numbers in these ranges."""
     spans = zip(ranges[::2], ranges[1::2], strict=True)
     return list(chain.from_iterable(range(a, min(b, a + most)) for a, b in spans))[:most]
 
 
 class PieceSet:
-    """Only grows. ``prefix`` is the number of pieces before the first gap: decoding may go that far."""
+    """A set that only grows. ``prefix``: the number of pieces before the first gap; decoding may go that far."""
 
     __slots__ = ("_flags", "count", "prefix")
 
     def __init__(self, held: int = 0) -> None:
-        """``held``: the set begins with the first ``held`` pieces."""
+        """Start with the first ``held`` pieces."""
         self._flags = bytearray(b"\1") * held
         self.count = held
         self.prefix = held
 
     def copy(self) -> PieceSet:
-        """An independent set of the same pieces."""
+        """Return an independent set of the same pieces."""
         other = PieceSet()
         other._flags, other.count, other.prefix = bytearray(self._flags), self.count, self.prefix
         return other
@@ -47,7 +47,7 @@ class PieceSet:
         return index < len(self._flags) and self._flags[index] == 1
 
     def add(self, index: int) -> bool:
-        """False when the piece was in the set already."""
+        """Add a piece and return whether it is new. Raises RemoteError if its number is out of range."""
         flags = self._flags
         if index >= len(flags):
             if index >= limits.MAX_PIECES:
@@ -63,7 +63,7 @@ class PieceSet:
         return True
 
     def ranges(self) -> list[int]:
-        """``[from, to, …]`` as HAVE states it (docs/formats/wire-protocol.md, section 5)."""
+        """Return the ``[from, to, …]`` list that HAVE carries (docs/formats/wire-protocol.md, section 5)."""
         out: list[int] = []
         at = 0
         while (start := self._flags.find(1, at)) >= 0:
@@ -74,7 +74,7 @@ class PieceSet:
         return out[: limits.MAX_RANGES]
 
     def lacking(self, have: Sequence[int]) -> Iterator[int]:
-        """Pieces held here that lie outside the ranges ``have``, ascending."""
+        """Yield the pieces of this set that are not in the ranges ``have``, in ascending order."""
         start = 0
         for begin, end in [*zip(have[::2], have[1::2], strict=True), (len(self._flags), 0)]:
             at = start

@@ -1,7 +1,7 @@
 """The run's key, with which a hub signs records (``p2pcast.artifact.signed_records``), and its file.
 
-Promise: a key file is created once, whole and readable by its user alone. A damaged file, or one that other users can
-read, raises an error and is never replaced.
+Guarantees: a key file is created once, complete, and readable only by its user. A file that is damaged or that other
+users can read raises an error; it is never replaced.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from p2pcast.ground.errors import LocalError
 
 
 class RunKey:
-    """The run's Ed25519 key. Its holder can publish versions."""
+    """The run's Ed25519 key. Whoever has it can publish versions."""
 
     def __init__(self, secret: bytes) -> None:
-        """From the 32 secret bytes."""
+        """Create the key from its 32 secret bytes."""
         self._key = Ed25519PrivateKey.from_private_bytes(secret)
         self.public: bytes = self._key.public_key().public_bytes_raw()
 
@@ -33,7 +33,7 @@ class RunKey:
 
     @classmethod
     def load_or_create(cls, path: Path | str) -> RunKey:
-        """The key in the file at ``path`` (32 bytes, mode 0600), created if missing. Raises LocalError."""
+        """Return the key in the file at ``path`` (32 bytes, mode 0600); create it if missing. Raises LocalError."""
         path = Path(path)
         with explained("read", path):
             if not path.exists():

@@ -1,11 +1,11 @@
-"""Signed records: the statements of the run's key about an artifact (docs/formats/delta-format.md, section 5).
+"""Signed records: what the run's key states about an artifact (docs/formats/delta-format.md, section 5).
 
-A version has one content permanently. Its *version hash* is BLAKE3 of the body of the manifest that first sealed it.
-Every later artifact of the version (an anchor, a squash) states that hash, and every delta states its base's hash.
-Versions therefore form a chain, and any two artifacts show whether they mean the same state by a version number.
+A version's content never changes. Its *version hash* is the BLAKE3 hash of the body of the manifest that first sealed
+it. Every later artifact of the version (an anchor, a squash) contains that hash, and every delta contains its base's
+hash. So versions form a chain, and any two artifacts show whether a version number means the same state in both.
 
-Promise: a record returned by ``from_signed`` was signed by the run's key, is canonical, and has every field in range.
-The checks run in that order; bytes are unpacked only after their signature matched. Pure.
+Guarantees: a record returned by ``from_signed`` was signed by the run's key, is canonical, and has every field in
+range. The checks run in that order; bytes are unpacked only after their signature has been verified. Pure.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from p2pcast.ground.version import Version
 HASH_BYTES = 32
 ID_BYTES = 16
 KEY_BYTES = 32
-"""Length of the run's key, secret and public."""
+"""Length of the run's secret key, and of its public key."""
 SIGNATURE_BYTES = 64
 KINDS = ("delta", "anchor")
 DELTA, ANCHOR = KINDS
 RAW = 1
-"""The codec of an anchor's cells; the codec package defines the others."""
+"""The codec of an anchor's cells; the codec package defines the other codecs."""
 MAX_CODEC = 4
 STATE = "state"
-"""The part that every version has: the weights of the run's layout.
+"""The part that every version has: the weights in the run's layout.
 
-Other parts (an adapter, a quantised copy) are artifacts of their own, sealed by the state's manifest.
+Other parts (an adapter, a quantised copy) are separate artifacts, sealed by the state's manifest.
 """
 OWN = b""
-"""Value of a manifest's version hash if this manifest seals the version, so that its own hash is the version's."""
+"""Value of ``version_hash`` in the manifest that seals a version: the version hash is that manifest's own hash."""
 
 
 class Signer(Protocol):
-    """The run's key (``p2pcast.artifact.run_key``), as records need it."""
+    """The part of the run's key (``p2pcast.artifact.run_key``) that records need."""
 
     public: bytes
 
@@ -53,14 +53,14 @@ class Signer(Protocol):
 
 
 def payload_fits(codec: int, size: int, cell_bytes: int) -> bool:
-    """Whether ``size`` bytes are a possible payload for a cell of ``cell_bytes``. Readers size their buffers by this
+    """Whether a payload of ``size`` bytes is possible for a cell of ``cell_bytes``. Readers size their buffers by this
     limit.
     """
     return size == cell_bytes if codec == RAW else 1 <= size <= 2 * cell_bytes + limits.CELL_OVERHEAD_BYTES
 
 
 def run_id(public: bytes) -> bytes:
-    """The run's 16-byte id, derived from its public key."""
+    """Return the run's 16-byte id, which is derived from its public key."""
     return blake3.blake3(public).digest()[:ID_BYTES]
 
 
@@ -70,7 +70,7 @@ def _public_key(public: bytes) -> Ed25519PublicKey:
 
 
 def _verified(signed: bytes, public: bytes, domain: bytes, cap: int, where: str) -> bytes:
-    """The body of a signed record, after caps, framing and signature matched. Raises IntegrityError."""
+    """Return a signed record's body after checking its size, framing and signature. Raises IntegrityError."""
     if len(signed) > cap:
         raise IntegrityError(f"{where}: {len(signed)} bytes, over the limit of {cap}")
     if signed[:1] != b"\x92":
@@ -88,7 +88,7 @@ def _verified(signed: bytes, public: bytes, domain: bytes, cap: int, where: str)
 
 
 class _Record(ABC):
-    """Common parts of the records. Subclasses are frozen dataclasses."""
+    """What all records have in common. Subclasses are frozen dataclasses."""
 
     domain: ClassVar[bytes]
     where: ClassVar[str]
@@ -98,21 +98,21 @@ class _Record(ABC):
 
     @abstractmethod
     def _values(self) -> dict[str, Any]:
-        """The body's fields by name; ``v`` is the least format that can express the record."""
+        """Return the body's fields by name; ``v`` is the lowest format that can express the record."""
 
     @classmethod
     @abstractmethod
     def _from_fields(cls, fields: Fields) -> Self:
-        """Build the record. Raises IntegrityError with the name of the first field out of range."""
+        """Build the record. Raises IntegrityError with the name of the first field that is out of range."""
 
     @cached_property
     def body(self) -> bytes:
-        """Canonical msgpack."""
+        """The record as canonical msgpack, without its signature."""
         return pack(self._values())
 
     @cached_property
     def body_hash(self) -> bytes:
-        """BLAKE3 of the body, which the next record in the chain states."""
+        """BLAKE3 hash of the body, which the next record in the chain contains."""
         return blake3.blake3(self.body).digest()
 
     def to_signed(self, key: Signer) -> bytes:
@@ -120,7 +120,7 @@ class _Record(ABC):
 
     @classmethod
     def from_signed(cls, signed: bytes, public: bytes) -> Self:
-        """Check caps, then the signature, then every field. Raises IntegrityError with the failed check."""
+        """Check size and framing, then the signature, then every field. Raises IntegrityError naming the failed check."""
         body = _verified(signed, public, cls.domain, cls.cap, cls.where)
         record = cls._from_fields(Fields(cls.where, body, cls.names))
         record.__dict__["body"] = body
@@ -133,9 +133,9 @@ _OPEN_FORMATS = {1: _OPEN_NAMES, 2: _OPEN_NAMES | {"base_hash", "part"}}
 
 @dataclass(frozen=True)
 class Open(_Record):
-    """Starts an artifact. ``base`` is None for an anchor; ``piece`` in bytes; ``part``: the part of the version.
+    """Starts an artifact. ``base``: None for an anchor; ``piece``: in bytes; ``part``: which part of the version it is.
 
-    ``base_hash``: the base's version hash, None if unknown (states of release 0.1, deltas made offline).
+    ``base_hash``: the base's version hash; None if unknown (states from release 0.1, deltas made offline).
     """
 
     artifact: bytes
@@ -191,7 +191,7 @@ class Open(_Record):
 
 
 class CellEntry(NamedTuple):
-    """A directory entry: the cell's number, codec, payload size, and digest before and after."""
+    """A directory entry: the cell's number, its codec, its payload's size, and its digests before and after."""
 
     cell: int
     codec: int
@@ -205,7 +205,7 @@ _BATCH_FORMATS = {1: frozenset({"artifact", "cells", "first", "hashes", "prev", 
 
 @dataclass(frozen=True)
 class Batch(_Record):
-    """Signs pieces from ``first`` on and continues the directory. ``hashes`` is a row of 32-byte hashes."""
+    """Signs the pieces from ``first`` on and continues the directory. ``hashes``: 32 bytes per piece, concatenated."""
 
     artifact: bytes
     cells: tuple[CellEntry, ...]
@@ -266,7 +266,7 @@ class Batch(_Record):
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """A small file of the version. ``offset`` in the log; None if the base has the same bytes."""
+    """One of the version's small files. ``offset``: where it is in the log; None if the base has the same bytes."""
 
     path: str
     size: int
@@ -275,7 +275,7 @@ class FileEntry:
 
 
 class PartEntry(NamedTuple):
-    """Another part of the version: its name, its artifact, and BLAKE3 of the body of that artifact's manifest."""
+    """A further part of the version: its name, its artifact, and the hash of the body of that artifact's manifest."""
 
     part: str
     artifact: bytes
@@ -295,11 +295,11 @@ _MANIFEST_FORMATS = {1: _MANIFEST_NAMES, 2: _MANIFEST_NAMES | {"parts", "version
 
 @dataclass(frozen=True)
 class Manifest(_Record):
-    """Seals an artifact. ``state``: digest of the whole state after it; ``log`` in bytes; ``parts``: the version's
-    other parts, by name.
+    """The record that seals an artifact. ``state``: the digest of the whole resulting state; ``log``: the log's size in
+    bytes; ``parts``: the version's further parts, by name.
 
-    ``version_hash``: OWN if this manifest seals its version. The version's hash if the version was sealed before
-    (anchor, squash). None without such a hash (release 0.1, deltas made offline).
+    ``version_hash``: OWN if this manifest seals its version; the version's hash if the version was sealed before
+    (anchor, squash); None if there is no such hash (release 0.1, deltas made offline).
     """
 
     artifact: bytes
@@ -325,11 +325,11 @@ class Manifest(_Record):
 
     @property
     def identity(self) -> bytes | None:
-        """The version's hash, or None."""
+        """The version's hash; None if unknown."""
         return self.body_hash if self.version_hash == OWN else self.version_hash
 
     def file_hash(self, path: str) -> bytes | None:
-        """BLAKE3 of the version's small file at ``path``; None without one."""
+        """Return the BLAKE3 hash of the version's small file at ``path``; None if there is none."""
         return next((file.hash for file in self.files if file.path == path), None)
 
     def _values(self) -> dict[str, Any]:
@@ -381,10 +381,10 @@ _DURABLE_FORMATS = {2: frozenset({"artifact", "branch", "manifest", "run", "step
 
 @dataclass(frozen=True)
 class Durable(_Record):
-    """States that the hub has this version on its disk and verified that it decodes: engines may serve it from now on.
+    """States that the hub has this version on its disk and has verified that it decodes, so that engines may serve it.
 
-    ``manifest``: the version's hash. Without this record a version may be lost: the hub may fail before the version is
-    stored, and its number is then never used again.
+    ``manifest``: the version's hash. A version without this record may be lost if the hub fails before storing it; its
+    number is then never used again.
     """
 
     artifact: bytes
@@ -482,10 +482,10 @@ WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json")
 
 
 def path_fault(path: Any) -> str | None:
-    """Why ``path`` is not allowed as the path of a small file; None if it is allowed.
+    """Return why ``path`` is not allowed as a small file's path; None if it is allowed.
 
-    The file is created in a folder that other programs read: it must stay inside, must not be hidden, and must not
-    replace the weights.
+    The file is created in a folder that other programs read. It must stay inside that folder, must not be hidden, and
+    must not replace the weights.
     """
     if type(path) is not str or not path:
         return "is not text"

@@ -1,9 +1,8 @@
-"""The codec's passes over every word, with torch's operations, on the device that holds the words: a GPU, or the CPU in
-tests.
+"""The codec's passes over all words, as torch operations on the device where the words are: a GPU, or the CPU in tests.
 
-Promise: results equal those of ``p2pcast.codec``'s kernels bit for bit, and only changes cross to the host. Bits are
-held in signed integers that wrap, since torch computes with these on every device. This package imports torch. Nothing
-else in ``p2pcast`` imports it, except for measurements.
+Guarantees: results equal those of ``p2pcast.codec``'s kernels bit for bit, and only changes are copied to the host.
+Words are represented as signed integers that wrap, since torch supports these on every device. This package imports
+torch. Except for measurements, nothing else in ``p2pcast`` imports this package.
 """
 
 from p2pcast.device.device_context import encode_context_on_device

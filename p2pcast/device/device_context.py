@@ -1,9 +1,9 @@
-"""``context`` (docs/formats/delta-format.md §3) for a cell whose old words lie on a device.
+"""Codec ``context`` (docs/formats/delta-format.md §3) for a cell whose old words are on a device.
 
-The device computes what the codec needs of all old words; the host writes the payload. Promise: the payload equals that
-of ``codec.context_codec.encode_context``. Transfers beside the changed words: 4 bytes a change to the device, 4 bytes a
-change back, and a census of 256 numbers. Device memory: that of ``class_ranks`` for one cell, with any number of
-threads.
+The device computes what depends on all old words; the host writes the payload. Guarantee: the payload equals that of
+``codec.context_codec.encode_context``. In addition to the changed words, 4 bytes per change go to the device; 4 bytes
+per change and a census of 256 numbers come back. With any number of threads, the device memory is that of
+``class_ranks`` for one cell.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from p2pcast.device.scan import Changes, to_host
 Words = npt.NDArray[Any]
 
 _device_lock = threading.Lock()
-"""One cell at a time: concurrent cells would take too much memory beside a trainer, and one cell keeps the device busy.
-"""
+"""Allows one cell at a time: several would take too much memory next to a trainer, and one keeps the device busy."""
 
 
 def encode_context_on_device(cell: Cell, old: torch.Tensor, changes: Changes, steps: Words) -> bytes:
-    """Payload of a cell with words ``old`` (a row on the device), of which ``changes`` (at least one) move by
-    ``steps``.
+    """Return the payload of a cell with words ``old`` (a row on the device), of which ``changes`` (at least one) move
+    by ``steps``.
     """
     described = describe_changes(cell, changes.positions, changes.old, steps)
     with _device_lock:
@@ -44,5 +43,5 @@ def encode_context_on_device(cell: Cell, old: torch.Tensor, changes: Changes, st
 
 
 def _to_device(positions: npt.NDArray[np.uint32], device: torch.device) -> torch.Tensor:
-    """Copy positions to the device, and widen to int64 there."""
+    """Copy positions to the device and widen them to int64 there."""
     return torch.from_numpy(positions.view(np.int32)).to(device).to(torch.int64)

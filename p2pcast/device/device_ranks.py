@@ -1,8 +1,8 @@
-"""Ranks within classes (docs/formats/delta-format.md §3, ``context``) on the device that holds the old words.
+"""Ranks within classes (docs/formats/delta-format.md §3, ``context``), computed on the device where the old words are.
 
-Classes are counted in blocks of 64 words, one byte per class and eight classes in one integer; a sum over 64 words
-can't overflow a byte. Running sums over blocks give the members of each class before each block. Only blocks with a
-change are then read word by word. Memory: 30 bytes per word of a chunk, and 20 per change.
+Classes are counted in blocks of 64 words, with one byte per class and eight classes in one integer; a sum over 64 words
+cannot overflow a byte. Running sums over the blocks give the number of members of each class before each block. Then
+only blocks with a change are read word by word. Takes 30 bytes of memory per word of a chunk, and 20 per change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LANES = 8
 
 
 def census(row: torch.Tensor, pace: int, shift: int) -> torch.Tensor:
-    """Words per level (int64 [256]: magnitudes >> ``shift``) in every ``pace``-th block of 64 words.
+    """Count the words per level (magnitude >> ``shift``) in every ``pace``-th block of 64 words. Returns int64 [256].
 
     A shorter last block counts as a block.
     """
@@ -33,7 +33,7 @@ def census(row: torch.Tensor, pace: int, shift: int) -> torch.Tensor:
 
 
 def ranks_by_class(row: torch.Tensor, places: torch.Tensor, shift: int, base: int, top: int) -> torch.Tensor:
-    """The ranks of ``class_ranks``, class by class; within a class in the order of ``places``."""
+    """Return the ranks of ``class_ranks``, class by class; within a class, in the order of ``places``."""
     ranks, classes = class_ranks(row, places, shift, base, top)
     return ranks.index_select(0, torch.sort(classes, stable=True).indices)
 
@@ -41,9 +41,9 @@ def ranks_by_class(row: torch.Tensor, places: torch.Tensor, shift: int, base: in
 def class_ranks(
     row: torch.Tensor, places: torch.Tensor, shift: int, base: int, top: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ranks int32, classes uint8) of the words at ``places`` (int64, ascending).
+    """Return (ranks int32, classes uint8) of the words at ``places`` (int64, ascending).
 
-    A word's rank is the number of words of its class before it. Its class is min(max((its magnitude >> ``shift``) −
+    A word's rank is the number of words of the same class before it. Its class is min(max((magnitude >> ``shift``) −
     ``base``, 0), ``top``).
     """
     words = words_of(row)
@@ -70,22 +70,22 @@ def class_ranks(
 
 
 def _classes(words: torch.Tensor, shift: int, base: int, top: int) -> torch.Tensor:
-    """Classes in blocks of 64; the last block is padded."""
+    """Return the classes in blocks of 64; the last block is padded."""
     kinds = (_levels(words, shift) - base).clamp_(0, top).to(torch.uint8)
     return torch.nn.functional.pad(kinds, (0, -kinds.numel() % BLOCK_WORDS)).view(-1, BLOCK_WORDS)
 
 
 def _levels(words: torch.Tensor, shift: int) -> torch.Tensor:
-    """Levels as int16, below 256."""
+    """Return the words' levels, which are below 256, as int16."""
     bits = 8 * words.element_size()
     # Mask after shifting: shifting a signed number copies its sign bit.
     return (((words << 1) >> shift) & ((1 << (bits - shift)) - 1)).to(torch.int16)
 
 
 def _before_blocks(kinds: torch.Tensor) -> torch.Tensor:
-    """[classes, blocks + 1]: members of each class before each block; the last column is the total.
+    """Return [classes, blocks + 1]: the members of each class before each block; the last column has the totals.
 
-    A class is a row, because a GPU sums along rows in parallel, and along columns word by word.
+    Each class is a row, because a GPU sums along rows in parallel, but along columns one by one.
     """
     halves = []
     index = kinds.to(torch.int32).view(-1)

@@ -1,6 +1,6 @@
-"""The digest of docs/formats/delta-format.md §2 on the device that holds the words.
+"""The digest of docs/formats/delta-format.md §2, computed on the device where the words are.
 
-Memory: about 12 bytes a lane for a row, 40 for a box; callers pass parts. Only ``to_int`` waits for the device.
+Takes about 12 bytes of memory per lane for a row, 40 for a box; callers pass parts. Only ``to_int`` synchronises.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _BIAS = 1 << 15
 
 
 def to_int(total: torch.Tensor) -> int:
-    """A digest as an unsigned Python integer. Waits for the device."""
+    """Return a digest as an unsigned Python integer. Waits for the device."""
     found: int = total.item()
     return found & MASK
 
 
 def digest_row(row: torch.Tensor, first: int, tensor: int) -> torch.Tensor:
-    """Digest (int64, no dimensions) of a contiguous row whose first word is word ``first`` of tensor ``tensor``."""
+    """Return the digest (int64 scalar) of a contiguous row whose first word is word ``first`` of tensor ``tensor``."""
     lanes = _lanes(row)
     at = first * _lanes_a_word(row)
     total = torch.zeros((), dtype=torch.int64, device=row.device)
@@ -46,8 +46,8 @@ def digest_row(row: torch.Tensor, first: int, tensor: int) -> torch.Tensor:
 
 
 def digest_box(box: torch.Tensor, start: int, strides: Sequence[int], tensor: int) -> torch.Tensor:
-    """Digest (int64, no dimensions) of strided words: index c of ``box`` is word ``start`` + Σ cᵢ · ``strides``ᵢ of the
-    tensor.
+    """Return the digest (int64 scalar) of strided words: index c of ``box`` is word ``start`` + Σ cᵢ · ``strides``ᵢ of
+    the tensor.
     """
     total = torch.zeros((), dtype=torch.int64, device=box.device)
     if not box.numel():
@@ -83,8 +83,8 @@ def _lanes(row: torch.Tensor) -> torch.Tensor:
 
 
 def _weighted_sums(lanes: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """Σ lane · factor of each row. 16-bit lanes are read as signed, with 2¹⁵ subtracted, which avoids widening them
-    first.
+    """Return Σ lane · factor for each row. 16-bit lanes are read as signed, with 2¹⁵ subtracted, so that they need not
+    be widened first.
     """
     if lanes.dtype == torch.uint8:
         return (lanes * factors).sum(1)
@@ -92,7 +92,7 @@ def _weighted_sums(lanes: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
 
 
 def _multipliers(block: int, count: int, tensor: int, device: torch.device) -> torch.Tensor:
-    """M(t, b) for ``count`` blocks."""
+    """Return M(t, b) for ``count`` blocks, starting at ``block``."""
     numbers = torch.arange(block + 1, block + count + 1, dtype=torch.int64, device=device)
     return _mix(numbers * _GOLDEN + signed(int(seed(tensor)))) | 1
 
@@ -104,7 +104,7 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
 
 
 def _logical_shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """x >> bits of an unsigned number."""
+    """Return x >> bits, with x as an unsigned number."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 

@@ -1,7 +1,8 @@
-"""Compare and compact: find the words of a long run that differ, and copy them to the host part by part.
+"""Compare and compact: find the words that differ in a long run of words, and copy them to the host, part by part.
 
-A run is compared in one pass, whatever its number of parts: reading a part of 8 MiB takes less time than launching its
-operations. Device memory: one byte a word, and at most 1/16 of the words as positions (8 bytes) and values, twice.
+A run is compared in one pass, regardless of its number of parts: reading an 8 MiB part takes less time than launching
+its operations. Device memory: one byte per word, and positions (8 bytes) and values of at most 1/16 of the words,
+twice.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from p2pcast.device.words import words_of
 from p2pcast.ground import limits
 
 RUN_BYTES = 256 * limits.MIB
-"""Bytes compared in one pass: long against the device's launch time, short against its memory."""
+"""Bytes compared in one pass: much compared with the device's launch time, little compared with its memory."""
 
 Words = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Changes of one part: positions (u32, ascending, from the part's start), and the words there before and after."""
+    """The changes in one part: positions (u32, ascending, from its start), and the words there before and after."""
 
     positions: npt.NDArray[np.uint32]
     old: Words
@@ -36,9 +37,9 @@ class Changes:
 def compare(
     old: torch.Tensor, new: torch.Tensor, parts: Sequence[tuple[int, int]], sparse: int
 ) -> list[Changes] | None:
-    """Changes in each of ``parts`` (first word, words: ascending, disjoint); words between parts are ignored.
+    """Return the changes in each of ``parts`` (first word, words; ascending, disjoint); ignore words between parts.
 
-    Returns None if more than one word in ``sparse`` differs. ``old``, ``new``: rows of up to 2³¹ words on one device.
+    Returns None if more than one in ``sparse`` words differs. ``old``, ``new``: rows of up to 2³¹ words on one device.
     """
     was, now = words_of(old), words_of(new)
     differs = was != now
@@ -64,7 +65,7 @@ def compare(
 
 
 def to_host(*rows: torch.Tensor) -> list[Words]:
-    """Copies in the host's memory; the device writes them concurrently."""
+    """Return copies in host memory. A GPU writes them concurrently; the function waits until they are complete."""
     if not rows[0].is_cuda:
         return [row.cpu().numpy() for row in rows]
     copies = [torch.empty(row.shape, dtype=row.dtype, pin_memory=True).copy_(row, non_blocking=True) for row in rows]

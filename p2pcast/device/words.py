@@ -9,10 +9,10 @@ SIGNED = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def words_of(row: torch.Tensor, word_bytes: int | None = None) -> torch.Tensor:
-    """The same memory as words of ``word_bytes`` bytes; default: the element size."""
+    """Return the same memory as words of ``word_bytes`` bytes (default: the element size)."""
     return row.view(SIGNED[word_bytes or row.element_size()])
 
 
 def signed(number: int) -> int:
-    """A number below 2⁶⁴ as the int64 with the same bits."""
+    """Return a number below 2⁶⁴ as the int64 with the same bits."""
     return number - (1 << 64) if number >> 63 else number
