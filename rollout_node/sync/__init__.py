@@ -1,1 +1,1 @@
-"""How a peer gets to the newest version: parent, pulls from peers, mirror, and the path of artifacts."""
+"""How a peer reaches the newest version: its parent, pulls from peers, the mirror, and the path of artifacts."""

@@ -1,4 +1,4 @@
-"""Removes artifacts from the node and from the store: those that were aborted, are of no use, or are damaged."""
+"""Removes artifacts from the node and the store: aborted, no longer needed, or damaged ones."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from p2pcast.store.artifact_store import ArtifactStore
 
 
 class DroppingNode(Protocol):
-    """The node, as far as it drops artifacts."""
+    """The part of the node that drops artifacts."""
 
     def give_up(self, holding: Holding) -> None:
-        """Drop a holding that is no longer needed, and keep its log."""
+        """Drop a holding that is no longer needed, but keep its log."""
 
     def forget(self, artifact: bytes) -> None:
-        """Drop an artifact that leaves the store."""
+        """Drop an artifact that has been removed from the store."""
 
 
 class ArtifactRemoval:
-    """``blocking`` runs a function in a thread, ``background`` starts a task of the peer."""
+    """``blocking`` runs a function in a thread; ``background`` starts a task of the peer."""
 
     def __init__(
         self,
@@ -36,24 +36,24 @@ class ArtifactRemoval:
         self._background = background
 
     def remove_aborted(self, holding: Holding) -> None:
-        """The node aborted it: remove its log."""
+        """Remove the log of a holding that the node has aborted."""
         if holding.excerpt:
             self._background(self._end_excerpt(holding), f"end {holding.open.version}")
         else:
             self._background(self._abandon(holding), f"abandon {holding.open.version}")
 
     def give_up(self, holding: Holding) -> None:
-        """Discard an artifact that no path needs any more."""
+        """Discard an artifact that is no longer on any path."""
         self._node.give_up(holding)
         self._background(self._abandon(holding), f"give up {holding.open.version}")
 
     async def end_excerpt(self, holding: Holding) -> None:
-        """The excerpt served its purpose."""
+        """Remove an excerpt that is no longer needed."""
         self._node.give_up(holding)
         await self._end_excerpt(holding)
 
     async def discard(self, artifact: bytes, *, contradicted: bool = False) -> None:
-        """The stored copy is damaged. ``contradicted``: it is not the run's version of that number."""
+        """Discard a damaged stored copy. ``contradicted``: it is not the run's version of that number."""
         self._node.forget(artifact)
         await self._blocking(partial(self._store.discard, artifact, contradicted=contradicted))
 

@@ -1,6 +1,6 @@
-"""Applies the hub's CATALOG to what this peer holds: artifacts that the hub dropped, sealed or stored.
+"""Applies the hub's CATALOG to this peer's holdings: artifacts that the hub has dropped, sealed or stored.
 
-Promise: an artifact that is complete here, and that the hub has confirmed, is not dropped by the hub's word.
+Guarantee: an artifact that is complete here and confirmed by the hub is not dropped because a catalog says so.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from rollout_node.sync.parent_failover import ParentFailover
 
 class UpdatedNode(ArtifactHolder, Protocol):
     def confirm(self, holding: Holding, signed: bytes) -> None:
-        """Take the hub's durable record. Raises IntegrityError."""
+        """Accept the hub's durable record. Raises IntegrityError."""
 
     def abort(self, holding: Holding) -> None:
-        """The artifact will never be sealed."""
+        """Abort a holding whose artifact will never be sealed."""
 
 
 @dataclass(eq=False, repr=False)
 class CatalogUpdater:
-    """``on_whole`` is called after the first CATALOG on a connection;
-    ``on_identities`` gets the hashes by which the run knows its versions.
+    """``on_whole`` is called after the first CATALOG on a connection. ``on_identities`` receives the hashes by which
+    the run identifies its versions.
     """
 
     catalog: ArtifactCatalog
@@ -61,8 +61,8 @@ class CatalogUpdater:
         self.replan()
 
     def _unlisted(self) -> list[bytes]:
-        """A hub that died forgets what it had not sealed. An artifact that opened since the hub was joined may be newer
-        than the hub's list.
+        """Return the artifacts that the hub no longer knows: after a crash it forgets what it had not sealed. An
+        artifact opened since this peer joined the hub is not returned, because it may be newer than the hub's list.
         """
         unlisted = [h for h in self.node.holdings.values() if self.catalog.get(h.id) is None]
         return [h.id for h in unlisted if h.idle or h.opened_at < self.hub.joined_at]

@@ -1,12 +1,12 @@
-"""The choice of a peer that is behind: the quickest way to the newest version. The choice includes whether to ask the
-hub for a squash from its own version. Pure: time is passed in.
+"""Chooses how a peer that is behind gets to the newest version fastest, and whether it asks the hub for a squash from
+its own version. It does no I/O; time is passed in.
 
-| mode | ways |
+| mode | allowed |
 |---|---|
-| ``none`` | single deltas, or a whole state; a squash only where a delta is lost |
-| ``kept`` | also squashes that the hub has |
-| ``auto`` | also a new squash, asked for and awaited while it should save time |
-| ``ask`` | also a new squash, always asked for and awaited |
+| ``none`` | single deltas or a whole state; a squash only if a delta is lost |
+| ``kept`` | also squashes that the hub already has |
+| ``auto`` | also a new squash, requested and awaited while it should save time |
+| ``ask`` | also a new squash, always requested and awaited |
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from rollout_node.peer_config import Squashes
 
 ANSWER_S = 2.0
-"""Time for the hub's answer whether it makes a squash, in seconds."""
+"""Seconds for the hub to answer whether it will make a squash."""
 PATIENCE = 3.0
-"""The squash is awaited for this factor times its announced time, and ANSWER_S."""
+"""A squash is awaited for this multiple of its announced time, plus ANSWER_S."""
 MEASURED_FROM_BYTES = MIB
-"""Smaller transfers are too short to measure a rate."""
+"""Smaller transfers are too short for measuring a rate."""
 REFILL_S = 2.0
-"""Extra time for a whole state in place of a held one, in seconds: every engine is filled with it too."""
+"""Extra seconds for replacing a state that is already here by a whole state, which every engine has to load too."""
 PROMISED = b""
-"""In place of an id: the artifact of a squash that the hub has announced."""
+"""Stands for the artifact id of a squash that the hub has announced."""
 
 
 class CatchupChoice:
@@ -41,12 +41,12 @@ class CatchupChoice:
         self.mode = mode
         self._cores = cores
         self._took: deque[float] = deque(maxlen=8)
-        """Rates of the last transfers, in bits per second."""
+        """Rates of the most recent transfers, in bits per second."""
         self._asked: Version | None = None
-        """The base of the last request: one request for each staged version."""
+        """The base of the last request; there is one request per staged version."""
         self._answer_by_s = 0.0
         self._promise: tuple[Edge, float, float] | None = None
-        """The announced squash, when it should be there, and until when it is awaited."""
+        """The announced squash, when it should be available, and until when to wait for it."""
 
     @property
     def asks(self) -> bool:
@@ -54,7 +54,7 @@ class CatchupChoice:
         return self.mode in ("auto", "ask")
 
     def transferred(self, size: int, took_s: float) -> None:
-        """An artifact came in. Artifacts in the making come slowly, so the best of the last rates counts."""
+        """Record a finished transfer. The best recent rate counts, because artifacts still being made arrive slowly."""
         if size >= MEASURED_FROM_BYTES and took_s > 0:
             self._took.append(8 * size / took_s)
 
@@ -66,7 +66,7 @@ class CatchupChoice:
         )
 
     def answered(self, body: messages.Squashing, now_s: float) -> None:
-        """SQUASHING."""
+        """Handle SQUASHING, the hub's answer to a request."""
         base = body.base
         self._answer_by_s = 0.0
         if body.version is not None and base == self._asked:
@@ -75,16 +75,16 @@ class CatchupChoice:
             self._promise = edge, now_s + wait_s, now_s + PATIENCE * wait_s + ANSWER_S
 
     def way(self, held: Version | None, edges: Collection[Edge], state_bytes: int) -> list[Edge]:
-        """The quickest way, over the artifacts that exist."""
+        """Return the fastest path over existing artifacts."""
         rates = self.rates
         usable: Collection[Edge] = _steps(edges) if self.mode == "none" else edges
         if usable is not edges and find_gap(held, usable) is not None:
-            usable = edges  # Where a step is lost, a squash may lead past it.
+            usable = edges  # If a step is lost, a squash may lead past it.
         return cheapest_path(held, usable, cost=lambda e: rates.seconds(e, state_bytes) + self._refill_s(held, e))
 
     def should_ask(self, held: Version | None, missing: Collection[Edge], state_bytes: int) -> Version | None:
-        """The base of a squash to ask the hub for, or None. ``missing``: the artifacts of the way that are not here, in
-        order.
+        """Return the version from which to request a squash, or None. ``missing``: the path's artifacts that are not
+        here, in order.
         """
         if not self.asks or held is None or held == self._asked or len(missing) < 2:
             return None
@@ -104,7 +104,7 @@ class CatchupChoice:
         self._asked, self._answer_by_s, self._promise = base, now_s + ANSWER_S, None
 
     def waits(self, held: Version | None, edges: Collection[Edge], state_bytes: int, now_s: float) -> bool:
-        """Whether to request nothing yet, since an announced squash is worth the wait."""
+        """Whether to request nothing yet, because an announced squash is worth waiting for."""
         if now_s < self._answer_by_s and held == self._asked:
             return True
         if self._promise is None:
@@ -124,12 +124,12 @@ class CatchupChoice:
 
     @staticmethod
     def _refill_s(held: Version | None, edge: Edge) -> float:
-        """Extra seconds for a whole state in place of a held one."""
+        """Extra seconds if a whole state replaces one that is already here."""
         return REFILL_S if edge.base is None and held is not None else 0.0
 
 
 def _steps(edges: Iterable[Edge]) -> list[Edge]:
-    """Without squashes: whole states, and for each version the delta from its newest base."""
+    """Leave out squashes: keep whole states, and for each version the delta from its newest base."""
     every = list(edges)
     newest: dict[Version, Version] = {}
     for edge in every:

@@ -1,13 +1,13 @@
-"""Links to other nodes: this node dials, and asks the hub to have the other node dial back; the first link counts.
+"""Opens links to other nodes. This node dials, and also asks the hub to have the other node dial back; whichever link
+comes up first is used.
 
-Promises:
+Guarantees:
 
-- Both attempts run side by side, so neither waits for the other to fail.
-- A link has all its stripes or is dropped.
-- A parent that this node did not ask to dial is refused.
+- Both attempts run concurrently, so neither waits for the other to fail.
+- A link that does not get all its stripes is dropped.
+- An incoming link from a parent is refused unless this node asked for it.
 
-Nodes that could not be dialled are reported to the hub, which plans around that, even where the other attempt
-succeeded.
+Nodes that could not be dialled are reported to the hub even if the dial-back worked, so that it can plan around them.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from p2pcast.wire.connection import Identity
 logger = logging.getLogger("p2pcast.peer")
 
 CALL_S = 0.25
-"""Head start of dialling over being dialled, in seconds, where the hub expects dialling to work; else the reverse."""
+"""Head start in seconds of the attempt that the hub expects to work, dialling or being dialled."""
 MAX_KNOWN = 4096
-"""Number of nodes whose addresses are kept, the last ones that the hub named."""
+"""Number of nodes whose addresses are remembered: those that the hub named most recently."""
 MAX_CALLED = 16
-"""Number of children that are dialled at one time."""
+"""Limit on concurrently dialled children."""
 
 Place = tuple[bytes, str, int]
-"""A node, and the host and port where it listens, as the hub says."""
+"""A node, and the host and port on which it listens according to the hub."""
 Send = Callable[[messages.Record], bool]
-"""Sends a message to the hub; False while the hub is out of reach."""
+"""Sends a message to the hub; returns False while the hub is unreachable."""
 Owner = TypeVar("Owner", bound=LinkOwner)
 Adopt = Callable[[Link], None]
-"""Gives a link with all its stripes its owner, before the first event."""
+"""Sets the owner of a link with all its stripes, before the first event."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,11 +59,11 @@ class _Call:
     stripes: int
     adopt: Adopt
     link: asyncio.Future[Link | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """The dialled-back link; None when the hub says that ``node`` cannot dial."""
+    """The dialled-back link; None if the hub says that ``node`` cannot dial."""
 
 
 class _Coming(QuietOwner):
-    """Owns a link from a parent until all its stripes are there."""
+    """Owns a link from a parent until all its stripes are connected."""
 
     def __init__(self, call: _Call, link: Link) -> None:
         self._call = call
@@ -84,8 +84,8 @@ class _Coming(QuietOwner):
 
 
 class Connector:
-    """``run`` until cancelled. A node of which the hub named no addresses, such as the hub itself, is dialled at the
-    caller's address alone.
+    """Opens links while ``run`` is running. A node for which the hub gave no addresses, such as the hub itself, is
+    dialled only at the address given by the caller.
     """
 
     def __init__(self, identity: Identity, send: Send, tls: ssl.SSLContext | None, sockets: Sockets = DEFAULT) -> None:
@@ -100,7 +100,7 @@ class Connector:
         self._ended = False
 
     async def run(self) -> None:
-        """Owns the background tasks."""
+        """Own the background tasks until cancelled."""
         try:
             await asyncio.Event().wait()
         finally:
@@ -111,10 +111,10 @@ class Connector:
             if tasks:
                 await asyncio.wait(tasks)
 
-    # -- messages of the hub
+    # -- messages from the hub
 
     def learn_addresses(self, body: messages.Addresses) -> None:
-        """ADDRESSES."""
+        """Handle ADDRESSES: remember the nodes' addresses."""
         for node, likely, ways in body.peers:
             self._book.pop(node, None)
             self._book[node] = likely, [(host, port) for host, port in ways]
@@ -122,13 +122,13 @@ class Connector:
             del self._book[next(iter(self._book))]
 
     def stop_waiting(self, body: messages.Unreachable) -> None:
-        """UNREACHABLE: the other node could not dial this one, or cannot be asked to."""
+        """Handle UNREACHABLE: the other node could not dial this one, or cannot be asked to."""
         for call in self._calls:
             if call.node == body.node and not call.link.done():
                 call.link.set_result(None)
 
     def dial_child(self, body: messages.Called, downstream: Downstream) -> None:
-        """CALLED: a node wants to be a child of this one, and cannot dial it."""
+        """Handle CALLED: dial a node that wants to be a child of this one but cannot dial it."""
         name = f"called by {body.node.hex()}"
         running = [task.get_name() for task in self._tasks]
         if len(running) < MAX_CALLED and running.count(name) < MAX_CALLS_PER_NODE:
@@ -159,9 +159,9 @@ class Connector:
         call: bool = True,
         on_dial_failed: Callable[[], None] = lambda: None,
     ) -> Owner:
-        """The owner of a link to a parent with all its stripes. ``build`` makes the owner of each link that comes up,
-        before the first message; a second link is dropped. ``call``: the parent may also be asked to dial.
-        ``on_dial_failed`` is called when only that is left.
+        """Return the owner of a link to a parent with all its stripes. ``build`` creates the owner of each link that
+        comes up, before the first message; a second link is dropped. ``call``: whether the parent may also be asked to
+        dial. ``on_dial_failed`` is called when that is the only attempt left.
 
         Raises P2PCastError.
         """
@@ -198,9 +198,9 @@ class Connector:
 
         async def be_dialled() -> Link:
             if likely and stands.is_set():
-                # The node accepts connections, but is busy: being dialled by it would be no faster.
+                # The node accepts connections but is busy, so being dialled by it would be no faster.
                 await failed.wait()
-            # The dialled side names the number of stripes, and has measured no round trip.
+            # The dialled side sets the number of stripes, but has not measured a round trip.
             link = await self._call(adopt, node, stripes if isinstance(stripes, int) else FEWEST)
             link.reserve = not isinstance(stripes, int)
             return link
@@ -259,7 +259,7 @@ class Connector:
         return link
 
     def accept(self, link: Link, hello: messages.Hello) -> None:
-        """A parent dialled this node. Raises RefusedError unless it was asked to."""
+        """Accept a link dialled by a parent. Raises RefusedError unless this node asked for it."""
         for call in self._calls:
             if call.node == link.remote and call.stripes == hello.stripes and not call.link.done():
                 coming = _Coming(call, link)
@@ -271,7 +271,7 @@ class Connector:
     # -- in the background
 
     async def _learn(self, node: bytes, addresses: list[Address]) -> None:
-        """Report a node that was reached otherwise, if none of its addresses answers."""
+        """Probe the addresses of a node that was reached without dialling, and report it if none answers."""
         answers = await asyncio.gather(*(probe(address, self._identity, node, self._tls) for address in addresses))
         if not any(answer is not False for answer in answers):
             logger.info("no node answers at %s", ", ".join(show_address(*address) for address in addresses))

@@ -1,11 +1,11 @@
-"""Pulls artifacts that no parent pushes: piece by piece, from several nodes at once.
+"""Pulls artifacts that no parent pushes, piece by piece and from several nodes at once.
 
-Promises:
+Guarantees:
 
-- An artifact is pulled or pushed, never both.
-- A source that dies, refuses, is slow or sends garbage costs its own share of the time, since its pieces are asked of
-  other sources at once.
-- While a version is pushed here, sources are told to send slowly.
+- An artifact is either pulled or pushed, never both.
+- If a source dies, refuses, is slow or sends garbage, only its own share is delayed, because other sources are asked
+  for its pieces at once.
+- While a version is being pushed here, sources are asked to send slowly.
 
 ``p2pcast.relay.pull_schedule`` decides which source is asked for which pieces.
 """
@@ -36,26 +36,26 @@ from rollout_node.sync.connector import Connector, Place
 logger = logging.getLogger("p2pcast.peer")
 
 SOURCES = 6
-"""Number of links at one time: enough to outweigh one or two slow ones, and few for the sources' own children."""
+"""Number of concurrent links: enough to outweigh one or two slow ones, and few for the sources' own children."""
 ENOUGH = 2
-"""With fewer sources the hub is a source too."""
+"""If there are fewer sources than this, the hub becomes a source too."""
 STRIPES = 3
-"""Of a link for pulling: one for messages, the others for pieces, which are slowed at times."""
+"""Stripes of a pull link: one for messages, the others for pieces, whose rate is sometimes limited."""
 SEEK_S = 3.0
-"""Between two requests to the hub for sources, in seconds."""
+"""Seconds between two requests to the hub for sources."""
 ANSWER_S = 1.0
-"""Time for the hub's first answer, in seconds, before the hub itself becomes a source."""
+"""Seconds to wait for the hub's first answer before the hub itself becomes a source."""
 TICK_S = 0.05
-"""Between two rounds of decisions while artifacts are pulled, in seconds."""
+"""Seconds between two rounds of decisions while artifacts are being pulled."""
 AVOID_S = 10.0
-"""Time for which a failed source is not dialled again, in seconds."""
+"""Seconds before a failed source is dialled again."""
 LINGER_S = 1.0
-"""Time for which idle links are kept, in seconds: a peer that is behind has more to pull in a moment."""
+"""Seconds for which idle links stay open, because a peer that is behind will soon pull more."""
 HOPELESS_S = 5.0
-"""Time without any source, in seconds, after which an artifact may come from the parent or from a mirror."""
+"""Seconds without any source after which an artifact may come from the parent or a mirror."""
 
 DialSource = Callable[[Puller, Place], Awaitable[PullSource]]
-"""Makes the link to a source, which is not started. Raises P2PCastError."""
+"""Opens a link to a source without starting it. Raises P2PCastError."""
 
 
 def source_dialler(node: ReceivingNode, connector: Connector) -> DialSource:
@@ -66,7 +66,7 @@ def source_dialler(node: ReceivingNode, connector: Connector) -> DialSource:
 
 
 class SourceDirectory(Protocol):
-    """The hub (rollout_node.control.hub_session), which knows the nodes that hold an artifact."""
+    """The hub (rollout_node.control.hub_session), which knows which nodes hold an artifact."""
 
     @property
     def place(self) -> Place: ...
@@ -74,7 +74,7 @@ class SourceDirectory(Protocol):
 
 
 class PushingParent(Protocol):
-    """A parent, which may push an artifact or be one of its sources."""
+    """A parent, which may push an artifact or serve as one of its sources."""
 
     @property
     def offers(self) -> Collection[bytes]: ...
@@ -82,7 +82,7 @@ class PushingParent(Protocol):
 
 
 class ParentLink(Protocol):
-    """The link to the parent of now (rollout_node.sync.parent_failover)."""
+    """The link to the current parent (rollout_node.sync.parent_failover)."""
 
     @property
     def place(self) -> Place | None: ...
@@ -91,22 +91,22 @@ class ParentLink(Protocol):
 
 
 class PullingNode(ArtifactHolder, Protocol):
-    """The node, as far as artifacts are pulled into it."""
+    """The part of the node into which artifacts are pulled."""
 
     excerpts: set[bytes]
-    """Pulled artifacts of which only a part is wanted."""
+    """Pulled artifacts of which only a part is needed."""
     pulled: set[bytes]
-    """Artifacts that no parent may send."""
+    """Artifacts that no parent may push."""
 
     @property
     def ident(self) -> bytes: ...
     @property
     def garbled(self) -> Mapping[bytes, int]:
-        """Node id -> number of its pieces whose hash did not match."""
+        """Node id -> number of pieces from that node whose hash did not match."""
 
     @property
     def busy(self) -> bool:
-        """A version is on its way through the node."""
+        """Whether a version is passing through the node."""
 
     @property
     def busy_observers(self) -> Observers[[]]: ...
@@ -120,21 +120,21 @@ class _Wish:
     since_s: float
     anchor: bool
     excerpt: Excerpt | None = None
-    """The wanted part; None: the whole artifact."""
+    """The part that is needed; None means the whole artifact."""
     pieces: frozenset[int] | None = None
-    """The pieces of the wanted part; None before the directory has come."""
+    """The pieces of that part; None until the directory has arrived."""
     begun: bool = False
-    """The parent was asked to decline the artifact."""
+    """Whether the parent has been asked to decline the artifact."""
     wanted: bool = False
-    """The artifact is in ``PullSchedule``."""
+    """Whether the artifact is in ``PullSchedule``."""
     sought_s: float | None = None
     places: list[Place] | None = None
-    """As the hub last said; None before its first answer."""
+    """The nodes in the hub's last answer; None before the first."""
 
 
 class Downloader:
-    """``fetch`` names what is missing, in the order in which it is needed; ``run`` gets it, until cancelled. The hub
-    is asked which nodes hold an artifact; its answer comes by ``add_sources``, or not at all.
+    """``fetch`` requests missing artifacts in the order in which they are needed; ``run`` pulls them until cancelled.
+    The hub is asked which nodes hold an artifact. Its answer, if any, arrives through ``add_sources``.
     """
 
     def __init__(
@@ -157,10 +157,10 @@ class Downloader:
         self._rates: dict[bytes, int | None] = {}
         self._bell = Wakeup()
         self.ended = Wakeup()
-        """Rings when an artifact is no longer pulled: it is here, or comes from another source."""
+        """Rings when an artifact is no longer being pulled, because it is here or comes from a different source."""
         self._idle_since_s = 0.0
         self.bytes_received = 0
-        """Bytes of pieces since the start."""
+        """Bytes of pieces received since startup."""
         node.busy_observers.add(self._set_rates)
 
     @property
@@ -172,24 +172,24 @@ class Downloader:
         return list(self._wishes)
 
     def fetch(self, artifact: bytes, *, anchor: bool) -> None:
-        """Pull an artifact that the hub has sealed and no source sends."""
+        """Pull an artifact that the hub has sealed and nobody is sending."""
         if artifact not in self._wishes:
             self._wishes[artifact] = _Wish(asyncio.get_running_loop().time(), anchor)
             self._bell.notify()
 
     def fetch_part(self, artifact: bytes, excerpt: Excerpt, *, anchor: bool) -> None:
-        """Pull a part of an artifact: it stays in the node, as an excerpt, until ``release``."""
+        """Pull a part of an artifact, which stays in the node as an excerpt until ``release``."""
         self.announce_part(artifact)
         self._wishes[artifact] = _Wish(asyncio.get_running_loop().time(), anchor, excerpt)
         self._bell.notify()
 
     def announce_part(self, artifact: bytes) -> None:
-        """A part of the artifact will come, pulled or from the mirror: as an excerpt, until ``release``."""
+        """Expect a part of the artifact, pulled or from the mirror. It stays as an excerpt until ``release``."""
         self._node.excerpts.add(artifact)
         self._node.pulled.add(artifact)
 
     def release(self, artifacts: Collection[bytes]) -> None:
-        """The parts of these artifacts are not needed any more. Later pieces of them belong to other requests."""
+        """Stop needing the parts of these artifacts. Pieces that arrive later belong to other requests."""
         for artifact in artifacts:
             self._node.excerpts.discard(artifact)
             if artifact in self._wishes:
@@ -200,19 +200,19 @@ class Downloader:
         return artifact in self._wishes
 
     def add_sources(self, artifact: bytes, places: list[Place]) -> None:
-        """The hub's answer."""
+        """Handle the hub's answer: the nodes that hold the artifact."""
         if (wish := self._wishes.get(artifact)) is not None:
             wish.places = [place for place in places if place[0] != self._node.ident]
             self._bell.notify()
 
     @property
     def sourceless(self) -> list[bytes]:
-        """Whole artifacts that have had no source for ``HOPELESS_S``."""
+        """Artifacts pulled as a whole that have had no source for ``HOPELESS_S``."""
         return [artifact for artifact in self._without_source() if self._wishes[artifact].excerpt is None]
 
     @property
     def sourceless_parts(self) -> list[bytes]:
-        """The same, of artifacts of which a part is wanted."""
+        """Artifacts pulled in part that have had no source for ``HOPELESS_S``."""
         return [artifact for artifact in self._without_source() if self._wishes[artifact].excerpt is not None]
 
     def _without_source(self) -> list[bytes]:
@@ -222,7 +222,7 @@ class Downloader:
         return [artifact for artifact, wish in self._wishes.items() if now - wish.since_s > HOPELESS_S]
 
     def drop(self, artifact: bytes) -> None:
-        """Stop pulling: no node has the artifact any more, or it comes from another source."""
+        """Stop pulling an artifact that no node holds any more, or that comes from a different source."""
         if artifact in self._wishes:
             self._end(artifact)
 
@@ -303,7 +303,7 @@ class Downloader:
         self.ended.notify()
 
     async def _begin(self, artifact: bytes) -> None:
-        """Have the parent decline the artifact first. A parent that sends it already goes on, and it is not pulled."""
+        """Ask the parent to decline the artifact, then pull it. If the parent is already sending it, do not pull."""
         wish = self._wishes[artifact]
         parent = self._parent.feeding
         declined = parent is None or await parent.decline(artifact)
@@ -315,7 +315,7 @@ class Downloader:
             return
         if holding is not None:
             holding.want()
-        # Deltas are decoded in order. Anchors begin at a random piece, so that peers that pull at the same time have
+        # Deltas are decoded in order. Anchors start at a random piece, so that peers pulling at the same time have
         # different pieces to exchange.
         self._schedule.want(artifact, fraction() if wish.anchor else 0.0)
         wish.wanted = True
@@ -333,7 +333,7 @@ class Downloader:
             held = holding.artifact.held
             if wish.excerpt is not None and wish.pieces is None:
                 wish.pieces = wish.excerpt.pieces(holding.assembly)
-            # Pieces outside the wanted part count as held.
+            # Pieces outside the needed part count as held.
             needless = (
                 i
                 for i in range(holding.assembly.pieces)
@@ -373,7 +373,7 @@ class Downloader:
             for a, at in wanted.items()
         ):
             return
-        # All peers share the hub's uplink: the hub is a source only for missing pieces, or where sources are few.
+        # All peers share the hub's uplink, so the hub is a source only if pieces are missing or sources are few.
         if len(self._sources) < ENOUGH or not all(self._schedule.whole(a) for a, w in self._wishes.items() if w.wanted):
             self._dial(group, hub)
 
@@ -381,7 +381,7 @@ class Downloader:
         self._dials[place[0]] = group.create_task(self._serve(place), name=f"pull from {show_address(*place[1:])}")
 
     async def _serve(self, place: Place) -> None:
-        """Pull from one source, from dialling to its end."""
+        """Pull from one source, from dialling until the link closes."""
         node = place[0]
         loop = asyncio.get_running_loop()
         try:
@@ -416,7 +416,7 @@ class Downloader:
 
     def _decide(self, now: float) -> None:
         if self._node.busy:
-            # The sources were told to send slowly: low rates are no reason to leave them.
+            # The sources were asked to send slowly, so a low rate is no reason to leave them.
             for node in self._sources:
                 self._schedule.received(node, 0, now)
         for instruction in self._schedule.decide(now):
@@ -431,7 +431,7 @@ class Downloader:
                 source.link.abort(RetryableError(f"{source.link.name} {instruction.why}"))
 
     def _set_rates(self) -> None:
-        """Tell every source how fast it may send, where that has changed."""
+        """Send every source its rate limit if that has changed by at least a factor of two."""
         rate = pull_bytes_s(self._received.peak_bytes_s, len(self._sources)) if self._node.busy else None
         for node, source in self._sources.items():
             was = self._rates.get(node)

@@ -1,11 +1,11 @@
-"""Artifacts received at a peer's node: where they are put, how they become durable, and what is measured.
+"""Artifacts received by a peer's node: where they are stored, how they become durable, and what is measured.
 
-Promises:
+Guarantees:
 
-- An artifact counts as durable once it is sealed in the store, and not before.
-- It is sealed there only once the hub is known to hold its version on its own disk, so engines may serve what a store
+- An artifact counts as durable only once it is sealed in the store.
+- It is sealed there only once the hub is known to have the version on its own disk, so engines may serve what a store
   holds.
-- Retention takes nothing that the way to the newest version needs.
+- Retention removes nothing that is needed on the path to the newest version.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rollout_node.timeline import Timeline
 
 
 class NodeEvents:
-    """A ``NodeOwner``, made before its node: logs are made in the store, and observers get everything else."""
+    """A ``NodeOwner`` that is created before its node: it creates logs in the store, and passes events to observers."""
 
     def __init__(self, store: ArtifactStore) -> None:
         self.observers: list[NodeObserver] = []
@@ -66,14 +66,14 @@ class NodeEvents:
 
 
 class IngestNode(Protocol):
-    """The node (p2pcast.relay.node), as far as ``Ingest`` acts on it."""
+    """The part of the node (p2pcast.relay.node) that ``Ingest`` acts on."""
 
     @property
     def error(self) -> asyncio.Future[None]:
-        """Fails when the store fails."""
+        """A future that fails if the store fails."""
 
     def confirm(self, holding: Holding, signed: bytes) -> None:
-        """Take the hub's durable record. Raises IntegrityError."""
+        """Accept the hub's durable record. Raises IntegrityError."""
 
     def forget(self, artifact: bytes) -> None:
         """Drop an artifact that retention removed from the store."""
@@ -81,7 +81,7 @@ class IngestNode(Protocol):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Ingest:
-    """A ``NodeObserver``. ``on_transfer`` gets the bytes that an artifact brought and the seconds that it took."""
+    """A ``NodeObserver``. ``on_transfer`` receives the number of bytes that a transfer brought, and its seconds."""
 
     node: IngestNode
     store: ArtifactStore
@@ -111,7 +111,7 @@ class Ingest:
             self.on_transfer(max(0, holding.assembly.manifest.log - holding.had_bytes), took_s)
         entry = self.catalog.get(holding.id)
         if entry is not None and entry.durable is not None:
-            # The hub confirmed before the seal came. A parent that withholds the record holds up no version.
+            # The hub confirmed before the seal arrived, so a parent that withholds the record delays no version.
             self.node.confirm(holding, entry.durable)
         self.background(partial(self._seal, holding), f"seal {holding.open.version}")
 
@@ -141,7 +141,7 @@ class Ingest:
 
     def on_offered(self, upstream: Parent) -> None:
         if upstream.live and not upstream.beside and not self.hub.connected:
-            # Without the hub no catalog names new versions. The parent's offers are signed all the same.
+            # Without the hub, no catalog lists new versions, but the parent's offers are signed too.
             upstream.want_newer()
         self.planner.replan()
 

@@ -1,10 +1,10 @@
-"""The artifacts that are whole on a run's mirror, and the directory of each (docs/guides/mirror.md).
+"""The artifacts that are complete on a run's mirror, and the directory of each (docs/guides/mirror.md).
 
-Promises:
+Guarantees:
 
-- The run's key has signed every entry, and the entry matches its marker's name.
+- Every entry is signed with the run's key and matches its marker's name.
 - A directory belongs to its entry.
-- Objects that are wrong or missing are reported to the hub.
+- Wrong or missing objects are reported to the hub.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from p2pcast.relay.artifact_path import Edge
 from rollout_node.control.artifact_catalog import Entry
 
 Verify = Callable[[Tail, Layout], Awaitable[object]]
-"""Checks every signature in a tail, off the loop. Raises IntegrityError."""
+"""Verifies every signature in a tail, off the loop. Raises IntegrityError."""
 
 
 class NoMirror:
@@ -41,26 +41,26 @@ class NoMirror:
 
 
 class MirrorCatalog:
-    """``room`` bounds the requests under way, together with those for pieces."""
+    """``room`` limits the concurrent requests, including those for pieces."""
 
     def __init__(self, objects: Objects, run: bytes, room: asyncio.Semaphore) -> None:
         self.in_use = False
-        """Versions come from the mirror now."""
+        """Whether versions currently come from the mirror."""
         self.entries: dict[bytes, Entry] = {}
-        """Artifacts that are whole on the mirror."""
+        """Artifacts that are complete on the mirror."""
         self.seen_at: dict[bytes, float] = {}
-        """When each was first listed, by the loop's clock."""
+        """Artifact → when it was first listed, by the loop's clock."""
         self._objects = objects
         self._run = run
         self._room = room
         self._avoided: dict[bytes, float] = {}
-        """Artifact → until when it is left alone, by the loop's clock."""
+        """Artifact → until when it must not be fetched, by the loop's clock."""
         self._manifests: dict[bytes, bytes] = {}
         self._wrong: dict[str, None] = {}
-        """Names of objects that were wrong or missing, for the next report."""
+        """Names of wrong or missing objects, for the next report."""
 
     def edges(self) -> dict[bytes, Edge]:
-        """The artifacts of the mirror, as ways from version to version, without those that are avoided."""
+        """The mirror's artifacts as edges from version to version, except those being avoided."""
         now = asyncio.get_running_loop().time()
         return {a: Edge(a, e.base, e.version, e.size) for a, e in self.entries.items() if not self.is_avoided(a, now)}
 
@@ -71,8 +71,8 @@ class MirrorCatalog:
         return self._avoided.get(artifact, 0.0) > now
 
     async def refresh(self, run_key: bytes) -> tuple[bool, P2PCastError | None]:
-        """List the mirror: whether it has new artifacts, and why a marker could not be read. Raises RetryableError when
-        it cannot be listed.
+        """List the mirror. Returns whether it has new artifacts, and the error if a marker could not be read. Raises
+        RetryableError if the mirror cannot be listed.
         """
         listing = await self._objects.list(READY, limits.MAX_CATALOG)
         found = [m for f in listing if (m := ReadyMarker.parse(f.name)) is not None]
@@ -109,7 +109,7 @@ class MirrorCatalog:
     async def directory(
         self, artifact: bytes, run_key: bytes, layouts: Mapping[bytes, Layout], verify: Verify
     ) -> tuple[Tail, Layout]:
-        """The checked directory of an entry. Raises IntegrityError, RetryableError."""
+        """Fetch and verify the directory of an entry. Raises IntegrityError, RetryableError."""
         entry, signed = self.entries[artifact], self._manifests[artifact]
         manifest, name = Manifest.from_signed(signed, run_key), tail_name(artifact)
         most = most_tail_bytes(manifest.pieces, manifest.batches, manifest.cells)
@@ -130,7 +130,7 @@ class MirrorCatalog:
 
     @contextlib.contextmanager
     def blaming(self, name: str) -> Iterator[None]:
-        """An integrity error or a missing object in the block is reported under ``name``."""
+        """Context manager that records ``name`` for the hub if its block finds a wrong or missing object."""
         try:
             yield
         except (IntegrityError, ObjectMissingError, ShortError):
@@ -139,6 +139,6 @@ class MirrorCatalog:
             raise
 
     def take_complaints(self) -> list[str]:
-        """Names of objects that were wrong or missing since the last call."""
+        """Return and clear the names of objects found wrong or missing since the last call."""
         names, self._wrong = list(self._wrong), {}
         return names

@@ -1,11 +1,11 @@
-"""Fetches versions from the run's mirror, an object store, while the hub is out of reach (docs/guides/mirror.md).
+"""Fetches versions from the run's mirror, an object store, while the hub is unreachable (docs/guides/mirror.md).
 
-Promises:
+Guarantees:
 
-- Only records that the run's key has signed count, and the token pins that key.
-- A piece from the mirror is checked like a piece from a peer, before it is written or passed on.
-- A mirror with older versions takes no engine back.
-- A failed request costs that request alone.
+- Only records signed with the run's key, which the token pins, are accepted.
+- A piece from the mirror is verified like a piece from a peer, before it is written or forwarded.
+- A mirror with older versions never takes an engine back to one.
+- A failed request affects only that request.
 """
 
 from __future__ import annotations
@@ -45,34 +45,34 @@ from rollout_node.sync.version_path import VersionPlanner
 logger = logging.getLogger("p2pcast.mirror")
 
 AT_ONCE = 8
-"""Number of requests under way."""
+"""Number of concurrent requests."""
 SPAN_BYTES = 2 * limits.MIB
-"""Size of one request; `AT_ONCE` of them bound the memory on the way to the disk."""
+"""Size of one request; `AT_ONCE` of them bound the memory in use before data reaches the disk."""
 AHEAD = 4
-"""Number of artifacts of the path that are fetched side by side."""
+"""Number of the path's artifacts that are fetched concurrently."""
 POLL_MIN_S = 1.0
 POLL_MAX_S = 10.0
-"""Between listings of the mirror, in seconds: longer after each listing without news."""
+"""Bounds in seconds on the time between listings; it grows after each listing without news."""
 RETRY_MIN_S = 0.5
 RETRY_MAX_S = 30.0
 GONE_S = 3.0
-"""Time for which the hub is out of reach, in seconds, before the mirror is used."""
+"""Seconds for which the hub must be unreachable before the mirror is used."""
 BATCHES_AT_ONCE = 64
-"""Signatures verified before the loop serves other tasks."""
+"""Number of batches added before the loop serves other tasks."""
 CHECK_S = 0.25
-"""Between two checks whether the swarm is lost, or an artifact is due from the mirror, in seconds."""
+"""Seconds between two checks whether the swarm is lost, or an artifact is due from the mirror."""
 KEY_TRIES = 5
 MAX_CORRUPT = 5
-"""Number of failed integrity checks before an artifact is left alone for `AVOID_S` seconds."""
+"""Number of failed integrity checks after which an artifact is avoided for `AVOID_S` seconds."""
 AVOID_S = 60.0
 
 
 class MirrorErrors:
-    """Failed requests to the mirror: counted, shown, and each new message reported once."""
+    """Failed requests to the mirror. It counts and shows them, and reports each new message once."""
 
     def __init__(self, events: Events) -> None:
         self.last: str | None = None
-        """The last failure; None after a success."""
+        """The last failure; None after a successful request."""
         self.count = 0
         self._events = events
 
@@ -84,12 +84,12 @@ class MirrorErrors:
             logger.warning("%s", error)
 
     def clear(self) -> None:
-        """A request succeeded."""
+        """Called after a successful request."""
         self.last = None
 
 
 async def read_run_key(objects: Objects, run: bytes, errors: MirrorErrors) -> bytes:
-    """The run's public key, from the mirror. Raises RefusedError (it is another run's), RetryableError."""
+    """Read the run's public key from the mirror. Raises RefusedError (a different run's key), RetryableError."""
     backoff = Backoff(RETRY_MIN_S, RETRY_MAX_S, uniform)
     while True:
         try:
@@ -108,7 +108,7 @@ async def read_run_key(objects: Objects, run: bytes, errors: MirrorErrors) -> by
 
 
 class MirroringNode(ArtifactReceiver, Protocol):
-    """The node, as far as a mirror sends to it."""
+    """The part of the node that receives from a mirror."""
 
     @property
     def disk(self) -> ThreadPoolExecutor: ...
@@ -116,8 +116,8 @@ class MirroringNode(ArtifactReceiver, Protocol):
 
 @dataclass(eq=False, repr=False)
 class MirrorSource:
-    """``run`` until cancelled. ``swarm_lost``: the hub is out of reach. ``has_parent``: a parent feeds this peer.
-    ``on_listed`` is called when the mirror was listed. ``at_once``: turn to the mirror without waiting for the hub.
+    """``swarm_lost``: whether the hub is unreachable. ``has_parent``: whether a parent feeds this peer. ``on_listed``
+    is called after each listing of the mirror. ``at_once``: whether to use the mirror without waiting for the hub.
     """
 
     objects: Objects
@@ -147,7 +147,7 @@ class MirrorSource:
 
     @property
     def entries(self) -> dict[bytes, Entry]:
-        """Artifacts that are whole on the mirror, as the run's key has signed."""
+        """Artifacts that are complete on the mirror, from signed manifests."""
         return self.catalog.entries
 
     @property
@@ -173,7 +173,7 @@ class MirrorSource:
         yield peer_metrics.MIRROR_ERRORS(self.errors.count)
 
     async def run(self) -> None:
-        """Until cancelled: follows the mirror for as long as the swarm is lost."""
+        """Follow the mirror whenever the swarm is lost, until cancelled."""
         while True:
             await self._wait_for_swarm(lost=True)
             self._use(True)
@@ -188,7 +188,7 @@ class MirrorSource:
             self._use(False)
 
     async def _wait_for_swarm(self, *, lost: bool, work: asyncio.Task[None] | None = None) -> None:
-        """Until the hub has been out of reach for ``GONE_S``, or is back; or until ``work`` ends."""
+        """Wait until the hub has been unreachable for ``GONE_S``, or is back, or until ``work`` finishes."""
         loop = asyncio.get_running_loop()
         since = loop.time()
         while work is None or not work.done():
@@ -227,7 +227,7 @@ class MirrorSource:
             await asyncio.sleep(backoff.next_s())
 
     async def _list(self) -> bool:
-        """True when the mirror lists new artifacts."""
+        """List the mirror, and return whether it has new artifacts."""
         news, error = await self.catalog.refresh(self.node.run_key)
         self.on_listed()
         self._news.notify()
@@ -257,7 +257,7 @@ class MirrorSource:
                 await asyncio.wait(tasks.values())
 
     def _due(self, artifact: bytes) -> bool:
-        """The mirror has it, and is the one to ask for it."""
+        """Whether the mirror has the artifact, and is the source to ask for it."""
         now = asyncio.get_running_loop().time()
         if artifact not in self.entries or self.catalog.is_avoided(artifact, now):
             return False
@@ -269,7 +269,7 @@ class MirrorSource:
         )
 
     async def _fetch_artifact(self, artifact: bytes) -> None:
-        """Until the artifact is complete, has another source, or is gone from the mirror."""
+        """Fetch until the artifact is complete, has a different source, or is gone from the mirror."""
         backoff = Backoff(RETRY_MIN_S, RETRY_MAX_S, uniform)
         holding = None
         try:
@@ -290,7 +290,7 @@ class MirrorSource:
                 holding.lose_source(self)
 
     def _avoid_if_corrupt(self, artifact: bytes) -> bool:
-        """Count a failed integrity check; True when the artifact is left alone from now on."""
+        """Count a failed integrity check, and return whether the artifact is avoided from now on."""
         self._corrupt_counts[artifact] += 1
         if self._corrupt_counts[artifact] < MAX_CORRUPT:
             return False
@@ -300,7 +300,7 @@ class MirrorSource:
         return True
 
     async def _open(self, artifact: bytes) -> Holding | None:
-        """Put the verified directory into the node; None where another source sends the artifact by now."""
+        """Put the verified directory into the node. None if a different source is sending the artifact by now."""
         node = self.node
 
         async def verify(tail: Tail, layout: Layout) -> None:
@@ -326,7 +326,7 @@ class MirrorSource:
         return holding
 
     async def fetch_part(self, artifact: bytes, excerpt: Excerpt) -> None:
-        """Fetch a part of an artifact, for a caller that has announced it as an excerpt. Raises P2PCastError."""
+        """Fetch a part of an artifact, which the caller has announced as an excerpt. Raises P2PCastError."""
         holding = await self._open(artifact)
         if holding is None:
             raise RetryableError("another source sends the artifact by now")
@@ -340,7 +340,7 @@ class MirrorSource:
             holding.lose_source(self)
 
     async def _fetch_pieces(self, holding: Holding, wanted: Collection[int] | None = None) -> None:
-        """Fetch the missing ones of the wanted pieces (None: all). Raises the first error once all requests ended."""
+        """Fetch the missing ones of the wanted pieces (None: all). After all requests, raises the first error."""
         assembly, held = holding.assembly, holding.artifact.held
         assert assembly.manifest is not None
         missing = (p for p in (range(assembly.pieces) if wanted is None else sorted(wanted)) if p not in held)
@@ -353,7 +353,7 @@ class MirrorSource:
                 raise result
 
     async def _fetch_spans(self, holding: Holding, left: Iterator[PieceSpan]) -> None:
-        """Fetch one span after the other; several of these tasks share the spans."""
+        """Fetch one span after the other; several such tasks share the spans."""
         for span in left:
             while self.node.paused:
                 await self._news.wait(CHECK_S / 10)
@@ -366,7 +366,7 @@ class MirrorSource:
                 self._take(holding, span, payload)
 
     def _take(self, holding: Holding, span: PieceSpan, payload: memoryview) -> None:
-        """Take the pieces of a span. Raises IntegrityError after the others were taken, where one does not match."""
+        """Add the pieces of a span. If one does not match, add the others and raise IntegrityError."""
         node, size, wrong = self.node, holding.open.piece, None
         self.bytes_received += len(payload)
         for index in range(span.first, span.stop):

@@ -1,11 +1,11 @@
-"""Versions that the hub has sealed and this peer's parent does not send: they are pulled elsewhere, and reported to the
+"""Versions that the hub has sealed and this peer's parent does not send. They are pulled elsewhere, and reported to the
 hub (``topology.withholding``).
 
-Promises:
+Guarantees:
 
-- A parent that withholds a version delays it for no longer than ``WITHHELD_S`` and the time of two pieces on the
-  slowest link. Such a parent opens a version and sends nothing, or not all, or no seal, or opens nothing at all.
-- A parent that sends slowly keeps its place.
+- A parent that withholds a version delays it for at most ``WITHHELD_S`` plus the time for two pieces on the slowest
+  link. This covers a parent that opens a version but sends nothing, only a part or no seal, and one that opens nothing.
+- A parent that sends slowly stays the parent.
 """
 
 from __future__ import annotations
@@ -29,31 +29,27 @@ from rollout_node.timeline import Timeline
 logger = logging.getLogger("p2pcast.peer")
 
 WITHHELD_S = 10.0
-"""Time without progress of a sealed artifact before it is pulled elsewhere, in seconds. Peers leave a dead parent
-within a second, and a lagging parent goes on sending: no honest parent stands still for so long.
+"""Seconds without progress before a sealed artifact is pulled elsewhere. Peers leave a dead parent within a second, and
+a lagging parent keeps sending, so no honest parent pauses for this long.
 """
 SLOWEST_BYTES_S = 125_000.0
-"""1 Mbit/s, the slowest link that a run is meant for: on it a piece takes long without being a pause."""
+"""1 Mbit/s, the slowest supported link; on it, a single piece takes long without the parent having stalled."""
 ROUND_TRIPS = 8
 MISSES = 3
-"""Number of the last `REMEMBERED` sealed versions that a parent may fail to open before this peer reports the parent to
-the hub.
-"""
+"""This peer reports a parent that fails to open this many of the last `REMEMBERED` sealed versions."""
 REMEMBERED = 8
 COMPLAINT_S = 5.0
-"""Time for which a complaint stays in every report, in seconds, whatever becomes of the version: the complaint may
-excuse this peer.
-"""
+"""Seconds for which a complaint stays in every report even if the version arrives, because it may excuse this peer."""
 
 
 class PausableNode(ArtifactHolder, Protocol):
     @property
     def paused(self) -> bool:
-        """The node does not read from parents now."""
+        """Whether the node has stopped reading from its parents."""
 
 
 class MissingVersions:
-    """The hub is not reported to itself."""
+    """Finds and reports withheld versions. The hub as a parent is never reported to itself."""
 
     def __init__(
         self,
@@ -64,7 +60,7 @@ class MissingVersions:
         hub: HubSession,
     ) -> None:
         self.withheld = 0
-        """Versions that a parent held up."""
+        """Number of versions that a parent withheld."""
         self._catalog = catalog
         self._node = node
         self._parent_failover = parent_failover
@@ -72,14 +68,14 @@ class MissingVersions:
         self._hub = hub
         self._stalls = Stalls()
         self._complaints: dict[bytes, tuple[bytes | None, float]] = {}
-        """Artifact → the parent when it stalled (None: no parent, or the hub), and the time of the complaint."""
+        """Artifact → the parent when it stalled (None: no parent, or the hub), and when the complaint was made."""
         self._opened: deque[bool] = deque(maxlen=REMEMBERED)
-        """Of the last sealed versions, whether ``_parent`` opened them."""
+        """For each of the last sealed versions, whether ``_parent`` opened it."""
         self._parent: bytes | None = None
 
     def check(self, path: list[Edge], live: Upstream | None, now: float) -> bool:
-        """Release from the parent what it does not bring, so that other sources are asked. True when sealed artifacts
-        of ``path`` are missing.
+        """Stop waiting for the parent to send stalled artifacts, so that other sources are asked. Returns whether
+        sealed artifacts of ``path`` are missing.
         """
         rows = []
         if live is not None and live.link.remote != self._parent:
@@ -103,7 +99,7 @@ class MissingVersions:
         return WITHHELD_S + 2 * piece / SLOWEST_BYTES_S + ROUND_TRIPS * rtt_s
 
     def _release(self, artifact: bytes, live: Upstream | None, now: float) -> None:
-        """A stalled artifact."""
+        """Give up on the parent for a stalled artifact, and complain."""
         holding = self._node.holdings.get(artifact)
         waited_for = live is not None and ((holding is not None and holding.source is live) or artifact in live.wanted)
         if live is not None and waited_for:
@@ -120,20 +116,20 @@ class MissingVersions:
         self.complain(artifact, live if waited_for else None, now)
 
     def on_opened(self, holding: Holding) -> None:
-        """A new artifact has come in."""
+        """Record that a new artifact has arrived."""
         if holding.source is not None and holding.source is self._parent_failover.feeding:
             self._opened.append(True)
 
     def on_missed(self, artifact: bytes, live: Upstream, now: float) -> None:
-        """The parent did not open the artifact in time: it is pulled."""
+        """Record that the parent did not open the artifact in time, so that it is pulled."""
         if artifact not in self._complaints:
             self._opened.append(False)
             if self._opened.count(False) >= MISSES:
                 self.complain(artifact, live, now)
 
     def complain(self, artifact: bytes, live: Upstream | None, now: float) -> None:
-        """Tell the hub, once, that an artifact makes no progress. ``live``: the parent that should have sent it; None
-        where no parent should.
+        """Report to the hub, once, that an artifact makes no progress. ``live``: the parent that should have sent it,
+        or None if no parent should have.
         """
         parent = None if live is None or live.link.remote == self._hub.hub else live.link.remote
         if artifact not in self._complaints and len(self._complaints) < limits.MAX_MISSING:
@@ -148,7 +144,7 @@ class MissingVersions:
                 del self._complaints[artifact]
 
     def rows(self) -> list[messages.Missing]:
-        """For a report."""
+        """Return the complaints for a report."""
         self._forget(asyncio.get_running_loop().time())
         return [(artifact, parent) for artifact, (parent, _) in self._complaints.items()]
 

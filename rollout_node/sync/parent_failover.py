@@ -1,14 +1,14 @@
-"""The link to a peer's parent: the parent of the plan, a backup when that is lost, and the hub in the end. A neighbour
-(topology.fallback_neighbours) feeds a peer that reaches none of these. ``rollout_node.sync.downloader`` pulls the rest.
+"""The link to a peer's parent: the planned parent, a backup if that is lost, and finally the hub. If none of them can
+be reached, a neighbour feeds the peer (topology.fallback_neighbours). ``rollout_node.sync.downloader`` pulls the rest.
 
-Promises:
+Guarantees:
 
 - A lost parent is replaced by the next candidate at once.
-- The peer names the pieces that it holds, so none is sent twice.
+- The peer reports the pieces it holds, so none is sent twice.
 
-A candidate that does not answer delays the next one by a head start at most. A candidate that just failed is not tried
-again before the others. A parent that a new plan replaces goes on sending until its successor answers, unless this peer
-lags and slows the parent's other children. A neighbour is left as soon as a candidate answers.
+A candidate that does not answer delays the next one by at most a head start. A candidate that has just failed is not
+tried again before the others. When a new plan replaces a parent, the old one sends until its successor answers, unless
+this peer lags and slows down the parent's other children. The neighbour is left as soon as a candidate answers.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ logger = logging.getLogger("p2pcast.peer")
 
 RETRY_MIN_S = 0.1
 RETRY_MAX_S = 3.0
-"""Delays between rounds over all candidates, in seconds."""
+"""Bounds in seconds on the delay between rounds over all candidates."""
 RETRY_WANTING_S = 0.5
-"""Largest delay while artifacts are half received, in seconds."""
+"""Longest delay in seconds while artifacts are only partly received."""
 LOOP_RETRY_S = 0.1
 LOOP_TRIES = 20
-"""A parent that is still below this peer moves by the same plan: delay in seconds, and number of retries."""
+"""Delay in seconds and number of retries for a planned parent that is still below this peer until it moves too."""
 HEAD_START_S = 0.3
-"""Time in seconds for a candidate's answer before the next candidate is dialled too, while a transfer runs. It is half
-the time that a link takes at a round trip of 150 ms.
+"""During a transfer, seconds that a candidate has to answer before the next one is dialled too: half the time that
+opening a link takes at a round trip of 150 ms.
 """
 CALM_S = 1.5
-"""The same while no transfer runs: a busy parent gets its time."""
+"""The same while there is no transfer, which gives a busy parent more time."""
 AVOID_S = 5.0
-"""Time for which a failed candidate is the last choice, in seconds, unless a new plan names it."""
+"""Seconds for which a failed candidate is the last choice, unless a new plan names it."""
 
 Epoch = tuple[int, int]
 
 
 @dataclass(slots=True)
 class PlanOrders:
-    """This peer's part of the plan; ``parent`` None: the hub."""
+    """This peer's part of the plan. ``parent``: None means the hub."""
 
     epoch: Epoch = (0, 0)
     parent: Place | None = None
@@ -62,15 +62,15 @@ class PlanOrders:
 
 
 class PlanningHub(Protocol):
-    """The hub (rollout_node.control.hub_session), as the last resort, and as the receiver of reports."""
+    """The hub (rollout_node.control.hub_session) as the parent of last resort and the receiver of reports."""
 
     @property
     def hub(self) -> bytes:
-        """The hub's node."""
+        """The hub's node id."""
 
     @property
     def place(self) -> Place:
-        """The hub's node and address."""
+        """The hub's node id and address."""
 
     def changed(self) -> None:
         """Send a report at once."""
@@ -81,7 +81,7 @@ class ParentTimeline(Protocol):
 
 
 class SavedPlaces(Protocol):
-    """Keeps the nodes that the hub has named (rollout_node.control.saved_hub_state)."""
+    """Saves the nodes that the hub has named (rollout_node.control.saved_hub_state)."""
 
     def keep_neighbourhood(
         self, hub: bytes, parent: Place | None, backups: list[Place], neighbours: list[Place]
@@ -89,7 +89,7 @@ class SavedPlaces(Protocol):
 
 
 class DialParent(Protocol):
-    """Makes the link to a parent, which is not started. Raises P2PCastError."""
+    """Opens a link to a parent without starting it. Raises P2PCastError."""
 
     async def __call__(self, place: Place, *, beside: bool, on_dial_failed: Callable[[], None]) -> Upstream: ...
 
@@ -103,7 +103,7 @@ def parent_dialler(node: ReceivingNode, connector: Connector, stripes: Stripes) 
 
 
 class ParentFailover:
-    """``is_wanting``: whether the node lacks a part of an artifact, so that no time is lost."""
+    """``is_wanting``: whether the node is missing a part of an artifact, so that failover must be quick."""
 
     def __init__(
         self,
@@ -113,18 +113,18 @@ class ParentFailover:
         timeline: ParentTimeline,
         saved: SavedPlaces,
     ) -> None:
-        """``timeline`` gets the parent whenever something about the link to it may have changed; ``saved`` keeps the
-        nodes that the hub has named.
+        """``timeline`` receives the parent whenever the link to it may have changed; ``saved`` saves the nodes that the
+        hub has named.
         """
         self.orders = PlanOrders()
         self.place: Place | None = None
-        """The parent that feeds this peer now, and where it listens."""
+        """The parent that currently feeds this peer, and where it listens."""
         self.live: Upstream | None = None
         self.beside: Upstream | None = None
         """The link to a neighbour, while no candidate answers."""
         self._moved_at = 0.0
         self.settled: Epoch = (0, 0)
-        """The newest plan that was followed, or could not be: reports name this one."""
+        """The newest plan that was followed, or could not be; reports contain its epoch."""
         self._dial_parent = dial_parent
         self._is_wanting = is_wanting
         self._hub = hub
@@ -132,20 +132,20 @@ class ParentFailover:
         self._saved = saved
         self._avoided: dict[bytes, float] = {}
         self._moving = False
-        """The link was closed for a new plan, by no fault of the parent."""
+        """Whether the link was closed to follow a new plan, and not because the parent failed."""
         self._ordered = asyncio.Event()
         self._news = Wakeup()
         """Rings for each new plan."""
         self.neighbours: list[Place] = []
-        """The neighbours that the hub last named."""
+        """The neighbours in the hub's last message."""
         self._introduced = Wakeup()
         self._without_parent = asyncio.Event()
         """Set while no candidate answers."""
         self._dial_failures = Wakeup()
-        """Rings when dialling a candidate failed, and only being dialled by it is left."""
+        """Rings when dialling a candidate has failed, and only being dialled by it is left."""
 
     def order(self, epoch: Epoch, parent: Place | None, backups: list[Place]) -> None:
-        """A plan from the hub. Older plans are ignored."""
+        """Follow a plan from the hub. Older plans are ignored."""
         if epoch <= self.orders.epoch:
             return
         self.orders = PlanOrders(epoch, parent, backups)
@@ -159,12 +159,12 @@ class ParentFailover:
         self._keep_places()
 
     def recall(self, parent: Place | None, backups: list[Place], neighbours: list[Place]) -> None:
-        """The orders of an earlier process, for a start without the hub. Any plan of the hub is newer."""
+        """Restore an earlier process's orders, for a start without the hub. Any plan from the hub is newer."""
         self.orders, self.neighbours = PlanOrders((0, 0), parent, backups), neighbours
         self._ordered.set()
 
     def introduce(self, neighbours: list[Place]) -> None:
-        """The hub names the neighbours."""
+        """Set the neighbours named by the hub."""
         self.neighbours = neighbours
         self._introduced.notify()
         self._keep_places()
@@ -177,30 +177,30 @@ class ParentFailover:
         self._saved.keep_neighbourhood(self._hub.hub, self.orders.parent, self.orders.backups, self.neighbours)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Keep the peer attached to a parent or a neighbour, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_plan(), name="parent")
             group.create_task(self._exchange(), name="neighbours")
 
     @property
     def moved_at(self) -> float:
-        """When a parent was last found or lost, by the loop's clock; now, if its link has just been closed."""
+        """When a parent was last found or lost, by the loop's clock; now, if its link has just closed."""
         lost = self.live is not None and self.live.link.closed
         return asyncio.get_running_loop().time() if lost else self._moved_at
 
     @property
     def feeding(self) -> Upstream | None:
-        """The link to the parent, unless it has just been closed."""
+        """The link to the parent; None if there is none or it has just closed."""
         return None if self.live is None or self.live.link.closed else self.live
 
     @property
     def parent(self) -> bytes | None:
-        """The node that feeds this peer now; a newer plan may name another."""
+        """The node that currently feeds this peer; a newer plan may name a different one."""
         return None if self.place is None else self.place[0]
 
     @property
     def receiving(self) -> Version | None:
-        """The oldest version that the parent is sending now."""
+        """The oldest version that the parent is currently sending."""
         live = self.feeding
         handles = () if live is None else live.handles.values()
         coming = (h.open.version for h in handles if h is not None and h.source is live)
@@ -224,7 +224,7 @@ class ParentFailover:
             place, upstream = found
             self._without_parent.clear()
             if self.beside is not None:
-                # First of all: the parent is asked for what the neighbour was sending.
+                # Drop the neighbour first: the parent is then asked for what the neighbour was sending.
                 self.beside.link.abort()
             upstream.start(self._changed)
             self.live, self.place = upstream, place
@@ -238,7 +238,7 @@ class ParentFailover:
             if found is not None or self._moving:
                 self._moving = False
             elif upstream.looped and loops < LOOP_TRIES:
-                # The same plan moves the parent in a moment.
+                # The same plan is about to move the parent.
                 loops += 1
                 await asyncio.sleep(LOOP_RETRY_S)
             else:
@@ -247,7 +247,7 @@ class ParentFailover:
                 logger.info("lost parent %s%s", upstream.link.name, f": {error}" if error else "")
 
     async def _receive(self, upstream: Upstream) -> tuple[P2PCastError | None, tuple[Place, Upstream] | None]:
-        """Until the link ends: the error, and the link to the planned parent, if that replaces it."""
+        """Receive until the link closes. Returns its error, and the link to the planned parent if that replaces it."""
         serving = asyncio.create_task(upstream.run(), name="parent's link")
         turning = asyncio.create_task(self._next_parent(upstream), name="next parent")
         found: tuple[Place, Upstream] | None = None
@@ -255,7 +255,7 @@ class ParentFailover:
             await asyncio.wait({serving, turning}, return_when=asyncio.FIRST_COMPLETED)
             if turning.done():
                 found = turning.result()
-                # The new parent sends what is still on its way: it learns only now which pieces are here.
+                # The new parent resends what is still in flight: it learns only now which pieces are here.
                 upstream.link.close()
             return await serving, found
         finally:
@@ -266,14 +266,14 @@ class ParentFailover:
                 turning.result()[1].link.abort()
 
     async def _next_parent(self, upstream: Upstream) -> tuple[Place, Upstream]:
-        """Return as soon as the plan names another parent and that parent answers. Otherwise the present parent
-        stays, and a report names it.
+        """Return once the plan names a different parent and that parent answers. Until then the current parent stays,
+        and reports name it.
         """
         while True:
             orders = self.orders
             place = orders.parent or self._hub.place
             if place[0] == self.parent or orders.epoch == self.settled:
-                # The planned parent feeds this peer already, or it was tried and lost, or is out of reach.
+                # The planned parent already feeds this peer, or was tried and is lost or unreachable.
                 await self._news.wait()
             elif upstream.lag.lags:
                 self._moving = True
@@ -295,7 +295,7 @@ class ParentFailover:
 
     @staticmethod
     async def _before(bell: Wakeup, attaching: Coroutine[None, None, Upstream | None]) -> Upstream | None:
-        """The link; None if the bell rings first."""
+        """Return the link, or None if the bell rings first."""
         ringing = asyncio.create_task(bell.wait(), name="new plan")
         dialling = asyncio.create_task(attaching, name="dial the planned parent")
         try:
@@ -307,8 +307,8 @@ class ParentFailover:
             await asyncio.wait({ringing, dialling})
 
     def _ranked(self) -> list[Place]:
-        """The planned parent, the backups and the hub without those that just failed; if all did, the one that failed
-        longest ago.
+        """Return the planned parent, the backups and the hub, without those that have just failed. If all have, return
+        the one that failed longest ago.
         """
         now = asyncio.get_running_loop().time()
         self._avoided = {n: t for n, t in self._avoided.items() if now - t < AVOID_S}
@@ -319,7 +319,7 @@ class ParentFailover:
         return [c for c in ranked if c[0] not in self._avoided] or ranked[:1]
 
     async def _first_to_answer(self, places: list[Place]) -> tuple[Place, Upstream] | None:
-        """Dial one after the other, each with a head start; return the first link that is up. Candidates that failed or
+        """Dial the candidates with staggered starts, and return the first link that comes up. Candidates that failed or
         were slower are avoided.
         """
         loop = asyncio.get_running_loop()
@@ -331,7 +331,7 @@ class ParentFailover:
                 if left:
                     place = left.pop(0)
                     dials[asyncio.create_task(self._attach(place), name=f"dial {place[1]}:{place[2]}")] = place
-                # The last candidate gets all the time it needs; meanwhile neighbours may feed this peer.
+                # The last candidate gets all the time that it needs; meanwhile, neighbours may feed this peer.
                 started, timeout_s = loop.time(), None if self._without_parent.is_set() and not left else head_start_s
                 failing = asyncio.create_task(self._dial_failures.wait(), name="in doubt")
                 ended, _ = await asyncio.wait({*dials, failing}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -361,11 +361,11 @@ class ParentFailover:
         return [self.orders.parent or hub, *self.orders.backups, hub]
 
     def _all_avoided(self) -> bool:
-        """Every candidate has just failed."""
+        """Whether every candidate has just failed."""
         return all(node in self._avoided for node, _, _ in self._candidates())
 
     async def _exchange(self) -> None:
-        """While no candidate answers: receive what a neighbour has."""
+        """While no candidate answers, receive what a neighbour holds."""
         while True:
             await self._without_parent.wait()
             for place in list(self.neighbours):
@@ -382,11 +382,11 @@ class ParentFailover:
                 self.beside = None
                 if not self._without_parent.is_set():
                     break
-            # No neighbour answered, or the one that did is gone. Candidates are dialled meanwhile.
+            # No neighbour answered, or the link to one has closed. Candidates are being dialled meanwhile.
             await self._introduced.wait(RETRY_MIN_S)
 
     async def _attach(self, place: Place, *, beside: bool = False) -> Upstream | None:
-        """A link that is up and not started yet; None on failure."""
+        """Return a link that is connected but not started; None if dialling failed."""
         try:
             return await self._dial_parent(place, beside=beside, on_dial_failed=self._dial_failures.notify)
         except P2PCastError as error:

@@ -1,9 +1,10 @@
-"""Asks for the artifacts of the way to the newest version that no source sends (``rollout_node.sync.source_choice``).
+"""Requests the artifacts on the path to the newest version that nobody is sending
+(``rollout_node.sync.source_choice``).
 
-Promises:
+Guarantees:
 
-- No artifact is requested twice, nor while it is on its way.
-- A half-received artifact that is on no path any more is given up.
+- No artifact is requested twice, or while it is being received.
+- A partly received artifact that is no longer on any path is given up.
 """
 
 from __future__ import annotations
@@ -29,14 +30,12 @@ from rollout_node.sync.version_path import VersionPlanner
 logger = logging.getLogger("p2pcast.peer")
 
 PATIENCE_S = 2.0
-"""Time for which a parent may leave out an artifact that the hub has sealed, in seconds, before it is pulled."""
+"""Seconds for which a parent may leave out an artifact that the hub has sealed, before it is pulled."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Requester:
-    """``run`` until cancelled. ``ask_squash`` asks the hub for a squash from a version; False while the hub is out of
-    reach.
-    """
+    """``ask_squash`` asks the hub for a squash from a version, and returns False while the hub is unreachable."""
 
     planner: VersionPlanner
     state: ShadowState
@@ -56,7 +55,7 @@ class Requester:
             await self.planner.news.wait(PATIENCE_S / 4 if incomplete else None)
 
     def request(self, now: float) -> bool:
-        """Ask for what is missing now; True when something is missing that may have to be asked for later."""
+        """Request what is missing now. Returns whether anything is missing that may have to be requested later."""
         live = self.parent_failover.feeding
         path = self.planner.path()
         if self._awaits_squash(path, now):
@@ -74,7 +73,7 @@ class Requester:
         return incomplete
 
     def _request(self, edge: Edge, entry: Entry | None, live: Upstream | None, now: float) -> bool:
-        """True while the artifact is missing, and no source was asked for all of it."""
+        """Request an artifact if necessary. True if it is missing and no source was asked for all of it."""
         artifact, holding = edge.artifact, self.node.holdings.get(edge.artifact)
         ask = choose_source(
             holding,
@@ -96,7 +95,7 @@ class Requester:
         return True
 
     def _redirect_sourceless(self, live: Upstream | None) -> None:
-        """Get artifacts without a pull source from the parent, or from the mirror."""
+        """Get artifacts that have no pull source from the parent or the mirror."""
         for artifact in self.downloader.sourceless:
             if live is not None and artifact in live.offers:
                 self.downloader.drop(artifact)
@@ -105,13 +104,12 @@ class Requester:
                 self.downloader.drop(artifact)
 
     def _first_only(self, path: list[Edge]) -> bool:
-        """A whole state comes first: a squash may be smaller than the deltas behind it, by the time that it is here."""
+        """Whether to fetch only the whole state for now: once it is here, a squash may be smaller than the deltas."""
         return self.planner.squashes.asks and len(path) > 2 and path[0].base is None and self._is_incomplete(path[0])
 
     def _awaits_squash(self, path: list[Edge], now: float) -> bool:
-        """Whether a squash from exactly here is on its way, or was asked for just now: then the path is not begun.
-
-        Where the path begins with a whole state, the squash begins there, and is made while that state comes in.
+        """Whether to wait before following the path, because a squash from exactly here is coming or has just been
+        requested. If the path starts with a whole state, the squash starts there, and is made meanwhile.
         """
         state_bytes = self.planner.state_bytes
         held, behind = self.state.staged, path
@@ -134,7 +132,7 @@ class Requester:
         return holding is None or holding.incomplete
 
     def _give_up_needless(self) -> None:
-        """Give up what was half received, has no source and is on no path any more: its decoder would wait for ever."""
+        """Give up partly received artifacts without a source or a path: their decoders would wait for ever."""
         needed: frozenset[bytes] | None = None
         for holding in list(self.node.holdings.values()):
             if holding.excerpt:
@@ -145,8 +143,8 @@ class Requester:
                     self.give_up(holding)
 
     def _is_overdue(self, artifact: bytes, entry: Entry, live: Upstream | None, now: float) -> bool:
-        """Whether the parent will not push an artifact that it does not offer yet. A lost parent is replaced in a
-        moment; a parent that still sends an earlier version comes to this one later.
+        """Whether the parent will not push an artifact that it has not offered. A lost parent is replaced in a moment,
+        and a parent still sending an earlier version gets to this one later.
         """
         if live is not None and artifact in live.withheld:
             self.missing_versions.complain(artifact, live, now)

@@ -1,4 +1,4 @@
-"""Which artifact needs a source, and which source is asked. Pure: the one place where this is decided.
+"""Decides, in this one place, which artifacts need a source and which source is asked. It does no I/O.
 
 | the artifact | is asked of |
 |---|---|
@@ -20,24 +20,24 @@ from p2pcast.ground import limits
 from p2pcast.relay.holding import Holding
 
 SMALL_BYTES = 256 * limits.KIB
-"""A sealed artifact up to this size comes from the parent that offers it. Finding other sources would take as long. The
-transfer delays a version on its way by no more than 20 ms at 100 Mbit/s.
+"""A sealed artifact up to this size comes from the parent that offers it, because finding other sources would take as
+long. Its transfer delays a version that is being received by at most 20 ms at 100 Mbit/s.
 """
 MIRROR_PATIENCE_S = 5.0
-"""Time for which a connected parent may leave out an artifact that the mirror lists, in seconds."""
+"""Seconds for which a connected parent may leave out an artifact that the mirror lists."""
 
 
 class SourceChoice(Enum):
     NONE = auto()
-    """Nothing is to be done for this artifact."""
+    """This artifact needs no action."""
     LATER = auto()
-    """The artifact is missing; the choice may change."""
+    """The artifact is missing, and the choice may change."""
     PARENT = auto()
     PEERS = auto()
 
 
 def needs_source(holding: Holding | None) -> bool:
-    """Something of the artifact is missing, and no source sends it."""
+    """Whether any part of the artifact is missing and no source is sending it."""
     return holding is None or holding.needs_source
 
 
@@ -50,9 +50,9 @@ def choose_source(
     mirrored: bool,
     overdue: Callable[[], bool],
 ) -> SourceChoice:
-    """``pulled``: the downloader fetches the artifact already. ``offered``: by the parent. ``sealed_bytes``: the size
-    of an artifact that the hub has sealed; None for others. ``overdue``: whether the parent will not push it; asked
-    only where that decides.
+    """``pulled``: whether the downloader is already fetching the artifact. ``offered``: whether the parent offers it.
+    ``sealed_bytes``: its size if the hub has sealed it, otherwise None. ``overdue``: returns whether the parent will
+    not push it; called only if that matters.
     """
     if not needs_source(holding):
         return SourceChoice.NONE
@@ -66,5 +66,5 @@ def choose_source(
 
 
 def due_from_mirror(holding: Holding | None, *, pulled: bool, has_parent: bool, listed_for_s: float) -> bool:
-    """Whether the mirror is asked for an artifact that it has listed for ``listed_for_s`` seconds."""
+    """Whether to ask the mirror for an artifact that it has listed for ``listed_for_s`` seconds."""
     return needs_source(holding) and not pulled and (not has_parent or listed_for_s > MIRROR_PATIENCE_S)

@@ -1,10 +1,10 @@
-"""Which artifacts lead a peer from the version that it has staged to the newest.
+"""Decides which artifacts lead a peer from its staged version to the newest.
 
-Promises:
+Guarantees:
 
-- The way is the quickest by what is known.
-- A way that ends before the newest version is never taken for one that has arrived (``gap``).
-- It leads no engine back to an older version because of what this peer or the mirror alone lost.
+- The path is the fastest, as far as is known.
+- A path that stops before the newest version is never mistaken for one that reaches it (``gap``).
+- It never takes an engine back to an older version just because this peer or the mirror lost something.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ class VersionPlanner:
     saved: SavedHubState
     squashes: CatchupChoice
     begun: asyncio.Event = field(init=False, default_factory=asyncio.Event)
-    """Set once it is known which version lies here, and so what has to come over the wire."""
+    """Set once it is known which version is here, and so what has to be received."""
     news: Wakeup = field(init=False, default_factory=Wakeup)
-    """Rings for whatever may have changed the way."""
+    """Rings whenever the path may have changed."""
 
     def replan(self) -> None:
-        """The way may have changed."""
+        """Called when the path may have changed."""
         self.news.notify()
 
     def path(self) -> list[Edge]:
-        """From the version staged to the newest that the shadow may go to."""
+        """The path from the staged version to the newest one to which the shadow may move."""
         staged, hold = self.state.staged, self.orders.hold
         if staged is not None and not self._is_anything_newer(staged):
             return []
@@ -68,7 +68,7 @@ class VersionPlanner:
         return [] if self._is_regression(path) else path
 
     def gap(self) -> Gap | None:
-        """Why no way leads to the newest version that the shadow may go to; None while one does."""
+        """Why no path leads to the newest version to which the shadow may move; None if one does."""
         staged = self.state.staged
         if staged is not None and not self._is_anything_newer(staged):
             return None
@@ -78,7 +78,7 @@ class VersionPlanner:
         return [e for e in self.edges() if hold is None or e.version <= hold]
 
     def _is_anything_newer(self, staged: Version) -> bool:
-        """Whether any artifact, here or listed, leads to a version above the staged one. Asked at each message."""
+        """Whether any artifact, here or listed, leads to a version above the staged one. Called for each message."""
         return (
             any(edge.version > staged for edge in self.catalog.edges().values())
             or any(holding.open.version > staged for holding in self.node.holdings.values())
@@ -86,23 +86,23 @@ class VersionPlanner:
         )
 
     def _is_regression(self, path: list[Edge]) -> bool:
-        """A mirror may show less than before, and so may this peer's disk. A path that ends below the newest version
-        staged here is followed only once the hub has listed its versions.
+        """Whether the path would end below the newest version staged here before. A mirror or this peer's disk may have
+        lost versions, so such a path is followed only once the hub has listed its versions.
         """
         newest = self.saved.newest
         unsure = not self.catalog.listed or self.mirror.in_use
         return bool(path and unsure and newest is not None and path[-1].version < newest)
 
     def next_holding(self) -> Holding | None:
-        """The holding of the first artifact on the path; None where the path ends here, or nothing of the artifact is
+        """The holding of the first artifact on the path; None if the path is empty, or nothing of that artifact is
         here.
         """
         path = self.path()
         return self.node.holdings.get(path[0].artifact) if path else None
 
     def is_superseded(self, version: Version) -> bool:
-        """Whether the artifact that leads on from the staged ``version`` is here as a whole, and engines are not told
-        to switch to ``version``.
+        """Whether the artifact that leads on from the staged ``version`` is completely here, and ``version`` is not the
+        target of the engines.
         """
         ahead = self.next_holding()
         return ahead is not None and ahead.finished and version != self.orders.target
@@ -118,24 +118,24 @@ class VersionPlanner:
         return "held" if staged == self.orders.hold != self.orders.target else "current"
 
     def signed_digest(self, version: Version) -> int | None:
-        """The digest of a version's state: from a manifest in the store, or as the hub said."""
+        """The digest of a version's state, from a manifest in the store or from the hub."""
         manifest = self.store.manifest(version)
         return self.states().get(version) if manifest is None else manifest.state
 
     def needed(self) -> frozenset[bytes]:
-        """Artifacts that retention must leave: the path, and what leads past the version where the shadow is held."""
+        """Artifacts that retention must keep: those on the path, and those leading past the version that is on hold."""
         onward = self.squashes.way(self.state.staged, self.edges(), self.state_bytes)
         return frozenset(e.artifact for e in (*self.path(), *onward))
 
     @property
     def state_bytes(self) -> int:
-        """Size of a whole state; 0 while no layout is known."""
+        """Size of a whole state; 0 if no layout is known."""
         shadow = self.state.shadow
         layouts = self.node.layouts.values() if shadow is None else [shadow.layout]
         return max((layout.nbytes for layout in layouts), default=0)
 
     def edges(self) -> Collection[Edge]:
-        """All ways from version to version, those that lie here with the bytes that are still missing."""
+        """All edges from version to version. For artifacts that are here, the size is the bytes still missing."""
         edges = {e.artifact: e for e in self.listed()} | {
             h.id: Edge(h.id, h.open.base, h.open.version, self._bytes_left(h))
             for h in self.node.holdings.values()
@@ -144,9 +144,10 @@ class VersionPlanner:
         return edges.values()
 
     def listed(self) -> Collection[Edge]:
-        """Artifacts that other nodes hold whole, as listed by the hub or a mirror."""
+        """Artifacts that other nodes hold completely, as listed by the hub or a mirror."""
         use = self.mirror.in_use
-        # The catalog of a hub that is gone names what no node may hold any more, unless there is a parent.
+        # Without the hub, its last catalog may list artifacts that no node holds any more, unless a parent is
+        # connected.
         listed = self.catalog.edges() if not use or self.parent_failover.feeding is not None else {}
         return (listed | (self.mirror.edges() if use else {})).values()
 
@@ -160,7 +161,7 @@ class VersionPlanner:
         return None if entry is None else entry.layout
 
     def _bytes_left(self, holding: Holding) -> int:
-        """Bytes that are still missing. The size of an artifact that is still being made is unknown: it counts as 0."""
+        """Bytes still missing. An artifact that is still being made has an unknown size, which counts as 0."""
         if holding.complete:
             return 0
         manifest, entry = holding.assembly.manifest, self.catalog.get(holding.id)
@@ -168,8 +169,8 @@ class VersionPlanner:
         return max(0, whole - holding.artifact.held.count * holding.open.piece)
 
     def states(self) -> dict[Version, int]:
-        """Digests of the known versions: by the hub; and while a mirror is in use, by signed records there and in the
-        store here.
+        """Digests of the known versions, from the hub and, while a mirror is in use, from signed records on the mirror
+        and in the store.
         """
         if not self.mirror.in_use:
             return self.catalog.states()
@@ -181,9 +182,9 @@ class VersionPlanner:
         return self.catalog.whole() + [(e.version, (e.layout, e.state)) for e in self.mirror.entries.values()]
 
     def _may_complete(self, holding: Holding) -> bool:
-        """Whether the artifact can become whole. An artifact that a hub was making when it died is on no list, and
-        cannot complete once no source sends it. The same holds for an artifact known only to a parent, while the hub
-        is connected.
+        """Whether the artifact can still become complete. An artifact that a hub was making when it died is on no list,
+        so it cannot complete once no source is sending it. The same is true of an artifact known only to a parent while
+        the hub is connected.
         """
         return not holding.excerpt and (
             holding.irrevocable
