@@ -120,7 +120,7 @@ class _Record(ABC):
 
     @classmethod
     def from_signed(cls, signed: bytes, public: bytes) -> Self:
-        """Check size and framing, then the signature, then every field. Raises IntegrityError naming the failed check."""
+        """Check size and framing, then the signature, then every field. Raises IntegrityError at the first fault."""
         body = _verified(signed, public, cls.domain, cls.cap, cls.where)
         record = cls._from_fields(Fields(cls.where, body, cls.names))
         record.__dict__["body"] = body
