@@ -1,1 +1,1 @@
-"""``Publisher`` and its parts: they run inside a training process."""
+"""``Publisher`` and its parts, which run inside a training process."""

@@ -1,8 +1,8 @@
-"""The adapters that a Publisher publishes: of a training process's tensors, LoRA's matrices, alone or with the model.
+"""The LoRA adapters that a Publisher takes from a training process's tensors, by themselves or next to the model.
 
-Promise: a matrix of a chosen adapter gets the name that PEFT gives it in a file. Matrices of other adapters are left
-out. So are the model's tensors, unless the adapters are ``beside`` it: then they get their names in the model's own
-folder. A configuration under which an adapter has trained tensors besides is refused, so none is left out silently.
+Guarantees: a matrix of a chosen adapter gets the name that PEFT gives it in a file. Matrices of other adapters are left
+out. So are the model's tensors, unless the adapters are ``beside`` the model: then its tensors get the names of its own
+folder. An adapter whose configuration also trains other tensors is refused, so that none is left out silently.
 PEFT itself is not imported.
 """
 
@@ -27,13 +27,13 @@ from p2pcast.ground.errors import UsageError
 from trainer_node.sdk.tensors import ExpectedTensors, LiveTensor
 
 _IN_A_MODEL = re.compile(r"(.+\.)?(lora_[AB]|lora_embedding_[AB])\.([^.]+)(\.weight)?")
-"""A matrix in PEFT's model: its name, with the adapter's after ``lora_A``."""
+"""The name of a matrix in PEFT's model, with the adapter's name after ``lora_A``."""
 _SIDE = re.compile(r"(?<=lora_)([AB])(?=\.weight$)|(?<=lora_embedding_)([AB])$")
 
 
 class Adapters:
-    """``chosen``: a PEFT model, or each adapter's configuration by its name: a mapping as in ``adapter_config.json``,
-    or PEFT's configuration object. ``beside``: the model is published with them. Raises UsageError.
+    """``chosen``: a PEFT model, or a mapping from each adapter's name to its configuration: a mapping as in
+    ``adapter_config.json``, or PEFT's object. ``beside``: whether the model is published too. Raises UsageError.
     """
 
     def __init__(self, chosen: Any, *, beside: bool = False) -> None:
@@ -49,20 +49,21 @@ class Adapters:
 
     @property
     def beside(self) -> frozenset[str]:
-        """Names of the adapters beside a model; none if the adapters are published alone."""
+        """Names of the adapters that are published next to a model; none if only adapters are published."""
         return frozenset(self._configs) if self._beside else frozenset()
 
     @property
     def files(self) -> dict[str, bytes]:
-        """Small files of the version."""
+        """The adapters' configuration files, by their path in the version."""
         return {
             state_name(self._prefixes[name], CONFIG): json.dumps(config, indent=2, sort_keys=True).encode()
             for name, config in self._configs.items()
         }
 
     def continue_with(self, known: Sequence[ExpectedTensors]) -> None:
-        """``known``: the tables that the tensors have to match. Leave prefixes out if the first has none, as a folder
-        of a single adapter, and one is chosen. Raises UsageError for an adapter that has another rank in a table.
+        """Check the adapters against ``known``, the tables that the tensors have to match. If the first table has no
+        prefixes, as in a folder of a single adapter, and one adapter is chosen, its prefix is left out too. Raises
+        UsageError for an adapter whose rank differs from a table's.
         """
         if known and adapters_of(list(known[0].tensors)) == ("",) and len(self._prefixes) == 1:
             self._prefixes = dict.fromkeys(self._prefixes, "")
@@ -82,8 +83,8 @@ class Adapters:
                     )
 
     def select(self, live: Iterable[LiveTensor]) -> Iterator[LiveTensor]:
-        """The chosen adapters' matrices, and the model's tensors if the adapters are beside it. Raises UsageError for
-        an adapter without matrices, for a matrix without its pair, and for a rank other than the configuration's.
+        """Yield the chosen adapters' matrices, and the model's tensors if it is published too. Raises UsageError for an
+        adapter without matrices, a matrix without its pair, or a rank that differs from the configuration's.
         """
         found: dict[str, set[str]] = {adapter: set() for adapter in self._configs}
         for one in live:
@@ -94,7 +95,7 @@ class Adapters:
                 yield LiveTensor(state_name(self._prefixes[adapter], name), one.tensor)
             elif self._beside and adapter is None:
                 yield LiveTensor(self._model_name(name), one.tensor)
-            # An iterator may need the memory for the next tensor.
+            # The iterator may need this memory for its next tensor.
             del one
         self._check_complete(found)
 
@@ -111,13 +112,13 @@ class Adapters:
                     raise UsageError(f"adapter {adapter} has {name} without its other matrix, {other}")
 
     def _model_name(self, name: str) -> str:
-        """The name of a model's tensor in its own folder."""
+        """The name of a model's tensor in the model's own folder. Raises UsageError if it begins with an adapter's."""
         if (adapter := split_name(name)[0]) in self._configs:
             raise UsageError(f"{name} begins with the name of adapter {adapter} and is no matrix of it: rename one")
         return without_adapter_layers(name.removeprefix(PEFT_MODEL))
 
     def _place(self, name: str) -> tuple[str | None, str]:
-        """The adapter, and the name in its file; None for a tensor of the model."""
+        """Return the adapter and the tensor's name in the adapter's file. The adapter is None for a model's tensor."""
         adapter, rest = split_name(name)
         if is_adapter_tensor(rest):
             return adapter or (next(iter(self._configs)) if len(self._configs) == 1 else ""), rest
@@ -139,7 +140,7 @@ class Adapters:
 
 
 def _checked(name: str, config: Any) -> dict[str, Any]:
-    """The configuration as JSON has it. Raises UsageError."""
+    """Return the configuration with values that JSON can hold. Raises UsageError."""
     table = config.to_dict() if hasattr(config, "to_dict") else config
     where = f"adapter {name}"
     if not isinstance(table, Mapping):
@@ -169,7 +170,7 @@ def _checked(name: str, config: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """PEFT keeps module names in sets, and kinds in enumerations."""
+    """Convert a value for JSON: PEFT keeps module names in sets, and kinds in enumerations."""
     if isinstance(value, set | frozenset):
         return sorted(value)
     return str(getattr(value, "value", value))

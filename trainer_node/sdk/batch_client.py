@@ -1,4 +1,4 @@
-"""The former place of ``p2pcast.ledger_api.batch_client``, until 0.3."""
+"""The old import path of ``p2pcast.ledger_api.batch_client``, used until 0.3."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Encodes this rank's parts against the previous state: on the host by the compiled scan, or on the device that holds
-both states.
+"""Encodes this rank's parts against the previous state: on the host with the compiled scan, or on the device that
+holds both states.
 
-Promise: both ways make the same bytes and the same digests. On the device many parts are compared at a time with
-torch's own operations; only changed entries cross to the host, where the CPU makes the bytes.
+Guarantee: both ways produce the same bytes and digests. On a device, torch's own operations compare many parts at once.
+Only changed entries are copied to the host, where the CPU encodes them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from p2pcast.device import RUN_BYTES, Changes, compare, encode_context_on_device
 from trainer_node.sdk.snapshot import Room, Slot
 
 DENSE_FROM = 16
-"""If a payload takes more than 1/16 of a part's bytes, the host encodes the part and may choose ``dense``: see
-``codec.cell``.
+"""If a payload takes more than 1/16 of a part's bytes, the part is encoded on the host, which may choose ``dense`` (see
+``codec.cell``).
 """
 
 AUTO = "auto"
@@ -35,8 +35,8 @@ CONTEXT_CODED = "context"
 
 
 def codec_of(told: str, cell: Cell, whole: Cell) -> str:
-    """The codec of a part, in a version of codec ``told``. With ``context`` a whole cell is encoded here and the hub
-    takes it as it is. Parts that the hub has to join are encoded there, once all their changes are known.
+    """Return the codec for a part of a version with codec ``told``. With ``context``, a whole cell is encoded here and
+    the hub takes it unchanged. The hub itself encodes cells that it joins from parts, once it has all their changes.
     """
     return CONTEXT_CODED if told == CONTEXT_CODED and cell.words == whole.words else AUTO
 
@@ -44,8 +44,8 @@ def codec_of(told: str, cell: Cell, whole: Cell) -> str:
 def encode_on_device(
     cell: Cell, old: torch.Tensor, new: torch.Tensor, before: int, codec: str = AUTO
 ) -> Encoded | None:
-    """``delta_builder.code`` for 1-D tensors on one device. ``before``: the digest of ``old``; ``codec``: ``auto`` or
-    ``context``. None if no word changed.
+    """Encode 1-D tensors on one device, as ``delta_builder.code`` does. ``before``: the digest of ``old``. ``codec``:
+    ``auto`` or ``context``. Returns None if no word changed.
     """
     found = compare(old, new, [(0, cell.words)], DENSE_FROM)
     return encode_changes(cell, None if found is None else found[0], old, new, before, codec)
@@ -54,7 +54,7 @@ def encode_on_device(
 def encode_changes(
     cell: Cell, changes: Changes | None, old: torch.Tensor, new: torch.Tensor, before: int, codec: str = AUTO
 ) -> Encoded | None:
-    """``encode_on_device`` for known changes. ``changes`` None: too many to be listed."""
+    """Encode known changes as ``encode_on_device`` does. ``changes`` is None if there are too many to list."""
     if changes is not None and not changes.positions.size:
         return None
     if changes is not None and changes.positions.size * DENSE_FROM <= cell.words:
@@ -73,9 +73,7 @@ def encode_changes(
 
 @dataclass(slots=True)
 class _Run:
-    """Parts ``first`` up to ``end``, adjacent in one segment. ``left``: how many of them have not been asked for
-    yet.
-    """
+    """Parts ``first`` to ``end``, exclusive, adjacent in one segment. ``left``: how many are yet to be asked for."""
 
     first: int
     end: int
@@ -86,8 +84,8 @@ class _Run:
 
 
 class ComparedRooms:
-    """The changes between two rooms on a device, compared run by run when the first part of a run is asked for. Ask
-    once for each part, from any thread.
+    """The changes between two rooms on a device. A run of parts is compared when its first part is asked for. Each part
+    may be asked for once, from any thread.
     """
 
     def __init__(self, slots: Sequence[Slot], previous: Room, latest: Room, *, run_bytes: int | None = None) -> None:
@@ -101,7 +99,7 @@ class ComparedRooms:
             self._run_of.append(run)
 
     def encode(self, cell: Cell, number: int, before: int, codec: str = AUTO) -> Encoded | None:
-        """Part ``number``, which ``cell`` stands for, as ``encode_on_device``."""
+        """Encode part ``number``, which covers ``cell``, as ``encode_on_device`` does."""
         run, slot = self._run_of[number], self._slots[number]
         with run.lock:
             if not run.compared:
@@ -110,7 +108,7 @@ class ComparedRooms:
             run.left -= 1
             if not run.left:
                 run.found = None
-        if changes is None and run.end - run.first > 1:  # the run as a whole changed much, this part may not have
+        if changes is None and run.end - run.first > 1:  # the run has too many changes, but this part may have few
             return encode_on_device(cell, self._previous.tensor(slot), self._latest.tensor(slot), before, codec)
         return encode_changes(cell, changes, self._previous.tensor(slot), self._latest.tensor(slot), before, codec)
 
@@ -124,7 +122,7 @@ class ComparedRooms:
 
 
 def _joins(first: Slot, slot: Slot, run_bytes: int) -> bool:
-    """Whether ``slot`` may be in the run that begins with ``first``."""
+    """Whether ``slot`` may join the run that begins with ``first``."""
     end = slot.offset + slot.words * slot.word_bytes
     return (slot.segment, slot.word_bytes) == (first.segment, first.word_bytes) and end - first.offset <= run_bytes
 

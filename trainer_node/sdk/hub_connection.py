@@ -1,8 +1,8 @@
-"""A rank's connection to the hub: a thread of its own, with an event loop; other threads write to it and wait on it.
+"""A rank's connection to the hub, in its own thread with an event loop. Other threads send through it and wait on it.
 
-Promises: every wait ends: with its result, at its time limit, or when the connection is over. A connection that is
-silent for SILENCE_S is over. At most QUEUE_BYTES wait to be sent; then senders wait. ``Received`` keeps the hub's
-messages, and is pure. Protocol: docs/formats/wire-protocol.md, section 6.
+Guarantees: every wait returns: with a result, at its time limit, or when the connection closes. A connection that has
+been silent for SILENCE_S counts as closed. At most QUEUE_BYTES are queued to send; beyond that, senders block.
+``Received`` keeps the hub's messages, and is pure. Protocol: docs/formats/wire-protocol.md, section 6.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from p2pcast.wire.dispatch import Handlers, dispatch
 logger = logging.getLogger("p2pcast.publisher")
 
 RETRY_MIN_S, RETRY_MAX_S = 0.2, 5.0
-"""First and largest delay between two tries to reach the hub, in seconds, before jitter."""
+"""Shortest and longest delay between two attempts to reach the hub, in seconds, before jitter."""
 QUEUE_BYTES = 64 * limits.MIB
-"""Encoded parts that may wait for the socket."""
+"""Most bytes of encoded parts that may be queued for the socket."""
 BEAT_S = 5.0
 """Interval of the PINGs, in seconds."""
 LEAVE_S = 2.0
-"""Time for the hub to close the connection after a LEAVE, in seconds."""
+"""How long the hub has to close the connection after a LEAVE, in seconds."""
 SILENCE_S = 30.0
-"""The hub sends a message every few seconds; after so many seconds of silence it counts as dead."""
+"""The hub sends a message every few seconds. After this many seconds of silence it counts as dead."""
 
 Found = TypeVar("Found")
 
 
 @dataclass(slots=True)
 class VersionBegun:
-    """``codec``: the version's, if the hub states one."""
+    """The version that the hub began. ``codec``: the version's codec, or ``auto`` if the hub does not state one."""
 
     version: Version
     base: Version | None
@@ -59,7 +59,7 @@ class VersionBegun:
 
 @dataclass(slots=True)
 class VersionDurable:
-    """``bytes`` of the artifact, ``changed`` words, ``params`` elements in the state."""
+    """A stored version: ``bytes`` of its artifact, ``changed`` words, and ``params`` elements in the state."""
 
     version: Version
     bytes: int
@@ -69,8 +69,8 @@ class VersionDurable:
 
 @dataclass(slots=True)
 class RanksJoined:
-    """The hub's newest version when all ranks had joined: id and document of its layout, digest of its state, and
-    BLAKE3 of its schedule of sparse attention.
+    """The hub's newest version when all ranks had joined: the id and document of its layout, the digest of its state,
+    and the BLAKE3 hash of its sparse-attention schedule.
     """
 
     head: Version | None
@@ -88,7 +88,7 @@ class Received:
     begun: dict[int, VersionBegun] = field(default_factory=dict)
     durable: dict[int, VersionDurable] = field(default_factory=dict)
     aborted: dict[int, str] = field(default_factory=dict)
-    """Also versions that this rank has not begun yet: another rank gave up early."""
+    """Includes versions that this rank has not begun yet, because another rank gave up first."""
     engines: dict[str, tuple[Version | None, bool]] = field(default_factory=dict)
     """``peer/engine`` → the version it has committed, and whether it is ready."""
     _document: tuple[bytes, bytes] | None = None
@@ -129,12 +129,12 @@ _RECEIVERS: Handlers = {
 
 
 def _serial(record: messages.Record) -> int | None:
-    """The serial of the version that a message is part of."""
+    """The serial of the version that a message belongs to, or None."""
     return getattr(record, "serial", None)
 
 
 class HubConnection:
-    """One connection; replaced by a new one when it is over. Thread-safe."""
+    """One connection, used by any thread. After it closes, a new one replaces it."""
 
     def __init__(self, address: tuple[str, int], badge: TrainerCertificate, name: str) -> None:
         self.received = Received()
@@ -142,20 +142,20 @@ class HubConnection:
         self._badge = badge
         self._name = name[:128]
         self._changed = threading.Condition()
-        """Guards all that follows, and is notified of every change."""
+        """Guards everything below, and is notified of every change."""
         self._over: P2PCastError | None = None
         self._queue: deque[tuple[messages.Record, int]] = deque()
         self._queued_bytes = 0
         self._in_peace = False
         self._link: Link | None = None
         self._unreachable: RetryableError | None = None
-        """Why the hub could not be dialled, until it is reached."""
+        """Why the hub could not be dialled; None once it is reached."""
         self._until = 0.0
-        """When to stop dialling, by ``time.monotonic``."""
+        """When to give up dialling, by ``time.monotonic``."""
         self._last_received_at = 0.0
         self._loop = event_loop.new_event_loop()
         self._stop = asyncio.Event()
-        # A daemon thread: a training process that does not close the publisher must be able to end.
+        # A daemon thread: a training process that does not close the publisher must be able to exit.
         self._thread = threading.Thread(target=self._run, name="p2pcast uplink", daemon=True)
 
     # -- for other threads
@@ -165,7 +165,7 @@ class HubConnection:
         return self._over is not None
 
     def open(self, group: bytes, rank: int, ranks: int, timeout_s: float) -> RanksJoined:
-        """Dial until the hub answers, send RANK, and wait until all ranks have sent it. Raises RetryableError,
+        """Dial until the hub answers, send RANK, and wait until all ranks have joined. Raises RetryableError or
         RefusedError.
         """
         self._until = time.monotonic() + timeout_s
@@ -181,8 +181,8 @@ class HubConnection:
         return ranked
 
     def send(self, record: messages.Record, nbytes: int = 0) -> None:
-        """Queue a message; with ``nbytes`` of payload, wait for room. A serial that was aborted meanwhile is not sent.
-        Raises the error that ended the connection.
+        """Queue a message. With ``nbytes`` of payload, wait until the queue has space, or until the serial is aborted.
+        Raises the error that closed the connection.
         """
         with self._changed:
             while (
@@ -198,8 +198,8 @@ class HubConnection:
         self._call(self._pump)
 
     def wait(self, find: Callable[[Received], Found | None], timeout_s: float | None = None) -> Found | None:
-        """The first result of ``find`` on the hub's messages that is not None; None at the time limit. Raises the error
-        that ended the connection.
+        """Wait until ``find``, called with the hub's messages, returns something other than None, and return it.
+        Returns None at the time limit. Raises the error that closed the connection.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
@@ -214,8 +214,8 @@ class HubConnection:
                 self._changed.wait(left)
 
     def abandon(self, serial: int, reason: str) -> None:
-        """Drop the queued messages of ``serial`` and tell the hub that this rank gives the version up. Without effect
-        once the connection is over.
+        """Drop the queued messages of ``serial`` and tell the hub that this rank gives the version up. Does nothing
+        once the connection is closed.
         """
         with self._changed:
             if self._over is not None:
@@ -225,8 +225,8 @@ class HubConnection:
         self._call(self._pump)
 
     def close(self, *, in_peace: bool = False) -> None:
-        """Queued messages are lost. ``in_peace``: no version is under way, and the hub is told that this is no
-        failure.
+        """Close the connection and drop queued messages. ``in_peace``: no version is in progress, so the hub is
+        informed that this is not a failure.
         """
         with self._changed:
             self._in_peace = in_peace and self._over is None
@@ -239,8 +239,8 @@ class HubConnection:
                 self._thread.join()
 
     def _call(self, callback: Callable[[], object]) -> None:
-        """Run a callback on the loop. Without effect once the loop is closed: its thread is then ending, and ends the
-        connection.
+        """Run a callback on the loop. Does nothing once the loop is closed: its thread is then about to exit, and
+        closes the connection.
         """
         try:
             self._loop.call_soon_threadsafe(callback)
@@ -250,7 +250,7 @@ class HubConnection:
 
     def _raise_if_over(self) -> None:
         if self._over is not None:
-            # A new one each time: several threads may raise it.
+            # A new exception each time, because several threads may raise it.
             raise type(self._over)(str(self._over))
 
     def _drop(self, serial: int) -> None:
@@ -261,8 +261,8 @@ class HubConnection:
     # -- on the loop
 
     def _run(self) -> None:
-        """Any end of this thread, and any failure in a callback of its loop, ends the connection: callers wait for it
-        without a limit.
+        """Run the loop. If the thread stops for any reason, or a callback fails, the connection closes, because callers
+        may be waiting on it without a time limit.
         """
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
@@ -274,7 +274,7 @@ class HubConnection:
     def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if error is None or (isinstance(error, OSError) and "transport" in context):
-            loop.default_exception_handler(context)  # a broken connection: its protocol learns of the error
+            loop.default_exception_handler(context)  # a broken connection: its protocol handles the error
             return
         logger.error("%s", context.get("message"), exc_info=error)
         self._end(
@@ -308,7 +308,7 @@ class HubConnection:
             await self._close_link(link)
 
     async def _dialled(self) -> Link:
-        """Tries again while the hub is being restarted. Raises RefusedError, RetryableError."""
+        """Dial, and retry while the hub restarts. Raises RefusedError or RetryableError."""
         backoff = Backoff(RETRY_MIN_S, RETRY_MAX_S, uniform)
         while True:
             try:
@@ -332,7 +332,7 @@ class HubConnection:
         return await dial(self, *self._address, identity, purpose="publish", role="rank", tls=tls)
 
     async def _close_link(self, link: Link) -> None:
-        """The loop ends after this, and no socket may outlive it."""
+        """Close the link and wait until its socket is closed, because the loop closes next."""
         if link.closed:
             return
         stripe, closing = link.stripes[0], ClosingLink()
@@ -396,7 +396,7 @@ class HubConnection:
 
 
 class ClosingLink:
-    """Owner of a stripe that is given up: further messages are ignored."""
+    """Owner of a stripe that is being closed: ignores its messages."""
 
     def __init__(self) -> None:
         self.over = asyncio.Event()

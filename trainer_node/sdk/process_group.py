@@ -1,4 +1,4 @@
-"""The ranks that publish together, and their collective work; all of it happens when a Publisher is made."""
+"""The ranks that publish together, and their collective work, all of which is done when a Publisher is made."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from p2pcast.ground.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class ProcessGroup:
-    """This rank among the ranks that publish together. ``numbers``: the global ranks of all, in order."""
+    """This rank among those that publish together. ``numbers``: the global ranks of all of them, in order."""
 
     rank: int
     numbers: tuple[int, ...]
@@ -24,7 +24,7 @@ class ProcessGroup:
 
     @classmethod
     def of(cls, group: Any) -> ProcessGroup:
-        """``group`` None: the default process group, and one rank without torch.distributed. Raises UsageError."""
+        """Return ``group``, else the default process group, else a single rank. Raises UsageError."""
         if not (dist.is_available() and dist.is_initialized()):
             if group is not None:
                 raise UsageError("a group was given, but torch.distributed is not initialised")
@@ -35,7 +35,7 @@ class ProcessGroup:
         return cls(rank, tuple(dist.get_process_group_ranks(group or dist.group.WORLD)))
 
     def draw(self, group: Any, size: int) -> bytes:
-        """The same random bytes on all ranks."""
+        """Return random bytes, the same on all ranks. Collective."""
         box: list[Any] = [secrets.token_bytes(size)]
         if self.ranks > 1:
             dist.broadcast_object_list(box, src=self.numbers[0], group=group)

@@ -1,4 +1,4 @@
-"""The result of ``Publisher.publish``: one version on its way, and the three moments that a trainer may wait for."""
+"""``Handle``, the result of ``Publisher.publish``: one version, and the moments that a trainer may wait for."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from trainer_node.sdk.hub_connection import HubConnection, Received, VersionDura
 
 
 class Handle:
-    """One version of ``Publisher.publish``. Its waits may be called from any thread, any number of times."""
+    """A version that ``Publisher.publish`` began. Its waits may be called from any thread, any number of times."""
 
     def __init__(self, step: int) -> None:
         self.step = step
         self.version: Version | None = None
-        """Known once the hub has begun the version."""
+        """None until the hub has begun the version."""
         self.durable: VersionDurable | None = None
         """Sizes of the stored version: bytes of the artifact, changed words, elements in the state."""
         self.uplink: HubConnection | None = None
         """The connection over which the version is sent."""
         self._copied = False
         self._settled = threading.Event()
-        """Set once the snapshot is taken, or can never be taken."""
+        """Set once the snapshot is taken, or cannot be taken any more."""
         self._begun = threading.Event()
-        """Set once the hub has named the version, or never will."""
+        """Set once the hub has assigned the version's number, or never will."""
         self._over = threading.Event()
         self._error: BaseException | None = None
 
     @property
     def failed(self) -> bool:
-        """The version was aborted, or could not be published."""
+        """Whether the version was aborted or could not be published."""
         return self._over.is_set() and self._error is not None
 
     def wait_snapshot(self) -> None:
-        """Returns once the tensors may change. Raises errors of copying them, and no later error."""
+        """Wait until the tensors may change. Raises only errors of the copy itself."""
         self._settled.wait()
         if not self._copied and self._error is not None:
             raise self._error
 
     def wait_begun(self, timeout_s: float | None = None) -> Version:
-        """Returns the version once the hub has named it: its branch and step. Raises RetryableError when it is not
-        named in time, and the errors of ``wait_durable`` for one that was never begun.
+        """Wait until the hub has assigned the version's branch and step, and return them. Raises RetryableError at the
+        time limit, and the errors of ``wait_durable`` if the version was never begun.
         """
         if not self._begun.wait(timeout_s):
             raise RetryableError(f"step {self.step} was not begun by the hub within {timeout_s:g} s")
@@ -53,9 +53,9 @@ class Handle:
         return self.version
 
     def wait_durable(self, timeout_s: float | None = None) -> Version:
-        """Returns the version once it is stored at the hub. Raises RetryableError when the version was aborted (the
-        message names the lost rank or hub) or is not stored in time. Raises any other error that ended the version. An
-        aborted version is stored nowhere, and the next may be published.
+        """Wait until the version is stored at the hub, and return it. Raises RetryableError if the version was aborted
+        (the message names the lost rank or hub) or is not stored in time, and any other error that made the version
+        fail. An aborted version is not stored, and the next one may be published.
         """
         if not self._over.wait(timeout_s):
             raise RetryableError(f"step {self.step} is not stored at the hub within {timeout_s:g} s")
@@ -65,10 +65,9 @@ class Handle:
         return self.version
 
     def wait_live(self, fraction: float = 0.9, timeout_s: float = 60.0) -> dict[str, Version]:
-        """Returns engines (``peer/engine``) with this version or a newer one, and the version of each. They are then at
-        least ``fraction`` of all engines that the hub knows, and at least one.
-
-        Raises RetryableError naming the late engines after ``timeout_s``, and the errors of ``wait_durable``.
+        """Wait until at least ``fraction`` of the engines that the hub knows, and at least one, have committed this
+        version or a newer one. Returns those engines (``peer/engine``) with the version of each. Raises RetryableError
+        after ``timeout_s``, with the names of the late engines, and the errors of ``wait_durable``.
         """
         if not 0 < fraction <= 1:
             raise UsageError(f"a fraction of {fraction} of the engines: give more than 0 and at most 1")
@@ -78,7 +77,7 @@ class Handle:
 
         def live_engines(received: Received) -> dict[str, Version] | None:
             there = {name: v for name, (v, _) in received.engines.items() if v is not None and v >= version}
-            # A share such as 0.9 × 10 must not become 10 by rounding.
+            # Rounding errors must not turn a share such as 0.9 × 10 into 10.
             return there if there and len(there) >= math.ceil(fraction * len(received.engines) - 1e-9) else None
 
         found = self.uplink.wait(live_engines, max(0.0, deadline - time.monotonic()))
@@ -110,5 +109,5 @@ class Handle:
         self._settled.set()
 
     def wait_over(self) -> None:
-        """Returns once the version is stored, aborted or failed."""
+        """Wait until the version is stored or aborted, or has failed."""
         self._over.wait()

@@ -1,4 +1,4 @@
-"""``Publisher``: a training process publishes its live tensors, each rank its own share.
+"""``Publisher`` publishes the live tensors of a training process; each rank sends its own share.
 
     with Publisher("hub:7077", token_file="token", base="Qwen3-8B") as publisher:
         for step in range(1, steps):
@@ -8,11 +8,11 @@
             handle.wait_snapshot()
             optimiser.step()
 
-Promises: ``publish`` copies and returns. Once ``wait_snapshot`` has returned the tensors may change; the version has
-their contents at the call of ``publish``. Comparing, encoding and sending go on in threads; a cell leaves while later
-ones are still being compared. A version is at the hub whole, or not at all. No rank waits for a dead one: the hub tells
-the others, whose waits raise RetryableError, and the next ``publish`` begins a new group. A Publisher uses
-torch.distributed when it is made, and to gather tensors with an unusual placement, for nothing else.
+Guarantees: ``publish`` copies and returns. The version has the tensors' contents at the call of ``publish``; once
+``wait_snapshot`` has returned, they may change. Threads compare, encode and send; a cell is sent while later ones are
+still being compared. The hub stores a version whole, or not at all. No rank waits for a dead one: the hub informs the
+others, whose waits raise RetryableError, and the next ``publish`` begins a new group. A Publisher uses
+torch.distributed only when it is made, and to gather tensors with an unusual placement.
 """
 
 from __future__ import annotations
@@ -62,35 +62,35 @@ logger = logging.getLogger("p2pcast.publisher")
 
 GROUP_BYTES = 16
 GATHER_S = 60.0
-"""Time for all ranks to reach the hub, in seconds."""
+"""How long all ranks have to reach the hub, in seconds."""
 Found = TypeVar("Found")
 
 
 class Publisher:
-    """Publishes versions. All ranks of ``group`` make one and call ``publish`` in the same order. ``group`` None: the
-    default process group, or one rank without torch.distributed.
+    """Publishes versions. All ranks of ``group`` make a Publisher and call ``publish`` in the same order. If ``group``
+    is None, it is the default process group, or a single rank if torch.distributed is not initialised.
 
-    ``hub``: HOST:PORT. The token comes from ``token_file``, else from ``$P2PCAST_TOKEN``. ``base``: a Hugging Face
-    folder; it decides names, shapes and dtypes, and its small files go with the first version. If the hub's newest
-    version is that state, the first version is a delta against it. ``dtype``: of floating tensors, if neither base nor
-    hub decides. ``rename``: from the model's names (without wrappers' parts) to names of the checkpoint. ``previous``:
-    where the last version's words are kept for tensors on a GPU, which takes twice this rank's share. For tensors on
-    the CPU they are on the CPU. ``plaintext``: True for a hub that was started with --plaintext and is not on this
-    machine; other links are encrypted. From another machine a trainer's token is needed (`p2pcast token create --role
-    trainer`); a token for peers admits no publisher.
+    ``hub``: HOST:PORT. The token is read from ``token_file``, or else from ``$P2PCAST_TOKEN``. ``base``: a Hugging Face
+    folder, which decides names, shapes and dtypes, and whose small files are sent with the first version. If the hub's
+    newest version is that state, the first version is a delta against it. ``dtype``: the dtype of floating tensors, if
+    neither the base nor the hub decides. ``rename``: from the model's names (without wrappers' parts) to the
+    checkpoint's. ``previous``: where to keep the last version's words of tensors on a GPU, which doubles the memory for
+    this rank's share. For tensors on the CPU they are on the CPU. ``plaintext``: True for a hub on another machine that
+    was started with --plaintext; other links are encrypted. A trainer on another machine needs a trainer's token
+    (`p2pcast token create --role trainer`); a token for peers does not admit a publisher.
 
-    ``adapter``: publish LoRA adapters alone. A PEFT model, or a mapping from the name of each adapter to its
-    configuration, as in ``adapter_config.json``. ``publish`` then takes the matrices of these adapters from the tensors
-    and leaves the base model out; ``base`` is then a folder of the adapters.
+    ``adapter``: publish only LoRA adapters. Give a PEFT model, or a mapping from the name of each adapter to its
+    configuration, as in ``adapter_config.json``. ``publish`` then takes these adapters' matrices from the tensors and
+    leaves the base model out; ``base`` is then a folder of the adapters.
 
-    ``with_adapter``: publish the model with LoRA adapters beside it, in one version; as ``adapter`` otherwise.
-    ``publish`` takes both from the tensors, under the names of a PEFT model, or of the model and
-    ``ADAPTER/….lora_A.weight``. ``base`` is a folder of the model, which may have the adapters in subfolders.
+    ``with_adapter``: publish the model and LoRA adapters in one version; the values are those of ``adapter``.
+    ``publish`` takes both from the tensors, under the names of a PEFT model, or under the model's names and
+    ``ADAPTER/….lora_A.weight``. ``base`` is a folder of the model, which may contain the adapters in subfolders.
 
-    To publish from one rank of several, in a loop that gathers by itself, give ``group`` a group of that rank alone.
+    To publish from one of several ranks, in a loop that gathers the tensors itself, pass a group of only that rank.
 
-    Raises UsageError (also for an adapter of another rank than in the run), LocalError and IntegrityError (the base).
-    Raises RefusedError (the token), RetryableError (the hub is out of reach, or not all ranks came).
+    Raises UsageError (also for an adapter whose rank differs from the run's), LocalError and IntegrityError (the base),
+    RefusedError (the token), or RetryableError (the hub is out of reach, or not all ranks joined).
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Publisher:
         adapter: Any = None,
         with_adapter: Any = None,
     ) -> None:
-        # Collective work first: a later error on one rank must not leave the others waiting in it.
+        # Collective work first: if one rank fails later, the others must not be left waiting in a collective call.
         self._world = ProcessGroup.of(group)
         self._drawn = self._world.draw(group, GROUP_BYTES)
         if previous not in ("gpu", "pinned"):
@@ -126,31 +126,31 @@ class Publisher:
         self._on_device = previous == "gpu"
         self._base = None if base is None else Checkpoint.open(Path(base))
         self._base_state: tuple[bytes, int] | None = None
-        """The layout that the base was read by, and the state's digest: large folders are read once."""
+        """The layout used to read the base, and the state's digest. Large folders are read only once."""
         self._files_due = self._adapters is not None
-        """Whether the hub may lack the adapters' configurations."""
+        """Whether the hub may not have the adapters' configurations yet."""
         self._workers = max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         warm_up(level=logging.WARNING)
         self._calls = 0
-        """Number of calls of ``publish``: the same on all ranks, so the group of a new connection gets a name without
-        communication.
+        """Number of calls of ``publish``. It is the same on all ranks, so they can name the group of a new connection
+        without communicating.
         """
         self._serial = 0
-        """Of the next version on this connection."""
+        """The serial of the next version on this connection."""
         self._sent_layout: bytes | None = None
-        """The layout that was sent over this connection."""
+        """The layout that was last sent over this connection."""
         self._plan: SendPlan | None = None
         self._version: Version | None = None
         """The version in ``plan.rooms.previous``; ``marks`` are its digests."""
         self._branch: int | None = None
-        """The branch that this publisher has opened by ``resume``."""
+        """The branch that this publisher opened by ``resume``."""
         self._marks: list[int] = []
         self._last: Handle | None = None
         self._closed = False
         self._uplink, ranked = self._connect()
         self.schedule = ranked.schedule
-        """BLAKE3 of the schedule of sparse attention that the hub's newest version carried at this publisher's start;
-        None without one.
+        """BLAKE3 hash of the sparse-attention schedule in the hub's newest version when this publisher connected; None
+        if that version has no schedule.
         """
         try:
             self._known = self._tables(ranked)
@@ -180,17 +180,17 @@ class Publisher:
         streamed: bool = False,
         files: Mapping[str, bytes] | None = None,
     ) -> Handle:
-        """Begin a version: ``model.named_parameters()``, a state dict, or any names and tensors.
+        """Begin a version of ``model.named_parameters()``, a state dict, or any names and tensors.
 
-        Waits until the version before is stored or aborted, takes the snapshot (see ``Handle.wait_snapshot``) and
-        returns. ``step`` not greater than the newest version's opens a branch. Raises UsageError listing every
+        Waits until the previous version is stored or aborted, starts the snapshot (see ``Handle.wait_snapshot``) and
+        returns. If ``step`` is not greater than the newest version's, it opens a branch. Raises UsageError with every
         difference of names and shapes.
 
-        ``streamed``: an iterator makes whole tensors one by one, as by gathering them. Each is copied before the next
-        is asked for, so it may be freed or overwritten, and this rank never holds a second model. Every rank of the
-        group gives all tensors. Without a base, the first version's tensors are collected on the host.
+        ``streamed``: an iterator yields whole tensors one by one, for example by gathering them. Each is copied before
+        the next is asked for, so it may then be freed or overwritten, and this rank never holds a second model. Every
+        rank of the group gives all tensors. If there is no base, the first version's tensors are collected on the host.
 
-        ``files``: small files that begin with this version, by path; those of earlier versions stay. Rank 0's count.
+        ``files``: small files to add in this version, by path; those of earlier versions stay. Only rank 0's are used.
         """
         return self._begin(step, named_tensors, resume=False, streamed=streamed, files=files)
 
@@ -202,22 +202,23 @@ class Publisher:
         streamed: bool = False,
         files: Mapping[str, bytes] | None = None,
     ) -> Handle:
-        """``publish`` after a crash: always opens a branch, so that versions published after the restored checkpoint
-        are left behind. Once another trainer has opened a later branch, later versions end with RefusedError.
+        """Like ``publish``, but always opens a branch: call it after a crash, to leave behind the versions published
+        after the restored checkpoint. Once a different trainer has opened a later branch, versions fail with
+        RefusedError.
         """
         return self._begin(step, named_tensors, resume=True, streamed=streamed, files=files)
 
     @property
     def newest(self) -> Version | None:
-        """The newest version that this publisher knows of: the hub's when it connected, or one that it stored since."""
+        """The newest version this publisher knows: the hub's when it connected, or one that it has published since."""
         received = self._uplink.received
         head = None if received.ranked is None else received.ranked.head
         stored = [durable.version for durable in received.durable.values()]
         return max((*stored, *([] if head is None else [head])), default=None)
 
     def newest_is_base(self) -> bool | None:
-        """Whether the hub's newest version is the base folder's state, which is read whole; None: without a base or a
-        version, or where their tensors are not the same.
+        """Whether the hub's newest version is the base folder's state, which is read in full. None if there is no base
+        or no version, or if their tensors differ.
         """
         ranked = self._uplink.received.ranked
         if self._base is None or ranked is None or ranked.state is None or self._hub_layout is None:
@@ -230,17 +231,17 @@ class Publisher:
 
     @property
     def beside(self) -> tuple[str, ...]:
-        """Names of the adapters beside the model in the hub's newest version, when this publisher connected."""
+        """Names of the adapters next to the model in the hub's newest version, when this publisher connected."""
         return () if self._hub_layout is None else adapters_beside([one.name for one in self._hub_layout.tensors])
 
     def close(self) -> None:
-        """Wait until the last version is stored or aborted, and end the connection."""
+        """Wait until the last version is stored or aborted, and close the connection."""
         if self._last is not None and not self._closed:
             self._last.wait_over()
         self._hang_up(in_peace=True)
 
     def _hang_up(self, *, in_peace: bool = False) -> None:
-        """At once: a version that is not stored yet is aborted."""
+        """Close at once. A version that is not stored yet is aborted."""
         if not self._closed:
             self._closed = True
             atexit.unregister(self._hang_up)
@@ -274,14 +275,14 @@ class Publisher:
         except BaseException as error:
             self._give_up(handle, error)
             raise
-        # A daemon thread, so that a training process that fails elsewhere can end; its version is then aborted.
+        # A daemon thread, so that a training process that fails elsewhere can exit; its version is then aborted.
         threading.Thread(
             target=self._work, args=(handle, plan, resume, sent_files), name=f"p2pcast publish {step}", daemon=True
         ).start()
         return handle
 
     def _prepare(self, live: list[LiveTensor], cuda: torch.device | None = None) -> SendPlan:
-        """The plan for these tensors, with the snapshot begun. ``cuda``: their device, if that is known already."""
+        """Return the plan for these tensors, and begin the snapshot. ``cuda``: their device, if it is known already."""
         pairs = fit(live, self._known, self._dtype)
         cuda = cuda or _device([one for one, _ in pairs])
         plan = self._use(self._plan_for(cuda, [(tensor, one.tensor) for one, tensor in pairs]))
@@ -298,7 +299,7 @@ class Publisher:
         return plan
 
     def _prepare_streamed(self, live: Iterator[LiveTensor]) -> SendPlan:
-        """The plan for the tensors of the tables, with the snapshot taken as the tensors come."""
+        """Return the plan for the tables' tensors, and take the snapshot as the tensors come."""
         first = next(live, None)
         cuda = None if first is None else _device([first])
         if not self._known or self._known[0].besides:
@@ -315,8 +316,8 @@ class Publisher:
         return self._use(plan)
 
     def _plan_for(self, cuda: torch.device | None, tensors: list[tuple[Tensor, torch.Tensor | None]]) -> SendPlan:
-        """The last plan, or a new one if this one's tensors, or their places, differ. ``tensors``: each with the live
-        one; None: a whole tensor on every rank.
+        """Return the last plan, or a new one if the tensors or their placement changed. ``tensors``: each expected
+        tensor with the live one, or with None for a whole tensor on every rank.
         """
         key = (cuda, sorted((tensor.name, tensor.dtype, tensor.shape, _placing(live)) for tensor, live in tensors))
         if self._plan is not None and self._plan.key == key:
@@ -328,7 +329,7 @@ class Publisher:
 
     def _use(self, plan: SendPlan) -> SendPlan:
         if plan is not self._plan:
-            # Words kept for another plan do not fit.
+            # The words kept for a different plan cannot be used.
             self._plan, self._version, self._marks = plan, None, []
         return plan
 
@@ -342,14 +343,14 @@ class Publisher:
         return SendPlan(key, layout, holdings, parts, rooms)
 
     def _layout(self, layout: Layout) -> Layout:
-        """Cut into cells as the hub's is, where the tensors are the same."""
+        """Return the hub's layout, with its cells, if it has the same tensors; else ``layout``."""
         return (
             self._hub_layout if self._hub_layout is not None and self._hub_layout.tensors == layout.tensors else layout
         )
 
     def _tables(self, ranked: RanksJoined) -> list[ExpectedTensors]:
-        """The tables that live tensors have to match; the first decides dtypes. Those without the adapters beside the
-        model come last: a base, and a hub's newest version before the adapters' first.
+        """The tables that live tensors have to match; the first decides dtypes. Tables that do not contain the adapters
+        come last: a base, or the hub's newest version before the first with adapters.
         """
         self._hub_layout = None
         beside = () if self._adapters is None else self._adapters.beside
@@ -372,14 +373,14 @@ class Publisher:
         return uplink, ranked
 
     def _connected(self) -> HubConnection:
-        """The connection; a new one if the last is over, because the hub was restarted or a rank was lost."""
+        """Return the connection, or a new one if it closed because the hub was restarted or a rank was lost."""
         if self._uplink.over and not self._closed:
             self._uplink.close()
             self._uplink, _ = self._connect()
         return self._uplink
 
     def _give_up(self, handle: Handle, error: BaseException) -> None:
-        """This rank sends nothing for this version: the others must not wait for it."""
+        """Abandon the version: this rank sends nothing more for it, so the others must not wait for it."""
         _abandon(self._uplink, self._serial, error)
         self._serial += 1
         handle.finish(error)
@@ -441,12 +442,12 @@ class Publisher:
         self._files_due = False
         plan.rooms.keep()
         self._version, self._marks = handle.durable.version, marks
-        # Later versions must have the tensors of the first: a forgotten tensor does not begin another model.
+        # Later versions must have the tensors of the first, so that a forgotten tensor is an error.
         if not self._known or self._known[0].besides:
             self._known = [ExpectedTensors.of(f"version {self._version}", layout.tensors), *self._known]
 
     def _small_files(self, base: Version | None) -> dict[str, bytes]:
-        """Small files that go with a version, whose delta leads from ``base``: the base's other files stay."""
+        """The small files to send with a version whose delta leads from ``base``; the base's other files stay."""
         configs = self._adapters.files if self._adapters is not None and self._files_due else {}
         of_folder = self._base.small_files() if self._base is not None and base is None else {}
         return of_folder | configs
@@ -454,7 +455,7 @@ class Publisher:
     def _answer(
         self, handle: Handle, uplink: HubConnection, serial: int, find: Callable[[Received], Found | None]
     ) -> Found:
-        """The hub's next message about this version. Raises RetryableError when the version was aborted."""
+        """Wait for the hub's next message about this version. Raises RetryableError if the version was aborted."""
 
         def answer_in(received: Received) -> tuple[Found | None, str] | None:
             if serial in received.aborted:
@@ -470,14 +471,14 @@ class Publisher:
         return found
 
     def _is_base(self, layout: Layout, state: int) -> bool:
-        """Whether this state is the base folder's."""
+        """Whether the state with this digest is the base folder's."""
         assert self._base is not None
         if self._base_state is None or self._base_state[0] != layout.layout_id:
             self._base_state = layout.layout_id, state_digest(self._base, layout)
         return self._base_state[1] == state
 
     def _take_base(self, plan: SendPlan, uplink: HubConnection) -> None:
-        """If the hub's newest version is the base folder's state, this rank's share of it is the previous state."""
+        """If the hub's newest version is the base folder's state, load this rank's share as the previous state."""
         ranked = uplink.received.ranked
         if self._base is None or self._version is not None or ranked is None or ranked.state is None:
             return
@@ -495,7 +496,7 @@ class Publisher:
 
 
 def _adapters(alone: Any, beside: Any) -> Adapters | None:
-    """Raises UsageError."""
+    """Return the chosen adapters, or None. Raises UsageError if both arguments are given."""
     if alone is not None and beside is not None:
         raise UsageError("adapter= publishes adapters alone, with_adapter= a model with adapters beside it: give one")
     if beside is not None:
@@ -514,8 +515,8 @@ def _checked_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def _device(live: Sequence[LiveTensor]) -> torch.device | None:
-    """The CUDA device of the tensors; None: the host. Raises UsageError for several devices: a snapshot has a stream of
-    one.
+    """The tensors' CUDA device, or None for the host. Raises UsageError for several devices: a snapshot copies on one
+    device's stream.
     """
     found = sorted({str(one.tensor.device) for one in live if one.tensor.device.type == "cuda"})
     if len(found) > 1:
@@ -524,7 +525,7 @@ def _device(live: Sequence[LiveTensor]) -> torch.device | None:
 
 
 def _pieces(plan: SendPlan) -> dict[str, Sequence[tuple[int, int]]]:
-    """By the name of a tensor: the slots that this rank fills from it, and where in the tensor each begins."""
+    """For each tensor name, the slots that this rank fills from the tensor, with the first word of each."""
     pieces: dict[str, list[tuple[int, int]]] = {}
     for number, part in enumerate(plan.parts):
         pieces.setdefault(plan.layout.tensors[part.cell.tensor].name, []).append((number, part.source))
@@ -536,7 +537,7 @@ def _placing(tensor: torch.Tensor | None) -> str:
 
 
 def _gatherer(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Collective, on all ranks that hold a shard of it."""
+    """Return a function that gathers the tensor. It is collective among all ranks that hold a shard."""
 
     def gather() -> torch.Tensor:
         assert isinstance(tensor, DTensor)
@@ -546,7 +547,7 @@ def _gatherer(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 
 def _abandon(uplink: HubConnection, serial: int, error: BaseException) -> None:
-    """Never fails: another thread waits for the version's handle."""
+    """Give the version up. Never raises, because another thread waits for the version's handle."""
     try:
         uplink.abandon(serial, _reason(error))
     except Exception:
@@ -558,7 +559,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _check_links(token: JoinToken, host: str, plaintext: bool) -> None:
-    """Raises UsageError."""
+    """Raises UsageError if ``plaintext`` contradicts the token."""
     if token.authority and plaintext:
         raise UsageError("this token's hub encrypts its links: leave plaintext=True out")
     if not token.authority and not plaintext and not (is_loopback(host) or host == "localhost"):

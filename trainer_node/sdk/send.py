@@ -1,7 +1,7 @@
 """Sends this rank's parts of a version to the hub.
 
-Promise: parts leave in order, each as soon as it is encoded, while later ones are still being compared. In a stretch
-without changes the hub is told how far this rank is.
+Guarantee: parts are sent in order, each as soon as it is encoded, while later ones are still being compared. While
+nothing changes, the hub is informed how far this rank is.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from trainer_node.sdk.snapshot import Rooms
 
 PASSED_S = 0.02
 PASSED_CELLS = 64
-"""Cells between two such messages: the hub publishes a cell once all ranks have passed it."""
+"""Most cells between two PASSED messages; the hub publishes a cell once all ranks have passed it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendPlan:
-    """All that follows from names, shapes, dtypes and placements (the ``key``); made again only when one of them
+    """Everything that depends only on names, shapes, dtypes and placements (the ``key``); rebuilt only if one of them
     changes.
     """
 
@@ -43,8 +43,8 @@ class SendPlan:
 def send_parts(
     uplink: HubConnection, serial: int, plan: SendPlan, codec: str | None, before: Sequence[int], workers: int
 ) -> tuple[list[int], int]:
-    """Send every changed part, in order, for a version of codec ``codec``; with None all parts, uncoded. ``before``:
-    digests of all parts in the previous state. Returns the digests of this state, and the number of sent parts.
+    """Send every changed part, in order, for a version with codec ``codec``; if it is None, send all parts, uncoded.
+    ``before``: digests of all parts in the previous state. Returns the new digests and the number of parts sent.
     """
     parts, cells = plan.parts, len(plan.layout.cells)
     marks = list(before) if codec is not None else [0] * len(parts)
@@ -67,7 +67,7 @@ def send_parts(
     for number, cell in enumerate(encoded):
         now = time.monotonic()
         if serial in uplink.received.aborted:
-            break  # the next question to the hub raises
+            break  # the next wait for the hub raises
         if cell is not None:
             uplink.send(cell, len(cell.payload))
             marks[number] = cell.after
@@ -84,8 +84,8 @@ def send_parts(
 def _coded(
     plan: SendPlan, serial: int, number: int, told: str, before: int, compared: ComparedRooms | None
 ) -> messages.Cell | None:
-    """A part against the previous state, for a version of codec ``told``; None without a change. ``compared``: for
-    rooms on a device.
+    """Encode a part against the previous state, for a version with codec ``told``. Returns None if nothing changed.
+    ``compared``: the comparison of two rooms on a device, if they are on one.
     """
     part, rooms, slot = plan.parts[number], plan.rooms, plan.rooms.slots[number]
     assert rooms.previous is not None
@@ -102,7 +102,7 @@ def _coded(
 
 
 def _whole(plan: SendPlan, serial: int, number: int) -> messages.Cell:
-    """A part, uncoded."""
+    """Return a part uncoded."""
     part, rooms = plan.parts[number], plan.rooms
     with rooms.on_stream():
         words = rooms.next.words(rooms.slots[number])

@@ -1,8 +1,8 @@
-"""Which elements of the state this rank sends: every element of every tensor has exactly one owner among the ranks.
+"""Decides which elements of the state this rank sends: each element of each tensor has exactly one owner.
 
 Plain and replicated tensors are dealt cell by cell, in turn, to the ranks that hold them. Shards of rows (FSDP2) are
-sent by their holders; of several replicas (HSDP, or meshes side by side) by the first. Tensors with any other placement
-are gathered, and dealt. ``dealt`` is pure; ``holding`` asks torch for a tensor's placement.
+sent by their holders; with several replicas (HSDP, or adjacent meshes), the first replica sends. Tensors with any other
+placement are gathered and then dealt. ``dealt`` is pure; ``holding`` asks torch for a tensor's placement.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from p2pcast.ground import limits
 from p2pcast.ground.errors import UsageError
 
 MAX_PART_WORDS = limits.CELL_WORDS
-"""Larger cells are sent in several parts: a message holds 32 MiB."""
+"""Larger cells are sent in several parts, because a message carries at most 32 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalShard:
-    """The part of a tensor on this rank. ``holders``: the ranks with all of it (once gathered). It is empty where each
-    rank has its own rows. Then this rank sends ``elements`` of them from ``first`` on.
+    """The part of a tensor on this rank. ``holders``: the ranks that have all of the tensor, if necessary once
+    gathered. If each rank has its own rows, ``holders`` is empty, and this rank sends ``elements`` elements from
+    ``first`` on.
     """
 
     holders: tuple[int, ...]
@@ -40,9 +41,9 @@ class ShardPart:
     """Words of one cell that this rank sends. Fields:
 
     - ``cell``: the part in the form of a cell (same index, ``start`` in the tensor, ``words``), so that it can be
-      encoded alone.
-    - ``at``: words from the cell's start.
-    - ``source``: words from the start of the rank's holding of the tensor.
+    encoded by itself.
+    - ``at``: offset from the cell's start, in words.
+    - ``source``: offset from the start of the rank's share of the tensor, in words.
     """
 
     cell: Cell
@@ -51,8 +52,8 @@ class ShardPart:
 
 
 def holding(tensor: torch.Tensor | None, numbers: Sequence[int]) -> LocalShard:
-    """The part of a tensor on this rank; ``tensor`` None: a whole one on every rank. ``numbers``: the global ranks of
-    the group, in the group's order. Raises UsageError for a tensor that lies outside of it.
+    """The part of a tensor on this rank; ``tensor`` is None for a tensor that is whole on every rank. ``numbers``: the
+    group's global ranks, in order. Raises UsageError if the tensor is also on ranks outside the group.
     """
     everybody = tuple(range(len(numbers)))
     if not isinstance(tensor, DTensor):
@@ -67,7 +68,7 @@ def holding(tensor: torch.Tensor | None, numbers: Sequence[int]) -> LocalShard:
         )
     holders = tuple(sorted(members[number] for number in on_mesh))
     if 0 not in holders:
-        # A part of a larger mesh: beside it the same tensor lies on the ranks of the first.
+        # One of several parts of a larger mesh: the first part has the same tensor, and sends it.
         return LocalShard(())
     if all(type(p) is Replicate for p in placements):
         return LocalShard(holders)
@@ -82,8 +83,8 @@ def holding(tensor: torch.Tensor | None, numbers: Sequence[int]) -> LocalShard:
 
 
 def dealt(layout: Layout, holdings: Sequence[LocalShard], rank: int) -> list[ShardPart]:
-    """The parts that ``rank`` sends, in the order of cells. ``holdings``: one for each tensor of the layout, by number,
-    as this rank sees it.
+    """Return the parts that ``rank`` sends, in the order of cells. ``holdings``: for each tensor of the layout, by
+    number, what this rank has of it.
     """
     out: list[ShardPart] = []
     for cell in layout.cells:
@@ -100,8 +101,8 @@ def dealt(layout: Layout, holdings: Sequence[LocalShard], rank: int) -> list[Sha
 
 
 def _parts(cell: Cell, begin: int, end: int, origin: int) -> list[ShardPart]:
-    """Words ``begin`` to ``end`` of the tensor, all inside ``cell``; ``origin``: where in the tensor the rank's own
-    words begin.
+    """Cut words ``begin`` to ``end`` of the tensor, all inside ``cell``, into parts. ``origin``: where the rank's own
+    words begin in the tensor.
     """
     out: list[ShardPart] = []
     while begin < end:

@@ -1,10 +1,10 @@
-"""The publisher's memory: the state that was last stored at the hub, and the snapshot that is being sent.
+"""The publisher's memory: the state that the hub stored last, and the snapshot that is being sent.
 
-Promise: a snapshot has the tensors' contents at the call of ``begin``, provided that they are not changed before
-``finish`` has returned. Casts round as ``Tensor.to`` does; tensors without a cast keep their bits. Two rooms take
-turns: the snapshot becomes the previous state by ``keep``, and only then.
+Guarantee: a snapshot has the tensors' contents at the call of ``begin``, provided that they do not change until
+``finish`` has returned. Casts round as ``Tensor.to`` does; tensors without a cast keep their bits. There are two rooms:
+only ``keep`` turns the snapshot into the previous state, whose room then takes the next snapshot.
 
-On a CUDA device copies go through a stream of their own, into the device's memory or into pinned memory of the host. On
+For tensors on a CUDA device, copies run on their own stream, into the device's memory or into pinned host memory. On
 the CPU they run in the thread that calls ``finish``, on torch's own threads.
 """
 
@@ -22,13 +22,13 @@ from p2pcast.device import words_of
 from p2pcast.ground import limits
 
 SEGMENT_BYTES = limits.GIB
-"""A room is allocated in segments of at most so many bytes: torch rounds pinned memory up to a power of two."""
+"""Largest segment of a room. Segments are limited because torch rounds pinned memory up to a power of two."""
 ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The place of a part's words in every room: segment, first byte, number and dtype."""
+    """Where a part's words are in every room: segment, offset in bytes, number of words and dtype."""
 
     segment: int
     offset: int
@@ -39,9 +39,9 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One source and the slots that are filled from it. ``source`` returns the rank's holding of a tensor; ``pieces``:
-    (slot, first word in it). ``at_once``: copied before ``begin`` returns, because a gathered tensor should not stay in
-    memory.
+    """One source and the slots that are filled from it. ``source`` returns the rank's share of a tensor. ``pieces``:
+    for each slot, its number and its first word in that share. ``at_once``: copy before ``begin`` returns, because a
+    gathered tensor should not stay in memory.
     """
 
     source: Callable[[], torch.Tensor]
@@ -50,7 +50,7 @@ class Copy:
 
 
 def slots_for(sizes: Sequence[tuple[int, int, torch.dtype]]) -> tuple[list[Slot], list[int]]:
-    """Slots for parts of (words, bytes a word, dtype), and the bytes of each segment."""
+    """Return slots for parts of (words, bytes per word, dtype), and the bytes of each segment."""
     slots: list[Slot] = []
     segments = [0]
     for words, word_bytes, dtype in sizes:
@@ -63,26 +63,26 @@ def slots_for(sizes: Sequence[tuple[int, int, torch.dtype]]) -> tuple[list[Slot]
 
 
 class Room:
-    """Memory for all parts of this rank."""
+    """Memory for all of this rank's parts."""
 
     def __init__(self, segments: Sequence[int], device: torch.device, *, pinned: bool) -> None:
         self._segments = [torch.empty(size, dtype=torch.uint8, device=device, pin_memory=pinned) for size in segments]
 
     def tensor(self, slot: Slot) -> torch.Tensor:
-        """The part's words, 1-D, as its dtype (complex numbers as pairs of floats)."""
+        """The part's words, 1-D, with its dtype (complex numbers as pairs of floats)."""
         dtype = torch.float32 if slot.dtype == torch.complex64 else slot.dtype
         whole = self._segments[slot.segment]
         return whole[slot.offset : slot.offset + slot.words * slot.word_bytes].view(dtype)
 
     def span(self, first: Slot, last: Slot) -> torch.Tensor:
-        """All bytes from one part to another of the same segment and width, including those between parts, as unsigned
-        bytes or signed words.
+        """All bytes from one part to a later one of the same segment and width, including any gaps, as unsigned bytes
+        or signed words.
         """
         whole = self._segments[first.segment]
         return words_of(whole[first.offset : last.offset + last.words * last.word_bytes], first.word_bytes)
 
     def words(self, slot: Slot) -> npt.NDArray[Any]:
-        """The part's words, unsigned; a view where the room is in the host's memory, else a copy."""
+        """The part's words, unsigned: a view if the room is in the host's memory, else a copy."""
         whole = self._segments[slot.segment]
         part = whole[slot.offset : slot.offset + slot.words * slot.word_bytes].cpu()
         words: npt.NDArray[Any] = part.numpy().view(word_dtype(slot.word_bytes))
@@ -90,7 +90,7 @@ class Room:
 
 
 class Rooms:
-    """Two rooms, made when they are first needed. ``device``: where they are; None: the host."""
+    """Two rooms, each allocated when first needed. ``device``: where they are, or None for the host."""
 
     def __init__(
         self, slots: Sequence[Slot], segments: Sequence[int], device: torch.device | None, *, pinned: bool
@@ -103,7 +103,7 @@ class Rooms:
         self._next: Room | None = None
         self._waiting: list[Copy] = []
         self._read: Sequence[Copy] = ()
-        """Sources that the device still reads: they must not be freed."""
+        """Sources that the device is still reading, and that must not be freed."""
         self._stream: Any = None
         self._event: Any = None
 
@@ -121,7 +121,7 @@ class Rooms:
         return Room(self._segments, self.device or torch.device("cpu"), pinned=self._pinned)
 
     def begin(self, copies: Sequence[Copy], cuda: torch.device | None) -> None:
-        """Start a snapshot in the free room. ``cuda``: the device that the tensors are on, if it is one."""
+        """Start a snapshot in the free room. ``cuda``: the tensors' CUDA device, or None if they are on the host."""
         if cuda is None:
             for copy in copies:
                 if copy.at_once:
@@ -132,8 +132,8 @@ class Rooms:
         self._read = copies
 
     def take(self, tensor: torch.Tensor, pieces: Sequence[tuple[int, int]]) -> None:
-        """Copy one tensor now. It may be freed or changed once this returns; on a device, by work that is ordered
-        behind the current stream's.
+        """Copy one tensor now. Once this returns, the tensor may be freed or changed. On a device, only work ordered
+        after the current stream's may do so.
         """
         copy, near = Copy(lambda: tensor, pieces), tensor.device.type == "cuda"
         device = tensor.device if near else self.device
@@ -148,7 +148,7 @@ class Rooms:
             event.synchronize()
 
     def has(self, tensor: torch.Tensor, pieces: Sequence[tuple[int, int]]) -> bool:
-        """Whether the snapshot holds the words that ``take`` would copy."""
+        """Whether the snapshot already has the words that ``take`` would copy."""
         if self._event is not None:
             self._event.synchronize()
         flat = _flat(tensor)
@@ -170,7 +170,7 @@ class Rooms:
         return self._event
 
     def finish(self) -> None:
-        """Returns when the tensors may change again."""
+        """Finish the copies and return once the tensors may change again."""
         waiting, self._waiting = self._waiting[::-1], []
         while waiting:
             # Each source may be freed as soon as it is copied.
@@ -180,15 +180,15 @@ class Rooms:
             self._event, self._read = None, ()
 
     def on_stream(self) -> Any:
-        """Context in which work on the device neither waits for the training's work nor delays it."""
+        """Context manager that runs device work on the copy stream, independently of the training's stream."""
         return torch.cuda.stream(self._stream)
 
     def keep(self) -> None:
-        """The hub has the snapshot: it becomes the previous state."""
+        """Make the snapshot the previous state; called once the hub has stored it."""
         self.previous, self._next = self.next, self.previous
 
     def fill_previous(self, words_of: Callable[[int], npt.NDArray[Any]]) -> None:
-        """Take the previous state from elsewhere: ``words_of(slot number)``."""
+        """Fill the previous state with ``words_of(slot number)`` for each slot."""
         room = self._room()
         for number, slot in enumerate(self.slots):
             flat = torch.from_numpy(words_of(number).copy()).view(torch.uint8)
@@ -204,5 +204,5 @@ class Rooms:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """1-D; complex numbers as pairs of floats."""
+    """The tensor in 1-D, with complex numbers as pairs of floats."""
     return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).reshape(-1)

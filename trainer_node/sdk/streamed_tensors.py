@@ -1,8 +1,8 @@
-"""Tensors that an iterator makes one by one, as frameworks gather them: each is copied into the snapshot as it comes.
+"""Copies tensors into the snapshot one by one, as an iterator yields them (frameworks gather them this way).
 
-Promises: no tensor is kept after the next one is asked for, so a rank never holds a second model. Only tensors in no
-table are kept, on the host, until the end shows whether they are tied to others. One UsageError lists every difference
-from the tables, as ``tensors.fit`` does.
+Guarantees: no tensor is kept once the next is asked for, so a rank never holds a second model. The exception are
+tensors in no table: they are kept on the host until all have come, and it is clear whether they are tied to others.
+A single UsageError lists every difference from the tables, as ``tensors.fit`` does.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ SHARD = "{}: is a DTensor; the iterator has to give whole tensors (full_tensor()
 
 
 class StreamedTensors:
-    """Call ``take`` with each tensor, then ``finish``. ``pieces``: by a tensor's name, its slots in ``rooms`` that this
-    rank fills, with the first word of each. ``known``: the tables to match; the first one is the published state's.
-    ``cuda``: the device of all tensors that are on one.
+    """Call ``take`` with each tensor, then ``finish``. ``pieces``: for each tensor name, the slots in ``rooms`` that
+    this rank fills, with the first word of each. ``known``: the tables to match; the first is the published state's.
+    ``cuda``: the CUDA device of all tensors that are not on the host.
 
-    A rank compares the words that it sends. Of two values for one name, a rank that sends neither notices nothing; the
-    hub tells it that the version was aborted.
+    A rank compares only the words that it sends. If one name comes with two different values, ranks that do not send
+    that tensor notice nothing, and learn from the hub that the version was aborted.
     """
 
     def __init__(
@@ -38,9 +38,9 @@ class StreamedTensors:
         self._rooms, self._pieces, self._known, self._cuda = rooms, pieces, known, cuda
         self._expected = {name for table in known for name in table.tensors}
         self._arrived: dict[str, LiveTensor] = {}
-        """On the meta device: names, shapes and dtypes alone."""
+        """The expected tensors so far, on the meta device: only names, shapes and dtypes."""
         self._extra: list[LiveTensor] = []
-        """In no table: tied to others, or too many."""
+        """The tensors in no table: they are either tied to others, or unexpected."""
         self._faults: list[str] = []
 
     def take(self, one: LiveTensor) -> None:
@@ -62,7 +62,7 @@ class StreamedTensors:
                 self._rooms.take(tensor, self._pieces.get(one.name, ()))
 
     def finish(self) -> None:
-        """Raises UsageError if the tensors are not those of the tables."""
+        """Raises UsageError if the tensors differ from those of the tables."""
         for one in self._extra:
             if not any(self._is_tied(one, name) for name in self._arrived):
                 self._arrived.setdefault(one.name, _without_values(one))
@@ -77,14 +77,14 @@ class StreamedTensors:
         return self._fits(one, name) and self._rooms.has(one.tensor, self._pieces.get(name, ()))
 
     def _is_tied(self, one: LiveTensor, name: str) -> bool:
-        """Whether the tensor has the values of another; matrices of one value are often alike without being tied."""
+        """Whether the tensor has the values of tensor ``name``. Matrices of a single value may be equal by chance."""
         flat = one.tensor.reshape(-1)
         varied = one.tensor.dim() >= 2 and bool((flat != flat[:1]).any())
         return (varied or not flat.numel()) and self._is_copied(one, name)
 
 
 def on_host(one: LiveTensor) -> LiveTensor:
-    """The tensor with memory of its own on the host. Raises UsageError for a DTensor."""
+    """Return a copy of the tensor on the host. Raises UsageError for a DTensor."""
     if isinstance(one.tensor, DTensor):
         raise UsageError(SHARD.format(one.name))
     return one if one.tensor.is_meta else LiveTensor(one.name, one.tensor.to("cpu", copy=True))

@@ -1,11 +1,11 @@
-"""Live tensors under the names of a checkpoint: which of them make the state, and as which dtype each is published.
+"""Maps live tensors to a checkpoint's names: which of them make up the state, and the dtype each is published with.
 
-Promise: either every tensor of the base is there under its name with its shape, and no other tensor is, or one
-UsageError lists every difference. The same holds for the hub's newest version. The answer depends on names, shapes,
-dtypes and storages alone, so all ranks come to the same one. Nothing is copied; no I/O.
+Guarantee: either the tensors have exactly the base's names and shapes, or one UsageError lists every difference. The
+same holds for the hub's newest version. The result depends only on names, shapes, dtypes and storages, so it is the
+same on all ranks. Nothing is copied; no I/O.
 
-Wrappers add their own parts to names (``module.``, ``_orig_mod.`` …); these are removed wherever they stand. A tensor
-that is missing from the base is dropped only if it equals one of the base (a tied ``lm_head.weight``).
+Wrappers add their own parts to names (``module.``, ``_orig_mod.`` …); these are removed wherever they occur. A tensor
+that is missing from the base is dropped only if it equals one of the base's (a tied ``lm_head.weight``).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ DTYPES: dict[torch.dtype, str] = {
     torch.uint64: "U64",
     torch.int64: "I64",
 }
-"""torch's dtypes by the names that safetensors gives them."""
+"""The names that safetensors gives torch's dtypes."""
 TORCH_DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in DTYPES.items()}
 
 Rename = Mapping[str, str] | Callable[[str], str]
@@ -53,7 +53,7 @@ NamedTensors = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class LiveTensor:
-    """A tensor of the trainer under its checkpoint name; ``tensor`` is detached, perhaps a DTensor."""
+    """A tensor of the trainer under its checkpoint name. ``tensor`` is detached, and may be a DTensor."""
 
     name: str
     tensor: torch.Tensor
@@ -69,8 +69,8 @@ class LiveTensor:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedTensors:
-    """A table of tensors that the live ones have to match; ``where`` names it in messages. ``besides``: adapters whose
-    matrices may come besides, since the table lacks them.
+    """A table of tensors that the live ones have to match; ``where`` names it in messages. ``besides``: adapters that
+    the table does not contain, and whose matrices may come in addition.
     """
 
     where: str
@@ -79,12 +79,12 @@ class ExpectedTensors:
 
     @classmethod
     def of(cls, where: str, tensors: Iterable[Tensor], beside: Collection[str] = ()) -> ExpectedTensors:
-        """``beside``: adapters of the state; the table may lack all matrices of one."""
+        """Make a table. ``beside``: the state's adapters, each of which may be missing from the table completely."""
         table = {t.name: t for t in tensors}
         return cls(where, table, frozenset(beside) - {adapter_of(name) for name in table})
 
     def leaves_open(self, name: str) -> bool:
-        """Whether the table says nothing of this tensor."""
+        """Whether the table makes no statement about this tensor."""
         return adapter_of(name) in self.besides
 
 
@@ -96,7 +96,7 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def checkpoint_name(name: str, rename: Rename | None = None) -> str:
-    """``name`` without wrappers' parts, then renamed: by a mapping (missing names stay) or a function."""
+    """Return ``name`` without wrappers' parts, renamed with a mapping (names not in it stay) or a function."""
     plain = without_wrappers(name)
     if rename is None:
         return plain
@@ -106,7 +106,7 @@ def checkpoint_name(name: str, rename: Rename | None = None) -> str:
 
 
 def named(tensors: NamedTensors, rename: Rename | None = None) -> Iterator[LiveTensor]:
-    """The tensors one by one. Raises UsageError for an entry that is no tensor."""
+    """Yield the tensors one by one. Raises UsageError for an entry that is not a tensor."""
     for name, tensor in tensors.items() if isinstance(tensors, Mapping) else tensors:
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             raise UsageError(
@@ -115,16 +115,16 @@ def named(tensors: NamedTensors, rename: Rename | None = None) -> Iterator[LiveT
         live = LiveTensor(checkpoint_name(name, rename), tensor.detach())
         del tensor
         yield live
-        # An iterator may need the memory for the next tensor.
+        # The iterator may need this memory for its next tensor.
         del live
 
 
 def fit(
     live: Sequence[LiveTensor], known: Sequence[ExpectedTensors], dtype: torch.dtype
 ) -> list[tuple[LiveTensor, Tensor]]:
-    """The tensors that make the state, each with its published dtype. ``known``: the tables to match, the first of
-    which decides dtypes; in no table, floating tensors become ``dtype`` and others keep theirs. Raises UsageError with
-    every difference.
+    """Return the tensors that make up the state, each with its published dtype. ``known``: the tables to match; the
+    first that has a tensor decides its dtype. In no table, floating tensors become ``dtype`` and others keep theirs.
+    Raises UsageError with every difference.
     """
     kept, faults = _without_aliases(live, known)
     check(kept, faults, known)
@@ -151,7 +151,7 @@ def check(kept: Sequence[LiveTensor], faults: Sequence[str], known: Sequence[Exp
 
 
 def fault(one: LiveTensor) -> str | None:
-    """Why no file can have this tensor."""
+    """Return why a file cannot contain this tensor, or None."""
     if one.tensor.is_meta:
         return f"{one.name}: is on the meta device, it has no values"
     if one.tensor.dtype not in DTYPES or one.tensor.layout is not torch.strided:
@@ -166,7 +166,7 @@ def _block(title: str, lines: Sequence[str]) -> str:
 def _without_aliases(
     live: Sequence[LiveTensor], known: Sequence[ExpectedTensors]
 ) -> tuple[list[LiveTensor], list[str]]:
-    """The tensors without duplicates, and one line for each that cannot be published."""
+    """Return the tensors without duplicates, and one line for each that cannot be published."""
     kept: dict[str, LiveTensor] = {}
     faults: list[str] = []
     seen: set[Any] = set()
@@ -185,7 +185,7 @@ def _without_aliases(
         else:
             seen.add(_place(one.tensor))
             kept[one.name] = one
-    # A tensor in no table is dropped if it duplicates another; else it stays, to be listed as unexpected.
+    # A tensor in no table is dropped if it duplicates another. Otherwise it stays, and is reported as unexpected.
     for one in extra:
         if not any(_tied(one.tensor, other.tensor) for other in kept.values()):
             kept.setdefault(one.name, one)
@@ -193,7 +193,7 @@ def _without_aliases(
 
 
 def _differences(kept: Sequence[LiveTensor], known: ExpectedTensors) -> list[str]:
-    """One line for every difference between the two tables."""
+    """Return one line for every difference between the tensors and the table."""
     mine = {one.name: one for one in kept if not known.leaves_open(one.name)}
     lines = [f"missing: {name}" for name in known.tensors if name not in mine]
     lines += [f"unexpected: {name}" for name in mine if name not in known.tensors]
@@ -216,20 +216,20 @@ def castable(dtype: torch.dtype, name: str) -> bool:
 
 
 def _kind(dtype: torch.dtype) -> str:
-    """Values are cast within a kind alone; other dtypes must be equal."""
+    """Values are cast only within a kind; all other dtypes must be equal."""
     return "floating" if dtype.is_floating_point else str(dtype)
 
 
 def _place(tensor: torch.Tensor) -> Any:
-    """Equal for tensors in the same memory; None if that is unknown (an empty shard without storage)."""
+    """A key that is equal for tensors in the same memory; None if unknown (an empty shard without storage)."""
     local = local_of(tensor)
     start = local.untyped_storage().data_ptr()
     return (start, local.storage_offset(), tuple(tensor.shape), local.stride(), local.dtype) if start else None
 
 
 def _tied(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether ``one`` may be dropped because ``other`` stays. Norms and biases are often all ones or zeros, so equal
-    values count for matrices alone.
+    """Whether ``one`` may be dropped because ``other`` stays. Equal values count only for matrices, since norms and
+    biases are often all ones or zeros.
     """
     if _place(one) is not None and _place(one) == _place(other):
         return True
@@ -238,7 +238,7 @@ def _tied(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether the two share memory, or hold the same bits on this rank."""
+    """Whether the two share memory, or have the same bits on this rank."""
     if one.shape != other.shape or one.dtype != other.dtype or _placing(one) != _placing(other):
         return False
     place = _place(one)
