@@ -1,4 +1,4 @@
-"""The peer's state and error, as /status and reports show them."""
+"""The peer's state and error, as shown by /status and reports."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 
 class Activity:
-    """``on_change`` is called when the state changes: the hub gets a report at once."""
+    """``on_change`` is called when the state changes, so that a report is sent to the hub at once."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self.state = "joining"
-        """One word of those in docs/reference/http.md."""
+        """One of the words listed in docs/reference/http.md."""
         self.error: str | None = None
-        """Why the last version was refused; None after the next one was staged."""
+        """Why the last version was refused; None once the next one has been staged."""
         self.draining = False
-        """The peer is ending and hands over its children."""
+        """Whether the peer is shutting down and handing over its children."""
         self._on_change = on_change
 
     @property

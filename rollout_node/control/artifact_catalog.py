@@ -20,30 +20,30 @@ class Entry:
     state: int
     sealed: bool
     sealed_at: float
-    """When this peer learnt that it is sealed, by the loop's clock."""
+    """When this peer learnt that the artifact is sealed, by the loop's clock."""
     identity: bytes | None = None
     """The version's hash; None for artifacts of release 0.1."""
     durable: bytes | None = None
-    """The hub's signed durable record; None before the hub has stored the version."""
+    """The hub's signed durable record; None until the hub has stored the version."""
 
 
 class ArtifactCatalog:
     def __init__(self) -> None:
         self._entries: dict[bytes, Entry] = {}
         self._edges: dict[bytes, Edge] | None = None
-        """Of the entries; None after a change."""
+        """The entries as edges; None after a change."""
         self.complete = asyncio.Event()
         """Set by the first CATALOG, or by the first listing of a mirror."""
         self.listed = False
-        """The hub has listed its artifacts to this process."""
+        """Whether the hub has listed its artifacts to this process."""
         self._anew = True
 
     def begin(self) -> None:
-        """A new connection to the hub: the next CATALOG lists all its artifacts, and replaces what is known."""
+        """Called for a new connection to the hub: the next CATALOG is complete, and replaces what is known."""
         self._anew = True
 
     def update(self, body: messages.Catalog, now: float) -> bool:
-        """True when ``body`` was the whole list."""
+        """Apply a CATALOG, and return whether it was the complete list."""
         anew, self._anew = self._anew, False
         if anew:
             listed = {artifact for artifact, *_ in body.artifacts}
@@ -74,12 +74,12 @@ class ArtifactCatalog:
         return self._entries.get(artifact)
 
     def is_sealed(self, artifact: bytes) -> bool:
-        """The hub has sealed the artifact."""
+        """Whether the hub has sealed the artifact."""
         entry = self._entries.get(artifact)
         return entry is not None and entry.sealed
 
     def edges(self) -> dict[bytes, Edge]:
-        """Sealed artifacts as edges from version to version; not to be changed."""
+        """Sealed artifacts as edges from version to version. Do not change the result."""
         if self._edges is None:
             self._edges = {a: Edge(a, e.base, e.version, e.size) for a, e in self._entries.items() if e.sealed}
         return self._edges

@@ -1,4 +1,4 @@
-"""The bearer token of the peer's HTTP server, and the file that holds it for local commands."""
+"""The bearer token of the peer's HTTP server, and the file from which local commands read it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from p2pcast.trust import bearer_tokens
 
 
 class BearerFile:
-    """``blocking`` runs a function in a thread, ``background`` starts a task of the peer."""
+    """``blocking`` runs a function in a thread; ``background`` starts a task of the peer."""
 
     def __init__(
         self,
@@ -27,15 +27,15 @@ class BearerFile:
         self._accept: Callable[[str], None] | None = None
 
     def write(self) -> None:
-        """Blocks. Raises LocalError."""
+        """Write the token to the file. Blocks. Raises LocalError."""
         atomic_write(self._path, f"{self.token}\n".encode(), 0o600)
 
     def serve(self, accept: Callable[[str], None]) -> None:
-        """From now on each new token goes to ``accept``, the HTTP server, and into the file."""
+        """From now on, pass each new token to ``accept``, the HTTP server, and write it to the file."""
         self._accept = accept
 
     def replace(self, token: str) -> None:
-        """The hub names this peer's token."""
+        """Use the token that the hub assigned to this peer."""
         if token == self.token:
             return
         self.token = token

@@ -1,6 +1,6 @@
 """Passes each of the hub's messages to its handler.
 
-Promise: messages that need parts of the peer that do not exist yet are kept in order until these parts do.
+Guarantee: messages for parts of the peer that do not exist yet are kept in order until they do.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ logger = logging.getLogger("p2pcast.peer")
 
 
 class Dispatcher:
-    """A ``HubSessionOwner``. ``handlers`` serve from the start; ``begin`` adds the others, once the peer is built.
-    A message without a handler is ignored.
+    """A ``HubSessionOwner``. ``handlers`` are used from the start; ``begin`` adds the others once the peer is built.
+    Messages without a handler are then ignored.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Dispatcher:
         self._on_refused = on_refused
         self._on_lost = on_lost
         self._early: list[Record] | None = []
-        """Messages for handlers that do not exist yet; None once all of them do."""
+        """Messages for handlers that do not exist yet; None once all handlers exist."""
 
     def begin(self, handlers: Handlers) -> None:
         self._handlers |= handlers

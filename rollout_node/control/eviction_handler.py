@@ -1,6 +1,6 @@
-"""The hub's list of evicted nodes: kept for ever, and every link of such a node is closed at once.
+"""The hub's list of evicted nodes. It is kept for ever, and all links to such nodes are closed at once.
 
-Promise: a shorter list makes this peer forget nothing, since a hub that lost its files sends one.
+Guarantee: a shorter list makes this peer forget nothing, because a hub that has lost its files sends one.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class ClosableLink(Protocol):
 
 
 class EvictionHandler:
-    """``close_accepted`` closes links that evicted nodes dialled; ``links`` lists the other links of this peer.
-    ``check_key`` raises RefusedError for a key that the token does not pin.
+    """``close_accepted`` closes links dialled by evicted nodes; ``links`` lists this peer's other links. ``check_key``
+    raises RefusedError for a key that the token does not pin.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class EvictionHandler:
         self._background = background
 
     def accept(self, body: messages.Evicted, hub_key: bytes) -> None:
-        """``hub_key``: the run's key, as the hub said. Raises RefusedError, IntegrityError."""
+        """Apply the hub's list. ``hub_key``: the run's key, as sent by the hub. Raises RefusedError, IntegrityError."""
         evictions = self._log.evictions
         if body.signed is None:
             news = [s for s in map(unsigned, body.nodes) if evictions.take(s)]
@@ -66,7 +66,7 @@ class EvictionHandler:
         self._background(self._save(), "evicted")
 
     def unreported(self, hub_key: bytes) -> list[bytes]:
-        """Evictions that the hub has not named on this connection: it may have lost them."""
+        """Evictions that the hub has not listed on this connection, which it may have lost."""
         return self._log.evictions.untold(hub_key)
 
     async def _save(self) -> None:

@@ -1,8 +1,8 @@
-"""How old a peer's knowledge of the newest version is. Pure: time is passed in, in seconds of one monotonic clock.
+"""How old a peer's knowledge of the newest version is. It does no I/O; time is passed in, in monotonic seconds.
 
-Promises: a message of the hub and a listing of the mirror always count. A version from the swarm counts only if its
-signed record is newer than all before. So a parent that repeats old versions, or sends keepalives only, does not make
-the peer's knowledge fresher.
+Guarantees: a message from the hub or a listing of the mirror always counts. A version from the swarm counts only if its
+signed record is newer than all earlier ones. So a parent that repeats old versions, or only sends keepalives, does not
+make the peer's knowledge fresher.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from p2pcast.ground.version import Version
 
 
 class Freshness:
-    """``kept``: the newest version in the store at the start, and its age in seconds; None: the store was empty."""
+    """``kept``: the newest version in the store at startup and its age in seconds; None if the store was empty."""
 
     def __init__(self, kept: tuple[Version, float] | None, now: float) -> None:
         self._newest = None if kept is None else kept[0]
@@ -24,12 +24,12 @@ class Freshness:
         return self._source
 
     def note_source(self, source: str, at: float) -> None:
-        """The hub or a listed mirror confirmed which version is the newest."""
+        """Record that the hub or a listed mirror confirmed which version is the newest."""
         if self._at is None or at > self._at:
             self._at, self._source = at, source
 
     def note_version(self, version: Version, at: float) -> None:
-        """A node sent a signed record of ``version``."""
+        """Record that a node sent a signed record of ``version``."""
         if self._newest is None or version > self._newest:
             self._newest = version
             self.note_source("swarm", at)
@@ -38,7 +38,7 @@ class Freshness:
         return None if self._at is None else max(0.0, now - self._at)
 
     def stale(self, now: float, max_age_s: float | None) -> str | None:
-        """Why a peer with the limit ``max_age_s`` is unready; None: its knowledge is fresh enough."""
+        """Why a peer with the limit ``max_age_s`` is unready; None if its knowledge is fresh enough."""
         if max_age_s is None:
             return None
         age_s = self.age_s(now)

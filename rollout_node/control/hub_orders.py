@@ -1,6 +1,6 @@
 """The hub's orders on commits: when engines switch, the target version, and the version that the shadow must not pass.
 
-Promise: every order is saved for a start without the hub (``rollout_node.control.saved_hub_state``).
+Guarantee: every order is saved, so that the peer can start without the hub (``rollout_node.control.saved_hub_state``).
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ class SavedOrders(Protocol):
 
 
 class HubOrders:
-    """``Dispatcher`` alone writes; everything else reads."""
+    """Only the hub's messages and ``recall`` change the orders; everything else reads them."""
 
     def __init__(self, saved: SavedOrders) -> None:
         self.commits = "auto"
         """When engines switch: auto, manual or barrier."""
         self.target: Version | None = None
-        """The version that engines switch to, unless they switch by themselves."""
+        """The version to which engines switch, unless they switch automatically."""
         self.hold: Version | None = None
-        """The shadow goes no further than this."""
+        """The shadow moves no further than this version."""
         self.target_observers: Observers[[]] = Observers()
-        """Called when the target may have changed."""
+        """Notified when the target may have changed."""
         self._saved = saved
 
     def recall(self) -> None:
-        """Take the orders of an earlier process, for a start without the hub."""
+        """Restore the orders of an earlier process, for a start without the hub."""
         self.commits, self.target, self.hold = self._saved.commit, self._saved.target, self._saved.hold
 
     def welcome(self, commits: str, target: Version | None) -> None:
-        """The orders that come with each WELCOME. Only a barrier holds shadows back."""
+        """Apply the orders in a WELCOME. Only a barrier holds shadows back."""
         self.commits, self.target = commits, target
         if commits != "barrier":
             self.hold = None

@@ -1,5 +1,5 @@
-"""A peer's control connection to the hub: joins, reports, and passes on the hub's messages. Reconnects for as long as
-the peer runs.
+"""A peer's control connection to the hub. It joins, sends reports and passes on the hub's messages, and reconnects for
+as long as the peer runs.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from rollout_node.control.peer_certificate import PeerCertificate
 logger = logging.getLogger("p2pcast.peer")
 
 REPORT_S = 1.0
-"""Between two reports without news, in seconds."""
+"""Seconds between two reports if nothing changes."""
 SILENCE_S = 5.0
-"""The hub sends a PING every second. A hub that is silent for this time, in seconds, is lost."""
+"""A hub that has been silent for this many seconds counts as lost; it sends a PING every second."""
 
 
 class HubSessionOwner(Protocol):
     def on_hub_message(self, record: messages.Record) -> None: ...
     def on_hub_lost(self) -> None: ...
     def on_hub_refused(self, error: RefusedError) -> None:
-        """The hub refuses this peer: another attempt is of no use."""
+        """Called when the hub refuses this peer, so that further attempts are pointless."""
 
 
 class HubSession:
-    """``join`` makes JOIN from this machine's address on the connection. ``address`` None: the run has no hub."""
+    """``join`` builds JOIN from this machine's address on the connection. ``address``: None if the run has no hub."""
 
     def __init__(
         self,
@@ -58,13 +58,13 @@ class HubSession:
         self._refusal: RefusedError | None = None
         self._lost = asyncio.Event()
         self.left = False
-        """LEAVE was sent: no reconnection."""
+        """Whether LEAVE was sent, after which there is no reconnection."""
         self.hub: bytes = b""
-        """The hub's node; empty before it has answered."""
+        """The hub's node id; empty until it has answered."""
         self.joined_at = 0.0
         """When the last connection was made, by the loop's clock."""
         self.hub_answered = False
-        """This process has reached the hub."""
+        """Whether this process has ever reached the hub."""
 
     @property
     def last_received_at(self) -> float | None:
@@ -91,13 +91,13 @@ class HubSession:
         link.send(self._join(link.own_host))
 
     def hang_up(self) -> None:
-        """End a connection on which the hub does not answer."""
+        """Abort a connection on which the hub does not answer."""
         if self._link is not None:
             self._link.abort()
 
     async def run(self, report: Callable[[], messages.Report]) -> None:
-        """Send reports, and reconnect whenever the hub is lost. Until cancelled; raises RefusedError when the hub
-        refuses this peer. ``report`` makes a REPORT.
+        """Send reports, and reconnect whenever the hub is lost, until cancelled. ``report`` builds a REPORT. Raises
+        RefusedError if the hub refuses this peer.
         """
         if self._address is None:
             await asyncio.Event().wait()
@@ -125,12 +125,12 @@ class HubSession:
 
     @property
     def place(self) -> tuple[bytes, str, int]:
-        """The hub's node and address."""
+        """The hub's node id and address."""
         assert self._address is not None, "only a hub sends plans"
         return (self.hub, *self._address)
 
     def send(self, record: messages.Record) -> bool:
-        """False when the hub is out of reach: then the message is lost."""
+        """Send a message. False if the hub is unreachable, in which case the message is lost."""
         if self._link is None or self._link.closed:
             return False
         self._link.send(record)
@@ -141,13 +141,11 @@ class HubSession:
         self._changed.set()
 
     def ask_squash(self, base: Version) -> bool:
-        """Ask for a squash from ``base`` to the newest version; the answer is SQUASHING. False while the hub is out of
-        reach.
-        """
+        """Ask for a squash from ``base`` to the newest version; the answer is SQUASHING. False if it cannot be sent."""
         return self.send(messages.Squash(base))
 
     def find_sources(self, artifact: bytes, without: list[bytes]) -> None:
-        """Ask which nodes hold an artifact; the answer is SOURCES. Lost while the hub is out of reach."""
+        """Ask which nodes hold an artifact; the answer is SOURCES. The request is lost if the hub is unreachable."""
         self.send(messages.FindSources(artifact, without))
 
     async def leave(self) -> None:
@@ -158,7 +156,7 @@ class HubSession:
             await asyncio.sleep(0)
 
     async def _send_reports(self, report: Callable[[], messages.Report]) -> None:
-        """Until the connection ends."""
+        """Send reports until the connection closes."""
         loop = asyncio.get_running_loop()
         link = self._link
         while link is not None and not link.closed:
@@ -179,7 +177,7 @@ class HubSession:
         try:
             link.send(report)
         except RemoteError as error:
-            # Engines choose their names and error texts, at any length.
+            # Engines choose their names and error texts, which may be of any length.
             logger.warning("the report is cut to its required keys: %s", error)
             link.send(messages.Report(report.parent, report.staged, report.committed))
 
@@ -209,5 +207,5 @@ class HubSession:
         self._lost.set()
 
     def _renewal_refused(self) -> bool:
-        """Whether the refusal may be for the next certificate alone: then the peer may come back."""
+        """Whether only the request for the next certificate may have been refused, so that the peer may come back."""
         return self._certificate is not None and self._certificate.renewal_refused()

@@ -1,11 +1,11 @@
-"""A peer's certificate: issued for the join token on the first connection, kept in the state folder, renewed while the
-peer runs.
+"""A peer's certificate: issued for the join token on the first connection, kept in the state folder, and renewed while
+the peer runs.
 
-Promises: node id and key are on disk before the hub sees them, so a crash or a lost answer costs no identity. A valid
-certificate needs no token, so an expired token stops no peer of the run. The next certificate is requested after a
-third of the lifetime. An expired certificate is requested anew with the same key; a hub that knows the key accepts it
-without the token. So is a certificate of an authority that the run has replaced. If a hub refuses to renew, the peer
-enrols as a new peer does. A peer that had a valid certificate is not ended by a refusal: it retries.
+Guarantees: the node id and key are on disk before the hub sees them, so a crash or a lost answer loses no identity. A
+valid certificate needs no token, so an expired token stops no peer of the run. The next certificate is requested after
+a third of the lifetime. An expired certificate, or one from an authority that the run has replaced, is requested again
+with the same key; a hub that knows the key accepts it without the token. If a hub refuses to renew, the peer enrols as
+a new peer. A refusal never stops a peer that had a valid certificate: it retries.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ logger = logging.getLogger("p2pcast.peer")
 
 FILE, KEY = "link.pem", "link.key"
 ASK_AGAIN_S = 30.0
-"""Time before an unanswered request is repeated, in seconds; at most a tenth of the certificate's lifetime."""
+"""Seconds before an unanswered request is repeated; at most a tenth of the certificate's lifetime."""
 
 
 class PeerCertificate:
-    """``tls`` allows no connection before there is a certificate, and stays the same object. ``hub`` None: the run has
-    no hub.
+    """``tls`` allows no connection until there is a certificate, and stays the same object. ``hub``: None if the run
+    has no hub.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class PeerCertificate:
         self._blocking = blocking
         self._asked_at = 0.0
         self._asked = False
-        """A request is not answered yet."""
+        """Whether a request is waiting for an answer."""
         self._refused = False
-        """The hub does not renew this certificate."""
+        """Whether the hub has refused to renew this certificate."""
         self._logged_refusal = ""
         self._unanswered = 0
-        """Enrolments in a row that the hub did not answer."""
+        """Number of consecutive enrolments that the hub did not answer."""
 
     @property
     def tls(self) -> Tls:
@@ -67,17 +67,17 @@ class PeerCertificate:
 
     @property
     def until(self) -> float | None:
-        """When the certificate ends, in Unix seconds."""
+        """When the certificate expires, in Unix seconds."""
         return self._kept.until
 
     async def load(self) -> None:
-        """Take the certificate in the state folder, if it is this node's and this run's. Raises LocalError."""
+        """Load the certificate in the state folder if it belongs to this node and this run. Raises LocalError."""
         found: Credentials | None = await self._blocking(self._kept.read)
         if found is not None:
             self._use(found)
 
     async def ready(self) -> None:
-        """Have a valid certificate. Raises RetryableError, RefusedError, LocalError."""
+        """Make sure that there is a valid certificate. Raises RetryableError, RefusedError, LocalError."""
         held, now = self._kept.held, time.time()
         if self._hub is None or not (held is None or self._refused or not held.in_force(now)):
             return
@@ -106,15 +106,15 @@ class PeerCertificate:
         logger.info("this peer has a certificate for %.1f days", (issued.until - time.time()) / 86400)
 
     def renewal_refused(self) -> bool:
-        """Whether the hub's refusal, which ended the connection, may be for the request of the next certificate. Then
-        ``ready`` enrols as a new peer does.
+        """Whether the hub's refusal, which closed the connection, may be for the request of the next certificate. If
+        so, ``ready`` then enrols this node as a new peer.
         """
         refused, self._asked = self._asked, False
         self._refused |= refused
         return refused
 
     def request(self) -> bytes | None:
-        """The request for the next certificate, when it is due; else None."""
+        """Return the request for the next certificate if it is due, otherwise None. Records that it was sent."""
         held, now = self._kept.held, time.time()
         if held is None or not held.due(now) or now < self._asked_at + min(ASK_AGAIN_S, (held.until - held.begun) / 10):
             return None
@@ -122,7 +122,7 @@ class PeerCertificate:
         return held.request
 
     async def take(self, certificate: bytes) -> None:
-        """The hub's answer. Raises RefusedError, LocalError."""
+        """Store the renewed certificate sent by the hub. Raises RefusedError, LocalError."""
         if self._kept.held is not None:
             renewed = self._kept.held.renewed(certificate, time.time())
             await self._blocking(renewed.save, self._kept.path)

@@ -1,5 +1,5 @@
-"""Hands a link that another node dialled to its part: children to the downstream, a parent to the connector, members
-to the engine's lead.
+"""Passes a link dialled by another node to the right part: a child to the downstream, a parent to the connector, a
+member to the engine's lead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Receiver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Receivers:
-    """``lead`` None: this peer leads no engine. ``links``: all links that carry versions."""
+    """``lead``: None if this peer leads no engine. ``links``: returns all links that carry versions."""
 
     downstream: Downstream
     connector: Receiver
@@ -30,7 +30,7 @@ class Receivers:
 
 
 class PeerLinkAcceptor(QuietOwner):
-    """An ``Acceptor``. Until ``begin``, links for versions are turned away."""
+    """An ``Acceptor``. Until ``begin``, it turns away links for versions."""
 
     def __init__(self) -> None:
         self._receivers: Receivers | None = None
@@ -42,7 +42,7 @@ class PeerLinkAcceptor(QuietOwner):
         return () if self._receivers is None else self._receivers.links()
 
     def accept_link(self, link: Link, hello: messages.Hello) -> None:
-        """Raises RefusedError, RemoteError, RetryableError."""
+        """Pass on the link. Raises RefusedError, RemoteError, RetryableError."""
         receivers = self._receivers
         if hello.purpose == "engine":
             if receivers is None or receivers.lead is None:

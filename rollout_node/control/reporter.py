@@ -1,5 +1,5 @@
-"""Messages of a peer to the hub: JOIN with its identity and addresses, REPORT with its progress, its last transfer and
-changes.
+"""A peer's messages to the hub: JOIN with its identity and addresses, and REPORT with its progress, its last transfer
+and changes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from p2pcast.sockets.listen_sockets import advertised_hosts, own_hosts
 from p2pcast.wire import messages
 
 MEASURABLE_BYTES = limits.MIB
-"""A smaller transfer is over before its rate is known."""
+"""A smaller transfer is over before its rate can be measured."""
 
 
 def join_body(
@@ -30,8 +30,8 @@ def join_body(
     staged: Version | None,
     engine: tuple[str, str] | None,
 ) -> messages.Join:
-    """``port``: where this peer listens; ``own_host``: the address from which this peer reached the hub. ``engine``:
-    name and role, for a host of an engine on several hosts.
+    """Build JOIN. ``port``: where this peer listens; ``own_host``: the address from which it reached the hub;
+    ``engine``: name and role, for a host of an engine on several hosts.
     """
     own = [host for host in dict.fromkeys([own_host, *own_hosts()]) if may_be_advertised(host)]
     addresses = advertise or [(host, port) for host in advertised_hosts(listen, own)]
@@ -49,7 +49,7 @@ def join_body(
 class ReportedNode(ArtifactHolder, Protocol):
     @property
     def garbled(self) -> Counter[bytes]:
-        """Node id -> number of its pieces whose hash did not match."""
+        """Node id -> number of pieces from that node whose hash did not match."""
 
 
 class ReportConnection(Protocol):
@@ -57,12 +57,12 @@ class ReportConnection(Protocol):
 
     @property
     def joined_at(self) -> float:
-        """When this peer joined the hub that it is connected to."""
+        """When this peer joined the hub to which it is connected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedChanges:
-    """The part of a report that states changes and faults. None leaves a list out of the report."""
+    """The part of a report that lists changes and faults. None leaves a list out of the report."""
 
     held: Sequence[bytes] | None = None
     dropped: Sequence[bytes] | None = None
@@ -75,28 +75,28 @@ class ReportedChanges:
 
 
 class ReceivedArtifacts:
-    """Measurements of the artifacts that were received: the last one, for the hub, and the fastest one."""
+    """Measurements of received artifacts: the last one, for the hub, and the fastest."""
 
     def __init__(self) -> None:
         self.fastest_bps = 0.0
-        """Rate of the fastest transfer of more than ``MEASURABLE_BYTES``, in bits per second; 0: none yet."""
+        """Rate of the fastest transfer above ``MEASURABLE_BYTES``, in bits per second; 0 if there was none yet."""
         self._last: tuple[int, int] | None = None
 
     def received(self, size: int, took_s: float) -> None:
-        """``size`` bytes of an artifact came in."""
+        """Record that ``size`` bytes of an artifact were received in ``took_s`` seconds."""
         self._last = (size, int(took_s * 1e6))
         if size > MEASURABLE_BYTES:
             self.fastest_bps = max(self.fastest_bps, 8 * size / took_s)
 
     def take_last(self) -> tuple[int, int] | None:
-        """Bytes and microseconds of the last transfer; None when it was taken before."""
+        """Return bytes and microseconds of the last transfer, or None if that was returned before."""
         last, self._last = self._last, None
         return last
 
 
 class Reporter:
-    """``status`` adds the present to the last transfer and the changes. ``evicted``, ``lacking`` and ``spoilt`` make
-    lists that are sent while they are not empty.
+    """``status`` adds the current state to the last transfer and the changes. ``evicted``, ``lacking`` and ``spoilt``
+    return lists that are sent unless they are empty.
     """
 
     def __init__(
@@ -118,16 +118,16 @@ class Reporter:
         self._lacking = lacking
         self._spoilt = spoilt
         self._reported: set[bytes] = set()
-        """Artifacts that the hub knows to be held here, since it was joined at ``_reported_since``."""
+        """Artifacts reported to the hub as held here since it was joined at ``_reported_since``."""
         self._reported_since: float | None = None
 
     def report(self) -> messages.Report:
         return self._status(self._transfers.take_last(), self._changes())
 
     def _changes(self) -> ReportedChanges:
-        """Artifacts that are held since the last report, and those that are held no longer. The first report on a
-        connection lists all, and proves the newest versions. A hub that lost a part of its state needs their signed
-        records before it goes on.
+        """Artifacts that have become held since the last report, and those that no longer are. The first report on a
+        connection lists everything, and includes signed records of the newest versions: a hub that lost part of its
+        state needs these before it can continue.
         """
         first = self._reported_since != self._hub.joined_at
         if first:

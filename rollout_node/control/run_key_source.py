@@ -1,9 +1,9 @@
 """How a starting peer obtains the run's public key: from the hub, from the mirror, or from its own state.
 
-Promises:
+Guarantees:
 
-- Only the key that the token pins is used.
-- A peer that knows the key from before needs no hub.
+- Only the key pinned by the token is used.
+- A peer that already knows the key needs no hub.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from rollout_node.control.welcome import HubWelcome
 logger = logging.getLogger("p2pcast.peer")
 
 WELCOME_S = 10.0
-"""Time for the hub's WELCOME, in seconds, after the hub accepted the connection."""
+"""Seconds to wait for the hub's WELCOME after it has accepted the connection."""
 START_S = 3.0
-"""The same, dialling included, for a peer that can start without the hub: its engines wait meanwhile."""
+"""The same, including dialling, for a peer that can start without the hub, because its engines are waiting."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownRunKey:
-    """The run's public key. ``resumed``: the hub is out of reach, and the key comes from the peer's state.
-    ``mirror_now``: the peer turns to the mirror without waiting for the hub.
+    """The run's public key. ``resumed``: whether the key comes from the peer's state because the hub is unreachable.
+    ``mirror_now``: whether the peer uses the mirror without waiting for the hub.
     """
 
     key: bytes
@@ -40,8 +40,8 @@ class KnownRunKey:
 
 
 class RunKeySource:
-    """``session`` None: the run has no hub. ``read_mirror`` None: the run has no mirror. ``join_timeout_s``: time for a
-    first join, in seconds; 0: no limit.
+    """``session``: None if the run has no hub. ``read_mirror``: None if the run has no mirror. ``join_timeout_s``: time
+    limit for a first join, in seconds; 0 means no limit.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class RunKeySource:
         self._join_timeout_s = join_timeout_s
 
     async def obtain(self) -> KnownRunKey:
-        """The key is durable when this returns. Raises RetryableError, RefusedError, LocalError."""
+        """Return the key, which is durable by then. Raises RetryableError, RefusedError, LocalError."""
         kept = self._saved.key
         if self._session is not None:
             found = await self._from_hub(self._session, kept)
@@ -78,7 +78,7 @@ class RunKeySource:
         return KnownRunKey(await self._read_mirror(), mirror_now=True)
 
     async def _from_hub(self, session: HubSession, kept: bytes | None) -> KnownRunKey:
-        """Retries for ``join_timeout_s``, unless the state holds a key or the run has a mirror."""
+        """Ask the hub, retrying for ``join_timeout_s`` unless the state has a key or the run has a mirror."""
         loop, backoff = asyncio.get_running_loop(), Backoff(REDIAL_MIN_S, REDIAL_MAX_S, uniform)
         timeout_s, began = self._join_timeout_s, loop.time()
         while True:
@@ -104,7 +104,7 @@ class RunKeySource:
             await asyncio.sleep(min(left_s, backoff.next_s()))
 
     async def _ask(self, session: HubSession, within_s: float | None) -> bytes:
-        """The key that the hub says. ``within_s``: limit for all steps together; None: each step has its own limit."""
+        """Return the key sent by the hub. ``within_s``: limit for all steps together; None: each has its own limit."""
         expected = self._welcome.expect()
         try:
             async with asyncio.timeout(within_s):

@@ -1,7 +1,7 @@
-"""Facts of the hub's messages that a peer saves, for a start while the hub is away.
+"""Facts from the hub's messages that a peer saves, so that it can start while the hub is unreachable.
 
-Promises: the run's key is durable before the peer acts on it, and counts only where the token pins it. Everything else
-is written soon after the message, never in the way of a version; the newest value of each fact is kept.
+Guarantees: the run's key is durable before the peer acts on it, and is accepted only if the token pins it. Everything
+else is written soon after the message without delaying any version; only the newest value of each fact is kept.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ logger = logging.getLogger("p2pcast.peer")
 Place = tuple[bytes, str, int]
 
 SETTLE_S = 1.0
-"""Between a change and its write, in seconds: a burst of plans costs one write. The hub repeats facts that a crash
-loses.
+"""Seconds between a change and its write, so that a burst of plans costs one write. The hub repeats facts lost in a
+crash.
 """
 
 FACTS: dict[str, Any] = {
@@ -37,8 +37,8 @@ FACTS: dict[str, Any] = {
 
 
 class SavedHubState:
-    """``run``: the run's id. ``background`` starts a task of the peer, ``blocking`` runs a function in a thread. These
-    tasks end before ``close``.
+    """``run``: the run's id. ``background`` starts a task of the peer; ``blocking`` runs a function in a thread. These
+    tasks must finish before ``close``.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class SavedHubState:
         return key if len(key) == KEY_BYTES and run_id(key) == self._run else None
 
     async def keep_key(self, key: bytes) -> None:
-        """Durable when it returns. Raises LocalError."""
+        """Save the key; it is durable on return. Raises LocalError."""
         if self.key != key:
             await self._blocking(lambda: self._memory.update(key=key.hex()))
 
     @property
     def commit(self) -> str:
-        """When engines switch, by the hub's last order: auto, manual or barrier."""
+        """When engines switch according to the hub's last order: auto, manual or barrier."""
         known = self._memory["commit"]
         return known if known in ("auto", "manual", "barrier") else "auto"
 
@@ -84,12 +84,12 @@ class SavedHubState:
 
     @property
     def newest(self) -> Version | None:
-        """The newest version that was staged here, by this process or an earlier one."""
+        """The newest version ever staged here, by this process or an earlier one."""
         return _version(self._memory["newest"])
 
     @property
     def neighbourhood(self) -> tuple[bytes, Place | None, list[Place], list[Place]] | None:
-        """The hub's node, the parent (None: the hub), the backups and the neighbours that the hub last named."""
+        """The hub's node, and the parent (None: the hub), backups and neighbours in the hub's last messages."""
         kept = self._memory["neighbourhood"]
         try:
             return (
@@ -103,7 +103,7 @@ class SavedHubState:
 
     @property
     def lead(self) -> Place | None:
-        """The lead of the engine of which this peer is a member."""
+        """The lead of the engine to which this peer belongs as a member."""
         try:
             return None if self._memory["lead"] is None else _place(self._memory["lead"])
         except (TypeError, ValueError):
@@ -122,7 +122,7 @@ class SavedHubState:
         )
 
     def keep(self, **facts: Any) -> None:
-        """Save facts, as JSON values. Written soon."""
+        """Save facts, given as JSON values. They are written soon."""
         if all(self._memory[name] == value for name, value in facts.items()):
             return
         self._memory.facts |= facts
@@ -132,7 +132,7 @@ class SavedHubState:
             self._background(self._write(), "memory")
 
     async def keep_newest(self, version: Version, *, durable: bool) -> None:
-        """``durable``: on disk when this returns; else written soon. Raises LocalError."""
+        """Save the newest version: on disk on return if ``durable``, otherwise soon. Raises LocalError."""
         if durable:
             await self._blocking(lambda: self._memory.update(newest=str(version)))
         else:
@@ -145,13 +145,13 @@ class SavedHubState:
                 self._changed = False
                 await self._blocking(self._memory.update)
         except P2PCastError as error:
-            # The next change writes this one too. A full disk ends the peer elsewhere.
+            # The next change writes this one too. A full disk stops the peer elsewhere.
             logger.warning("what the hub said is not kept for a start without it: %s", error)
         finally:
             self._writing = False
 
     def close(self) -> None:
-        """Write what is not written yet."""
+        """Write whatever has not been written yet."""
         self._closed = True
         if self._changed:
             try:

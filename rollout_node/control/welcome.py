@@ -1,6 +1,6 @@
 """The hub's WELCOME: this peer's name at the hub, and whether the token pins this hub.
 
-Promise: a hub whose key the token does not pin is refused.
+Guarantee: a hub whose key the token does not pin is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ logger = logging.getLogger("p2pcast.peer")
 
 
 class HubWelcome:
-    """``run``: the run's id, as the token pins it. ``name``: the peer's own name."""
+    """``run``: the run's id, as pinned by the token. ``name``: the name that the peer asked for."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class HubWelcome:
         timeline: Timeline,
     ) -> None:
         self.hub_key = b""
-        """The run's key, as the hub said."""
+        """The run's key, as sent by the hub."""
         self._run = run
         self._name = name
         self._bearer = bearer
@@ -45,7 +45,7 @@ class HubWelcome:
         self._first: asyncio.Future[messages.Welcome] | None = None
 
     def expect(self) -> asyncio.Future[messages.Welcome]:
-        """The next WELCOME, for a peer that has not joined yet; or the hub's refusal."""
+        """Return a future for the next WELCOME or the hub's refusal, for a peer that has not joined yet."""
         self._first = asyncio.get_running_loop().create_future()
         return self._first
 
@@ -53,7 +53,7 @@ class HubWelcome:
         self._first = None
 
     def accept(self, body: messages.Welcome) -> None:
-        """Raises RefusedError for another run's hub, unless the WELCOME is expected: then its receiver checks."""
+        """Handle a WELCOME. Raises RefusedError for a different run's hub, unless a caller of ``expect`` checks it."""
         self._bearer.replace(self._bearer.token if body.bearer is None else body.bearer)
         self.hub_key = body.key
         self._evictions.connected()
@@ -68,12 +68,12 @@ class HubWelcome:
         self._orders.target_observers.notify()
 
     def check_key(self, key: bytes) -> None:
-        """Raises RefusedError."""
+        """Raises RefusedError if the key is not this run's."""
         if run_id(key) != self._run:
             raise RefusedError("the hub's key is not this run's: the token pins another")
 
     def refuse(self, error: RefusedError) -> None:
-        """The hub refused this peer."""
+        """Called when the hub has refused this peer."""
         if self._first is not None and not self._first.done():
             self._first.set_exception(error)
 

@@ -1,1 +1,1 @@
-"""A peer's whole state in memory, and the versions that were applied to it."""
+"""A peer's whole state in memory, and the versions applied to it."""

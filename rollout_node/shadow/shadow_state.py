@@ -1,6 +1,6 @@
-"""The shadow at its present version, and the lock between its readers and its one writer.
+"""The shadow at its current version, and the lock between its readers and its only writer.
 
-Promise: the shadow moves only while no reader holds it still.
+Guarantee: the shadow moves only while no reader holds it still.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ logger = logging.getLogger("p2pcast.peer")
 
 
 def log_size(layout: Layout, folder: Path) -> None:
-    """Log the memory that a new shadow takes."""
+    """Log how much memory a new shadow takes."""
     logger.info(
         "the state takes %.2f GB of memory in %s, and each version's changes beside it", layout.nbytes / 1e9, folder
     )
 
 
 class ShadowState:
-    """``ShadowWriter`` alone writes ``shadow`` and ``staged``."""
+    """Only ``ShadowWriter`` sets ``shadow`` and ``staged``."""
 
     def __init__(self) -> None:
         self.shadow: Shadow | None = None
         self.staged: Version | None = None
-        """The version of the shadow; None until it is known to be right."""
+        """The shadow's version; None until the shadow is known to be correct."""
         self._lock = asyncio.Condition()
         self._readers = 0
         self._movers: list[Callable[[Version | None], bool]] = []
-        """``may_leave`` of each writer that waits."""
+        """``may_leave`` of each waiting writer."""
 
     def close(self) -> None:
         if self.shadow is not None:
@@ -46,8 +46,8 @@ class ShadowState:
 
     @contextlib.asynccontextmanager
     async def held_still(self, *, gives_way: bool = False) -> AsyncIterator[tuple[Version, Path] | None]:
-        """Keeps the shadow at its version; None where there is none yet. ``gives_way``: begins after a writer that only
-        waits for readers.
+        """Context manager that keeps the shadow at its version; yields None if there is none. ``gives_way``: let a
+        writer that is only waiting for readers go first.
         """
         async with self._lock:
             await self._lock.wait_for(
@@ -64,7 +64,7 @@ class ShadowState:
 
     @contextlib.asynccontextmanager
     async def moving(self, may_leave: Callable[[Version | None], bool]) -> AsyncIterator[None]:
-        """Excludes readers. Waits until none is left and ``may_leave`` allows to leave the staged version."""
+        """Context manager for the writer. Waits for ``may_leave`` and the last reader, then excludes readers."""
         async with self._lock:
             self._movers.append(may_leave)
             try:
@@ -75,12 +75,12 @@ class ShadowState:
                 self._lock.notify_all()
 
     async def recheck(self) -> None:
-        """``may_leave`` may have changed: ``moving`` asks it again."""
+        """Called when the result of ``may_leave`` may have changed, so that ``moving`` calls it again."""
         async with self._lock:
             self._lock.notify_all()
 
     async def wait(self, timeout_s: float) -> None:
-        """Until a reader lets go, or ``timeout_s`` have passed."""
+        """Wait until a reader releases the shadow, or ``timeout_s`` have passed."""
         async with self._lock:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
@@ -88,11 +88,11 @@ class ShadowState:
 
 
 class ShadowWriter:
-    """The only writer of the shadow's state. ``may_leave``: whether the shadow may go on from a version."""
+    """The only writer of the shadow's state. ``may_leave``: whether the shadow may move on from a version."""
 
     def __init__(self, state: ShadowState, may_leave: Callable[[Version | None], bool]) -> None:
         self.identity: bytes | None = None
-        """The hash of the staged version, where it is known."""
+        """The hash of the staged version, if known."""
         self._state = state
         self._may_leave = may_leave
 
@@ -105,35 +105,35 @@ class ShadowWriter:
         return self._state.staged
 
     def moving(self) -> contextlib.AbstractAsyncContextManager[None]:
-        """Excludes readers."""
+        """Context manager that excludes readers while the shadow changes."""
         return self._state.moving(self._may_leave)
 
     def open(self, shadow: Shadow | None) -> None:
-        """Take this shadow; ``stage`` follows once everything of its version is here."""
+        """Use this shadow. Call ``stage`` once everything belonging to its version is here."""
         self._state.shadow = shadow
 
     def stage(self, version: Version, identity: bytes | None) -> None:
-        """The shadow is at ``version``, and right."""
+        """Declare that the shadow is at ``version`` and correct."""
         self._state.staged, self.identity = version, identity
 
     def close(self) -> None:
-        """Close the shadow, which has no reader, and forget its version."""
+        """Close the shadow, which must have no readers, and forget its version."""
         self._state.close()
         self._state.shadow = self._state.staged = self.identity = None
 
     async def drop(self) -> None:
-        """Give the shadow up; a whole state is fetched anew."""
+        """Discard the shadow; a whole state is then fetched."""
         async with self.moving():
             logger.error("the shadow is made anew")
             self.close()
 
     async def until_released(self, timeout_s: float) -> None:
-        """Until a reader lets go, or ``timeout_s`` have passed."""
+        """Wait until a reader releases the shadow, or ``timeout_s`` have passed."""
         await self._state.wait(timeout_s)
 
 
 class HeldShadow:
-    """The installers' view of the shadow, while they hold it still."""
+    """The installers' view of the shadow while they hold it still."""
 
     def __init__(self, state: ShadowState, node: ArtifactHolder) -> None:
         self._state = state
@@ -144,29 +144,29 @@ class HeldShadow:
         return self._state.staged
 
     def held_still(self) -> contextlib.AbstractAsyncContextManager[tuple[Version, Path] | None]:
-        """Keeps the shadow at its version; None where there is none yet."""
+        """Context manager that keeps the shadow at its version; yields None if there is none."""
         return self._state.held_still()
 
     def digests(self) -> VersionDigests:
-        """Of the version that is held still. Raises RetryableError."""
+        """The digests of the version that is held still. Raises RetryableError."""
         shadow = self._existing()
         return VersionDigests(shadow.layout, shadow.digests)
 
     def layout_document(self) -> bytes:
-        """Raises RetryableError."""
+        """The layout's document. Raises RetryableError."""
         return self._existing().layout.document
 
     def files(self, small: dict[str, bytes]) -> dict[str, bytes]:
-        """Small files of a version, as engines take them."""
+        """Return a version's small files in the form for engines."""
         return small
 
     def is_dense(self, base: Version | None, to: Version) -> bool:
-        """Whether an engine at ``base`` takes the whole state to get to ``to``. Raises RetryableError."""
+        """Whether an engine at ``base`` needs the whole state to get to ``to``. Raises RetryableError."""
         return isinstance(self.patches(base, to), Path)
 
     def patches(self, base: Version | None, to: Version) -> list[Path] | Path:
-        """The patch files from ``base`` to ``to``, in order; or the shadow's file where no patches lead there. Raises
-        RetryableError unless ``to`` is staged.
+        """Return the patch files from ``base`` to ``to``, in order, or the shadow's file if no patches lead there.
+        Raises RetryableError unless ``to`` is staged.
         """
         shadow = self._state.shadow
         if shadow is None or self._state.staged != to:

@@ -1,6 +1,4 @@
-"""The digests of a version's weights, kept after the shadow has moved on. Digests: docs/formats/delta-format.md,
-section 2.
-"""
+"""The digests of a version's weights, kept after the shadow has moved on (docs/formats/delta-format.md, section 2)."""
 
 from __future__ import annotations
 
@@ -15,8 +13,8 @@ from p2pcast.codec.layout import Layout
 
 @dataclass(frozen=True, slots=True)
 class VersionDigests:
-    """A state's layout and the digest of each of its cells (u64). ``signed``: of a quantised state, the digest of the
-    version that it was computed from.
+    """A state's layout and the digest of each of its cells (u64). ``signed``: for a quantised state, the digest of the
+    version from which it was computed.
     """
 
     layout: Layout
@@ -25,11 +23,11 @@ class VersionDigests:
 
     @property
     def state(self) -> int:
-        """Digest of the version, which the hub has signed."""
+        """The version's digest, as signed by the hub."""
         return self.signed if self.signed is not None else int(self.cells.sum(dtype=np.uint64))
 
     def tensors(self) -> dict[int, int]:
-        """Each tensor's digest, by number: digests of parts add up."""
+        """Each tensor's digest by tensor number, which is the sum of its cells' digests."""
         sums = np.zeros(len(self.layout.tensors), np.uint64)
         np.add.at(sums, np.array([c.tensor for c in self.layout.cells], np.intp), self.cells)
         return dict(enumerate(sums.tolist()))

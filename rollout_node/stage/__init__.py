@@ -1,1 +1,1 @@
-"""Staging: the shadow, at one version of the run after the other."""
+"""Staging: moving the shadow from one version of the run to the next."""

@@ -1,4 +1,4 @@
-"""Has the staged version installed, and lets the shadow go on once no engine needs it at that version."""
+"""Has the staged version installed, and lets the shadow move on once no engine needs it at that version."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rollout_node.timeline import Timeline
 logger = logging.getLogger("p2pcast.peer")
 
 KEPT_PATCHES = 16
-"""Patches kept for an engine that lags behind; an engine further back gets the whole state."""
+"""Number of patches kept for a lagging engine; an engine further behind gets the whole state."""
 SETTLE_S = 0.5
-"""Between two checks whether the engines let the shadow move on, in seconds."""
+"""Seconds between checks whether the engines let the shadow move on."""
 
 
 class EngineHandover:
-    """``remember`` saves the newest staged version, unless ``is_regression`` says that there was a newer one."""
+    """``remember`` saves the newest staged version, unless ``is_regression`` reports that there was a newer one."""
 
     def __init__(
         self,
@@ -43,8 +43,8 @@ class EngineHandover:
         self._remember = remember
 
     async def hand_over(self, version: Version) -> None:
-        """``version`` is staged: until every engine has it, or the next version is here. So the shadow waits for no
-        engine that hangs.
+        """Hand ``version``, which is staged, to the engines. Returns once every engine has it or the next version is
+        here, so an engine that hangs does not delay the shadow.
         """
         if not self._is_regression(version):
             await self._remember(version)
@@ -57,7 +57,7 @@ class EngineHandover:
             await self._writer.until_released(SETTLE_S)
 
     def _drop_patches(self) -> None:
-        """Patches that every engine has behind it, and those beyond ``KEPT_PATCHES``."""
+        """Drop the patches that no engine needs any more, and those beyond ``KEPT_PATCHES``."""
         shadow = self._writer.shadow
         if shadow is not None:
             behind, every = self._engines.oldest or shadow.version, shadow.patches

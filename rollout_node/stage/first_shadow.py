@@ -1,7 +1,6 @@
-"""Finds the shadow of a peer's start: of an earlier process, or from the base folder.
+"""Finds a starting peer's shadow, left by an earlier process or made from the base folder.
 
-Promise: a shadow whose signed digest is unknown here is neither used nor discarded before the hub has listed the
-digest.
+Guarantee: a shadow for which no signed digest is known here is neither used nor discarded until the hub has listed it.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ logger = logging.getLogger("p2pcast.peer")
 
 
 class FirstShadow:
-    """``base`` None: the peer has no base folder. ``resumed``: the peer started from its own state while the hub was
-    out of reach.
+    """``base``: None if the peer has no base folder. ``resumed``: whether the peer started from its own state because
+    the hub was unreachable.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class FirstShadow:
             await self._catalog.complete.wait()
 
     async def find(self) -> Shadow | None:
-        """None: an anchor has to be fetched. Raises IntegrityError for a wrong base folder."""
+        """Return the shadow, or None if an anchor has to be fetched. Raises IntegrityError for a wrong base folder."""
         shadow = await self._saved.reopen(self._signed_digest)
         if shadow is None and self._base is not None:
             return await self._from_base(self._base)
@@ -66,14 +65,14 @@ class FirstShadow:
     async def _signed_digest(self, version: Version) -> int | None:
         known = self._planner.signed_digest(version)
         if known is None and not self._catalog.complete.is_set():
-            # No signed digest lies here. Only the hub's digest can tell whether the shadow is correct.
+            # No signed digest is here, so only the hub's digest can tell whether the shadow is correct.
             self._activity.enter("waiting")
             await self._catalog.complete.wait()
             known = self._planner.signed_digest(version)
         return known
 
     async def _from_base(self, base: BaseShadow) -> Shadow:
-        # A hub that has just started is still making the base's version.
+        # A hub that has just started is still encoding the base's version.
         while not self._planner.whole():
             self._activity.enter("waiting")
             await self._planner.news.wait()
@@ -85,8 +84,8 @@ class LayoutTaker(Protocol):
 
 
 class BaseShadow:
-    """The first shadow of a peer that has the base folder: nothing is downloaded for it. ``folder``: where the shadow
-    lies.
+    """Makes the first shadow of a peer with a base folder, without downloading anything. ``folder``: where the shadow
+    is stored.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class BaseShadow:
         self._staging = staging
 
     async def make(self, whole: WholeVersions) -> Shadow:
-        """``whole``: the run's versions. Raises IntegrityError for a folder that is none of them."""
+        """Make the shadow. ``whole``: the run's versions. Raises IntegrityError if the folder is none of them."""
         base = self._base
         version, folder = base.version_among(whole), base.checkpoint.folder
         if version is None:
@@ -115,7 +114,7 @@ class BaseShadow:
 
 
 class ShadowStart:
-    """Stages the shadow of a peer's start, if there is one. Without a shadow, an anchor is fetched."""
+    """Stages a starting peer's shadow, if there is one. Otherwise an anchor is fetched."""
 
     def __init__(
         self,
@@ -132,8 +131,8 @@ class ShadowStart:
         self._planner = planner
 
     async def begin(self) -> Version | None:
-        """The version of the first shadow, which is staged; None without a shadow. After an error it may be called
-        again. Raises IntegrityError for a wrong base folder.
+        """Stage the first shadow and return its version, or None if there is no shadow. May be called again after an
+        error. Raises IntegrityError for a wrong base folder.
         """
         await self._first.until_listed()
         await self._identities.settle()

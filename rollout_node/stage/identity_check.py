@@ -1,6 +1,6 @@
 """Compares the versions that this peer holds with the run's versions of the same numbers, by their manifests' hashes.
 
-Promise: a stored or staged version that the run knows by another hash is let go.
+Guarantee: a stored or staged version whose hash differs from the run's is discarded.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ logger = logging.getLogger("p2pcast.peer")
 
 
 class IdentityCheck:
-    """``replan`` wakes the updater, which calls ``settle``. ``on_left`` is called with the version of a shadow that
-    belongs to no version of the run, and the reason.
+    """``replan`` wakes the updater, which calls ``settle``. ``on_left`` is called with the version of a shadow whose
+    state is none of the run's, and the reason.
     """
 
     def __init__(
@@ -35,22 +35,22 @@ class IdentityCheck:
         self._replan = replan
         self._on_left = on_left
         self._identities: Mapping[Version, bytes] = {}
-        """The hashes of the run's versions, as the hub said."""
+        """The hashes of the run's versions, as the hub sent them."""
 
     def contradict(self, identities: Mapping[Version, bytes]) -> None:
-        """The hub names the hashes of the run's versions. Versions that this peer holds under the same numbers with
-        other hashes are let go.
+        """Accept the hub's hashes of the run's versions. Versions held here with the same numbers but different hashes
+        are discarded.
         """
         self._identities = identities
         if self._contradicted_artifacts() or self._is_off_the_chain():
             self._replan()
 
     def identity_of(self, version: Version) -> bytes | None:
-        """The hash of a version's manifest, in the store or as the hub said."""
+        """The hash of a version's manifest, from the store or the hub."""
         return self._store.identity(version) or self._identities.get(version)
 
     async def settle(self) -> None:
-        """Let go of all that the hub has contradicted."""
+        """Discard everything that the hub has contradicted."""
         for stored in self._contradicted_artifacts():
             logger.error(
                 "version %s as stored here is not the run's version of this number: the stored copy is discarded",
@@ -63,8 +63,8 @@ class IdentityCheck:
             await self._leave_chain(staged)
 
     async def follows(self, base_hash: bytes | None, version: Version) -> bool:
-        """Whether ``version``, whose base has this hash, begins at the staged version. Otherwise the shadow is given
-        up. An unknown hash on either side counts as a match.
+        """Whether ``version``, whose base has this hash, builds on the staged version. If not, discard the shadow. If
+        either hash is unknown, they count as equal.
         """
         if base_hash is None or self._writer.identity in (None, base_hash):
             return True
@@ -72,7 +72,7 @@ class IdentityCheck:
         return False
 
     def _contradicted_artifacts(self) -> list[Stored]:
-        """Stored artifacts of versions that the run knows by other hashes."""
+        """Stored artifacts whose version's hash differs from the run's."""
         stored = self._store.artifacts.values()
         return [
             s
@@ -81,12 +81,12 @@ class IdentityCheck:
         ]
 
     def _is_off_the_chain(self) -> bool:
-        """Whether the run knows the staged version by another hash: this peer's state is not the run's."""
+        """Whether the run has a different hash for the staged version, so that this peer's state is not the run's."""
         staged, own = self._writer.staged, self._writer.identity
         return staged is not None and own is not None and self._identities.get(staged, own) != own
 
     async def _leave_chain(self, version: Version) -> None:
-        """The state here belongs to no version of the run."""
+        """Discard the state here, which is no version of the run."""
         why = f"the version {version} held here is not the run's version {version}; the state is fetched anew"
         self._on_left(version, why)
         await self._writer.drop()

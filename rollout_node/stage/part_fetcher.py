@@ -1,9 +1,9 @@
-"""Parts of artifacts from other nodes or the mirror: the pieces that some cells or small files need.
+"""Fetches parts of artifacts from other nodes or the mirror: the pieces that some cells or small files need.
 
-Promises:
+Guarantees:
 
-- Pieces from other nodes belong to artifacts that the run's key has signed, and are checked as any piece is.
-- The fetched parts are neither kept, offered nor installed.
+- Pieces from other nodes belong to artifacts signed with the run's key, and are verified like any other piece.
+- The fetched parts are not kept, offered or installed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rollout_node.sync.mirror_source import MirrorSource
 logger = logging.getLogger("p2pcast.peer")
 
 CHECK_S = 0.5
-"""Between two checks for parts without a source, in seconds."""
+"""Seconds between two checks for parts without a source."""
 
 
 class HubLink(Protocol):
@@ -34,8 +34,8 @@ class HubLink(Protocol):
 
 
 class PartFetcher:
-    """Used by one part of the peer at a time: ``begin``, ``fetch``, ``release``. ``hub`` None: the run has no hub, so
-    parts come from the mirror alone.
+    """Call ``begin``, ``fetch`` and ``release``; only one part of the peer may do so at a time. ``hub``: None if the
+    run has no hub, so that parts come only from the mirror.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class PartFetcher:
         self._removal = removal
         self._activity = activity
         self._asked: set[bytes] = set()
-        """Artifacts of which others were asked for a part."""
+        """Artifacts of which a part has been requested."""
 
     def whole(self) -> dict[bytes, Holding]:
-        """Artifacts that are here as a whole."""
+        """Artifacts that are completely here."""
         return {h.id: h for h in self._node.holdings.values() if h.finished}
 
     def begin(self) -> None:
@@ -66,7 +66,7 @@ class PartFetcher:
     async def fetch(
         self, edges: Sequence[Edge], excerpt: Excerpt, excerpts: dict[bytes, Holding], version: Version
     ) -> bool:
-        """Whether that part of all these artifacts is here now."""
+        """Fetch that part of all these artifacts, and return whether it is here now."""
         here = self.whole()
         had = {a for a, holding in excerpts.items() if holds(holding, excerpt)}
         lacking = [edge for edge in edges if edge.artifact not in here and edge.artifact not in had]
@@ -102,14 +102,14 @@ class PartFetcher:
     async def part(
         self, edge: Edge, excerpt: Excerpt, excerpts: dict[bytes, Holding], version: Version
     ) -> Holding | None:
-        """A holding with that part of the artifact. The artifact may have come as a whole meanwhile, or have gone."""
+        """Return a holding with that part of the artifact, perhaps complete by now; None if it is not here."""
         if not await self.fetch([edge], excerpt, excerpts, version):
             return None
         return self.whole().get(edge.artifact) or excerpts.get(edge.artifact)
 
     async def _fetch_elsewhere(self, artifact: bytes, excerpt: Excerpt) -> None:
-        """The downloader has no source for the part: take it from the mirror, or give it up. While the hub is away, a
-        source may still be found.
+        """Get a part for which the downloader has no source from the mirror, or give it up. While the hub is
+        unreachable, keep it, because a source may still turn up.
         """
         mirror = self._mirror
         if mirror is not None and mirror.in_use and artifact in mirror.entries:
@@ -126,13 +126,13 @@ class PartFetcher:
             logger.warning("%s", error)
 
     async def release(self) -> None:
-        """The fetched parts are not needed any more."""
+        """Release the fetched parts, which are no longer needed."""
         self._downloader.release(self._asked)
         for holding in [h for a in self._asked if (h := self._node.holdings.get(a)) is not None and h.excerpt]:
             await self._removal.end_excerpt(holding)
 
 
 def holds(holding: Holding, excerpt: Excerpt) -> bool:
-    """Whether the whole excerpt is in the holding's log."""
+    """Whether the holding's log contains the whole excerpt."""
     assembly = holding.assembly
     return assembly.complete_directory and all(piece in holding.stored for piece in excerpt.pieces(assembly))

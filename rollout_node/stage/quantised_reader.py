@@ -1,8 +1,8 @@
-"""The installers' view of a shadow through a quantiser: the engines of a peer take the quantised state of each version.
+"""The installers' view of a shadow through a quantiser: the peer's engines get the quantised state of each version.
 
-Promise: while an installer holds the shadow still, its quantised copy is at the same version. A version that cannot be
-quantised reaches no engine, and the error names the tensor. Nothing more is received for it: the copy is computed from
-the version that the hub has signed.
+Guarantee: while an installer holds the shadow still, the quantised copy is at the same version. A version that cannot
+be quantised reaches no engine, and the error names the tensor. Nothing more has to be received: the copy is computed
+from the version that the hub has signed.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from rollout_node.shadow.shadow_state import HeldShadow, ShadowState
 from rollout_node.shadow.version_digests import VersionDigests
 
 FOLDER = "quantised"
-"""Of the copy, below the folder of the shadow."""
+"""The copy's folder, inside the shadow's."""
 
 
 class QuantisedReader(HeldShadow):
-    """``HeldShadow`` of the quantised copy. ``kind``: ``p2pcast.quantised.quantisation_kinds``."""
+    """``HeldShadow`` for the quantised copy. ``kind``: see ``p2pcast.quantised.quantisation_kinds``."""
 
     def __init__(self, state: ShadowState, node: ArtifactHolder, folder: Path, kind: str) -> None:
         super().__init__(state, node)
         self._folder, self._kind = folder / FOLDER, kind_named(kind)
         self._copy: Any = None
-        """``QuantisedShadow``, whose module needs torch."""
+        """A ``QuantisedShadow``, whose module imports torch; None before the first copy."""
         self._made: QuantisedLayout | None = None
         self._following = asyncio.Lock()
         self._doubtful = False
 
     def held_still(self) -> contextlib.AbstractAsyncContextManager[tuple[Version, Path] | None]:
-        """As ``HeldShadow.held_still``. Raises IntegrityError where the version cannot be quantised."""
+        """Like ``HeldShadow.held_still``. Raises IntegrityError if the version cannot be quantised."""
         return self._held_still()
 
     @contextlib.asynccontextmanager
@@ -53,7 +53,7 @@ class QuantisedReader(HeldShadow):
             yield held[0], self._copy.shadow.path
 
     def distrust(self) -> None:
-        """An engine got wrong weights, or the shadow had corrupt cells: the copy is made anew."""
+        """Rebuild the copy, because an engine got wrong weights or the shadow had corrupt cells."""
         self._doubtful = True
 
     def digests(self) -> VersionDigests:
@@ -61,8 +61,8 @@ class QuantisedReader(HeldShadow):
         return VersionDigests(shadow.layout, shadow.digests, signed=plain.state_digest)
 
     def layout_document(self) -> bytes:
-        """As ``HeldShadow.layout_document``. An engine asks for it before the first copy: an installer starts while
-        the shadow may move. Raises IntegrityError where nothing can be quantised.
+        """Like ``HeldShadow.layout_document``. An engine asks for it before the first copy, because an installer starts
+        while the shadow may move. Raises IntegrityError if no tensor can be quantised.
         """
         return self._form().layout.document
 
@@ -74,7 +74,7 @@ class QuantisedReader(HeldShadow):
         return found
 
     def files(self, small: dict[str, bytes]) -> dict[str, bytes]:
-        """The small files of a quantised folder."""
+        """The small files of the quantised folder."""
         return self._form().files(small)
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class QuantisedReader(HeldShadow):
             self._copy = None
 
     def _form(self) -> QuantisedLayout:
-        """Of the present shadow, whether or not a copy was made."""
+        """The quantised layout of the current shadow, whether or not a copy has been made."""
         plain = self._existing().layout
         if self._made is None or self._made.plain is not plain:
             self._made = QuantisedLayout(plain, self._kind)
@@ -95,18 +95,18 @@ class QuantisedReader(HeldShadow):
         return self._copy
 
     def _is_sound(self) -> bool:
-        """Whether the copy is one of the present shadow. Another shadow may hold another state under the same version,
-        and another layout.
+        """Whether the copy was made from the current shadow. A different shadow may have a different state under the
+        same version, and a different layout.
         """
         return self._copy is not None and not self._doubtful and self._copy.plain is self._existing()
 
     async def _move_to(self, version: Version) -> None:
-        """Blocks a thread for a pass over the changed rows; at first and after a doubt, over the whole state."""
+        """Keep a thread busy for a pass over the changed rows, or over the whole state to rebuild the copy."""
         sound = self._is_sound()
-        # Asked here: the table of holdings changes in this thread alone.
+        # Ask here, because the table of holdings changes only in this thread.
         at = self._copy.version if sound else None
         changes = None if at is None else super().patches(at, version)
-        # Before the work: a doubt that comes meanwhile is about its result.
+        # Set before the work: a doubt raised meanwhile concerns its result.
         self._doubtful = False
         try:
             await _to_its_end(lambda: self._follow(None if isinstance(changes, Path) else changes, anew=not sound))
@@ -118,14 +118,14 @@ class QuantisedReader(HeldShadow):
         from p2pcast.quantised.quantised_shadow import QuantisedShadow
 
         if anew:
-            # A copy in doubt shows that its memory failed.
+            # A copy in doubt means that its memory may be faulty.
             self.close()
             self._copy = QuantisedShadow(self._existing(), self._folder, self._kind)
         self._copy.follow(changes)
 
 
 async def _to_its_end(work: Callable[[], None]) -> None:
-    """In a thread, to its end even when the caller is cancelled: the shadow must not move under it."""
+    """Run ``work`` in a thread and wait for it even if the caller is cancelled: the shadow must not move meanwhile."""
     done = asyncio.get_running_loop().run_in_executor(None, work)
     try:
         await asyncio.shield(done)

@@ -1,6 +1,6 @@
 """The shadow that an earlier process left in its folder.
 
-Promise: a shadow is taken over only if a signed digest names its state, and all its cells are right.
+Guarantee: it is reused only if its state matches a signed digest and all its cells are correct.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from rollout_node.stage.shadow_check import ShadowCheck
 logger = logging.getLogger("p2pcast.peer")
 
 SignedDigest = Callable[[Version], Awaitable[int | None]]
-"""The digest of a version's state, by a signed record; None where no version of the run has that number."""
+"""Returns the digest of a version's state from a signed record; None if no version of the run has that number."""
 
 
 class SavedShadow:
-    """``base``: the layout of the base folder, where this peer has one."""
+    """``base``: the layout of the base folder, if this peer has one."""
 
     def __init__(
         self, folder: Path, store: ArtifactStore, staging: Staging, check: ShadowCheck, base: Layout | None
@@ -37,7 +37,7 @@ class SavedShadow:
 
     @property
     def has_versions(self) -> bool:
-        """Whether the store beside the shadow has a version."""
+        """Whether the store next to the shadow has a version."""
         return self._store.newest() is not None
 
     async def reopen(self, signed_digest: SignedDigest) -> Shadow | None:

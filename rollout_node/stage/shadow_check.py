@@ -1,6 +1,6 @@
 """Reads the shadow, compares its cells with their digests, and has corrupt cells repaired.
 
-Promise: after a pass the shadow is right, or there is none any more.
+Guarantee: after a pass, the shadow is correct or has been discarded.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from rollout_node.shadow.shadow_state import ShadowWriter
 from rollout_node.stage.shadow_repair import ShadowRepair
 
 REREAD_S = 30.0
-"""Between two passes over the shadow because of engines with wrong weights, in seconds: the fault may be theirs."""
+"""Seconds between two passes over the shadow caused by wrong weights in engines, whose own fault they may be."""
 
 
 class ShadowCheck:
     """``replan`` wakes the updater, which calls ``reread_if_suspected``. ``on_corrupt`` is called once corrupt cells
-    that readers may have seen are repaired or given up.
+    that readers may have seen have been repaired or given up.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class ShadowCheck:
         self._repair = repair
         self._replan = replan
         self._suspected = False
-        """An engine got wrong weights from the shadow, and the shadow was not read since."""
+        """Whether an engine got wrong weights since the shadow was last read for that reason."""
         self._reread_s = -REREAD_S
 
     def suspect(self) -> None:
-        """An engine got wrong weights from the shadow: the shadow is read and compared with its digests."""
+        """Have the shadow read and compared with its digests, because an engine got wrong weights from it."""
         self._suspected = True
         self._replan()
 
@@ -53,7 +53,7 @@ class ShadowCheck:
             await self.reread(shadow)
 
     async def reread(self, shadow: Shadow) -> bool:
-        """Whether any cell was corrupt. The shadow is right afterwards, or there is none any more."""
+        """Whether any cell was corrupt. Afterwards, the shadow is correct or has been discarded."""
         corrupt = await self._corrupt(shadow)
         if not corrupt:
             return False
@@ -65,7 +65,7 @@ class ShadowCheck:
         return True
 
     async def repaired(self, shadow: Shadow) -> bool:
-        """Whether all cells of a shadow without readers are right, or are so after a repair."""
+        """Whether all cells of a shadow without readers are correct, if necessary after a repair."""
         corrupt = await self._corrupt(shadow)
         return not corrupt or await self._repair.repair_cells(shadow, corrupt, contextlib.nullcontext)
 

@@ -1,9 +1,9 @@
 """``POST /lease`` and ``POST /release``: a program on this machine reads a whole version from the shadow.
 
-Promises: the shadow stays at the leased version until the lease is released or its time is up, and the release tells
-which of the two came first. A new lease lasts FIRST_S, and the caller prolongs it: a caller that is gone before it has
-the answer holds nothing for longer. Leases wait for a version that is about to be staged, so that many readers do not
-keep the shadow at an old one. Relaying goes on meanwhile.
+Guarantees: the shadow stays at the leased version until the lease is released or expires, and the release reports which
+of the two came first. A new lease lasts FIRST_S and has to be renewed, so a caller that dies before it gets the answer
+blocks nothing for longer. Leases wait for a version that is about to be staged, so that many readers do not keep the
+shadow at an old one. Relaying continues meanwhile.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ logger = logging.getLogger("p2pcast.peer")
 Document = dict[str, Any]
 
 FIRST_S = 10.0
-"""Seconds that a new lease lasts."""
+"""Duration of a new lease, in seconds."""
 MAX_LEASE_S = 3600.0
-"""Most seconds by which a lease is prolonged."""
+"""Longest time in seconds for which a lease can be renewed at once."""
 WAIT_S = 60.0
 MAX_WAIT_S = 3600.0
 MAX_LEASES = 16
@@ -41,10 +41,10 @@ class Spawner(Protocol):
 @dataclass(slots=True)
 class _Lease:
     held: asyncio.Future[tuple[Version, Path] | None]
-    """The version and the shadow's file; None where no version is staged."""
+    """The version and the shadow's file; None if no version is staged."""
     released: asyncio.Event = field(default_factory=asyncio.Event)
     limit: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
-    """Ends the lease; runs from the moment when the shadow is held still."""
+    """Ends the lease; it runs from the moment the shadow is held still."""
 
     @property
     def left_s(self) -> float:
@@ -56,7 +56,7 @@ class _Lease:
 
 
 class ShadowLeases:
-    """``spawner`` runs the task that holds the shadow still for a lease."""
+    """Grants leases. ``spawner`` runs the task that holds the shadow still for a lease."""
 
     def __init__(self, shadow: ShadowState, spawner: Spawner) -> None:
         self._shadow = shadow
@@ -65,7 +65,7 @@ class ShadowLeases:
 
     @property
     def rows(self) -> list[Document]:
-        """For /status: the leases in force."""
+        """The current leases, for /status."""
         return [
             {"id": ident[:8], "version": str(held[0]), "left_s": round(lease.left_s, 1)}
             for ident, lease in self._leases.items()
@@ -73,10 +73,11 @@ class ShadowLeases:
         ]
 
     async def lease(self, body: Document) -> Document:
-        """``{"wait_s": 60}``: a new lease, of FIRST_S. ``{"lease": id, "hold_s": 120}``: it lasts so long from now on.
+        """Handle ``{"wait_s": 60}``, which takes a new lease of FIRST_S, or ``{"lease": id, "hold_s": 120}``, which
+        renews a lease for that time from now.
 
         Raises UsageError, RefusedError (no version is staged, or the lease has ended) and RetryableError (MAX_LEASES
-        are in force, or the shadow was not at rest within ``wait_s``).
+        are in force, or the shadow did not become free within ``wait_s``).
         """
         if "lease" in body:
             return self._prolonged(body)
@@ -117,7 +118,7 @@ class ShadowLeases:
         }
 
     async def release(self, body: Document) -> Document:
-        """``{"lease": id}`` → ``{"held": whether the lease was in force until now}``. Raises UsageError."""
+        """Release ``{"lease": id}``. Returns ``{"held": whether the lease was still in force}``. Raises UsageError."""
         check_keys(body, "lease")
         lease = self._leases.pop(_ident(body), None)
         if lease is not None:
@@ -125,7 +126,7 @@ class ShadowLeases:
         return {"held": lease is not None}
 
     def end(self) -> None:
-        """The daemon ends: no lease delays that."""
+        """End all leases, so that none delays the daemon's shutdown."""
         for lease in self._leases.values():
             lease.released.set()
             if not lease.held.done():
@@ -151,13 +152,13 @@ class ShadowLeases:
                 lease.prolong(FIRST_S)
                 await lease.released.wait()
         except TimeoutError:
-            # Before the shadow may move: a release that comes from now on is too late.
+            # Remove it before the shadow may move: any release from now on is too late.
             self._leases.pop(ident, None)
             logger.warning("lease %s of the shadow has ended by its time limit", ident[:8])
 
 
 def _held(lease: _Lease) -> tuple[Version, Path] | None:
-    """The version and file of a lease that is in force."""
+    """The version and file of a lease, if it is in force."""
     done = lease.held.done() and not lease.held.cancelled() and lease.held.exception() is None
     return lease.held.result() if done and not lease.limit.expired() else None
 

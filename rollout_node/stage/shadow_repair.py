@@ -1,13 +1,13 @@
-"""Repairs corrupt cells of the shadow: from artifacts on disk or, where these are gone or damaged, from other nodes,
-which are asked for these cells alone.
+"""Repairs corrupt cells of the shadow, from artifacts on disk or, if these are missing or damaged, from other nodes,
+which are asked only for these cells.
 
-Promises:
+Guarantees:
 
-- Pieces from other nodes belong to artifacts that the run's key has signed, and are checked as any piece is.
-- So a cell becomes what the trainer made, or stays as it is.
+- Pieces from other nodes belong to artifacts signed with the run's key, and are verified like any other piece.
+- So a cell gets the trainer's values, or stays as it is.
 
-The way with the fewest predicted bytes is fetched; versions go first. The fetched parts are neither kept, offered nor
-installed, and the shadow is readable meanwhile. A damaged artifact on this peer's disk is discarded.
+The path with the fewest predicted bytes is fetched; versions are fetched first. The fetched parts are not kept, offered
+or installed, and the shadow stays readable meanwhile. A damaged artifact on this peer's disk is discarded.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from rollout_node.timeline import Timeline
 logger = logging.getLogger("p2pcast.peer")
 
 TRIES = 4
-"""Number of ways that are tried before the shadow is made anew: each damaged artifact on disk costs one."""
+"""Number of paths to try before the shadow is rebuilt; each damaged artifact on disk uses one up."""
 Still = Callable[[], AbstractAsyncContextManager[None]]
 
 
@@ -45,7 +45,7 @@ Still = Callable[[], AbstractAsyncContextManager[None]]
 class _Way:
     edges: list[Edge]
     base: WordsOf | None
-    """The base folder's words, where the way begins there."""
+    """The base folder's words, if the path starts there."""
 
     @property
     def bytes(self) -> int:
@@ -53,7 +53,7 @@ class _Way:
 
 
 class ShadowRepair:
-    """The shadow's writer asks for repairs, one at a time. ``blocking`` runs a function in a thread."""
+    """Repairs on request of the shadow's writer, one at a time. ``blocking`` runs a function in a thread."""
 
     def __init__(
         self,
@@ -73,8 +73,8 @@ class ShadowRepair:
         self._base_is_damaged = False
 
     async def repair_cells(self, shadow: Shadow, corrupt: Sequence[Cell], still: Still) -> bool:
-        """Whether every one of these cells is right again. ``still`` excludes readers of the shadow while cells are
-        written.
+        """Repair these cells, and return whether all of them are correct again. ``still`` keeps readers out while cells
+        are written.
         """
         logger.error("%d cells of the shadow are corrupt", len(corrupt))
         version, left = shadow.version, list(corrupt)
@@ -112,10 +112,10 @@ class ShadowRepair:
         origin = f"other nodes ({fetched / 1e6:.2f} MB)" if fetched else "the disk"
         logger.warning("%d cells of the shadow were repaired from %s", cells, origin)
 
-    # -- the way
+    # -- the path
 
     def _way(self, shadow: Shadow, cells: Collection[Cell], excerpts: Mapping[bytes, Holding]) -> _Way | None:
-        """The way to the words of these cells; None where there is none, or a new whole state is less to fetch."""
+        """The path to these cells' words; None if there is none, or if fetching a new whole state takes fewer bytes."""
         layout, version = shadow.layout, shadow.version
         here = {**self._parts.whole(), **excerpts}
         listed = self._planner.listed_of(layout)
@@ -143,7 +143,7 @@ class ShadowRepair:
         return way
 
     def _base_version(self) -> tuple[Version, WordsOf] | None:
-        """The base folder's version and words, where its version is known."""
+        """The base folder's version and words, if its version is known."""
         if self._base is None or (version := self._base.version_among(self._planner.whole())) is None:
             return None
         return version, self._base.checkpoint.words
@@ -151,8 +151,8 @@ class ShadowRepair:
     # -- damaged artifacts
 
     async def _discard_damaged(self, way: _Way, cells: Sequence[Cell], excerpts: Mapping[bytes, Holding]) -> bool:
-        """Discard stored artifacts that are not what was signed. False when every artifact of the way is sound: then
-        the shadow's digests are wrong.
+        """Discard stored artifacts that differ from what was signed. False if every artifact on the path is intact,
+        which means that the shadow's digests are wrong.
         """
         found = way.base is not None
         self._base_is_damaged = way.base is not None
@@ -171,7 +171,7 @@ class ShadowRepair:
 
 
 def _check(holding: Holding, excerpt: Excerpt) -> None:
-    """Raises IntegrityError where a piece of the excerpt is not what was signed, LocalError where it is unreadable."""
+    """Raises IntegrityError if a piece of the excerpt differs from what was signed, LocalError if it is unreadable."""
     assembly = holding.assembly
     for piece in excerpt.pieces(assembly):
         data = holding.log.read(piece * assembly.open.piece, assembly.piece_bytes(piece) or 0)

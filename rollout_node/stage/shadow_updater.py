@@ -1,12 +1,12 @@
 """Moves the shadow from version to version along the path of ``rollout_node.sync.version_path``.
 
-Promises:
+Guarantees:
 
-- The shadow is always at a version that the run's key has sealed, or there is none.
-- It moves only while it has no reader.
-- A fault of one version costs that version alone: the updater finds out whether shadow, artifact or digests are at
-  fault, and tries again later.
-- A shortage of this machine ends ``run``, and the next call goes on where it was.
+- The shadow is always at a version sealed with the run's key, or there is no shadow.
+- It moves only while it has no readers.
+- If something is wrong with a version, only that version is affected: the updater determines whether the shadow, the
+  artifact or the digests are at fault, and tries again later.
+- If this machine runs short of a resource, ``run`` raises, and the next call continues where it stopped.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ logger = logging.getLogger("p2pcast.peer")
 
 REFUSED_S = 0.5
 REFUSED_MAX_S = 60.0
-"""Before a refused artifact is tried again, in seconds; twice as long each time."""
+"""Seconds before a refused artifact is tried again; the delay doubles each time, up to the second value."""
 
 
 class RefusedVersions:
-    """Versions that do not fit the shadow. ``report`` is called with each refused version and the reason."""
+    """Handles versions that do not fit the shadow. ``report`` is called with each refused version and the reason."""
 
     def __init__(
         self,
@@ -54,10 +54,10 @@ class RefusedVersions:
         self._removal = removal
         self._report = report
         self._backoffs: dict[bytes, Backoff] = {}
-        """Artifact → the time before it is tried again."""
+        """Artifact → the delay before it is tried again."""
 
     async def refuse(self, holding: Holding, error: IntegrityError) -> None:
-        """Returns once the artifact may be tried again. A corrupt shadow is repaired, a damaged artifact discarded."""
+        """Repair a corrupt shadow or discard a damaged artifact. Returns once the artifact may be tried again."""
         logger.error("version %s refused: %s", holding.open.version, error)
         self._report(holding.open.version, str(error))
         backoff = self._backoffs.setdefault(holding.id, Backoff(REFUSED_S, REFUSED_MAX_S, None))
@@ -65,10 +65,10 @@ class RefusedVersions:
         if shadow is not None and holding.open.base == self._writer.staged:
             corrupt = await self._check.reread(shadow)
             if not corrupt and (backoff.attempts or self._planner.signed_digest(shadow.version) != shadow.state_digest):
-                # Every cell matches its digest, and yet versions do not fit: so the digests are wrong.
+                # Every cell matches its digest, yet versions do not fit, so the digests are wrong.
                 await self._writer.drop()
         if not corrupt and holding.finished:
-            # The artifact was whole when it came in: it was damaged on this peer's disk.
+            # The artifact was intact when it arrived, so it was damaged on this peer's disk.
             await self._removal.discard(holding.id)
             self._planner.replan()
         await asyncio.sleep(backoff.next_s())
@@ -76,7 +76,7 @@ class RefusedVersions:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ShadowUpdater:
-    """``run`` until cancelled, once the peer has joined."""
+    """Moves the shadow while ``run`` is running; start it once the peer has joined."""
 
     start: ShadowStart
     check: ShadowCheck
@@ -88,7 +88,7 @@ class ShadowUpdater:
     activity: Activity
     _begun: bool = field(init=False, default=False)
     _due: Version | None = field(init=False, default=None)
-    """Staged, and not handed over yet."""
+    """The version that is staged but has not been handed over."""
 
     async def run(self) -> None:
         if not self._begun:

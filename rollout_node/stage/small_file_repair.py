@@ -1,6 +1,6 @@
-"""Has all small files of a version here: from artifacts on disk, or from other nodes.
+"""Fetches the missing small files of a version, from artifacts on disk or from other nodes.
 
-Promise: a file has the contents that the run's key has signed, or is left out and logged.
+Guarantee: a file has the contents signed with the run's key, or is left out and logged.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from rollout_node.sync.version_path import VersionPlanner
 logger = logging.getLogger("p2pcast.peer")
 
 TRIES = 4
-"""Number of attempts: each damaged artifact on disk costs one."""
+"""Number of attempts; each damaged artifact on disk uses one up."""
 PAUSE_S = 0.25
-"""Before missing parts are requested again, in seconds; twice as long each time."""
+"""Seconds before missing parts are requested again; the delay doubles each time."""
 
 
 class SmallFileRepair:
-    """The shadow's writer asks for one version at a time. ``blocking`` runs a function in a thread."""
+    """Called by the shadow's writer for one version at a time. ``blocking`` runs a function in a thread."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class SmallFileRepair:
         """Hashes of small files that no node had."""
 
     async def complete(self, version: Version, layout: Layout, *, deep: bool = False) -> None:
-        """Have all small files of a version here. ``deep``: the contents of those that are here are read. Files that no
-        node has are logged and left out, of later versions too; a schedule of sparse attention is asked for again.
+        """Get all small files of a version. ``deep``: also read and check the contents of those already here. Files
+        that no node has are logged and left out of later versions too, except a sparse-attention schedule.
         """
         lacking = await self._lacking(version, deep=deep)
         if lacking is not None and {file.hash for file in lacking} <= self._left_out:
@@ -71,12 +71,12 @@ class SmallFileRepair:
         if lacking is None:
             logger.warning("no node says which small files version %s has", version)
         elif lacking:
-            # Engines wait for their schedule, so that file is asked for with each later version too.
+            # Engines wait for their schedule, so that file is requested again with each later version.
             self._left_out |= {file.hash for file in lacking if file.path != budget_schedule.FILE}
             logger.warning("version %s goes without small files: %s", version, ", ".join(file.path for file in lacking))
 
     async def _lacking(self, version: Version, *, deep: bool = False) -> list[FileEntry] | None:
-        """Small files of a version that are not here; None while its list of files is unknown."""
+        """The version's small files that are not here; None if its list of files is unknown."""
         store = self._store
         if store.manifest(version) is None:
             return None
@@ -84,7 +84,7 @@ class SmallFileRepair:
         return lacking
 
     async def _collect(self, version: Version, layout: Layout) -> bool:
-        """False where another attempt may help: a part did not come, or a stored artifact was damaged."""
+        """Fetch the files. False if another attempt may help, because of a missing part or a damaged artifact."""
         store, here = self._store, self._parts.whole()
         edges = [Edge(a, h.open.base, h.open.version, 0) for a, h in here.items()]
         others = [e for e in self._planner.listed_of(layout) if e.artifact not in here]
@@ -92,7 +92,7 @@ class SmallFileRepair:
         self._parts.begin()
         excerpts: dict[bytes, Holding] = {}
         try:
-            # A file's contents lie in the delta that changed it; a whole state has all files.
+            # A file's contents are in the delta that changed it; a whole state contains all files.
             for edge in reversed(way_to(version, edges) or [e for e in edges if e.version == version][:1]):
                 if store.manifest(version) is None:
                     if (holding := await self._parts.part(edge, Excerpt(), excerpts, version)) is None:
@@ -122,8 +122,8 @@ def _manifest(holding: Holding) -> Manifest:
 
 
 def _contents(holding: Holding, wanted: Collection[bytes]) -> dict[str, bytes]:
-    """Path → contents of the small files with these hashes that the artifact has. Raises IntegrityError, LocalError
-    where it is damaged.
+    """The artifact's small files with these hashes: path → contents. Raises IntegrityError, LocalError if it is
+    damaged.
     """
     out: dict[str, bytes] = {}
     for file in _manifest(holding).files:

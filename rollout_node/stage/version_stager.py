@@ -1,6 +1,6 @@
-"""Brings the shadow to a version: by a patch that is decoded from a delta, or anew from a whole state.
+"""Brings the shadow to a version, by a patch decoded from a delta or from scratch by a whole state.
 
-Promise: the shadow moves only to a version that the hub has signed as durable.
+Guarantee: the shadow moves only to versions that the hub has signed as durable.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rollout_node.stage.small_file_repair import SmallFileRepair
 
 
 class VersionStager:
-    """``folder``: where the shadow lies."""
+    """``folder``: where the shadow is stored."""
 
     def __init__(
         self,
@@ -39,8 +39,8 @@ class VersionStager:
         self._activity = activity
 
     async def stage(self, holding: Holding) -> bool:
-        """Whether the artifact's version is staged. False where its base is another version than the staged one: the
-        shadow is given up. Raises RetryableError, IntegrityError.
+        """Stage the artifact's version, and return whether that succeeded. If its base differs from the staged version,
+        discard the shadow and return False. Raises RetryableError, IntegrityError.
         """
         self._activity.enter("receiving")
         version, shadow = holding.open.version, self._writer.shadow
@@ -66,7 +66,7 @@ class VersionStager:
             try:
                 await self._staging.apply(shadow, patch)
             except Exception:
-                if shadow.phase is not ShadowPhase.CLEAN:  # in the middle of the patch
+                if shadow.phase is not ShadowPhase.CLEAN:  # the patch is only partly applied
                     self._writer.close()
                 raise
 
