@@ -1,1 +1,1 @@
-"""The worker: leases jobs from the ledger, plays them with an engine beside it, and hands in the results."""
+"""The worker: leases jobs from the ledger, plays them with the engine next to it, and hands in the results."""

@@ -1,7 +1,7 @@
-"""The loop of ``p2pcast audit``: accepted results of other engines, scored again by this one.
+"""The loop of ``p2pcast audit``, which has this engine rescore accepted results from other engines.
 
-Promises: a result is scored by the version that its span names, or not at all. An engine that is away, or changes its
-weights, costs no worker anything.
+Guarantees: a result is scored by the version named in its span, or not at all. An engine that is unreachable or changes
+its weights costs no worker anything.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from rollout_node.worker.recomputation import Gaps
 logger = logging.getLogger("p2pcast.audit")
 
 IDLE_S: Final = 0.5
-"""Least time in seconds until the next attempt, where nothing was scored."""
+"""Least time in seconds before the next attempt if nothing was scored."""
 LARGEST: Final = 3.0
-"""Largest gap of one token, in nats, that numerics may cause: log-probabilities of very unlikely tokens differ most."""
+"""Largest gap of one token, in nats, that numerics may explain: the least likely tokens differ most."""
 
 
 Q = TypeVar("Q", bound=ApiRecord)
@@ -34,14 +34,14 @@ A = TypeVar("A", bound=ApiRecord)
 
 
 class AuditLedger(Protocol):
-    """``p2pcast.ledger_api.ledger_connection.LedgerConnection``. Its calls block."""
+    """``p2pcast.ledger_api.ledger_connection.LedgerConnection``, whose calls block."""
 
     def ask(self, route: ApiRoute[Q, A], asked: Q) -> A: ...
 
 
 class Auditor:
-    """``scorer``: the sampler of an engine. ``tolerance``: largest mean gap in nats that numerics may cause.
-    ``interval_s``: between two audits.
+    """``scorer``: the sampler of an engine. ``tolerance``: largest mean gap in nats that numerics may explain.
+    ``interval_s``: seconds between two audits.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class Auditor:
         self._ledger, self._scorer, self._versions = ledger, scorer, versions
         self._tolerance, self._interval_s = tolerance, interval_s
         self.found: Counter[str] = Counter()
-        """Audits that agree and disagree; results that were not scored."""
+        """Numbers of audits that agree and disagree, and of results that were not scored."""
 
     async def run(self, count: int | None = None) -> None:
-        """``count``: results to score; None: without end. Raises RefusedError, LocalError."""
+        """Score ``count`` results, or results without end if it is None. Raises RefusedError, LocalError."""
         while count is None or self.found["agrees"] + self.found["disagrees"] < count:
             try:
                 scored = await self._one()
@@ -69,7 +69,7 @@ class Auditor:
             await asyncio.sleep(self._interval_s if scored else max(IDLE_S, self._interval_s))
 
     async def _one(self) -> bool:
-        """Whether a result was scored. Raises P2PCastError."""
+        """Audit one result, and return whether it was scored. Raises P2PCastError."""
         served = (await self._versions.refresh()).version
         audit = await asyncio.to_thread(self._ledger.ask, TAKE_AUDIT, TakeAuditRequest(str(served)))
         if audit.result is None:
@@ -93,6 +93,6 @@ class Auditor:
         return True
 
     async def _gaps(self, result: Result, served: Version) -> Gaps | None:
-        """None unless ``served`` computed all of the answer: the version before and after it. Raises P2PCastError."""
+        """Score the result. None unless ``served`` computed the whole answer. Raises P2PCastError."""
         scores, version = await self._scorer.score([int(token) for token in result.token_ids])
         return recomputation.gaps(result, scores) if version == served else None

@@ -1,7 +1,7 @@
-"""Requests to an OpenAI-compatible ``/v1/completions`` that returns token ids and log-probabilities, and the reading of
-its answers. Pure.
+"""Builds requests to an OpenAI-compatible ``/v1/completions`` that returns token ids and log-probabilities, and reads
+its answers. It does no I/O.
 
-As ``generate_form``, but for the route's form, and for versions: the route names none.
+Like ``generate_form``, except for the route's form and for versions, which the route does not report.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rollout_node.worker.sampled_answer import MALFORMED, Route, logprob
 
 ROUTE: Final = Route("/v1/completions", VLLM, VLLM, PROCESSED)
 _PREFIX: Final = "token_id:"
-"""Begins a token's text with ``return_tokens_as_token_ids``."""
+"""Prefix of a token's text with ``return_tokens_as_token_ids``."""
 _NO_IDS: Final = f"the engine returns no token ids: {VLLM} (return_token_ids)"
 _NO_LOGPROBS: Final = "the engine returns no log-probabilities of its tokens, as asked by logprobs"
 
@@ -30,7 +30,7 @@ def request(
     logprobs: int = 0,
     stream: bool = True,
 ) -> dict[str, Any]:
-    """``logprobs``: candidates whose log-probabilities are returned, besides the sampled token's."""
+    """``logprobs``: number of candidates whose log-probabilities are returned, besides the sampled token's."""
     return sampling_fields(seed, temperature, max_tokens, stop_token_ids, logprobs) | {
         "prompt": list(prompt_ids),
         "stop": [],
@@ -66,14 +66,14 @@ class Completion(Answer):
 
 
 def token_id(text: str) -> int:
-    """Raises ValueError."""
+    """Parse a token id from the token's text. Raises ValueError."""
     if not text.startswith(_PREFIX):
         raise ValueError
     return int(text[len(_PREFIX) :])
 
 
 def candidates(answer: Any) -> dict[int, float]:
-    """Log-probabilities of the likeliest first tokens, from a whole answer to a probe. Raises P2PCastError."""
+    """Read the likeliest first tokens' log-probabilities from a complete answer to a probe. Raises P2PCastError."""
     try:
         choice = answer["choices"][0]
         if choice.get("token_ids") is None:

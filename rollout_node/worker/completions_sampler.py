@@ -1,8 +1,8 @@
-"""Samples of an OpenAI-compatible engine, through ``/v1/completions`` with token ids.
+"""Samples from an OpenAI-compatible engine through ``/v1/completions`` with token ids.
 
-The route does not name the weights. So this sampler needs a peer whose switches wait for requests
-(``--commit-safe-point drain``). Promise: a sample's version is that of the serving epoch (a time without a write
-to the weights) that the peer named before and after the request. If the epochs differ, the sample is dropped and taken
+The route does not report the weights' version, so this sampler needs a peer whose switches wait for requests
+(``--commit-safe-point drain``). Guarantee: a sample's version is that of the serving epoch (a time without a write to
+the weights) that the peer reported before and after the request. If the two differ, the sample is dropped and taken
 again.
 """
 
@@ -25,20 +25,20 @@ from rollout_node.worker.engine_sampler import EngineSampler
 from rollout_node.worker.engine_versions import ServingEpoch
 
 ATTEMPTS: Final = 8
-"""Samples of one turn whose weights changed, before the play is given up."""
+"""Number of samples of one turn whose weights may change before the play is given up."""
 WAITS: Final = 8
-"""Looks at a peer that is writing weights: a switch takes a second or so."""
+"""Number of queries to a peer that is writing weights; a switch takes about a second."""
 
 
 class ServedWeights(Protocol):
     async def serving_epoch(self) -> ServingEpoch:
-        """Raises LocalError where switches do not wait for requests, RetryableError while weights are written."""
+        """Raises LocalError if switches do not wait for requests, RetryableError while weights are being written."""
 
 
 class CompletionsSampler(EngineSampler[ServedWeights]):
     route = ROUTE
     silent_s = 900.0
-    """A request that comes during a drain waits for the longest running one."""
+    """A request that arrives during a drain waits for the longest running one."""
 
     async def sample(
         self,
@@ -83,7 +83,7 @@ class CompletionsSampler(EngineSampler[ServedWeights]):
         return candidates, str(before.span.version)
 
     async def _serving_epoch(self) -> ServingEpoch:
-        """The present one, once no weight is written."""
+        """Return the current serving epoch, waiting while weights are being written."""
         delays = Backoff(0.05, 2.0, uniform)
         for _ in range(WAITS):
             try:
@@ -93,7 +93,7 @@ class CompletionsSampler(EngineSampler[ServedWeights]):
         return await self._naming.serving_epoch()
 
     async def _lasted(self, before: ServingEpoch) -> bool:
-        """Whether no weight was written since ``before`` was read."""
+        """Whether no weights have been written since ``before`` was read."""
         try:
             return (await self._naming.serving_epoch()).id == before.id
         except RetryableError:

@@ -1,6 +1,6 @@
-"""Requests to an engine's sampling route, and the check of its log-probabilities; the same for every route.
+"""Requests to an engine's sampling route, and the check of its log-probabilities, which is the same for every route.
 
-Promise: a cancelled request ends at the engine too; a failure is one of our errors, with what to do.
+Guarantee: a cancelled request is cancelled at the engine too, and a failure is one of p2pcast's errors, with advice.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from rollout_node.worker.sampled_answer import (
 
 CONNECT_S: Final = 10.0
 SILENT_S: Final = 300.0
-"""Longest time in seconds between two tokens: a commit of a large model pauses the engine."""
+"""Longest time in seconds between two tokens; the commit of a large model pauses the engine."""
 PROBES: Final = 5
-"""Pairs of probes at the start, in case the weights change between the two of a pair."""
+"""Number of pairs of probes at startup, because the weights may change between the two probes of a pair."""
 PROBE_TOKEN: Final = 1
 MAX_LINE_BYTES: Final = 1 << 20
-"""Half of the longest line that is read, unless the caller names more."""
+"""Half of the longest line that is accepted, unless the caller gives a larger value."""
 TOKEN_BYTES: Final = 64
-"""Most bytes of one token with its log-probability, in a line that has all of a sample."""
+"""Upper bound on the bytes of one token with its log-probability, in a line that contains a whole sample."""
 
 
 def line_bytes(tokens: int) -> int:
-    """For a line that has so many tokens, each with its log-probability."""
+    """Return the limit for a line with so many tokens, each with its log-probability."""
     return MAX_LINE_BYTES + TOKEN_BYTES * tokens
 
 
 class EngineRequests:
-    """``silent_s``: longest time without a byte of an answer. ``adapter``: the LoRA adapter that answers; None: the
-    model alone.
+    """``silent_s``: longest time without a byte of the answer. ``adapter``: the LoRA adapter that answers; None for the
+    model without an adapter.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class EngineRequests:
         self._url = engine.rstrip("/") + route.path
 
     async def whole(self, body: dict[str, Any], most_bytes: int = MAX_LINE_BYTES) -> Any:
-        """The document of an answer in one line. Raises P2PCastError."""
+        """Return the document of a one-line answer. Raises P2PCastError."""
         async for line in self._lines(body, most_bytes):
             return self._document(line)
         raise RemoteError(f"{self._engine} sent an empty answer")
 
     async def streamed(self, body: dict[str, Any], most_bytes: int = MAX_LINE_BYTES) -> AsyncIterator[Any]:
-        """The documents of a stream of server-sent events. Raises P2PCastError."""
+        """Yield the documents of a stream of server-sent events. Raises P2PCastError."""
         async for line in self._lines(body, most_bytes):
             if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
                 yield self._document(line[len(b"data: ") :])
@@ -96,13 +96,13 @@ class EngineRequests:
             raise
         except (aiohttp.ClientError, TimeoutError) as error:
             raise RetryableError(f"{self._engine} does not answer ({type(error).__name__})") from None
-        except (LineTooLong, ValueError):  # older releases of aiohttp raise the second
+        except (LineTooLong, ValueError):  # older releases of aiohttp raise ValueError
             raise RemoteError(f"{self._engine} sent a line of more than {2 * most_bytes} bytes") from None
 
 
 async def checked(engine: str, route: Route, probe: Callable[[float], Awaitable[tuple[dict[int, float], str]]]) -> str:
-    """The label of the engine's weights. ``probe``: log-probabilities of the likeliest tokens at a temperature, and the
-    label. Raises LocalError unless the log-probabilities are those of the sampling distribution.
+    """Return the label of the engine's weights. ``probe``: returns the likeliest tokens' log-probabilities at a
+    temperature, and the label. Raises LocalError unless the log-probabilities are those of the sampling distribution.
     """
     for _ in range(PROBES):
         cold, label = await probe(COLD)

@@ -1,7 +1,7 @@
-"""Samples of an engine, by any of its routes.
+"""Samples from an engine, through any of its routes.
 
-Promises: an engine without a needed capability is refused at the start, with its reason. A cancelled sample ends at the
-engine too.
+Guarantees: an engine that is missing a required capability is refused at startup, with the reason. A cancelled sample
+is cancelled at the engine too.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from rollout_node.worker.engine_requests import PROBE_TOKEN, SILENT_S, EngineReq
 from rollout_node.worker.sampled_answer import CANDIDATES, Route, SampledAnswer
 
 Weights = TypeVar("Weights")
-"""The part that names the weights of the engine."""
+"""The type of the object that identifies the engine's weights."""
 
 
 class Naming(Protocol):
-    """From labels of the engine's weights to versions."""
+    """Maps labels of the engine's weights to versions."""
 
     async def span(self, label: str) -> Span: ...
     @property
     def salt(self) -> str | None:
-        """Salt of the prefix cache for a request that begins now."""
+        """Prefix-cache salt for a request that starts now."""
 
     @property
     def sparse(self) -> bool:
-        """Whether a request that begins now is sampled with sparse attention."""
+        """Whether a request that starts now is sampled with sparse attention."""
 
 
 class EngineSampler(ABC, Generic[Weights]):
-    """``on_tokens``: called with the number of tokens that have come, summed over the turns of a play. ``adapter``: the
-    LoRA adapter that answers.
+    """``on_tokens``: called with the number of tokens newly received, in all turns of a play. ``adapter``: the LoRA
+    adapter that answers.
     """
 
     route: ClassVar[Route]
@@ -60,7 +60,7 @@ class EngineSampler(ABC, Generic[Weights]):
         self._on_tokens = on_tokens
 
     def of_play(self, on_tokens: Callable[[int], None]) -> Self:
-        """The sampler of one play, which counts that play's tokens."""
+        """Return a copy for one play, which reports that play's tokens to ``on_tokens``."""
         found = copy(self)
         found._on_tokens = on_tokens
         return found
@@ -79,18 +79,18 @@ class EngineSampler(ABC, Generic[Weights]):
 
     @abstractmethod
     async def score(self, token_ids: Sequence[int]) -> tuple[np.ndarray, Version]:
-        """Log-probabilities of the tokens at temperature 1, float32, the first token's 0, and the version that the
-        engine served at their end. Raises P2PCastError.
+        """Return the tokens' log-probabilities at temperature 1 (float32; the first token's is 0), and the version that
+        the engine served at the end of the request. Raises P2PCastError.
         """
 
     async def check(self) -> str:
-        """The label of the engine's weights. Raises LocalError for an engine that cannot serve rollouts, and
-        RetryableError for one that is not up.
+        """Return the label of the engine's weights. Raises LocalError if the engine cannot serve rollouts,
+        RetryableError if it is not up.
         """
         return await checked(self._engine, self.route, self._probe)
 
     async def _probed(self, request: Callable[..., dict[str, Any]], temperature: float) -> Any:
-        """The engine's answer of one token and its candidates. ``request``: of the route's form."""
+        """Return the engine's answer with one token and its candidates. ``request`` builds a request for the route."""
         body = request(
             [PROBE_TOKEN],
             seed=0,
@@ -104,21 +104,21 @@ class EngineSampler(ABC, Generic[Weights]):
 
     @abstractmethod
     async def _probe(self, temperature: float) -> tuple[dict[int, float], str]:
-        """Log-probabilities of the likeliest tokens, and the label of the weights."""
+        """Return the likeliest tokens' log-probabilities, and the label of the weights."""
 
 
 class LabelledSampler(EngineSampler[Naming]):
-    """Of an engine that names the weights of each token. Promise: each sample's spans are those of the engine, named by
-    the peer that installed the weights.
+    """Samples from an engine that labels each token with its weights. Guarantee: each sample's spans are the engine's,
+    with the versions named by the peer that installed the weights.
     """
 
     async def _sample(self, answer: SampledAnswer) -> Sample:
-        """The whole answer, its versions named."""
+        """Return the complete answer as a sample, with its labels mapped to versions."""
         labels = dict.fromkeys(span.label for span in answer.labels())
         spans = {label: await self._naming.span(label) for label in labels}
         return answer.sample(spans.__getitem__)
 
     async def _version(self, answer: SampledAnswer) -> Version:
-        """Of an answer of one token."""
+        """Return the version that made a one-token answer."""
         (span,) = answer.labels()
         return (await self._naming.span(span.label)).version

@@ -1,4 +1,4 @@
-"""The weights of an engine, as the peer that installs them names them: version, hash of its manifest, KV policy."""
+"""An engine's weights as identified by the peer that installs them: version, hash of its manifest, KV policy."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from p2pcast.sparse.budget_schedule import ALL_PAGES_NAME
 HASH_BYTES: Final = 32
 NO_MANIFEST: Final = bytes(HASH_BYTES)
 REMEMBERED: Final = 4096
-"""Versions whose hashes are kept, beyond those that the peer still lists: a long play began with old ones."""
+"""Number of versions whose hashes are kept, beyond those still listed by the peer, for plays that started with old
+ones.
+"""
 ASK_S: Final = 10.0
-"""Time limit of a request to the peer, on the same machine, in seconds."""
+"""Time limit in seconds for a request to the peer, which is on the same machine."""
 
 
 SERVERS: Final = ("vllm", "sglang")
-"""Kinds of install target that are servers: the peer names a server's engine by kind and URL."""
+"""Kinds of install target that are servers: the peer names such an engine by its kind and URL."""
 
 
 class UnnamedWeights:
-    """Weights that no peer names, for plays that are not handed in: every label is version 0.0."""
+    """Weights without a peer, for plays that are not handed in: every label becomes version 0.0."""
 
     salt: str | None = None
 
@@ -35,8 +37,8 @@ class UnnamedWeights:
 
 
 class Served(NamedTuple):
-    """``staged``: the version that the engine may switch to next. ``node``: of the peer, in hex. ``engine``: name at
-    the peer.
+    """``staged``: the version to which the engine may switch next. ``node``: the peer's id, in hex. ``engine``: the
+    engine's name at the peer.
     """
 
     version: Version
@@ -47,7 +49,7 @@ class Served(NamedTuple):
 
 
 class ServingEpoch(NamedTuple):
-    """A time without a write to the engine's weights; ``id`` changes with each write. ``span``: without place."""
+    """A time without a write to the engine's weights. ``id`` changes with each write; ``span`` has no position."""
 
     id: str
     span: Span
@@ -63,30 +65,30 @@ class EngineVersions:
         self.kv: SpanKv = "recompute"
         self.served: Served | None = None
         self.run: str | None = None
-        """Id of the run in hex, as the peer names it."""
+        """The run's id in hex, as reported by the peer."""
         self._serving_epoch: ServingEpoch | None = None
         self._schedules: dict[Version, bytes] = {}
         self._sparse = False
-        """Of the newest answer that named the engine's version."""
+        """Whether the engine followed schedules, by the newest answer that contained the engine's version."""
         self._followed: dict[Version, bool] = {}
-        """Whether the engine followed the schedule of a version, as last seen while it served that version."""
+        """Version → whether the engine followed its schedule, as last seen while it served that version."""
 
     @property
     def salt(self) -> str | None:
-        """Salt of the prefix cache for a request that begins now: only the policy ``salt`` has one."""
+        """Prefix-cache salt for a request that starts now; None unless the KV policy is ``salt``."""
         return str(self.served.version) if self.kv == "salt" and self.served is not None else None
 
     @property
     def sparse(self) -> bool:
-        """Whether a request that begins now is sampled with sparse attention."""
+        """Whether a request that starts now is sampled with sparse attention."""
         return self.served is not None and self.schedule(self.served.version) not in (None, ALL_PAGES_NAME)
 
     def schedule(self, version: Version) -> bytes | None:
-        """Name of the schedule by which the engine attended while it served ``version``; None: densely."""
+        """The name of the schedule that the engine's attention followed while serving ``version``; None if dense."""
         return self._schedules.get(version) if self._followed.get(version, self._sparse) else None
 
     async def refresh(self) -> Served:
-        """The version that the engine serves now. Raises RetryableError while no version is installed."""
+        """Return the version that the engine serves now. Raises RetryableError if no version is installed."""
         found = await self._ask()
         try:
             self._read(found)
@@ -103,18 +105,18 @@ class EngineVersions:
         self.kv = found["kv"]
         run = found["run"] if isinstance(found.get("run"), str) else None
         if run != self.run:
-            # Versions of another run have other weights under the same names.
+            # The versions of a different run have different weights under the same names.
             self._manifests, self._schedules, self._followed, self._sparse = {}, {}, {}, False
         self.run = run
         self._manifests = dict(sorted((self._manifests | manifests).items())[-REMEMBERED:])
-        # Peers of earlier releases name no schedules.
+        # Peers of earlier releases do not report schedules.
         schedules = {Version.parse(text): bytes.fromhex(name) for text, name in found.get("schedules", {}).items()}
         if any(len(name) != HASH_BYTES for name in schedules.values()):
             raise ValueError
         self._schedules = dict(sorted((self._schedules | schedules).items())[-REMEMBERED:])
         engines, staged = found["engines"], found["staged"]
         name = next((name for kind in SERVERS if (name := f"{kind}:{self._engine}") in engines), self._engine)
-        if name not in engines and len(engines) == 1:  # an engine with a name of its own
+        if name not in engines and len(engines) == 1:  # an engine with a custom name
             (name,) = engines
         text = engines.get(name)
         version = None if text is None else Version.parse(text)
@@ -125,7 +127,7 @@ class EngineVersions:
             self.served = None
             return
         manifest = self._manifests[version]
-        # A peer that has not reached its engine yet, as after a restart, does not know how the engine attends.
+        # A peer that has not reached its engine yet, for example after a restart, does not know its kind of attention.
         self._sparse = name in found.get("sparse", ())
         self._followed = dict(sorted((self._followed | {version: self._sparse}).items())[-REMEMBERED:])
         staged = None if staged is None else Version.parse(staged)
@@ -135,7 +137,7 @@ class EngineVersions:
             self._serving_epoch = ServingEpoch(str(epoch), Span(version, 0, 0, manifest, "drain"))
 
     async def serving_epoch(self) -> ServingEpoch:
-        """The present one. Raises LocalError where switches do not wait for requests, RetryableError during one."""
+        """Return the current one. Raises LocalError if switches do not wait for requests, RetryableError during one."""
         await self.refresh()
         if self.kv != "drain":
             raise LocalError(
@@ -147,7 +149,7 @@ class EngineVersions:
         return self._serving_epoch
 
     async def span(self, label: str) -> Span:
-        """A span without place, for a label of the engine's weights. Raises P2PCastError."""
+        """Return a span without position for a label of the engine's weights. Raises P2PCastError."""
         try:
             version = Version.parse(label)
         except UsageError:
@@ -158,7 +160,7 @@ class EngineVersions:
         if version not in self._manifests:
             await self.refresh()
         elif self._sparse and version not in self._followed and version not in self._schedules:
-            # The peer lists a manifest as soon as the hub does, and a schedule only once it has the version.
+            # The peer lists a manifest as soon as the hub does, but a schedule only once it has the version.
             with suppress(P2PCastError):
                 await self.refresh()
         if version not in self._manifests:

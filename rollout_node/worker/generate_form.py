@@ -1,6 +1,6 @@
-"""Requests to vLLM's ``/inference/v1/generate``, and the reading of its answers. Pure.
+"""Builds requests to vLLM's ``/inference/v1/generate``, and reads its answers. It does no I/O.
 
-Token ids go in and come out; no text is made. Every field that changes the sampling distribution is stated, so that no
+Token ids go in and come out; no text is produced. Every field that changes the sampling distribution is set, so that no
 default of a server or of a model's own files applies.
 """
 
@@ -32,7 +32,7 @@ ROUTE: Final = Route("/inference/v1/generate", VLLM, f"{VLLM}, started with --en
 def sampling_fields(
     seed: int, temperature: float, max_tokens: int, stop_token_ids: Sequence[int], logprobs: int
 ) -> dict[str, Any]:
-    """The fields that every route is sent: one sample of the whole distribution; no default of a server applies."""
+    """Return the fields sent on every route: one sample from the full distribution, without any server default."""
     return {
         "n": 1,
         "seed": seed,
@@ -67,8 +67,8 @@ def request(
     stream: bool = True,
     routed_from: int = 0,
 ) -> dict[str, Any]:
-    """``logprobs``: candidates whose log-probabilities are returned, besides the sampled token's. ``routed_from``: the
-    first token whose experts are returned, if the engine returns any.
+    """``logprobs``: number of candidates whose log-probabilities are returned, besides the sampled token's.
+    ``routed_from``: the first token whose experts are returned, if the engine returns any.
     """
     sampling = sampling_fields(seed, temperature, max_tokens, stop_token_ids, logprobs)
     sampling |= {"stop": None, "bad_words": None, "detokenize": False}
@@ -79,8 +79,8 @@ def request(
 
 
 class Answer(SampledAnswer):
-    """``experts``: of the tokens that the engine computed, if it returns them; tokens × layers × experts a token.
-    ``top_count``: most probable tokens of each position that are kept.
+    """``experts``: those of the tokens that the engine computed, if it returns them, as tokens × layers × experts per
+    token. ``top_count``: number of most probable tokens kept per position.
     """
 
     route = ROUTE
@@ -92,7 +92,7 @@ class Answer(SampledAnswer):
         self._top: list[list[tuple[int, float]]] = []
 
     def top(self) -> SampledTop | None:
-        """None unless each token has all of them."""
+        """Return the most probable tokens; None unless every token has all of them."""
         if not self._top_count or len(self._top) != len(self.token_ids):
             return None
         if any(len(one) < self._top_count for one in self._top):
@@ -113,9 +113,9 @@ class Answer(SampledAnswer):
             self._finish = choice.get("finish_reason") or self._finish
 
     def _likeliest(self, entry: dict[str, Any]) -> list[tuple[int, float]]:
-        """The engine adds the sampled token where it is none of the likeliest."""
+        """Return the most probable tokens; the engine adds the sampled token if it is not among them."""
         values = [float(one["logprob"]) for one in entry["top_logprobs"]]
-        # An engine may write any low number for a token that cannot be sampled.
+        # An engine may send any low number for a token that cannot be sampled.
         values = [min(value, 0.0) if value > LOWEST_LOGPROB else LOWEST_LOGPROB for value in values]
         found = dict(zip(ids([one["token_id"] for one in entry["top_logprobs"]]), values, strict=True))
         return sorted(found.items(), key=lambda pair: -pair[1])[: self._top_count]
@@ -124,14 +124,14 @@ class Answer(SampledAnswer):
         return ids(choice["token_ids"])
 
     def _content(self, choice: dict[str, Any]) -> list[tuple[int, float]] | None:
-        """Tokens with their log-probabilities; None without these."""
+        """Return tokens with their log-probabilities; None if there are no log-probabilities."""
         if choice.get("logprobs") is None:
             return None
         return [(entry["token_id"], entry["logprob"]) for entry in choice["logprobs"]["content"]]
 
 
 def candidates(answer: Any) -> dict[int, float]:
-    """Log-probabilities of the likeliest first tokens, from a whole answer to a probe. Raises P2PCastError."""
+    """Read the likeliest first tokens' log-probabilities from a complete answer to a probe. Raises P2PCastError."""
     try:
         first = answer["choices"][0]["logprobs"]["content"][0]
         return {

@@ -1,11 +1,11 @@
-"""Samples of a vLLM engine, through ``/inference/v1/generate``.
+"""Samples from a vLLM engine through ``/inference/v1/generate``.
 
-Promises:
+Guarantees:
 
-- Samples carry the experts of their tokens if the engine returns them. The engine's own option
-  ``--enable-return-routed-experts`` decides, and the first probe shows it. Without the option a request is as before.
-  After an answer that cannot be read the engine is probed again: it may have been restarted.
-- A share of the plays of an engine with sparse attention carries the most probable tokens of each position.
+- Samples include their tokens' experts if the engine returns them, which its option ``--enable-return-routed-experts``
+  decides and the first probe shows. Without the option, requests do not change. After an unreadable answer, the engine
+  is probed again, because it may have been restarted.
+- With sparse attention, a share of the engine's plays includes the most probable tokens of each position.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from rollout_node.worker.sampled_answer import HOT
 logger = logging.getLogger("p2pcast.worker")
 
 TOP_BYTES: Final = 128
-"""Most bytes of one of a position's most probable tokens, in an answer's line."""
+"""Upper bound on the bytes of one of a position's most probable tokens, in an answer's line."""
 MAX_TOP_LINE_BYTES: Final = 16 * MIB
-"""An engine joins tokens in one line while its client is slow: about 6000 of them fit."""
+"""An engine puts several tokens in one line while its client is slow; this has space for about 6000 of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopTokenShare:
-    """``share``: of the plays of sparse attention, those whose most probable tokens are asked for. ``count``: most
-    probable tokens of a position; at most the vocabulary.
+    """``share``: the share of sparse-attention plays for which the most probable tokens are requested. ``count``:
+    number of most probable tokens per position, at most the size of the vocabulary.
     """
 
     share: float = 0.0
@@ -55,7 +55,7 @@ NO_TOP_TOKENS: Final = TopTokenShare()
 class GenerateSampler(LabelledSampler):
     route = generate_form.ROUTE
     routed_bytes = 0
-    """Bytes of the experts of one token; 0 for an engine that returns none."""
+    """Bytes of one token's experts; 0 if the engine returns none."""
 
     def __init__(self, *arguments: Any, adapter: str | None = None, top: TopTokenShare = NO_TOP_TOKENS) -> None:
         super().__init__(*arguments, adapter=adapter)
@@ -63,7 +63,7 @@ class GenerateSampler(LabelledSampler):
         self._known = KnownTokens()
         self._asks_top = False
         self._of_engine = self
-        """The sampler that has made this one for a play."""
+        """The sampler from which this one was made for a play."""
 
     def of_play(self, on_tokens: Callable[[int], None]) -> Self:
         found = super().of_play(on_tokens)
@@ -113,7 +113,7 @@ class GenerateSampler(LabelledSampler):
 
     async def score(self, token_ids: Sequence[int]) -> tuple[np.ndarray, Version]:
         body = recomputation.request(token_ids, self._naming.salt)
-        # Experts of a long prompt would be megabytes that no caller reads.
+        # The experts of a long prompt would be megabytes that no caller reads.
         body["sampling_params"]["routed_experts_prompt_start"] = len(token_ids)
         found = await self._requests.whole(body)
         answer = Answer((), 1)
@@ -121,8 +121,8 @@ class GenerateSampler(LabelledSampler):
         return recomputation.prompt_logprobs(found, token_ids), await self._version(answer)
 
     async def learn_form(self) -> None:
-        """Look again whether the engine returns experts, for later plays: a restarted engine may have the option now,
-        and its lines are longer than the limit without.
+        """Probe again whether the engine returns experts, for later plays: a restarted engine may now have the option,
+        whose lines exceed the normal limit.
         """
         with suppress(P2PCastError):
             await self._probe(HOT)

@@ -1,9 +1,9 @@
-"""The leases of one worker: how many more it may take, what it reports, which plays it ends. Pure.
+"""One worker's leases: how many more it may take, what it reports, and which plays it stops. It does no I/O.
 
-Promises:
+Guarantees:
 
-- No more leases than slots run, or wait with a result that the ledger has not taken.
-- A lease is reported from the moment it came until its play has ended.
+- Leases whose plays run, or whose results the ledger has not taken, never outnumber the slots.
+- A lease is reported from its arrival until its play has ended.
 - A lease that is both finished and aborted counts once.
 """
 
@@ -28,7 +28,7 @@ class LeaseBook:
 
     @property
     def free(self) -> int:
-        """Leases that fit in besides those that run, and those whose results wait."""
+        """Number of further leases that the worker may take."""
         return max(0, self._slots - len(self._running) - len(self._waiting))
 
     @property
@@ -36,7 +36,7 @@ class LeaseBook:
         return list(self._running)
 
     def add(self, leases: Iterable[bytes]) -> list[bytes]:
-        """Leases that came. Returns those to play; the others are to be given back."""
+        """Add new leases. Returns those to play; the caller must give back the others."""
         taken = []
         for lease in leases:
             if self.free and lease not in self._running:
@@ -45,31 +45,31 @@ class LeaseBook:
         return taken
 
     def sampled(self, lease: bytes, count: int) -> None:
-        """``count`` more tokens of a lease have come."""
+        """Count ``count`` more sampled tokens of a lease."""
         if (running := self._running.get(lease)) is not None:
             running.tokens += count
 
     def end(self, lease: bytes) -> bool:
-        """A lease's play has ended. Returns whether it may still be handed in or given back."""
+        """Remove a lease whose play has ended. Returns whether it may still be handed in or given back."""
         running = self._running.pop(lease, None)
         return running is not None and not running.aborted
 
     def result_waits(self, lease: bytes) -> None:
-        """A lease that has ended has a result, which the ledger has not taken yet."""
+        """Note that a finished lease has a result that the ledger has not taken yet."""
         self._waiting.add(lease)
 
     def results_left(self, leases: Iterable[bytes]) -> None:
-        """The ledger has judged or refused the results of these leases."""
+        """Note that the ledger has judged or refused the results of these leases."""
         self._waiting.difference_update(leases)
 
     def tokens(self) -> dict[bytes, int]:
-        """Tokens so far, of each lease that is to be renewed."""
+        """Tokens so far for each lease that is to be renewed."""
         return {lease: running.tokens for lease, running in self._running.items() if not running.aborted}
 
     def apply_states(self, states: Mapping[bytes, str]) -> list[bytes]:
-        """The ledger's answer to a heartbeat. Returns leases whose plays end now.
+        """Apply the ledger's answer to a heartbeat. Returns the leases whose plays must stop now.
 
-        A lease that the ledger does not know plays on: its result may still be the first of its job.
+        The play of a lease unknown to the ledger continues, because its result may still be the job's first.
         """
         ending = []
         for lease, state in states.items():

@@ -1,6 +1,6 @@
 """The ledger's HTTP API, as a worker uses it.
 
-Promises:
+Guarantees:
 
 - A request that may be repeated is repeated for ever, with growing delays, until the ledger answers.
 - Every request of this module may be repeated, because the ledger settles each (job, lease) once.
@@ -40,23 +40,23 @@ Q = TypeVar("Q", bound=ApiRecord)
 A = TypeVar("A", bound=ApiRecord)
 
 MAX_ANSWER_BYTES: Final = 160 * limits.MIB
-"""Largest answer: as many jobs of the largest size as one request may lease, and a little more."""
+"""Largest answer: as many jobs of the largest size as one request may lease, with a small margin."""
 REQUEST_S: Final = 30.0
-"""Time limit of a request in seconds, besides the time for which the ledger was asked to wait."""
+"""Time limit for a request in seconds, in addition to the time that the ledger was asked to wait."""
 RETRY_S, RETRY_MOST_S = 0.2, 15.0
 CHECK_S: Final = 10.0
 CHECK_MOST_S: Final = 3600.0
-"""Time limit of a check at a ledger that states none, and the longest that counts, in seconds."""
+"""Time limit in seconds for a check if the ledger states none, and the longest that is accepted."""
 TURNS: Final = 2
-"""Checks at the ledger for which a result may wait, in time limits of a check, its own included."""
+"""Number of checks, including its own, for which a result may wait at the ledger."""
 HEARTBEAT_S: Final = 1.5
 HEARTBEAT_LEAST_S, HEARTBEAT_MOST_S = 0.1, 600.0
-"""Interval of heartbeats at a ledger that states none, and bounds of a stated one, in seconds."""
+"""Heartbeat interval in seconds if the ledger states none, and bounds for a stated one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leases:
-    """``finished``: the run has ended. ``retry_s``: delay before the next request."""
+    """``finished``: whether the run has ended. ``retry_s``: delay in seconds before the next request."""
 
     leases: Sequence[Leased]
     finished: bool
@@ -64,10 +64,10 @@ class Leases:
 
 
 class LedgerClient:
-    """``url``: base URL of the ledger. ``bearer``: for http; ``tls``: for https, the context for the next connection.
+    """``url``: base URL of the ledger. ``bearer``: for http. ``tls``: for https, returns the next connection's context.
 
-    A server that cannot prove to be the ledger gets no byte of a request. It ends a worker that no ledger has answered
-    yet: the address is wrong. Later the request is repeated, because another program may have taken the address over.
+    A server that cannot prove to be the ledger gets no byte of a request. Before any ledger has answered, it stops the
+    worker, because the address is wrong. Later, the request is repeated, because another program may be at the address.
     """
 
     def __init__(
@@ -83,21 +83,21 @@ class LedgerClient:
         self._tls = tls
         self._uniform = uniform
         self._answered = False
-        """A ledger has answered."""
+        """Whether a ledger has answered."""
         self._check_s = CHECK_S
-        """The ledger's time limit for the check of one result, in seconds."""
+        """The ledger's time limit for checking one result, in seconds."""
         self.heartbeat_s = HEARTBEAT_S
-        """Interval that the ledger asks for, in seconds: the more workers there are, the longer it is."""
+        """Heartbeat interval in seconds requested by the ledger; it grows with the number of workers."""
 
     async def register(self, about: api.Registration) -> api.Registered:
-        """With the name under which the ledger knows the worker. Raises RefusedError."""
+        """Register the worker. The answer includes the name that the ledger uses for it. Raises RefusedError."""
         found = await self.ask(api.REGISTER, about)
         self._check_s = min(CHECK_MOST_S, max(0.0, CHECK_S if found.check_s is None else found.check_s))
         self._take_interval(found.heartbeat_s)
         return replace(found, name=found.name or about.name)
 
     async def lease(self, session: bytes, slots: int, served: Served, wait_s: float) -> Leases:
-        """Raises SessionLostError, RefusedError."""
+        """Request leases. Raises SessionLostError, RefusedError."""
         asked = api.LeaseRequest(
             session,
             str(served.version),
@@ -112,8 +112,8 @@ class LedgerClient:
         return Leases(leases, found.finished, found.retry_s)
 
     async def heartbeat(self, session: bytes, tokens: Mapping[bytes, int]) -> dict[bytes, str]:
-        """Lease → ``held``, ``abort`` or ``unknown``. Not repeated: the next heartbeat says more. Raises
-        RetryableError, SessionLostError.
+        """Renew leases. Returns lease → ``held``, ``abort`` or ``unknown``. Not repeated, because the next heartbeat is
+        newer. Raises RetryableError, SessionLostError.
         """
         rows = [api.LeaseTokens(lease, count) for lease, count in tokens.items()]
         found = await self.ask_once(api.HEARTBEAT, api.HeartbeatRequest(session, rows))
@@ -125,20 +125,20 @@ class LedgerClient:
             self.heartbeat_s = min(HEARTBEAT_MOST_S, max(HEARTBEAT_LEAST_S, interval_s))
 
     async def give_back(self, session: bytes, leases: Mapping[bytes, Returned]) -> None:
-        """Unfinished leases return to the pool, each for its reason. Raises SessionLostError, RefusedError."""
+        """Return unfinished leases to the pool, each with its reason. Raises SessionLostError, RefusedError."""
         reasons = [api.LeaseReason(lease, one.reason.value, one.detail) for lease, one in leases.items()]
         await self.ask(api.RETURN, api.ReturnRequest(session, list(leases), reasons))
 
     async def hand_in(self, session: bytes, results: Sequence[Result]) -> Sequence[api.Settled]:
-        """Raises SessionLostError, ConflictError, UnfitError, RefusedError."""
+        """Hand in results. Raises SessionLostError, ConflictError, UnfitError, RefusedError."""
         asked = api.ResultsRequest(bytes(session), [result.to_bytes() for result in results])
-        # Other workers' checks have turns between these: a request that gives up early only sends everything again.
+        # Other workers' checks take turns with these; giving up early would only mean sending everything again.
         return (await self.ask(api.RESULTS, asked, TURNS * len(results) * self._check_s)).results
 
     # -- probes
 
     async def take_probe(self, session: bytes, served: Served) -> ProbeSet | None:
-        """The learner's probe set, if the ledger wants this version's scores. Not repeated. Raises P2PCastError."""
+        """Get the learner's probe set if the ledger wants this version's scores. Not repeated. Raises P2PCastError."""
         asked = api.ServingEngine(session, str(served.version), served.manifest)
         found = await self.ask_once(api.TAKE_PROBE, asked)
         if found.sequences is None:
@@ -149,7 +149,7 @@ class LedgerClient:
             raise RemoteError(f"the ledger's answer to {api.TAKE_PROBE.path} is malformed: {error}") from None
 
     async def report_probe(self, session: bytes, served: Served, probe_set: ProbeSet, scores: bytes) -> None:
-        """``scores``: of ``served``, packed. Not repeated. Raises P2PCastError."""
+        """Report ``served``'s packed scores. Not repeated. Raises P2PCastError."""
         about = (session, str(served.version), served.manifest)
         asked = api.ReportProbeRequest(*about, probe_set.id, served.engine, scores.hex())
         await self.ask_once(api.REPORT_PROBE, asked)
@@ -157,8 +157,8 @@ class LedgerClient:
     # -- requests
 
     async def ask(self, route: ApiRoute[Q, A], asked: Q, wait_s: float = 0.0) -> A:
-        """Repeated until the ledger answers. ``wait_s``: for which the ledger may keep the request. Raises
-        SessionLostError, ConflictError, UnfitError, RefusedError, RemoteError.
+        """Send a request until the ledger answers. ``wait_s``: seconds for which the ledger may hold the request.
+        Raises SessionLostError, ConflictError, UnfitError, RefusedError, RemoteError.
         """
         delays = Backoff(RETRY_S, RETRY_MOST_S, self._uniform)
         while True:
@@ -171,7 +171,7 @@ class LedgerClient:
             await asyncio.sleep(delays.next_s())
 
     async def ask_once(self, route: ApiRoute[Q, A], asked: Q, wait_s: float = 0.0) -> A:
-        """Raises P2PCastError."""
+        """Send a request once. Raises P2PCastError."""
         body, headers = route.request(asked), self._headers | {"Content-Type": route.request_type}
         limit = aiohttp.ClientTimeout(total=REQUEST_S + wait_s)
         tls: ssl.SSLContext | bool = True if self._tls is None else self._tls()
@@ -196,7 +196,7 @@ class LedgerClient:
 
 
 async def _read(answer: aiohttp.ClientResponse) -> bytes:
-    """Raises RemoteError above the limit, before the rest arrives."""
+    """Read the answer. Raises RemoteError as soon as it exceeds the limit."""
     parts, size = [], 0
     async for part in answer.content.iter_any():
         size += len(part)

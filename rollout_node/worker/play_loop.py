@@ -1,11 +1,11 @@
-"""A worker's loops: lease, play, heartbeat, hand in.
+"""A worker's loops: lease, play, send heartbeats, hand in results.
 
-Promises:
+Guarantees:
 
 - Every lease ends in a result, a return to the ledger, or an abort that the ledger ordered.
-- A play that raises, blocks, crashes or is forged by its own task costs that lease only.
+- A play that raises, blocks, crashes or is forged by its own task costs only that lease.
 
-After ``drain`` no lease is taken; plays that end within the given time are handed in, the others go back.
+After ``drain``, no lease is taken. Plays that end within the given time are handed in; the others are given back.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ from rollout_node.worker.returned_plays import EngineFaults, HeardSampler, Inval
 logger = logging.getLogger("p2pcast.worker")
 
 LEASE_WAIT_S: Final = 5.0
-"""Longest wait in seconds of one request for leases; a drain waits for its end."""
+"""Longest time in seconds that one request waits for leases; a drain waits for the request to return."""
 LATE_S: Final = 60.0
-"""Time in seconds after a lease's last end for which its play goes on: a late result may still count."""
+"""Seconds for which a play continues after its lease has finally expired, because a late result may still count."""
 FLUSH_S: Final = 10.0
-"""Time in seconds for the last results and returns to reach the ledger, once no play is left."""
+"""Seconds for the last results and returns to reach the ledger once no plays are left."""
 REQUEST_BYTES: Final = 16 * limits.MIB
-"""Results of one request end above this size: the ledger takes 64 MiB, and one result is at most 16 MiB."""
+"""Limit on the results in one request, in bytes: the ledger accepts 64 MiB, and one result is at most 16 MiB."""
 MAX_TAG: Final = 200
-"""Most characters of a failure in a result's tags."""
+"""Longest failure text in a result's tags, in characters."""
 SOON_S, LATER_S = 0.1, 30.0
-"""Bounds in seconds of the delay that the ledger asks for when it has no leases."""
+"""Bounds in seconds on the delay that the ledger requests when it has no leases."""
 REPEAT_S: Final = 0.5
-"""Rest of leasing in seconds after a job at fault that had failed here before: an older ledger leases it for ever."""
+"""Seconds without leasing after a job fails here again by its own fault: an older ledger leases it for ever."""
 FAILED_KEPT: Final = 256
-"""Jobs at fault that a worker remembers."""
+"""Number of jobs that failed by their own fault to remember."""
 IDLE_S: Final = 1.0
-"""Longest wait in seconds for a change before the worker looks again."""
+"""Longest time in seconds that the worker waits for a change before it checks again."""
 
 
 class PlaySampler(Protocol):
@@ -73,19 +73,19 @@ class PlaySampler(Protocol):
 class WorkerWeights(Protocol):
     async def refresh(self) -> Served: ...
     def schedule(self, version: Version) -> bytes | None:
-        """Of the sparse attention with which the engine serves ``version``; None: dense."""
+        """The schedule of the sparse attention with which the engine serves ``version``; None if it is dense."""
 
 
 class WorkerProbes(Protocol):
     async def run(self, session: Callable[[], bytes | None]) -> None:
-        """Until cancelled. ``session``: of the worker at the ledger, once it has one."""
+        """Run until cancelled. ``session``: returns the worker's session at the ledger, once it has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """``price_usd_h``: of this machine. ``device_class``: workers of one class are expected to be equally fast.
-    ``drain_s``: time for plays to end after SIGTERM. ``guard_share``: of plays of sparse attention, those whose results
-    carry the ``guard_tokens`` most probable tokens of each position.
+    """``price_usd_h``: this machine's price. ``device_class``: workers in the same class should be equally fast.
+    ``drain_s``: seconds for plays to end after SIGTERM. ``guard_share``: the share of sparse-attention plays whose
+    results include the ``guard_tokens`` most probable tokens of each position.
     """
 
     name: str
@@ -107,13 +107,13 @@ class _Outbox:
 
 
 PlayTold = Callable[[Leased, float, Result | None, str | None], object]
-"""Gets the lease of a play that has ended, its beginning in Unix seconds, and its result or why there is none."""
+"""Receives the lease of a play that has ended, its start in Unix seconds, and its result or why there is none."""
 
 
 class PlayLoop:
-    """``checks``: compute the reward that is reported; None: the task is trusted to compute it in this process.
-    ``plays``: processes of plays; None: the task is trusted to play in this process, where it must not block.
-    ``probes``: run beside the plays. ``told``: called at the end of each play.
+    """``checks``: processes that compute the reported reward; None if the task is trusted to compute it in this
+    process. ``plays``: processes for plays; None if the task is trusted to play in this process, where it must not
+    block. ``probes``: run alongside the plays. ``told``: called when a play has ended.
     """
 
     def __init__(
@@ -140,15 +140,15 @@ class PlayLoop:
         self._failures = Backoff(0.2, 30.0, uniform)
         self._engine_faults = EngineFaults()
         self._failed: dict[bytes, None] = {}
-        """Jobs whose own faults ended their plays here, the oldest first."""
+        """Jobs whose own faults made their plays fail here, the oldest first."""
         self._rests_until = 0.0
         self._leasing = True
         self._ended = False
         self.verdicts: Counter[str] = Counter()
-        """Results by verdict or reason; plays that failed by ``failed``; leases given back by ``returned``."""
+        """Results by verdict or reason, plays that ``failed``, and leases that were ``returned``."""
 
     async def run(self) -> None:
-        """Until the run has ended, or until drained. Raises RefusedError if the ledger refuses this worker."""
+        """Work until the run has ended or the worker is drained. Raises RefusedError if the ledger refuses it."""
         await self._registered(None)
         try:
             async with asyncio.TaskGroup() as group:
@@ -163,7 +163,7 @@ class PlayLoop:
             logger.info("results: %s", ", ".join(f"{n} {what}" for what, n in self.verdicts.items()) or "none")
 
     async def drain(self) -> None:
-        """Take no more leases, finish the plays that end within ``drain_s``, and give the others back."""
+        """Take no more leases, finish the plays that end within ``drain_s``, and give back the others."""
         self._leasing = False
         self._changed.notify()
         logger.info("draining: %d plays have %g s to end", len(self._plays), self._config.drain_s)
@@ -191,7 +191,7 @@ class PlayLoop:
         return None if self._session is None else self._session.session
 
     async def _registered(self, lost: Registered | None) -> Registered:
-        """The session, or a new one if ``lost`` is the present one."""
+        """Return the session; register a new one if there is none or ``lost`` is the current one."""
         async with self._registering:
             if self._session is None or self._session is lost:
                 before = self._session
@@ -203,7 +203,7 @@ class PlayLoop:
                     task=self._task.name,
                     task_hash=self._task.hash,
                     classes=DeviceClasses(self._config.device_class),
-                    # All others return to the pool: their answers were lost, or an earlier process had them.
+                    # All other leases return to the pool: their answers were lost, or an earlier process had them.
                     leases=[*self._book.running, *(result.lease for result in self._outbox.results)],
                 )
                 self._session = await self._ledger.register(about)
@@ -270,7 +270,7 @@ class PlayLoop:
     # -- plays
 
     async def _play(self, lease: Leased) -> None:
-        """Cancelled by an abort or by a drain."""
+        """Play one lease. It is cancelled by an abort or a drain."""
         with about_job(lease.job.job):
             await self._play_about(lease)
 
@@ -308,7 +308,7 @@ class PlayLoop:
             self._changed.notify()
 
     def _rest(self, job: bytes, why: ReturnReason) -> None:
-        """Leasing rests for a moment, unless other jobs may well be played."""
+        """Pause leasing for a moment, unless other jobs can probably be played."""
         rests_s = self._failures.next_s() if not why.fails_job else REPEAT_S if job in self._failed else 0.0
         if why.fails_job:
             self._failed[job] = None
@@ -323,7 +323,7 @@ class PlayLoop:
         return Played(played, None if loss_mask is None else loss_mask(job, played.token_ids, played.mask))
 
     async def _result(self, lease: Leased, found: Played) -> Result:
-        """With the reward for reports. A check that fails leaves a reward of 0 and a tag with its reason. Raises
+        """Return the result with its reward. If the check fails, the reward is 0 and a tag gives the reason. Raises
         RemoteError for a play that the ledger would hold against this worker.
         """
         job, reward, played = lease.job, 0.0, found.trajectory
@@ -339,7 +339,7 @@ class PlayLoop:
         if found.loss_mask is not None:
             result = replace(result, loss_mask=found.loss_mask)
         if result.top_logprobs is not None and top_fault(result.top_logprobs, result.mask, self._task.vocabulary):
-            # An engine may pad its vocabulary. The rollout counts without them.
+            # An engine may pad its vocabulary. The rollout is valid without the most probable tokens.
             result = replace(result, top_logprobs=None)
         if (routed := result.routed_experts) is not None and (wrong := routed_fault(routed, len(result.token_ids))):
             logger.warning("the result of job %s goes without experts: the engine sent %s", job.job.hex(), wrong)
@@ -407,13 +407,13 @@ class PlayLoop:
             del self._outbox.returns[lease]
 
     async def _hand_in(self, session: Registered, results: list[Result]) -> None:
-        """Results stay in the outbox until the ledger has judged them."""
+        """Hand in results, which stay in the outbox until the ledger has judged them."""
         if not results:
             return
         try:
             verdicts = await self._ledger.hand_in(session.session, results)
         except (ConflictError, UnfitError) as error:
-            if len(results) > 1:  # one of them spoils the request
+            if len(results) > 1:  # one of them makes the request invalid
                 for result in results:
                     await self._hand_in(session, [result])
                 return
@@ -430,7 +430,7 @@ class PlayLoop:
 
 
 def _one_request(results: list[Result]) -> list[Result]:
-    """The first ones, as many as one request should hold."""
+    """Return the first results, as many as one request should contain."""
     size = 0
     for count, result in enumerate(results[:MAX_LIST]):
         size += result.token_ids.nbytes + result.mask.nbytes + result.logprobs.nbytes

@@ -1,7 +1,7 @@
 """A worker's probes: its engine scores the learner's probe set once with each version that it serves.
 
-Promises: scores are reported for a version only if the engine served it before and after all of them. A probe that
-fails, or that the ledger does not know, costs no play anything.
+Guarantees: a version's scores are reported only if the engine served it before and after all of them. A probe that
+fails, or that the ledger does not support, does not affect any play.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from rollout_node.worker.engine_versions import Served
 logger = logging.getLogger("p2pcast.worker")
 
 CHECK_S: Final = 0.5
-"""Interval in seconds at which the engine's version is looked at."""
+"""Seconds between checks of the engine's version."""
 ASK_S, ASK_MOST_S = 2.0, 60.0
-"""First and largest delay in seconds until the ledger is asked again about one version, if it wanted no scores or a
+"""First and longest delay in seconds before the ledger is asked again about a version, if it wanted no scores or a
 probe failed. Without a learner that probes, thousands of workers must not keep the ledger busy.
 """
 PROBE_S: Final = 600.0
-"""Time limit of one probe in seconds: a commit of a large model pauses the engine."""
+"""Time limit for one probe in seconds; the commit of a large model pauses the engine."""
 
 
 class ProbeLedger(Protocol):
@@ -42,7 +42,7 @@ class ProbeLedger(Protocol):
 
 class Scorer(Protocol):
     async def score(self, token_ids: Sequence[int]) -> tuple[np.ndarray, Version]:
-        """Log-probabilities, the first token's 0, and the version that the engine served at their end."""
+        """Return log-probabilities (the first token's is 0), and the version that the engine served at the end."""
 
 
 class ProbeWeights(Protocol):
@@ -50,13 +50,13 @@ class ProbeWeights(Protocol):
 
 
 class ProbeLoop:
-    """``vocabulary``: number of token ids that the engine may be sent."""
+    """``vocabulary``: token ids sent to the engine are below this number."""
 
     def __init__(self, ledger: ProbeLedger, scorer: Scorer, weights: ProbeWeights, vocabulary: int) -> None:
         self._ledger, self._scorer, self._weights, self._vocabulary = ledger, scorer, weights, vocabulary
 
     async def run(self, session: Callable[[], bytes | None]) -> None:
-        """Until cancelled. ``session``: of the worker at the ledger, once it has one."""
+        """Run until cancelled. ``session``: returns the worker's session at the ledger, once it has one."""
         asked: Version | None = None
         delays, again_s = Backoff(ASK_S, ASK_MOST_S, uniform), 0.0
         clock = asyncio.get_running_loop().time
@@ -78,7 +78,7 @@ class ProbeLoop:
             await asyncio.sleep(CHECK_S)
 
     async def _probe(self, session: bytes, served: Served) -> bool:
-        """Whether the ledger has been told of the scores. Raises P2PCastError."""
+        """Score the probe set, and return whether the scores were reported to the ledger. Raises P2PCastError."""
         probe_set = await self._ledger.take_probe(session, served)
         if probe_set is None:
             return False
@@ -94,10 +94,10 @@ class ProbeLoop:
         return True
 
     async def _scores(self, probe_set: ProbeSet) -> list[tuple[np.ndarray, Version]]:
-        """Of all sequences at once, so that few of them meet a switch. Raises P2PCastError."""
+        """Score all sequences at once, so that a switch affects few of them. Raises P2PCastError."""
         scoring = (self._scorer.score(sequence) for sequence in probe_set.sequences)
         found: list[tuple[np.ndarray, Version]] = []
-        # All requests have ended before the next probe begins.
+        # Wait for all requests, so that none is still running when the next probe starts.
         for one in await asyncio.gather(*scoring, return_exceptions=True):
             if isinstance(one, BaseException):
                 raise one

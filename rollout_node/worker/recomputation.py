@@ -1,6 +1,6 @@
-"""Log-probabilities of a finished play, computed again by an engine from its tokens. Pure.
+"""Recomputes the log-probabilities of a finished play: an engine computes them again from its tokens. It does no I/O.
 
-The engine reads all tokens as a prompt, so nothing of another version is left in its cache. At temperature 1 the
+The engine reads all tokens as a prompt, so nothing of a different version is left in its cache. At temperature 1, the
 log-probabilities of a prompt are those of the sampling distribution.
 """
 
@@ -19,14 +19,14 @@ from rollout_node.worker.sampled_answer import MALFORMED, Route, logprob
 
 
 class Gaps(NamedTuple):
-    """Differences between two log-probabilities of the same tokens, without sign, in nats."""
+    """Absolute differences between two log-probabilities of the same tokens, in nats."""
 
     mean: float
     largest: float
 
 
 def obstacle(result: Result) -> str | None:
-    """Why the log-probabilities of a result cannot be computed again; None if they can."""
+    """Why a result's log-probabilities cannot be recomputed; None if they can."""
     if result.temperature != 1.0:
         return f"sampled at temperature {result.temperature:g}: an engine scores prompts at temperature 1"
     if result.sparse_versions:
@@ -39,7 +39,7 @@ def obstacle(result: Result) -> str | None:
 
 
 def request(token_ids: Sequence[int], cache_salt: str | None) -> dict[str, Any]:
-    """A request for one more token, whose answer has the log-probability of each token of the prompt."""
+    """Return a request for one more token, whose answer contains the log-probability of each prompt token."""
     body = generate_form.request(
         token_ids, seed=0, temperature=1.0, max_tokens=1, stop_token_ids=(), cache_salt=cache_salt, stream=False
     )
@@ -48,18 +48,18 @@ def request(token_ids: Sequence[int], cache_salt: str | None) -> dict[str, Any]:
 
 
 def prompt_logprobs(answer: Any, token_ids: Sequence[int]) -> np.ndarray:
-    """float32, one for each token; the first token's is 0. Raises RemoteError, LocalError."""
+    """Return one float32 per token; the first token's is 0. Raises RemoteError, LocalError."""
     return _scored(lambda: answer["prompt_logprobs"], token_ids, generate_form.ROUTE)
 
 
 def completion_request(token_ids: Sequence[int]) -> dict[str, Any]:
-    """As ``request``, for the route of completions."""
+    """Like ``request``, for the completions route."""
     body = completions_form.request(token_ids, seed=0, temperature=1.0, max_tokens=1, stop_token_ids=(), stream=False)
     return body | {"prompt_logprobs": 0}
 
 
 def completion_logprobs(answer: Any, token_ids: Sequence[int]) -> np.ndarray:
-    """As ``prompt_logprobs``, from an answer of the route of completions. Raises RemoteError, LocalError."""
+    """Like ``prompt_logprobs``, from an answer of the completions route. Raises RemoteError, LocalError."""
     return _scored(lambda: answer["choices"][0]["prompt_logprobs"], token_ids, completions_form.ROUTE)
 
 
@@ -75,8 +75,8 @@ def _scored(found_in: Callable[[], Any], token_ids: Sequence[int], route: Route)
 
 
 def gaps(result: Result, recomputed: np.ndarray) -> Gaps:
-    """Over the sampled tokens. A play's first token counts if it was sampled, and no engine can score it. Such a play
-    has no prompt, so no task of ours makes one.
+    """Return the gaps over the sampled tokens. A play's first token counts if it was sampled, although no engine can
+    score it. Such a play has no prompt, and no task here makes one.
     """
     sampled = result.mask.astype(bool)
     difference = np.abs(result.logprobs[sampled].astype("<f8") - recomputed[sampled])

@@ -1,7 +1,7 @@
-"""Why a play gave no result: the engine's fault, the job's own, or this machine's.
+"""Why a play produced no result: because of the engine, the job itself, or this machine.
 
-Promise: the job is at fault only where the engine answered the play's newest request, refused its prompt, or failed
-again and again at this job alone.
+Guarantee: the job is blamed only if the engine answered the play's newest request, refused its prompt, or failed
+repeatedly at this job but not at others.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from p2pcast.tasks.task import ForgedPlayError, Sample, Sampler
 from rollout_node.worker.sampled_answer import EngineFailedError, PromptRefusedError
 
 MAX_ENGINE_FAULTS: Final = 3
-"""Failures of an engine at one job, other jobs being played between, that are the job's fault."""
+"""After this many engine failures at one job, with other jobs played in between, the job is blamed."""
 JOBS_KEPT: Final = 256
-"""Jobs whose failures are remembered."""
+"""Number of jobs whose failures are remembered."""
 
 
 class InvalidPlayError(RemoteError):
-    """The play is no valid result: the ledger would hold it against this worker."""
+    """The play is not a valid result, and the ledger would hold it against this worker."""
 
 
 class EngineFaults:
-    """Tells a prompt at which the engine fails from an engine that fails."""
+    """Distinguishes a prompt at which the engine fails from an engine that fails in general."""
 
     def __init__(self) -> None:
         self._answered = 0
-        """Plays of other jobs that ended well."""
+        """Number of plays that succeeded."""
         self._by_job: dict[bytes, tuple[int, int]] = {}
-        """Failures of the engine at a job, and ``_answered`` at the last one; the oldest jobs first."""
+        """Job → the engine's failures at it, and ``_answered`` at the last one; the oldest jobs first."""
 
     def answered(self) -> None:
         self._answered += 1
 
     def judged(self, job: bytes, returned: Returned, failed: Exception | None) -> Returned:
-        """``failed``: of the play's newest request. A request that was cut off, or not answered, says nothing."""
+        """Blame the job if due. ``failed``: the newest request's error, which counts only if the engine answered."""
         if returned.reason is not ReturnReason.ENGINE or not isinstance(failed, RemoteError | EngineFailedError):
             return returned
         count, since = self._by_job.pop(job, (0, -1))
@@ -60,9 +60,9 @@ class HeardSampler:
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
         self.failed: Exception | None = None
-        """Of the newest request."""
+        """The newest request's error, if it failed."""
         self.cut_off = False
-        """The newest request was cancelled."""
+        """Whether the newest request was cancelled."""
 
     async def sample(
         self,
@@ -91,7 +91,7 @@ class HeardSampler:
 
 
 def returned_of(error: Exception, heard: HeardSampler, *, out_of_time: bool) -> Returned:
-    """``error``: of the play. ``out_of_time``: the play was ended because of its time."""
+    """Convert the play's ``error`` into a reason for its return. ``out_of_time``: whether it hit its time limit."""
     return Returned(_reason(error, heard, out_of_time), shown_text(text_of(error))[:MAX_DETAIL])
 
 
@@ -108,5 +108,5 @@ def _reason(error: Exception, heard: HeardSampler, out_of_time: bool) -> ReturnR
         return ReturnReason.HUNG
     if isinstance(error, InvalidPlayError | ForgedPlayError):
         return ReturnReason.INVALID
-    # No fault of a job may pass by itself.
+    # A job is never blamed for an error that may pass by itself.
     return ReturnReason.ENGINE if isinstance(error, RetryableError) else ReturnReason.FAILED

@@ -1,9 +1,9 @@
-"""Experts of tokens in an answer of vLLM's ``/inference/v1/generate``: ``routed_experts``, in base64 the file ``.npy``
-of an array tokens × layers × experts a token. Pure.
+"""Tokens' experts in an answer of vLLM's ``/inference/v1/generate``. ``routed_experts`` is a base64-encoded ``.npy``
+file of an array tokens × layers × experts per token. It does no I/O.
 
-An engine that was started with ``--enable-return-routed-experts`` sends the array once, with an answer's last part. The
-rows are those of the prompt from ``routed_experts_prompt_start`` on, and of all sampled tokens but the last, which the
-engine never computes. Rows of a cached prefix are those of the request that computed the prefix.
+An engine started with ``--enable-return-routed-experts`` sends the array once, with an answer's last part. Its rows are
+the prompt's from ``routed_experts_prompt_start`` on, and those of all sampled tokens except the last, which the engine
+never computes. Rows of a cached prefix come from the request that computed the prefix.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _NPY: Final = re.compile(
     rb"'shape': \((?P<tokens>[0-9]{1,9}), (?P<layers>[0-9]{1,9}), (?P<top_k>[0-9]{1,9})\), \} *\n)",
     re.DOTALL,
 )
-"""As numpy writes it. numpy's reader evaluates the header as Python, and fails in many ways."""
+"""The header as numpy writes it. numpy's own reader evaluates the header as Python, and can fail in many ways."""
 
 
 def routed_line_bytes(tokens: int, token_bytes: int) -> int:
-    """Of experts in the last line of an answer. ``token_bytes``: of one token's ids."""
+    """Bytes that experts add to the last line of an answer. ``token_bytes``: size of one token's ids."""
     return math.ceil(_BASE64 * (_HEADER_BYTES + tokens * token_bytes)) if token_bytes else 0
 
 
 def routed_ids(text: str) -> np.ndarray:
-    """Tokens × layers × experts a token, uint8 or uint16. Raises ValueError for another array, or one whose header does
-    not state the size of its content.
+    """Decode tokens × layers × experts per token, as uint8 or uint16. Raises ValueError for any other array, or if the
+    header does not match the size of the content.
     """
     content = base64.b64decode(text, validate=True)
     found = _NPY.match(content)
@@ -48,18 +48,18 @@ def routed_ids(text: str) -> np.ndarray:
 
 
 class KnownTokens:
-    """Tokens whose experts a play has received, so that its next request asks for the other ones alone."""
+    """Tokens whose experts a play has received, so that its next request only asks for the others."""
 
     def __init__(self) -> None:
         self._token_ids: list[int] = []
 
     def first_unknown(self, prompt_ids: Sequence[int]) -> int:
-        """Place of the first token of a prompt whose experts are not known. A prompt that does not continue the tokens
-        of the last answer has none that are known.
+        """Return the index of the first prompt token whose experts are unknown. If the prompt does not continue the
+        last answer's tokens, none are known.
         """
         known = self._token_ids
         return len(known) if len(known) <= len(prompt_ids) and list(prompt_ids[: len(known)]) == known else 0
 
     def received(self, prompt_ids: Sequence[int], sampled_ids: Sequence[int]) -> None:
-        """All tokens but the last have their experts."""
+        """Note that the experts of all tokens except the last are known."""
         self._token_ids = [*prompt_ids, *sampled_ids][:-1]

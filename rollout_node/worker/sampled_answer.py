@@ -1,7 +1,7 @@
-"""An engine's answer to a sampling request, and its log-probabilities; the same for every route. Pure.
+"""An engine's answer to a sampling request, and its log-probabilities, independent of the route. It does no I/O.
 
-Spans are the engine's ``weight_versions``; an answer without them is refused, because a client cannot know when the
-weights changed. Promise: a document in another form is one of our errors, whatever it holds.
+Spans are the engine's ``weight_versions``. An answer without them is refused, because a client cannot know when the
+weights changed. Guarantee: a malformed document raises one of p2pcast's errors, whatever it contains.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ from p2pcast.rollouts.result import Span
 from p2pcast.tasks.task import Sample
 
 LOWEST_LOGPROB: Final = -9000.0
-"""vLLM writes -9999 where it has no log-probability, SGLang the least number of its float."""
+"""If it has no log-probability, vLLM writes -9999, and SGLang the lowest finite float."""
 ROUNDING: Final = 1e-4
-"""A log-probability above 0 by no more than this is 0, rounded."""
+"""A log-probability that exceeds 0 by at most this is rounded to 0."""
 COLD, HOT = 0.5, 2.0
-"""Temperatures of the two probes; vLLM takes none above 2."""
+"""Temperatures of the two probes; vLLM accepts none above 2."""
 CANDIDATES: Final = 5
-"""Likeliest tokens of a probe, whose log-probabilities are compared."""
+"""Number of a probe's likeliest tokens whose log-probabilities are compared."""
 SAME_GAP: Final = 0.5
-"""Gaps between log-probabilities shrink to ``COLD / HOT`` of their size from the first probe to the second, if they are
-of the sampling distribution; otherwise they stay. This share lies between the two.
+"""From the first probe to the second, gaps between log-probabilities shrink by the factor ``COLD / HOT`` if they belong
+to the sampling distribution; otherwise they stay the same. This threshold lies between the two.
 """
 FLAT: Final = 1e-3
-"""A gap below this says nothing."""
+"""A gap below this is too small to tell."""
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError)
-"""Raised by reading a document in another form than the expected one."""
+"""Raised by reading a malformed document."""
 REFUSALS: Final = frozenset({400, 413, 422})
-"""Codes of HTTP with which an engine refuses what was asked."""
+"""HTTP status codes with which an engine refuses a request."""
 FAILURE: Final = 500
-"""Code of HTTP with which an engine fails at a request."""
+"""HTTP status code with which an engine fails at a request."""
 
 
 class PromptRefusedError(RemoteError):
-    """The engine refused a request because of what was asked."""
+    """The engine refused a request because of its contents."""
 
 
 class EngineFailedError(RetryableError):
-    """The engine answered the request with an error of its own."""
+    """The engine answered the request with an internal error."""
 
 
 Named = Callable[[str], Span]
-"""From a label of the engine's weights to a span without place."""
+"""Maps a label of the engine's weights to a span without position."""
 
 
 class Route(NamedTuple):
-    """A sampling route of an engine, and what its user reads where the engine lacks something. ``needed``: the release
-    that has all. ``opened``: the release with the options that open the route. ``processed``: how to get
-    log-probabilities of the sampling distribution.
+    """An engine's sampling route, and the advice for its user if the engine is missing something. ``needed``: the
+    release that supports everything. ``opened``: the release, with the options that open the route. ``processed``: how
+    to get log-probabilities of the sampling distribution.
     """
 
     path: str
@@ -68,7 +68,7 @@ class LabelledSpan(NamedTuple):
 
 
 class SampledAnswer(ABC):
-    """The parts of one answer, streamed or whole."""
+    """Collects the parts of one answer, streamed or complete."""
 
     route: ClassVar[Route]
 
@@ -80,7 +80,7 @@ class SampledAnswer(ABC):
         self._stop_token_ids, self._max_tokens = stop_token_ids, max_tokens
 
     def add(self, part: Any) -> None:
-        """One JSON document of the engine. Raises P2PCastError."""
+        """Add one JSON document from the engine. Raises P2PCastError."""
         if isinstance(part, dict) and part.get("error") is not None:
             raise self._failure(part["error"])
         try:
@@ -89,7 +89,7 @@ class SampledAnswer(ABC):
             raise RemoteError(f"the engine's answer is not in the form of {self.route.path}") from None
 
     async def read(self, parts: AsyncIterator[Any], on_tokens: Callable[[int], None]) -> None:
-        """All parts of a stream. ``on_tokens``: called with the number of tokens of each part. Raises P2PCastError."""
+        """Read all parts of a stream, and call ``on_tokens`` with the number of tokens in each. Raises P2PCastError."""
         reported = len(self.token_ids)
         async for part in parts:
             self.add(part)
@@ -99,10 +99,10 @@ class SampledAnswer(ABC):
 
     @abstractmethod
     def _read(self, part: Any) -> None:
-        """One document. Raises P2PCastError, or an error of ``MALFORMED``."""
+        """Read one document. Raises P2PCastError, or one of ``MALFORMED``."""
 
     def _failure(self, error: Any) -> P2PCastError:
-        """Our error for the engine's, which has a code of HTTP, in an answer with status 200 too."""
+        """Convert the engine's error object. Its ``code`` is an HTTP status, even if the response itself was a 200."""
         code = error.get("code") if isinstance(error, dict) else None
         text = str(error.get("message") if isinstance(error, dict) else error)[:300]
         if code in REFUSALS:
@@ -111,7 +111,7 @@ class SampledAnswer(ABC):
         return kind(f"the engine ended the request early (abort: {text})")
 
     def _take(self, token_ids: list[int], content: Sequence[tuple[int, float]] | None) -> None:
-        """New tokens. ``content``: tokens with their log-probabilities; None: there are none."""
+        """Add new tokens. ``content``: tokens with their log-probabilities; None if there are none."""
         if token_ids:
             if content is None:
                 raise RemoteError("the engine sent no log-probabilities")
@@ -123,8 +123,8 @@ class SampledAnswer(ABC):
             raise RemoteError(f"the engine sent {len(self.token_ids)} tokens of at most {self._max_tokens}")
 
     def labels(self) -> list[LabelledSpan]:
-        """The engine's spans, which hold every token. Raises RetryableError without spans if the answer is not whole,
-        otherwise LocalError; RemoteError for other tokens.
+        """Return the engine's spans, which cover every token. Raises RemoteError if they do not. Without spans, raises
+        RetryableError if the answer is incomplete, otherwise LocalError.
         """
         if self._labels is None:
             self._check_end()
@@ -139,25 +139,25 @@ class SampledAnswer(ABC):
         return self._labels
 
     def sample(self, named: Named) -> Sample:
-        """Raises P2PCastError for an answer that is not whole, or not of the request."""
+        """Return the sample. Raises P2PCastError if the answer is incomplete or does not fit the request."""
         stop = self._stop()
         spans = [named(label)._replace(start=start, end=end) for label, start, end in self.labels()]
         return Sample(self.token_ids, self._logprobs, spans, stop)
 
     def sample_of(self, span: Span) -> Sample:
-        """As ``sample``, where one version made all tokens. ``span``: without place."""
+        """Like ``sample``, if one version made all tokens. ``span`` has no position."""
         stop = self._stop()
         return Sample(self.token_ids, self._logprobs, [span._replace(start=0, end=len(self.token_ids))], stop)
 
     def _stop(self) -> Literal["end", "length"]:
-        """Raises P2PCastError for an answer that is not whole, or not of the request."""
+        """Return why sampling stopped. Raises P2PCastError if the answer is incomplete or does not fit the request."""
         self._check_end()
         if not 0 < len(self.token_ids) <= self._max_tokens:
             raise RemoteError(f"the engine sent {len(self.token_ids)} tokens of at most {self._max_tokens}")
         ended = self.token_ids[-1] in self._stop_token_ids
         if not ended and len(self.token_ids) < self._max_tokens:
             if self._finish == "length":
-                # vLLM takes such a request, and ends the sample where the model's length ends.
+                # vLLM accepts such a request, and stops the sample at the model's maximum length.
                 raise PromptRefusedError(
                     f"the engine has room for {len(self.token_ids)} of the {self._max_tokens} tokens after the prompt: "
                     "start it with a larger --max-model-len, or ask for fewer"
@@ -171,7 +171,7 @@ class SampledAnswer(ABC):
 
 
 def ids(found: Any) -> list[int]:
-    """Token ids; None is an empty list. Raises TypeError."""
+    """Return a list of token ids, which is empty for None. Raises TypeError."""
     found = [] if found is None else found
     if not isinstance(found, list) or any(type(token) is not int for token in found):
         raise TypeError
@@ -179,7 +179,7 @@ def ids(found: Any) -> list[int]:
 
 
 def logprob(value: float, route: Route) -> float:
-    """Raises P2PCastError for a number that no sampling distribution gives."""
+    """Check and clamp a log-probability. Raises P2PCastError for a number that no sampling distribution gives."""
     if not math.isfinite(value) or value <= LOWEST_LOGPROB:
         raise RemoteError("the engine has no log-probability for a sampled token")
     if value > ROUNDING:
@@ -188,8 +188,8 @@ def logprob(value: float, route: Route) -> float:
 
 
 def logprobs_fault(cold: Mapping[int, float], hot: Mapping[int, float], route: Route) -> str | None:
-    """Why the log-probabilities are not of the sampling distribution; None if they are. ``cold``, ``hot``: candidates
-    of the two probes.
+    """Why the log-probabilities are not those of the sampling distribution; None if they are. ``cold``, ``hot``: the
+    candidates of the two probes.
     """
     both = sorted(set(cold) & set(hot), key=lambda token: cold[token])
     if len(both) < 2 or (gap := cold[both[-1]] - cold[both[0]]) < FLAT:

@@ -1,8 +1,8 @@
-"""Requests to SGLang's ``/generate``, and the reading of its answers. Pure.
+"""Builds requests to SGLang's ``/generate``, and reads its answers. It does no I/O.
 
-As ``generate_form``, but for the route's form. SGLang streams all tokens of a sample again and again, or with
-``--incremental-streaming-output`` the new ones; both are read. ``ignore_eos`` would make SGLang ignore the stop tokens
-too. So it ends at the model's own end tokens as well, and the sample goes on with a further request.
+Like ``generate_form``, except for the route's form. SGLang sends all tokens of a sample with each part of a stream, or
+only the new ones with ``--incremental-streaming-output``; both are read. ``ignore_eos`` would make SGLang ignore the
+stop tokens too. So SGLang also stops at the model's own end tokens, and another request continues the sample.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ ROUTE: Final = Route(
     "/generate", SGLANG, SGLANG, "start it without the environment variable SGLANG_RETURN_ORIGINAL_LOGPROB"
 )
 PARTS: Final = 64
-"""Parts of a streamed sample: each has all tokens so far, so that one part a token would be quadratic in bytes."""
+"""Parts of a streamed sample. Each contains all tokens so far, so one part per token would be quadratic in bytes."""
 SEEDS: Final = 1 << 64
-"""SGLang takes a seed of 64 bits with a sign."""
+"""SGLang expects a signed 64-bit seed."""
 
 
 def request(
@@ -44,8 +44,8 @@ def request(
     logprobs: int = 0,
     stream: bool = True,
 ) -> dict[str, Any]:
-    """``logprobs``: candidates whose log-probabilities are returned, besides the sampled token's. ``extra_key``: salt
-    of the prefix cache.
+    """``logprobs``: number of candidates whose log-probabilities are returned, besides the sampled token's.
+    ``extra_key``: prefix-cache salt.
     """
     sampling = {
         "n": 1,
@@ -90,8 +90,8 @@ def request(
 
 
 def score_request(token_ids: Sequence[int], extra_key: str | None) -> dict[str, Any]:
-    """A request for one more token, whose answer has the log-probability of each token of the prompt. SGLang then takes
-    no prefix from its cache.
+    """Return a request for one more token, whose answer contains the log-probability of each prompt token. SGLang then
+    takes no prefix from its cache.
     """
     body = request(
         token_ids, seed=0, temperature=1.0, max_tokens=1, stop_token_ids=(), extra_key=extra_key, stream=False
@@ -100,14 +100,14 @@ def score_request(token_ids: Sequence[int], extra_key: str | None) -> dict[str, 
 
 
 class SglangAnswer(SampledAnswer):
-    """One sample, of one request or more."""
+    """One sample, from one or more requests."""
 
     route = ROUTE
 
     def __init__(self, stop_token_ids: Sequence[int], max_tokens: int) -> None:
         super().__init__(stop_token_ids, max_tokens)
         self._begin = 0
-        """Tokens of the earlier requests."""
+        """Number of tokens from earlier requests."""
         self._earlier: list[LabelledSpan] = []
 
     def _read(self, part: Any) -> None:
@@ -135,8 +135,8 @@ class SglangAnswer(SampledAnswer):
         )
 
     def proceed(self) -> bool:
-        """Whether the engine ended at a token that is none of the stop tokens. Then a request for the rest must follow,
-        whose prompt ends with ``token_ids``. Raises P2PCastError.
+        """Whether the engine stopped at a token that is not one of the stop tokens. If so, the caller must request the
+        rest, with a prompt that ends with ``token_ids``. Raises P2PCastError.
         """
         if self._finish != "stop" or not self._begin < len(self.token_ids) < self._max_tokens:
             return False
@@ -147,7 +147,7 @@ class SglangAnswer(SampledAnswer):
 
 
 def _count(found: Any) -> int:
-    """Raises TypeError."""
+    """Return the number if it is an int. Raises TypeError otherwise."""
     if type(found) is not int:
         raise TypeError
     return found
@@ -159,18 +159,18 @@ def _pairs(entries: Any) -> list[tuple[int, float]]:
 
 
 def _joined(earlier: list[LabelledSpan], later: list[LabelledSpan]) -> list[LabelledSpan]:
-    """Spans of two requests. A version that made the end of one and the begin of the other has one span."""
+    """Join the spans of two requests. If one version made both sides of the join, merge them."""
     if earlier and later and earlier[-1].label == later[0].label and earlier[-1].end == later[0].start:
         return [*earlier[:-1], later[0]._replace(start=earlier[-1].start), *later[1:]]
     return earlier + later
 
 
 def candidates(answer: Any) -> dict[int, float]:
-    """Log-probabilities of the likeliest first tokens, from a whole answer to a probe. Raises P2PCastError."""
+    """Read the likeliest first tokens' log-probabilities from a complete answer to a probe. Raises P2PCastError."""
     try:
         meta = answer["meta_info"]
         entries = [*_pairs(meta["output_token_logprobs"][:1]), *_pairs(meta["output_top_logprobs"][0])]
-        # A token without probability has the least number of a float, or null.
+        # A token with probability 0 has the lowest finite float, or null.
         seen = [(_count(token), value) for token, value in entries if value is not None and value > LOWEST_LOGPROB]
         return {token: logprob(float(value), ROUTE) for token, value in seen}
     except MALFORMED:
@@ -178,8 +178,8 @@ def candidates(answer: Any) -> dict[int, float]:
 
 
 def prompt_logprobs(answer: Any, token_ids: Sequence[int]) -> np.ndarray:
-    """float32, one for each token; the first token's is 0. SGLang 0.5.23 scores the last id of the model's vocabulary,
-    and names it 0. Raises RemoteError, LocalError.
+    """Return one float32 per token; the first token's is 0. SGLang 0.5.23 scores the last id of the model's vocabulary,
+    but reports it as 0. Raises RemoteError, LocalError.
     """
     try:
         entries, last = _pairs(answer["meta_info"]["input_token_logprobs"]), max(token_ids)

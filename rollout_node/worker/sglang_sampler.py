@@ -1,4 +1,4 @@
-"""Samples of a SGLang engine, through ``/generate``."""
+"""Samples from a SGLang engine through ``/generate``."""
 
 from __future__ import annotations
 

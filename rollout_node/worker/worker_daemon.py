@@ -1,4 +1,4 @@
-"""A worker as a daemon: waits for its engine, then runs the loops with all that they need."""
+"""A worker as a daemon: waits for its engine, then runs the loops with everything that they need."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ SAMPLERS: Final[dict[SamplerKind, type[GenerateSampler] | type[CompletionsSample
     "completions": CompletionsSampler,
     "sglang": SglangSampler,
 }
-"""By the engine's route, or its kind."""
+"""Samplers by the engine's route or kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerAddresses:
-    """Base URLs. ``bearer``: for a ledger over http."""
+    """Base URLs. ``bearer``: token for a ledger over http."""
 
     ledger: str
     engine: str
@@ -57,8 +57,8 @@ class WorkerAddresses:
 
 @dataclass(eq=False, repr=False)
 class WorkerDaemon:
-    """``checks`` and ``plays`` end with ``run``. ``certificate``: for a ledger over https. ``adapter``: the LoRA
-    adapter that plays.
+    """``checks`` and ``plays`` are closed at the end of ``run``. ``certificate``: for a ledger over https. ``adapter``:
+    the LoRA adapter that plays.
     """
 
     addresses: WorkerAddresses
@@ -72,7 +72,7 @@ class WorkerDaemon:
     _loop: PlayLoop | None = field(init=False, default=None)
 
     async def run(self) -> None:
-        """Until the run has ended, or until drained. Raises P2PCastError, alone or in a group."""
+        """Work until the run has ended or the worker is drained. Raises P2PCastError, alone or in a group."""
         try:
             if self.certificate is None:
                 await self._play()
@@ -88,7 +88,7 @@ class WorkerDaemon:
 
     async def _play(self) -> None:
         where = self.addresses
-        # One connection per request: engines close idle connections, and a request sent then would be lost.
+        # One connection per request: engines close idle connections, and would lose a request sent just then.
         connector = aiohttp.TCPConnector(force_close=True, limit=0)
         async with aiohttp.ClientSession() as http, aiohttp.ClientSession(connector=connector) as engine_http:
             versions = EngineVersions(http, where.peer, where.engine)
@@ -103,7 +103,7 @@ class WorkerDaemon:
             logger.info("the engine serves version %s; its peer says %s", label, served.version)
             tls = None if self.certificate is None else partial(self.certificate.client, "ledger")
             ledger = LedgerClient(http, where.ledger, where.bearer, tls)
-            # A learner scores its model alone, without the adapter that plays.
+            # A learner scores its model without the adapter that plays.
             model_alone = SAMPLERS[self.sampler](*to_engine)
             probes = ProbeLoop(ledger, model_alone, versions, self.task.vocabulary)
             note_daemon(role="worker", name=self.config.name, **({"run": versions.run} if versions.run else {}))
@@ -124,7 +124,7 @@ class WorkerDaemon:
 
 
 async def _exporting(export: span_export.SpanExport | None, work: Coroutine[Any, Any, None]) -> None:
-    """The work, with its spans sent meanwhile and at its end."""
+    """Run the work, and send its spans during the work and at its end."""
     if export is None:
         await work
         return
@@ -138,7 +138,7 @@ async def _exporting(export: span_export.SpanExport | None, work: Coroutine[Any,
 
 
 async def _once_up(ask: Callable[[], Awaitable[T]]) -> T:
-    """The answer, as soon as engine and peer are up. Raises P2PCastError when waiting cannot help."""
+    """Repeat ``ask`` until the engine and the peer are up. Raises P2PCastError if waiting cannot help."""
     delays = Backoff(0.5, 10.0, uniform)
     while True:
         try:
