@@ -1,5 +1,5 @@
-"""The delta codec: layouts, digests, cell codecs, patches, squash. Pure: bytes in, bytes out.
+"""The delta codec: layouts, digests, cell codecs, patches and squashes. Pure: bytes in, bytes out.
 
-The public surface is ``layout``, ``cell`` (encode, decode, apply, digest) and ``squash``. The package does not import
-these modules itself, so that reading a layout does not load the compiler.
+The public modules are ``layout``, ``cell`` (encode, decode, apply, digest) and ``squash_cell``. The package does not
+import them itself, so that reading a layout does not load the compiler.
 """

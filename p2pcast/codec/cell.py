@@ -1,8 +1,8 @@
-"""Coding one cell: compare, pick a codec, check, decode, apply.
+"""Encodes and decodes one cell: compare, choose a codec, verify, apply.
 
-Promise: ``decode`` either returns exactly the encoded words, with both digests verified, or raises IntegrityError; it
-writes nothing. Formats: docs/formats/delta-format.md §2 and §3. Pure. Dense passes release the GIL, so cells are coded
-in parallel on threads.
+Guarantee: ``decode`` either returns exactly the encoded words, with both digests verified, or raises IntegrityError; it
+writes nothing. Formats: docs/formats/delta-format.md §2 and §3. Pure. Dense passes release the GIL, so threads can code
+cells in parallel.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ NONE, RAW, DENSE, FLAT, CONTEXT = 0, 1, 2, 3, 4
 CODEC_NAMES: dict[int, str] = {NONE: "none", RAW: "raw", DENSE: "dense", FLAT: "flat", CONTEXT: "context"}
 
 DENSE_PAYS_FROM = 16
-"""``dense`` is tried if ``flat`` takes more than 1/16 of the cell's bytes. Sparser cells never gain by it at RL's
-rates.
+"""``dense`` is tried if ``flat`` takes more than 1/16 of the cell's bytes. At RL's rates of change, sparser cells never
+gain from it.
 """
 
 Words = npt.NDArray[Any]
@@ -41,10 +41,10 @@ Positions = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An encoder's input: the words before and after, and the positions, old values (``held``) and steps (mod 2^bits)
-    of the changed words.
+    """An encoder's input: all words before and after, and the changed words' positions, old values (``held``) and steps
+    (mod 2^bits).
 
-    The arrays are valid during the call only.
+    The arrays are valid only during the call.
     """
 
     old: Words
@@ -56,10 +56,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """A decoder's result. ``positions`` None: ``words`` are all words of the cell.
+    """A decoder's result. ``positions``: None if ``words`` are all words of the cell.
 
-    ``held``: digest of the old words if the codec computed it in its own pass, on request; None leaves it to
-    ``decode``. ``delta``: growth of the digest by the change; given exactly when ``positions`` are.
+    ``held``: the digest of the old words if the codec was asked for it and computed it in its own pass; None leaves it
+    to ``decode``. ``delta``: by how much the change increases the digest; None exactly if ``positions`` is None.
     """
 
     positions: Positions | None
@@ -69,23 +69,23 @@ class Decoded:
 
 
 class Codec(Protocol):
-    """A way to code one changed cell."""
+    """A way to encode one changed cell."""
 
     id: int
     name: str
 
     def encode(self, cell: Cell, change: Change) -> bytes:
-        """The payload. ``change`` has at least one position."""
+        """Return the payload. ``change`` has at least one position."""
         ...
 
     def decode(self, cell: Cell, payload: Buffer, old: Words | None, *, audit: bool) -> Decoded:
-        """Decode a payload. ``audit`` requests the digest of ``old``. Raises IntegrityError for a malformed payload."""
+        """Decode a payload. ``audit``: compute the digest of ``old``. Raises IntegrityError if it is malformed."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A coded cell: a directory entry and its payload. ``changed`` counts words."""
+    """A coded cell: its directory entry and its payload. ``changed``: number of changed words."""
 
     cell: int
     codec: int
@@ -97,9 +97,9 @@ class Encoded:
 
 @dataclass(slots=True)
 class Patch:
-    """Absolute new values of one cell.
+    """The new values of words of one cell.
 
-    ``positions`` (u32, ascending, from the cell's start) is None if ``words`` are all words of the cell.
+    ``positions``: u32, ascending, from the cell's start; None if ``words`` are all words of the cell.
     """
 
     cell: int
@@ -138,7 +138,7 @@ class DenseCodec:
 
 
 class FlatCodec:
-    """Gaps and ULP steps."""
+    """Gaps between changed words, and their steps in ULPs."""
 
     id, name = FLAT, "flat"
 
@@ -157,7 +157,7 @@ class FlatCodec:
 
 
 class ContextCodec:
-    """Gaps among words of like magnitude, directions and sizes, entropy coded."""
+    """Gaps among words of similar magnitude, and the directions and sizes of steps, entropy coded."""
 
     id, name = CONTEXT, "context"
 
@@ -181,10 +181,10 @@ _room = ScratchBuffers()
 
 
 def encode(cell: Cell, old: Words, new: Words, *, before: int | None = None, codec: str = "auto") -> Encoded | None:
-    """Code the change of one cell; None if no word changed.
+    """Encode the change of one cell. Returns None if no word changed.
 
-    ``old`` and ``new`` are the cell's words. ``before`` is the digest of ``old``; computed here if None. ``codec``: a
-    name, or ``auto`` for the smallest. Raises UsageError for arrays that do not fit the cell and for unknown codecs.
+    ``old`` and ``new``: the cell's words. ``before``: the digest of ``old``, computed if None. ``codec``: a name, or
+    ``auto`` for the smallest. Raises UsageError if an array does not fit the cell or the codec is unknown.
     """
     was, now = check_words(old, cell), check_words(new, cell)
     if codec != "auto" and codec not in _BY_NAME:
@@ -212,12 +212,12 @@ def _smallest(cell: Cell, change: Change) -> tuple[int, bytes]:
 
 
 def encode_whole(words: Words, *, at_most: int | None = None) -> tuple[int, bytes | None]:
-    """(codec, payload) of a cell as absolute words: dense or raw, whichever is smaller.
+    """Encode all words of a cell as ``dense`` or ``raw``, whichever is smaller. Returns (codec, payload).
 
     The payload is None if neither is below ``at_most`` bytes.
     """
     limit = words.nbytes + 1 if at_most is None else at_most
-    # Estimate from samples first: a full dense coding costs many times the scan.
+    # Estimate from samples first: encoding the whole cell as ``dense`` takes many times as long as the scan.
     if estimate_dense(words) < limit + limit // 8:
         dense = encode_dense(words)
         if len(dense) < min(limit, words.nbytes):
@@ -235,12 +235,12 @@ def decode(
     *,
     check_before: bool = True,
 ) -> Patch:
-    """Decode a coded cell to a patch.
+    """Decode a coded cell and return its patch.
 
-    With ``old`` (the cell's words) and ``check_before``, a dense pass verifies that their digest is ``before``.
-    ``after`` is always verified: for whole cells by the words themselves, else by the growth of ``before``. Without the
-    check, ``old`` is therefore trusted. Raises IntegrityError, naming the cell and the cause, and UsageError for arrays
-    that do not fit the cell.
+    With ``old`` (the cell's words) and ``check_before``, a dense pass verifies that the digest of ``old`` is
+    ``before``. ``after`` is always verified: for whole cells from the words themselves, otherwise from the change of
+    the digest. So ``old`` is trusted if ``check_before`` is false. Raises IntegrityError with the cell and the cause,
+    and UsageError if an array does not fit the cell.
     """
     was = None if old is None else check_words(old, cell)
     found = CODECS.get(codec)
@@ -268,9 +268,7 @@ def decode(
 
 
 def apply(patch: Patch, target: Words) -> None:
-    """Overwrite the patch's words in ``target``, the cell's words. Idempotent. Raises UsageError if the patch does not
-    fit.
-    """
+    """Write the patch's words to ``target``, the cell's words. Idempotent. Raises UsageError if they do not fit."""
     if target.ndim != 1 or target.dtype != patch.words.dtype:
         raise UsageError(
             f"cell {patch.cell}: a patch of {patch.words.dtype} does not fit {target.dtype}{list(target.shape)}"

@@ -1,10 +1,10 @@
 """Statistics of a weight change, cell by cell: distance and direction of each move, and the magnitude of changed
 weights.
 
-Steps are counted in ULPs, in bins 1, 2, 3–4, 5–8 … (bin b holds up to 2^b), by direction: away from zero, towards zero,
-or across it. Magnitudes of all words and of changed words are counted eight to a power of two, and exactly on either
-side of a threshold. Counts of cells add up to those of a tensor. Time is one dense pass if old values are known, else
-O(changes). Pure.
+Steps in ULPs are counted in bins 1, 2, 3–4, 5–8 … (bin b counts steps up to 2^b), by direction: away from zero, towards
+zero, or across it. The magnitudes of all words and of changed words are counted in eight bins per power of two, and
+exactly on either side of a threshold. The counts of a tensor's cells add up to the tensor's. Takes one dense pass if
+the old values are known, otherwise O(changes). Pure.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ BINS = 66
 NO_THRESHOLD = 0
 _MOVE_BITS = 64
 MOVE_UNIT = 2.0**_MOVE_BITS
-"""Unit of sums of moves. In this unit no sum over 2^60 words overflows, even of the largest f64. A power of two loses
-no bit of any narrower type.
+"""Unit in which moves are summed. In this unit no sum over 2^60 words overflows, not even of the largest f64. Since it
+is a power of two, no bit of a narrower type is lost.
 """
 _EDGES = np.array([1 << b for b in range(64)], np.uint64)
 _CHUNK = 1 << 18
-"""Changed words processed together, which bounds the temporary memory."""
+"""Number of changed words processed at a time, which bounds the temporary memory."""
 
 
 @dataclass(slots=True)
 class Magnitudes:
-    """Counts of all words and of changed words (by their old values), by ``FloatFormat`` key, and below a threshold."""
+    """Counts of all words and of changed words (by old value), per ``FloatFormat`` key and below a threshold."""
 
     words: Counts
     changed: Counts
@@ -54,12 +54,12 @@ class Magnitudes:
 
 @dataclass(slots=True)
 class ChangeCounts:
-    """Counts over words of one dtype.
+    """Counts of words of one dtype.
 
-    ``exact``: False if the changed words are unknown; then ``changed`` is an upper bound. ``counted``: changed words in
-    ``ulps``. ``ulps[b, way]``: words that moved by more than 2^(b−1) and up to 2^b ULPs. ``moved``: Σ |new − old| in
-    value over finite words, in units of ``MOVE_UNIT``. ``magnitudes``: None if old values are unknown or are not
-    floats.
+    ``exact``: False if ``changed`` is only an upper bound, because the changed words are unknown. ``counted``: number
+    of changed words in ``ulps``. ``ulps[b, way]``: words that moved by more than 2^(b−1) and at most 2^b ULPs.
+    ``moved``: Σ |new − old| over the values of finite words, in units of ``MOVE_UNIT``. ``magnitudes``: None if the old
+    values are unknown or not floats.
     """
 
     words: int = 0
@@ -84,8 +84,8 @@ class ChangeCounts:
 
 
 def stated_changes(codec: int, payload: bytes) -> int | None:
-    """Number of changed words stated by a cell's payload; None if the codec states none (docs/formats/delta-format.md
-    §3).
+    """Return the number of changed words that a payload states; None if its codec states none
+    (docs/formats/delta-format.md §3).
 
     The number is not verified.
     """
@@ -101,14 +101,14 @@ def stated_changes(codec: int, payload: bytes) -> int | None:
 
 
 def count_undecoded(words: int, changed: int | None) -> ChangeCounts:
-    """Counts of a cell of which at most the number of changed words is known."""
+    """Return the counts of a cell of which at most the number of changed words is known."""
     return ChangeCounts(words, words if changed is None else changed, exact=changed is not None)
 
 
 def count_steps(words: int, steps: Words) -> ChangeCounts:
-    """Counts of a cell of which only the steps (new − old mod 2^bits) are known.
+    """Return the counts of a cell of which only the steps (new − old mod 2^bits) are known.
 
-    Words that cross zero are counted as moving as far as integers would.
+    For words that cross zero, the distance is the one between the words read as integers.
     """
     out = ChangeCounts(words, steps.size, counted=steps.size)
     for begin in range(0, steps.size, _CHUNK):
@@ -120,7 +120,7 @@ def count_steps(words: int, steps: Words) -> ChangeCounts:
 def count_cell(
     dtype: str, old: Words, positions: npt.NDArray[Any], new: Words, threshold: int = NO_THRESHOLD
 ) -> ChangeCounts:
-    """Counts of a cell's words ``old`` when the words at ``positions`` become ``new``.
+    """Return the counts of a cell with the words ``old``, of which those at ``positions`` become ``new``.
 
     ``threshold``: a magnitude (``FloatFormat.least_magnitude_of``).
     """
@@ -151,7 +151,7 @@ def _tally(far: npt.NDArray[np.uint64], way: npt.NDArray[Any]) -> Counts:
 
 
 def _values(form: FloatFormat, magnitudes: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-    """Values of magnitudes in units of ``MOVE_UNIT``."""
+    """Return the values of magnitudes, in units of ``MOVE_UNIT``."""
     exponent = (magnitudes >> np.uint64(form.mantissa)).astype(np.int64)
     rest = (magnitudes & np.uint64((1 << form.mantissa) - 1)).astype(np.float64)
     rest += np.where(exponent > 0, float(1 << form.mantissa), 0.0)
@@ -168,8 +168,8 @@ def _census_of(form: FloatFormat, words: Words, threshold: int) -> tuple[Counts,
 
 @_kernel
 def _census(words, spare, dropped, threshold, counts):  # type: ignore[no-untyped-def]
-    """Count magnitudes without their dropped bits. Returns the number below the threshold. ``spare``: 64 minus the bits
-    of a magnitude.
+    """Count magnitudes without their dropped bits in ``counts``, and return how many are below ``threshold``.
+    ``spare``: 64 minus the bits of a magnitude.
     """
     below_threshold = 0
     for k in range(words.size):
@@ -180,14 +180,14 @@ def _census(words, spare, dropped, threshold, counts):  # type: ignore[no-untype
 
 
 def value_at(form: FloatFormat, key: float) -> float:
-    """The |w| at a fractional key, interpolated linearly between its two neighbours."""
+    """Return |w| at a fractional key, interpolated linearly between the two neighbouring keys."""
     whole = int(key)
     low, high = form.value(whole << form.dropped), form.value((whole + 1) << form.dropped)
     return low + (key - whole) * (high - low)
 
 
 def quantile(form: FloatFormat, counts: Counts, share: float) -> float | None:
-    """The |w| below which this share of the words lies, to within an eighth; None if nothing was counted."""
+    """Return the |w| below which this share of the words is, to within an eighth; None if nothing was counted."""
     sums = np.cumsum(counts)
     if not sums.size or not sums[-1]:
         return None
@@ -198,7 +198,7 @@ def quantile(form: FloatFormat, counts: Counts, share: float) -> float | None:
 
 
 def below(form: FloatFormat, counts: Counts, value: float) -> int:
-    """Approximate number of words with |w| < ``value``, interpolated within the count that contains the value."""
+    """Return the approximate number of words with |w| < ``value``, interpolated within the bin that contains it."""
     magnitude = form.least_magnitude_of(value)
     key = min(magnitude >> form.dropped, counts.size - 1)
     inside = min(1.0, (magnitude - (key << form.dropped)) / (1 << form.dropped))
@@ -206,9 +206,9 @@ def below(form: FloatFormat, counts: Counts, value: float) -> int:
 
 
 def by_exponent(form: FloatFormat, counts: Counts) -> dict[int, int]:
-    """Words by ⌊log₂ |w|⌋; subnormal words are one below the least normal exponent.
+    """Return the number of words per ⌊log₂ |w|⌋; subnormal words count one below the least normal exponent.
 
-    Zeros are left out, and in wide types the values whose key is 0.
+    Zeros are left out; so are, in wide types, the other values with key 0.
     """
     rest = counts.copy()
     rest[0] = 0

@@ -1,12 +1,12 @@
-"""Ranks within classes: compiled loops that turn positions into gaps between members of one class, and back.
+"""Ranks within classes: compiled loops that turn positions into ranks among the words of a class, and back.
 
-A word's *level* is ((w << 1) >> shift): its magnitude's exponent without the sign. Its *class* is the level within a
-window, min(max(level − base, 0), top). 64 words form a block. Their classes become four masks, one for each bit of the
-class (*planes*). The members of a class are three ANDs of these masks and are counted by popcount, so no loop runs over
-words. 64 blocks are surveyed before their changes are processed.
+A word's *level* is ((w << 1) >> shift), the leading bits of its magnitude. Its *class* is the level within a window:
+min(max(level − base, 0), top). 64 words form a block. A block's classes are represented by four masks (*planes*), one
+for each bit of the class. The members of a class are the AND of these masks, or their complements, and are counted by
+popcount, so no loop runs over words. 64 blocks are surveyed before their changes are processed.
 
 As in ``kernels``, arrays that are only read come through ``readonly``, and callers check arguments. A damaged payload
-has bounded effects: ``unrank`` writes no more positions than there is room for, all inside the given words.
+has bounded effects: ``unrank`` writes no more positions than fit its arrays, all inside the words.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from numba.np import arrayobj
 from p2pcast.codec.kernels import _count, _kernel, _lanes, _lowest, digest_part
 
 CLASSES = 16
-"""Largest number of classes: four bits a word."""
+"""Most classes: four bits per word."""
 BLOCK_WORDS = 64
 STRETCH_BLOCKS = 64
-"""Blocks surveyed at a time: few enough for the L1 cache, many enough that loops over their changes are long."""
+"""Blocks surveyed at a time: few enough for the L1 cache, and enough for long loops over their changes."""
 STRETCH_WORDS = BLOCK_WORDS * STRETCH_BLOCKS
 
 _U0 = np.uint64(0)
@@ -44,7 +44,7 @@ _LAST = np.uint64(CLASSES * STRETCH_BLOCKS)
 
 
 def _splat(builder: Any, value: Any, vector: Any) -> Any:
-    """A vector that repeats ``value``, truncated to the width of its elements."""
+    """Return a vector that repeats ``value``, truncated to the elements' width."""
     if value.type.width > vector.element.width:
         value = builder.trunc(value, vector.element)
     empty, number = ir.Constant(vector, ir.Undefined), ir.IntType(32)
@@ -53,7 +53,7 @@ def _splat(builder: Any, value: Any, vector: Any) -> Any:
 
 
 def _classes(builder: Any, load: Any, shift: Any, base: Any, top: Any) -> Any:
-    """Classes of 64 words, one byte each."""
+    """Return the classes of 64 words, one byte each."""
     width, byte, word = load.type.element.width, ir.IntType(8), ir.IntType(64)
     narrow, one = ir.VectorType(byte, 64), ir.Constant(word, 1)
     level = builder.lshr(load, _splat(builder, builder.sub(shift, one), load.type))
@@ -64,7 +64,7 @@ def _classes(builder: Any, load: Any, shift: Any, base: Any, top: Any) -> Any:
         level = builder.shuffle_vector(builder.bitcast(level, every), ir.Constant(every, ir.Undefined), picks)
     below_sign = builder.sub(builder.shl(one, builder.sub(ir.Constant(word, width), shift)), one)
     level = builder.and_(level, _splat(builder, below_sign, narrow))
-    # Written so that the compiler emits a saturating subtraction and a minimum.
+    # This form lets the compiler emit a saturating subtraction and a minimum.
     lowest, highest = _splat(builder, base, narrow), _splat(builder, top, narrow)
     above = builder.select(
         builder.icmp_unsigned(">", level, lowest), builder.sub(level, lowest), ir.Constant(narrow, [0] * 64)
@@ -73,7 +73,7 @@ def _classes(builder: Any, load: Any, shift: Any, base: Any, top: Any) -> Any:
 
 
 def _fetch(builder: Any, place: Any, width: int) -> None:
-    """Prefetch the 64 words at ``place``, which may lie past the array, during the work on earlier blocks."""
+    """Prefetch the 64 words at ``place``, which may be past the array's end, while earlier blocks are processed."""
     byte, number = ir.IntType(8), ir.IntType(32)
     name, kind = "llvm.prefetch.p0i8", ir.FunctionType(ir.VoidType(), [byte.as_pointer(), number, number, number])
     fetch = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
@@ -87,14 +87,14 @@ def _fetch(builder: Any, place: Any, width: int) -> None:
 def survey(
     _typing: Any, words: Any, at: Any, blocks: Any, shift: Any, base: Any, top: Any, planes: Any, ranks: Any
 ) -> Any:
-    """Compute planes and ranks of ``blocks`` blocks from ``at`` on.
+    """Compute the planes and ranks of ``blocks`` blocks from word ``at`` on.
 
-    Bit k of ``planes[64 j + i]`` is bit j of the class of word k, in the block whose ``survey_slot`` is i. ``ranks[64 c
-    + i]`` (u16) counts the members of class c in the blocks before that block, and ``ranks[1024 + c]`` those in 64
-    blocks, for classes up to ``top``.
+    Bit k of ``planes[64 j + i]`` is bit j of the class of word k in the block whose ``survey_slot`` is i. For classes c
+    up to ``top``, ``ranks[64 c + i]`` (u16) is the number of members of class c in the blocks before that block, and
+    ``ranks[1024 + c]`` the number in all 64 blocks.
 
-    A vector holds eight blocks that lie eight apart. Counts are therefore added lane by lane, and the lanes once, at
-    the end.
+    A vector covers eight blocks that are eight apart. So counts are added lane by lane, and the lanes only once, at the
+    end.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -175,7 +175,7 @@ def survey(
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _not_above(_typing: Any, ranks: Any, at: Any, rank: Any) -> Any:
-    """How many of the 64 numbers from ``ranks[at]`` on are at most ``rank``."""
+    """Return how many of the 64 numbers from ``ranks[at]`` on are at most ``rank``."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         row, word = ir.VectorType(ir.IntType(16), 64), ir.IntType(64)
@@ -189,7 +189,7 @@ def _not_above(_typing: Any, ranks: Any, at: Any, rank: Any) -> Any:
 
 @_kernel
 def survey_slot(block):  # type: ignore[no-untyped-def]
-    """Index of a stretch's block in the arrays of its survey."""
+    """Return the index in a survey's arrays for a block, which is given by its number in the stretch."""
     return ((block & _U7) << _U3) | (block >> _U3)
 
 
@@ -204,7 +204,7 @@ def _add_survey(ranks, blocks, top, bases):  # type: ignore[no-untyped-def]
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _deposit(_typing: Any, bits: Any, mask: Any) -> Any:
-    """x86's PDEP: the low bits of ``bits``, placed in order at the ones of ``mask``."""
+    """Return the low bits of ``bits``, placed in order at the ones of ``mask`` (x86's PDEP)."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         word = ir.IntType(64)
@@ -240,13 +240,13 @@ else:
 
 @_kernel
 def level_of(word, spare, shift):  # type: ignore[no-untyped-def]
-    """The level of a word (u64). ``spare``: 64 minus the word's bits. ``shift`` must leave levels of at most 255."""
+    """Return a word's level (u64). ``spare``: 64 minus the word's bits. ``shift`` must leave levels of at most 255."""
     return ((np.uint64(word) << (spare + _U1)) >> spare) >> np.uint64(shift)
 
 
 @_kernel
 def _members(planes, i, c):  # type: ignore[no-untyped-def]
-    """Mask of the members of class c in the block with survey slot i."""
+    """Return the mask of the members of class c in the block with survey slot i."""
     found = planes[i] ^ ((c & _U1) - _U1)
     found &= planes[i + _U64] ^ (((c >> _U1) & _U1) - _U1)
     found &= planes[i + _U128] ^ (((c >> _U2) & _U1) - _U1)
@@ -255,8 +255,8 @@ def _members(planes, i, c):  # type: ignore[no-untyped-def]
 
 @_kernel
 def describe_changes(held, steps, shift, levels, ups, sizes, counts, large):  # type: ignore[no-untyped-def]
-    """For each changed word: its level, whether its value goes up (bit 0 of ``ups``; bit 1 is its sign), and its step's
-    size.
+    """Fill ``levels``, ``ups`` and ``sizes`` for each changed word. Bit 0 of ``ups`` is whether the value increases,
+    bit 1 is the old value's sign; sizes are those of steps.
 
     ``counts[level]`` is incremented, and ``large[level]`` is set if a size is not 1.
     """
@@ -273,7 +273,7 @@ def describe_changes(held, steps, shift, levels, ups, sizes, counts, large):  # 
         sign = word >> (bits - _U1)
         ups[k] = np.uint8((down ^ _U1 ^ sign) | sign << _U1)
         sizes[k] = size
-        # Four tables: with one table, each increment would wait for the previous store.
+        # Use four tables: with one, each increment would wait for the previous store.
         four[(np.uint64(k) & _U3) * np.uint64(256) + level] += np.uint32(1)
         large[level] |= np.uint8(size != _U1)
     for level in range(256):
@@ -282,10 +282,10 @@ def describe_changes(held, steps, shift, levels, ups, sizes, counts, large):  # 
 
 @_kernel
 def rank(words, place, positions, levels, first, coarse, shift, base, top, bases, cursor, found):  # type: ignore[no-untyped-def]
-    """The rank of each position among the words of its class, class by class.
+    """Find each position's rank among the words of its class; ``found`` lists the ranks class by class.
 
-    ``words``: whole blocks; their first word is word ``place`` of the cell. Positions are processed from index
-    ``first`` on; the window drops ``coarse`` bits of their ``levels``. ``bases`` (members of each class so far) and
+    ``words``: whole blocks, starting at word ``place`` of the cell. Positions are processed from index ``first`` on.
+    ``coarse``: how many low bits of ``levels`` the class ignores. ``bases`` (members of each class so far) and
     ``cursor`` (index in ``found`` of each class's next rank) carry state between calls. Returns the index of the next
     position.
     """
@@ -318,10 +318,10 @@ def rank(words, place, positions, levels, first, coarse, shift, base, top, bases
 
 @_kernel
 def _mark_hits(found, hits, planes, ranks, bases, reaches, top, cursor):  # type: ignore[no-untyped-def]
-    """Set in ``hits`` the bits of the words whose ranks lie in the surveyed blocks.
+    """Set in ``hits`` the bits of the words with the ranks in ``found``, within the surveyed blocks.
 
-    These are the ranks of class c from ``bases[c]`` to ``reaches[c]``. ``cursor``: index in ``found`` of each class's
-    next rank. A rank that no word can have ends each class.
+    For class c, these are the ranks from ``bases[c]`` to ``reaches[c]``. ``cursor``: index in ``found`` of each class's
+    next rank. Each class ends with a rank that no word can have.
     """
     for number in range(top + 1):
         c = np.uint64(number)
@@ -361,12 +361,12 @@ def unrank(  # type: ignore[no-untyped-def]
     """Undo ``rank``: fill ``positions`` and the words there (``olds``).
 
     ``ranked``: ascending ranks class by class, each class followed by 2³² − 1. ``positions`` has two elements more than
-    there are ranks. ``words`` are whole blocks; their first word is word ``place`` of the cell, and only the words in
-    the mask ``valid`` count in the last block. ``bases`` (members of each class so far) and ``cursor`` (index of each
-    class's next rank) carry state between calls; ``found`` counts placed positions.
+    there are ranks. ``words``: whole blocks, starting at word ``place`` of the cell; in the last block, only the words
+    in the mask ``valid`` count. ``bases`` (members of each class so far) and ``cursor`` (index of each class's next
+    rank) carry state between calls; ``found`` is the number of positions filled so far.
 
-    With ``audit`` the digest of the words is computed in the same pass. ``lanes_row`` is the memory of the words that
-    count, ``first`` the number of the first in its tensor. Returns (found, digest).
+    With ``audit``, the digest of the words is computed in the same pass. ``lanes_row``: the memory of the words that
+    count; ``first``: the number of the first of them in its tensor. Returns (found, digest).
     """
     planes, ranks = np.zeros(4 * STRETCH_BLOCKS, np.uint64), np.empty(CLASSES * (STRETCH_BLOCKS + 1), np.uint16)
     reaches = bases.copy()
@@ -394,7 +394,7 @@ def unrank(  # type: ignore[no-untyped-def]
             bits = hits[block]
             hits[block] = _U0
             origin = np.uint64(place + at) + (block << _U6)
-            # Two positions are always written: a loop over the set bits would mispredict its end.
+            # Always write two positions: a loop over the set bits would mispredict its end.
             following = placed + _count(bits)
             positions[placed] = np.uint32(origin + (_lowest(bits) & _U63))
             bits &= bits - _U1

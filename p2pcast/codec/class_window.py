@@ -1,7 +1,7 @@
-"""Chooses the window of classes that makes positions cheap (docs/formats/delta-format.md §3, ``context``).
+"""Chooses the window of classes that makes positions smallest (docs/formats/delta-format.md §3, ``context``).
 
-A census counts the levels of a sample of the words; the entropy of the changed words per class then gives each window's
-cost. Classes and levels: ``ranks``. Kernels as in ``kernels``.
+A census counts the levels in a sample of the words. The entropy of the changed words per class then gives each window's
+cost. Classes and levels: see ``class_ranks``. Kernels are written as in ``kernels``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from p2pcast.codec.kernels import _kernel
 
 @_kernel
 def census(words, pace, shift, counts):  # type: ignore[no-untyped-def]
-    """Count levels in every ``pace``-th block of 64 words; a shorter last block counts as one."""
+    """Count levels in every ``pace``-th block of 64 words; a shorter last block counts as a block."""
     spare = np.uint64(64 - 8 * words.itemsize)
     for block in range(0, (words.size + BLOCK_WORDS - 1) // BLOCK_WORDS, pace):
         end = min(BLOCK_WORDS * (block + 1), words.size)
@@ -24,7 +24,7 @@ def census(words, pace, shift, counts):  # type: ignore[no-untyped-def]
 
 @_kernel
 def _bits(ones, every):  # type: ignore[no-untyped-def]
-    """Entropy in bits of choosing which ``ones`` of ``every`` words change."""
+    """Return the entropy in bits of which ``ones`` of ``every`` words change."""
     if ones <= 0.0 or ones >= every:
         return 0.0
     zeros = every - ones
@@ -33,8 +33,8 @@ def _bits(ones, every):  # type: ignore[no-untyped-def]
 
 @_kernel
 def _cheapest(every, changed, class_bits, costs, bases):  # type: ignore[no-untyped-def]
-    """For 1, 4, 8, 12 and 16 classes: the least bits for positions and that window's base, given words and changes per
-    level.
+    """For 1, 4, 8, 12 and 16 classes: set ``costs`` to the fewest bits for positions and ``bases`` to that window's
+    base, given the words and changes per level.
     """
     low = 0
     while low < every.size - 1 and every[low] == 0.0:
@@ -77,12 +77,11 @@ def _cheapest(every, changed, class_bits, costs, bases):  # type: ignore[no-unty
 
 @_kernel
 def choose_window(counts, scale, widths, changed, class_bits, near, ends):  # type: ignore[no-untyped-def]
-    """(index into ``widths``, base, top) of the window with the cheapest positions, with as few classes as come near
-    it.
+    """Return (index into ``widths``, base, top) of the window with the fewest classes among those near the lowest cost.
 
-    ``counts``: words of each finest level met by a census of one in ``scale`` words. ``changed``: changed words of each
-    finest level. ``widths``: finest levels per level, for each allowed shift. ``ends[c]`` is set to the number of
-    changed words of class c or below.
+    ``counts``: words per finest level in a census of one in ``scale`` words. ``changed``: changed words per finest
+    level. ``widths``: finest levels per level, for each allowed shift. ``ends[c]`` is set to the number of changed
+    words of class c or below.
     """
     costs, bases = np.empty(5), np.zeros(5, np.int64)
     least, found = np.inf, (0, 0, 0)

@@ -1,16 +1,16 @@
-"""Choice: which codec brings a version to the last peer soonest, or nearly as soon in fewer bytes.
+"""Predicts which codec brings a version to the last peer soonest, or nearly as soon with fewer bytes.
 
-Three stages work at the same time, cell by cell: the trainer's cores encode, the narrowest link transfers, a peer's
-cores decode. In a pipeline of equal cells the slowest stage works all the time, and each other stage adds one cell.
-With T_i the time of stage i for everything and f_i its time for one cell,
+Three stages run concurrently, cell by cell: the trainer's cores encode, the slowest link transfers, and a peer's cores
+decode. In a pipeline of equal cells the slowest stage is always busy, and each other stage adds the time of one cell.
+If T_i is the time of stage i for all cells and f_i its time for one cell,
 
     T = max over stages i of (max(T_i, f_i) + sum of f_j over the other stages j)
 
-This is exact if a stage does one thing at a time. Times that are equal for every codec are left out: the shadow update,
-the install, round trips. ``sequential_s`` and ``crossover_bps`` are PULSE's model without overlap (appendix E.4.5,
-equations 25 and 26), kept as the reference.
+This is exact if a stage does one thing at a time. Times that do not depend on the codec are left out: the shadow
+update, the install, round trips. ``sequential_s`` and ``crossover_bps`` are PULSE's model without overlap (appendix
+E.4.5, equations 25 and 26), kept for reference.
 
-Pure: rates, sizes and cores are passed in. Rates of cores are bytes of state per second, rates of links bits per
+Pure: rates, sizes and cores are passed in. Cores' rates are in bytes of state per second, links' rates in bits per
 second.
 """
 
@@ -22,18 +22,18 @@ from dataclasses import dataclass
 
 SLACK = 1.15
 """Codecs within this factor of the best predicted time count as equally fast, since predictions are no more accurate.
-Among them, the fewest bytes win.
+Among these, the one with the fewest bytes is chosen.
 """
 SLACK_S = 0.05
-"""Codecs that finish within this many seconds count as equally fast too: an engine's pause is as long."""
+"""Codecs that finish within this many seconds also count as equally fast: an engine's pause takes as long."""
 PEER_CORES = 16
-"""Assumed cores of a peer that reports none: few GPU hosts have fewer."""
+"""Number of cores assumed for a peer that does not report it: few GPU hosts have fewer."""
 _LOWEST_BPS, _HIGHEST_BPS = 1e3, 1e15
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """A codec's cost at some share of changed words.
+    """A codec's cost at a given share of changed words.
 
     ``encode_bytes_s``, ``decode_bytes_s``: bytes of state per second on one core. ``share``: payload bytes per byte of
     state.
@@ -46,9 +46,9 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class BroadcastPath:
-    """Path from the trainer to the last peer.
+    """The path from the trainer to the last peer.
 
-    ``proof``: the encoding cores also decode every cell, as a hub does before it publishes.
+    ``proof``: the encoding cores also decode every cell, as the hub does before it publishes.
     """
 
     link_bps: float
@@ -59,7 +59,7 @@ class BroadcastPath:
 
 @dataclass(frozen=True, slots=True)
 class StateSize:
-    """Size of the state to send and of its largest cell, in bytes."""
+    """The size of the state to send and of its largest cell, in bytes."""
 
     nbytes: int
     cell_bytes: int
@@ -67,7 +67,7 @@ class StateSize:
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Seconds that each stage takes for everything, and the whole transfer with its stages overlapped."""
+    """The seconds that each stage takes for all cells, and that the whole takes with the stages overlapped."""
 
     encode_s: float
     transfer_s: float
@@ -77,7 +77,7 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """``codec`` and the predicted times that led to it; without times, the codec was configured."""
+    """The chosen codec, and the predicted times that led to it; None if the codec was configured."""
 
     codec: str
     way: BroadcastPath | None = None
@@ -85,7 +85,7 @@ class Choice:
 
     @property
     def why(self) -> str:
-        """The reason for the choice, in one line."""
+        """The reason for the choice, on one line."""
         if self.way is None or self.times is None:
             return "configured"
         order = sorted(self.times.items(), key=lambda item: item[1].whole_s)
@@ -102,13 +102,13 @@ MEASURED_BEFORE: Mapping[str, Cost] = {
     "flat": Cost(8.1e9, 8.9e9, 1 / 111),
     "dense": Cost(0.4e9, 1.0e9, 1 / 1.46),
 }
-"""Costs until this machine is measured: one core of an AMD EPYC (Zen 3), bf16, 1.5 % changed
-(docs/design/decisions/codec.md).
+"""Costs used until this machine is measured: those of one AMD EPYC (Zen 3) core with bf16 and 1.5 % of the words
+changed (docs/design/decisions/codec.md).
 """
 
 
 def predict(cost: Cost, way: BroadcastPath, state: StateSize) -> StageTimes:
-    """Predicted times of a version in one codec; zero for an empty state."""
+    """Predict the times of a version in one codec; all are zero for an empty state."""
     if state.nbytes == 0:
         return StageTimes(0.0, 0.0, 0.0, 0.0)
     cell = min(state.cell_bytes, state.nbytes)
@@ -116,7 +116,7 @@ def predict(cost: Cost, way: BroadcastPath, state: StateSize) -> StageTimes:
     decode_s = 1 / cost.decode_bytes_s
     transfer_s = 8 * cost.share / way.link_bps
     busy_s = encode_s + decode_s if way.proof else encode_s
-    # Rates above are seconds per byte of state; below are seconds of one cell, and of all.
+    # The times above are per byte of state; those below are for one cell, and for all cells.
     firsts = [cell * encode_s, cell * transfer_s, cell * decode_s]
     alls = [
         state.nbytes * busy_s / way.encode_cores,
@@ -129,8 +129,8 @@ def predict(cost: Cost, way: BroadcastPath, state: StateSize) -> StageTimes:
 
 
 def choose(costs: Mapping[str, Cost], way: BroadcastPath, state: StateSize) -> Choice:
-    """Among the codecs within SLACK or SLACK_S of the fastest, the one with the fewest bytes; ties go to the faster
-    one.
+    """Choose the codec with the fewest bytes among those within SLACK of the fastest, or below SLACK_S. Ties go to the
+    faster one.
     """
     times = {name: predict(cost, way, state) for name, cost in costs.items()}
     enough_s = max(SLACK * min(t.whole_s for t in times.values()), SLACK_S)
@@ -139,13 +139,13 @@ def choose(costs: Mapping[str, Cost], way: BroadcastPath, state: StateSize) -> C
 
 
 def sequential_s(cost: Cost, way: BroadcastPath, state: StateSize) -> float:
-    """PULSE's equation 25: encode, then transfer, then decode."""
+    """Return the seconds by PULSE's equation 25: encode, then transfer, then decode."""
     return _compute_s(cost, way, state) + 8 * state.nbytes * cost.share / way.link_bps
 
 
 def crossover_bps(small: Cost, quick: Cost, way: BroadcastPath, state: StateSize) -> float:
-    """PULSE's equation 26: below this link rate ``small`` is faster, above it ``quick``. Infinite if ``small`` costs no
-    more compute.
+    """Return the link rate below which ``small`` is faster, and above which ``quick`` is (PULSE's equation 26).
+    Infinite if ``small`` takes no more compute.
 
     ``small`` is the codec with fewer payload bytes; ``way.link_bps`` is ignored.
     """
@@ -155,7 +155,7 @@ def crossover_bps(small: Cost, quick: Cost, way: BroadcastPath, state: StateSize
 
 
 def overlapped_crossover_bps(small: Cost, quick: Cost, way: BroadcastPath, state: StateSize) -> float:
-    """``crossover_bps`` under ``predict``, by bisection from 1 kbit/s to 1 Pbit/s; 0 or infinite beyond."""
+    """Return the crossover by ``predict``, found by bisection from 1 kbit/s to 1 Pbit/s; 0 or infinite beyond."""
 
     def behind(bps: float) -> bool:
         link = BroadcastPath(bps, way.encode_cores, way.decode_cores, way.proof)

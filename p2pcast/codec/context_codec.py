@@ -1,13 +1,13 @@
-"""Codec ``context`` (docs/formats/delta-format.md §3): positions and steps of changed words, coded relative to the old
+"""Codec ``context`` (docs/formats/delta-format.md §3): codes changed words' positions and steps relative to the old
 words.
 
-Whether a word changes depends on its magnitude. An optimiser step is many ULPs of a small weight and a fraction of an
-ULP of a large one. So positions are gaps between changed members of one class (``ranks``), and each class has its own
-geometric model (``gap_entropy_coder``). A step is a direction in value and a size (``step_entropy_coder``). Decoding
-needs the old words, for positions too.
+Whether a word changes depends on its magnitude: an optimiser step is many ULPs of a small weight, but a fraction of an
+ULP of a large one. So positions are coded as gaps between changed members of one class (``class_ranks``), and each
+class has its own geometric model (``gap_entropy_coder``). A step is coded as a direction and a size
+(``step_entropy_coder``). Decoding needs the old words, even for positions.
 
-Promise: a payload decodes to what was encoded or raises IntegrityError. A decoder allocates at most a few times the
-cell, whatever a payload claims, and reads and writes inside its arrays by construction.
+Guarantees: a payload either decodes to what was encoded or raises IntegrityError. A decoder allocates at most a few
+times the cell's size, whatever a payload claims, and by construction reads and writes only inside its arrays.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from p2pcast.ground.errors import IntegrityError
 
 VERSION = 1
 MAX_ROW_WORDS = 1 << 20
-"""Longest row, in words, whose columns have separate contexts: one byte each."""
+"""Longest row, in words, whose columns have separate contexts; a context takes one byte."""
 SHIFTS = {1: (3, 4), 2: (8, 11), 4: (24,), 8: (56,)}
-"""Word width in bytes → allowed numbers of bits dropped below the exponent.
+"""Word width in bytes → allowed shifts of a level.
 
-1 byte: e5m2 and e4m3. 2 bytes: bf16 and f16. 4 bytes: f32. Of 8-byte words the top 8 bits are kept.
+They suit e5m2 and e4m3 (1 byte), bf16 and f16 (2) and f32 (4). Of an 8-byte word, 8 bits below the sign are kept.
 """
 SURVEYED_WORDS = 1 << 14
-"""Words examined to choose classes; blocks of a larger cell are sampled evenly."""
+"""Number of words examined to choose classes; in a larger cell, blocks are sampled evenly."""
 CLASS_COST_BITS = 24.0
-"""Cost of one more class in the header, in bits."""
+"""Bits that one more class costs in the header."""
 CLASS_SAVING = 0.0025
-"""Least share of bits that four more classes must save: each four classes cost time."""
+"""Share of the bits that four more classes must save at least, because they cost time."""
 DIRECTION_SHARE = 0.95
-"""Directions are coded in context if that takes less than this share of one bit each. A smaller saving is not worth the
-time.
+"""Directions are coded in context if that takes less than this share of a bit per direction. A smaller saving is not
+worth the time.
 """
 SAMPLED_CHANGES = 1 << 12
-"""Consecutive changes examined to decide whether directions are coded in context. Contexts adapt to earlier changes, so
-the sample must be consecutive.
+"""Number of changes examined to decide whether directions are coded in context. The sample is consecutive, because
+contexts adapt to earlier changes.
 """
 
 _IN_CONTEXT = 1
@@ -59,7 +59,7 @@ Positions = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The window of levels that have classes of their own: see ``ranks``."""
+    """The window of levels that have separate classes; see ``class_ranks``."""
 
     shift: int
     base: int
@@ -70,7 +70,7 @@ _room = ScratchBuffers()
 
 
 def _blocks(words: Words) -> list[tuple[int, Words, int]]:
-    """(place, whole blocks, number of words that count): the cell, padded with zeros to whole blocks."""
+    """Split the cell, padded with zeros, into (place, whole blocks, number of words that count)."""
     whole = words.size & ~(class_ranks.BLOCK_WORDS - 1)
     parts = [(0, kernels.readonly(words[:whole]), whole)] if whole else []
     if whole < words.size:
@@ -81,18 +81,18 @@ def _blocks(words: Words) -> list[tuple[int, Words, int]]:
 
 
 def census_stride(words: int) -> int:
-    """Distance between the blocks of 64 words that a census of a cell of this size examines."""
+    """Return the distance between the blocks of 64 words that a census of a cell of this size examines."""
     return max(1, words // SURVEYED_WORDS)
 
 
 def choose_window(
     cell: Cell, counts: npt.NDArray[np.int64], changed: npt.NDArray[np.int64]
 ) -> tuple[Window, npt.NDArray[np.int64]]:
-    """The window with the cheapest positions, estimated from a census, and the number of changed words per class,
-    cumulative.
+    """Return the window with the cheapest positions, estimated from a census, and the cumulative number of changed
+    words per class.
 
-    Both arrays have 256 levels of the finest shift: ``counts`` of the words in every ``census_stride``-th block,
-    ``changed`` of all changed words.
+    Both arrays have 256 levels of the finest shift. ``counts``: words in every ``census_stride``-th block; ``changed``:
+    all changed words.
     """
     shifts = SHIFTS[cell.word_bytes]
     widths = np.array([1 << (shift - shifts[0]) for shift in shifts])
@@ -112,7 +112,7 @@ def _varint(value: int) -> bytes:
 
 
 class _Reader:
-    """Reads the header's numbers in order. Raises IntegrityError if the payload is too short or a number is out of
+    """Reads a payload's header and streams in order. Raises IntegrityError if it is too short or a number is out of
     range.
     """
 
@@ -145,10 +145,10 @@ class _Reader:
 
 @dataclass(frozen=True, slots=True)
 class ChangedWords:
-    """Properties of the changed words, in order of position: levels of the finest shift, directions, and sizes of
+    """Properties of the changed words, in order of position: levels at the finest shift, directions, and sizes of
     steps.
 
-    ``counts``: changed words per level. ``large``: levels in which a size is not 1. Valid until the thread's next call.
+    ``counts``: changed words per level. ``large``: levels with a size other than 1. Valid until the thread's next call.
     """
 
     positions: Positions
@@ -160,7 +160,7 @@ class ChangedWords:
 
 
 def describe_changes(cell: Cell, positions: Positions, held: Words, steps: Words) -> ChangedWords:
-    """Describe words ``held`` at ``positions`` (ascending, at least one) that move by ``steps`` (unsigned, none
+    """Describe the words ``held`` at ``positions`` (ascending, at least one), which move by ``steps`` (unsigned, none
     zero).
     """
     ro, count = kernels.readonly, positions.size
@@ -171,10 +171,10 @@ def describe_changes(cell: Cell, positions: Positions, held: Words, steps: Words
 
 
 def encode_context(cell: Cell, old: Words, positions: Positions, steps: Words, held: Words | None = None) -> bytes:
-    """Payload of a cell whose words at ``positions`` (ascending, at least one) move by ``steps`` (unsigned, none zero).
+    """Encode a cell whose words at ``positions`` (ascending, at least one) move by ``steps`` (unsigned, none zero).
 
-    ``held``: the old words at ``positions``, if known. This function takes the census of ``old`` and ranks among its
-    words on the host. ``device.device_context`` does both on a device and calls ``encode_payload``.
+    ``held``: the old words at ``positions``, if known. This function computes the census and the ranks on the host.
+    ``device.device_context`` computes both on a device and calls ``encode_payload``.
     """
     old = kernels.readonly(old)
     changes = describe_changes(cell, positions, old[positions] if held is None else held, steps)
@@ -185,7 +185,7 @@ def encode_context(cell: Cell, old: Words, positions: Positions, steps: Words, h
 
 
 def _rank_changes(cell: Cell, old: Words, changes: ChangedWords, window: Window, ends: Words) -> npt.NDArray[np.uint32]:
-    """Ranks of the changed words in their classes, class by class."""
+    """Return the changed words' ranks in their classes, class by class."""
     found, cursor = _room.array("ranked", changes.positions.size, np.uint32), np.zeros(class_ranks.CLASSES, np.uint64)
     cursor[1 : ends.size] = ends[:-1]
     bases, levels = np.zeros(class_ranks.CLASSES, np.uint32), kernels.readonly(changes.levels)
@@ -212,8 +212,8 @@ def _rank_changes(cell: Cell, old: Words, changes: ChangedWords, window: Window,
 def encode_payload(
     cell: Cell, changes: ChangedWords, window: Window, ends: Words, ranked: npt.NDArray[np.uint32]
 ) -> bytes:
-    """The payload's bytes. ``ranked``: rank of each changed word in its class, class by class, in order of position;
-    ``ends`` as from ``choose_window``.
+    """Return the payload. ``ranked``: each changed word's rank in its class, class by class, in order of position;
+    ``ends``: as returned by ``choose_window``.
     """
     ro, count = kernels.readonly, changes.positions.size
     ranked, means = ro(ranked), np.zeros(ends.size, np.int64)
@@ -244,7 +244,7 @@ def encode_payload(
 
 
 def _encode_sizes(cell: Cell, changes: ChangedWords, window: Window) -> tuple[int, bytes]:
-    """(mask of coded contexts, coded sizes)."""
+    """Return (mask of coded contexts, coded sizes)."""
     levels, coarse, highest = changes.levels, window.shift - SHIFTS[cell.word_bytes][0], window.base + window.top
     coded_contexts = 0
     for level in np.flatnonzero(changes.large).tolist():
@@ -268,10 +268,10 @@ def _row_words(cell: Cell) -> int:
 
 
 def _encode_directions(cell: Cell, positions: Positions, ups: npt.NDArray[np.uint8]) -> tuple[int, bytes]:
-    """(flags, coded directions).
+    """Return (flags, coded directions).
 
-    Directions are coded in context if that takes less than a bit each, with separate contexts for the old words' signs
-    if that is smaller.
+    Directions are coded in context if that takes clearly less than a bit each, with separate contexts for the old
+    words' signs if that takes less still.
     """
     row_words, ro = _row_words(cell), kernels.readonly
     columns = _room.array("columns", row_words, np.uint8, zeros=True)
@@ -294,9 +294,7 @@ def _encode_directions(cell: Cell, positions: Positions, ups: npt.NDArray[np.uin
 def decode_context(
     payload: Buffer, cell: Cell, old: Words, *, audit: bool
 ) -> tuple[Positions, Words, Words, int | None]:
-    """(positions, old words there, steps, digest of ``old`` if ``audit``). Raises IntegrityError for a malformed
-    payload.
-    """
+    """Return (positions, old words there, steps, digest of ``old`` if ``audit``). Raises IntegrityError."""
     where = f"cell {cell.index}: context payload"
     view = memoryview(payload).cast("B")
     if len(view) < _FIXED:
@@ -360,7 +358,7 @@ def decode_context(
 def _decode_positions(
     cell: Cell, old: Words, window: Window, ranked: Words, ends: Words, *, audit: bool, where: str
 ) -> tuple[Positions, Words, int | None]:
-    """(positions, old words there, digest if ``audit``). Raises IntegrityError if a rank has no word."""
+    """Return (positions, old words there, digest if ``audit``). Raises IntegrityError if no word has a rank."""
     changed = int(ends[-1])
     positions, held = np.empty(changed + 2, np.uint32), np.empty(changed, word_dtype(cell.word_bytes))
     bases = np.zeros(class_ranks.CLASSES, np.uint32)
@@ -393,7 +391,7 @@ def _decode_directions(
     apart: int,
     where: str,
 ) -> npt.NDArray[np.uint8]:
-    """The directions, one u8 each. ``apart``: 1 if signs have separate contexts. Raises IntegrityError."""
+    """Return the directions, one u8 each. ``apart``: 1 if signs have separate contexts. Raises IntegrityError."""
     count = positions.size
     if not row_words:
         if directions.size != (count + 7) // 8 or (count % 8 and directions[-1] >> (count % 8)):

@@ -1,7 +1,7 @@
-"""Codec ``dense`` (docs/formats/delta-format.md §3): a cell's new words as byte planes, each zstd or raw. Needs no old
-words.
+"""Codec ``dense`` (docs/formats/delta-format.md §3): a cell's new words as byte planes, each with zstd or raw. Decoding
+does not need the old words.
 
-Promise: a decoder allocates no more than the cell, whatever a payload claims.
+Guarantee: a decoder allocates no more than the cell's size, whatever a payload claims.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Buffer = bytes | bytearray | memoryview
 
 
 class _PerThread(threading.local):
-    """zstd contexts: costly to create, and each may be used by one thread at a time."""
+    """zstd contexts: they are costly to create, and only one thread at a time may use each."""
 
     def __init__(self) -> None:
         self.matching = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
-        # Gaps and steps are memoryless: repeats are chance, and coding a repeat costs more bytes and time than its
-        # symbols. These parameters let zstd find nearly no matches, so it only does Huffman coding: smaller output
-        # in half the time.
+        # Gaps and steps are memoryless: repeats occur by chance, and coding a repeat takes more bytes and time than
+        # coding its symbols. With these parameters zstd finds nearly no matches, so it only does Huffman coding. The
+        # output is smaller and takes half the time.
         rarely = zstandard.ZstdCompressionParameters.from_level(ZSTD_LEVEL, min_match=7, hash_log=6)
         self.memoryless = zstandard.ZstdCompressor(compression_params=rarely)
         self.decompressor = zstandard.ZstdDecompressor()
@@ -43,20 +43,20 @@ _contexts = _PerThread()
 
 
 def pack_stream(raw: npt.NDArray[np.uint8], *, memoryless: bool = False) -> bytes:
-    """``raw``, or one zstd frame if that is smaller. ``memoryless``: entropy coding without matches."""
+    """Return ``raw``, or one zstd frame if that is smaller. ``memoryless``: use entropy coding without matches."""
     compressor = _contexts.memoryless if memoryless else _contexts.matching
     frame: bytes = compressor.compress(raw.data)
     return frame if len(frame) < raw.size else raw.tobytes()
 
 
 def unpack_stream(stored: memoryview, raw_bytes: int, where: str) -> memoryview:
-    """Undo ``pack_stream``. The caller has bounded ``raw_bytes``. Raises IntegrityError."""
+    """Undo ``pack_stream``. The caller must have bounded ``raw_bytes``. Raises IntegrityError."""
     if len(stored) == raw_bytes:
         return stored
     if len(stored) > raw_bytes:
         raise IntegrityError(f"{where}: stored in {len(stored)} bytes, more than its {raw_bytes} raw bytes")
     try:
-        # zstd allocates the size that the frame states, so the frame must state exactly the expected size.
+        # zstd allocates the size stated in the frame, so the frame must state exactly the expected size.
         if zstandard.frame_content_size(stored) != raw_bytes:
             raise IntegrityError(f"{where}: its zstd frame is not one of {raw_bytes} bytes")
         raw = _contexts.decompressor.decompress(stored, max_output_size=raw_bytes, allow_extra_data=False)
@@ -68,7 +68,7 @@ def unpack_stream(stored: memoryview, raw_bytes: int, where: str) -> memoryview:
 
 
 def encode_dense(words: npt.NDArray[Any]) -> bytes:
-    """Payload of a cell that will hold ``words`` (1-D, unsigned)."""
+    """Return the payload of a cell whose new words are ``words`` (1-D, unsigned)."""
     width = words.dtype.itemsize
     planes = np.ascontiguousarray(words).view(np.uint8).reshape(-1, width)
     stored = [pack_stream(np.ascontiguousarray(planes[:, k])) for k in range(width)]
@@ -77,7 +77,7 @@ def encode_dense(words: npt.NDArray[Any]) -> bytes:
 
 
 def estimate_dense(words: npt.NDArray[Any]) -> int:
-    """Estimated length of ``encode_dense``'s payload in bytes, from three samples of the cell."""
+    """Estimate the length in bytes of ``encode_dense``'s payload from three samples of the cell."""
     width = words.dtype.itemsize
     sample = _SAMPLE_BYTES
     if words.size <= 4 * sample:
@@ -88,7 +88,7 @@ def estimate_dense(words: npt.NDArray[Any]) -> int:
 
 
 def decode_dense(payload: Buffer, cell: Cell) -> npt.NDArray[Any]:
-    """The cell's new words. Raises IntegrityError for a malformed payload."""
+    """Return the cell's new words. Raises IntegrityError for a malformed payload."""
     where = f"cell {cell.index}: dense payload"
     view = memoryview(payload).cast("B")
     width = cell.word_bytes

@@ -1,7 +1,7 @@
 """The digest of docs/formats/delta-format.md §2: a sum over 16-bit lanes.
 
-Digests of parts add up, and a change costs O(changed). Promise: an accidental error goes unseen with probability at
-most 2⁻⁴⁹. The digest authenticates nothing.
+The digests of parts add up, and updating a digest takes O(changed words). Guarantee: an accidental error goes
+undetected with a probability of at most 2⁻⁴⁹. The digest does not authenticate anything.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _UNSIGNED: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4
 
 
 def word_dtype(word_bytes: int) -> np.dtype[Any]:
-    """The unsigned numpy dtype of words of this width."""
+    """Return the unsigned numpy dtype of words of this width."""
     return _UNSIGNED[word_bytes]
 
 
 def lanes_of(words: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The same memory as lanes: u8 for 1-byte words, else u16."""
+    """Return the same memory as lanes: u8 for 1-byte words, otherwise u16."""
     return words if words.dtype.itemsize <= 2 else words.view(np.uint16)
 
 
 def mix(x: int) -> int:
-    """splitmix64's finaliser (Steele, Lea, Flood 2014)."""
+    """Apply splitmix64's finaliser (Steele, Lea, Flood 2014)."""
     x ^= x >> 30
     x = x * 0xBF58476D1CE4E5B9 & MASK
     x ^= x >> 27
@@ -42,7 +42,7 @@ def mix(x: int) -> int:
 
 @lru_cache(maxsize=1 << 16)
 def seed(tensor: int) -> np.uint64:
-    """mix(t + 1), the tensor's part of its multipliers."""
+    """Return mix(t + 1), the tensor's part of its multipliers."""
     return np.uint64(mix(tensor + 1))
 
 
@@ -51,7 +51,7 @@ TABLE = kernels.readonly(np.array([mix(_GOLDEN * (j + 1) & MASK) for j in range(
 
 
 def check_words(words: npt.NDArray[Any], cell: Cell) -> npt.NDArray[Any]:
-    """``words`` as a read-only array for a kernel. Raises UsageError if they can't be the words of ``cell``."""
+    """Return ``words`` as a read-only array for a kernel. Raises UsageError if they cannot be the words of ``cell``."""
     if words.ndim != 1 or words.dtype != _UNSIGNED[cell.word_bytes] or words.size != cell.words:
         raise UsageError(
             f"cell {cell.index}: got an array of {words.dtype}{list(words.shape)}, "
@@ -61,7 +61,7 @@ def check_words(words: npt.NDArray[Any], cell: Cell) -> npt.NDArray[Any]:
 
 
 def digest(words: npt.NDArray[Any], cell: Cell) -> int:
-    """Digest of a cell that holds ``words``. One dense pass. Raises UsageError if the array does not fit the cell."""
+    """Return the digest of a cell with these words, in one dense pass. Raises UsageError if they do not fit it."""
     row = check_words(words, cell)
     first = cell.start * max(1, cell.word_bytes // 2)
     return int(kernels.digest_lanes(lanes_of(row), first, seed(cell.tensor), TABLE))
@@ -70,9 +70,10 @@ def digest(words: npt.NDArray[Any], cell: Cell) -> int:
 def digest_change(
     positions: npt.NDArray[Any], old_values: npt.NDArray[Any], new_values: npt.NDArray[Any], cell: Cell
 ) -> int:
-    """Growth of a cell's digest (mod 2⁶⁴) when the words at ``positions`` go from ``old_values`` to ``new_values``.
+    """Return the change (mod 2⁶⁴) of a cell's digest if words at ``positions`` go from ``old_values`` to
+    ``new_values``.
 
-    Positions (u32) count from the cell's start and ascend; values are unsigned words. O(changed).
+    Positions (u32) count from the cell's start and ascend; values are unsigned words. Takes O(changed words).
     """
     return int(
         kernels.digest_of_change(

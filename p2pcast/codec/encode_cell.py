@@ -1,4 +1,4 @@
-"""Codes one cell's change in its version's chosen codec, or in a smaller one.
+"""Encodes one cell's change in the codec chosen for its version, or in a smaller one.
 
 Pure: the choice is passed in (``codec.codec_prediction``).
 """
@@ -17,9 +17,9 @@ Words = npt.NDArray[Any]
 
 
 def encode_as_chosen(cell: Cell, old: Words, new: Words, before: int, choice: Choice) -> Encoded | None:
-    """Code a cell in the version's codec, or in a smaller one if many of its words changed.
+    """Encode a cell in the version's codec, or in a smaller one if many of its words changed.
 
-    A codec fixed by configuration is kept, except ``context``, whose payload may outgrow the cell.
+    A configured codec is always used, except for ``context``, whose payload may become larger than the cell.
     """
     coded = encode(cell, old, new, before=before, codec=choice.codec)
     configured = choice.times is None and choice.codec != "context"
@@ -30,7 +30,7 @@ def encode_as_chosen(cell: Cell, old: Words, new: Words, before: int, choice: Ch
 
 
 def recode_in_context(cell: Cell, coded: Encoded, old: Words) -> Encoded:
-    """Code the same change as ``context`` if it came as ``flat`` and ``context`` is smaller."""
+    """Encode the same change as ``context`` if it was coded as ``flat`` and ``context`` is smaller."""
     if coded.codec != FLAT:
         return coded
     new = old.copy()

@@ -1,8 +1,8 @@
-"""Codec ``flat`` (docs/formats/delta-format.md §3): gaps between changed positions, and ULP steps. Positions need no
-old words.
+"""Codec ``flat`` (docs/formats/delta-format.md §3): gaps between changed positions, and steps in ULPs. Positions can be
+decoded without the old words.
 
-Promise: a decoded payload has strictly ascending positions inside the cell and non-zero steps; any other payload raises
-IntegrityError. A decoder allocates at most a few times the cell, whatever a payload claims.
+Guarantees: decoded positions ascend strictly and are inside the cell, and no step is zero; any other payload raises
+IntegrityError. A decoder allocates at most a few times the cell's size, whatever a payload claims.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _HEAD = struct.Struct("<BBBBI")
 _STREAM = struct.Struct("<II")
 _ESCAPE = {1: 255, 2: 65535}
 WIDE_GAPS_FROM = 400
-"""Mean gap, in words, from which two-byte gaps are smaller than one-byte gaps with escapes. At this mean, about every
-second geometric gap escapes.
+"""Mean gap, in words, from which two-byte gaps are smaller than one-byte gaps with escapes. At this mean, about half of
+geometrically distributed gaps need an escape.
 """
 
 Bytes = npt.NDArray[np.uint8]
@@ -61,8 +61,8 @@ def _step_stream_count(width: int) -> int:
 
 
 def encode_flat(positions: npt.NDArray[np.uint32], steps: npt.NDArray[Any], words: int) -> bytes:
-    """Payload of a cell of ``words`` words. The words at ``positions`` (ascending, at least one) move by ``steps``
-    (unsigned, none zero).
+    """Return the payload of a cell of ``words`` words. The words at ``positions`` (ascending, at least one) move by
+    ``steps`` (unsigned, none zero).
     """
     gap_bytes = 1 if words < WIDE_GAPS_FROM * positions.size else 2
     streams = _gap_streams(positions, words, gap_bytes) + _step_streams(steps)
@@ -73,7 +73,7 @@ def encode_flat(positions: npt.NDArray[np.uint32], steps: npt.NDArray[Any], word
 
 
 def decode_flat(payload: Buffer, cell: Cell) -> tuple[npt.NDArray[np.uint32], npt.NDArray[Any]]:
-    """(positions, steps) of a cell. Raises IntegrityError for a malformed payload."""
+    """Return a cell's (positions, steps). Raises IntegrityError for a malformed payload."""
     where = f"cell {cell.index}: flat payload"
     view = memoryview(payload).cast("B")
     if len(view) < _HEAD.size:

@@ -1,7 +1,7 @@
-"""Floating-point formats by their bits: sign, magnitude, ULPs.
+"""Floating-point formats in terms of bits: sign, magnitude, ULPs.
 
 A word's magnitude is its bits without the sign. Neighbouring values have neighbouring magnitudes, and a difference of
-one is one ULP. Signed integers use their absolute value as magnitude; unsigned integers have no sign. Pure.
+one is one ULP. A signed integer's magnitude is its absolute value; unsigned integers have no sign. Pure.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy.typing as npt
 Words = npt.NDArray[Any]
 
 COUNTED_MANTISSA_BITS = 3
-"""Mantissa bits kept when magnitudes are counted: eight counts for each power of two."""
+"""Mantissa bits kept when magnitudes are counted: there are eight counts per power of two."""
 
 
 @dataclass(frozen=True, slots=True)
 class FloatFormat:
-    """Sign, then ``exponent`` bits with this ``bias``, then ``mantissa`` bits.
+    """A format with a sign bit, then ``exponent`` bits with this ``bias``, then ``mantissa`` bits.
 
     Magnitudes from ``first_nonfinite`` on are infinities and NaN.
     """
@@ -38,31 +38,31 @@ class FloatFormat:
 
     @property
     def dropped(self) -> int:
-        """Bits of a magnitude below the counted mantissa bits."""
+        """Number of a magnitude's bits below the counted mantissa bits."""
         return max(0, self.mantissa - COUNTED_MANTISSA_BITS)
 
     @property
     def keys(self) -> int:
-        """Number of finite magnitudes after the dropped bits are removed."""
+        """Number of different finite magnitudes without the dropped bits."""
         return -(-self.first_nonfinite >> self.dropped)
 
     @property
     def visible_ratio(self) -> float:
-        """Largest ratio of weight to update at which the rounded weight still changes: 2^(mantissa + 1), 256 for bf16.
+        """Largest ratio of weight to update at which the rounded weight still changes: 2^(mantissa + 1) (bf16: 256).
 
         Source: PULSE, appendix A.2, equation 5.
         """
         return float(2 << self.mantissa)
 
     def value(self, magnitude: int) -> float:
-        """The value of a magnitude."""
+        """Return the value of a magnitude."""
         exponent, rest = magnitude >> self.mantissa, magnitude & ((1 << self.mantissa) - 1)
         if exponent == 0:
             return math.ldexp(rest, 1 - self.bias - self.mantissa)
         return math.ldexp((1 << self.mantissa) + rest, exponent - self.bias - self.mantissa)
 
     def least_magnitude_of(self, value: float) -> int:
-        """The least magnitude with at least this value; ``first_nonfinite`` if there is none."""
+        """Return the lowest magnitude with at least this value; ``first_nonfinite`` if there is none."""
         low, high = -1, self.first_nonfinite
         while high - low > 1:
             middle = (low + high) // 2
@@ -81,15 +81,15 @@ FORMATS: dict[str, FloatFormat] = {
     "F8_E5M2FNUZ": FloatFormat(5, 2, 16, 0x80),
     "F8_E4M3FNUZ": FloatFormat(4, 3, 8, 0x80),
 }
-"""Formats by safetensors dtype. FNUZ types encode NaN where other types encode −0; that NaN counts as 0 here."""
+"""Formats by safetensors dtype. FNUZ types use the code of −0 for NaN; that NaN counts as 0 here."""
 _PLAIN_EXPONENT = 11
 """Largest exponent at which a power of two is printed as a plain number."""
 
 
 def thresholds_shown(dtypes: Iterable[str]) -> str:
-    """Heading text: the multiple of an update η below which a weight's value changes, such as ``256·η``.
+    """Return the multiple of an update η below which a weight changes, as text for a heading, such as ``256·η``.
 
-    Types with different thresholds are each named. Empty if no dtype is a float.
+    If thresholds differ, the text contains each dtype's. Empty if no dtype is a float.
     """
     found = {dtype: FORMATS[dtype].mantissa + 1 for dtype in dtypes if dtype in FORMATS}
     shown = {dtype: f"{1 << bits if bits <= _PLAIN_EXPONENT else f'2^{bits}'}·η" for dtype, bits in found.items()}
@@ -102,7 +102,7 @@ _SIGNED = frozenset({"I8", "I16", "I32", "I64"})
 
 
 def signs_and_magnitudes(words: Words, dtype: str) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.uint64]]:
-    """For unsigned words of this dtype: whether each is negative, and its distance from zero in ULPs."""
+    """Return whether each word (read as unsigned) of this dtype is negative, and its distance from zero in ULPs."""
     bits = 8 * words.dtype.itemsize
     wide = words.astype(np.uint64)
     top = np.uint64(1 << (bits - 1))

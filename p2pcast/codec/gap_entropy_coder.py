@@ -1,10 +1,10 @@
-"""Gaps of the ``context`` codec, by rANS over fixed geometric models. Integer arithmetic throughout.
+"""Codes the gaps of the ``context`` codec with rANS and fixed geometric models. All arithmetic uses integers.
 
-Gaps between changed members of a class follow a geometric distribution, so a class's model is one number, the mean.
-Models do not adapt, so symbols are decoded in parallel lanes. Specification: docs/formats/delta-format.md §3.
+The gaps between changed members of a class follow a geometric distribution, so a class's model is one number: the mean.
+Models do not adapt, so symbols can be decoded in parallel lanes. Specification: docs/formats/delta-format.md §3.
 
-Kernels as in ``kernels``. Decoders read untrusted bytes: past the end they read zeros and report failure, and every
-loop is bounded by a count that the caller has checked.
+Kernels are written as in ``kernels``. Decoders read untrusted bytes: past the end they read zeros and report failure,
+and every loop is bounded by a count that the caller has checked.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ SCALE = 1 << SCALE_BITS
 STATE_BITS = 31
 STATE_MIN = 1 << 15
 SPARE_BYTES = 16
-"""Padding behind the raw bits, so that they are fetched eight bytes at a time."""
+"""Padding after the raw bits, which are fetched eight bytes at a time."""
 FITTED = 512
-"""Gaps of a class to which its model is fitted. Far fewer suffice to tell the mean to an eighth of an octave."""
+"""Number of a class's gaps to which its model is fitted. Far fewer determine the mean to an eighth of an octave."""
 MEANS = 8 * 27 + 1
 """Number of models: model k has mean gap 2^(k/8) − 1. A cell has at most 2^26 words."""
 _ROOTS = (4294967296, 3938502375, 3611622602, 3311872529, 3037000499, 2784941737, 2553802833, 2341847523)
@@ -56,7 +56,7 @@ _SCALE = np.uint64(SCALE)
 
 
 def model(mean: int) -> tuple[int, list[int]]:
-    """Raw low bits of model ``mean``, and the 33 cumulative frequencies of its symbols (gap >> low bits)."""
+    """Return model ``mean``'s number of raw low bits, and its symbols' (gap >> low bits) 33 cumulative frequencies."""
     low_bits = max(0, (mean >> 3) - 1)
     rate = (1 << 32) - (_ROOTS[mean & 7] >> (mean >> 3))
     for _ in range(low_bits):
@@ -77,12 +77,12 @@ def _tables() -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64]]:
 
 
 STARTS, LOW_BITS = _tables()
-"""Of every model: cumulative frequencies u16[MEANS · 33], and raw low bits."""
+"""The cumulative frequencies of every model, u16[MEANS · 33], and the numbers of raw low bits."""
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _length(_typing: Any, bits: Any) -> Any:
-    """Bit length of a number; 0 for 0."""
+    """Return a number's bit length; 0 for 0."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         zeros = builder.ctlz(args[0], ir.Constant(ir.IntType(1), 0))
@@ -93,7 +93,7 @@ def _length(_typing: Any, bits: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _load(_typing: Any, row: Any, at: Any) -> Any:
-    """Eight bytes of ``row`` (u8) from ``at`` on, little-endian."""
+    """Return eight bytes of ``row`` (u8) from ``at`` on, little-endian."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = arrayobj.make_array(signature.args[0])(context, builder, args[0]).data
@@ -121,7 +121,7 @@ def _store(_typing: Any, row: Any, at: Any, value: Any) -> Any:
 def fit_models(ranked, ends, means):  # type: ignore[no-untyped-def]
     """Fit each class's model to the mean of a sample of its gaps.
 
-    Gaps many times longer than the mean are left out; these span rows without changes.
+    Gaps many times longer than the mean are left out: they span rows without changes.
     """
     begin = 0
     for c in range(ends.size):
@@ -148,7 +148,7 @@ def fit_models(ranked, ends, means):  # type: ignore[no-untyped-def]
 
 @_kernel
 def _append_bits(raw, used, store, bits, value, length):  # type: ignore[no-untyped-def]
-    """Append ``length`` (at most 56) bits. Whole bytes of ``store`` are written, so at most 7 bits stay in it."""
+    """Append ``length`` (at most 56) bits. Whole bytes of ``store`` are written, so at most 7 bits remain in it."""
     store |= value << bits
     bits += length
     _store(raw, used, store)
@@ -157,11 +157,11 @@ def _append_bits(raw, used, store, bits, value, length):  # type: ignore[no-unty
 
 @_kernel
 def pack_gaps(ranked, ends, means, starts, low_bits, symbols, words, raw):  # type: ignore[no-untyped-def]
-    """Code the gaps between ranks, class by class.
+    """Encode the gaps between ranks, class by class.
 
-    ``symbols`` has room for one symbol per gap. ``words`` (u16, one per gap) is filled from its end; ``raw`` (u8, 10
-    per gap and 8 more) from its beginning. Returns the four states, the index of the first used word, and the used raw
-    bytes.
+    ``symbols`` has space for one symbol per gap. ``words`` (u16, one per gap) is filled from its end, ``raw`` (u8, 10
+    per gap and 8 more) from its start. Returns the four states, the index of the first used word, and the number of raw
+    bytes used.
     """
     store, bits, used = _U0, _U0, _U0
     begin = _U0
@@ -218,8 +218,8 @@ def pack_gaps(ranked, ends, means, starts, low_bits, symbols, words, raw):  # ty
 
 @_kernel
 def _slots(starts, row, slots):  # type: ignore[no-untyped-def]
-    """For each slot of the model at ``row``: symbol, offset of the slot from the symbol's first (bits 5 on), and share
-    (bits 17 on).
+    """Fill ``slots`` for the model at ``row``. A slot has its symbol, its offset from the symbol's first slot (from bit
+    5) and the symbol's share (from bit 17).
     """
     for symbol in range(SYMBOLS):
         entry = row + np.uint64(symbol)
@@ -233,7 +233,7 @@ def unpack_gaps(states, words, raw, ends, means, starts, low_bits, limit, ranked
     """Fill ``ranked`` with ranks class by class, each class followed by 2³² − 1.
 
     Returns False if the bytes do not code that many ranks below ``limit``: words or bits are missing or left over, or a
-    final state is wrong. ``words`` ends with one zero word more, and ``raw`` with ``SPARE_BYTES`` zeros more.
+    final state is wrong. ``words`` must end with an additional zero, and ``raw`` with ``SPARE_BYTES`` additional zeros.
     """
     slots = np.empty(SCALE, np.uint32)
     taken, at = _U0, _U0

@@ -1,12 +1,12 @@
-"""Join: parts of one cell, each coded as a cell of its own, become the whole cell's coded change.
+"""Joins parts of one cell, each coded as a separate cell, into the whole cell's coded change.
 
-Ranks of a trainer own ranges of cells (the rows of a shard), so several ranks may each send a part of one cell. Digests
-are sums over words, so digests of parts add up. If every part is ``flat``, positions and steps are concatenated and
-coded again; else the cell is coded from its joined words.
+A trainer's ranks own ranges of cells (the rows of a shard), so several ranks may each send a part of one cell. Digests
+are sums over words, so the parts' digests add up. If every part is ``flat``, positions and steps are concatenated and
+encoded again; otherwise the cell is encoded from its joined words.
 
-Promise: the result of ``join`` decodes to exactly the words that the parts state, and each part was coded against
-exactly the words in place. Each part's ``before`` is checked separately: in a sum of several, wrong steps on a wrong
-base could go unseen. Pure.
+Guarantees: the result of ``join`` decodes to exactly the words that the parts state, and each part was coded against
+exactly the current words. Each part's ``before`` is checked separately: in a sum of several, wrong steps on a wrong
+base could go undetected. Pure.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Words = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class CellPart:
-    """Words ``start`` … ``start + words`` of a cell, coded as a cell that ``within`` cuts out.
+    """Words ``start`` … ``start + words`` of a cell, coded as the cell that ``within`` returns for them.
 
-    ``before`` None: ``payload`` is the raw new words. ``sender``: name of the sending rank, for errors.
+    ``before``: None if ``payload`` is the raw new words. ``sender``: the sending rank's name, for errors.
     """
 
     start: int
@@ -49,7 +49,7 @@ class CellPart:
 
 
 def within(cell: Cell, start: int, words: int) -> Cell:
-    """A range of a cell's words as a cell of its own. Raises UsageError if the range is empty or outside the cell."""
+    """Return a range of a cell's words as a separate cell. Raises UsageError if it is empty or outside the cell."""
     if start < 0 or words < 1 or start + words > cell.words:
         raise UsageError(f"cell {cell.index}: words {start} to {start + words} are not a range of its {cell.words}")
     offset = cell.offset + start * cell.word_bytes
@@ -57,11 +57,11 @@ def within(cell: Cell, start: int, words: int) -> Cell:
 
 
 def join(cell: Cell, parts: Sequence[CellPart], old: Words, before: int, *, codec: str = "auto") -> Encoded | None:
-    """One coded cell from parts that do not overlap; words in no part are unchanged. None if no word changes.
+    """Join disjoint parts into one coded cell; words in no part are unchanged. Returns None if no word changes.
 
-    ``old``: the cell's words, ``before`` their digest, ``codec`` as for ``encode``. A part that covers the whole cell
-    keeps its coding. Raises IntegrityError, naming sender and words, for a part that is malformed, was coded against
-    other words, or does not reach its stated digest.
+    ``old``: the cell's words; ``before``: their digest; ``codec``: as for ``encode``. A part that covers the whole cell
+    keeps its coding. Raises IntegrityError, with the sender and the words, if a part is malformed, was coded against
+    different words, or does not reach its stated digest.
     """
     parts = sorted(parts, key=lambda p: p.start)
     if len(parts) == 1 and parts[0].words == cell.words and parts[0].before is not None:
@@ -86,9 +86,9 @@ def join(cell: Cell, parts: Sequence[CellPart], old: Words, before: int, *, code
 
 
 def assemble(cell: Cell, parts: Sequence[CellPart]) -> Words:
-    """All words of a cell from parts that state them (``before`` None).
+    """Return all words of a cell from parts that state them (``before`` None).
 
-    Raises IntegrityError for a malformed part, and if a word is in no part or in two.
+    Raises IntegrityError if a part is malformed, or if a word is in no part or in two.
     """
     parts = sorted(parts, key=lambda p: p.start)
     at = 0
@@ -105,7 +105,7 @@ def assemble(cell: Cell, parts: Sequence[CellPart]) -> Words:
 
 
 def _whole(cell: Cell, part: CellPart, old: Words, before: int) -> Encoded | None:
-    """The part as sent, after its payload is decoded once: O(changed). The staging reader audits the words in place."""
+    """Return the part as sent, after decoding it once: O(changed words). The staging reader audits current words."""
     assert part.before is not None
     if part.before != before:
         raise IntegrityError(
@@ -119,7 +119,7 @@ def _whole(cell: Cell, part: CellPart, old: Words, before: int) -> Encoded | Non
 
 
 def _patch(cell: Cell, part: CellPart, was: Words) -> Patch:
-    """A part's change, with positions counted from the part's start; verified from ``before`` to ``after``."""
+    """Return a part's change, verified from ``before`` to ``after``. Positions count from the part's start."""
     if part.before is None:
         words = _stated(cell, part)
         return Patch(cell.index, None, words, 0, part.after, words.size)
@@ -159,7 +159,7 @@ def _stated(cell: Cell, part: CellPart) -> Words:
 
 
 def _flat(cell: Cell, patches: Sequence[tuple[int, Patch]], was: Words, before: int) -> Encoded | None:
-    """Join patches that have positions."""
+    """Join patches that have positions into one ``flat`` cell."""
     places = [patch.positions + np.uint32(start) for start, patch in patches if patch.positions is not None]
     if not places:
         return None

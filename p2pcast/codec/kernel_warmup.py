@@ -1,10 +1,9 @@
 """Compiles or loads the codec's kernels before the first delta arrives.
 
-A kernel is compiled, or read from its cache, at its first call with each kind of array. That takes seconds on a slow
-machine, and the interpreter is blocked meanwhile. A daemon that blocks for seconds in the middle of a broadcast looks
-dead to its peers. So a daemon runs every codec path of its layout once, before it joins a broadcast. It takes one step
-after the other, so that it can end between two. The log says before a compilation why the process is silent, and where
-the result is kept.
+A kernel is compiled, or loaded from its cache, at its first call with each kind of array. That takes seconds on a slow
+machine and blocks the interpreter. A daemon that blocks for seconds during a broadcast looks dead to its peers. So a
+daemon runs every codec path of its layout once before it joins a broadcast. It does so in steps, so that it can stop
+between two of them. Before a compilation, the log says why the process is silent and where the result is kept.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from p2pcast.codec.layout import Cell, Layout
 
 logger = logging.getLogger("p2pcast.codec")
 COMPILES: Final = "numba:compile"
-"""The event of a kernel that no cache holds."""
+"""The event when a kernel is in no cache."""
 WORDS = 4096
-"""Words of the test cell: many changes make one-byte gaps, a single change makes a two-byte gap."""
+"""Words of the test cell: many changes have one-byte gaps, and a single change has a two-byte gap."""
 
 
 class Announcement(Listener):  # type: ignore[misc]
-    """Says once that kernels are being compiled, at ``level``."""
+    """Logs once, at ``level``, that kernels are being compiled."""
 
     def __init__(self, level: int) -> None:
         self._level, self._begun = level, False
@@ -53,8 +52,8 @@ class Announcement(Listener):  # type: ignore[misc]
 
 
 def steps(widths: Iterable[int] = (2,), level: int = logging.INFO) -> Iterator[None]:
-    """Run every codec path for cells of these word widths (bytes), a kernel or a few in each step. ``level``: of the
-    log's lines on a compilation.
+    """Run every codec path for cells with these word widths in bytes; each step runs one or a few kernels. ``level``:
+    log level of the messages about compilation.
     """
     told = Announcement(level)
     with install_listener(COMPILES, told):
@@ -75,13 +74,13 @@ def _all_steps(widths: Iterable[int]) -> Iterator[None]:
 
 
 def warm_up(widths: Iterable[int] = (2,), level: int = logging.INFO) -> None:
-    """As ``steps``, all of them."""
+    """Run all of ``steps``."""
     for _ in steps(widths, level):
         pass
 
 
 def warm_up_for(layout: Layout, level: int = logging.INFO) -> None:
-    """Run every codec path that this layout's cells can take."""
+    """Run every codec path that this layout's cells can use."""
     warm_up((t.word_bytes for t in layout.tensors), level)
 
 
@@ -98,7 +97,7 @@ def _codec_paths(cell: Cell, old: np.ndarray, new: np.ndarray) -> Iterator[None]
         target = old.copy()
         apply(patch, target)
         if patch.positions is not None:
-            # A patch mapped from its file is read-only, which is another kind of array to the compiler.
+            # A patch mapped from its file is read-only, which is a different kind of array to the compiler.
             positions, words = patch.positions.copy(), patch.words.copy()
             positions.flags.writeable = words.flags.writeable = False
             digest_change(positions, old[positions], words, cell)

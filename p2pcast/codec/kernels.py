@@ -1,9 +1,9 @@
 """The compiled loops of the codec: scan, digest, gaps, steps.
 
-Promise: each kernel is a plain function of arrays, releases the GIL, and reads every dense byte once, at about the
-speed of memory. Kernels check nothing; their callers do. Arrays that are only read must come through ``readonly``: a
-kernel is then compiled once per word width, and not a second time for read-only maps. Compiled code is cached on disk.
-A process that finds no cache pays a few seconds at the first call of each kernel.
+Guarantees: each kernel is a plain function of arrays, releases the GIL, and reads every dense byte once, at about the
+speed of memory. Kernels check nothing; their callers do. Arrays that are only read must come through ``readonly``, so
+that a kernel is compiled once per word width and not again for read-only maps. Compiled code is cached on disk. Without
+a cache, the first call of each kernel takes a few seconds.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LANE = np.uint64(BLOCK_LANES - 1)
 
 
 def readonly(array: Words) -> Words:
-    """The same memory as an aligned, contiguous array that is not writeable. Unaligned or strided arrays are copied."""
+    """Return the array as aligned, contiguous and not writeable: a view, or a copy if it is unaligned or strided."""
     if not (array.flags.c_contiguous and array.flags.aligned):
         array = array.copy()
     view = array.view()
@@ -55,14 +55,14 @@ def readonly(array: Words) -> Words:
 def _kernel(function: Callable[..., Any]) -> Any:
     try:
         return njit(nogil=True, cache=True)(function)
-    except RuntimeError:  # no cache folder: a read-only installation without a home folder
+    except RuntimeError:  # there is no cache folder: a read-only installation without a home folder
         return njit(nogil=True)(function)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _differences(_typing: Any, left: Any, right: Any, at: Any) -> Any:
-    """A u64 with bit k set where ``left[at + k] != right[at + k]``, k < 64. Loads 64 words of each array, at any
-    alignment.
+    """Return a u64 whose bit k is set if ``left[at + k] != right[at + k]``, k < 64. Loads 64 words of each array, at
+    any alignment.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -80,7 +80,7 @@ def _differences(_typing: Any, left: Any, right: Any, at: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _lowest(_typing: Any, bits: Any) -> Any:
-    """Index of the lowest set bit; 64 if no bit is set."""
+    """Return the index of the lowest set bit; 64 if no bit is set."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
@@ -90,7 +90,7 @@ def _lowest(_typing: Any, bits: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _count(_typing: Any, bits: Any) -> Any:
-    """Number of set bits."""
+    """Return the number of set bits."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         return builder.ctpop(args[0])
@@ -100,7 +100,7 @@ def _count(_typing: Any, bits: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _lanes(_typing: Any, words: Any) -> Any:
-    """Number of 16-bit lanes in a word of this array, as a compile-time constant, so that a loop over lanes is
+    """Return the number of 16-bit lanes per word of this array. It is a compile-time constant, so loops over lanes are
     unrolled.
     """
     lanes = max(1, words.dtype.bitwidth // 16)
@@ -122,17 +122,17 @@ def mix(x):  # type: ignore[no-untyped-def]
 
 @_kernel
 def multiplier(seed, block):  # type: ignore[no-untyped-def]
-    """M(t, b) of docs/formats/delta-format.md §2; ``seed`` is mix(t + 1)."""
+    """Return M(t, b) of docs/formats/delta-format.md §2; ``seed`` is mix(t + 1)."""
     return mix(seed + _GOLDEN * (np.uint64(block) + _U1)) | _U1
 
 
 @_kernel
 def _block_sum(lanes, factors):  # type: ignore[no-untyped-def]
-    """Σ lane · T over the lanes of one block.
+    """Return Σ lane · T over the lanes of one block.
 
-    A lane has 16 bits, so its product with half of T fits 48 bits, and the sum over a block fits 58. The low and high
-    halves are summed by 32 × 32 → 64 bit multiplications, for which vector units have instructions. The two sums are
-    joined at the end.
+    A lane has 16 bits, so its product with one half of T fits into 48 bits, and the sum over a block into 58. The low
+    and high halves are summed with 32 × 32 → 64 bit multiplications, for which vector units have instructions. The two
+    sums are combined at the end.
     """
     low = np.uint64(0)
     high = np.uint64(0)
@@ -149,7 +149,7 @@ def _has_fused() -> bool:
 
 
 def _halves() -> list[int]:
-    """T of docs/formats/delta-format.md §2 in groups of eight: the eight lower halves, then the eight upper halves."""
+    """Return T of docs/formats/delta-format.md §2 in groups of eight: the lower halves, then the upper halves."""
     left = (np.arange(BLOCK_LANES, dtype=np.uint64) + _U1) * _GOLDEN
     for shift, factor in ((_U30, _MIX1), (_U27, _MIX2)):
         left = (left ^ (left >> shift)) * factor
@@ -162,7 +162,7 @@ def _halves() -> list[int]:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _fused(_typing: Any, lanes: Any, at: Any) -> Any:
-    """``_block_sum`` of two whole blocks of 16-bit lanes from ``at`` on, by fused multiply-add instructions.
+    """Return ``_block_sum`` of two whole blocks of 16-bit lanes from ``at`` on, by fused multiply-add instructions.
 
     Two blocks are summed together because loading T takes as long as multiplying.
     """
@@ -231,7 +231,7 @@ else:
 
 @_kernel
 def digest_part(lanes, begin, end, first, seed, table):  # type: ignore[no-untyped-def]
-    """Digest of u8 or u16 lanes ``begin`` … ``end``; ``first`` is the number of lane 0 in its tensor."""
+    """Return the digest of u8 or u16 lanes ``begin`` … ``end``; ``first`` is the number of lane 0 in its tensor."""
     total = np.uint64(0)
     while begin < end:
         at = (first + begin) & 1023
@@ -249,13 +249,13 @@ def digest_part(lanes, begin, end, first, seed, table):  # type: ignore[no-untyp
 
 @_kernel
 def digest_lanes(lanes, first, seed, table):  # type: ignore[no-untyped-def]
-    """Digest of u8 or u16 lanes; ``first`` is the number of lane 0 in its tensor."""
+    """Return the digest of u8 or u16 lanes; ``first`` is the number of lane 0 in its tensor."""
     return digest_part(lanes, 0, lanes.size, first, seed, table)
 
 
 @_kernel
 def _word_change(was, now, lane, lanes, table):  # type: ignore[no-untyped-def]
-    """Σ (new − old) · T over the lanes of one word. ``lane`` (u64): the word's first lane. A word lies in one block."""
+    """Return Σ (new − old) · T over the lanes of one word. ``lane`` (u64): its first lane. A word is in one block."""
     if lanes == 1:
         return (now - was) * table[lane & _LANE]
     acc = np.uint64(0)
@@ -272,10 +272,10 @@ def scan(old, new, first, seed, table, positions, held, steps):  # type: ignore[
 
     ``first`` is the number of word 0 in its tensor. Returns (number of changed words, change of the digest).
 
-    64 words are compared at a time into a mask. Four positions are written for every mask, set or not; surplus
-    positions are overwritten by the next mask. A loop over the set bits would mispredict its end for nearly every mask.
-    Steps and digest are computed block by block of the digest, while a block's words are in the L1 cache. Indices are
-    unsigned, which avoids numba's test for negative indices.
+    Each comparison of 64 words yields a mask. For every mask four positions are written, however many bits are set; the
+    next mask overwrites the surplus. A loop over the set bits would mispredict its end for nearly every mask. Steps and
+    digest are computed per digest block, while its words are in the L1 cache. Indices are unsigned, which avoids
+    numba's test for negative indices.
     """
     lanes = _lanes(old)
     block_words = 1024 // lanes
@@ -321,10 +321,10 @@ def scan(old, new, first, seed, table, positions, held, steps):  # type: ignore[
 
 @_kernel
 def digest_of_change(positions, was, now, first, seed, table):  # type: ignore[no-untyped-def]
-    """Change of the digest by the words at ``positions``, which go from ``was`` to ``now``.
+    """Return the change of the digest if the words at ``positions`` go from ``was`` to ``now``.
 
-    The multiplier is computed anew for every word: its latency overlaps with other words'. Keeping it would cost a
-    branch that is often mispredicted.
+    The multiplier is computed for every word, because its latency overlaps with that of other words. Reusing it would
+    take a branch that is often mispredicted.
     """
     lanes = _lanes(was)
     delta = np.uint64(0)
@@ -336,11 +336,11 @@ def digest_of_change(positions, was, now, first, seed, table):  # type: ignore[n
 
 @_kernel
 def apply_steps(old, old_lanes, positions, steps, first, seed, table, audit, words):  # type: ignore[no-untyped-def]
-    """Fill ``words`` with old + step at ``positions`` (ascending, inside). Returns (digest of old, change of the
+    """Fill ``words`` with old + step at ``positions`` (ascending, in range). Returns (digest of old, change of the
     digest).
 
     One dense pass does both: a block's words are read for the digest and are still cached when its few steps need them.
-    Without ``audit`` the digest of ``old`` is not computed and only the changed words are read. ``old_lanes`` is the
+    Without ``audit``, the digest of ``old`` is not computed, and only the changed words are read. ``old_lanes`` is the
     same memory as ``old``.
     """
     lanes = _lanes(old)
@@ -374,8 +374,8 @@ def apply_steps(old, old_lanes, positions, steps, first, seed, table, audit, wor
 
 @_kernel
 def pack_gaps(positions, escape, out):  # type: ignore[no-untyped-def]
-    """Positions to gap symbols (docs/formats/delta-format.md §3). ``out`` has room for all symbols. Returns their
-    number.
+    """Convert positions to gap symbols (docs/formats/delta-format.md §3) in ``out``, which has space for all. Returns
+    their number.
     """
     used = 0
     previous = np.int64(-1)
@@ -394,8 +394,8 @@ def pack_gaps(positions, escape, out):  # type: ignore[no-untyped-def]
 
 @_kernel
 def unpack_gaps(symbols, escape, positions):  # type: ignore[no-untyped-def]
-    """Gap symbols to positions; ``positions`` has one element more than ``symbols``. Returns (positions found, words
-    spanned).
+    """Convert gap symbols to positions; ``positions`` has one element more than ``symbols``. Returns (positions found,
+    words spanned).
     """
     found: Any = 0
     at = np.int64(-1)
@@ -410,7 +410,7 @@ def unpack_gaps(symbols, escape, positions):  # type: ignore[no-untyped-def]
 
 @_kernel
 def _half_code(step):  # type: ignore[no-untyped-def]
-    """min(z − 1, 15) of a u16 step. All arithmetic has 16 bits, so that the calling loop is vectorised."""
+    """Return min(z − 1, 15) of a u16 step. All arithmetic has 16 bits, so that the calling loop is vectorised."""
     sign = np.uint16(-(step >> 15))
     code = np.uint16(np.uint16(np.uint16(step << 1) ^ sign) - _H1)
     return min(code, _H15)
@@ -418,7 +418,7 @@ def _half_code(step):  # type: ignore[no-untyped-def]
 
 @_kernel
 def pack_steps16(steps, halves, small, large):  # type: ignore[no-untyped-def]
-    """u16 steps to streams A, B and C of docs/formats/delta-format.md §3. Returns the lengths of ``small`` and
+    """Convert u16 steps to streams A, B and C of docs/formats/delta-format.md §3. Returns the lengths of ``small`` and
     ``large``.
     """
     for pair in range(steps.size // 2):
@@ -441,14 +441,14 @@ def pack_steps16(steps, halves, small, large):  # type: ignore[no-untyped-def]
 
 @_kernel
 def _step_of_code(half):  # type: ignore[no-untyped-def]
-    """The u16 step of a code below 15."""
+    """Return the u16 step of a code below 15."""
     z = np.uint16(half + _H1)
     return np.uint16(np.uint16(z >> 1) ^ np.uint16(-(z & 1)))
 
 
 @_kernel
 def unpack_steps16(halves, small, large, steps):  # type: ignore[no-untyped-def]
-    """Streams A, B and C to u16 steps. Returns False if the streams do not fit each other or a step is zero."""
+    """Convert streams A, B and C to u16 steps. Returns False if the streams do not match or a step is zero."""
     for pair in range(steps.size // 2):
         steps[2 * pair] = _step_of_code(np.uint16(halves[pair] & 15))
         steps[2 * pair + 1] = _step_of_code(np.uint16(halves[pair] >> 4))

@@ -1,6 +1,6 @@
-"""The layout: which tensors make the canonical state, and how it is cut into cells.
+"""The layout: which tensors the canonical state consists of, and how it is cut into cells.
 
-Promise: two sides with the same ``layout_id`` agree on every tensor's name, dtype, shape, number and byte offset, and
+Guarantee: two nodes with the same ``layout_id`` agree on every tensor's name, dtype, shape, number and byte offset, and
 on every cell. Format and order: docs/formats/delta-format.md, section 1. Pure: no files, no torch.
 """
 
@@ -19,7 +19,7 @@ import msgpack
 from p2pcast.ground import limits
 from p2pcast.ground.errors import IntegrityError
 
-# dtype -> (bytes a word, words an element); packed sub-byte types are sized by their bits.
+# dtype -> (bytes per word, words per element); the size of packed sub-byte types is in bits.
 _WORDS: dict[str, tuple[int, int]] = {
     "BOOL": (1, 1),
     "U8": (1, 1),
@@ -48,7 +48,7 @@ DTYPES = frozenset(_WORDS) | frozenset(_PACKED_BITS)
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of the checkpoint: safetensors dtype, shape in elements."""
+    """A tensor of the checkpoint, with its safetensors dtype and its shape in elements."""
 
     name: str
     dtype: str
@@ -88,8 +88,8 @@ class Tensor:
 class Cell:
     """A fixed range of one tensor's words.
 
-    ``offset``: its first byte in the canonical state. ``row_words``: the tensor's last dimension, 0 for a tensor
-    without columns.
+    ``offset``: the cell's first byte in the canonical state. ``row_words``: the tensor's last dimension, 0 if it has no
+    columns.
     """
 
     index: int
@@ -110,9 +110,7 @@ def cell_bytes(cell: Cell) -> int:
 
 
 class Layout:
-    """The ordered table of tensors and the cells cut from it. Immutable. Two layouts are equal if their ``layout_id``
-    is.
-    """
+    """The ordered table of tensors and the cells cut from it. Immutable. Layouts with one ``layout_id`` are equal."""
 
     def __init__(
         self,
@@ -121,7 +119,7 @@ class Layout:
         cell_words: int = limits.CELL_WORDS,
         cuts: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
-        """Take tensors in any order. Raises IntegrityError for duplicates, unknown dtypes and sizes out of range."""
+        """Tensors may be in any order. Raises IntegrityError for duplicates, unknown dtypes and sizes out of range."""
         found = list(tensors)
         if len(found) > limits.MAX_TENSORS:
             raise IntegrityError(f"layout has {len(found)} tensors, more than {limits.MAX_TENSORS}")
@@ -224,7 +222,7 @@ class Layout:
         return layout
 
     def difference(self, other: Layout) -> list[str]:
-        """One line for every tensor that differs between the two layouts, for error messages."""
+        """Return one line for each tensor that differs between the two layouts, for error messages."""
         mine = {t.name: t for t in self.tensors}
         theirs = {t.name: t for t in other.tensors}
         lines = [f"missing: {n}" for n in mine if n not in theirs] + [

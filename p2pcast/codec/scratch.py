@@ -1,6 +1,6 @@
 """Scratch arrays, kept per thread.
 
-Fresh memory would cost a page fault every 4 KiB, and cells are coded on all cores at once.
+Newly allocated memory would cost a page fault every 4 KiB, and cells are coded on all cores at once.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import numpy.typing as npt
 
 
 class ScratchBuffers(threading.local):
-    """Arrays by name. An array still holds the values of its last use."""
+    """Arrays by name. An array still contains the values from its last use."""
 
     def __init__(self) -> None:
         self._kept: dict[str, npt.NDArray[Any]] = {}
 
     def array(self, name: str, size: int, dtype: Any, *, zeros: bool = False) -> npt.NDArray[Any]:
-        """``size`` elements. ``zeros``: filled with zeros when allocated; each user must leave it zero."""
+        """Return ``size`` elements. ``zeros``: filled with zeros when allocated; every user must leave them zero."""
         kept = self._kept.get(name)
         if kept is None or kept.size < size or kept.dtype != dtype:
             kept = self._kept[name] = (np.zeros if zeros else np.empty)(size, dtype)

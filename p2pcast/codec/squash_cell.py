@@ -1,10 +1,10 @@
-"""Squash: consecutive changes of one cell become one exact change, without the base if the links allow it.
+"""Squashes consecutive changes of one cell into one exact change, without the base if the links allow it.
 
-ULP steps are additive (mod 2^bits), so ``flat`` links are merged in one pass: steps are summed at their positions, and
-a bit map records those positions. The non-zero sums are then read off in order; steps that cancel vanish. Time is
-O(changes), independent of the cell's size. A ``dense`` or ``raw`` link states every word, so links before the last of
-these are ignored, and later links are applied to its words. ``context`` links need the words before them, so a chain
-that begins with one needs the base. Pure.
+Steps in ULPs are additive (mod 2^bits), so ``flat`` links are merged in one pass: steps are summed by position, and a
+bitmap records the positions. Then the non-zero sums are read in order; steps that cancel out disappear. This takes
+O(changes), regardless of the cell's size. A ``dense`` or ``raw`` link states every word, so links before the last such
+link are ignored, and later ones are applied to its words. A ``context`` link needs the words before it, so a chain that
+begins with one needs the base. Pure.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ _room = ScratchBuffers()
 
 
 def needs_base(codecs: Iterable[int]) -> bool:
-    """Whether links of these codecs can be squashed only with the words before the first link."""
+    """Whether squashing links of these codecs needs the words before the first link."""
     found = set(codecs)
     return not found & _WHOLE and not found <= {FLAT}
 
 
 def squash(cell: Cell, links: Sequence[Link], *, base: Words | None = None, codec: str = "auto") -> Encoded | None:
-    """Compose ``links``, oldest first. Returns None if they cancel out.
+    """Combine ``links``, oldest first, into one change. Returns None if they cancel out.
 
-    ``base``: the cell's words before the first link. With a base, its digest and the chain's result are verified.
-    ``codec``: codec of the result; ``auto`` means ``context`` if any link is ``context``, else the smallest. Any other
-    codec needs the base.
+    ``base``: the cell's words before the first link; if given, its digest and the chain's result are verified.
+    ``codec``: the result's codec; ``auto`` means ``context`` if any link is ``context``, otherwise the smallest. Any
+    other codec needs the base.
 
-    Raises IntegrityError for links that do not chain or are malformed and for a wrong base. Raises UsageError if the
-    base is needed and missing. ``changed`` is exact, except for a whole link without a base, where it counts the whole
-    cell.
+    Raises IntegrityError if the links are malformed or do not form a chain, or if the base is wrong. Raises UsageError
+    if the base is needed and missing. The result's ``changed`` is exact, unless a link states every word and there is
+    no base: then it counts the whole cell.
     """
     if not links:
         raise UsageError(f"cell {cell.index}: nothing to squash")
@@ -96,7 +96,7 @@ def _check_base(cell: Cell, base: Words, before: int) -> None:
 
 
 def _replay(cell: Cell, links: Sequence[Link], base: Words | None) -> Words:
-    """The cell's words after the last link, replayed from the last link that states every word, else from ``base``."""
+    """Return the cell's words after the last link, replayed from the last one that states all words, or ``base``."""
     if base is not None:
         _check_base(cell, base, links[0][2])
     whole = max((k for k, link in enumerate(links) if link[0] in _WHOLE), default=-1)
@@ -136,7 +136,7 @@ def _merge_flat(cell: Cell, links: Sequence[Link]) -> Encoded | None:
 
 @_kernel
 def _add(positions, steps, total, touched):  # type: ignore[no-untyped-def]
-    """Add steps at their positions and mark these in the bit map. Positions are distinct and inside the cell."""
+    """Add steps at their positions and mark these in the bitmap. Positions are distinct and inside the cell."""
     for k in range(positions.size):
         p = np.uint64(positions[k])
         total[p] += steps[k]
@@ -145,7 +145,7 @@ def _add(positions, steps, total, touched):  # type: ignore[no-untyped-def]
 
 @_kernel
 def _take(total, touched, positions, steps):  # type: ignore[no-untyped-def]
-    """Move the non-zero sums, in order, to ``positions`` and ``steps``; leave both source arrays zero. Returns their
+    """Move the non-zero sums, in order, to ``positions`` and ``steps`` and clear both source arrays. Returns their
     number.
     """
     found = _U0

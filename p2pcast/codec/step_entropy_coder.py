@@ -1,11 +1,11 @@
-"""Directions and sizes of steps, for the ``context`` codec: an adaptive binary arithmetic coder in integer arithmetic.
+"""Codes directions and sizes of steps for ``context`` with an adaptive binary arithmetic coder (integers only).
 
-Two models adapt. One is the direction of a change: in matrices such as an output layer, a column's changes keep one
-direction for many rows. The other is the step size, in the few classes with steps larger than one. Specification:
+Two models adapt. One is for the direction of a change: in matrices such as an output layer, a column's changes keep one
+direction for many rows. The other is for the step size, in the few classes with steps larger than one. Specification:
 docs/formats/delta-format.md §3.
 
-Kernels as in ``kernels``. Decoders read untrusted bytes: past the end they read zeros and report failure, and every
-loop is bounded by a count that the caller has checked.
+Kernels are written as in ``kernels``. Decoders read untrusted bytes: past the end they read zeros and report failure,
+and every loop is bounded by a count that the caller has checked.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _RATE = np.uint64(5)
 _HALF = np.uint64(1 << (PROBABILITY_BITS - 1))
 _ONE = np.uint64(1 << PROBABILITY_BITS)
 DIRECTION_CONTEXTS = 81
-"""Contexts for old words of one sign, if signs have separate contexts."""
+"""Number of contexts for old words of one sign, if signs have separate contexts."""
 LEARNING_BITS = 6.0
-"""Approximate cost of a context beyond its entropy, in bits."""
+"""Approximate bits that a context costs in addition to its entropy."""
 LEVEL_CONTEXTS = 32
 BIT_CONTEXTS = 64
 
@@ -42,8 +42,8 @@ _LOW32 = np.uint64(0xFFFFFFFF)
 
 @_kernel
 def _code(low, high, probability, bit, out, used):  # type: ignore[no-untyped-def]
-    """Code one bit with an arithmetic coder whose interval [low, high] has 64 bits. ``probability`` of a one:
-    in 2⁻¹⁶.
+    """Encode one bit with an arithmetic coder whose interval [low, high] has 64 bits. ``probability``: that of a one,
+    in units of 2⁻¹⁶.
     """
     middle = low + ((high - low) >> _U16) * probability
     low, high = (low, middle) if bit else (middle + _U1, high)
@@ -58,7 +58,7 @@ def _code(low, high, probability, bit, out, used):  # type: ignore[no-untyped-de
 
 @_kernel
 def _final_bytes(low, high):  # type: ignore[no-untyped-def]
-    """(number of further bytes that identify the interval if zeros follow, their value)."""
+    """Return (number of further bytes that identify the interval if zeros follow, their value)."""
     size: Any = 1
     value = low
     while True:
@@ -72,7 +72,7 @@ def _final_bytes(low, high):  # type: ignore[no-untyped-def]
 
 @_kernel
 def _finish(low, high, out, used):  # type: ignore[no-untyped-def]
-    """Write the final bytes. Returns the bytes used."""
+    """Write the final bytes and return the number of bytes used."""
     size, value = _final_bytes(low, high)
     for k in range(size):
         out[used + k] = np.uint8(value >> np.uint64(56 - 8 * k))
@@ -87,7 +87,7 @@ def _finished(low, high, at, data):  # type: ignore[no-untyped-def]
 
 @_kernel
 def _next_four_bytes(data, at):  # type: ignore[no-untyped-def]
-    """Four bytes, big-endian; zeros past the end."""
+    """Return four bytes, big-endian, with zeros past the end."""
     found = _U0
     for k in range(4):
         found <<= _U8
@@ -98,7 +98,7 @@ def _next_four_bytes(data, at):  # type: ignore[no-untyped-def]
 
 @_kernel
 def _decode(low, high, code, probability, data, at):  # type: ignore[no-untyped-def]
-    """(bit, low, high, code, at)."""
+    """Decode one bit. Returns (bit, low, high, code, at)."""
     middle = low + ((high - low) >> _U16) * probability
     bit = np.uint64(code <= middle)
     low, high = (low, middle) if bit else (middle + _U1, high)
@@ -112,7 +112,7 @@ def _decode(low, high, code, probability, data, at):  # type: ignore[no-untyped-
 
 @_kernel
 def _first_eight_bytes(data):  # type: ignore[no-untyped-def]
-    """The first eight bytes, big-endian."""
+    """Return the first eight bytes, big-endian."""
     return (_next_four_bytes(data, 0) << _U32) | _next_four_bytes(data, 4)
 
 
@@ -123,7 +123,7 @@ def _adapt(probability, bit):  # type: ignore[no-untyped-def]
 
 @_kernel
 def direction_bits(positions, ups, scale, first, row_words, columns):  # type: ignore[no-untyped-def]
-    """Estimated bits for ``scale`` times as many directions: (in context, in context with separate signs).
+    """Estimate the bits of ``scale`` times as many directions. Returns (in context, in context with separate signs).
 
     ``ups``: bit 0 is the direction, bit 1 the old word's sign. ``columns`` (zeros, one per column) is left zero.
     """
@@ -154,16 +154,16 @@ def direction_bits(positions, ups, scale, first, row_words, columns):  # type: i
 
 @_kernel
 def _adapted_bits(downs, ups, scale):  # type: ignore[no-untyped-def]
-    """Bits of a context that occurs ``scale`` times as often."""
+    """Return the bits of a context that occurs ``scale`` times as often."""
     every = downs + ups
     return scale * _bits(ups, every) + LEARNING_BITS if every else 0.0
 
 
 @_kernel
 def pack_directions(positions, ups, apart, first, row_words, columns, out):  # type: ignore[no-untyped-def]
-    """Code each direction in the context of the last two in its column and the last two in its row.
+    """Encode each direction in the context of the last two in its column and the last two in its row.
 
-    If ``apart`` is 1, the old word's sign is part of the context. Returns the bytes used.
+    If ``apart`` is 1, the old word's sign is part of the context. Returns the number of bytes used.
     """
     models = np.full(2 * DIRECTION_CONTEXTS, _HALF, np.uint64)
     low, high, used = _U0, ~_U0, 0
@@ -188,7 +188,7 @@ def pack_directions(positions, ups, apart, first, row_words, columns, out):  # t
 
 @_kernel
 def unpack_directions(positions, held, data, apart, first, row_words, columns, ups):  # type: ignore[no-untyped-def]
-    """Undo ``pack_directions``; ``held`` are the old words. Returns whether the bytes ended where they should."""
+    """Undo ``pack_directions``; ``held``: the old words. Returns whether the bytes ended where they should."""
     last = np.uint64(8 * held.itemsize - 1)
     models = np.full(2 * DIRECTION_CONTEXTS, _HALF, np.uint64)
     low, high, code, at = _U0, ~_U0, _first_eight_bytes(data), 8
@@ -214,8 +214,8 @@ def unpack_directions(positions, held, data, apart, first, row_words, columns, u
 
 @_kernel
 def list_coded_sizes(levels, highest, coded, listed):  # type: ignore[no-untyped-def]
-    """Fill ``listed`` with the indices of the changes whose size is coded: their level's context is set in ``coded``.
-    Returns their number.
+    """Fill ``listed`` with the indices of the changes whose size is coded, because ``coded`` contains their level's
+    context. Returns their number.
     """
     found = _U0
     for k in range(levels.size):
@@ -226,15 +226,14 @@ def list_coded_sizes(levels, highest, coded, listed):  # type: ignore[no-untyped
 
 @_kernel
 def context_of(level, highest):  # type: ignore[no-untyped-def]
-    """Distance of a level below the highest level of the window, as a context number."""
+    """Return a level's context number: its distance below the window's highest level."""
     return np.uint64(min(max(highest - level, 0), LEVEL_CONTEXTS - 1))
 
 
 @_kernel
 def pack_sizes(sizes, levels, listed, highest, width, out):  # type: ignore[no-untyped-def]
-    """Code |step| of the changes in ``listed``: length in unary and the second bit adaptively, further bits uncoded.
-
-    Returns the bytes used; 0 if ``listed`` is empty.
+    """Encode |step| of the changes in ``listed``: the length in unary and the second bit adaptively, further bits as
+    they are. Returns the number of bytes used, 0 if ``listed`` is empty.
     """
     lengths = np.full(LEVEL_CONTEXTS * BIT_CONTEXTS, _HALF, np.uint64)
     seconds = np.full(LEVEL_CONTEXTS * BIT_CONTEXTS, _HALF, np.uint64)
@@ -268,9 +267,8 @@ def pack_sizes(sizes, levels, listed, highest, width, out):  # type: ignore[no-u
 
 @_kernel
 def unpack_steps(data, held, ups, shift, highest, coded, listed, steps):  # type: ignore[no-untyped-def]
-    """Steps from old words, directions and sizes; the size is 1 in contexts that are not coded. ``listed`` is scratch.
-
-    Returns whether the bytes ended exactly where they should.
+    """Decode steps from old words, directions and sizes; the size is 1 in contexts that are not coded. ``listed`` is
+    scratch. Returns whether the bytes ended exactly where they should.
     """
     lengths = np.full(LEVEL_CONTEXTS * BIT_CONTEXTS, _HALF, np.uint64)
     seconds = np.full(LEVEL_CONTEXTS * BIT_CONTEXTS, _HALF, np.uint64)
