@@ -1,1 +1,1 @@
-"""Code that runs inside any engine's ranks: mapping, staging, evidence, audits. It imports no engine."""
+"""Code that runs inside the ranks of any engine: mapping, staging, proofs, audits. It imports no engine."""

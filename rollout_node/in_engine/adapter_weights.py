@@ -1,8 +1,8 @@
-"""LoRA adapters of an engine: their matrices exactly as published, and the engine's copies that follow these.
+"""An engine's LoRA adapters: their matrices exactly as published, and the engine's copies that follow them.
 
 An engine casts, scales and packs an adapter's matrices when it loads them, and keeps them in several places. So a rank
-keeps the published matrices in host memory. They are staged, written, proved, audited and rolled back as a model's
-weights are, and the engine's copies follow them in the same commit. Cost: one adapter in host memory for each adapter.
+keeps the published matrices in host memory. They are staged, written, proved, audited and rolled back like a model's
+weights, and the engine's copies follow them in the same commit. This takes one copy of each adapter in host memory.
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ from rollout_node.in_engine.loader_recording import TORCH_DTYPES
 
 
 class AdapterConfigs(Protocol):
-    """The source of the adapters' configurations: the peer."""
+    """The source of the adapters' configurations, which is the peer."""
 
     def adapter_configs(self, version: Version) -> dict[str, bytes]:
         """Path → contents of each ``adapter_config.json``."""
 
 
 class Followers(Protocol):
-    """Copies of the weights from which an engine computes. Each method but ``settings`` runs between two steps of the
-    engine.
+    """The copies of the weights from which an engine computes. Every method except ``settings`` runs between two steps
+    of the engine.
     """
 
     def settings(self, source: AdapterConfigs, version: Version) -> Any:
-        """All that the copies of ``version`` depend on beside its tensors. Raises P2PCastError for a version that the
-        engine cannot take.
+        """Return everything besides its tensors on which the copies of ``version`` depend. Raises P2PCastError for a
+        version that the engine cannot load.
         """
 
     def follow(self, settings: Any) -> None:
-        """Bring all copies to the weights, and read them back. Raises IntegrityError if one differs."""
+        """Update all copies to the weights, and read them back. Raises IntegrityError if one differs."""
 
     def differing(self) -> list[int]:
-        """Numbers of the tensors of which a copy differs from the weights."""
+        """Numbers of the tensors with a copy that differs from the weights."""
 
 
 Tensors = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
 
 
 class AdapterWeights(torch.nn.Module):  # type: ignore[misc]
-    """The published matrices of ``adapters``, as a model with a loader; zero before the first version. Raises
-    IntegrityError for a tensor that torch has no dtype for.
+    """The published matrices of ``adapters``, as a model with a loader; all zero before the first version. Raises
+    IntegrityError for a tensor whose dtype torch does not have.
     """
 
     def __init__(self, layout: Layout, adapters: Collection[str]) -> None:
         super().__init__()
         self.adapters = tuple(adapters)
         self.names: dict[int, str] = {}
-        """The matrices' names by their numbers in the layout."""
+        """Number in the layout → name of the matrix."""
         self.numbered: dict[int, torch.Tensor] = {}
         self._by_name: dict[str, torch.Tensor] = {}
         for number, tensor in enumerate(layout.tensors):
@@ -76,8 +76,8 @@ class AdapterWeights(torch.nn.Module):  # type: ignore[misc]
 
 
 class ModelBesideAdapters(torch.nn.Module):  # type: ignore[misc]
-    """An engine's model and ``adapters`` of the run beside it: one loader for both, so one commit writes both.
-    ``weights`` None: the engine takes no adapters, and their tensors are left out.
+    """An engine's model together with the run's ``adapters``: one loader for both, so one commit writes both.
+    ``weights``: None if the engine takes no adapters, in which case their tensors are left out.
     """
 
     def __init__(self, model: torch.nn.Module, adapters: Collection[str], weights: AdapterWeights | None) -> None:
@@ -86,7 +86,7 @@ class ModelBesideAdapters(torch.nn.Module):  # type: ignore[misc]
         self._adapters = frozenset(adapters)
 
     def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """The model's own loader receives the model's tensors, as they come, and is not called without any."""
+        """Pass the model's tensors to its own loader as they come, and do not call it if there are none."""
         others = self._load_adapters(tensors)
         if (first := next(others, None)) is not None:
             self.model.load_weights(chain([first], others))

@@ -1,7 +1,7 @@
-"""A process of an engine tells its peer each second that it runs, from a thread of its own.
+"""An engine's process reports to its peer every second that it is running, from a separate thread.
 
-A long step holds up the engine's commands, and not this thread: the kernels of a step release the interpreter's lock. A
-stopped process is silent. So the peer can tell a busy engine from a frozen one (``installers.engine_installer``).
+A long step delays the engine's commands but not this thread, because a step's kernels release the GIL. A stopped
+process is silent. So the peer can tell a busy engine from a frozen one (``installers.engine_installer``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BEAT_S: Final = 1.0
 
 
 class Heartbeat:
-    """``socket``: the peer's. ``process``: its name in messages; None: that of a rank."""
+    """``socket``: the peer's. ``process``: its name in messages; None for a rank."""
 
     def __init__(self, socket: Path, process: str | None = None) -> None:
         self._client = InstallClient(socket)
@@ -29,8 +29,8 @@ class Heartbeat:
         self._ended = threading.Event()
 
     def begin(self, **about: Any) -> None:
-        """Of the engine that the peer has named, and of this rank; replaces what was said before. The first beat is
-        sent here, so that the peer misses a process that stops right after it has answered.
+        """Start the beats, with the engine's name from the peer and this rank; replaces earlier fields. The first beat
+        is sent at once, so that the peer notices a process that stops right after it has answered.
         """
         self._about = self._about | about
         self._beat()
@@ -47,5 +47,5 @@ class Heartbeat:
             self._ended.wait(BEAT_S)
 
     def _beat(self) -> None:
-        with contextlib.suppress(P2PCastError):  # the peer is away
+        with contextlib.suppress(P2PCastError):  # the peer is unreachable
             self._client.report(self._about)

@@ -1,7 +1,7 @@
-"""Frames on the Unix socket between a peer and the engine workers of its host.
+"""Frames on the Unix socket between a peer and the engine's ranks on its host.
 
-Promise: a frame is a u32 length (little-endian) and a msgpack map; file descriptors, if any, are sent with the length.
-Lengths are checked before any allocation. The worker sends requests, and the peer sends one answer to each:
+Guarantee: a frame is a u32 length (little-endian) and a msgpack map; file descriptors, if any, are sent with the
+length. Lengths are checked before any allocation. The rank sends requests, and the peer sends one answer to each:
 
     {"op": "layout"}                                    -> {"layout": bin}
     {"op": "patches", "from": "b.s" | nil, "to": "b.s"} -> {"dense": bool, "schedule": bin | nil} and descriptors: patch
@@ -12,7 +12,7 @@ Lengths are checked before any allocation. The worker sends requests, and the pe
                                                            (phase "alive": the process runs)
     any request                                         -> {"error": message, "kind": wire code} if it fails
 
-This module is the worker's, blocking side; the peer's side is ``rollout_node.installers.install_socket``.
+This module is the rank's blocking side; the peer's side is ``rollout_node.installers.install_socket``.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from p2pcast.ground.errors import IntegrityError, LocalError, P2PCastError, Remo
 from p2pcast.ground.version import Version
 
 ALIVE = "alive"
-"""Phase of a report that answers no command."""
+"""Phase of a report that does not answer a command."""
 LENGTH = struct.Struct("<I")
 _CREDENTIALS = struct.Struct("3i")
 
 
 def pack(message: dict[str, Any], cap: int) -> bytes:
-    """A whole frame. Raises RemoteError if it is over ``cap`` bytes."""
+    """Return a whole frame. Raises RemoteError if it exceeds ``cap`` bytes."""
     body: bytes = msgpack.packb(message, unicode_errors="backslashreplace")
     if len(body) > cap:
         raise RemoteError(f"a message of {len(body)} bytes is over the install socket's limit of {cap}")
@@ -45,7 +45,7 @@ def pack(message: dict[str, Any], cap: int) -> bytes:
 
 
 def unpack(body: bytes) -> dict[str, Any]:
-    """The map in a frame's body. Raises RemoteError."""
+    """Return the map in a frame's body. Raises RemoteError."""
     try:
         message = msgpack.unpackb(body)
     except (ValueError, msgpack.exceptions.UnpackException):
@@ -56,8 +56,8 @@ def unpack(body: bytes) -> dict[str, Any]:
 
 
 class Descriptors:
-    """Received file descriptors; closed when the ``with`` block ends. ``schedule``: the version's file of
-    ``budget_schedule``; None: dense attention. ``config``: its ``config.json``, if it has one.
+    """Received file descriptors, which are closed when the ``with`` block exits. ``schedule``: the version's
+    ``budget_schedule`` file; None for dense attention. ``config``: its ``config.json``, if it has one.
     """
 
     def __init__(self, fds: list[int], dense: bool, schedule: bytes | None = None, config: bytes | None = None) -> None:
@@ -75,10 +75,10 @@ class Descriptors:
 
 
 class InstallClient:
-    """A worker's client of its peer. Each request opens a new connection, so a restarted peer is found again.
+    """A rank's client of its peer. Each request opens a new connection, so it finds a restarted peer again.
 
-    Every call blocks for at most ``timeout_s`` between bytes. It raises RetryableError if the peer can't be reached, or
-    the kind of error that the peer's answer states.
+    Every call blocks for at most ``timeout_s`` between bytes. It raises RetryableError if the peer cannot be reached,
+    or the kind of error given in the peer's answer.
     """
 
     def __init__(self, path: Path, timeout_s: float = 30.0) -> None:
@@ -92,7 +92,7 @@ class InstallClient:
         return document
 
     def patches(self, base: Version | None, to: Version) -> Descriptors:
-        """The patch files from ``base`` to ``to``, or the shadow (``dense``)."""
+        """Return the patch files from ``base`` to ``to``, or the shadow (``dense``)."""
         request = {"op": "patches", "from": str(base) if base else None, "to": str(to)}
         answer, fds = self._ask(request, limits.MAX_LAYOUT_BYTES + limits.KIB)
         schedule, config = (v if isinstance(v := answer.get(key), bytes) else None for key in ("schedule", "config"))
@@ -103,7 +103,7 @@ class InstallClient:
         return found
 
     def adapter_configs(self, version: Version) -> dict[str, bytes]:
-        """Path → contents of each ``adapter_config.json`` of the version."""
+        """Return path → contents of each of the version's ``adapter_config.json`` files."""
         answer, _ = self._ask({"op": "adapters", "version": str(version)}, limits.MAX_LAYOUT_BYTES + limits.KIB)
         configs = answer.get("configs")
         if not isinstance(configs, dict) or not all(
@@ -148,7 +148,7 @@ class InstallClient:
 
 
 def other_user(sock: socket.socket) -> int | None:
-    """The user id of the process at the other end of a Unix socket; None for this process's user and for root."""
+    """Return the user id of the process at the other end of a Unix socket; None for this process's user and root."""
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     user = int(_CREDENTIALS.unpack(credentials)[1])
     return None if user in (0, os.geteuid()) else user

@@ -1,4 +1,4 @@
-"""Evidence by which a rank proves the version that it holds.
+"""How a rank proves which version it holds.
 
 A chain of three checks, each O(changed); only the last runs during the pause:
 
@@ -10,12 +10,12 @@ these positions are its base's.
 2. *prepare*: ``mark`` of the staged values and of their positions in the engine's storages.
 
 3. *commit*: the same mark, computed from the values read back from these positions after the write. A rank that wrote
-no values, or others, reports another number than it prepared.
+no values, or the wrong ones, reports a different number from the one that it prepared.
 
 A dense install is read back and compared with the shadow bit by bit; its mark is the number of equal elements. Not
 covered: tensors that only the model's own loader can install (``Mapping.reload``). These rely on the loader.
 
-A mark is a checksum against accidents within one process. It is part of no format and is not compared between releases.
+A mark is a checksum against accidents within one process. No format contains it, and releases need not agree on it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 def mark(where: torch.Tensor, values: torch.Tensor) -> int:
     """Σ value · w(position) mod 2⁶⁴ with odd, distinct w, computed on the tensors' device.
 
-    A value that is changed, missing or at another position changes the sum.
+    A value that is changed, missing or at a different position changes the sum.
     """
     weights = where.to(torch.int64) * _GOLDEN
     weights |= 1
@@ -43,12 +43,12 @@ def mark(where: torch.Tensor, values: torch.Tensor) -> int:
 
 
 def mapped_elements(mapping: Mapping) -> int:
-    """The mark of a successful dense install."""
+    """Return the number of mapped elements, which is the mark that a successful dense install must produce."""
     return sum(block.elements for blocks in mapping.blocks.values() for block in blocks)
 
 
 def equal_elements(shadow: ShadowReader, mapping: Mapping, storages: Storages) -> int:
-    """Number of mapped elements equal to the shadow's, counted part by part: a part with a difference counts as 0."""
+    """Return the number of mapped elements equal to the shadow's; a part with any difference counts as 0."""
     found = 0
     with torch.inference_mode():
         for number, blocks in mapping.blocks.items():

@@ -1,9 +1,9 @@
 """One rank's weights: their version, the version staged for them, and the switch between the two.
 
-Promise: ``held`` names a version only while the weights are exactly that version. It is None before the first install,
-during a dense install, and after a failure that couldn't be undone. Written values are read back before ``held`` is
-set. A cancelled prepare changes nothing, however late it ends. No engine is imported here; the engine's plugin passes
-``reload_all``.
+Guarantee: ``held`` names a version only while the weights are exactly that version. It is None before the first
+install, during a dense install, and after a failure that could not be undone. Written values are read back before
+``held`` is set. A cancelled prepare changes nothing, however late it returns. No engine is imported here; the engine's
+plugin passes ``reload_all``.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from rollout_node.in_engine.weight_mapping import Mapping
 
 _SHOWN = 10
 ReloadAll = Callable[[ShadowReader], None]
-"""Loads every tensor as the engine does at its start, with all that the engine derives from the weights, into the
-storage that the model already has. Each engine's plugin provides one. Raises IntegrityError when the shadow lacks a
-parameter.
+"""Loads every tensor as the engine does at startup, with everything that the engine derives from the weights, into the
+model's existing storage. Each engine's plugin provides one. Raises IntegrityError if a parameter is missing from the
+shadow.
 """
 
 
 class PatchSource(Protocol):
-    """The source of patches: the peer."""
+    """The source of patches, which is the peer."""
 
     def patches(self, base: Version | None, to: Version) -> Descriptors: ...
 
@@ -54,9 +54,10 @@ class PatchSource(Protocol):
 
 @dataclass(slots=True)
 class _Prepared:
-    """A prepared version. ``shadow``: a dense install, read at commit; ``whole``: tensors for the model's loader;
-    ``mark``: the mark of a successful commit (``evidence``). ``schedule``: of sparse attention; ``schedule_before``:
-    the one that its commit replaces. ``settings``: of the engine's copies; ``before``: those of the version before.
+    """A prepared version. ``shadow``: for a dense install, read at commit. ``whole``: tensors for the model's loader.
+    ``mark``: the mark of a successful commit (``install_proof``). ``schedule``: of sparse attention;
+    ``schedule_before``: the one that the commit replaces. ``settings``: for the engine's copies; ``before``: the
+    previous version's.
     """
 
     version: Version
@@ -72,7 +73,7 @@ class _Prepared:
 
 
 class _ForeignWeightsError(IntegrityError):
-    """The live values aren't those of the version held."""
+    """The live values are not those of the version held."""
 
 
 def _text(version: Version | None) -> str | None:
@@ -81,10 +82,10 @@ def _text(version: Version | None) -> str | None:
 
 class Installation:
     """``derived``: parts of the model that compute from derived values instead of the loaded weights. If there are any,
-    the model is always reloaded as a whole by ``reload_all``. ``use_schedule``: called at each commit with the
-    version's schedule of sparse attention; None for an engine that has none, which ignores it. ``followers``: copies of
-    the weights that follow them. ``loading_form``: the model's loader is used inside. ``settings``: a version with
-    others is refused.
+    ``reload_all`` always reloads the model as a whole. ``use_schedule``: called at each commit with the version's
+    sparse-attention schedule; None if the engine has no sparse attention. ``followers``: copies of the weights to be
+    kept up to date. ``loading_form``: context manager for using the model's loader. ``settings``: a version whose
+    settings differ is refused.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class Installation:
         self._model: Any = model
         self._followers = followers
         self._settings: Any = None
-        """Of the followers, for the version held."""
+        """The followers' settings for the version held."""
         self._reload_all = reload_all
         self._use_schedule = use_schedule
         self._schedule: BudgetSchedule | None = None
@@ -110,14 +111,14 @@ class Installation:
         self.derived = derived
         self.held: Version | None = None
         self.before: Version | None = None
-        """The version that the engine computes from, if the run's layout has changed since its commit."""
+        """The version from which the engine computes, if the run's layout has changed since it was committed."""
         self.doubtful = False
         """Whether the weights may match no version.
 
-        False with ``held`` None: the weights are those of the engine's start, or another run's.
+        If False while ``held`` is None, the weights are those the engine started with, or a different run's.
         """
         self._lock = threading.RLock()
-        """Orders the end of a prepare against its cancellation."""
+        """Serialises the end of a prepare with its cancellation."""
         self._prepared: _Prepared | None = None
         self._committed: _Prepared | None = None
         self.mapping: Mapping = Mapping({}, {})
@@ -139,15 +140,15 @@ class Installation:
             )
 
     def check_storages(self) -> None:
-        """If parameters were rebound, record the mapping again and forget the version, since the new storages' values
-        are unknown.
+        """If parameters were rebound, record the mapping again and forget the version, because the values in the new
+        storages are unknown.
         """
         if self.storages.rebound(self._model):
             self.forget()
             self._record()
 
     def accounts(self, lacks: Collection[str]) -> list[Account]:
-        """By number of the tensor. ``lacks``: adapters that the engine does not take."""
+        """Return the account of each tensor, by number. ``lacks``: adapters that the engine does not load."""
         mapping, inner = self.mapping, getattr(self._model, "model", None)
         settings = getattr(self._model, "config", None) or getattr(inner, "config", None)
         layers = getattr(getattr(settings, "get_text_config", lambda: settings)(), "num_hidden_layers", None)
@@ -168,10 +169,10 @@ class Installation:
     def prepare(
         self, source: PatchSource, version: Version, cancelled: Callable[[], bool], *, whole: bool = False
     ) -> dict[str, Any] | None:
-        """Stage ``version``. Returns the report's fields, None if cancelled. Writes no weight. Raises P2PCastError.
+        """Stage ``version``, writing no weight. Returns the report's fields, or None if cancelled. Raises P2PCastError.
 
-        ``install`` states the commit's kind: ``sparse`` may be committed at any later time, ``dense`` only while the
-        shadow is frozen. ``whole`` makes the install dense whatever is held. ``grown`` and ``expected``: as in
+        ``install`` gives the kind of commit: ``sparse`` may be committed at any later time, ``dense`` only while the
+        shadow is held still. ``whole`` makes the install dense whatever is held. ``grown`` and ``expected``: as in
         ``Staged``, for ``weight_audit.compare``.
         """
         with self._lock:
@@ -241,7 +242,7 @@ class Installation:
         return found, {"install": "sparse", "values": found.staged.values, "whole": len(found.whole)}
 
     def _check_twins(self, shadow: ShadowReader, version: Version) -> None:
-        """Raises LocalError unless tensors that this rank holds in one parameter are equal, bit for bit."""
+        """Raises LocalError unless tensors that share one parameter of this rank are equal, bit for bit."""
         for number, twin in self.mapping.twins.items():
             if not torch.equal(*(shadow.words(n, torch.uint8) for n in (number, twin))):
                 name, other = (self.layout.tensors[n].name for n in (number, twin))
@@ -253,7 +254,7 @@ class Installation:
     def commit(self, version: Version) -> int:
         """Write the prepared version and read it back. Returns the mark of the values read back.
 
-        After an error the old values are restored, or ``held`` is None.
+        After an error, the old values are restored or ``held`` is None.
         """
         found = self._prepared
         if found is None or found.version != version:
@@ -297,10 +298,10 @@ class Installation:
         return mark
 
     def abort(self) -> bool:
-        """Forget the prepared version, and undo a commit that is not finished. Returns False if it can't be undone;
+        """Forget the prepared version, and undo a commit that is not finished. Returns False if it cannot be undone;
         ``held`` is then None, as it is after an error.
 
-        A successful dense install can't be undone, and stays.
+        A successful dense install cannot be undone, and stays.
         """
         with self._lock:
             self._prepared = None
@@ -320,23 +321,23 @@ class Installation:
         return self.held is not None
 
     def differing_copies(self) -> list[int]:
-        """Numbers of the tensors whose copies differ from the weights."""
+        """Numbers of the tensors with a copy that differs from the weights."""
         return [] if self._followers is None else self._followers.differing()
 
     def forget(self) -> None:
-        """Treat the weights as no version: the next prepare is dense."""
+        """Treat the weights as no known version, so that the next prepare is dense."""
         with self._lock:
             self._prepared = self._committed = None
         self.held, self.before, self.doubtful = None, None, True
 
     def change_run(self) -> None:
-        """Another run has started: the weights are whole, but of none of its versions."""
+        """Called when a different run has started: the weights are intact, but none of its versions."""
         with self._lock:
             self._prepared = self._committed = None
         self.held = self.before = None
 
     def _read(self, schedule: bytes | None) -> BudgetSchedule | None:
-        """Raises UsageError for a malformed schedule."""
+        """Parse the schedule if the engine uses one. Raises UsageError for a malformed schedule."""
         return None if schedule is None or self._use_schedule is None else BudgetSchedule.from_bytes(schedule)
 
     def _use(self, schedule: BudgetSchedule | None) -> None:
@@ -350,8 +351,8 @@ class Installation:
     def audit(
         self, source: PatchSource, version: Version, cancelled: Callable[[], bool], differing: Collection[int] = ()
     ) -> list[Entry]:
-        """Entries about the live weights, which are ``version``. Needs the shadow for tensors that only the loader
-        installs. ``differing``: tensors whose copies differ.
+        """Return audit entries for the live weights, which are ``version``. Needs the shadow for tensors that only the
+        loader can install. ``differing``: tensors with copies that differ.
         """
         entries = digests(self.layout, self.mapping, self.storages, cancelled)
         entries += [(entry[0], LoaderVerdict.DIFFERS, (), (), entry[4]) for entry in entries if entry[0] in differing]
@@ -368,8 +369,8 @@ class Installation:
 
 def install_dense(shadow: ShadowReader, layout: Layout, mapping: Mapping, storages: Storages, model: Any) -> None:
     """Overwrite all weights with the shadow's values, block by block, in the existing storage. A block takes at most
-    ``INSTALL_CHUNK_BYTES`` of device memory. ``mapping.reload`` goes through ``model.load_weights``. Only another dense
-    install undoes this one.
+    ``INSTALL_CHUNK_BYTES`` of device memory. ``mapping.reload`` goes through ``model.load_weights``. This can be undone
+    only by a further dense install.
     """
     with torch.inference_mode():
         for view, value in storages.fills:

@@ -1,9 +1,9 @@
 """Records where a model's weight loader puts each checkpoint tensor, without moving a byte.
 
-Promise: the model's loader receives tensors with shapes but without data, and every write is recorded instead of
-executed, so recording leaves the weights unchanged. A tensor counts as mapped only if views of it, in its own dtype,
-are copied into storage that the model owns. Any other operation (casts, arithmetic, values read, temporaries) marks the
-tensor *reload*: the model's own loader installs it.
+Guarantee: the model's loader receives tensors with shapes but no data, and every write is recorded instead of executed,
+so recording leaves the weights unchanged. A tensor counts as mapped only if views of it, in its own dtype, are copied
+into storage that the model owns. Any other operation (casts, arithmetic, reading values, temporaries) marks the tensor
+*reload*: only the model's own loader can install it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """A storage of the model as one row of integer words. ``name``: a parameter in it."""
+    """One of the model's storages, as a row of integer words. ``name``: a parameter in it."""
 
     name: str
     words: torch.Tensor
@@ -67,11 +67,11 @@ class Storages:
                 self._owned.setdefault(_key(tensor), name)
         self.table: list[Storage] = []
         self.fills: list[tuple[torch.Tensor, Any]] = []
-        """Parts that the loader sets to a constant (padding of a vocabulary), with the constant."""
+        """Parts that the loader sets to a constant (such as vocabulary padding), with the constant."""
         self._numbers: dict[tuple[tuple[str, int], int], int] = {}
 
     def number(self, tensor: torch.Tensor) -> int:
-        """Number of the storage of ``tensor``, which the model ``owns``, in words of the tensor's width."""
+        """Number of the storage of ``tensor``, which the model must own, in words of the tensor's width."""
         key, width = _key(tensor), tensor.element_size()
         found = self._numbers.get((key, width))
         if found is None:
@@ -83,11 +83,11 @@ class Storages:
         return found
 
     def owns(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor lies in one of the model's storages."""
+        """Whether the tensor is in one of the model's storages."""
         return not tensor.is_meta and _key(tensor) in self._owned
 
     def rebound(self, model: torch.nn.Module) -> list[str]:
-        """Names of parameters whose data was rebound to another storage."""
+        """Names of parameters whose data was rebound to a different storage."""
         live = {_key(t) for t in [*model.parameters(), *model.buffers()] if t.device.type != "meta"}
         return [s.name for s in self.table if s.key not in live]
 
@@ -97,7 +97,7 @@ def _key(tensor: torch.Tensor) -> tuple[str, int]:
 
 
 class _KeepOnMeta(TorchFunctionMode):  # type: ignore[misc]
-    """Ignores moves of tensors without data to another device: loaders request them, and they are impossible and
+    """Ignores moves of tensors without data to a different device. Loaders request them, but they are impossible and
     unnecessary.
     """
 
@@ -119,7 +119,7 @@ class _KeepOnMeta(TorchFunctionMode):  # type: ignore[misc]
 
 
 class _Source(NamedTuple):
-    """Tensor ``number`` of the layout; with ``exact`` False, a tensor computed from it."""
+    """Tensor ``number`` of the layout, or a tensor computed from it if ``exact`` is False."""
 
     number: int
     tensor: torch.Tensor
@@ -127,7 +127,7 @@ class _Source(NamedTuple):
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[misc]
-    """Turns copies from its sources into blocks, executes no write to the model, and notes other operations."""
+    """Turns copies from its sources into blocks, skips all writes to the model, and notes other operations."""
 
     def __init__(self, storages: Storages) -> None:
         super().__init__()
@@ -135,16 +135,16 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.fills: list[tuple[torch.Tensor, Any]] = []
         self.touched: set[int] = set()
         self.seen: set[int] = set()
-        """Sources with any operation other than taking a view."""
+        """Sources used in any operation other than taking a view."""
         self.reasons: dict[int, str] = {}
-        """Sources that aren't merely copied, with the reason."""
+        """Source that is not merely copied → the reason."""
         self.unattributed: str | None = None
-        """The reason, if its source is unknown."""
+        """Such a reason whose source is unknown."""
         self._storages = storages
         self._sources: dict[int, _Source] = {}
 
     def source(self, number: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor without data whose views are recognised."""
+        """Return a tensor without data whose views are recognised."""
         tensor = torch.empty(shape, dtype=dtype, device="meta")
         self._sources[tensor.untyped_storage()._cdata] = _Source(number, tensor, exact=True)
         return tensor
@@ -170,7 +170,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         tensors = [t for t in tree_leaves([result, targets]) if isinstance(t, torch.Tensor)]
         if not all(map(self._source_of, tensors)):  # not only a view
             self.seen |= numbers
-        if len(numbers) == 1:  # attribute values computed from one source to that source
+        if len(numbers) == 1:  # values computed from one source belong to that source
             (number,) = numbers
             for tensor in tensors:
                 if tensor.is_meta and not self._source_of(tensor):
@@ -178,7 +178,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return result
 
     def _write(self, func: Any, targets: list[torch.Tensor], args: Sequence[Any]) -> Any:
-        """Record a write to the model; never execute it."""
+        """Record a write to the model without executing it."""
         aten = torch.ops.aten
         self.touched |= {self._storages.number(t) for t in targets if self._storages.owns(t)}
         if func is aten.copy_.default:
@@ -197,7 +197,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             self.unattributed = self.unattributed or reasons
 
     def _source_of(self, tensor: Any) -> _Source | None:
-        """The source of this view, if any."""
+        """The source of which this is a view, if any."""
         if not isinstance(tensor, torch.Tensor) or not tensor.is_meta:
             return None
         return self._sources.get(tensor.untyped_storage()._cdata)
@@ -219,7 +219,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
                 self._note_transform(str(error), known.number)
 
     def check_fills(self) -> None:
-        """Note fills that overlap copies: the result depends on the order of writes, which is unknown."""
+        """Note fills that overlap copies, because the result depends on the unknown order of the writes."""
         copied: dict[tuple[str, int], list[StorageSpan]] = {}
         for block in (block for blocks in self.blocks.values() for block in blocks):
             span = StorageSpan.of(
@@ -232,7 +232,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
 
 
 class _Record:
-    """The results of ``record``. ``reached``: storages that a tensor is written to; ``seen``: used tensors."""
+    """The results of ``record``. ``reached``: storages to which a tensor is written; ``seen``: used tensors."""
 
     def __init__(self, model: torch.nn.Module, layout: Layout) -> None:
         self.storages = Storages(model)
@@ -246,7 +246,7 @@ class _Record:
     def run(self, numbers: Sequence[int]) -> str | None:
         """Load these tensors, which have a dtype, in one call. Returns None, or a reason whose source is unknown.
 
-        Results are kept only if None is returned.
+        The results are kept only if None is returned.
         """
         recorder = _Recorder(self.storages)
         tensors = [self._layout.tensors[number] for number in numbers]
@@ -273,7 +273,7 @@ class _Record:
         return None
 
     def rehearse(self, number: int) -> None:
-        """Load a tensor with values to find the storages that it is written to."""
+        """Load a tensor with values, to find the storages to which it is written."""
         tensor = self._layout.tensors[number]
         values = torch.zeros(tensor.shape, dtype=TORCH_DTYPES[tensor.dtype])
         _, spans = rehearse(self._model, self.storages.owns, tensor.name, values)
@@ -285,10 +285,10 @@ def _has_words(tensor: Tensor) -> bool:
 
 
 def record(model: torch.nn.Module, layout: Layout) -> tuple[Mapping, Storages, list[str]]:
-    """The mapping of a loaded model, its storages, and the parameters that no tensor reaches by itself.
+    """Return the mapping of a loaded model, its storages, and the parameters that no tensor reaches on its own.
 
-    Parameters of tensors that the loader uses but can't install alone are unreached, too. ``model.load_weights`` is
-    called once, and once for each tensor if the first call can't attribute an operation to one tensor.
+    These include parameters of tensors that the loader uses but cannot install one by one. ``model.load_weights`` is
+    called once, and again for each tensor if the first call cannot attribute an operation to one tensor.
     """
     found = _Record(model, layout)
     numbered = list(enumerate(layout.tensors))
@@ -322,8 +322,8 @@ def twins_of(
     reload: Collection[int],
     storages: Storages | None = None,
 ) -> dict[int, int]:
-    """Tensors of one parameter (``tensor_accounts.twins``), which the engine shares between layers, or to which the
-    loader writes several tensors. Without ``storages``, tensors are known by their names alone.
+    """Return the tensors that share one parameter (``tensor_accounts.twins``), because the engine shares it between
+    layers or the loader writes several tensors to it. Without ``storages``, tensors are recognised only by name.
     """
     names: dict[tuple[Any, ...], set[str]] = {}
     for name, p in model.named_parameters(remove_duplicate=False):
@@ -343,7 +343,7 @@ def twins_of(
 
 
 def filled_twice(blocks: dict[int, tuple[StridedBlock, ...]], storages: Storages) -> list[str]:
-    """Parameters to which several tensors are written that overlap in part, so that the order decides."""
+    """Parameters to which partly overlapping tensors are written, so that the result depends on the order."""
     elements: dict[int, int] = {}
     for block in (block for found in {*blocks.values()} for block in found):
         elements[block.storage] = elements.get(block.storage, 0) + block.elements

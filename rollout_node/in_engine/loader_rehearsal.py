@@ -1,8 +1,8 @@
 """Runs a model's own loader on a tensor's values and compares each write with the weight in place.
 
-Promise: no weight is written. Memory: the loader's own values, and ``INSTALL_CHUNK_BYTES``. The verdict is about bits.
-There is no verdict if the loader's writes can't be judged one by one: it computes in place, or writes twice to the same
-place.
+Guarantee: no weight is written. Memory: the loader's own values plus ``INSTALL_CHUNK_BYTES``. The comparison is
+bitwise. There is no verdict if the loader's writes cannot be judged one by one, because it computes in place or writes
+twice to the same place.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WORDS: dict[int, torch.dtype] = {1: torch.uint8, 2: torch.int16, 4: torch.int32,
 
 
 class StorageSpan(NamedTuple):
-    """Byte range of a storage (its device and address) that a strided view covers."""
+    """The byte range of a storage (given by device and address) that a strided view covers."""
 
     device: str
     storage: int
@@ -42,7 +42,7 @@ class StorageSpan(NamedTuple):
 
 
 def written_tensors(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors that an operator writes to, given its arguments."""
+    """Return the tensors to which an operator writes, given its arguments."""
     found: list[torch.Tensor] = []
     for number, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -52,9 +52,9 @@ def written_tensors(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> l
 
 
 class LoaderVerdict(IntEnum):
-    """``UNKNOWN``: the loader's writes can't be judged. ``UNTOUCHED``: it wrote nothing on this rank.
+    """``UNKNOWN``: the loader's writes cannot be judged. ``UNTOUCHED``: it wrote nothing on this rank.
 
-    Negative, so that a verdict is never an element's number.
+    The values are negative, so that a verdict is never confused with an element's number.
     """
 
     EQUAL = -1
@@ -64,7 +64,7 @@ class LoaderVerdict(IntEnum):
 
 
 class _Rehearsal(TorchDispatchMode):  # type: ignore[misc]
-    """Compares values that would be written to the model's storages with the values there."""
+    """Compares values that would be written to the model's storages with those already there."""
 
     def __init__(self, owns: Callable[[torch.Tensor], bool]) -> None:
         super().__init__()
@@ -118,8 +118,8 @@ def _equal_bits(live: torch.Tensor, source: torch.Tensor) -> bool:
 def rehearse(
     model: Any, owns: Callable[[torch.Tensor], bool], name: str, tensor: torch.Tensor
 ) -> tuple[LoaderVerdict, list[StorageSpan]]:
-    """Whether loading ``tensor`` under ``name`` would leave the weights unchanged, and the spans that it would write
-    to.
+    """Return whether loading ``tensor`` under ``name`` would leave the weights unchanged, and the spans that it would
+    write.
 
     ``owns`` recognises tensors in the model's storages.
     """

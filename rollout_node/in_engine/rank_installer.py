@@ -1,12 +1,12 @@
-"""One rank of an engine: commands come from the engine, data and reports go over the peer's socket.
+"""One rank of an engine. Commands come from the engine; data and reports use the peer's socket.
 
-Promise: no exception reaches the engine, whose workers would get out of step; every outcome is reported to the peer
-instead. *prepare* runs in its own thread while the engine generates, and writes no weight. Only *commit* writes, and
-*abort* can undo it until *finish*. A rank with doubtful weights forgets its version, so that the next prepare is dense.
-A prepare that hangs does not block the next one.
+Guarantee: no exception reaches the engine, whose ranks would get out of step; every outcome is reported to the peer
+instead. *prepare* runs in a separate thread while the engine generates, and writes no weight. Only *commit* writes, and
+*abort* can undo it until *finish*. A rank whose weights are in doubt forgets its version, so that the next prepare is
+dense. A prepare that hangs does not block the next one.
 
 A command: ``{"version": "b.s", "phase": "prepare" | "commit" | "abort" | "audit", "nonce": text, "whole": bool}``.
-Reports repeat the nonce, so that a late report is not taken for an answer to a later command. ``whole`` applies to
+Reports repeat the nonce, so that a late report is not taken for the answer to a later command. ``whole`` applies to
 prepare: take everything from the shadow, whatever is held.
 
 No engine is imported here: its plugin describes it as a ``RankModel``.
@@ -41,23 +41,23 @@ from rollout_node.in_engine.staged_version import compile_digest_kernels
 from rollout_node.in_engine.started_settings import StartedSettings
 
 _MAX_JOBS = 3
-"""Threads of this rank: one at work, and others that were cancelled and hang (in a file system, for example)."""
+"""Limit on this rank's threads: one at work, and others that were cancelled but hang (in a file system, say)."""
 _MAX_TEXT = 64
-"""Characters of a command's text that are read."""
+"""Number of characters read from a command's text fields."""
 
 
 class RankModel(Protocol):
-    """One rank's model, and what its engine does in a way of its own."""
+    """One rank's model, and the operations that differ between engines."""
 
     model: torch.nn.Module
     device: torch.device
     rank: int
     ranks: int
-    """Ranks of the whole engine, over all kinds of parallelism."""
+    """Number of ranks in the whole engine, over all kinds of parallelism."""
 
     @property
     def settings(self) -> StartedSettings | None:
-        """Of the model; None where a version's are not compared."""
+        """The model's settings; None if versions' settings are not compared with them."""
 
     @property
     def takes_adapters(self) -> bool:
@@ -65,36 +65,36 @@ class RankModel(Protocol):
 
     @property
     def use_schedule(self) -> Callable[[BudgetSchedule | None], None] | None:
-        """Attend by this schedule from the next step on; None as the schedule: densely. None: attention is always
-        dense.
+        """A function that sets the schedule for attention from the next step on, or dense attention if called with
+        None. It is None itself if the engine's attention is always dense.
         """
 
     def loading(self) -> AbstractContextManager[Any]:
-        """The model's loader and parameters are used inside."""
+        """Context manager to hold while using the model's loader and parameters."""
 
     def loading_form(self) -> AbstractContextManager[None]:
-        """The parameters are as the loader takes them inside, in their own storage. The engine computes nothing
-        meanwhile.
+        """Context manager that gives the parameters the shape the loader expects, without moving them to other storage.
+        The engine must not compute anything meanwhile.
         """
 
     def derived_parts(self) -> list[str]:
-        """Parts that compute from derived values (``Installation``). Raises LocalError for a model that p2pcast cannot
-        install into.
+        """List the parts that compute from derived values (see ``Installation``). Raises LocalError for a model into
+        which p2pcast cannot install.
         """
 
     def followers(self, weights: AdapterWeights) -> Followers:
-        """The engine's copies of the adapters. Raises LocalError where they cannot be installed."""
+        """Return the engine's copies of the adapters. Raises LocalError if they cannot be installed."""
 
     def reload_all(self, shadow: ShadowReader) -> None:
-        """``installation.ReloadAll``."""
+        """Reload all weights, as described at ``installation.ReloadAll``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """The first command of a peer, which may be repeated. ``engine``: the name under which the ranks report; the peer
-    gives each engine its own. ``run``: the run's id. ``forget``: the weights are not to be trusted, whatever was held.
-    ``pausing``: the peer will pause the engine next. ``core``: set by the plugin, not by the peer: the engine can
-    switch by one command.
+    """A peer's first command, which may be repeated. ``engine``: the name under which the ranks report, unique per
+    engine of the peer. ``run``: the run's id. ``forget``: the weights must not be trusted, whatever was held.
+    ``pausing``: the peer is about to pause the engine. ``core``: whether the engine can switch by one command, set by
+    the plugin and not by the peer.
     """
 
     engine: str = ""
@@ -116,13 +116,13 @@ class Command:
 
     @classmethod
     def read(cls, body: Mapping[str, Any]) -> Command:
-        """From what came over the engine's routes, whatever it is."""
+        """Parse whatever came over the engine's routes."""
         phase, version, nonce = (str(body.get(key, ""))[:_MAX_TEXT] for key in ("phase", "version", "nonce"))
         return cls(phase, version, nonce, body.get("whole") is True)
 
 
 class _Job:
-    """Work in its own thread. After ``stop`` it ends at its next step, without any further effect."""
+    """Work in a separate thread. After ``stop``, it finishes at its next step without any further effect."""
 
     def __init__(self, name: str, work: Callable[[Callable[[], bool]], None]) -> None:
         self._stop = threading.Event()
@@ -147,7 +147,7 @@ class RankInstaller:
         self._client, self._heartbeat = InstallClient(socket), Heartbeat(socket)
         self._installation: Installation | None = None
         self._lacks: tuple[str, ...] = ()
-        """Adapters of the run that this engine does not take."""
+        """Adapters of the run that this engine does not load."""
         self._jobs: list[_Job] = []
         self._open = self._pausing = False
         self._commit_reports: list[dict[str, Any]] | None = None
@@ -155,28 +155,28 @@ class RankInstaller:
 
     @property
     def held(self) -> str | None:
-        """The version that this rank's weights are; None if that is not known."""
+        """The version of this rank's weights; None if unknown."""
         held = self._installation.held if self._installation else None
         return str(held) if held else None
 
     @property
     def serves(self) -> str | None:
-        """As ``held``, also of a version with another layout: the version that this rank computes from."""
+        """Like ``held``, but includes a version with a different layout: the version from which this rank computes."""
         return self.held or (str(i.before) if (i := self._installation) and i.before else None)
 
     def introduce(self, introduction: Introduction) -> None:
-        """Record the mapping, unless the layout's is known, and report the version that this rank holds."""
+        """Record the mapping unless the layout's mapping is known, and report the version that this rank holds."""
         self._engine = introduction.engine
         rank = {"rank": self._model.rank, "ranks": self._model.ranks}
         self._heartbeat.begin(engine=self._engine, incarnation=self._incarnation, **rank)
         self._run_and_report(Command("init", None, introduction.nonce), lambda: self._introduce(introduction))
 
     def begin(self) -> None:
-        """Note that a session is open, which reports include. Weights change only in ``commit``."""
+        """Note that a session is open, which reports then include. Weights change only in ``commit``."""
         self._open = True
 
     def obey(self, command: Command) -> None:
-        """Do what ``command`` says, and report."""
+        """Execute ``command``, and report."""
         phases: dict[str, Callable[[Version], dict[str, Any] | None]] = {
             "prepare": lambda version: self._prepare(version, command),
             "commit": self._commit,
@@ -191,7 +191,7 @@ class RankInstaller:
         self._run_and_report(command, lambda: work(Version.parse(command.version or "")))
 
     def commit_here(self, version: str, nonce: str) -> dict[str, Any] | None:
-        """For a switch by one command: commit, and return the report instead of sending it."""
+        """Commit for a switch by one command, and return the report instead of sending it."""
         self._commit_reports = []
         try:
             self.obey(Command("commit", version, nonce))
@@ -205,7 +205,7 @@ class RankInstaller:
             self._installation.finish()
 
     def finish(self) -> None:
-        """Make the commit permanent, free the overwritten values, and end the session."""
+        """Make the commit permanent, free the overwritten values, and close the session."""
         self._open = self._pausing = False
         self.settle()
 
@@ -245,8 +245,8 @@ class RankInstaller:
         }
 
     def _installation_for(self, layout: Layout) -> Installation:
-        """The present one, or a new one if the run has another layout now: an adapter beside the model, for example.
-        Then the weights are of none of its versions.
+        """Return the current installation, or a new one if the run's layout has changed, for example by an added
+        adapter. In that case, the weights are none of the run's versions.
         """
         was = self._installation
         if was is not None and was.layout == layout:
@@ -260,8 +260,8 @@ class RankInstaller:
         return found
 
     def _installation_of(self, layout: Layout) -> Installation:
-        """Of the model, of the run's adapters, or of both where the run has both. An engine that takes no adapters has
-        the model alone.
+        """Create an installation of the model, of the run's adapters, or of both if the run has both. If the engine
+        takes no adapters, only the model is installed.
         """
         model, names = self._model, [tensor.name for tensor in layout.tensors]
         self._lacks = ()
@@ -303,7 +303,7 @@ class RankInstaller:
         return ModelBesideAdapters(self._model.model, adapters, weights), followers
 
     def _prepare(self, version: Version, command: Command) -> None:
-        """Fetch and stage in a thread, which reports its end."""
+        """Fetch and stage in a thread, which reports when it is done."""
         found = self._ready()
         self._make_room()
         with self._model.loading():
@@ -311,7 +311,7 @@ class RankInstaller:
         self._start(command, lambda cancelled: found.prepare(self._client, version, cancelled, whole=command.whole))
 
     def _commit(self, version: Version) -> dict[str, Any]:
-        """Switch synchronously: the engine runs no step meanwhile."""
+        """Switch synchronously; the engine runs no step meanwhile."""
         found = self._ready()
         with self._model.loading():
             mark = found.commit(version)
@@ -327,7 +327,7 @@ class RankInstaller:
         """Compute digests of the live weights in a thread, which reports them."""
         found = self._ready()
         self._make_room()
-        differing = found.differing_copies()  # here, since the engine moves its copies between steps
+        differing = found.differing_copies()  # not in the thread, because the engine moves its copies between steps
 
         def audit(cancelled: Callable[[], bool]) -> dict[str, Any] | None:
             if found.held != version:
@@ -348,7 +348,7 @@ class RankInstaller:
         self._jobs.append(_Job(command.phase, lambda cancelled: self._run_and_report(command, lambda: work(cancelled))))
 
     def _make_room(self) -> None:
-        """Cancel all jobs, for one more. Raises RetryableError if too many hang."""
+        """Cancel all jobs before one more is started. Raises RetryableError if too many hang."""
         self.stop()
         self._jobs = [job for job in self._jobs if job.alive]
         if len(self._jobs) >= _MAX_JOBS:
@@ -358,7 +358,7 @@ class RankInstaller:
             )
 
     def _run_and_report(self, command: Command, work: Callable[[], dict[str, Any] | None]) -> None:
-        """Run ``work`` and report its result or error. None is not reported: the work reports later or not at all."""
+        """Run ``work`` and report its result or error. If it returns None, it reports later or not at all."""
         began = time.monotonic()
         try:
             device = self._model.device

@@ -1,7 +1,7 @@
-"""Reads tensors of the shadow (an ordinary safetensors file) through a descriptor that the peer sent.
+"""Reads tensors of the shadow (an ordinary safetensors file) through a descriptor sent by the peer.
 
-Promise: a file that opens holds exactly the layout's tensors, each at the layout's offset. Nothing is copied before it
-is used.
+Guarantee: a file that opens contains exactly the layout's tensors, each at the layout's offset. Nothing is copied
+before it is used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rollout_node.in_engine.loader_recording import TORCH_DTYPES
 
 
 class ShadowReader:
-    """The caller closes ``fd``. Raises IntegrityError if the file isn't a state of this layout."""
+    """Maps the file; the caller closes ``fd``. Raises IntegrityError if the file is not a state of this layout."""
 
     def __init__(self, fd: int, layout: Layout) -> None:
         size = os.fstat(fd).st_size
@@ -34,7 +34,7 @@ class ShadowReader:
                 "shadow: its tensors are not those of the layout; restart the engine if the run has changed"
             )
         self._layout, self._start = layout, header.data_start
-        # A private map with write permission, since torch warns about read-only memory. It is never written.
+        # A private map with write permission, because torch warns about read-only memory. It is never written.
         self._map = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
 
     def words(self, number: int, dtype: torch.dtype) -> torch.Tensor:
@@ -46,7 +46,7 @@ class ShadowReader:
         return torch.frombuffer(self._map, dtype=dtype, count=tensor.nbytes // dtype.itemsize, offset=at)
 
     def tensor(self, number: int) -> torch.Tensor:
-        """Tensor ``number`` as the model's loader takes it, a view of the file. Raises IntegrityError for packed
+        """Tensor ``number`` as the model's loader expects it, a view of the file. Raises IntegrityError for packed
         dtypes.
         """
         tensor = self._layout.tensors[number]

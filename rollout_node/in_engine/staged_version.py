@@ -1,8 +1,8 @@
-"""A version staged beside the running engine, and the switch to it.
+"""A version staged while the engine runs, and the switch to it.
 
-Promise: staging reads the live weights and writes nothing. ``apply`` costs O(changed) and never rebinds storage;
-``restore`` restores every bit that ``apply`` overwrote. Both read back their writes (``evidence``). Host memory: 8
-bytes a changed bf16 value (where, new, old); on a device at most ``INSTALL_CHUNK_BYTES`` at a time.
+Guarantee: staging reads the live weights and writes nothing. ``apply`` costs O(changed) and never rebinds storage;
+``restore`` restores every bit that ``apply`` overwrote. Both read back what they write (``install_proof``). Host
+memory: 8 bytes per changed bf16 value (where, new, old). Device memory: at most ``INSTALL_CHUNK_BYTES`` at a time.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from rollout_node.in_engine.loader_recording import Storages
 from rollout_node.in_engine.weight_mapping import Mapping, StridedBlock
 
 _CHUNK_VALUES = limits.INSTALL_CHUNK_BYTES // 32
-"""Values in a chunk, from 32 bytes each on the device.
+"""Values per chunk, at 32 bytes each on the device.
 
-torch widens positions to 8 bytes there, twice while their mark is computed, beside the 4 or 8 bytes sent, and values
-take up to 8.
+There, torch widens positions to 8 bytes, twice while their mark is computed. Added to this are the 4 or 8 bytes sent,
+and up to 8 bytes for the value.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Values for one storage. ``where``: distinct positions in its words."""
+    """Values for one storage. ``where``: their distinct positions, in words."""
 
     storage: int
     where: torch.Tensor
@@ -44,11 +44,11 @@ class Chunk:
 
 @dataclass(slots=True)
 class Staged:
-    """``reload``: numbers of the changed tensors that only the model's own loader can install. ``mark``: of the new
-    values and their positions.
+    """``reload``: numbers of the changed tensors that only the model's own loader can install. ``mark``: mark of the
+    new values and their positions.
 
     ``grown``: growth of each block's digest by the first patch, given the live values. ``expected``: growth of each
-    mapped tensor's digest, as the patch states.
+    mapped tensor's digest, as stated by the patch.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
@@ -63,8 +63,8 @@ class Staged:
         return sum(len(chunk.where) for chunk in self.chunks)
 
     def apply(self, storages: Storages) -> int:
-        """Write the new values. Returns the mark of the values read back. After an error ``restore`` undoes the
-        finished part.
+        """Write the new values. Returns the mark of the values read back. After an error, ``restore`` undoes what was
+        written.
         """
         found = 0
         with torch.inference_mode():
@@ -74,8 +74,8 @@ class Staged:
         return found & MASK
 
     def restore(self, storages: Storages) -> bool:
-        """Write back the values that the applied chunks overwrote. Returns whether reading back confirms it.
-        Idempotent.
+        """Write back the values that the applied chunks overwrote. Returns whether reading them back confirms it. A
+        further call changes nothing.
         """
         there = True
         with torch.inference_mode():
@@ -87,7 +87,7 @@ class Staged:
 
 
 def _write(words: torch.Tensor, where: torch.Tensor, values: torch.Tensor) -> int:
-    """Write values and return the mark of the values read back."""
+    """Write the values, and return the mark of the values read back."""
     where = where.to(words.device, non_blocking=True)
     words.index_put_((where,), values.to(words.device, non_blocking=True))
     return mark(where, words.index_select(0, where))
@@ -104,7 +104,7 @@ class Stager:
     def add(
         self, storage: int, where: npt.NDArray[np.int64], new: npt.NDArray[Any], *, drop_unchanged: bool
     ) -> npt.NDArray[Any]:
-        """Take changes (storage positions, unsigned words); returns the live words at these positions.
+        """Add changes (storage positions, unsigned words), and return the live words at these positions.
 
         ``drop_unchanged`` drops changes equal to the live words, which are most of a dense cell. Only valid before any
         other change is staged.
@@ -126,7 +126,7 @@ class Stager:
         return replaced
 
     def flush(self) -> None:
-        """Flush between two patches: a later one may overwrite the same values, so they never share a chunk."""
+        """Flush between two patches. A later one may overwrite the same values, so the two must never share a chunk."""
         for storage in sorted(self._rows):
             self._flush(storage)
 
@@ -148,10 +148,10 @@ def stage(
     storages: Storages,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Staged:
-    """Stage a chain of patches. Reads live weights, so none may be applied meanwhile.
+    """Stage a chain of patches. Reads live weights, so no version may be applied meanwhile.
 
-    Raises IntegrityError if live values at changed positions aren't those of the chain's base. This is checked for
-    cells that lie wholly on this rank.
+    Raises IntegrityError if live values at changed positions are not those of the chain's base. This is checked for
+    cells that are entirely on this rank.
     """
     staged = Staged()
     stager = Stager(storages, staged)
@@ -184,7 +184,7 @@ def stage(
                 grown += more
                 if number == 0:
                     staged.grown[cell.tensor, block] += more
-            # Only the first patch meets unpatched weights; a sharded cell is only partly on this rank.
+            # Only the first patch applies to unpatched weights; a sharded cell is only partly on this rank.
             if number == 0 and found == len(positions) and (grown - change.after + change.before) & MASK:
                 name = layout.tensors[cell.tensor].name
                 raise IntegrityError(
@@ -195,7 +195,7 @@ def stage(
 
 
 def compile_digest_kernels(layout: Layout) -> None:
-    """Compile the digest kernels before the first prepare; without a cache this takes seconds."""
+    """Compile the digest kernels before the first prepare, because this takes seconds without a cache."""
     for width in {tensor.word_bytes for tensor in layout.tensors}:
         word = np.zeros(1, word_dtype(width))
         cell = Cell(0, 0, 0, 1, width, 0)

@@ -1,9 +1,9 @@
-"""The settings of the model that an engine was started with, compared with a version's.
+"""The model settings with which an engine was started, compared with a version's.
 
-Promise: ``differing`` names the settings with which a fresh engine would build another model from the same tensors.
-Both documents pass through the model's own configuration class, so that a default, an older spelling, or a number that
-JSON wrote as a key makes no difference. Settings of training and of generation, names and dtypes are left out, and so
-is quantisation: other codes and scales are other tensors.
+Guarantee: ``differing`` names the settings with which a fresh engine would build a different model from the same
+tensors. Both documents pass through the model's own configuration class, so a default, an older spelling, or a number
+that JSON turned into a key makes no difference. Training and generation settings, names and dtypes are ignored.
+Quantisation is ignored too, because different codes and scales are different tensors.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _LEFT_OUT = re.compile(
     r"|router_aux_loss_coef|initializer_range|\w+_(dropout|pdrop)|gradient_checkpointing|_?attn_implementation"
     r"|(bos|eos|pad)_token_id|id2label|label2id|quantization_config|auto_map"
 )
-"""Names of settings that change no model, or that its tensors show."""
+"""Names of settings that do not change the model, or whose effect its tensors show."""
 _ABSENT = object()
 
 
 class StartedSettings:
-    """``kind``: the model's configuration class, as of transformers. ``model``: the folder or name from which the
-    engine was started; read at once, since a later version may replace the folder's file.
+    """``kind``: the model's configuration class from transformers. ``model``: the folder or name from which the engine
+    was started; it is read at once, because a later version may replace the folder's file.
     """
 
     def __init__(self, kind: type, model: str, log: logging.Logger) -> None:
@@ -44,7 +44,7 @@ class StartedSettings:
             )
 
     def differing(self, config: bytes) -> list[str]:
-        """Names of the settings in a version's ``config.json`` that differ; the file itself if it is not JSON."""
+        """Names of the settings in a version's ``config.json`` that differ, or the file's name if it is not JSON."""
         if self._document is None:
             return []
         try:
@@ -55,7 +55,7 @@ class StartedSettings:
         return sorted(k for k in ours.keys() | theirs.keys() if ours.get(k, _ABSENT) != theirs.get(k, _ABSENT))
 
     def _read(self, document: Any) -> Any:
-        """All settings, as JSON has them. Raises AttributeError for a document that is not a map."""
+        """Return all settings as JSON values. Raises AttributeError for a document that is not a map."""
         model_type = document.get("model_type")
         try:
             found = self._kind.from_dict(copy.deepcopy(document)).to_dict()  # type: ignore[attr-defined]
@@ -65,7 +65,7 @@ class StartedSettings:
 
 
 def _leaves(settings: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Name, with its parents' names, and value of each setting that counts."""
+    """Yield the dotted name and the value of each setting that is compared."""
     for name, value in settings.items():
         if _LEFT_OUT.fullmatch(name) or value is None:
             continue

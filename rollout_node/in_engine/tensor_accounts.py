@@ -1,11 +1,11 @@
-"""Where each tensor of a run is in an engine.
+"""Where each of a run's tensors is in an engine.
 
-Promise: a tensor is *covered* (its values reach a parameter, or its twin's do), *skipped* by a rule of this module, or
-*unknown*. With an unknown tensor, an engine may compute something else than a fresh engine on the version's folder.
-vLLM, for example, unties an output head where the folder holds another one than the embedding.
+Guarantee: a tensor is *covered* (its values, or its twin's, reach a parameter), *skipped* by a rule of this module, or
+*unknown*. With an unknown tensor, an engine may compute something different from a fresh engine on the version's
+folder. vLLM, for example, unties an output head if the folder's differs from the embedding.
 
-*Twins* are tensors that one parameter serves. The engine holds the values of one of them, so a version must have equal
-values for all. Pure: names and numbers alone.
+*Twins* are tensors that share one parameter. The engine holds the values of one of them, so they must be equal in every
+version. This module only sees names and numbers, and does no I/O.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from p2pcast.ground.errors import RemoteError
 
 
 class Account(IntEnum):
-    """The greater one of two ranks' accounts is the engine's."""
+    """The greater of two ranks' accounts is the engine's."""
 
     UNKNOWN = 0
     SKIPPED = 1
@@ -33,17 +33,17 @@ _COMPUTED = re.compile(
 )
 """Buffers that engines compute from the configuration."""
 _CACHE_SCALE = re.compile(r"\.(k|v|q|kv|prob)_scale$")
-"""Scales of a quantised cache, which an engine with another cache does not read."""
+"""Scales of a quantised cache, which an engine with a different cache does not read."""
 _DRAFT = re.compile(r"(^|\.)mtp(_\w+)?\.")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-"""Layers after the model's own are draft layers, too. Draft models keep their weights."""
+"""Layers after the model's own are draft layers too. Draft models keep their weights."""
 _PART = re.compile(r"(?:^|\.)(visual|vision_tower|vision_model|audio_tower|multi_modal_projector)\.")
-"""Parts for images and sound, which an engine for text alone does not build."""
+"""Parts for images and sound, which a text-only engine does not build."""
 
 
 def skipped(name: str, parts: Collection[str], layers: int | None) -> bool:
-    """Whether a tensor that the engine does not read changes no answer. ``parts``: components of the names of the
-    engine's parameters; ``layers``: number of the model's own layers.
+    """Whether a tensor that the engine does not read has no effect on its answers. ``parts``: components of the
+    engine's parameter names; ``layers``: number of the model's own layers.
     """
     if _COMPUTED.search(name) or _CACHE_SCALE.search(name) or _DRAFT.search(name):
         return True
@@ -56,8 +56,8 @@ def skipped(name: str, parts: Collection[str], layers: int | None) -> bool:
 def twins(
     tensors: Sequence[Tensor], free: AbstractSet[int], shared: Iterable[tuple[Collection[str], Collection[int]]]
 ) -> dict[int, int]:
-    """Number of a tensor → the tensor whose twin it is. ``shared``: for each parameter that serves several layers, its
-    names in the engine, and the tensors that fill it as far as is known. ``free``: tensors that fill no parameter.
+    """Return tensor number → number of its twin. ``shared``: for each parameter shared by several layers, its names in
+    the engine, and the tensors known to fill it. ``free``: tensors that fill no parameter.
     """
     found: dict[int, int] = {}
     for aliases, holders in shared:
@@ -72,19 +72,17 @@ def twins(
 
 
 def _same_end(name: str, alias: str) -> bool:
-    """Engines put a model's names below another one, or leave the outermost out."""
+    """Whether the names match at their ends: engines add an outer name to a model's names, or drop the outermost."""
     return f".{name}".endswith(f".{alias}") or f".{alias}".endswith(f".{name}")
 
 
 def pack(accounts: Iterable[Account]) -> bytes:
-    """A rank's accounts, in the order of the layout, for its report."""
+    """Pack a rank's accounts, in layout order, for its report."""
     return zlib.compress(bytes(accounts))
 
 
 def together(packed: Iterable[bytes], count: int) -> list[Account]:
-    """The engine's accounts from those of its ranks. Raises RemoteError for accounts of other than ``count``
-    tensors.
-    """
+    """Combine the ranks' accounts into the engine's. Raises RemoteError if they are not for ``count`` tensors."""
     rows = [zlib.decompressobj().decompress(row, count + 1) for row in packed]
     if any(len(row) != count or max(row, default=0) > Account.COVERED for row in rows):
         raise RemoteError(f"a rank does not account for the run's {count} tensors; restart the engine")

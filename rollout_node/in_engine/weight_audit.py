@@ -1,9 +1,9 @@
 """Digests of the live weights, read in place and summed in checkpoint order (docs/formats/delta-format.md, section 2).
 
-Promise: one digest a block, each element of this rank counted once. Ranks' blocks of the same box (replicated shards)
-are equal entries, so the sum over ranks drops duplicates. Tensors whose loader transforms values have no bits of their
-own in the engine. For these, a rank reports whether the model's own loader, given the shadow's values, would leave the
-weights unchanged, and the digest of these values.
+Guarantee: there is one digest per block, and each element of this rank counts once. Different ranks' blocks of the same
+box (replicated shards) give equal entries, so the sum over ranks drops duplicates. Tensors whose loader transforms
+values have no bits of their own in the engine. For these, a rank reports whether the model's own loader, given the
+shadow's values, would leave the weights unchanged, and the digest of these values.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from rollout_node.in_engine.shadow_reader import ShadowReader
 from rollout_node.in_engine.weight_mapping import Mapping, StridedBlock
 
 _CHUNK_WORDS = limits.INSTALL_CHUNK_BYTES // 40
-"""Words in a part on a device: position, weight and their intermediate values take 8 bytes each."""
+"""Words per part on a device: position, weight and their intermediate values take 8 bytes each."""
 
 Entry = tuple[int, int, tuple[int, ...], tuple[int, ...], int]
-"""Number of the tensor, start, shape and strides of the box, digest. A negative start is a Verdict about the whole
+"""Number of the tensor; start, shape and strides of the box; digest. A negative start is a LoaderVerdict on the whole
 tensor.
 """
 
@@ -36,8 +36,8 @@ tensor.
 def digests(
     layout: Layout, mapping: Mapping, storages: Storages, cancelled: Callable[[], bool] = lambda: False
 ) -> list[Entry]:
-    """An entry a block; the first of blocks with the same box. Tensors that only the loader installs are left out. The
-    blocks of a tensor that has a twin are the twin's.
+    """Return one entry per block; of blocks with the same box, only the first. Tensors that only the loader can install
+    are left out. A tensor with a twin uses the twin's blocks.
     """
     entries: list[Entry] = []
     of_twins = {number: mapping.blocks[twin] for number, twin in mapping.twins.items() if twin in mapping.blocks}
@@ -61,9 +61,9 @@ def rehearsals(
     storages: Storages,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> list[Entry]:
-    """An entry for each tensor that only the loader installs and that this rank uses.
+    """Return an entry for each tensor that only the loader can install and that this rank uses.
 
-    The shadow may move on meanwhile; the digest then shows it. Memory: one tensor.
+    If the shadow moves on meanwhile, the digest shows it. Memory: one tensor.
     """
     entries: list[Entry] = []
     loaded_as = {number: twin for number, twin in mapping.twins.items() if twin in mapping.reload}
@@ -100,7 +100,7 @@ def digest_in_place(number: int, block: StridedBlock, words: torch.Tensor) -> in
 
 
 def digest_on_host(number: int, block: StridedBlock, words: torch.Tensor) -> int:
-    """The block's digest by the compiled kernels, in host memory."""
+    """The block's digest, computed by the compiled kernels in host memory."""
     total = 0
     width = words.element_size()
     unsigned = word_dtype(width)
@@ -128,11 +128,10 @@ def digest_on_host(number: int, block: StridedBlock, words: torch.Tensor) -> int
 
 
 def compare(layout: Layout, entries: Iterable[Any], expected: Map[int, int]) -> tuple[list[str], list[str]]:
-    """Names of tensors whose live digest differs, and of tensors without a verdict.
+    """Return the names of tensors whose live digest differs, and of tensors without a verdict.
 
-    No verdict: the tensor is not wholly covered, its loader's writes can't be judged, or the shadow has moved on.
-    ``entries`` are those of all ranks, as received over the socket; ``expected`` is the digest of each tensor by
-    number.
+    A tensor has no verdict if it is not covered completely, its loader's writes cannot be judged, or the shadow has
+    moved on. ``entries`` are those of all ranks, as received over the socket; ``expected``: digests by tensor number.
     """
     sums: dict[int, int] = {}
     counts: dict[int, int] = {}
@@ -144,7 +143,7 @@ def compare(layout: Layout, entries: Iterable[Any], expected: Map[int, int]) -> 
             verdicts.setdefault(number, set()).add(start if value == expected.get(number) else LoaderVerdict.UNKNOWN)
             continue
         box = (number, start, tuple(shape), tuple(stride))
-        if box in seen:  # a replicated shard: counted once, and must agree
+        if box in seen:  # a replicated shard, which counts once and must agree
             if seen[box] != value:
                 torn.add(number)
             continue

@@ -1,7 +1,7 @@
-"""Where the elements of a checkpoint lie in an engine's fused and sharded parameters.
+"""Where a checkpoint's elements are in an engine's fused and sharded parameters.
 
-Promise: positions in a checkpoint tensor are turned into positions in the engine's storages by arithmetic alone. Memory
-is O(blocks), about five a layer, independent of the number of parameters. Pure: numpy, no torch, no I/O.
+Guarantee: positions in a checkpoint tensor are converted to positions in the engine's storages by arithmetic only.
+Memory is O(blocks), about five per layer, whatever the number of parameters. It uses numpy without torch, and no I/O.
 
 A *block* maps a box of a checkpoint tensor to a strided view of one storage, as a weight loader's ``copy_`` does.
 """
@@ -25,10 +25,10 @@ class NotABoxError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class StridedBlock:
-    """Elements ``start + Σ cᵢ·from_strideᵢ`` of the checkpoint tensor lie at ``at + Σ cᵢ·to_strideᵢ`` of the storage.
+    """Elements ``start + Σ cᵢ·from_strideᵢ`` of the checkpoint tensor are at ``at + Σ cᵢ·to_strideᵢ`` in the storage.
 
-    All in elements. Source strides descend and nest: a step in one dimension is longer than the whole of the later
-    dimensions. So every element has one coordinate and elements ascend in row-major order.
+    All values count elements. Source strides descend and nest: a step in one dimension is longer than the extent of all
+    later dimensions. So every element has one coordinate, and elements ascend in row-major order.
     """
 
     start: int
@@ -48,7 +48,7 @@ class StridedBlock:
         at: int,
         to_stride: Sequence[int],
     ) -> StridedBlock:
-        """The block in the class's form, with as few dimensions as possible. Raises NotABoxError."""
+        """Return the block in the class's form, with as few dimensions as possible. Raises NotABoxError."""
         dims = [(n, s, t) for n, s, t in zip(shape, from_stride, to_stride, strict=True) if n != 1]
         dims.sort(key=lambda dim: -dim[1])
         merged: list[tuple[int, int, int]] = []
@@ -71,14 +71,14 @@ class StridedBlock:
 
     @property
     def end(self) -> int:
-        """One past the last element of the checkpoint tensor that may lie in this block."""
+        """One past the last element of the checkpoint tensor that may be in this block."""
         return self.start + 1 + sum((n - 1) * s for n, s in zip(self.shape, self.from_stride, strict=True))
 
     def locate(
         self, positions: npt.NDArray[np.uint32], first: int = 0
     ) -> tuple[slice | npt.NDArray[np.intp], Positions]:
-        """(indices of the ascending ``positions``, counted from ``first``, that lie in this block; their places in the
-        storage).
+        """Return the indices of those ascending ``positions``, counted from ``first``, that are in this block, and
+        their positions in the storage.
         """
         bounds = np.clip((self.start - first, self.end - first), 0, _MAX_U32).astype(
             np.uint32
@@ -106,7 +106,7 @@ class StridedBlock:
         return chosen + low, where[chosen]
 
     def runs(self) -> Iterator[tuple[int, int]]:
-        """(first element of the checkpoint tensor, length) of every contiguous run, ascending."""
+        """Yield (first element of the checkpoint tensor, length) of every contiguous run, in ascending order."""
         contiguous = bool(self.shape) and self.from_stride[-1] == 1
         outer = self.shape[:-1] if contiguous else self.shape
         length = self.shape[-1] if contiguous else 1
@@ -114,7 +114,7 @@ class StridedBlock:
             yield self.start + sum(c * s for c, s in zip(step, self.from_stride, strict=False)), length
 
     def split(self, most: int) -> Iterator[StridedBlock]:
-        """Blocks of at most ``most`` elements that make up this one."""
+        """Yield blocks of at most ``most`` elements that make up this one."""
         if self.elements <= most:
             yield self
             return
@@ -134,9 +134,9 @@ class StridedBlock:
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """A model's blocks by tensor number; ``reload``: the tensors whose loader transforms values, with the reason.
+    """A model's blocks by tensor number. ``reload``: the tensors whose loader transforms values, with the reason.
 
-    A tensor in neither isn't used by this rank (another pipeline stage, for example). ``twins``: as
+    This rank does not use a tensor that is in neither (for example, one of a different pipeline stage). ``twins``: see
     ``tensor_accounts.twins``.
     """
 

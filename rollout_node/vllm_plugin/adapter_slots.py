@@ -1,13 +1,13 @@
 """vLLM's copies of a run's adapters: its host cache, and the slots of its LoRA layers.
 
-A slot is one adapter's place in a layer's stacked matrices, which all requests of that adapter compute from. Promise:
-``follow`` writes into this storage in place: no address, name or id changes, so CUDA graphs and requests stay valid. It
-casts and scales as vLLM's own loader does, bit for bit. Each slot and cached matrix is read back.
+A slot is one adapter's place in a layer's stacked matrices, from which all requests for that adapter compute.
+Guarantee: ``follow`` writes into this storage in place. No address, name or id changes, so CUDA graphs and requests
+stay valid. It casts and scales as vLLM's own loader does, bit for bit. Each slot and cached matrix is read back.
 
-Under tensor parallelism each rank has whole matrices in its cache and its own share of them in its slots, by vLLM's own
-rule (``share_of_rank``).
+Under tensor parallelism, each rank has whole matrices in its cache and its own share of them in its slots, cut by
+vLLM's own rule (``share_of_rank``).
 
-Refused, since no proof covers it: fully sharded LoRA, and layers other than plain linears.
+Fully sharded LoRA, and layers other than plain linear ones, are refused because no proof covers them.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ _PLAIN_LAYERS = frozenset(
         "MergedQKVParallelLinearWithLoRA",
     }
 )
-"""Layers whose slot holds an adapter's matrices as they are, from the first row and column on."""
+"""Layers whose slots hold an adapter's matrices unchanged, starting at the first row and column."""
 _MOST_NAMES = 8
-"""Names of loaded adapters in an error."""
+"""Number of loaded adapters named in an error."""
 _START = "start it with --enable-lora --max-lora-rank RANK --lora-modules NAME=FOLDER"
 
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """The copies of tensor ``number``: matrix A or B of part ``part`` of ``layer``."""
+    """The copies of tensor ``number``, which is matrix A or B of part ``part`` of ``layer``."""
 
     number: int
     adapter: str
@@ -65,19 +65,19 @@ class _Copy:
 
     @property
     def cached(self) -> torch.Tensor:
-        """The matrix in vLLM's host cache. vLLM may replace it by a copy in pinned memory."""
+        """The matrix in vLLM's host cache, which vLLM may replace by a copy in pinned memory."""
         found = self.weights.lora_a if self.is_a else self.weights.lora_b
         tensor: torch.Tensor = found[self.part] if isinstance(found, list) else found
         return tensor
 
     def stacked(self, slot: int) -> torch.Tensor:
-        """The slot, with room for the largest rank."""
+        """The slot, with space for the largest rank."""
         found: torch.Tensor = (self.layer.lora_a_stacked if self.is_a else self.layer.lora_b_stacked)[self.part]
         return found[slot, 0]
 
     @property
     def shared(self) -> torch.Tensor:
-        """This rank's share of the cached matrix, which a slot holds."""
+        """This rank's share of the cached matrix, as held in a slot."""
         return share_of_rank(self.layer, self.part, self.cached, is_a=self.is_a)
 
     def in_slot(self, slot: int, share: torch.Tensor) -> torch.Tensor:
@@ -86,9 +86,7 @@ class _Copy:
 
 
 class AdapterSlots:
-    """``Followers`` of ``weights`` in one worker's model. Raises LocalError where these adapters cannot be
-    installed.
-    """
+    """``Followers`` of ``weights`` in one rank's model. Raises LocalError if these adapters cannot be installed."""
 
     def __init__(self, model: Any, weights: AdapterWeights) -> None:
         manager = getattr(model, "lora_manager", None)
@@ -106,7 +104,7 @@ class AdapterSlots:
                 f" --max-cpu-loras {len(self._names)} or more"
             )
         self._loras: dict[str, dict[str, Any]] = {name: {} for name in self._names}
-        """Each adapter's matrices by vLLM's name of the layer."""
+        """Adapter → its matrices, by vLLM's name of the layer."""
         self._copies = [self._copy(number, name) for number, name in weights.names.items()]
         self._require_pairs()
         self._scales = dict.fromkeys(weights.names, 1.0)
@@ -114,7 +112,7 @@ class AdapterSlots:
     # -- Followers
 
     def settings(self, source: AdapterConfigs, version: Version) -> dict[int, float]:
-        """The factor of each matrix, by the tensor's number."""
+        """Return the scale of each matrix, by tensor number."""
         helpers: dict[str, PEFTHelper] = {}
         for name, config in configs_of(self._names, source.adapter_configs(version)).items():
             try:
@@ -213,7 +211,7 @@ class AdapterSlots:
         return _Copy(number, adapter, peft_name, layer, weights, part, is_a)
 
     def _matrices(self, adapter: str, layer: str, parts: int, rank: int) -> Any:
-        """vLLM's record of the adapter's matrices at a layer, already scaled."""
+        """Return vLLM's record of the adapter's matrices at a layer, already scaled."""
         known = self._loras[adapter]
         if layer not in known and parts > 1:
             none: list[Any] = [None] * parts
@@ -223,7 +221,7 @@ class AdapterSlots:
         return known[layer]
 
     def _require_pairs(self) -> None:
-        """Both matrices of each part are there, with one rank. Raises LocalError."""
+        """Raises LocalError unless both matrices of each part are present and have the same rank."""
         pairs: dict[tuple[str, int, int], dict[bool, _Copy]] = {}
         for copy in self._copies:
             pair = pairs.setdefault((copy.adapter, id(copy.layer), copy.part), {})
@@ -244,7 +242,7 @@ class AdapterSlots:
         return 1.0 if copy.is_a else float(scale)
 
     def _take_over(self) -> None:
-        """Put the matrices into vLLM's cache, in place of those from the adapter's folder."""
+        """Put the matrices into vLLM's cache, replacing those from the adapter's folder."""
         for adapter, name in self._names.items():
             for number in self._notes.ids[name]:
                 held = self._manager._registered_adapters.cache.get(number)
@@ -268,14 +266,14 @@ class AdapterSlots:
         return [slot for slot, held in enumerate(self._manager.lora_index_to_id) if held == number]
 
     def _in_use(self) -> Iterator[tuple[_Copy, int]]:
-        """Each copy with each slot that its adapter has now."""
+        """Yield each copy with each slot that its adapter currently has."""
         for copy in self._copies:
             for number in self._notes.ids[self._names[copy.adapter]]:
                 for slot in self._slots(number):
                     yield copy, slot
 
     def _foreign(self) -> set[int]:
-        """A tensor of each adapter of which vLLM holds other matrices, or applies matrices at further layers."""
+        """One tensor of each adapter for which vLLM holds different matrices, or applies matrices at further layers."""
         found = set()
         for adapter, name in self._names.items():
             first = next(copy.number for copy in self._copies if copy.adapter == adapter)
@@ -305,12 +303,12 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def share_of_rank(layer: Any, part: int, matrix: torch.Tensor, *, is_a: bool) -> torch.Tensor:
-    """The share of A (rank, columns) or B (rows, rank) of part ``part`` of one of vLLM's plain linear LoRA layers. A
-    view where the share is one range.
+    """Return this rank's share of A (rank, columns) or B (rows, rank) of part ``part`` of one of vLLM's plain linear
+    LoRA layers. The result is a view if the share is one range.
 
-    A rank of a column-parallel layer has rows of B, and one of a row-parallel layer columns of A. The other matrix is
-    whole on each rank. Several ranks may have the same key and value heads. Promise: the shares are those that vLLM's
-    own layers cut, by their own methods.
+    A rank of a column-parallel layer has rows of B, and a rank of a row-parallel layer columns of A. The other matrix
+    is whole on each rank. Several ranks may have the same key and value heads. Guarantee: the shares are cut by the
+    methods of vLLM's own layers.
     """
     found = matrix
     if layer.tp_size > 1:
@@ -323,12 +321,12 @@ def share_of_rank(layer: Any, part: int, matrix: torch.Tensor, *, is_a: bool) ->
 
 
 def whole_size(layer: Any, part: int, *, is_a: bool) -> int:
-    """Columns of A or rows of B, those of all ranks."""
+    """Columns of A or rows of B, over all ranks."""
     base = layer.base_layer
     if is_a:
         return int(base.input_size)
     if isinstance(layer, QKVParallelLinearWithLoRA | MergedQKVParallelLinearWithLoRA):
-        # vLLM's output sizes count a key head as often as ranks have it.
+        # vLLM's output sizes count a key head once for each rank that has it.
         heads = (base.total_num_heads, base.total_num_kv_heads, base.total_num_kv_heads)
         rows = [base.head_size * count for count in heads]
         return rows[part] if layer.n_slices > 1 else sum(rows)

@@ -1,4 +1,4 @@
-"""Repairs of vLLM's CPU build. The modules that it repairs load numba, so this comes after a model is loaded."""
+"""Fixes for vLLM's CPU build. The modules that are fixed import numba, so import this after the model is loaded."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ _FAULT: Final = "get_offset"
 
 
 def repair_lora(wrapper: Any) -> None:
-    """Repair LoRA, in a server with ``--enable-lora``. ``wrapper``: vLLM's ``PunicaWrapperCPU`` class. Promises:
+    """Fix LoRA in a server with ``--enable-lora``. ``wrapper``: vLLM's ``PunicaWrapperCPU`` class. Guarantees:
 
-    - Answers of the base model keep every bit beside requests of an adapter. vLLM marks tokens of the base by the slot
-      -1. Its CPU build takes the last slot for them, and so the adapter in it.
-    - A prompt that is scored beside other requests does not end the engine. vLLM adds adapters to logits by a list with
-      one entry for each request, and the logits of a scored prompt have a row for each token. The head alone scores
-      prompts. That is exact, since p2pcast refuses adapters of the head. Where an adapter has values for the head, vLLM
-      computes as before.
+    - The base model's answers keep every bit next to an adapter's requests. vLLM marks the base model's tokens by the
+      slot -1, but its CPU build then uses the last slot, and so the adapter in it.
+    - Scoring a prompt next to other requests does not crash the engine. vLLM adds adapters to logits using a list with
+      one entry per request, but the logits of a scored prompt have a row per token. Only the head scores prompts. That
+      is exact, because p2pcast refuses adapters of the head. An adapter with values for the head is computed as before.
     """
     to_layer, to_logits = wrapper.add_lora_linear, wrapper.add_lora_logits
     if hasattr(to_layer, _INSTALLED):
@@ -47,12 +46,12 @@ def repair_lora(wrapper: Any) -> None:
 
 
 def keep_generators(runner: Any) -> None:
-    """Keep seeded requests alive whose prompts are computed in chunks. ``runner``: vLLM's ``CPUModelRunner`` class;
-    without the fault it stays as it is.
+    """Keep seeded requests alive whose prompts are computed in chunks. ``runner``: vLLM's ``CPUModelRunner`` class,
+    which is left unchanged if it does not have the bug.
 
-    vLLM samples a token after each chunk of a prompt, drops it, and turns the request's generator back by an offset.
-    Only generators of CUDA have offsets: on a CPU the engine ends with "CPU Generator does not use offset". Promise: a
-    request draws from its generator only when its token counts. So its answer does not depend on the chunks.
+    vLLM samples a token after each chunk of a prompt, drops it, and rewinds the request's generator by an offset. Only
+    CUDA generators have offsets: on a CPU, the engine crashes with "CPU Generator does not use offset". Guarantee: a
+    request draws from its generator only when its token counts, so its answer does not depend on the chunks.
     """
     inner = runner.sample_tokens
     if not is_faulty(runner) or hasattr(inner, _INSTALLED):
@@ -62,7 +61,7 @@ def keep_generators(runner: Any) -> None:
     def sample_tokens(self: Any, grammar_output: Any) -> Any:
         batch = self.input_batch
         unfinished = np.flatnonzero(self.discard_request_mask.np[: batch.num_reqs])
-        # Without its generator a row draws from the common one, as rows without a seed do.
+        # Without its generator, a row draws from the common one, as rows without a seed do.
         kept = {int(row): batch.generators.pop(row) for row in unfinished if row in batch.generators}
         try:
             return inner(self, grammar_output)
@@ -74,5 +73,5 @@ def keep_generators(runner: Any) -> None:
 
 
 def is_faulty(runner: Any) -> bool:
-    """Whether this class still turns generators back by an offset."""
+    """Whether this class still rewinds generators by an offset."""
     return _FAULT in runner._bookkeeping_sync.__code__.co_names
