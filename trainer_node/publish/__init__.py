@@ -1,1 +1,1 @@
-"""From a checkpoint folder, or from ranks, to a version that is on its way."""
+"""Turns a checkpoint folder, or the tensors of ranks, into a published version."""

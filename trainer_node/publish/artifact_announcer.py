@@ -1,4 +1,4 @@
-"""Tells all peers which artifacts the hub has (CATALOG)."""
+"""Informs all peers which artifacts the hub has (CATALOG)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from topology.pull_sources import PullSources
 
 
 class ArtifactAnnouncer:
-    """``is_sealed``: whether an artifact, by id, is in the hub's store."""
+    """``is_sealed``: whether the artifact with this id is sealed in the hub's store."""
 
     def __init__(
         self, is_sealed: Callable[[bytes], bool], sources: PullSources, send_all: Callable[[messages.Record], None]
@@ -20,17 +20,17 @@ class ArtifactAnnouncer:
         self._send_all = send_all
 
     def catalog(self, holdings: Iterable[Holding]) -> messages.Catalog:
-        """A CATALOG with these artifacts."""
+        """Return a CATALOG with these artifacts."""
         return messages.Catalog([self._entry(h) for h in holdings], dropped=[])
 
     def announce(self, holdings: Iterable[Holding]) -> None:
-        """New artifacts, or artifacts of which more is known now."""
+        """Announce artifacts that are new, or of which more is now known."""
         catalog = self.catalog(holdings)
         if catalog.artifacts:
             self._send_all(catalog)
 
     def withdraw(self, artifacts: list[bytes]) -> None:
-        """Artifacts that the hub no longer has, by id."""
+        """Announce that the hub no longer has the artifacts with these ids."""
         for artifact in artifacts:
             self._sources.gone(artifact)
         self._send_all(messages.Catalog([], dropped=artifacts))

@@ -1,8 +1,8 @@
-"""Backpressure on the trainer: with ``--max-lag K`` no version begins while an engine is more than K versions behind.
+"""Backpressure on the trainer: with ``--max-lag K``, no version begins while an engine is more than K versions behind.
 
-Promises: the hub waits for no peer without a reachable engine, and for no detached peer. It waits for one peer no
-longer than ``--max-lag-wait``, and then not again before that peer was within the limit. Each peer that the hub waits
-for, or stops waiting for, is named once.
+Guarantees: the hub does not wait for a peer without a reachable engine, or for a detached peer. It waits for one peer
+at most ``--max-lag-wait``, and does not wait for that peer again until it has been within the limit. The hub reports
+each peer once when it starts or stops waiting for it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ DETACHED = "too slow for the others"
 
 @dataclass(frozen=True, slots=True)
 class PeersBehind:
-    """Peers by their ids. ``late``: behind, with names. ``excused``: behind but not waited for, with name and
-    reason.
+    """Peers by id. ``late``: the names of peers that are behind. ``excused``: name and reason of peers that are behind
+    but that the hub does not wait for.
     """
 
     late: dict[str, str] = field(default_factory=dict)
@@ -35,19 +35,19 @@ class PeersBehind:
 def laggards(
     peers: Iterable[PeerRecord], versions: Iterable[Version], most: int, detached: Collection[str] = ()
 ) -> PeersBehind:
-    """The peers with an engine that is more than ``most`` of ``versions`` behind; an engine without a version is behind
-    all of them. Pure.
+    """Return the peers with an engine that is more than ``most`` of ``versions`` behind. An engine that has no version
+    is behind all of them. Pure.
     """
     newest = sorted(set(versions), reverse=True)
     if len(newest) <= most:
         return PeersBehind()
-    # A peer with this version, or a later one, lacks at most ``most`` versions.
+    # A peer at this version or a later one is missing at most ``most`` versions.
     needed = newest[most]
     late, excused = {}, {}
     for peer in peers:
         started = [engine for engine in peer.engines if engine.started]
         if not started:
-            # A relay without engines is expected; an engine that never answered is not.
+            # A relay without engines is normal; an engine that has never answered is not.
             if peer.engines:
                 excused[peer.ident] = (peer.name, NO_ENGINE)
         elif any(engine.committed is None or engine.committed < needed for engine in started):
@@ -59,8 +59,8 @@ def laggards(
 
 
 class Backpressure:
-    """``most``: None disables the limit. ``behind`` returns the peers that are behind by more. ``wait_s``: longest time
-    for which one peer may hold back versions, in seconds; 0: no limit.
+    """``most``: the limit in versions, or None for no limit. ``behind`` returns the peers that exceed a limit.
+    ``wait_s``: how long one peer may hold back versions, in seconds; 0 for no limit.
     """
 
     def __init__(self, most: int | None, behind: Callable[[int], PeersBehind], wait_s: float, events: Events) -> None:
@@ -70,20 +70,20 @@ class Backpressure:
         self._events = events
         self._recheck = asyncio.Event()
         self._since: dict[str, float] = {}
-        """Peer → when versions began to be held back for it."""
+        """Peer → since when it has held back versions."""
         self._given_up: dict[str, str] = {}
-        """Peer → why it is not waited for, until it is within the limit."""
+        """Peer → why the hub no longer waits for it; the entry stays until the peer is within the limit."""
         self.waiting_for: list[str] = []
-        """Names of peers for which a version is held back."""
+        """Names of the peers that are holding back a version."""
         self.not_waited_for: dict[str, str] = {}
-        """Names of peers that are behind and hold back no version → why."""
+        """Names of peers that are behind but do not hold back versions → why."""
 
     def recheck(self) -> None:
-        """A peer has committed a version, or left."""
+        """Check again; called when a peer has committed a version or left."""
         self._recheck.set()
 
     async def until_caught_up(self) -> None:
-        """Returns once no peer that counts is further behind than allowed."""
+        """Wait until no peer that counts is further behind than allowed."""
         if self._most is None:
             return
         loop = asyncio.get_running_loop()
@@ -109,7 +109,7 @@ class Backpressure:
             self._since.clear()
 
     def _late(self, most: int, now: float) -> dict[str, str]:
-        """Peers that are waited for, with their names."""
+        """Return the peers to wait for, with their names. Reports peers that are newly not waited for."""
         lag = self._behind(most)
         self._given_up = {ident: why for ident, why in self._given_up.items() if ident in lag.late}
         self._since = {ident: self._since.get(ident, now) for ident in lag.late}

@@ -1,15 +1,15 @@
 """Publishes complete checkpoint folders, in step order.
 
-Promises:
+Guarantees:
 
-- A folder is opened once, and that object is published.
-- A folder that changes meanwhile is left to the watcher, which reports it anew.
+- A folder is opened once, and what is published is read from that object.
+- A folder that changes meanwhile is left to the watcher, which reports it again.
 
-An error with a folder costs that version alone, and is reported. A folder that was published is not published again,
-nor is the same content under the same step. Small files are content: others under the weights of the newest version
-make a version of their own. Under those of an older version they are reported, so that no engine goes back for them.
-A step that found no room is published as soon as there is more, unless a newer one has come.
-Another shortage of this machine ends ``run``, whose next call takes the folder up again.
+If a folder is faulty, only its version is lost, and the error is reported. A published folder is not published again,
+nor is the same content under the same step. Small files are content: if only they differ from the newest version, they
+make a new version. If only they differ from an older version, that is reported, so that no engine goes back for them.
+A step for which the disk had no space is published once there is more, unless a newer step has come.
+If this machine is short of anything else, ``run`` raises, and its next call takes the folder up again.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ from trainer_node.publish.version_source import Files, FolderSource
 logger = logging.getLogger("p2pcast.hub")
 
 _RECORDS = ("trainer_state.json", "_results.json", ".log")
-"""Ends of the names of small files that trainers and evaluations write later, and no engine reads: they travel with a
-version, and are no reason for one.
+"""Name endings of small files that trainers and evaluations write later and no engine reads. A version carries them,
+but they are no reason to make one.
 """
 _MORE = 10
-"""A step that found no room is tried again with a tenth more, so that little changes cost no attempts."""
+"""A step that found no space is retried once there is a tenth more, so that small changes cause no attempts."""
 _SHOWN = 10
-"""Paths in one message."""
+"""Most paths in one message."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Unroomed:
-    """The newest step found no room. ``tried_with``: most bytes that were free before an attempt."""
+    """The newest step, for which there was no space. ``tried_with``: most bytes free before any attempt, by folder."""
 
     name: str
     tried_with: tuple[float, ...]
@@ -70,8 +70,8 @@ class _Unroomed:
 
 @dataclass(eq=False, repr=False)
 class CheckpointSource:
-    """``open_`` opens a complete folder. ``rooms``: folders in which a version needs room, the store's first.
-    ``on_room`` is called with the error of a version that found none, and with None after a version.
+    """``open_`` opens a complete folder. ``rooms``: folders in which a version needs space, the store's first.
+    ``on_room`` is called with the error when a version found no space, and with None after a published version.
     """
 
     versions: VersionLifecycle
@@ -87,11 +87,11 @@ class CheckpointSource:
     _was_short: bool = field(init=False, default=False)
 
     async def run(self, checkpoints: Path) -> None:
-        """Until cancelled. Raises LocalError when the hub's own disk fails, or this machine is short of something. Then
-        it may be called again.
+        """Publish until cancelled. Raises LocalError if the hub's own disk fails or this machine is short of something;
+        it may then be called again.
         """
         if self._was_short:
-            # A version that fails half-way has used its number, and peers have received a part of it.
+            # A version that failed half-way has used up its number, and peers have received part of it.
             for room in self.rooms[:1]:
                 await self.staging.run(check_room, room)
             await self.publishing.catch_up()
@@ -113,10 +113,10 @@ class CheckpointSource:
                     self.versions.skip(event.path.name, event.reason)
                 else:
                     await self.take(event)
-                del event  # closes the folder's files while no folder is published
+                del event  # closes the folder's files until the next folder comes
 
     def _again(self) -> str | None:
-        """The name of a folder that found no room, once there is more. Blocks."""
+        """Return the name of a folder that found no space, once there is more, else None. Blocks."""
         waiting = self._unroomed
         more = waiting is not None and any(map(_is_more, _free(self.rooms), waiting.tried_with))
         return waiting.name if waiting is not None and more else None
@@ -125,12 +125,12 @@ class CheckpointSource:
         known = self.history[step].folder
         same = same_fingerprint(known, fingerprint)
         if same and known != fingerprint:
-            # Of release 0.1: from now on a rewrite with the old mtime is seen here too.
+            # A fingerprint of release 0.1: record the new form, which also detects a rewrite that keeps the mtime.
             self.history.note(step, folder=fingerprint)
         return same
 
     async def take(self, found: FoundCheckpoint[Checkpoint]) -> None:
-        """Publish a folder, unless it has changed by now."""
+        """Publish a folder unless it has changed since it was found."""
         name, before = found.path.name, self._unroomed
         free: tuple[float, ...] = ()
         self._unroomed = None
@@ -153,7 +153,7 @@ class CheckpointSource:
                 why = await self.staging.run(_reason, found.path, self.open_, error)
                 if is_full(error):
                     if before is not None and before.name == name:
-                        # So attempts are few, however the room varies.
+                        # This limits the number of attempts, however much the free space varies.
                         free = tuple(map(max, free, before.tried_with))
                     self._unroomed = _Unroomed(name, free)
                     self.on_room(error)
@@ -198,7 +198,7 @@ class CheckpointSource:
         )
 
     async def _publish_new(self, step: int, checkpoint: Checkpoint, files: Files) -> Published:
-        """Try again once, under another number, if the hub's own shadow had to be repaired."""
+        """Publish a version. If the hub's own shadow had to be repaired, retry once, under a new number."""
         try:
             return await self._publish_as(step, checkpoint, files)
         except IntegrityError:
@@ -214,7 +214,7 @@ class CheckpointSource:
 
 
 def _free(folders: Sequence[Path]) -> tuple[float, ...]:
-    """Bytes free in each folder; none where it is missing. Blocks."""
+    """Bytes free in each folder, or 0 if the folder is missing. Blocks."""
     found = []
     for folder in folders:
         try:
@@ -229,8 +229,8 @@ def _is_more(free: float, tried_with: float) -> bool:
 
 
 def _read_files(found: FoundCheckpoint[Checkpoint], marker: FolderMarkers) -> Files | None:
-    """The small files; None when the folder has changed since it was opened. The weights are read from the open files,
-    so they belong to the same content. Blocks. Raises LocalError, and UsageError for a malformed schedule.
+    """Return the small files, or None if the folder has changed since it was opened. The weights are read from the open
+    files, so they belong to the same content. Blocks. Raises LocalError, and UsageError for a malformed schedule.
     """
     files = found.checkpoint.small_files()
     check_schedule(files)
@@ -251,8 +251,8 @@ def _named(paths: Sequence[str]) -> str:
 
 
 def _reason(path: Path, open_: Opening, error: P2PCastError) -> str:
-    """Why a folder could not be published: the present fault of the folder, if there is one. The words are those that
-    the watcher will use for it, so that one fault is reported once.
+    """Why a folder could not be published: the fault that opening it reports now, else ``error``. The watcher will use
+    the same words, so that one fault is reported once.
     """
     try:
         open_(path)

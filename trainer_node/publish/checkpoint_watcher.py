@@ -1,18 +1,18 @@
-"""Watches a folder of checkpoints and reports the versions that can be published.
+"""Watches a folder of checkpoints and reports those that can be published.
 
-Promise: a step folder is reported once it is complete, in step order, and again each time its content changes. A
-folder is complete when it validates and either holds its marker (``STABLE``), written last, or has not changed for
-SETTLE_S (it was renamed into place). A folder without a marker that is required is never complete. The same holds for a
-marker that is learned, while the folder that was reported last has it; such a folder is reported as damaged after
-UNMARKED_S without a change. Of two folders of one step, as ``step_060`` next to ``step_60``, the shorter name counts,
-and the other one is reported as damaged. A half-written folder waits in silence. A folder that claims to be complete
-and is damaged is reported once, then skipped until it changes. A folder that is deleted while it is read is forgotten.
-The hub decides by the bytes whether a step that comes back opens a branch.
+Guarantee: a step folder is reported once it is complete, in step order, and again each time its content changes. A
+folder is complete when it validates and either contains its marker (``STABLE``), written last, or has not changed for
+SETTLE_S (it was renamed into place). If a marker is required, a folder without it is never complete. The same holds if
+markers are learned and the folder that was reported last has one; the folder without it is then reported as damaged
+after UNMARKED_S without a change. Of two folders of one step, such as ``step_060`` and ``step_60``, the shorter name
+counts, and the other folder is reported as damaged. An incomplete folder is not reported. A folder that claims to be
+complete but is damaged is reported once, then skipped until it changes. A folder deleted during the scan is forgotten.
+The hub compares the bytes to decide whether a repeated step opens a branch.
 
 Names and markers: ``p2pcast.checkpoint.folder_form``.
 
-``FolderWatch`` decides; it has no clock, and touches files only through the ``open_`` that it is given. ``scan`` reads
-names, sizes and times. ``watch`` runs both, at each change that the file system reports and by the clock.
+``FolderWatch`` decides; it has no clock, and reads files only through its ``open_`` argument. ``scan`` reads names,
+sizes and times. ``watch`` runs both whenever the file system reports a change, and at intervals.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ from trainer_node.publish.folder_events import folder_events
 T = TypeVar("T")
 
 SETTLE_S = 1.0
-"""A folder without a trustworthy marker must not change for so many seconds."""
+"""How long a folder without a trustworthy marker must not change, in seconds."""
 UNMARKED_S = 30.0
-"""A folder that still has no marker after so many seconds without a change, unlike the one before, is named."""
+"""A folder without the marker that the previous folder had is reported after this many seconds without a change."""
 POLL_S = 0.2
-"""Interval between two scans, in seconds, without an event of the file system (``folder_events``)."""
+"""Interval between two scans, in seconds, if the file system reports no change (``folder_events``)."""
 MAX_POLL_S = 2.0
 SCAN_SHARE = 0.1
-"""Largest share of one core that scans may take: with thousands of folders, or a slow file system, polls are rarer."""
+"""Largest share of one core for scans: with thousands of folders, or a slow file system, scans are less frequent."""
 RETRY_S = 5.0
-"""Delay after a local error (too many open files, no permission) before a folder is tried again, in seconds."""
+"""How long to wait before a folder is retried after a local error (too many open files, no permission), in seconds."""
 _SHOWN = 3
-"""Names in one message."""
+"""Most names in one message."""
 KEPT_GONE = 4096
-"""Deleted folders that are remembered, so that no version is published twice after a hiccup of a network file system.
+"""Number of deleted folders to remember, so that a brief fault of a network file system republishes nothing.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class FoundCheckpoint(Generic[T]):
-    """A complete checkpoint. ``fingerprint`` changes whenever a file of it does. ``checkpoint``: the result of the
-    ``open_`` that validated the folder.
+    """A complete checkpoint. ``fingerprint`` changes whenever one of its files does. ``checkpoint``: what ``open_``
+    returned when it validated the folder.
     """
 
     step: int
@@ -80,10 +80,9 @@ class Damaged:
 class Folder:
     """One step folder in a scan.
 
-    ``fingerprint`` covers names, sizes, times and inodes of all files but markers, which say nothing about the content;
-    see ``same_fingerprint``. ``marked``: its last marker is there. ``marked_last``: and no file is newer, so the marker
-    belongs to this content.
-    ``error``: why the folder could not be listed.
+    ``fingerprint`` covers names, sizes, times and inodes of all files except markers, which are not content; see
+    ``same_fingerprint``. ``marked``: its last marker exists. ``marked_last``: the marker exists and no file is newer,
+    so the marker belongs to this content. ``error``: why the folder could not be listed.
     """
 
     step: int
@@ -95,8 +94,8 @@ class Folder:
 
 
 def scan(path: Path, form: FolderForm = DEFAULT) -> list[Folder]:
-    """Every step folder under ``path``, by step; none while ``path`` is missing. Raises LocalError when it cannot be
-    listed, or when this machine is too short of something to list a folder in it.
+    """Return every step folder under ``path``, by step; none if ``path`` is missing. Raises LocalError if ``path``
+    cannot be listed, or if this machine is too short of something to list a folder in it.
     """
     found = []
     try:
@@ -115,13 +114,13 @@ def scan(path: Path, form: FolderForm = DEFAULT) -> list[Folder]:
 
 
 def _order(folder: Folder) -> tuple[int, int, str]:
-    """By step; of two spellings of one step, the shorter one first."""
+    """Sort key: by step; of two spellings of one step, the shorter one first."""
     return folder.step, len(folder.path.name), folder.path.name
 
 
 def same_fingerprint(known: str | None, found: str) -> bool:
-    """Whether a recorded fingerprint is of the content found. Records of release 0.1 lack the part after the '-', the
-    times at which inodes changed.
+    """Whether a recorded fingerprint matches the content found. Records of release 0.1 do not have the part after the
+    '-', which covers the ctimes.
     """
     return known is not None and f"{found}-".startswith(f"{known}-")
 
@@ -137,7 +136,7 @@ def steps_there(path: Path, names: StepNames) -> set[int]:
 
 
 def check_folder(path: Path, names: StepNames) -> None:
-    """Raises UsageError unless ``path`` is a folder in which step folders may appear, LocalError where it cannot be
+    """Raises UsageError unless ``path`` is a folder in which step folders may appear, and LocalError if it cannot be
     listed.
     """
     expected = f"the trainer's checkpoints ({names}/) are expected in it"
@@ -153,7 +152,7 @@ def check_folder(path: Path, names: StepNames) -> None:
 
 
 def waits_for(path: Path, names: StepNames) -> str | None:
-    """A sentence that says what a hub waits for while no step folder is there. Blocks."""
+    """Return a message that explains what the hub is waiting for, or None if there is a step folder. Blocks."""
     with contextlib.suppress(LocalError, OSError):
         if not steps_there(path, names):
             others = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
@@ -163,18 +162,18 @@ def waits_for(path: Path, names: StepNames) -> str | None:
 
 
 def fingerprint_of(step: int, path: Path, marker: FolderMarkers) -> str | None:
-    """The fingerprint of one step folder at this moment; None when the folder is gone."""
+    """Return the current fingerprint of one step folder, or None if the folder is gone."""
     folder = _scan_folder(step, path, marker)
     return None if folder is None else folder.fingerprint
 
 
 def _scan_folder(step: int, path: Path, marker: FolderMarkers) -> Folder | None:
-    """One step folder; None when it is gone."""
+    """Scan one step folder. Returns None if it is gone."""
     digest, changes = blake3.blake3(), blake3.blake3()
     marked_ns, newest_ns = None, 0
     try:
         for name, info in sorted(_files(path, "")):
-            # A rewrite in place may restore the old mtime, and a copy brings it along; no program sets the ctime.
+            # A rewrite in place may restore the old mtime, and a copy may preserve it; no program can set the ctime.
             changed_ns = max(info.st_mtime_ns, info.st_ctime_ns)
             if name == marker.last:
                 marked_ns = changed_ns
@@ -195,7 +194,7 @@ def _scan_folder(step: int, path: Path, marker: FolderMarkers) -> Folder | None:
 
 
 def _files(folder: Path, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
-    """All files below ``folder``. Links to files are followed; links to folders are not, as they may loop."""
+    """Yield all files below ``folder``. Links to files are followed; links to folders are not, as they may loop."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
@@ -211,18 +210,18 @@ def _files(folder: Path, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
 
 @dataclass(slots=True)
 class _State(Generic[T]):
-    """Known facts of a folder's present content."""
+    """What is known of a folder's current content."""
 
     fingerprint: str
     since: float
     """When this content was first seen."""
     opened: T | None = None
-    """The result of ``open_``: the content is valid, and has not been reported yet."""
+    """What ``open_`` returned: the content is valid, but has not been reported yet."""
     ready_since: float = 0.0
     reason: str | None = None
     reported: bool = False
     named: bool = False
-    """The folder was reported though its files may be sound: its marker is missing, or another folder has its step."""
+    """The folder was reported although its files may be sound: its marker is missing, or its step is a duplicate."""
     retry_at: float = field(default=float("inf"))
 
 
@@ -237,9 +236,9 @@ class FolderWatch(Generic[T]):
         marker_required: bool = False,
         marker_learned: str | None = None,
     ) -> None:
-        """``open_(path)`` validates and opens a folder. It raises IntegrityError when the folder is damaged, LocalError
-        or OSError when the folder could not be read. ``known(step, fingerprint)``: content that is neither opened nor
-        reported. ``marker_learned``: a marker that later folders need once a folder has had it.
+        """``open_(path)`` validates and opens a folder. It raises IntegrityError if the folder is damaged, and
+        LocalError or OSError if the folder could not be read. ``known(step, fingerprint)``: whether to neither open nor
+        report this content. ``marker_learned``: a marker that later folders need once a folder has had it.
         """
         self._open = open_
         self._known = known
@@ -249,12 +248,12 @@ class FolderWatch(Generic[T]):
         """Name of the folder that was reported last, and whether it has its marker."""
         self._states: dict[str, _State[T]] = {}
         self._reported: dict[str, str] = {}
-        """Folder name → fingerprint of its last Found, also for deleted folders."""
+        """Folder name → fingerprint last reported as found, including deleted folders."""
 
     def observe(self, now: float, listing: Iterable[Folder]) -> Iterator[FoundCheckpoint[T] | Damaged]:
-        """Events by ascending step. ``now`` in seconds, of any steady clock; ``listing`` from ``scan``.
+        """Yield events by ascending step. ``now``: seconds of any steady clock. ``listing``: the result of ``scan``.
 
-        A folder is opened only when its event is asked for, so that few folders are open at one time. Take all events
+        A folder is opened only when its event is asked for, so that few folders are open at a time. Consume all events
         before the next call.
         """
         folders = sorted(listing, key=_order)
@@ -290,9 +289,9 @@ class FolderWatch(Generic[T]):
     def _judge(
         self, now: float, folder: Folder, state: _State[T], settling: bool
     ) -> FoundCheckpoint[T] | Damaged | None:
-        """``settling``: a lower step may be complete in a moment. It is waited for, but no longer than SETTLE_S."""
+        """``settling``: a lower step may soon be complete. It is waited for, but no longer than SETTLE_S."""
         if state.reason is not None and not state.reported and (folder.marked or folder.error):
-            # Only in a second scan: a folder that was deleted during the first is gone by now.
+            # Only in a second scan: a folder that was being deleted during the first is gone by then.
             state.reported = True
             return Damaged(folder.step, folder.path, state.reason)
         still_s = now - state.since
@@ -313,7 +312,7 @@ class FolderWatch(Generic[T]):
 
     def _note_reported(self, folder: Folder) -> None:
         self._last = folder.path.name, folder.marked
-        # Removed first, so that the order is that of noting.
+        # Removed first, so that the folder moves to the end of the order.
         self._reported.pop(folder.path.name, None)
         self._reported[folder.path.name] = folder.fingerprint
 
@@ -335,7 +334,7 @@ class FolderWatch(Generic[T]):
             state.ready_since, state.reason = now, None
 
     def forget(self, name: str) -> None:
-        """Report this folder once more."""
+        """Let this folder be reported once more."""
         self._reported.pop(name, None)
 
     def _forget(self) -> None:
@@ -353,10 +352,10 @@ async def watch(
     known: Callable[[int, str], bool] = lambda step, fingerprint: False,
     again: Callable[[], str | None] = lambda: None,
 ) -> AsyncGenerator[FoundCheckpoint[Checkpoint] | Damaged, None]:
-    """Events for ever; existing folders come first, ascending. Close it (``contextlib.aclosing``) to stop.
+    """Yield events forever; existing folders come first, ascending. Close it (``contextlib.aclosing``) to stop.
 
-    ``path`` may be made later. Raises LocalError when it cannot be listed. Disk work runs in a thread of its own, and
-    so do ``known`` and ``again``, which names a folder to report once more.
+    ``path`` may be created later. Raises LocalError if it cannot be listed. Disk work runs in a separate thread, and so
+    do ``known`` and ``again``, which returns the name of a folder to report once more.
     """
     loop = asyncio.get_running_loop()
     learned = STABLE if form.marker == MARKERS[STABLE] else None

@@ -1,8 +1,8 @@
-"""CodecChoice: which codec the next version goes out in, by what is measured here and what is known of the fleet.
+"""Chooses the codec of the next version from costs measured here and from what is known of the fleet.
 
-Promises: a configured codec is used. Otherwise the codec is used that ``codec.codec_prediction`` predicts to be
-soonest. Costs are measured in this process on samples of a version that went out (on one thread, digests taken and
-checked, as for a version). Until then, costs are those that were measured elsewhere.
+Guarantees: a configured codec is used. Otherwise ``codec.codec_prediction`` predicts which codec will deliver first,
+and that one is used. Costs are measured in this process on samples of a published version (on one thread, with digests
+taken and checked, as for a version). Until then, recorded costs from other machines are used.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ from p2pcast.state.shadow import Shadow
 AUTO = "auto"
 SAMPLED_BYTES = 16 << 20
 PART_WORDS = 1 << 19
-"""Of a cell at a time: samples come from more places."""
+"""Most words per sample of a cell: with smaller parts, samples come from more places."""
 AGAIN_AFTER = 50
-"""Versions until costs are measured again."""
+"""Number of versions until costs are measured again."""
 SOONER_AFTER = 10
-"""Versions until then if payloads are twice or half as large as the sample's."""
+"""Number of versions until then if payloads have become twice or half as large as the sample's."""
 
 Words = npt.NDArray[Any]
 Sample = tuple[Cell, Words, Words]
-"""A part of a cell, its words before and after."""
+"""A part of a cell, with its words before and after."""
 
 
 class CodecChoice:
-    """``told``: a codec, or ``auto``. ``way`` returns the present path to the last peer."""
+    """``configured``: a codec, or ``auto``. ``way`` returns the current path to the last peer."""
 
     def __init__(self, configured: str, way: Callable[[], BroadcastPath]) -> None:
         self.costs: Mapping[str, Cost] = MEASURED_BEFORE
         self._configured = configured
         self._way = way
         self._since: int | None = None
-        """Versions since costs were measured."""
+        """Versions since costs were last measured; None if never."""
 
     def next(self, layout: Layout) -> Choice:
-        """For a version of this layout."""
+        """Choose the codec for the next version with this layout."""
         if self._configured != AUTO:
             return Choice(self._configured)
         largest = max((cell.nbytes for cell in layout.cells), default=1)
         return choose(self.costs, self._way(), StateSize(layout.nbytes, largest))
 
     def is_lesson(self, codec: str, payload_bytes: int, state_bytes: int) -> bool:
-        """Called for each published version; True when costs should be measured on it."""
+        """Whether costs should be measured on this version. Counts versions: call it once for each published one."""
         if self._configured != AUTO or not payload_bytes:
             return False
         if self._since is None:
@@ -65,8 +65,8 @@ class CodecChoice:
         return self._since >= (AGAIN_AFTER if moved < 1 else SOONER_AFTER)
 
     def learn(self, shadow: Shadow, patch: Path) -> None:
-        """Measure costs on a patch that is not applied to the shadow yet. Blocks for some tenths of a second. Raises
-        IntegrityError, LocalError.
+        """Measure costs on a patch that is not yet applied to the shadow. Blocks for a few tenths of a second. Raises
+        IntegrityError or LocalError.
         """
         found = samples(shadow, PatchFile.open(patch, shadow.layout))
         if any(bool((old != new).any()) for _, old, new in found):
@@ -75,7 +75,7 @@ class CodecChoice:
 
 
 def samples(shadow: Shadow, patch: PatchFile) -> list[Sample]:
-    """Parts of cells, evenly through the state's bytes."""
+    """Return parts of cells, spread evenly over the state's bytes."""
     layout = shadow.layout
     changes = {change.cell: change for change in patch.cells}
     parts = [(cell, at) for cell in layout.cells for at in range(0, cell.words, PART_WORDS)]
@@ -99,7 +99,7 @@ def samples(shadow: Shadow, patch: PatchFile) -> list[Sample]:
 
 
 def measured(codec: str, found: list[Sample]) -> Cost:
-    """A codec's cost on samples: CPU time of one thread, in a second round."""
+    """Measure a codec's cost on samples: CPU time of one thread, in the second of two rounds."""
     known = [digest(old, cell) for cell, old, _ in found]
     encode_s = decode_s = 0.0
     for _ in range(2):

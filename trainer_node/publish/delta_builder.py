@@ -1,8 +1,8 @@
-"""A delta while it is being made: encoded cells go into the log, and their pieces are signed, whatever their source.
+"""A delta under construction: encoded cells are written to the log, and their pieces signed, whatever their source.
 
-Promises: pieces leave while later cells are still being encoded or received. Memory is bounded: a few cells a core for
-a folder, and the limit of ``Incoming`` for ranks. Cells from ranks are decoded, or encoded here, before they are
-signed, so every sent piece decodes.
+Guarantees: pieces are sent while later cells are still being encoded or received. Memory is bounded: by a few cells per
+core for a folder, and by the limit of ``Incoming`` for ranks. Cells from ranks are decoded, or encoded here, before
+they are signed, so every piece that is sent decodes.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from trainer_node.publish.rank_parts import Complete
 T = TypeVar("T")
 
 EMIT_S = 0.02
-"""Interval between two signed batches, in seconds: every peer checks one signature a batch, which costs as much as
-hashing a MiB.
+"""Interval between two signed batches, in seconds. Every peer verifies one signature per batch, which costs as much as
+hashing 1 MiB.
 """
 
 
 class DeltaBuilder:
-    """Cells, then small files, of one delta. Used by one thread at a time; ``emit(batch)`` is called on that thread.
+    """Packs the cells, then the small files, of one delta. One thread at a time uses it, and calls ``emit(batch)``.
 
-    ``changed``: words so far; ``payload_bytes``: of their cells; ``growth``: of the state's digest.
+    ``changed``: words so far. ``payload_bytes``: bytes of their cells. ``growth``: change of the state's digest.
     """
 
     def __init__(self, packer: Packer, log: ArtifactLog, emit: Callable[[bytes], Any]) -> None:
@@ -53,7 +53,7 @@ class DeltaBuilder:
         self._stopped = False
 
     def add(self, coded: Encoded) -> None:
-        """The next cell. Raises LocalError (full disk)."""
+        """Add the next cell. Raises LocalError (full disk), and RetryableError after ``stop``."""
         if self._stopped:
             raise RetryableError("the version was given up while it was made")
         self._log.write(self._packer.log_bytes, [coded.payload])
@@ -65,13 +65,13 @@ class DeltaBuilder:
             self.emit()
 
     def emit(self) -> None:
-        """Sign all whole pieces."""
+        """Sign and emit all complete pieces."""
         while (batch := self._packer.take_batch()) is not None:
             self._emit(batch)
         self._emitted = time.monotonic()
 
     def add_files(self, files: dict[str, bytes], known: dict[str, bytes]) -> None:
-        """``known``: path → BLAKE3 of the base's small files, which are not sent again."""
+        """Add the small files. ``known``: path → BLAKE3 of the base's small files, which are not sent again."""
         for path, contents in sorted(files.items()):
             name = blake3.blake3(contents).digest()
             if known.get(path) == name:
@@ -82,17 +82,17 @@ class DeltaBuilder:
                 self._packer.add_file(path, contents, len(contents), name)
 
     def repeat_files(self, known: Iterable[FileEntry]) -> None:
-        """The base's small files stay."""
+        """Keep the base's small files."""
         for file in known:
             self._packer.add_file(file.path, None, file.size, file.hash)
 
     def stop(self) -> None:
-        """The version was given up: a thread that still adds cells gets an error."""
+        """Give the version up: a thread that still adds cells gets an error."""
         self._stopped = True
 
 
 def encode_folder(checkpoint: Checkpoint, shadow: Shadow, packing: DeltaBuilder, choice: Choice) -> None:
-    """All cells of a folder against the shadow, on all cores. Blocks until the last is packed."""
+    """Encode all of a folder's cells against the shadow, on all cores. Blocks until the last one is packed."""
 
     def coded(cell: Cell) -> Encoded | None:
         return encode_as_chosen(cell, shadow.words(cell), checkpoint.lent(cell), shadow.mark(cell.index), choice)
@@ -106,27 +106,27 @@ def encode_folder(checkpoint: Checkpoint, shadow: Shadow, packing: DeltaBuilder,
 
 
 class Incoming(Protocol):
-    """The cells of a version from ranks."""
+    """A version's cells from ranks."""
 
     async def take(self) -> list[Complete]:
-        """The next complete cells, ascending; none when all have been taken. Raises the error that ended the
-        version.
+        """Wait for the next complete cells and return them, ascending; none once all have been taken. Raises the error
+        that made the version fail.
         """
 
     def settled(self, nbytes: int) -> None:
-        """Payloads of so many bytes have left memory."""
+        """Called when payloads of this many bytes have been freed."""
 
     @property
     def files(self) -> dict[str, bytes] | None:
-        """The version's small files, if any were sent; known once all cells have been taken."""
+        """The version's small files, or None if none were sent; known once all cells have been taken."""
 
 
 async def join_incoming(
     incoming: Incoming, shadow: Shadow, packing: DeltaBuilder, choice: Choice, staging: Staging
 ) -> None:
-    """All cells from ranks, against the shadow. Raises IntegrityError for parts that do not match their digests.
+    """Join all cells from ranks, against the shadow. Raises IntegrityError for parts that do not match their digests.
 
-    If ``context`` was chosen, ranks use it for the cells that they own whole; joined cells are encoded here.
+    If ``context`` was chosen, ranks use it for cells that they own whole; joined cells are encoded here.
     """
     context = choice.codec == "context"
     codec = "auto" if context or choice.times is not None else choice.codec
@@ -149,10 +149,10 @@ async def join_incoming(
 async def each(
     incoming: Incoming, work: Callable[[Complete], T], keep: Callable[[list[T], bool], None], staging: Staging
 ) -> None:
-    """Apply ``work`` to every cell, on all cores. ``keep`` gets the results in the cells' order, in a thread, one call
-    at a time.
+    """Apply ``work`` to every cell, on all cores. ``keep`` receives the results in the cells' order, in a thread, one
+    call at a time.
 
-    The flag of ``keep`` says that no more results are at hand. After a failure no work is left running.
+    Its flag tells ``keep`` that no more results are available yet. After a failure, no work is left running.
     """
     running: deque[tuple[asyncio.Future[T], int]] = deque()
     waiting: deque[Complete] = deque()
@@ -180,7 +180,7 @@ async def each(
     finally:
         if more is not None:
             more.cancel()
-        # Not cancelled: a thread that has begun would go on unseen, and write to memory that may be reused by then.
+        # Not cancelled: a running thread would continue unnoticed, and write to memory that may be reused by then.
         left: list[asyncio.Future[Any]] = [future for future, _ in running]
         left += [] if more is None else [more]
         if left:

@@ -1,9 +1,9 @@
-"""One delta, from its OPEN to its durable seal: cells leave the hub while later cells are being encoded.
+"""Publishes one delta, from its OPEN to its durable seal. Cells are sent while later ones are being encoded.
 
-Promises:
+Guarantees:
 
 - The hub decodes its own delta, as a peer does, before the delta counts as published.
-- A delta that fails half-way is aborted at every peer, and its number is never used again.
+- A delta that fails half-way is aborted at every peer, and its number is never reused.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from trainer_node.publish.version_source import Files, VersionSource
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A durable delta. ``patch``: the same delta decoded, to be applied to the shadow."""
+    """A durable delta. ``patch``: the decoded delta, to apply to the shadow."""
 
     published: Published
     patch: Path
@@ -43,7 +43,7 @@ class Delta:
 
 
 class DeltaPublisher:
-    """``sizes``: of the run's versions; they set the size of a piece."""
+    """``sizes``: sizes of the run's versions, which determine the piece size."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class DeltaPublisher:
         self._numbers = numbers
 
     async def publish(self, version: Version, shadow: Shadow, choice: Choice, source: VersionSource) -> Delta:
-        """Returns once the delta is durable. Raises LocalError, IntegrityError, and what ``source`` raises."""
+        """Publish a delta; return once it is durable. Raises LocalError, IntegrityError, and what ``source`` raises."""
         await self._staging.run(self._numbers.note, version)
         record, layout = self._open_record(version, shadow), shadow.layout
         packer = Packer(self._key, record, layout)
@@ -77,7 +77,7 @@ class DeltaPublisher:
         try:
             await asyncio.wait([encoding, staged], return_when=asyncio.FIRST_COMPLETED)
             if not encoding.done():
-                # Staging ends before the seal only by an error.
+                # Staging finishes before the seal only with an error.
                 staged.result()
             files = encoding.result()
             encode_s = loop.time() - began
@@ -90,8 +90,8 @@ class DeltaPublisher:
             await _cancelled(encoding, staged)
             self._node.abort(holding)
             raise
-        # Wait for the store: the next version's files are compared with this one's, and a shadow ahead of its store
-        # could not be rebuilt.
+        # Wait for the store: the next version's files are compared with this one's, and a shadow that is ahead of its
+        # store could not be rebuilt.
         await holding.until_durable()
         published = Published(
             version, "delta", packer.log_bytes, layout.nbytes, builder.changed, layout.params, encode_s, choice
@@ -107,7 +107,7 @@ class DeltaPublisher:
     async def _seal(
         self, holding: Holding, packer: Packer, builder: DeltaBuilder, shadow: Shadow, files: Files | None
     ) -> None:
-        """Add the small files and the manifest. ``files`` None: the base's files stay."""
+        """Add the small files and the manifest. If ``files`` is None, the base's files stay."""
         before = self._store.manifest(shadow.version)
         known = () if before is None else before.files
         if files is None:
@@ -127,7 +127,7 @@ class DeltaPublisher:
 
 
 async def _cancelled(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel the tasks and wait for their ends."""
+    """Cancel the tasks and wait until they have finished."""
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)

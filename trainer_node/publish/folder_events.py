@@ -1,8 +1,8 @@
 """Wakes a scanner of checkpoint folders when the kernel reports a change (inotify).
 
-Promise: ``wait`` returns at the latest after its timeout, whatever the file system does. Network file systems report no
-events, and a kernel may have no watches left, so scans by the clock go on beside the events. Nothing is polled here,
-data that is written into a folder makes no events, and paths are looked up in a thread.
+Guarantee: ``wait`` returns after its timeout at the latest, whatever the file system does. Network file systems report
+no events, and the kernel may have no watches left, so periodic scans continue next to the events. Nothing is polled
+here, writing data into a file causes no events, and paths are looked up in a thread.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from p2pcast.process.background_tasks import spawn
 logger = logging.getLogger("p2pcast.hub")
 
 RETRY_S, RETRY_MOST_S = 5.0, 300.0
-"""Seconds until a folder that cannot be watched, or does not exist, is tried again: at first, and at most."""
+"""Shortest and longest delay before a folder that cannot be watched, or does not exist, is retried, in seconds."""
 
 InThread = Callable[..., Awaitable[Any]]
 
 
 class FolderEvents:
-    """Made by ``folder_events``."""
+    """Wakes a scanner; obtained from ``folder_events``."""
 
     def __init__(self) -> None:
         self._changed = asyncio.Event()
@@ -37,7 +37,7 @@ class FolderEvents:
         self._changed.set()
 
     async def wait(self, timeout_s: float) -> None:
-        """Return after a change since the last call, or after ``timeout_s``."""
+        """Wait for a change since the last call, or at most ``timeout_s``."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
@@ -46,8 +46,8 @@ class FolderEvents:
 
 @contextlib.asynccontextmanager
 async def folder_events(folder: Path, last_name: str) -> AsyncIterator[FolderEvents]:
-    """Events of ``folder`` itself (a folder in it appears, is renamed or removed), and of files called ``last_name`` in
-    its folders.
+    """Context manager that reports changes of ``folder`` itself (a folder in it appears, is renamed or removed), and of
+    files named ``last_name`` in its folders.
     """
     events = FolderEvents()
     pool = ThreadPoolExecutor(1, thread_name_prefix="p2pcast-folder-events")
@@ -77,7 +77,7 @@ async def _watch_again(folder: Path, last_name: str, notify: Callable[[], None],
 
 
 async def _watch(folder: Path, last_name: str, notify: Callable[[], None], in_thread: InThread) -> None:
-    """Until ``folder`` is removed or renamed. Raises OSError; ImportError where the system has no inotify."""
+    """Watch until ``folder`` is removed or renamed. Raises OSError, and ImportError if the system has no inotify."""
     from asyncinotify import Inotify, Mask
 
     inside = Mask.CREATE | Mask.MOVED_TO | Mask.CLOSE_WRITE
@@ -86,7 +86,7 @@ async def _watch(folder: Path, last_name: str, notify: Callable[[], None], in_th
     with Inotify() as inotify:
 
         def add(path: Path) -> None:
-            # A file, or a folder that is gone again.
+            # The path may be a file, or a folder that is already gone.
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 inotify.add_watch(path, inside | Mask.ONLYDIR)
 

@@ -1,8 +1,8 @@
-"""The hub's shadow: the newest state, against which the next delta is coded.
+"""The hub's shadow: the newest state, against which the next delta is encoded.
 
-Promises:
+Guarantees:
 
-- After a restart the shadow is at the newest sealed version, or there is none.
+- After a restart the shadow is at the newest sealed version, or there is no shadow.
 - Corrupt cells are repaired from the artifacts on disk.
 """
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class HubShadow:
-    """``folder``: where the shadow lies, on tmpfs. ``seen`` takes the version of a shadow that was found there."""
+    """``folder``: the shadow's folder, on tmpfs. ``seen`` is called with the version of a shadow found there."""
 
     def __init__(
         self, node: Node, store: ArtifactStore, staging: Staging, folder: Path, seen: Callable[[Version], None]
@@ -37,7 +37,7 @@ class HubShadow:
         self.folder = folder
         self.shadow: Shadow | None = None
         self.reading = asyncio.Lock()
-        """Held while the shadow is read beside live traffic: until then no other shadow takes its place."""
+        """Held while the shadow is read during live traffic: until then the shadow is not replaced."""
         self._node = node
         self._store = store
         self._staging = staging
@@ -49,14 +49,14 @@ class HubShadow:
             self.shadow = None
 
     async def replace(self, filled: Callable[[], Awaitable[tuple[Shadow, T]]]) -> T:
-        """Close the shadow and put a new one in its place; there is none when ``filled`` fails."""
+        """Close the shadow and replace it with a new one. If ``filled`` fails, there is no shadow."""
         async with self.reading:
             self.close()
             self.shadow, rest = await filled()
         return rest
 
     async def restore(self) -> None:
-        """Take the shadow of an earlier process, or rebuild one from the store's newest anchor and its deltas."""
+        """Reuse an earlier process's shadow, or rebuild it from the store's newest anchor and its deltas."""
         newest = self._store.newest()
         if newest is None:
             return
@@ -79,7 +79,7 @@ class HubShadow:
         self.shadow = await self._rebuild(shadow)
 
     async def repair(self) -> bool:
-        """True when cells were corrupt and all of them are right again."""
+        """Repair the shadow's corrupt cells. Returns whether there were any, and all of them are repaired."""
         return self.shadow is not None and await self._repair(self.shadow)
 
     async def _repair(self, shadow: Shadow) -> bool:
@@ -97,7 +97,7 @@ class HubShadow:
         return True
 
     async def _rebuild(self, shadow: Shadow | None) -> Shadow | None:
-        """Along the cheapest path to the newest version, from ``shadow`` where its state is known."""
+        """Follow the cheapest path to the newest version, from ``shadow`` if its state is known."""
         held = None
         if shadow is not None:
             known = self._store.manifest(shadow.version)

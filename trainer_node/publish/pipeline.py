@@ -1,10 +1,10 @@
-"""Publishes versions, one at a time: a delta against the hub's shadow, or a whole state where there is no base.
+"""Publishes versions, one at a time: a delta against the hub's shadow, or a whole state if there is no base.
 
-Promises:
+Guarantees:
 
 - A published version decodes to exactly the bytes of its source.
 - A version that fails half-way leaves nothing behind.
-- A step whose weights have not changed is recognized.
+- A step whose weights have not changed is recognised.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from trainer_node.publish.version_source import Files, VersionSource
 
 @dataclass(eq=False, repr=False)
 class Pipeline:
-    """A publisher holds ``turn`` from ``version_for`` to the end of ``publish``. ``make_room`` has so many bytes freed
-    in the store, if it can.
+    """A publisher holds ``turn`` from ``version_for`` until ``publish`` returns. ``make_room`` frees the given number
+    of bytes in the store, if it can.
     """
 
     node: Node
@@ -63,7 +63,7 @@ class Pipeline:
 
     @property
     def used(self) -> Version | None:
-        """The highest number that this run has used, as far as the hub knows."""
+        """The highest version number that this run has used, as far as the hub knows."""
         return self.numbers.used
 
     @property
@@ -80,7 +80,7 @@ class Pipeline:
         self.head = None if self.shadow is None else self.shadow.version
 
     async def catch_up(self) -> None:
-        """Take the shadow to the newest version, if artifacts that it needed have come back."""
+        """Bring the shadow to the newest version, in case artifacts that it needed are available again."""
         async with self.turn:
             if self.shadow is None or self.shadow.version != self.store.newest():
                 async with self.hub_shadow.reading:
@@ -88,8 +88,8 @@ class Pipeline:
                     await self.restore()
 
     def version_for(self, step: int, *, resume: bool = False) -> Version:
-        """The version that new bytes of ``step`` become: the next of its branch. It is the first of a new branch when
-        the trainer has gone back, or declares that it resumes.
+        """Return the version number for new bytes of ``step``: the next of its branch, or the first of a new branch if
+        the trainer has gone back or declares that it resumes.
         """
         return self.numbers.next(self.head, step, resume=resume)
 
@@ -99,24 +99,24 @@ class Pipeline:
             self.numbers.reserve(self.head)
 
     async def base_for(self, layout: Layout) -> Version | None:
-        """The base of the next version of this layout; None: that version will be a whole state."""
+        """Return the base of the next version with this layout, or None if that version will be a whole state."""
         if self.shadow is None and self.head is not None:
-            # An anchor that failed has closed the shadow.
+            # Publishing an anchor failed and closed the shadow.
             await self.hub_shadow.restore()
         return self.shadow.version if self.shadow is not None and self.shadow.layout == layout else None
 
     def choice_for(self, layout: Layout) -> Choice:
-        """The codec of the next version of this layout."""
+        """Choose the codec of the next version with this layout."""
         return self.choosing.next(layout)
 
     def mark_of(self, version: Version) -> str | None:
-        """Layout and state digest of a stored version, as text."""
+        """The layout and state digest of a stored version, as text, or None if it is not stored."""
         manifest = self.store.manifest(version)
         return None if manifest is None else _mark(manifest.layout, manifest.state)
 
     async def unchanged(self, step: int, checkpoint: Checkpoint, remembered: str | None = None) -> Version | None:
-        """The newest version of this step, if it has exactly these weights, whatever its small files. ``remembered``:
-        its mark, if retention has removed it.
+        """Return the newest version of this step if it has exactly these weights, whatever its small files.
+        ``remembered``: the version's mark, in case retention has removed the version.
         """
         newest = max((s.version for s in self.store.artifacts.values() if s.version.step == step), default=None)
         mark = remembered if newest is None else self.mark_of(newest)
@@ -127,7 +127,7 @@ class Pipeline:
         return (newest or Version(0, step)) if _mark(layout.layout_id, state) == mark else None
 
     def other_files(self, version: Version, files: Files) -> list[str]:
-        """Paths at which ``files`` are not those of a stored version, sorted; none of a version that is not stored."""
+        """Paths where ``files`` differ from a stored version's small files, sorted; empty if it is not stored."""
         manifest = self.store.manifest(version)
         if manifest is None:
             return []
@@ -138,10 +138,10 @@ class Pipeline:
     async def publish(
         self, version: Version, layout: Layout, source: VersionSource, choice: Choice | None = None
     ) -> Published:
-        """Returns once the version is durable. ``choice``: the codec of a delta, if it was chosen before.
+        """Publish a version and wait until it is durable. ``choice``: the codec of a delta, if it was chosen earlier.
 
-        Raises LocalError, IntegrityError, and what ``source`` raises; then the version was never sealed, and its number
-        is used.
+        Raises LocalError, IntegrityError, and whatever ``source`` raises. The version is then not sealed, and its
+        number is used up.
         """
         shadow = self.shadow
         try:
@@ -156,12 +156,12 @@ class Pipeline:
             raise
 
     async def repair(self) -> bool:
-        """True when the shadow had corrupt cells and all are right again: a failed delta may be tried again."""
+        """Repair the shadow. Returns whether it had corrupt cells and is now repaired: the delta may be retried."""
         return await self.hub_shadow.repair()
 
     def base_files(self, replaced: Collection[str] = ()) -> Files:
-        """Small files of the newest version. ``replaced``: paths of which the next version brings its own. Blocks.
-        Raises LocalError, also where another one is missing.
+        """Small files of the newest version, except the paths in ``replaced``, which the next version brings itself.
+        Blocks. Raises LocalError, also if any other file is missing.
         """
         return {} if self.head is None else self.store.all_files(self.head, but=replaced)
 
@@ -177,7 +177,7 @@ class Pipeline:
         return delta.published
 
     async def _publish_anchor(self, version: Version, layout: Layout, source: VersionSource) -> Published:
-        """The number is not noted first: peers learn of the version only once the store holds it."""
+        """Publish a whole state. The number is not noted first: peers learn of the version only once it is stored."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         files = await self.hub_shadow.replace(lambda: source.fill(self.hub_shadow.folder, layout, version))
@@ -190,7 +190,7 @@ class Pipeline:
             )  # fmt: skip
             self.node.add_stored(stored.assembly, self.store.open_log(stored), push=True)
         except BaseException:
-            # No peer could read a delta against a version that was never published.
+            # No peer could decode a delta against a version that was never published.
             self.hub_shadow.close()
             raise
         self.head = version

@@ -1,10 +1,10 @@
-"""The hub's memory of published steps: the fingerprint of each one's folder, its version, and marks of its content.
+"""The hub's record of published steps: the fingerprint of each step's folder, its version, and marks of its content.
 
-Promises: a folder that still exists is never forgotten, so no restart publishes it again. A step whose folder is gone
-is remembered until KEPT_GONE newer steps are. A version costs one record and one fsync, however many there are: the
-file is rewritten only after GROWTH records, and as many more as folders exist.
+Guarantees: a folder that still exists is never forgotten, so no restart publishes it again. A step whose folder is gone
+is remembered until there are KEPT_GONE newer steps. A version costs one record and one fsync, however many there are:
+the file is rewritten only after GROWTH records, plus as many as folders exist.
 
-``settled`` decides what stays and is pure; ``PublishHistory`` is the shell around an ``AppendLog``, one record a line:
+``settled`` decides what stays and is pure; ``PublishHistory`` wraps it around an ``AppendLog``, one record per line:
 
 {"step": 7, "folder": "<fingerprint>", "version": "0.7", "mark": "<layout and state>", "files": "<digest>",
 "gone": true}
@@ -29,18 +29,19 @@ from p2pcast.process.daemon_process import StateFile
 
 FILE = "published.log"
 KEPT_GONE = 4096
-"""Steps that are remembered without a folder: as many as the watcher remembers, and far more than the store keeps."""
+"""Number of steps to remember without a folder: as many as the watcher remembers, far more than the store keeps."""
 GROWTH = 4096
-"""Least number of records between two rewrites of the file: about half a MiB."""
+"""Least number of records, about half a MiB, between two rewrites of the file."""
 _MOVED = ("published", "marks")
 """Keys of the same facts in ``hub.json`` of version 0.1.0, by step."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownStep:
-    """``folder``: its fingerprint; None for a step from ranks. ``version``: of that folder's content; None in earlier
-    releases' records. ``mark``: layout and state, as by ``Pipeline.mark_of``. ``files``: digest of the small files with
-    which a folder was published; None in earlier releases' records; empty for a version from ranks.
+    """``folder``: the folder's fingerprint, or None for a step from ranks. ``version``: the version of that folder's
+    content; None in earlier releases' records. ``mark``: layout and state, as from ``Pipeline.mark_of``. ``files``:
+    digest of the small files that were published with a folder; None in earlier releases' records, empty for a version
+    from ranks.
     """
 
     folder: str | None = None
@@ -51,11 +52,11 @@ class KnownStep:
 
 
 def settled(known: Mapping[int, KnownStep], there: Container[int] | None, kept_gone: int) -> dict[int, KnownStep]:
-    """The part of ``known``, which is in the order of noting, that stays. ``there``: steps that have a folder at this
-    moment; None: the folder could not be listed.
+    """Return the part of ``known`` that stays; ``known`` is in the order of noting. ``there``: the steps that have a
+    folder now, or None if the folders could not be listed.
 
-    A folder is forgotten only if it was gone the time before, too: a network file system may show an empty folder for a
-    moment.
+    A folder is forgotten only if it was also gone at the last rewrite, because a network file system may briefly show
+    an empty folder.
     """
     newest = set(list(known)[-kept_gone:])
     out: dict[int, KnownStep] = {}
@@ -67,12 +68,10 @@ def settled(known: Mapping[int, KnownStep], there: Container[int] | None, kept_g
 
 
 class PublishHistory:
-    """``there`` lists the steps that have a folder at this moment; it may raise LocalError. Thread-safe; ``note``
-    blocks.
-    """
+    """``there`` returns the steps that have a folder now, and may raise LocalError. Thread-safe. ``note`` blocks."""
 
     def __init__(self, path: Path, there: Callable[[], Container[int]]) -> None:
-        """Raises LocalError: the file is damaged or unreadable."""
+        """Raises LocalError if the file is damaged or unreadable."""
         self._log = AppendLog(path)
         self._there = there
         self._changing = threading.Lock()
@@ -83,7 +82,7 @@ class PublishHistory:
             self._take(record)
 
     def move_from(self, memory: StateFile) -> None:
-        """Take over the facts that version 0.1.0 kept in ``hub.json``. Raises LocalError."""
+        """Move the facts that version 0.1.0 kept in ``hub.json`` to this file. Raises LocalError."""
         if not any(memory.facts.get(name) for name in _MOVED):
             return
         folders, marks = (memory.facts.get(name) or {} for name in _MOVED)
@@ -105,11 +104,11 @@ class PublishHistory:
         return len(self._known)
 
     def __getitem__(self, step: int) -> KnownStep:
-        """An empty record for an unknown step."""
+        """Return what is known of a step; an empty record if nothing is."""
         return self._known.get(step, KnownStep())
 
     def mark_of(self, version: Version) -> str | None:
-        """Layout and state of a published version, where both are remembered."""
+        """The layout and state of a published version, or None if they are not remembered."""
         known = self[version.step]
         return known.mark if known.version == version else None
 
@@ -122,7 +121,7 @@ class PublishHistory:
         mark: str | None = None,
         files: str | None = None,
     ) -> None:
-        """Durable when it returns; None leaves a fact as it was. Raises LocalError."""
+        """Record facts durably; None leaves a fact unchanged. Raises LocalError."""
         record = _record(step, KnownStep(folder, version, mark, files))
         with self._changing:
             self._log.append(record)
@@ -139,7 +138,7 @@ class PublishHistory:
                 folder, version, mark, files = (record.get(name) for name in ("folder", "version", "mark", "files"))
             case _:
                 raise LocalError(f"{self._log.path}: a record has no step; restore the file from a copy")
-        # Removed first, so that the order is that of noting.
+        # Removed first, so that the step moves to the end of the order.
         before = self._known.pop(step, KnownStep())
         try:
             self._known[step] = KnownStep(

@@ -1,4 +1,4 @@
-"""The facts of a sealed version."""
+"""``Published``, the facts of a sealed version."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from p2pcast.ground.version import Version
 @dataclass(frozen=True, slots=True)
 class Published:
     """A sealed version. ``encode_s``: seconds from the first cell to the last. Sizes are in bytes; ``changed`` and
-    ``params`` count words. ``choice``: its codec; None for a whole state.
+    ``params`` count words. ``choice``: the version's codec, or None for a whole state.
     """
 
     version: Version

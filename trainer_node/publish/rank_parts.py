@@ -1,11 +1,11 @@
-"""The messages of a trainer's ranks, and what follows from them (docs/formats/wire-protocol.md, section 6).
+"""Handles the messages of a trainer's ranks (docs/formats/wire-protocol.md, section 6).
 
-``RankGroup`` knows which ranks there are and which version they are at. ``RankParts`` keeps the parts of one version
+``RankGroup`` knows which ranks there are and which version each has begun. ``RankParts`` keeps the parts of one version
 until every rank has passed their cells.
 
-Promises: a cell is handed on once, whole, in ascending order, and only when no rank can send more of it. Parts that
-overlap, lie outside, or come late or twice are refused with the ranks' names, in whatever order messages arrive. If
-ranks differ, one error lists the terms of each. Pure: no I/O, no clock.
+Guarantees: a cell is handed on once, whole, in ascending order, and only when no rank can send more of it. Parts that
+overlap, are out of range, or come late or twice are refused with the ranks' names, in whatever order messages arrive.
+If ranks disagree, one error lists the terms of each. Pure: no I/O, no clock.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ class Terms:
 
 
 class Disagreement(RemoteError):
-    """Ranks of one group state different terms."""
+    """Ranks of one group have sent different terms."""
 
 
 class RankGroup:
-    """The ranks of one publisher. ``ident``: the same at all of them; ``ranks``: their number."""
+    """The ranks of one publisher. ``ident``: the group's id, the same at all ranks. ``ranks``: their number."""
 
     def __init__(self, ident: bytes, ranks: int) -> None:
         self.ident = ident
         self.ranks = ranks
         self.present: set[int] = set()
         self.over = -1
-        """The last serial that has ended; messages of this serial, or of an earlier one, are late and ignored."""
+        """The last serial that is over. Messages of this serial or an earlier one are late, and ignored."""
         self.terms: Terms | None = None
-        """Of the version that all ranks have begun."""
+        """The terms of the version that all ranks have begun."""
         self.parts: RankParts | None = None
-        """Once the version was BEGUN."""
+        """The version's parts, once it was BEGUN."""
         self._terms_by_rank: dict[int, Terms] = {}
 
     @property
@@ -69,7 +69,7 @@ class RankGroup:
         return f"rank {rank} of {self.ranks}"
 
     def enter(self, rank: int, ranks: int) -> None:
-        """A RANK. Raises RemoteError."""
+        """Handle a RANK. Raises RemoteError."""
         if ranks != self.ranks or rank >= ranks:
             raise RemoteError(
                 f"rank {rank} of {ranks} does not fit a group of {self.ranks}: start all ranks with one world size"
@@ -79,8 +79,8 @@ class RankGroup:
         self.present.add(rank)
 
     def begin(self, rank: int, terms: Terms) -> bool:
-        """A BEGIN that is not late. True once every rank has sent the same terms. Raises Disagreement once every rank
-        has sent a BEGIN, RemoteError for a BEGIN out of place.
+        """Handle a BEGIN that is not late. Returns True once every rank has sent the same terms. Raises Disagreement if
+        all ranks have sent a BEGIN and the terms differ, and RemoteError for a BEGIN out of place.
         """
         if not self.complete or self.terms is not None or rank in self._terms_by_rank:
             raise RemoteError(f"{self.name(rank)}: BEGIN of serial {terms.serial} while the one before is not over")
@@ -93,7 +93,7 @@ class RankGroup:
         return True
 
     def _each(self) -> str:
-        """The terms of each rank; ranks with the same terms in one."""
+        """Describe the terms of each rank, with ranks that sent the same terms grouped together."""
         same: dict[Terms, list[int]] = {}
         for rank, terms in sorted(self._terms_by_rank.items()):
             same.setdefault(terms, []).append(rank)
@@ -101,14 +101,14 @@ class RankGroup:
 
     @property
     def silent(self) -> list[int]:
-        """The ranks that the others wait for: missing ranks, or ranks that have not begun the version of the others."""
+        """The ranks that the others wait for: those that are missing, or that have not begun the others' version."""
         if not self.complete:
             return [rank for rank in range(self.ranks) if rank not in self.present]
         begun = self._terms_by_rank and self.terms is None
         return [rank for rank in range(self.ranks) if rank not in self._terms_by_rank] if begun else []
 
     def names(self, ranks: list[int]) -> str:
-        """``ranks 0-6, 9 of 16``."""
+        """Return text such as ``ranks 0-6, 9 of 16``."""
         return f"{_row(ranks)} of {self.ranks}"
 
     def terms_of(self, rank: int) -> Terms | None:
@@ -119,18 +119,18 @@ class RankGroup:
         return serial <= self.over
 
     def begun(self, layout: Layout, *, whole: bool) -> RankParts:
-        """The version is open: parts may come. ``whole``: every word must come, since there is no base."""
+        """Open the version, so that parts may come. ``whole``: every word must come, since there is no base."""
         self.parts = RankParts(layout, self.ranks, whole=whole)
         return self.parts
 
     def receiving(self, serial: int, what: str) -> RankParts:
-        """The parts to which a message of ``serial`` belongs. Raises RemoteError for a message out of place."""
+        """Return the parts to which a message of ``serial`` belongs. Raises RemoteError for a message out of place."""
         if self.parts is None or self.terms is None or self.terms.serial != serial:
             raise RemoteError(f"{what} of serial {serial}, which was not BEGUN")
         return self.parts
 
     def end(self, serial: int | None = None) -> int:
-        """The version that was begun, or ``serial``, is over. Returns the serial that is over now."""
+        """Close the version that was begun, or ``serial``. Returns the last serial that is now over."""
         said = [t.serial for t in self._terms_by_rank.values()]
         self.over = max(self.over, *said, self.over if serial is None else serial)
         self.terms = self.parts = None
@@ -139,7 +139,7 @@ class RankGroup:
 
 
 def _row(ranks: list[int]) -> str:
-    """``rank 3``, ``ranks 0-6, 9``."""
+    """Return text such as ``rank 3`` or ``ranks 0-6, 9``."""
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and spans[-1][1] == rank - 1:
@@ -157,7 +157,7 @@ class Complete:
     cell: Cell
     parts: list[CellPart]
     bytes: int
-    """Of payloads."""
+    """Bytes of the parts' payloads."""
 
 
 @dataclass(slots=True)
@@ -170,7 +170,7 @@ class _Rank:
 
 @dataclass(slots=True)
 class _Open:
-    """A cell that may still get parts; ``parts`` by their starts."""
+    """A cell that may still receive parts; ``parts`` are sorted by start."""
 
     parts: list[CellPart] = field(default_factory=list)
     bytes: int = 0
@@ -178,13 +178,13 @@ class _Open:
 
 
 class RankParts:
-    """The parts of one version. All methods that take a message raise RemoteError, which ends the version."""
+    """The parts of one version. Methods that take a message raise RemoteError, which makes the version fail."""
 
     def __init__(self, layout: Layout, ranks: int, *, whole: bool) -> None:
         self.layout = layout
         self.whole = whole
         self.waiting_bytes = 0
-        """Payloads of cells that are not complete."""
+        """Bytes of payloads of cells that are not complete."""
         self.files: dict[str, bytes] | None = None
         """The version's small files, if rank 0 sent any."""
         self._files_bytes = 0
@@ -193,14 +193,14 @@ class RankParts:
         self._at_low = ranks
         self._open: dict[int, _Open] = {}
         self._order: list[int] = []
-        """Heap of the open cells."""
+        """Heap of the open cells' numbers."""
         self._taken = 0
-        """Cells below have been handed on."""
+        """All cells below this number have been handed on."""
 
-    # -- what ranks say
+    # -- messages from ranks
 
     def add(self, rank: int, body: messages.Cell) -> None:
-        """A CELL."""
+        """Handle a CELL."""
         who = self._name(rank)
         cell = self._cell(rank, body.cell)
         start, words = body.start, body.words
@@ -235,7 +235,7 @@ class RankParts:
         self._pass(rank, cell.index)
 
     def passed(self, rank: int, cell: int) -> None:
-        """A PASSED."""
+        """Handle a PASSED."""
         if cell > len(self.layout.cells) or cell < self._speaking(rank).passed:
             raise RemoteError(
                 f"{self._name(rank)}: PASSED {cell} of {len(self.layout.cells)} after {self._ranks[rank].passed}"
@@ -243,7 +243,7 @@ class RankParts:
         self._pass(rank, cell)
 
     def file(self, rank: int, path: str, contents: bytes) -> None:
-        """A FILE."""
+        """Handle a FILE."""
         self._speaking(rank)
         where = f"{self._name(rank)}: small file"
         if rank != 0:
@@ -264,23 +264,23 @@ class RankParts:
         files[path] = contents
 
     def done(self, rank: int, parts: int) -> None:
-        """A DONE."""
+        """Handle a DONE."""
         speaker = self._speaking(rank)
         if parts != speaker.parts:
             raise RemoteError(f"{self._name(rank)} says that it sent {parts} parts, {speaker.parts} came")
         speaker.done = True
         self._pass(rank, len(self.layout.cells))
 
-    # -- what follows
+    # -- results
 
     def progress(self, rank: int) -> tuple[int, int, bool]:
-        """A rank's progress; every message that advances the version changes it."""
+        """A rank's progress, which every message that advances the version changes."""
         one = self._ranks[rank]
         return one.passed, one.parts, one.done
 
     @property
     def ended(self) -> bool:
-        """Every rank has said DONE: cells may be left to take, but no more will come."""
+        """Whether every rank has sent DONE. Cells may be left to take, but no more parts will come."""
         return all(rank.done for rank in self._ranks)
 
     @property
@@ -289,7 +289,7 @@ class RankParts:
         return [number for number, rank in enumerate(self._ranks) if rank.passed == self._low and not rank.done]
 
     def take(self) -> list[Complete]:
-        """The newly complete cells, ascending. With ``whole`` each must be covered (RemoteError)."""
+        """Return the newly complete cells, ascending. With ``whole``, raises RemoteError unless each is covered."""
         out: list[Complete] = []
         while self._order and self._order[0] < self._low:
             index = heappop(self._order)
@@ -306,7 +306,7 @@ class RankParts:
         return out
 
     def _check_covered(self, upto: int, words: int) -> None:
-        """Cells from ``_taken`` to ``upto`` came not at all; of ``upto``, if it is complete, ``words`` came."""
+        """Raises RemoteError if a cell from ``_taken`` to ``upto`` is missing or, for ``upto``, short of words."""
         cells = self.layout.cells
         missing = next(iter(range(self._taken, upto)), None)
         if missing is None and upto < self._low and words < cells[upto].words:
@@ -345,6 +345,6 @@ class RankParts:
         self._at_low -= speaker.passed == self._low
         speaker.passed = cell
         if not self._at_low:
-            # Every rank has advanced since the last time, so the cost is bounded by the number of messages.
+            # Every rank has advanced since this was last computed, so the cost is bounded by the number of messages.
             self._low = min(r.passed for r in self._ranks)
             self._at_low = sum(r.passed == self._low for r in self._ranks)

@@ -1,7 +1,7 @@
-"""Artifacts in the hub's store, beside the versions on their way: added to the node, and removed by retention.
+"""Adds artifacts to the hub's store that are made next to the published versions, and applies retention.
 
-Promise: retention removes no artifact that a joined peer needs to reach the newest version, or that is being sent.
-Where a version finds no room, squashes go first that are not being sent.
+Guarantee: retention removes no artifact that a joined peer needs to reach the newest version, or that is being sent.
+If a version finds no space, squashes that are not being sent are removed first.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ logger = logging.getLogger("p2pcast.hub")
 
 @dataclass(eq=False, repr=False)
 class SealedArtifacts:
-    """``staged``: the version that each joined peer has. ``children``: the peers that the hub feeds.
-    ``later`` starts a background task.
+    """``staged``: the version that each joined peer has. ``children``: the peers that the hub feeds. ``later`` starts a
+    background task.
     """
 
     node: Node
@@ -40,13 +40,13 @@ class SealedArtifacts:
     later: Callable[[Work, str], None]
 
     def add(self, stored: Stored) -> None:
-        """Announce an artifact that was made beside live traffic, then apply retention."""
+        """Announce an artifact that was made in the background, then apply retention."""
         self.announcer.announce([self.node.add_stored(stored.assembly, self.store.open_log(stored))])
         self.later(self.retain, f"retention after {stored.version}")
         self.store_changed()
 
     async def discard(self, holding: Holding) -> None:
-        """The disk has damaged or lost a part of an artifact: no peer is told of it any more. Raises LocalError."""
+        """Remove an artifact that the disk damaged or lost, so that it is no longer announced. Raises LocalError."""
         if holding.durable and self.store.holds(holding.id):
             logger.error("the disk has damaged or lost the artifact of %s: it is removed", holding.open.version)
             self.node.forget(holding.id)
@@ -55,12 +55,12 @@ class SealedArtifacts:
             self.store_changed()
 
     async def retain(self) -> None:
-        """Remove what retention no longer keeps. Raises LocalError."""
+        """Apply retention: remove artifacts that are no longer needed. Raises LocalError."""
         self._forget(await self.staging.run(self.store.retain, self.needed()))
         self.store_changed()
 
     async def make_room(self, need_bytes: float) -> None:
-        """Give up squashes until so many bytes are free, or none is left: peers take the deltas. Raises LocalError."""
+        """Remove squashes until this many bytes are free, or none is left; peers use the deltas. Raises LocalError."""
         if removed := await self.staging.run(self.store.make_room, need_bytes, self._sent()):
             size = sum(stored.manifest.log for stored in removed)
             logger.warning(
@@ -76,7 +76,7 @@ class SealedArtifacts:
             self.announcer.withdraw([stored.id for stored in removed])
 
     def needed(self) -> frozenset[bytes]:
-        """Artifacts on the paths of joined peers to the newest version, and artifacts that are being sent."""
+        """The artifacts on joined peers' paths to the newest version, and those that are being sent."""
         edges = [Edge(s.id, s.base, s.version, s.manifest.log) for s in self.store.artifacts.values()]
         paths = [cheapest_path(version, edges) for version in set(self.staged())]
         return frozenset(edge.artifact for path in paths for edge in path) | self._sent()

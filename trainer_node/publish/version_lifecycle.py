@@ -1,9 +1,9 @@
-"""Effects beside the encoding when a version begins, is published, or fails; for folders and for ranks.
+"""What the hub does, apart from encoding, when a version from folders or ranks begins, is published, or fails.
 
-Promises:
+Guarantees:
 
-- A published version is announced, and remembered by its mark.
-- A step that was not published is listed with the reason until it is published after all.
+- A published version is announced, and its mark is remembered.
+- A step that was not published is listed with the reason, until it is published after all.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ FROM_RANKS = " from ranks"
 
 @dataclass(eq=False, repr=False)
 class VersionLifecycle:
-    """``CheckpointSource`` and ``RankIntake`` call it. ``holdings``: the node's artifacts. ``recovered``: the hub has
-    received its peers' reports after a restart. ``until_caught_up`` returns once no peer is too far behind. ``retain``
-    applies retention. ``on_published`` is called after each version.
+    """Called by ``CheckpointSource`` and ``RankIntake``. ``holdings``: the node's artifacts. ``recovered``: set once
+    the hub has received its peers' reports after a restart. ``until_caught_up`` returns once no peer is too far behind.
+    ``retain`` applies retention. ``on_published`` is called after each version.
     """
 
     publishing: Pipeline
@@ -61,15 +61,15 @@ class VersionLifecycle:
     published: Published | None = field(init=False, default=None)
     """The newest version that this process published."""
     skipped: dict[str, str] = field(init=False, default_factory=dict)
-    """Folder (``step_N from ranks`` for ranks) → why it was not published; the newest ones."""
+    """Folder (``step_N from ranks`` for ranks) → why it was not published. Only the newest entries are kept."""
 
     @property
     def failed(self) -> bool:
-        """The hub's own disk has failed: nothing more can be published."""
+        """Whether the hub's own disk has failed, so that nothing more can be published."""
         return self.sealer.failed
 
     async def publish_base(self, base: Path | None, open_: Opening = Checkpoint.open) -> None:
-        """Publish the state in this folder as the first version, unless the run has a version already."""
+        """Publish the state in this folder as the first version, unless the run already has a version."""
         if base is None:
             return
         if self.publishing.shadow is None:
@@ -99,12 +99,12 @@ class VersionLifecycle:
     # -- a version, from folders or from ranks
 
     async def until_may_begin(self) -> None:
-        """Returns once the hub has recovered and no peer is too far behind."""
+        """Wait until the hub has recovered and no peer is too far behind."""
         await self.recovered.wait()
         await self.until_caught_up()
 
     def begin(self, version: Version) -> None:
-        """The first cells of ``version`` are about to leave."""
+        """Report that ``version`` begins; called before its first cells are sent."""
         head = self.publishing.head
         if head is not None and version.branch > head.branch:
             logger.info("step %d begins branch %d: the newest version was %s", version.step, version.branch, head)
@@ -113,10 +113,10 @@ class VersionLifecycle:
         self.broadcasts.begin(version)
 
     async def finish(self, done: Published) -> None:
-        """``done`` is sealed: announce it, and prepare for the next version. Raises LocalError."""
+        """Announce the sealed version ``done``, and prepare for the next one. Raises LocalError."""
         self.published = done
         self.sizes.state(done.dense_bytes)
-        # Deltas are announced as they open and seal; an anchor is whole in the store at once.
+        # Deltas are announced when they open and seal; an anchor is in the store as a whole at once.
         if done.kind == ANCHOR:
             self.sealer.sealed(done.version, done.bytes)
         whole = (h for h in self.holdings.values() if h.open.base is None and h.open.version == done.version)
@@ -137,7 +137,7 @@ class VersionLifecycle:
         why = why[: limits.MAX_EVENT_TEXT]
         if self.skipped.get(name) == why:
             return
-        # Removed first: with a new reason the name is among the newest.
+        # Removed first, so that a name with a new reason is among the newest.
         self.skipped.pop(name, None)
         self.skipped[name] = why
         if len(self.skipped) > limits.MAX_SKIPPED:
@@ -151,7 +151,7 @@ class VersionLifecycle:
     # -- a version from ranks
 
     async def finish_from_ranks(self, done: Published) -> None:
-        """``finish``, and remember the weights: a folder may bring the same ones later."""
+        """Call ``finish``, and remember the weights, because a folder may contain the same ones later."""
         try:
             await self.finish(done)
             self.skipped = {name: why for name, why in self.skipped.items() if not name.endswith(FROM_RANKS)}
@@ -165,7 +165,7 @@ class VersionLifecycle:
         self.skip(f"step_{step}{FROM_RANKS}", why)
 
     def ranks_overdue(self, ranks: str, why: str) -> None:
-        """``ranks`` keep the other ranks of their group waiting, and their version is given up."""
+        """Report that ``ranks`` keep the other ranks of their group waiting, and that their version is given up."""
         self.events.emit("ranks_overdue", ranks=ranks, why=why)
         logger.warning("%s", why)
 

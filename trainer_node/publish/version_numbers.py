@@ -1,9 +1,9 @@
-"""Version numbers: which number a step gets, and the note that a number is used.
+"""Assigns version numbers to steps, and records which numbers are used.
 
-Promises: a number that was ever signed into an OPEN never names other bytes. So it is noted before that, in a file of
-its own. The number of a failed version is skipped by opening the next branch. Notes survive a killed process without an
-fsync each, since the kernel keeps written data. Against a crash of the machine, numbers are reserved ahead with one
-fsync for many versions; a reservation of another boot of the machine counts as used.
+Guarantees: a number that was ever signed into an OPEN is never reused for different bytes, so it is first noted in a
+separate file. The number of a failed version is skipped by opening the next branch. Notes survive a killed process
+without an fsync each, since the kernel keeps written data. To survive a machine crash, numbers are reserved ahead, with
+one fsync for many versions; a reservation from a different boot of the machine counts as used.
 
 versions.log, records of ``p2pcast.files.append_log``: {"used": [branch, step]}, {"reserved": [branch, step],
 "boot": text}, {"released": 1}, {"floor": branch}
@@ -23,21 +23,21 @@ logger = logging.getLogger("p2pcast.hub")
 
 FILE = "versions.log"
 RESERVED_STEPS = 1024
-"""Steps reserved ahead of the newest version; renewed when half of them are used."""
+"""Steps reserved ahead of the newest version; the reservation is renewed when half of them are used."""
 MOST_RECORDS = 4096
-"""Records in the file before it is rewritten as three."""
+"""Most records in the file before it is rewritten as three."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def this_boot() -> str:
-    """The kernel's id of this boot of the machine; empty without one, and then every restart counts as another boot."""
+    """The kernel's id of this boot; empty if there is none, and every restart then counts as a different boot."""
     with suppress(OSError):
         return _BOOT_ID.read_text().strip()
     return ""
 
 
 class VersionNumbers:
-    """Call ``next`` and read the attributes on the loop; ``note`` and ``reserve`` write to disk, from any thread.
+    """Call ``next`` and read the attributes on the event loop; ``note`` and ``reserve`` write to disk, from any thread.
     ``boot``: see ``this_boot``.
     """
 
@@ -46,9 +46,9 @@ class VersionNumbers:
         self.used: Version | None = None
         """The highest number that this hub has used, or that counts as used."""
         self.floor = 0
-        """Least branch of the next version."""
+        """Lowest branch of the next version."""
         self._floor_noted = 0
-        """``floor`` as on disk."""
+        """``floor`` as recorded on disk."""
         self._boot = boot
         self._reserved: Version | None = None
         self._log = AppendLog(path, skip_damaged=True)
@@ -60,7 +60,7 @@ class VersionNumbers:
             if reserved[1] == boot != "" and not self._log.damaged:
                 self._reserved = reserved[0]
             else:
-                # Notes that were not synced may be lost: any reserved number may have been used.
+                # Notes that were not synced may be lost, so any reserved number may have been used.
                 self.used = _later(self.used, reserved[0])
 
     def _recalled(self, record: Record, reserved: tuple[Version, str] | None) -> tuple[Version, str] | None:
@@ -69,14 +69,14 @@ class VersionNumbers:
         if "floor" in record:
             self.floor = self._floor_noted = max(self.floor, int(record["floor"]))
         if "released" in record and not self._log.damaged:
-            # A machine that crashed after an orderly end may have kept this line and lost one before it.
+            # A machine that crashed after a clean exit may have kept this record and lost one before it.
             return None
         return (Version.of(record["reserved"]), str(record.get("boot", ""))) if "reserved" in record else reserved
 
     def next(self, head: Version | None, step: int, *, resume: bool = False) -> Version:
-        """The version that new bytes of ``step`` become after ``head``: the next of its branch. It opens a new branch
-        in four cases: the step goes back, its number is used, the trainer resumes, or a peer has shown that this hub's
-        memory is incomplete.
+        """Return the version number for new bytes of ``step`` after ``head``: the next of its branch. It opens a new
+        branch in four cases: the step goes back, its number is used, the trainer resumes, or a peer has shown that this
+        hub's record is incomplete.
         """
         branch = max(self.floor, 0 if head is None else head.branch + (1 if resume else 0))
         newest = head if self.used is None or (head is not None and head >= self.used) else self.used
@@ -85,8 +85,8 @@ class VersionNumbers:
         return Version(branch, step)
 
     def note(self, version: Version) -> None:
-        """Call before ``version`` is opened. The note outlives this process, and the machine unless its number is
-        reserved. Raises LocalError.
+        """Record that ``version`` is used; call it before the version is opened. The record survives this process, and
+        also a machine crash unless its number is reserved. Raises LocalError.
         """
         with self._changing:
             ahead = self._reserved
@@ -96,7 +96,7 @@ class VersionNumbers:
             self._shorten()
 
     def reserve(self, newest: Version) -> None:
-        """Reserve numbers ahead of ``newest``, outside the path of a version. Raises LocalError."""
+        """Reserve numbers ahead of ``newest``; called while no version waits for it. Raises LocalError."""
         with self._changing:
             ahead = self._reserved
             if ahead is None or ahead.branch != newest.branch or ahead.step - newest.step < RESERVED_STEPS // 2:
@@ -105,12 +105,12 @@ class VersionNumbers:
                 self._reserved = ahead
 
     def seen(self, version: Version) -> None:
-        """Evidence from outside the file says that this number was used."""
+        """Treat this number as used, on evidence from outside the file."""
         with self._changing:
             self.used = _later(self.used, version)
 
     def above(self, branch: int) -> None:
-        """The next version opens a branch after this one, also if that cannot be written. Raises LocalError."""
+        """Make the next version open a branch above this one, even if that cannot be recorded. Raises LocalError."""
         with self._changing:
             self.floor = max(self.floor, branch + 1)
             if self.floor > self._floor_noted:
@@ -118,7 +118,7 @@ class VersionNumbers:
                 self._floor_noted = self.floor
 
     def close(self) -> None:
-        """An orderly end: reserved numbers without a note are free again."""
+        """Close after a clean exit: reserved numbers that were not noted are free again."""
         with self._changing:
             if self._reserved is not None:
                 self._log.append({"released": 1}, sync=False)

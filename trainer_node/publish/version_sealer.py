@@ -1,6 +1,6 @@
-"""Owns the hub's node: makes each version that the hub encodes durable, and announces it.
+"""Owns the hub's node, makes each version that the hub encodes durable, and announces it.
 
-Promise: a version is announced as sealed only once it is durable in the hub's store.
+Guarantee: a version is announced as sealed only once it is durable in the hub's store.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Observer = Callable[[Opened | Sealed | VersionAborted], None]
 
 
 class VersionSealer:
-    """A ``NodeOwner``. ``node``: made here, since a node needs its owner."""
+    """A ``NodeOwner``. It makes ``node`` itself, since a node needs its owner."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class VersionSealer:
         later: Callable[[Work, str], None],
         max_pulls: int = MAX_PULLS,
     ) -> None:
-        """``sizes``: of the run's versions, for the planner. ``later`` starts a background task. ``max_pulls``: peers
-        that may pull from the hub at one time.
+        """``sizes``: sizes of the run's versions, for the planner. ``later`` starts a background task. ``max_pulls``:
+        number of peers that may pull from the hub at the same time.
         """
         self.node = Node(self, ident, key.public, max_pulls=max_pulls)
         self.observers: list[Observer] = []
@@ -66,17 +66,17 @@ class VersionSealer:
         self._later = later
 
     def fail(self, error: P2PCastError) -> None:
-        """End the hub with this error; only the first error counts."""
+        """Stop the hub with this error; only the first error counts."""
         if not self.node.error.done():
             self.node.error.set_exception(error)
 
     @property
     def failed(self) -> bool:
-        """The hub's own disk has failed: nothing more can be published."""
+        """Whether the hub's own disk has failed, so that nothing more can be published."""
         return self.node.error.done()
 
     def sealed(self, version: Version, size_bytes: int) -> None:
-        """``version`` is durable in the store."""
+        """Report that ``version`` is durable in the store."""
         self._events.emit("sealed", version=str(version), bytes=size_bytes)
         self._notify(Sealed(version))
 
@@ -115,7 +115,7 @@ class VersionSealer:
             await self._staging.run(self._store.seal, holding.log, holding.assembly, durable)
         except P2PCastError as error:
             if scarce(error):
-                raise  # sealed once there is room
+                raise  # the version is sealed once there is space
             self.fail(error)
             holding.fail_seal(error)
             return

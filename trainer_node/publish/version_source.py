@@ -1,4 +1,4 @@
-"""Where the weights of a version come from: a checkpoint folder, or a trainer's ranks."""
+"""The sources of a version's weights: a checkpoint folder, or a trainer's ranks."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ Files = dict[str, bytes]
 
 class VersionSource(Protocol):
     async def encode(self, shadow: Shadow, builder: DeltaBuilder, choice: Choice) -> Files | None:
-        """Add all cells to ``builder``, coded against ``shadow``. None: the small files of the base stay. Raises
-        IntegrityError, LocalError, and whatever ended the version.
+        """Add all cells to ``builder``, encoded against ``shadow``, and return the small files, or None to keep the
+        base's. Raises IntegrityError, LocalError, and whatever made the version fail.
         """
         ...
 
     async def fill(self, folder: Path, layout: Layout, version: Version) -> tuple[Shadow, Files]:
-        """A new shadow in ``folder`` with the whole state. Raises as ``encode`` does."""
+        """Return a new shadow in ``folder`` with the whole state. Raises the same errors as ``encode``."""
         ...
 
 
 class FolderSource:
-    """An open checkpoint. ``files``: its small files, as they were read."""
+    """An open checkpoint. ``files``: its small files, already read."""
 
     def __init__(self, checkpoint: Checkpoint, files: Files, staging: Staging) -> None:
         self._checkpoint = checkpoint
@@ -51,7 +51,7 @@ class FolderSource:
 
 
 def merged_files(base: Files, more: Files) -> Files:
-    """``base`` with ``more`` added or in its place. Raises RemoteError where a file would lie below another one."""
+    """Return ``base`` with ``more`` added or replaced. Raises RemoteError if a file would be below another one."""
     found = {**base, **more}
     for path in found:
         parts = path.split("/")
@@ -63,9 +63,9 @@ def merged_files(base: Files, more: Files) -> Files:
 
 
 class RankSource:
-    """Cells from ranks. ``base_files``: the small files of the newest version, but those of the given paths; blocks.
-    Files that the ranks send with a delta are added to these, or replace those of the same path; with a whole state
-    they replace all.
+    """Cells from ranks. ``base_files`` returns the newest version's small files except the given paths; it blocks.
+    Files that the ranks send with a delta are added to these, or replace those at the same path; with a whole state
+    they replace all of them.
     """
 
     def __init__(self, incoming: Incoming, staging: Staging, base_files: Callable[[Collection[str]], Files]) -> None:

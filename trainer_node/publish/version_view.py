@@ -1,4 +1,4 @@
-"""How the hub shows its versions: parts of /status, /wait, and metrics. Reads, changes nothing."""
+"""How the hub shows its versions in /status, /wait and metrics. Read-only."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class VersionView:
         return {"files": found}
 
     def schedules(self) -> Document:
-        """Version → BLAKE3 of its schedule of sparse attention, for the stored versions that carry one."""
+        """Version → BLAKE3 of its sparse-attention schedule, for the stored versions that have one."""
         return {str(version): name.hex() for version, name in sorted(self.store.hashes_of(FILE).items())}
 
     def _last(self) -> Document | None:
@@ -91,12 +91,12 @@ class VersionView:
         }
 
     def published(self, version: Version, fraction: float | None) -> tuple[bool, Document]:
-        """For /wait: whether the store holds ``version`` or a newer one."""
+        """For /wait: return whether the store has ``version`` or a newer one, and the newest version."""
         newest = self.store.newest()
         return newest is not None and newest >= version, {"newest": None if newest is None else str(newest)}
 
     def families(self) -> Iterable[Metric]:
-        """Of the newest version; without a sample while there is none."""
+        """Metrics of the newest version; without samples until there is one."""
         done, last_s = self.lifecycle.published, self.progress.time_to_last_s
         yield hub_metrics.VERSION_STEP(None if done is None else done.version.step)
         yield hub_metrics.DELTA_BYTES(None if done is None else done.bytes)
@@ -107,9 +107,10 @@ class VersionView:
 
 @dataclass(frozen=True, slots=True)
 class FolderVersions:
-    """The version that a step folder's present content was published as, for programs that have just written one.
+    """Finds the version that a step folder's current content was published as, for programs that have just written one.
 
-    A step alone does not tell: a trainer that starts again counts from its first step, and the hub has that step from
+    A step is not enough: a restarted trainer counts from its first step, which the hub already has from before.
+    ``checkpoints`` is None for a hub without a folder of checkpoints.
     before. ``checkpoints``: None for a hub without a folder of checkpoints.
     """
 
@@ -120,7 +121,7 @@ class FolderVersions:
     staging: Staging
 
     async def version_of(self, name: str) -> Version | None:
-        """None while the hub has not published what the folder holds now. Raises UsageError."""
+        """Return the version, or None until the hub has published the folder's current content. Raises UsageError."""
         step = self.form.names.step_of(name)
         if self.checkpoints is None:
             raise UsageError("this hub has no folder of checkpoints: wait for a version or a step")
