@@ -1,3 +1,3 @@
-"""Connections for the wire protocol: stripes (one TCP connection each), links of stripes, dialling and listening, with
-or without TLS.
+"""Connections for the wire protocol: stripes (one TCP connection each), links made of stripes, dialling and listening,
+with or without TLS.
 """

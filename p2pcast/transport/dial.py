@@ -1,8 +1,8 @@
-"""Dialling a link: all of its stripes or none, within a deadline.
+"""Dials a link: all of its stripes or none, within a time limit.
 
-A node may have several addresses, and a host name may resolve to several. Attempts at these addresses overlap, each
-with a head start over the next (RFC 8305). One attempt dials all stripes at one address. The first attempt that brings
-up the whole link with the expected node wins.
+A node may have several addresses, and a host name may resolve to several. Attempts at these addresses overlap, with
+staggered starts (RFC 8305). Each attempt dials all stripes at one address. The first attempt that establishes the whole
+link with the expected node wins.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from p2pcast.wire.connection import Connection, ConnectionRequest, Established, 
 from p2pcast.wire.connection_state import Side
 
 DIAL_S = 5.0
-"""Time limit in seconds for connecting and all handshakes of a link, over all addresses."""
+"""Time limit in seconds for connecting and for all of a link's handshakes, at all addresses together."""
 PROBE_S = 3.0
 """Time limit of ``probe`` in seconds."""
 NEXT_ADDRESS_S = 0.25
 """Head start of an address over the next one, in seconds (RFC 8305, section 5)."""
 MAX_EARLY = 16
-"""Most messages on a stripe before the whole link is up."""
+"""Most messages on a stripe before the whole link is established."""
 
 
 class UnreachableError(RetryableError):
-    """No node answers at the address, or another node does."""
+    """No node answers at the address, or a different one does."""
 
 
 class _Handshake:
@@ -77,13 +77,13 @@ class _Handshake:
         )
         if not self.done.done():
             self.done.set_exception(self.error)
-            # Mark the exception as retrieved: the dialling task may have been cancelled already.
+            # Mark the exception as retrieved: the dialling task may already have been cancelled.
             self.done.exception()
 
 
 Stripes = int | Callable[[float], int]
-"""A number of stripes, or a function from round-trip time in seconds to that number. The first connection gives the
-round-trip time; then the others are dialled.
+"""A number of stripes, or a function that computes it from the round-trip time in seconds. The first connection
+measures the round-trip time; then the other stripes are dialled.
 """
 
 _Up = tuple[Stripe, Established, _Handshake]
@@ -101,7 +101,7 @@ async def _dial_stripe(
     connected: list[socket.socket] | None = None,
     on_connect: Callable[[], None] = lambda: None,
 ) -> _Up:
-    """One established stripe. ``connected``: connected sockets, of which the stripe takes one if there is any."""
+    """Establish one stripe. ``connected``: connected sockets; if there are any, the stripe takes one."""
     handshake = _Handshake(secure=tls is not None)
     stripe = Stripe(
         Connection(Side.DIALER, identity, secrets.token_bytes(32), request, expect), handshake, sockets=sockets
@@ -109,7 +109,7 @@ async def _dial_stripe(
     established: Established | None = None
     try:
         sock = connected.pop() if connected else await _connect((host, port), on_connect)
-        # From here on the socket is the loop's, which closes it.
+        # From here on the event loop owns the socket and closes it.
         await asyncio.get_running_loop().create_connection(
             lambda: stripe, sock=sock, ssl=tls, server_hostname=host if tls is not None else None
         )
@@ -138,7 +138,7 @@ async def dial(
     sockets: Sockets = DEFAULT,
     timeout_s: float = DIAL_S,
 ) -> Link:
-    """An established link to ``host:port``. See ``dial_any``."""
+    """Establish a link to ``host:port``. See ``dial_any``."""
     return await dial_any(
         owner,
         [(host, port)],
@@ -168,12 +168,11 @@ async def dial_any(
     made: Callable[[Link], None] | None = None,
     on_connect: Callable[[], None] = lambda: None,
 ) -> Link:
-    """An established link, with all its stripes, to the node at ``addresses``. ``expect``: the node's id. ``made`` is
-    called with the link before the owner gets its first event. ``on_connect`` is called for each accepted TCP
-    connection.
+    """Establish a link, with all its stripes, to the node at ``addresses``. ``expect``: the node's id. ``made`` is
+    called with the link before the owner gets its first event. ``on_connect`` is called for each TCP connection.
 
-    Raises UnreachableError (no node answers, or another node), RetryableError (not now, too slow), RefusedError (token,
-    run, identity), RemoteError (protocol).
+    Raises UnreachableError (no node answers, or a different one), RetryableError (not now, too slow), RefusedError
+    (token, run, identity) and RemoteError (protocol).
     """
     accepted = False
 
@@ -215,8 +214,8 @@ async def dial_any(
 
 
 async def probe(address: Address, identity: Identity, expect: bytes, tls: ssl.SSLContext | None = None) -> bool | None:
-    """Whether the node ``expect`` answers at an address, tried with one handshake. None: the TCP connection was
-    accepted, but no handshake completed within PROBE_S.
+    """Whether the node ``expect`` answers at an address. Returns None if a TCP connection was accepted, but no
+    handshake completed within PROBE_S.
     """
     request = ConnectionRequest("data", "child", secrets.token_bytes(16), stripe=0, stripes=1)
     accepted: list[Address] = []
@@ -234,8 +233,8 @@ async def probe(address: Address, identity: Identity, expect: bytes, tls: ssl.SS
 
 
 async def resolve(addresses: Sequence[Address]) -> tuple[list[Address], list[P2PCastError]]:
-    """IP addresses in the order of the attempts, and the errors of names that do not resolve. A name's addresses
-    alternate between families, in this machine's order of preference.
+    """Return IP addresses in the order in which to try them, and the errors for names that do not resolve. A name's
+    addresses alternate between families, in this machine's order of preference.
     """
     found: dict[Address, None] = {}
     errors: list[P2PCastError] = []
@@ -248,7 +247,7 @@ async def resolve(addresses: Sequence[Address]) -> tuple[list[Address], list[P2P
         except OSError as error:
             errors.append(UnreachableError(f"cannot reach {show_address(host, port)}: {error.strerror or error}"))
             continue
-        except Exception as error:  # noqa: BLE001 - an invalid name from another node must not end a daemon
+        except Exception as error:  # noqa: BLE001 - an invalid name from a remote node must not end a daemon
             _report_if_bug(host, error)
             errors.append(UnreachableError(f"cannot reach {host!r}: it is not a valid host name"))
             continue
@@ -270,7 +269,7 @@ async def _attempt(
     sockets: Sockets,
     on_connect: Callable[[], None],
 ) -> _Ups:
-    """All stripes of a link, at one address."""
+    """Establish all stripes of a link at one address."""
     connected: list[socket.socket] = []
     stripes = wanted if isinstance(wanted, int) else await _stripes_by_rtt(where, wanted, connected, on_connect)
     link = secrets.token_bytes(16)
@@ -311,7 +310,7 @@ async def _attempt(
 async def _stripes_by_rtt(
     where: Address, wanted: Callable[[float], int], connected: list[socket.socket], on_connect: Callable[[], None]
 ) -> int:
-    """The number of stripes for the round-trip time of a new connection, which is appended to ``connected``."""
+    """Open a connection, append it to ``connected``, and return the number of stripes for its round-trip time."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     try:
@@ -329,7 +328,7 @@ async def _stripes_by_rtt(
 
 
 async def _connect(where: Address, on_connect: Callable[[], None]) -> socket.socket:
-    """A TCP connection. Calls ``on_connect`` once connected. Raises OSError."""
+    """Open a TCP connection, and call ``on_connect`` once it is up. Raises OSError."""
     sock = socket.socket(socket.AF_INET6 if family_of(where[0]) == 6 else socket.AF_INET, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
@@ -342,7 +341,7 @@ async def _connect(where: Address, on_connect: Callable[[], None]) -> socket.soc
 
 
 def _unreachable(where: Address, error: Exception) -> P2PCastError:
-    """``error`` as a P2PCastError of this address."""
+    """Convert ``error`` to a P2PCastError for this address."""
     if isinstance(error, P2PCastError):
         return error
     _report_if_bug(show_address(*where), error)
@@ -352,13 +351,13 @@ def _unreachable(where: Address, error: Exception) -> P2PCastError:
 
 
 def _report_if_bug(where: str, error: Exception) -> None:
-    """Report a bug of this program. An invalid address from another node (a label too long, a NUL) is none."""
+    """Report ``error`` if it is a bug. An invalid address from a remote node (a label too long, a NUL) is not one."""
     if not isinstance(error, OSError | ValueError | OverflowError):
         report_bug(f"dialling {where}", error)
 
 
 async def _abandon(tasks: list[asyncio.Task[_Up]]) -> None:
-    """Cancel tasks that still dial, and close the stripes of the others."""
+    """Cancel the tasks that are still dialling, and close the other tasks' stripes."""
     for task in tasks:
         task.cancel()
     try:
@@ -375,8 +374,8 @@ def _abort_all(ups: _Ups) -> None:
 
 
 def _failure(shown: str, errors: list[P2PCastError], expect: bytes | None) -> P2PCastError:
-    """The error to raise for the errors of several addresses: the first one that comes from the expected node. With
-    ``expect``, a refusal may come from another node at one of the addresses.
+    """Return the error to raise for the errors at several addresses: the first from the expected node. With ``expect``,
+    a refusal may come from a different node at one of the addresses.
     """
     not_expected = UnreachableError if expect is None else (UnreachableError, RefusedError)
     answers = [error for error in errors if not isinstance(error, not_expected)]

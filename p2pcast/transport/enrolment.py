@@ -1,5 +1,5 @@
-"""A node's first connection: it proves its join token and gets a certificate (docs/formats/wire-protocol.md, section
-2).
+"""A node's first connection, on which it proves its join token and gets a certificate (docs/formats/wire-protocol.md,
+section 2).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from p2pcast.wire.connection import Event, Identity, Message
 from p2pcast.wire.messages import Enrol, Issued
 
 DOUBLINGS = 4
-"""Of the time for an answer, over requests without one: a busy hub may take long, and a lost answer comes never."""
+"""How often the wait for an answer doubles: a busy hub may take long, but a lost answer never comes."""
 
 
 def patience_s(attempt: int) -> float:
-    """Time in seconds for the answer to the ``attempt``-th request in a row, the first being 1."""
+    """Return the seconds to wait for the answer to the ``attempt``-th request in a row (the first is 1)."""
     return DIAL_S * (1 << min(attempt - 1, DOUBLINGS))
 
 
@@ -49,9 +49,9 @@ async def enrol(
     host: str, port: int, token: JoinToken, node: bytes, name: str, role: str, key: Key, *, timeout_s: float = DIAL_S
 ) -> Credentials:
     """Get a certificate for ``key``, for node id ``node`` in ``role``. The handshake proves the token's secret without
-    sending the secret. The request may be repeated: the hub answers the same node and key again, at no cost.
+    sending it. It may be repeated: the hub answers the same node and key again, at no cost.
 
-    Raises RetryableError (unreachable), RefusedError (token, node), UntrustedError (not the hub pinned by the token).
+    Raises RetryableError (unreachable), RefusedError (token, node) and UntrustedError (not the token's hub).
     """
     authority = b""
 

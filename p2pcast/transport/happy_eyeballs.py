@@ -1,4 +1,4 @@
-"""Staggered attempts that overlap; the first success wins (the method of RFC 8305, for any kind of attempt)."""
+"""Runs overlapping attempts with staggered starts; the first success wins (the method of RFC 8305)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ T = TypeVar("T")
 async def race(
     attempts: Iterable[Callable[[], Coroutine[Any, Any, T]]], head_start_s: float, undo: Callable[[T], None]
 ) -> tuple[T | None, list[P2PCastError]]:
-    """The result of the first attempt that succeeds, or None when all have failed; and the errors of failed attempts.
+    """Return the result of the first attempt that succeeds (None if all fail), and the errors of failed attempts.
 
-    An attempt begins ``head_start_s`` after the one before, or as soon as one fails. After a success, the other
-    attempts are cancelled; ``undo`` is called with the result of an attempt that succeeded all the same. Cancelling
-    ``race`` does the same with all attempts. Errors other than P2PCastError are raised.
+    Each attempt starts ``head_start_s`` after the previous one, or as soon as one fails. After a success, the other
+    attempts are cancelled; if one succeeds anyway, ``undo`` is called with its result. If ``race`` is cancelled, all
+    attempts are treated this way. Exceptions other than P2PCastError propagate.
     """
     # Neither TaskGroup nor gather: if a child fails while this task is cancelled, they raise the child's error, and the
     # cancellation is lost.

@@ -1,13 +1,13 @@
-"""A link: all stripes between two nodes. A control connection is a link of one stripe.
+"""A link: all stripes between two nodes. A control connection is a link with one stripe.
 
 Promises:
 
 - Control messages go over stripe 0, in order.
-- The loss of one stripe ends the link. The owner attaches again and states what it holds, so nothing is sent twice.
+- The loss of one stripe closes the link. The owner attaches again and reports what it has, so nothing is sent twice.
 - ``on_link_closed`` is called once.
-- An unexpected error of the owner ends this link alone.
-- Messages beyond the node's rate limit wait unread.
-- The link of a node that does not read its answers ends.
+- An unexpected error in the owner closes only this link.
+- Messages over the node's rate limit are not read until later.
+- The link to a node that does not read its answers is closed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from p2pcast.wire.messages import Record, Type
 P = ParamSpec("P")
 
 RATE_CHECK_S = 1.0
-"""Interval in seconds at which a link over its rate limit is checked."""
+"""Longest interval in seconds between two checks of a link that is over its rate limit."""
 
 
 class LinkOwner(Protocol):
@@ -50,9 +50,9 @@ class QuietOwner:
 
 
 class Link:
-    """``remote``: the other node's id. ``name``: the name that the other node states. ``stripes``: by number.
-    ``dialled``: this side dialled. ``reserve``: the link has spare stripes for the path's greatest need. ``in_use``:
-    the number of stripes that carry pieces from this side, those with the lowest numbers.
+    """``remote``: the other node's id. ``name``: the other node's name, as it gives it. ``stripes``: by number.
+    ``dialled``: whether this side dialled. ``reserve``: the link has spare stripes in case the path needs them.
+    ``in_use``: how many stripes carry pieces from this side; they are those with the lowest numbers.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class Link:
         self.closed = False
         self.error: P2PCastError | None = None
         self.rate_limit: RateLimit | None = None
-        """Limit on the other node's requests; None: unlimited."""
+        """The limit on the other node's requests; None if unlimited."""
         self._pause_reasons: set[str] = set()
-        """Why reading is paused; empty while it is not."""
+        """The reasons for which reading is paused; empty while it is not."""
         self._unread_bytes = 0
-        """Bytes written since stripe 0's write buffer was full."""
+        """Bytes written since stripe 0's write buffer became full."""
         self._deadline: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -85,7 +85,7 @@ class Link:
 
     @property
     def certificate(self) -> bytes | None:
-        """The other node's certificate, DER; None on plaintext links."""
+        """The other node's certificate (DER); None on plaintext links."""
         return self.stripes[0].certificate if 0 in self.stripes else None
 
     @property
@@ -110,7 +110,7 @@ class Link:
 
     @property
     def rtt_s(self) -> float | None:
-        """The slowest stripe's round-trip time in seconds, from the kernel; None where unknown."""
+        """The slowest stripe's round-trip time in seconds, from the kernel; None if unknown."""
         return max(
             (info.rtt_s for stripe in self.stripes.values() if (info := stripe.info()) is not None), default=None
         )
@@ -123,14 +123,13 @@ class Link:
             stripe.pause_reading()
 
     def send(self, record: Record, handle: int = 0) -> None:
-        """A control message, over stripe 0. Without effect once the link is closed."""
+        """Send a control message over stripe 0. Does nothing if the link is closed."""
         if not self.closed and (first := self.stripes.get(0)) is not None and not first.closed:
             self._write(first, first.connection.send(record, handle))
 
     def expect_first_message(self, what: str, seconds: float | None = None) -> None:
-        """Close the link after ``seconds`` (None: FIRST_MESSAGE_S), unless ``introduced`` is called before.
-
-        ``what``: the awaited message, for the error.
+        """Close the link after ``seconds`` (None: FIRST_MESSAGE_S) unless ``introduced`` is called first. ``what``: the
+        awaited message, for the error.
         """
         seconds = limits.FIRST_MESSAGE_S if seconds is None else seconds
         late = RemoteError(f"no {what} within {seconds:g} s")
@@ -141,7 +140,7 @@ class Link:
             self._deadline.cancel()
 
     def send_signed(self, kind: Type, signed: bytes) -> None:
-        """Like ``send``, for a signed record, which names its artifact itself."""
+        """Like ``send``, for a signed record that names its artifact itself."""
         if not self.closed and (first := self.stripes.get(0)) is not None and not first.closed:
             self._write(first, first.connection.send_signed(kind, signed, 0))
 
@@ -149,7 +148,7 @@ class Link:
         if not first.writable:
             self._unread_bytes += len(said)
             if self._unread_bytes > limits.MAX_UNREAD_BYTES:
-                # Later, because the caller may be iterating over its links.
+                # Close it later, because the caller may be iterating over its links.
                 asyncio.get_running_loop().call_soon(
                     self.abort, RetryableError("the other side does not read its messages")
                 )
@@ -177,7 +176,7 @@ class Link:
             stripe.pause_reading()
 
     def resume_reading(self, why: str = "owner") -> None:
-        """Remove a reason to pause; reading resumes when no reason is left."""
+        """Remove a reason for pausing; reading resumes when none is left."""
         self._pause_reasons.discard(why)
         if not self._pause_reasons:
             for stripe in self.stripes.values():
@@ -186,7 +185,7 @@ class Link:
     # -- rate limit
 
     def spend(self, units: float) -> None:
-        """Charge a request to the other node. Over its rate limit, reading pauses until the node has units again."""
+        """Charge a request to the other node. If it is over its rate limit, reading pauses until it has units again."""
         if (
             self.rate_limit is not None
             and (wait_s := self.rate_limit.spend(units, asyncio.get_running_loop().time())) > 0
@@ -210,7 +209,7 @@ class Link:
             self.resume_reading("rate limit")
 
     def attempt(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Run an owner's work for this link. If the work fails, only this link ends."""
+        """Run the owner's work for this link. If the work fails, only this link is closed."""
         try:
             work(*args, **kwargs)
         except P2PCastError as error:

@@ -1,4 +1,4 @@
-"""A link as ``/status`` shows it: its socket options, and the kernel's figures for its connections."""
+"""A link as shown in ``/status``: its socket options, and the kernel's figures for its connections."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from p2pcast.transport.socket_options import congestion_of
 
 
 def link_row(link: Link, role: str) -> dict[str, Any]:
-    """A link's row in ``/status``. ``role``: the other node's role towards this one. ``stripes_in_use``: number of
-    stripes that carry pieces; the sender decides. Round-trip times are the slowest stripe's; bytes and rates are sums.
+    """Return a link's row in ``/status``. ``role``: the other node's role towards this one. ``stripes_in_use``: how
+    many carry pieces; the sender decides. Round-trip times are the slowest stripe's; bytes and rates are sums.
     """
     stripes = list(link.stripes.values())
     infos = [info for stripe in stripes if (info := stripe.info()) is not None]
@@ -43,7 +43,7 @@ def _ms(times_s: list[float]) -> float | None:
 
 
 def _buffer(sock: Any, option: int) -> int | None:
-    """Of one stripe, as the kernel has grown it by now."""
+    """Return the current size of one stripe's buffer, which the kernel may have grown."""
     try:
         return None if sock is None else int(sock.getsockopt(socket.SOL_SOCKET, option))
     except OSError:

@@ -1,7 +1,7 @@
-"""Listening: accepts connections, awaits their authentication, and joins stripes into links.
+"""Listens: accepts connections, waits for their authentication, and combines stripes into links.
 
-Promises: the number of links that one node has dialled is bounded. All of these links together share one rate limit for
-requests (``transport.rate_limit``).
+Guarantees: the number of links dialled by one node is bounded, and these links share one rate limit for requests
+(``transport.rate_limit``).
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ logger = logging.getLogger("p2pcast.transport")
 
 _TOO_MANY = RetryableError("too many handshakes at once")
 MAX_OUTDATED = 64
-"""Most hosts logged, once each, as incompatible: a flood of HELLO messages must not fill the log."""
+"""Most hosts logged as incompatible, once each, so that a flood of HELLO messages cannot fill the log."""
 
 
 class Acceptor(LinkOwner, Protocol):
     def accept_link(self, link: Link, hello: Hello) -> None:
-        """Take over a new link, of which stripe 0 is up. Raise RemoteError or RefusedError to reject the link."""
+        """Take over a new link, whose stripe 0 is up. Raise RemoteError or RefusedError to reject the link."""
 
 
 class Listener:
-    """Listening sockets at one port. ``address`` is known once started (port 0 asks for a free port)."""
+    """Listening sockets at one port. ``address`` is known once started (port 0 means any free port)."""
 
     def __init__(
         self,
@@ -58,21 +58,21 @@ class Listener:
         self._sockets = sockets
         self._servers: list[asyncio.Server] = []
         self._tls_acceptor: TlsAcceptor | None = None
-        """In place of ``_servers``, with TLS."""
+        """Replaces ``_servers`` with TLS."""
         self._waiting: PendingConnections[Stripe] = PendingConnections(handshake_places())
-        """Connections that have not authenticated yet."""
+        """Connections that have not been authenticated yet."""
         self._links: dict[bytes, dict[bytes, Link]] = {}
-        """By node id and link id, oldest first."""
+        """Links by node id and link id, oldest first."""
         self._since_sweep = 0
         """Number of links since nodes without links were last removed."""
         self._rate_limits = RateLimits()
         self._orphans: dict[Stripe, Hello] = {}
-        """Stripes that arrived before stripe 0 of their link, oldest first, with their HELLO."""
+        """Stripes that arrived before stripe 0 of their link, with their HELLO, oldest first."""
         self._outdated: set[str] = set()
         self.address: tuple[str, int] = ("", 0)
 
     async def start(self, host: str, port: int) -> None:
-        """Listen. Raises LocalError when the port is not available."""
+        """Start listening. Raises LocalError if the port is not available."""
         try:
             sockets = listening(host, port, "--listen")
         except LocalError as error:
@@ -105,7 +105,7 @@ class Listener:
             out.abort(_TOO_MANY)
 
     def drop(self, nodes: Container[bytes], error: P2PCastError) -> None:
-        """Close all links and stripes that these nodes have dialled."""
+        """Close all links and stripes dialled by these nodes."""
         for link in [link for link in self._all() if link.remote in nodes]:
             link.close(error)
         for stripe in [stripe for stripe, hello in self._orphans.items() if hello.node in nodes]:
@@ -145,8 +145,8 @@ class Listener:
             self._orphans[stripe] = hello
 
     def _add_link(self, node: bytes, ident: bytes, link: Link) -> None:
-        """Register a link. If its node has too many, close the node's oldest: an honest node's oldest link is one whose
-        end this side has not noticed.
+        """Register a link. If its node has too many, close the node's oldest: an honest node's oldest link is one that
+        has ended without this side noticing.
         """
         others = {k: v for k, v in self._links.pop(node, {}).items() if not v.closed}
         while len(others) >= limits.MAX_LINKS_PER_NODE:
@@ -191,7 +191,7 @@ class Listener:
 
 
 def _make_room(stripes: dict[Stripe, Hello], node: bytes) -> None:
-    """Abort one stripe when there is no room for another: the node's own oldest when the node has a whole link's worth,
+    """Abort one stripe if there is no space for one more: the node's oldest if the node has as many as a whole link,
     otherwise the oldest of all.
     """
     own = [stripe for stripe, hello in stripes.items() if hello.node == node]

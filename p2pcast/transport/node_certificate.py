@@ -1,17 +1,17 @@
-"""The certificate of a worker or a ledger. The hub issues it for the join token. It is kept in the state folder, and
-renewed by enrolling again with the same key.
+"""A worker's or ledger's certificate. The hub issues it in exchange for the join token. It is kept in the state folder,
+and renewed by enrolling again with the same key.
 
-Promises: the next start needs neither the token nor the hub while the certificate is valid. Node id and key are on disk
-before the hub sees them, so a crash or a lost answer costs no identity. A hub that is away, or that refuses to renew,
-ends no node that had a valid certificate: it retries. Credentials of another node, role, run or authority in the file
-are not used. A node keeps its key when the run's authority is replaced, because the hub knows the node by that key.
+Guarantees: while the certificate is valid, a restart needs neither token nor hub. Node id and key are on disk before
+the hub sees them, so they survive a crash or a lost answer. If the hub is away or refuses to renew, a node that had a
+valid certificate retries. Credentials for a different node, role, run or authority in the file are not used. A node
+keeps its key when the run's authority is replaced, because the hub knows the node by that key.
 
     node.json   {"node": "…"}: the node's id
     node.key    its private key
     node.pem    key, certificate, and the authority's certificate
     join.token  the token of the last enrolment; the hub knows the node by its key even when the token has expired
 
-``KeptCertificate`` reads such a file and shows the certificate in TLS, for a peer too.
+``KeptCertificate`` reads such a file and presents the certificate in TLS; peers use it too.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ logger = logging.getLogger("p2pcast.certificate")
 
 IDENTITY, KEY, FILE, TOKEN = "node.json", "node.key", "node.pem", "join.token"
 RETRY_S, RETRY_MOST_S = 1.0, 300.0
-"""First and longest delay between enrolments that failed, in seconds; at most a tenth of the certificate's lifetime."""
+"""First and longest delay in seconds after a failed enrolment; at most a tenth of the certificate's lifetime."""
 CHECK_S = 60.0
-"""Longest sleep in seconds before the clock is read again: it may jump."""
+"""Longest sleep in seconds before the clock is read again, because it may jump."""
 
 
 class KeptCertificate:
-    """``tls`` allows no connection before there are credentials, and stays the same object. ``authority``: fingerprint
-    of the run's authority.
+    """A certificate and its file. ``tls`` allows no connection before there are credentials, and stays the same object.
+    ``authority``: the fingerprint of the run's authority.
     """
 
     def __init__(self, path: Path, who: Certified, authority: bytes) -> None:
@@ -58,18 +58,18 @@ class KeptCertificate:
         self.tls = Tls()
         self.held: Credentials | None = None
         self.key: Key | None = None
-        """The node's key, also if its certificate in the file is of an earlier authority of the run."""
+        """The node's key, even if its certificate in the file was issued by an earlier authority of the run."""
         self.was_in_force = False
-        """A certificate was in force while this process ran."""
+        """Whether a certificate has been valid while this process was running."""
         self._authority = authority
 
     @property
     def until(self) -> float | None:
-        """When the certificate ends, in Unix seconds."""
+        """When the certificate expires, in Unix seconds."""
         return None if self.held is None else self.held.until
 
     def read(self) -> Credentials | None:
-        """The credentials in the file, if they are this node's and this run's. Blocks. Raises LocalError."""
+        """Return the credentials in the file if they are this node's and this run's. Blocks. Raises LocalError."""
         if not self.path.exists():
             return None
         found = Credentials.load(self.path)
@@ -78,15 +78,15 @@ class KeptCertificate:
         return found if found.who == self.who and fingerprint(found.authority) == self._authority else None
 
     def use(self, credentials: Credentials) -> None:
-        """Show these credentials from the next connection on."""
+        """Present these credentials from the next connection on."""
         self.tls.use(credentials)
         self.held, self.key = credentials, credentials.key
         self.was_in_force |= credentials.in_force(time.time())
 
 
 class NodeCertificate:
-    """``tls`` allows no connection before ``ready`` has returned, and stays the same object: ``tls.server`` requires a
-    certificate of every client.
+    """``tls`` allows no connection before ``ready`` has returned, and stays the same object. ``tls.server`` requires a
+    certificate from every client.
     """
 
     def __init__(
@@ -98,8 +98,8 @@ class NodeCertificate:
         token: JoinToken | None,
         uniform: Uniform = uniform,
     ) -> None:
-        """``state``: an existing folder that this process has locked. ``token`` None: the token of the last enrolment.
-        Blocks. Raises LocalError, UsageError.
+        """``state``: an existing folder that this process has locked. ``token``: None for the token of the last
+        enrolment. Blocks. Raises LocalError and UsageError.
         """
         self._state = state
         self._hub = hub
@@ -112,7 +112,7 @@ class NodeCertificate:
         self._kept = KeptCertificate(state / FILE, Certified(self._token.run, node, role), self._token.authority)
         self._contexts: dict[Role, ssl.SSLContext] = {}
         self._unanswered = 0
-        """Requests in a row that the hub did not answer."""
+        """Number of requests in a row that the hub has not answered."""
         self._warned: set[tuple[type[P2PCastError], bool]] = set()
         found = self._kept.read()
         self._key = kept_key(state / KEY) if found is None else found.key
@@ -129,12 +129,12 @@ class NodeCertificate:
 
     @property
     def until(self) -> float | None:
-        """When the certificate ends, in Unix seconds."""
+        """When the certificate expires, in Unix seconds."""
         return self._kept.until
 
     def client(self, server: Role) -> ssl.SSLContext:
-        """The context for connections to servers of one role, after ``ready``. It is another object after each renewal,
-        so that a pool of connections, which are kept by context, uses none of an earlier certificate.
+        """Return the context for connections to servers in one role; call this after ``ready``. It is a new object
+        after each renewal, so that a pool, which keeps connections by context, reuses no earlier ones.
         """
         if server not in self._contexts:
             assert self._kept.held is not None, "ready has returned"
@@ -142,7 +142,7 @@ class NodeCertificate:
         return self._contexts[server]
 
     async def ready(self) -> None:
-        """Have a valid certificate; waits for a hub that is away. Raises RefusedError, LocalError."""
+        """Wait until there is a valid certificate, if need be for the hub. Raises RefusedError and LocalError."""
         delays = Backoff(RETRY_S, RETRY_MOST_S, self._uniform)
         while (held := self._kept.held) is None or not held.in_force(time.time()):
             try:
@@ -153,7 +153,7 @@ class NodeCertificate:
                 await asyncio.sleep(delays.next_s())
 
     async def renew_when_due(self) -> None:
-        """After ``ready``: renew the certificate after a third of its lifetime. Runs until cancelled."""
+        """Renew the certificate after a third of its lifetime. Call this after ``ready``; runs until cancelled."""
         delays = Backoff(RETRY_S, RETRY_MOST_S, self._uniform)
         while True:
             held = self._kept.held
@@ -172,7 +172,7 @@ class NodeCertificate:
                 await asyncio.sleep(RETRY_S)
 
     async def _enrol(self) -> None:
-        """Raises RetryableError, RefusedError, LocalError."""
+        """Enrol once. Raises RetryableError, RefusedError and LocalError."""
         who = self._kept.who
         self._unanswered += 1
         issued = await enrol(
@@ -191,7 +191,7 @@ class NodeCertificate:
         issued.save(self._kept.path)
 
     def _warn(self, error: P2PCastError, held: Credentials) -> None:
-        """Once for each kind of error, until an enrolment succeeds."""
+        """Log a warning, once per kind of error until an enrolment succeeds."""
         over = time.time() >= held.until
         kind = (type(error), over)
         level = logging.DEBUG if kind in self._warned else logging.WARNING
@@ -201,7 +201,7 @@ class NodeCertificate:
 
 
 def _kept_token(path: Path, role: Role) -> JoinToken:
-    """Raises LocalError, UsageError."""
+    """Return the token of the last enrolment. Raises LocalError and UsageError."""
     if not path.exists():
         raise UsageError(
             f"no join token: give --token-file FILE, made by `p2pcast token create --role {role}` on the hub's machine"

@@ -1,9 +1,9 @@
-"""The rate limit on a node's requests: the cost of each message for the node that answers, and the sender's budget.
-Pure: time is passed in.
+"""The rate limit on a node's requests: what each message costs the node that answers, and the sender's budget. Pure:
+time is passed in.
 
-A certificate lets a node send requests, and a stolen or broken node sends requests without end. Requests over the limit
-are not refused but wait. The daemon stops reading from the link, so the sender's own buffers fill; an honest node with
-a short burst loses nothing. One unit is the cost of answering a PING, about 50 µs of the loop.
+A certificate lets a node send requests, and a stolen or broken node may send them without end. Requests over the limit
+are not refused but delayed: the daemon stops reading from the link, so the sender's own buffers fill up. An honest node
+with a short burst loses nothing. One unit is the cost of answering a PING: about 50 µs of the event loop.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COST: Final[dict[Type, float]] = dict.fromkeys(Type, 0.0) | {
     Type.SET_RATE: 5.0,
     # From a parent to its child.
     Type.ATTACHED: 50.0,
-    Type.PATH: 50.0,  # the child forwards it to its whole branch
+    Type.PATH: 50.0,  # the child forwards it to its whole subtree
     Type.ALIVE: 1.0,
     Type.GONE: 20.0,  # a pulling peer marks each piece
     Type.HAVE: 5.0,
@@ -58,22 +58,22 @@ COST: Final[dict[Type, float]] = dict.fromkeys(Type, 0.0) | {
     Type.FREEZE: 5.0,
     Type.SERVING: 5.0,
 }
-"""Units by message type. Free: pieces and their signatures, messages from the hub, and handshakes, which have limits of
-their own.
+"""Units by message type. Pieces and their signatures, messages from the hub, and handshakes are free; they have
+separate limits.
 """
 
 BYTES_PER_UNIT: Final = 1024
-"""Bytes of a long message per unit, because the receiver processes ranges and rows one by one."""
+"""A long message costs one more unit per this many bytes, because the receiver processes ranges and rows one by one."""
 
 
 def cost(kind: Type, size: int) -> float:
-    """Units for a message with a body of ``size`` bytes."""
+    """Return the units that a message with a body of ``size`` bytes costs."""
     fixed = COST[kind]
     return fixed + size / BYTES_PER_UNIT if fixed and kind not in PLAIN else fixed
 
 
 class RateLimit:
-    """The budget of one node over all links that it has dialled, or of one link."""
+    """The budget of one node for all links that it has dialled, or of one link."""
 
     def __init__(self, now: float) -> None:
         self._bucket = TokenBucket(
@@ -81,8 +81,8 @@ class RateLimit:
         )
 
     def spend(self, cost: float, now: float) -> float:
-        """Charge ``cost`` units. Returns the seconds for which the daemon must not read from this node; 0 within the
-        limit.
+        """Charge ``cost`` units, and return for how many seconds the daemon must not read from this node (0 if within
+        the limit).
         """
         left = self._bucket.refilled(now) - cost
         self._bucket.tokens = left
@@ -90,8 +90,8 @@ class RateLimit:
 
 
 class RateLimits:
-    """Rate limits by node, bounded in number. The longest idle node is forgotten first; its budget is full again by
-    then.
+    """Rate limits by node, bounded in number. The node that has been idle longest is forgotten first; its budget is
+    full by then.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,9 @@
-"""One connection on the event loop: the asyncio shell around ``wire.Connection``.
+"""One connection on the event loop: the asyncio wrapper of ``wire.connection.Connection``.
 
-Promises: payload is read into the buffer in which the piece is forwarded. A stripe takes no piece while
-WRITE_HIGH_BYTES are queued, so the next one goes to a stripe that can send now. Every error ends in exactly one
-``on_closed``. A closed stripe frees its memory at once, without garbage collection of cycles. Collection is rare in a
-process with many objects, and a flood of connections would fill the memory meanwhile.
+Guarantees: payload is read into the buffer from which the piece is forwarded. A stripe takes no piece while
+WRITE_HIGH_BYTES are queued, so the next piece goes to a stripe that can send now. Every error leads to exactly one call
+of ``on_closed``. A closed stripe frees its memory at once, without garbage collection of cycles: collection is rare in
+a process with many objects, and a flood of connections would fill the memory first.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from p2pcast.transport.tls_errors import explain, record_certificate
 from p2pcast.wire.connection import Connection, Established, Event
 
 HANDSHAKE_S = 10.0
-"""Time limit for a connection's handshake, in seconds."""
+"""Time limit in seconds for a connection's handshake."""
 WRITE_HIGH_BYTES = 128 * KIB
-"""Bytes queued in user space for one stripe, from which no further piece is given to it: two pieces of 64 KiB."""
+"""A stripe gets no further piece while this many bytes are queued for it in user space: two 64 KiB pieces."""
 WRITE_LOW_BYTES = 64 * KIB
 CLOSE_S = 10.0
-"""Time in seconds for the other side to read queued bytes after a close without error."""
+"""Seconds that the other side has to read queued bytes after a close without an error."""
 
 GATHER_LEAST_BYTES, GATHER_MOST_BYTES = 4 * KIB, 64 * KIB
-"""Range of SO_RCVLOWAT: fewer bytes are not worth the system call; more would leave no room in the receive buffer."""
+"""Range of SO_RCVLOWAT: fewer bytes are not worth the system call; more would leave no space in the receive buffer."""
 RECORD_BYTES = 16 * KIB
-"""With TLS, most bytes already read of an incomplete record: the kernel can deliver that many fewer than missing."""
+"""Most bytes of an incomplete TLS record that have been read: the kernel may have that many fewer to deliver."""
 
 DEFAULT = Sockets()
 
@@ -66,9 +66,9 @@ class Stripe(asyncio.BufferedProtocol):
         self.writable = False
         self.remote_address: tuple[str, int] = ("", 0)
         self.own_host = ""
-        """The address of this machine on the connection."""
+        """This machine's address on the connection."""
         self._transport: asyncio.Transport | None = None
-        """None again after the connection is lost, to break a reference cycle with TLS."""
+        """None again once the connection is lost, to break a reference cycle with TLS."""
         self._error: P2PCastError | None = None
         self._established = False
         self._closed = False
@@ -81,30 +81,30 @@ class Stripe(asyncio.BufferedProtocol):
 
     @property
     def acked_bytes(self) -> int:
-        """Sent bytes that the other side's kernel has acknowledged; 0 where unknown."""
+        """Sent bytes that the other side's kernel has acknowledged; 0 if unknown."""
         info = self.info()
         return 0 if info is None else info.acked_bytes
 
     @property
     def socket(self) -> Any:
-        """The socket; None before the connection is made and after its end."""
+        """The socket; None before the connection is made and after it has ended."""
         return None if self._closed or self._transport is None else self._transport.get_extra_info("socket")
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes written to this stripe that have not been sent."""
+        """Bytes that were written to this stripe and have not been sent."""
         if self._transport is None or self._descriptor < 0:
             return 0
         return self._transport.get_write_buffer_size() + unsent_bytes(self._descriptor)
 
     @property
     def certificate(self) -> bytes | None:
-        """The other side's certificate, DER; None without TLS, or after the connection's end."""
+        """The other side's certificate (DER); None without TLS, and after the connection has ended."""
         tls = None if self._transport is None else self._transport.get_extra_info("ssl_object")
         return None if tls is None else tls.getpeercert(binary_form=True)
 
     def info(self) -> TcpInfo | None:
-        """The kernel's figures for this connection; None where unknown."""
+        """Return the kernel's figures for this connection; None if unknown."""
         return read(self.socket)
 
     # -- called by asyncio
@@ -138,7 +138,7 @@ class Stripe(asyncio.BufferedProtocol):
         try:
             self._read(count)
         except OSError as error:
-            # Event loops treat an OSError as the connection's own error, and report it nowhere.
+            # Event loops treat an OSError as the connection's own error and do not report it.
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
     def _read(self, count: int) -> None:
@@ -216,14 +216,14 @@ class Stripe(asyncio.BufferedProtocol):
             self._transport.writelines(parts)
 
     def pace(self, bytes_s: int | None) -> None:
-        """Limit the send rate in bytes per second, for queued bytes too; None: no limit."""
+        """Limit the send rate in bytes per second, for queued bytes too; None means no limit."""
         if bytes_s != self._pace and self._transport is not None and not self._closed:
             self._pace = bytes_s
             pace(self._transport.get_extra_info("socket"), bytes_s)
 
     def gather(self, on: bool) -> None:
-        """Wake up once for the rest of a piece (``on``), or for every packet. Call this at intervals: when nothing has
-        arrived since the last call, the bytes that are there are read.
+        """Wake up once for the rest of a piece (``on``), or for every packet. Call this at intervals: if nothing has
+        been read since the last call, the bytes that have arrived are read.
         """
         self._gathers = on
         if not (on and self._has_read):
@@ -254,7 +254,7 @@ class Stripe(asyncio.BufferedProtocol):
         if error is None:
             self._transport.close()
             if self._transport.get_write_buffer_size():
-                # As below, with more time for a slow reader.
+                # As below, but with more time for a slow reader.
                 asyncio.get_running_loop().call_later(CLOSE_S, self._transport.abort)
             return
         self.connection.fail(error)
@@ -266,7 +266,7 @@ class Stripe(asyncio.BufferedProtocol):
         asyncio.get_running_loop().call_later(1.0, self._transport.abort)
 
     def abort(self, error: P2PCastError | None = None) -> None:
-        """Close at once and drop queued bytes."""
+        """Close at once, and drop queued bytes."""
         if self._transport is not None and not self._closed:
             self._end(error)
             self._transport.abort()

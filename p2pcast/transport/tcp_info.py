@@ -1,4 +1,4 @@
-"""Linux's ``struct tcp_info`` of a connection (include/uapi/linux/tcp.h), the fields used here. Pure except ``read``.
+"""Fields of Linux's ``struct tcp_info`` of a connection (include/uapi/linux/tcp.h). Pure except for ``read``.
 
 An older kernel returns fewer bytes; missing fields read as 0.
 """
@@ -13,15 +13,15 @@ from typing import Any
 FIELDS = struct.Struct("=16x I 48x I 8x I 36x QQ 12x I 8x QQQQ 8x QQ 16x")
 """The fields used here, and the bytes between them, up to snd_wnd (since Linux 5.4)."""
 NO_SAMPLE = 0xFFFFFFFF
-"""The least round trip before the first sample."""
+"""The kernel's value of the minimum round-trip time before the first sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class TcpInfo:
-    """Byte counts are payload since the connection's beginning; ``retransmitted_bytes`` are part of ``sent_bytes``.
-    ``window_packets``: congestion window. ``delivery_bps``: the newest rate of acknowledged data. ``busy_s``: time with
-    data to send or in flight. ``held_back_s``: the part of ``busy_s`` with a full receive buffer at the other side, or
-    a full send buffer at this side.
+    """Byte counts are payload since the connection was made; ``sent_bytes`` includes ``retransmitted_bytes``.
+    ``window_packets``: the congestion window. ``delivery_bps``: the newest rate of acknowledged data. ``busy_s``: time
+    with data to send or in flight. ``held_back_s``: the part of ``busy_s`` in which the other side's receive buffer or
+    this side's send buffer was full.
     """
 
     rtt_s: float
@@ -57,7 +57,7 @@ def parse(raw: bytes) -> TcpInfo:
 
 
 def read(sock: Any) -> TcpInfo | None:
-    """The kernel's figures for a socket; None where unknown."""
+    """Return the kernel's figures for a socket; None if unknown."""
     option = getattr(socket, "TCP_INFO", None)
     if sock is None or option is None:
         return None

@@ -1,4 +1,4 @@
-"""TLS results as the program's own: the peer's certificate, and errors as P2PCastErrors."""
+"""Converts TLS results: passes the other side's certificate on, and turns errors into P2PCastErrors."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def record_certificate(connection: Connection, tls: ssl.SSLObject | ssl.SSLSocke
 
 
 def explain(error: ssl.SSLError, where: str, not_tls: str = "was it started with --plaintext?") -> P2PCastError:
-    """A TLS error as a P2PCastError. ``where``: the other side's address, for the message. ``not_tls``: advice for a
-    server that does not speak TLS.
+    """Convert a TLS error to a P2PCastError. ``where``: the other side's address, for the message. ``not_tls``: advice
+    in case the server does not use TLS.
     """
     if isinstance(error, WrongServerError):
         return UntrustedError(f"{where}: {error.verify_message}; check the address")

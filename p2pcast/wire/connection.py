@@ -1,9 +1,9 @@
-"""One connection as a state machine: bytes in, events out; messages in, bytes out. No sockets, no clock, no randomness
-of its own.
+"""One connection as a state machine: bytes in, events out; messages in, bytes out. It has no sockets, clock or
+randomness of its own.
 
-Promises: a piece's payload is read straight into the buffer that is passed on (``get_buffer`` / ``received``, made for
-``asyncio.BufferedProtocol``). Memory is allocated only for lengths that were checked. A message that the state does not
-allow raises RemoteError: at the receiver before the message is handled, at the sender before a byte leaves.
+Guarantees: a piece's payload is read directly into the buffer that is passed on (``get_buffer`` / ``received``, made
+for ``asyncio.BufferedProtocol``). Memory is allocated only for lengths that have been checked. A message that the state
+does not allow raises RemoteError: at the receiver before it is handled, at the sender before a byte is sent.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from p2pcast.wire.messages import MAX_BODY, NO_BODY, SIGNED, Record, Type
 HEADER = struct.Struct("<IHHI")
 HEADER_BYTES = HEADER.size
 SCRATCH_BYTES = 64 * 1024
-"""Receive buffer of a connection that has not proved a token."""
+"""Size of the usual receive buffer; a child's is larger."""
 ARENA_BYTES = 4 * (64 * 1024 + HEADER_BYTES)
-"""Receive buffer of a child: one read brings up to four pieces of 64 KiB or more small ones. Payloads stay in it."""
+"""Size of a child's receive buffer: one read takes up to four 64 KiB pieces. Payloads stay in it."""
 
 _TYPES = {int(t): t for t in Type}
 MAX_PIECE = MAX_BODY[Type.PIECE]
@@ -43,21 +43,21 @@ _ESTABLISHED = {
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A received message. A signed message has NO_BODY, and its signed record in ``signed``."""
+    """A received message. A signed message has NO_BODY as ``body``, and its signed record in ``signed``."""
 
     type: Type
     body: Record
     handle: int = 0
     signed: bytes = b""
     invalid_keys: tuple[str, ...] = ()
-    """Keys of lenient fields whose values were invalid and dropped."""
+    """Keys of lenient fields whose invalid values were dropped."""
     size: int = field(default=0, compare=False)
-    """Bytes of the body."""
+    """The body's size in bytes."""
 
 
 @dataclass(slots=True)
 class Piece:
-    """A received piece. Its hash is not checked yet. Nothing else refers to the memory of ``payload``."""
+    """A received piece, whose hash has not been checked yet. Nothing else refers to the memory of ``payload``."""
 
     handle: int
     index: int
@@ -70,8 +70,8 @@ Event = Message | Piece | Established
 class Connection:
     """One side of one connection.
 
-    ``nonce``: 32 fresh random bytes. ``request``: a dialer's request. ``expect``: the node that must answer a
-    dialer; None: any node. ``take_output`` returns the bytes to send.
+    ``nonce``: 32 fresh random bytes. ``request``: the dialer's request; None for a listener. ``expect``: the node that
+    the dialer expects to answer; None for any. ``take_output`` returns the bytes to send.
     """
 
     def __init__(
@@ -89,13 +89,13 @@ class Connection:
         self._handshake = Handshake(side, identity, nonce, request, expect)
         self._buffer = memoryview(bytearray(SCRATCH_BYTES))
         self._start = self._end = 0
-        """Span of received bytes that are not parsed yet."""
+        """The span of received bytes that have not been parsed."""
         self._need = HEADER_BYTES
-        """Size of the first frame in the span, as far as its header is known."""
+        """The size of the span's first frame, as far as its header is known."""
         self._shared = False
         """Pieces refer to this buffer, so its used part may not be written again."""
         self._last_piece = 0
-        """Size of the last piece's frame. The next piece probably has the same size."""
+        """The size of the last piece's frame; the next piece probably has the same size."""
         self._paid = 0
         self._in_piece = False
         self.fault: P2PCastError | None = None
@@ -109,32 +109,32 @@ class Connection:
         return None if self._handshake.established is None else self._handshake.established.protocol
 
     def secured(self, theirs: bytes | None, *, proven: bool) -> None:
-        """TLS is up: see ``Handshake.secured``. Called before any byte is received. Raises RefusedError."""
+        """Record that TLS is up, before any byte is received; see ``Handshake.secured``. Raises RefusedError."""
         self._handshake.secured(theirs, proven=proven)
 
     # -- sending
 
     def take_output(self) -> bytes:
-        """Bytes of the handshake, or of an ERROR, that the caller has to send."""
+        """Return the bytes of the handshake, or of an ERROR, that the caller has to send."""
         out = b"".join(self._output)
         self._output.clear()
         return out
 
     def send(self, record: Record, handle: int = 0) -> bytes:
-        """The bytes of a message. Raises RemoteError where the state does not allow it."""
+        """Return a message's bytes. Raises RemoteError if the state does not allow the message."""
         return self._frame(record.type, messages.encode(record), handle)
 
     def send_signed(self, kind: Type, signed: bytes, handle: int) -> bytes:
         return self._frame(kind, signed, handle)
 
     def piece_header(self, handle: int, index: int, size: int) -> bytes:
-        """The header of a piece; the caller sends the payload behind it. A hot path: only the state is checked."""
+        """Return a piece's header; the caller sends the payload after it. A hot path: only the state is checked."""
         if self.state is not ConnectionState.DATA:
             raise RemoteError(f"PIECE is not for a connection that is {self.state.value}")
         return HEADER.pack(size, Type.PIECE, handle, index)
 
     def fail(self, error: P2PCastError) -> None:
-        """Close the connection with an ERROR that gives the reason."""
+        """Queue an ERROR that gives the reason, and close the connection."""
         if self.state is not ConnectionState.CLOSED:
             self._put(Type.ERROR, messages.encode(messages.Error(error.wire_code, _printable(error))))
 
@@ -163,36 +163,36 @@ class Connection:
 
     @property
     def payload_bytes(self) -> int:
-        """Piece payload received so far, an unfinished piece included."""
+        """Bytes of piece payload received so far, including an unfinished piece."""
         return self._paid + (max(0, self._end - self._start - HEADER_BYTES) if self._in_piece else 0)
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes still to come of an unfinished piece; 0 between frames."""
+        """Bytes that are missing from an unfinished piece; 0 between frames."""
         return self._need - (self._end - self._start) if self._in_piece else 0
 
     def get_buffer(self) -> memoryview:
-        """The memory for the next bytes to receive."""
+        """Return the memory into which the next bytes are received."""
         room = len(self._buffer)
         if self._start == self._end and not self._shared and room <= 2 * MAX_PIECE:
             self._start = self._end = 0
         elif self._start == self._end and room > 2 * MAX_PIECE:
-            # A large message, as a layout, grew the buffer: free it.
+            # A large message, such as a layout, has grown the buffer: free it.
             self._shared = True
             self._renew()
             room = len(self._buffer)
         elif self._start + self._need > room:
             self._renew()
             room = len(self._buffer)
-        # Read no more than this frame and the next header where the next frame may not fit. The rest stays in the
-        # socket, and hardly any byte is copied into the next buffer.
+        # If the next frame may not fit, read only this frame and the next header. The rest stays in the socket, and
+        # hardly any byte is copied into the next buffer.
         frame_end = self._start + self._need
         return self._buffer[
             self._end : room if frame_end + self._need <= room else max(frame_end + HEADER_BYTES, self._end + 1)
         ]
 
     def _renew(self) -> None:
-        """Make room for the unfinished frame: in place, or in a new buffer where pieces refer to this one."""
+        """Make space for the unfinished frame: in place, or in a new buffer if pieces refer to this one."""
         begun = self._buffer[self._start : self._end]
         if self._shared or self._need > len(self._buffer):
             usual = ARENA_BYTES if self.state is ConnectionState.DATA and self.side is Side.DIALER else SCRATCH_BYTES
@@ -205,16 +205,15 @@ class Connection:
         self._start, self._end = 0, len(begun)
 
     def release(self) -> None:
-        """Free the receive buffer of a connection that has ended."""
+        """Free the receive buffer of a closed connection."""
         self._buffer = memoryview(b"")
         self._start = self._end = 0
 
     def received(self, count: int) -> list[Event]:
-        """Parse ``count`` bytes that the caller wrote into the last buffer. RemoteError and RefusedError end the
+        """Parse ``count`` bytes that the caller has written to the last buffer. RemoteError and RefusedError end the
         connection.
 
-        Events before the error in the same bytes are returned, and the error is in ``fault``; without such events the
-        error is raised.
+        If events precede the error, they are returned, and ``fault`` is the error; otherwise the error is raised.
         """
         if self.fault is not None:
             raise self.fault
@@ -254,7 +253,7 @@ class Connection:
         self._need = HEADER_BYTES
 
     def feed(self, data: bytes | memoryview) -> list[Event]:
-        """``received`` for bytes in memory of the caller. Raises every error, also where events came before it."""
+        """Like ``received``, for bytes in the caller's memory. Raises every error, even if events precede it."""
         events: list[Event] = []
         view = memoryview(data)
         while view:
@@ -268,7 +267,7 @@ class Connection:
         return events
 
     def _control(self, size: int, number: int, handle: int, have: int, events: list[Event]) -> bool:
-        """Parse the first frame, which is no valid piece. False: more bytes are needed."""
+        """Parse the first frame, which is not a valid piece. Returns False if more bytes are needed."""
         kind = _TYPES.get(number)
         if kind is None:
             raise RemoteError(f"frame type {number} is unknown")
@@ -290,7 +289,7 @@ class Connection:
         return True
 
     def _on_body(self, kind: Type, handle: int, body: memoryview, events: list[Event]) -> None:
-        """``body`` is a view of the buffer. Values are copied out of it once, also a payload of 32 MiB."""
+        """Handle a frame. ``body`` is a view of the buffer; values are copied from it once, even 32 MiB payloads."""
         if kind in SIGNED:
             self._move(self.other, kind)
             events.append(Message(kind, NO_BODY, handle, bytes(body)))
@@ -314,5 +313,5 @@ class Connection:
 
 
 def _printable(error: P2PCastError) -> str:
-    """The error's message, cut, without characters that UTF-8 cannot encode (undecodable bytes of a file name)."""
+    """Return the error's message, truncated, without characters that UTF-8 cannot encode (from file names)."""
     return str(error)[:1000].encode("utf-8", "replace").decode()

@@ -22,9 +22,9 @@ class ConnectionState(Enum):
 
 
 class Side(Enum):
-    """The sender of a frame. In the handshake DIALER connected and LISTENER accepted. Afterwards DIALER is the peer,
-    child, rank or member, LISTENER the hub, parent or lead. A parent that dialled its child (role "parent") changes
-    places with the child after READY.
+    """The sender of a frame. In the handshake, DIALER is the node that connected and LISTENER the one that accepted.
+    Afterwards, DIALER is the peer, child, rank or member, and LISTENER the hub, parent or lead. A parent that dialled
+    its child (role "parent") swaps sides with the child after READY.
     """
 
     DIALER = "dialer"
@@ -43,7 +43,7 @@ TRANSITIONS: Table = {
     (ConnectionState.PROOF, Side.DIALER, Type.PROOF): ConnectionState.READY,
     # The state after READY depends on the HELLO's purpose. Connection looks it up: this table knows no contents.
     (ConnectionState.READY, Side.LISTENER, Type.READY): ConnectionState.CONTROL,
-    # Both sides have shown certificates, so no proof follows.
+    # Both sides have presented certificates, so no proof follows.
     (ConnectionState.CHALLENGE, Side.LISTENER, Type.READY): ConnectionState.CONTROL,
     (ConnectionState.ENROL, Side.DIALER, Type.ENROL): ConnectionState.ENROL,
     (ConnectionState.ENROL, Side.LISTENER, Type.ISSUED): ConnectionState.ENROL,

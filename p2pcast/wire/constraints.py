@@ -1,7 +1,7 @@
 """Constraints on the values of message fields: a value decoded by msgpack goes in, a typed value comes out.
 
-A field states its constraint beside its type, once: ``port: Annotated[int, Integer(0, 65535)]``. ``constraint_of``
-finds the constraint of such an annotation. Arrays arrive as tuples. Pure.
+A field states its constraint once, next to its type: ``port: Annotated[int, Integer(0, 65535)]``. ``constraint_of``
+finds the constraint in such an annotation. Arrays arrive as tuples. Pure.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """Exactly ``size`` bytes."""
+    """Bytes of exactly this size."""
 
     size: int
 
@@ -94,7 +94,7 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class HostText:
-    """A host that every event loop can dial, or an empty text."""
+    """A host that every event loop can dial, or an empty string."""
 
     def reader(self) -> Read:
         return lambda x: x if type(x) is str and is_host(x) else refuse()
@@ -102,7 +102,7 @@ class HostText:
 
 @dataclass(frozen=True, slots=True)
 class PieceRanges:
-    """``[from, to, from, to, …]``: ascending, not empty, not touching."""
+    """``[from, to, from, to, …]``: ascending ranges that are not empty and do not touch."""
 
     def reader(self) -> Read:
         return lambda x: x if _are_ranges(x) else refuse()
@@ -147,7 +147,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """One value for each of ``of``, as a tuple of class ``into``."""
+    """One value for each constraint in ``of``, as a tuple of class ``into``."""
 
     of: tuple[Constraint, ...]
     into: type[tuple[Any, ...]] = tuple
@@ -173,13 +173,13 @@ VERSION: Final = Columns((Integer(0, limits.MAX_BRANCH), Integer(0, limits.MAX_S
 
 @dataclass(frozen=True, slots=True)
 class AtMost:
-    """Beside a ``Sequence[...]``: the largest number of its elements."""
+    """Annotates a ``Sequence[...]`` with the maximum number of its elements."""
 
     most: int
 
 
 def constraint_of(hint: Any) -> Constraint:
-    """The constraint that a field's annotation states. Raises TypeError where it states none."""
+    """Return the constraint that a field's annotation states. Raises TypeError if it states none."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         for stated in args[1:]:

@@ -1,7 +1,7 @@
-"""Passes each message to its handler: the one way in which owners of connections dispatch. Pure.
+"""Passes each message to its handler, for all owners of connections. Pure.
 
-A table has a handler under the class of a record, and the handler takes the record. A handler of more than the record,
-as of a handle or a signed record, is under the message's type, and takes the ``Message``.
+A handler that needs only the record is listed under the record's class and gets the record. A handler that needs more,
+such as the handle or the signed record, is listed under the message's type and gets the ``Message``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ Handlers = Mapping[type[Record] | Type, Handler]
 
 
 def dispatch(handlers: Handlers, message: Message, *of: object) -> bool:
-    """Call the handler of ``message``, if it has one. ``of``: first arguments of the handler, such as the connection of
-    an owner of many. False: no handler, and the message is ignored.
+    """Call the handler of ``message``. ``of``: the handler's first arguments, such as the connection if the owner has
+    several. Returns False if there is no handler, so that the message is ignored.
     """
     if (handler := handlers.get(type(message.body))) is not None:
         handler(*of, message.body)

@@ -1,4 +1,4 @@
-"""Types of message fields that several messages share. Each states its constraint."""
+"""Types of fields that several messages share. Each type states its constraint."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Protocol: TypeAlias = Annotated[int, Integer(0, MAX_PROTOCOL)]
 Digest: TypeAlias = Annotated[int, Integer(0, (1 << 64) - 1)]
 Serial: TypeAlias = Annotated[int, Integer(0, limits.MAX_STEP)]
 Size: TypeAlias = Annotated[int, Integer(0, limits.MAX_STATE_BYTES)]
-"""Bytes of an artifact, or a count of what such a state may have: cells, parts, elements."""
+"""An artifact's size in bytes, or a number of things in a state: cells, parts, elements."""
 Micros: TypeAlias = Annotated[int, Integer(0, (1 << 63) - 1)]
 Stripe: TypeAlias = Annotated[int, Integer(0, limits.MAX_STRIPES - 1)]
 StripeCount: TypeAlias = Annotated[int, Integer(1, limits.MAX_STRIPES)]
@@ -43,24 +43,24 @@ AddressList: TypeAlias = Annotated[Sequence[Address], AtMost(limits.MAX_NODE_ADD
 
 
 Place: TypeAlias = tuple[Node, Host, Port]
-"""A node, and where it listens."""
+"""A node, and the address at which it listens."""
 Places: TypeAlias = Annotated[Sequence[Place], AtMost(limits.MAX_PEERS)]
 Route: TypeAlias = tuple[Node, bool, AddressList]
 """A node, whether the receiver can probably dial it, and its addresses."""
 Wanted: TypeAlias = tuple[ArtifactId, Ranges]
 """An artifact that a child asks for, and the pieces of it that the child has."""
 HandleProgress: TypeAlias = tuple[Annotated[int, Integer(0, 65535)], Annotated[int, Integer(0, limits.MAX_PIECES)]]
-"""A handle, and how many pieces of its artifact the parent holds."""
+"""A handle, and how many pieces of its artifact the parent has."""
 LiveEngine: TypeAlias = tuple[Annotated[str, Text(limits.MAX_ENGINE_NAME)], Version | None, bool]
 """An engine, its committed version, and whether the engine is ready."""
 Missing: TypeAlias = tuple[ArtifactId, Node | None]
-"""A sealed artifact that a peer still waits for, and the parent that did not send it."""
+"""A sealed artifact for which a peer is still waiting, and the parent that has not sent it."""
 CorruptSender: TypeAlias = tuple[Node, Annotated[int, Integer(1, 1 << 62)]]
 """A node, and how many of its pieces did not match their hash."""
 
 
 class Offered(NamedTuple):
-    """An artifact that a parent has, or is receiving."""
+    """An artifact that a parent has or is receiving."""
 
     artifact: ArtifactId
     kind: ArtifactKind

@@ -1,13 +1,13 @@
-"""Authentication of both ends of a connection: by certificates, or by a token's secret that both know
+"""Authenticates both ends of a connection: by certificates, or by a token's secret that both know
 (docs/formats/wire-protocol.md, section 2). Pure.
 
 Promises:
 
-- Behind TLS a dialer proves nothing before the listener's certificate is known to be the one that the token pins.
-- Without TLS a dialer proves nothing before the listener has.
+- With TLS, a dialer proves nothing before it knows that the listener's certificate is the one that the token pins.
+- Without TLS, a dialer proves nothing before the listener has.
 
-Behind TLS a node speaks only for itself, in the role of its certificate. A node without a certificate can only ask for
-one. Either side refuses an evicted node.
+With TLS, a node can act only as itself, in its certificate's role. A node without a certificate can only ask for one.
+Both sides refuse evicted nodes.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ PARENT = "parent"
 
 
 Greeting = Hello | Challenge | Proof | Ready
-"""The messages of a handshake."""
+"""The messages of a handshake, except ERROR."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionRequest:
-    """A dialer's statement about the connection in its HELLO; ``link`` is the same for all stripes of a link."""
+    """What a dialer says about the connection in its HELLO. ``link`` is the same for all stripes of a link."""
 
     purpose: str
     role: str
@@ -46,23 +46,23 @@ class ConnectionRequest:
 
 
 class Gate(Protocol):
-    """Admission of nodes without a certificate. ``leaf`` and ``authority``: the hub's certificates, DER."""
+    """Admits nodes without a certificate. ``leaf`` and ``authority``: the hub's certificates (DER)."""
 
     @property
     def leaf(self) -> bytes: ...
     @property
     def authority(self) -> bytes: ...
     def secret(self, ident: bytes) -> bytes:
-        """The secret of a token that the hub issued. Raises RefusedError."""
+        """Return the secret of a token that the hub has issued. Raises RefusedError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """This node, as its connections show it. ``evicted``: nodes to refuse. ``gate``: present at the hub. ``speaks``:
-    supported protocols.
+    """This node's identity on its connections. ``evicted``: nodes to refuse. ``gate``: set only at the hub. ``speaks``:
+    the supported protocols.
 
-    ``verify_authority``: present where a node enrols. Takes the listener's certificate and that of its authority.
-    Returns the holder of the former. Raises RefusedError unless the token pins the latter.
+    ``verify_authority``: set only while a node enrols. It takes the listener's certificate and that of its authority,
+    and returns the former's holder. It raises RefusedError unless the token pins the latter.
     """
 
     node: bytes
@@ -76,7 +76,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Established:
-    """The end of the handshake. ``hello``: the dialer's HELLO. ``remote``: the other side's node."""
+    """The handshake is complete. ``hello``: the dialer's HELLO. ``remote``: the other side's node."""
 
     hello: Hello
     remote: bytes
@@ -88,8 +88,8 @@ Answer = tuple[Type, bytes]
 
 
 class Handshake:
-    """One side of the handshake. ``begin`` and ``take`` return the message to send; ``established`` is set at the end.
-    The order of messages is checked by ``wire.connection_state``.
+    """One side of the handshake. ``begin`` and ``take`` return the message to send; ``established`` is set once it is
+    complete. ``wire.connection_state`` checks the order of messages.
     """
 
     def __init__(
@@ -108,11 +108,11 @@ class Handshake:
         """The HELLO's body."""
         self._remote = b""
         self._leaf: bytes | None = None
-        """Behind TLS: the listener's certificate, DER."""
+        """With TLS, the listener's certificate (DER)."""
         self._certified: Certified | None = None
-        """Behind TLS: the holder of the other side's certificate."""
+        """With TLS, the holder of the other side's certificate."""
         self._token = identity.token
-        """The token of the proofs."""
+        """The token on which the proofs are based."""
         if side is Side.DIALER:
             if request is None:
                 raise ValueError("a dialer needs a request")
@@ -139,12 +139,12 @@ class Handshake:
 
     @property
     def needs_no_proof(self) -> bool:
-        """Both sides have shown certificates."""
+        """Whether both sides have presented certificates and the dialer does not enrol."""
         return self._certified is not None and self.hello.purpose != ENROL
 
     def secured(self, theirs: bytes | None, *, proven: bool) -> None:
-        """TLS is up, and no message was exchanged. ``theirs``: the other side's certificate (DER), whose key TLS has
-        verified. ``proven``: the run's authority issued it. Raises RefusedError for a node that may not answer here.
+        """Record that TLS is up, before any message. ``theirs``: the other side's certificate (DER), whose key TLS has
+        verified. ``proven``: the run's authority issued it. Raises RefusedError if the node may not answer.
         """
         if theirs is not None and proven:
             self._certified = certified(theirs)
@@ -163,22 +163,22 @@ class Handshake:
         self._know(found.node)
 
     def greeted(self, unchecked: dict[str, Any]) -> None:
-        """Settle on a protocol from a HELLO that is not checked yet: later protocols may change its other keys. Raises
-        IncompatibleError.
+        """Settle on a protocol from a HELLO that has not been checked, since later protocols may change its other keys.
+        Raises IncompatibleError.
         """
         if (theirs := protocol_versions.offered(unchecked)) is not None:
             called = protocol_versions.sides(unchecked.get("purpose"), unchecked.get("role"))
             self.protocol = protocol_versions.settle(theirs, self._identity.speaks, called)
 
     def refusal(self, message: str) -> RefusedError:
-        """The error for a refusal by the other side."""
+        """Return the error for a refusal by the other side."""
         if self._side is Side.DIALER and self.established is None:
             called = protocol_versions.sides(self.hello.purpose, self.hello.role)
             return protocol_versions.refusal(message, self._identity.speaks, called)
         return RefusedError(f"the other side says: {message}")
 
     def take(self, received: Greeting, body: bytes) -> Answer | None:
-        """A message of the handshake, and its bytes. Raises RefusedError, RemoteError."""
+        """Handle a message of the handshake and return the answer, if any. Raises RefusedError and RemoteError."""
         if isinstance(received, Hello | Challenge) and received.run != self._identity.token.run:
             raise RefusedError("that token belongs to another run: take the one that this hub wrote")
         match received:
@@ -235,7 +235,7 @@ class Handshake:
         return Type.CHALLENGE, messages.encode(challenge)
 
     def _check(self, who: Certified) -> None:
-        """Compare a HELLO with its sender's certificate. Raises RefusedError."""
+        """Check a HELLO against its sender's certificate. Raises RefusedError."""
         purpose = self.hello.purpose
         if who.node != self._remote:
             raise RefusedError("the certificate is another node's")
@@ -255,7 +255,7 @@ class Handshake:
         if self._leaf is not None:
             if self._identity.verify_authority is None or self.hello.purpose != ENROL:
                 raise RemoteError("CHALLENGE where certificates have been shown")
-            # Verify the listener before proving anything: an attacker on the path may have answered.
+            # Verify the listener before proving anything: an attacker on the path may be the one that answered.
             if self._identity.verify_authority(self._leaf, challenge.authority or b"").node != node:
                 raise UntrustedError("the hub's certificate is another node's")
         if not hmac.compare_digest(self._proof(LISTENER_LABEL, nonce, node), challenge.proof):
@@ -269,7 +269,7 @@ class Handshake:
         self.protocol = protocol
 
     def _know(self, node: bytes) -> None:
-        """Note the other side's node. Raises RefusedError."""
+        """Record the other side's node. Raises RefusedError if it is not the expected one or is evicted."""
         if self._expect is not None and node != self._expect:
             raise RefusedError("another node answers at this address")
         if node in self._identity.evicted:

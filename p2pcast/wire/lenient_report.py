@@ -1,8 +1,8 @@
-"""REPORT, and how its values are read leniently: an invalid optional value is dropped, the rest is kept.
+"""REPORT, whose values are read leniently: an invalid optional value is dropped, and the rest is kept.
 
-A report has values that one side adds in one release and the other learns in the next. An invalid value must not end
-the link of the peer that sent it, and must not reach the plan, /status or metrics either. So the reader drops such a
-value, and every key that this release does not know. Pure.
+Some of a report's values are sent from one release on and understood only from the next. An invalid value must not
+close the link to the peer that sent it, nor reach the plan, /status or the metrics. So the reader drops such values,
+and every key that this release does not know. Pure.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from p2pcast.wire.message_types import Type
 from p2pcast.wire.records import ABSENT, Lenient, Record, message
 
 MAX_PAUSE_S = 1e6
-"""More is no pause; sums of pauses stay finite."""
+"""Longest valid pause in seconds, so that sums of pauses stay finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def _is_version(x: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Truncated:
-    """A text, of which the first ``most`` characters are kept."""
+    """A string, of which the first ``most`` characters are kept."""
 
     most: int
 
@@ -93,7 +93,7 @@ class Truncated:
 
 @dataclass(frozen=True, slots=True)
 class NameText:
-    """A text of 1 to ``most`` characters."""
+    """A string of 1 to ``most`` characters."""
 
     most: int
 
@@ -104,9 +104,7 @@ class NameText:
 
 @dataclass(frozen=True, slots=True)
 class PlainFigures:
-    """An installer's own figures: the first ``limits.MAX_DETAILS`` keys, of which valid ones with plain values are
-    kept.
-    """
+    """An installer's own figures: of the first ``limits.MAX_DETAILS`` keys, valid ones with plain values."""
 
     def reader(self) -> Read:
         name = Text(limits.MAX_SPAN_NAME).reader()
@@ -127,7 +125,7 @@ class PlainFigures:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LenientTable:
-    """A map, of which known keys with valid values are kept. It is invalid unless all of ``needed`` are among them."""
+    """A map, of which known keys with valid values are kept. Invalid unless these include all of ``needed``."""
 
     columns: Mapping[str, Constraint]
     needed: frozenset[str] = frozenset()
@@ -150,7 +148,7 @@ class LenientTable:
 
 @dataclass(frozen=True, slots=True)
 class ValidRows:
-    """An array, of which valid ones among the first ``most`` elements are kept."""
+    """An array: of its first ``most`` elements, the valid ones are kept."""
 
     of: Constraint
     most: int
@@ -171,8 +169,8 @@ class ValidRows:
 
 
 class EngineStatus(TypedDict, total=False):
-    """An engine of the peer. ``started``: the peer has reached it. ``ready``: fit for traffic, with ``committed``.
-    ``pause_s``, ``recomputed_tokens``: of its last commit.
+    """One of the peer's engines. ``started``: the peer has reached it. ``ready``: it can serve requests, at version
+    ``committed``. ``pause_s``, ``recomputed_tokens``: those of its last commit.
     """
 
     name: Required[str]
@@ -188,21 +186,21 @@ class EngineStatus(TypedDict, total=False):
 
 
 class UnreadyReason(TypedDict):
-    """Why a peer itself is unready: a level of ``p2pcast.fleet_verdict``, and words."""
+    """Why the peer itself is not ready: a level of ``p2pcast.fleet_verdict``, and a message."""
 
     level: str
     words: str
 
 
 class ParentLinkReport(TypedDict, total=False):
-    """The link to the parent: the side that dialled, and the address that it dialled."""
+    """The link to the parent: which side dialled, and at which address."""
 
     dialled_by: str
     address: str
 
 
 class Progress(TypedDict):
-    """Pieces received of the version that is on its way."""
+    """How many pieces of the version in transfer the peer has received."""
 
     version: str
     pieces: int
@@ -241,9 +239,9 @@ Micros: TypeAlias = Annotated[int, Integer(1, 1 << 53)]
 class Report(Record):
     """A peer's artifacts, progress and observations.
 
-    ``transfer``: bytes and microseconds of a transfer that has just ended. ``inflow``: bytes, microseconds, and bytes
-    behind the parent, while something comes. ``held``, ``dropped``: artifacts that the peer has come to hold, or holds
-    no longer. ``garbled``, ``lacking``: faults of other nodes. ``spoilt``: names of invalid objects of the mirror.
+    ``transfer``: bytes and microseconds of a transfer that has just ended. ``inflow``: bytes and microseconds, and how
+    many bytes the peer is behind its parent, during a transfer. ``held``, ``dropped``: artifacts that the peer now has,
+    or no longer has. ``garbled``, ``lacking``: other nodes' faults. ``spoilt``: names of the mirror's invalid objects.
     """
 
     parent: Node | None

@@ -8,7 +8,9 @@ from p2pcast.ground import limits
 
 
 class Type(IntEnum):
-    __hash__ = int.__hash__  # in C: every frame is looked up by its type, and Enum's own hash is a Python function
+    __hash__ = (
+        int.__hash__
+    )  # implemented in C: every frame is looked up by its type, and Enum's own hash is a Python function
 
     HELLO = 1
     CHALLENGE = 2
@@ -82,9 +84,9 @@ class Type(IntEnum):
 
 
 SIGNED = frozenset({Type.OPEN, Type.BATCH, Type.SEAL, Type.CONFIRM})
-"""The body of these types is a signed record, carried as its signer wrote it."""
+"""The body of these types is a signed record, sent exactly as its signer wrote it."""
 PLAIN = frozenset({Type.LAYOUT, Type.CELL, Type.FILE, Type.WORKER_REPORT})
-"""Bodies of these types may be megabytes long, so even empty containers would add up: no value may be a map or an
+"""Bodies of these types may be megabytes long, so even empty containers would add up. So no value may be a map or an
 array.
 """
 
@@ -116,4 +118,4 @@ MAX_BODY: dict[Type, int] = dict.fromkeys(Type, 64 * limits.KIB) | {
     Type.LIVE: 4 * limits.MIB,
     Type.WORKER_REPORT: limits.MAX_INSTALL_REQUEST_BYTES + limits.KIB,
 }
-"""Bytes; a frame that claims more is refused before anything is allocated."""
+"""Most bytes of each type's body. A frame that claims more is rejected before anything is allocated."""

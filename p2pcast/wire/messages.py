@@ -1,7 +1,7 @@
-"""The body of every message, as a record for each type (docs/formats/wire-protocol.md, sections 1, 2 and 4 to 7).
+"""The body of every message: one record per type (docs/formats/wire-protocol.md, sections 1, 2 and 4 to 7).
 
-A field with a default came in a later release, or is not sent every time. Its key may be missing, and then the field
-reads as None. Bodies of signed messages and of PIECE are no records.
+A field with a default was added in a later release, or is not always sent. If its key is missing, the field reads as
+None. Signed messages and PIECE have no records.
 """
 
 from __future__ import annotations
@@ -113,13 +113,13 @@ class Error(Record):
 @message(Type.PING)
 class Ping(Record):
     t: Micros
-    """By the sender's clock."""
+    """Microseconds by the sender's clock."""
 
 
 @message(Type.PONG)
 class Pong(Record):
     t: Micros
-    """Of the PING that is answered."""
+    """The same as in the PING that is answered."""
 
 
 # -- peer and hub
@@ -151,7 +151,7 @@ class Welcome(Record):
 class Plan(Record):
     epoch: Epoch
     parent: Node | None
-    """None: the hub; then ``host`` and ``port`` are empty."""
+    """None for the hub; ``host`` and ``port`` are then empty."""
     host: Host
     port: Port
     backups: Places
@@ -220,7 +220,7 @@ class Squash(Record):
 
 @message(Type.SQUASHING)
 class Squashing(Record):
-    """``version`` None: the hub makes no squash from ``base``."""
+    """``version``: None if the hub makes no squash from ``base``."""
 
     base: Version
     version: Version | None
@@ -313,7 +313,7 @@ class Cancelled(Record):
 @message(Type.SET_RATE)
 class SetRate(Record):
     bytes_s: Annotated[int, Integer(1, limits.MAX_STATE_BYTES)] | None
-    """None: as fast as the link allows."""
+    """None for no limit."""
 
 
 @message(Type.ABORT)
@@ -352,7 +352,7 @@ class Ranked(Record):
     layout: Bytes32 | None
     state: Digest | None
     schedule: Bytes32 | None = None
-    """BLAKE3 of the schedule of sparse attention that ``head`` carries."""
+    """BLAKE3 hash of the sparse-attention schedule in version ``head``."""
 
 
 @message(Type.BEGIN)
@@ -362,7 +362,7 @@ class Begin(Record):
     layout: Bytes32
     resume: bool
     branch: Annotated[int, Integer(0, limits.MAX_BRANCH)] | None = None
-    """The branch that the trainer has opened by a resume."""
+    """The branch that the trainer has opened by resuming."""
 
 
 @message(Type.BEGUN)

@@ -1,7 +1,7 @@
-"""Protocol negotiation: two nodes speak the greatest protocol of both (docs/formats/wire-protocol.md, section 2). Pure.
+"""Protocol negotiation: the highest protocol that both nodes support (docs/formats/wire-protocol.md, section 2). Pure.
 
-Promises: a node without a common protocol is refused before any other key of its HELLO is read. The refusal names the
-protocols of both sides and the side to update.
+Guarantees: a node without a common protocol is refused before the other keys of its HELLO are checked. The refusal
+names both sides' protocols and the side to update.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from p2pcast.trust.dial_permissions import BOUGHT
 
 MAX_PROTOCOL = 1 << 31
 _FIRST = 1
-"""The protocol of p2pcast 0.1, whose READY names none."""
+"""The protocol of p2pcast 0.1, whose READY does not name it."""
 _SPEAKS = re.compile(r"\bspeaks? protocols? \d")
-"""Matches the refusal of a node for its protocol."""
+"""Matches the refusal of a node because of its protocol."""
 _FIRST_SAID = re.compile(r"this side speaks protocol (\d{1,9}), the other \d{1,9}: use one release of p2pcast")
 """Matches the refusal by p2pcast 0.1, which does not name the side to update."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProtocolRange:
-    """The protocols that a node supports: from ``least`` to ``greatest``."""
+    """The protocols that a node supports: ``least`` to ``greatest``."""
 
     least: int
     greatest: int
@@ -38,14 +38,14 @@ class ProtocolRange:
 
 
 SPOKEN = ProtocolRange(2, 2)
-"""The protocols of this release."""
+"""The protocols that this release supports."""
 
 Sides = tuple[str, str]
-"""Names of dialer and listener in error messages."""
+"""What error messages call the dialer and the listener."""
 
 
 def sides(purpose: object, role: object) -> Sides:
-    """The names for a HELLO's purpose and role, which may be unknown here in a later protocol."""
+    """Return the names for a HELLO's purpose and role, which may be unknown if the protocol is newer."""
     if purpose == "enrol" and role in BOUGHT:
         return str(role), "hub"
     known = {"control": ("peer", "hub"), "publish": ("trainer", "hub"), "engine": ("engine's member", "engine's lead")}
@@ -53,8 +53,8 @@ def sides(purpose: object, role: object) -> Sides:
 
 
 def offered(hello: dict[str, Any]) -> ProtocolRange | None:
-    """The dialer's protocols: ``least`` to ``greatest``, or ``v`` alone where both are missing, as in protocol 1.
-    None: a malformed HELLO.
+    """Return the dialer's protocols: ``least`` to ``greatest``, or only ``v`` if both are missing, as in protocol 1.
+    Returns None if the HELLO is malformed.
     """
     least, greatest = hello.get("least", hello.get("v")), hello.get("greatest", hello.get("v"))
     if type(least) is int and type(greatest) is int and 0 <= least <= greatest <= MAX_PROTOCOL:
@@ -63,7 +63,7 @@ def offered(hello: dict[str, Any]) -> ProtocolRange | None:
 
 
 def settle(dialer: ProtocolRange, listener: ProtocolRange, called: Sides) -> int:
-    """The protocol of the connection, chosen by the listener. Raises IncompatibleError."""
+    """Choose the connection's protocol, as the listener. Raises IncompatibleError."""
     if max(dialer.least, listener.least) <= (greatest := min(dialer.greatest, listener.greatest)):
         return greatest
     older = called[0] if dialer.greatest < listener.greatest else called[1]
@@ -74,19 +74,19 @@ def settle(dialer: ProtocolRange, listener: ProtocolRange, called: Sides) -> int
 
 
 def check_settled(protocol: int, own: ProtocolRange, before: int | None) -> None:
-    """The dialer checks the listener's choice. ``before``: the choice in CHALLENGE. Raises RemoteError."""
+    """Check the listener's choice, as the dialer. ``before``: the choice in CHALLENGE. Raises RemoteError."""
     if protocol not in own or before not in (None, protocol):
         why = f"this side offered {own}" if before is None else f"settled on protocol {before} before"
         raise RemoteError(f"the other side settled on protocol {protocol}, but {why}")
 
 
 def settled(named: int | None) -> int:
-    """The protocol of a connection whose READY names this one."""
+    """Return the protocol that a READY names, which is the first if it names none."""
     return _FIRST if named is None else named
 
 
 def refusal(message: str, own: ProtocolRange, called: Sides) -> RefusedError:
-    """The dialer's error for a refusal by the listener."""
+    """Return the dialer's error for a refusal by the listener."""
     if (first := _FIRST_SAID.search(message)) is not None:
         return IncompatibleError(
             f"the {called[1]} speaks protocol {first[1]}, this {called[0]} (p2pcast {RELEASE}) {own}: "

@@ -1,12 +1,12 @@
-"""Message bodies as typed records: one frozen class for each type of message, and the way to and from its bytes.
+"""Message bodies as typed records: one class per message type, and its encoding and decoding.
 
-A class states each field once: name, type and constraint (`p2pcast.wire.constraints`). A field with a default may be
-missing on the wire; then it reads as None. Keys that a class does not name are ignored.
+A class states each field once, with name, type and constraint (`p2pcast.wire.constraints`). A field with a default may
+be missing on the wire and then reads as None. Unknown keys are ignored.
 
 Promises:
 
-- A decoded record holds what its annotations say, so nothing past ``decode`` checks a type or a range again.
-- Decoding takes memory within a small multiple of the bytes that came.
+- A decoded record's values conform to its annotations, so nothing after ``decode`` checks a type or range again.
+- Decoding takes at most a small multiple of the received bytes as memory.
 - Equal records have equal bytes.
 
 Pure.
@@ -28,11 +28,11 @@ from p2pcast.wire.constraints import Constraint, InvalidError, Read, constraint_
 from p2pcast.wire.message_types import PLAIN, Type
 
 ABSENT: Final[Any] = object()
-"""Default of a field whose key may be missing and may also be nil: the sender leaves the key out."""
+"""Default of a field whose key may be missing and whose value may be nil: the sender leaves the key out."""
 
 
 class Lenient:
-    """Beside a field's constraint: the receiver drops an invalid value and keeps the message."""
+    """Next to a field's constraint: the receiver drops an invalid value but keeps the message."""
 
 
 class Field(NamedTuple):
@@ -43,11 +43,11 @@ class Field(NamedTuple):
 
 
 _Reads = tuple[tuple[str, Read], ...]
-"""The reader of each key."""
+"""Each key with its reader."""
 
 
 class Record:
-    """Base of message bodies. By itself it is the body of a signed message, which has no fields."""
+    """The base class of message bodies. An instance of it is the body of a signed message, which has no fields."""
 
     __slots__ = ()
     type: ClassVar[Type]
@@ -56,30 +56,30 @@ class Record:
     _optional: ClassVar[_Reads] = ()
     _lenient: ClassVar[_Reads] = ()
     _left_out: ClassVar[tuple[tuple[str, object], ...]] = ()
-    """Fields whose keys may be missing, and the value for which the sender leaves the key out."""
+    """Fields whose keys may be missing, each with the value for which the sender leaves the key out."""
     _keys: ClassVar[tuple[str, ...]] = ()
     """Sorted, as on the wire."""
     _values: ClassVar[Any]
-    """Takes a record, returns the values of ``_keys``."""
+    """A function that takes a record and returns the values of ``_keys``."""
 
 
 NO_BODY: Final = Record()
 RECORDS: Final[dict[Type, type[Record]]] = {}
-"""The body of each type; those of signed messages and of PIECE have none."""
+"""Each type's record class. Signed messages and PIECE have none."""
 
 _UNDECODABLE: Final = "backslashreplace"
-"""Bytes of a path that are no text go as the log shows them: peers read UTF-8 alone."""
+"""A path's undecodable bytes are sent as the log shows them, since peers read only UTF-8."""
 _PACKER: Final = msgpack.Packer(unicode_errors=_UNDECODABLE)
-"""For bodies of a few MiB at most: a packer keeps the room of its largest message."""
+"""For bodies of at most a few MiB: a packer keeps the memory of its largest message."""
 
 R = TypeVar("R", bound=Record)
 
 
 @dataclass_transform(frozen_default=True)
 def message(kind: Type) -> Callable[[type[R]], type[R]]:
-    """Makes a class of annotated fields the record of ``kind``.
+    """Class decorator that makes a class with annotated fields the record of ``kind``.
 
-    Records are frozen for the type checker alone: at run time that would double the cost of making one.
+    Records are frozen only for the type checker: at run time, that would double the cost of creating one.
     """
 
     def made(plain: type[R]) -> type[R]:
@@ -104,7 +104,7 @@ def message(kind: Type) -> Callable[[type[R]], type[R]]:
 def _field(field: dataclasses.Field[Any], hint: Any) -> Field:
     required = field.default is dataclasses.MISSING
     if field.default is None:
-        # None stands for a missing key; nil is no value.
+        # None stands for a missing key; nil is not allowed.
         (hint,) = (arg for arg in get_args(hint) if arg is not types.NoneType)
     lenient = any(isinstance(stated, Lenient) for stated in getattr(hint, "__metadata__", ()))
     return Field(field.name, constraint_of(hint), required, lenient)
@@ -118,7 +118,7 @@ def _values_of(keys: tuple[str, ...]) -> Callable[[Record], tuple[Any, ...]]:
 
 
 def encode(record: Record) -> bytes:
-    """A message's body. Map keys are sorted, so equal messages are equal bytes. The receiver checks the values."""
+    """Return a message's body. Map keys are sorted, so equal messages have equal bytes. Values are not checked."""
     body = dict(zip(record._keys, record._values(record), strict=True))
     for key, left_out in record._left_out:
         if body[key] is left_out:
@@ -128,18 +128,18 @@ def encode(record: Record) -> bytes:
 
 
 def encode_map(body: Mapping[str, Any]) -> bytes:
-    """A body of any keys and values, as a node of another release or an attacker would send it."""
+    """Return a body with any keys and values, as a different release or an attacker might send it."""
     packed: bytes = msgpack.packb(dict(sorted(body.items())))
     return packed
 
 
 def decode(kind: Type, data: bytes | bytearray | memoryview) -> Record:
-    """The body of a message that is not signed or a PIECE. Raises RemoteError."""
+    """Decode the body of a message that is neither signed nor a PIECE. Raises RemoteError."""
     return read(kind, unpacked(kind, data))[0]
 
 
 def unpacked(kind: Type, data: bytes | bytearray | memoryview) -> dict[str, Any]:
-    """The map of such a message, unchecked; arrays are tuples. Raises RemoteError."""
+    """Return the map in such a body, unchecked; arrays become tuples. Raises RemoteError."""
     try:
         body = _unpack_flat(data) if kind in PLAIN else _unpack(data)
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
@@ -150,7 +150,7 @@ def unpacked(kind: Type, data: bytes | bytearray | memoryview) -> dict[str, Any]
 
 
 def read(kind: Type, body: Mapping[str, Any]) -> tuple[Record, tuple[str, ...]]:
-    """The record of an unpacked map, and the keys of lenient fields whose values were dropped, wholly or in part.
+    """Return the record of an unpacked map, and the keys of lenient fields whose values were dropped at least in part.
     Raises RemoteError unless the map has all required fields and all strict fields are valid.
     """
     cls, key = RECORDS[kind], ""
@@ -181,7 +181,7 @@ def read(kind: Type, body: Mapping[str, Any]) -> tuple[Record, tuple[str, ...]]:
 def _unpack(data: bytes | bytearray | memoryview) -> Any:
     size = len(data)
     if size > limits.KIB:
-        # An array is allocated by the length that it claims, before its elements are there, and arrays nest. A dry run
+        # An array is allocated with the length that it claims, before its elements are read, and arrays nest. A dry run
         # finds false claims.
         dry = msgpack.Unpacker(max_buffer_size=size)
         dry.feed(data)
@@ -197,7 +197,7 @@ def _unpack(data: bytes | bytearray | memoryview) -> Any:
 
 
 def _unpack_flat(data: bytes | bytearray | memoryview) -> Any:
-    """A map of plain values, for bodies so long that even empty containers would add up."""
+    """Unpack a map of plain values, for bodies so long that even empty containers would add up."""
     maps = 0
 
     def count(found: dict[str, Any]) -> dict[str, Any]:
