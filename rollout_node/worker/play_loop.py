@@ -15,7 +15,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, Protocol
 
@@ -30,19 +30,15 @@ from p2pcast.ledger_api.worker_api import DeviceClasses, Leased, Registered, Reg
 from p2pcast.process.log_context import about_job
 from p2pcast.process.repeated_messages import TROUBLE_ENDED
 from p2pcast.rollouts.job import Job
-from p2pcast.rollouts.result import Result, fault
+from p2pcast.rollouts.result import Result
 from p2pcast.rollouts.return_reason import Returned, ReturnReason
-from p2pcast.rollouts.routed_experts import routed_fault
-from p2pcast.rollouts.top_logprobs import TOP_K, top_fault
-from p2pcast.tasks.child_processes.killable_child import ChildDownError
-from p2pcast.tasks.child_processes.play_pool import Played, PlayPool
-from p2pcast.tasks.play import result_of
-from p2pcast.tasks.task import FAILED_CHECK_TAG, Sampler, Task
-from p2pcast.tasks.task_process import CheckFailedError, TaskProcesses
+from p2pcast.rollouts.top_logprobs import TOP_K
+from p2pcast.tasks.task import Sampler
 from rollout_node.worker.engine_versions import Served
+from rollout_node.worker.job_player import JobPlayer
 from rollout_node.worker.lease_book import LeaseBook
 from rollout_node.worker.ledger_client import LedgerClient
-from rollout_node.worker.returned_plays import EngineFaults, HeardSampler, InvalidPlayError, returned_of, text_of
+from rollout_node.worker.returned_plays import EngineFaults, HeardSampler, returned_of, text_of
 
 logger = logging.getLogger("p2pcast.worker")
 
@@ -54,8 +50,6 @@ FLUSH_S: Final = 10.0
 """Seconds for the last results and returns to reach the ledger once no plays are left."""
 REQUEST_BYTES: Final = 16 * limits.MIB
 """Limit on the results in one request, in bytes: the ledger accepts 64 MiB, and one result is at most 16 MiB."""
-MAX_TAG: Final = 200
-"""Longest failure text in a result's tags, in characters."""
 SOON_S, LATER_S = 0.1, 30.0
 """Bounds in seconds on the delay that the ledger requests when it has no leases."""
 REPEAT_S: Final = 0.5
@@ -111,26 +105,20 @@ PlayTold = Callable[[Leased, float, Result | None, str | None], object]
 
 
 class PlayLoop:
-    """``checks``: processes that compute the reported reward; None if the task is trusted to compute it in this
-    process. ``plays``: processes for plays; None if the task is trusted to play in this process, where it must not
-    block. ``probes``: run alongside the plays. ``told``: called when a play has ended.
-    """
+    """``probes``: run alongside the plays. ``told``: called when a play has ended."""
 
     def __init__(
         self,
         config: WorkerConfig,
-        task: Task,
+        player: JobPlayer,
         ledger: LedgerClient,
         sampler: PlaySampler,
         weights: WorkerWeights,
-        checks: TaskProcesses | None = None,
-        plays: PlayPool | None = None,
         probes: WorkerProbes | None = None,
         told: PlayTold = lambda *_: None,
     ) -> None:
-        self._config, self._task, self._ledger = config, task, ledger
-        self._sampler, self._weights, self._checks = sampler, weights, checks
-        self._pool, self._probes, self._told = plays, probes, told
+        self._config, self._player, self._task, self._ledger = config, player, player.task, ledger
+        self._sampler, self._weights, self._probes, self._told = sampler, weights, probes, told
         self._book = LeaseBook(config.slots)
         self._plays: dict[bytes, asyncio.Task[None]] = {}
         self._outbox = _Outbox()
@@ -281,7 +269,7 @@ class PlayLoop:
         until = asyncio.timeout(lease.latest_in_s + LATE_S)
         try:
             async with until:
-                result = await self._result(lease, await self._played(sampler, job))
+                result = await self._player.result(sampler, lease, self._weights.schedule)
             self._failures.reset()
             self._engine_faults.answered()
             self._rests_until = 0.0
@@ -315,38 +303,6 @@ class PlayLoop:
             if len(self._failed) > FAILED_KEPT:
                 del self._failed[next(iter(self._failed))]
         self._rests_until = max(self._rests_until, asyncio.get_running_loop().time() + rests_s)
-
-    async def _played(self, sampler: Sampler, job: Job) -> Played:
-        if self._pool is not None:
-            return await self._pool.play(sampler, job)
-        played, loss_mask = await self._task.play(sampler, job), getattr(self._task, "loss_mask", None)
-        return Played(played, None if loss_mask is None else loss_mask(job, played.token_ids, played.mask))
-
-    async def _result(self, lease: Leased, found: Played) -> Result:
-        """Return the result with its reward. If the check fails, the reward is 0 and a tag gives the reason. Raises
-        RemoteError for a play that the ledger would hold against this worker.
-        """
-        job, reward, played = lease.job, 0.0, found.trajectory
-        try:
-            if self._checks is None:
-                reward = self._task.reward(job, played.token_ids, played.mask)
-            else:
-                reward = await self._checks.reward(job, played.token_ids, played.mask)
-        except (CheckFailedError, ChildDownError) as error:
-            logger.warning("the check of job %s failed: %s", job.job.hex(), error)
-            played = replace(played, tags=(*played.tags, (FAILED_CHECK_TAG, str(error)[:MAX_TAG])))
-        result = result_of(job, lease.lease, played, reward, self._weights.schedule)
-        if found.loss_mask is not None:
-            result = replace(result, loss_mask=found.loss_mask)
-        if result.top_logprobs is not None and top_fault(result.top_logprobs, result.mask, self._task.vocabulary):
-            # An engine may pad its vocabulary. The rollout is valid without the most probable tokens.
-            result = replace(result, top_logprobs=None)
-        if (routed := result.routed_experts) is not None and (wrong := routed_fault(routed, len(result.token_ids))):
-            logger.warning("the result of job %s goes without experts: the engine sent %s", job.job.hex(), wrong)
-            result = replace(result, routed_experts=None)
-        if (wrong := fault(result, self._task.vocabulary)) is not None:
-            raise InvalidPlayError(f"the play is no valid result: {wrong}")
-        return result
 
     # -- heartbeats
 

@@ -28,6 +28,7 @@ from rollout_node.worker.completions_sampler import CompletionsSampler
 from rollout_node.worker.engine_sampler import EngineSampler
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler, TopTokenShare
+from rollout_node.worker.job_player import JobPlayer
 from rollout_node.worker.ledger_client import LedgerClient
 from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
 from rollout_node.worker.probe_loop import ProbeLoop
@@ -114,8 +115,8 @@ class WorkerDaemon:
                     job = lease.job.job
                     export.add(play_span(versions.run, job, lease.lease, began_s, time.time(), result, error))
 
-            parts = (self.checks, self.plays, probes, told)
-            self._loop = PlayLoop(self.config, self.task, ledger, sampler, versions, *parts)
+            player = JobPlayer(self.task, self.checks, self.plays)
+            self._loop = PlayLoop(self.config, player, ledger, sampler, versions, probes, told)
             await _exporting(export, self._loop.run())
 
     async def drain(self) -> None:

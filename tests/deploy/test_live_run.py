@@ -26,6 +26,7 @@ from p2pcast.ledger_api.batch_client import BatchClient, RolloutBatch
 from rollout_node.worker import probe_loop
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler
+from rollout_node.worker.job_player import JobPlayer
 from rollout_node.worker.ledger_client import LedgerClient
 from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
 from rollout_node.worker.probe_loop import ProbeLoop
@@ -68,7 +69,7 @@ async def working(daemon: LedgerDaemon, folder: Path, engine: FakeEngine) -> Asy
         url = f"http://127.0.0.1:{daemon.http.address[1]}"
         client = LedgerClient(http, url, (folder / WORKER_FILE).read_text().strip())
         probes = ProbeLoop(client, sampler, versions, Costly().vocabulary)
-        loop = PlayLoop(WorkerConfig(name="w", slots=4), Costly(), client, sampler, versions, probes=probes)
+        loop = PlayLoop(WorkerConfig(name="w", slots=4), JobPlayer(Costly()), client, sampler, versions, probes=probes)
         task = asyncio.create_task(loop.run())
         try:
             yield

@@ -35,6 +35,7 @@ from rollout_node.engine.runner import CHECK_S
 from rollout_node.installers.engine_installer import SILENT_S
 from rollout_node.worker.engine_versions import EngineVersions, Served, UnnamedWeights
 from rollout_node.worker.generate_sampler import GenerateSampler
+from rollout_node.worker.job_player import JobPlayer
 from rollout_node.worker.ledger_client import LedgerClient
 from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
 from trainer_node.ledger_server.callers import WORKER_FILE
@@ -84,7 +85,8 @@ class Rollouts:
         self.versions, self.task = EngineVersions(http, peer, engine), Parity()
         self.task.vocabulary = VOCABULARY
         self.sampler = GenerateSampler(http, engine, self.versions)
-        self.loop = PlayLoop(WorkerConfig(name="honest", slots=1), self.task, self.ledger, self.sampler, self.versions)
+        config, player = WorkerConfig(name="honest", slots=1), JobPlayer(self.task)
+        self.loop = PlayLoop(config, player, self.ledger, self.sampler, self.versions)
 
     async def submitted(self, served: Served) -> Sequence[Any]:
         """Verdicts on a sample of the engine as it is, by a worker that leases though its engine has no version."""

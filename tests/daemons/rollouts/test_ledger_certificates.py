@@ -21,6 +21,7 @@ from p2pcast.ground.version import Version
 from p2pcast.ledger_api.batch_client import BatchClient
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler
+from rollout_node.worker.job_player import JobPlayer
 from rollout_node.worker.ledger_client import LedgerClient
 from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
 from tests.support.until import until
@@ -64,7 +65,7 @@ async def test_a_worker_with_a_certificate_plays_a_run(tls, up: Up, engine: Fake
         versions = EngineVersions(http, engine.url, engine.url)
         client = LedgerClient(http, url, tls=lambda: worker.client("ledger"))
         sampler = GenerateSampler(http, engine.url, versions)
-        loop = PlayLoop(WorkerConfig(name="w", slots=4), Parity(), client, sampler, versions)
+        loop = PlayLoop(WorkerConfig(name="w", slots=4), JobPlayer(Parity()), client, sampler, versions)
         learner = asyncio.create_task(asyncio.to_thread(learn))
         await loop.run()
         assert await learner == [0, 1]

@@ -20,6 +20,7 @@ from p2pcast.tasks.task import Task
 from p2pcast.tasks.task_loader import load_task
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler
+from rollout_node.worker.job_player import JobPlayer
 from rollout_node.worker.ledger_client import LedgerClient
 from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
 from tests.support.fake_engine import FakeEngine, digest_of
@@ -37,7 +38,7 @@ async def work(
         sampler = GenerateSampler(http, engine.url, versions)
         url = f"http://127.0.0.1:{daemon.http.address[1]}"
         client = LedgerClient(http, url, (folder / WORKER_FILE).read_text().strip())
-        loop = PlayLoop(WorkerConfig(name=name, slots=slots), task or Parity(), client, sampler, versions)
+        loop = PlayLoop(WorkerConfig(name=name, slots=slots), JobPlayer(task or Parity()), client, sampler, versions)
         await loop.run()
         return loop.verdicts
 

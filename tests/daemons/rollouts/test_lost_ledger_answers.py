@@ -14,6 +14,7 @@ from test_ledger_daemon import learn
 from p2pcast.ledger_api.batch_client import BatchClient
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler
+from rollout_node.worker.job_player import JobPlayer
 from rollout_node.worker.ledger_client import LedgerClient
 from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
 from tests.daemons.rollouts.parity_task import Parity
@@ -52,7 +53,7 @@ async def test_an_answer_of_the_ledger_that_is_lost_counts_nothing_twice(
             versions = EngineVersions(http, engine.url, engine.url)
             ledger = LedgerClient(http, url, (tmp_path / WORKER_FILE).read_text().strip())
             sampler = GenerateSampler(http, engine.url, versions)
-            loop = PlayLoop(WorkerConfig(name="a", slots=4), Parity(), ledger, sampler, versions)
+            loop = PlayLoop(WorkerConfig(name="a", slots=4), JobPlayer(Parity()), ledger, sampler, versions)
             client = BatchClient(url, bearer_file=tmp_path / "http.token", give_up_s=END_S)
             _, batches = await asyncio.gather(loop.run(), asyncio.to_thread(learn, client, engine, STEPS))
         assert proxy.withheld.is_set()

@@ -24,6 +24,7 @@ from p2pcast.tasks.task_loader import load_task
 from p2pcast.tasks.task_process import TaskProcesses
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler
+from rollout_node.worker.job_player import JobPlayer
 from rollout_node.worker.ledger_client import LedgerClient
 from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
 from tests.support.fake_engine import FakeEngine
@@ -50,7 +51,7 @@ async def work(
         url = f"http://127.0.0.1:{daemon.http.address[1]}"
         client = kind(http, url, (folder / WORKER_FILE).read_text().strip())
         checks = TaskProcesses(NAME, task.hash)
-        loop = PlayLoop(WorkerConfig(name=name, slots=4), task, client, sampler, versions, checks)
+        loop = PlayLoop(WorkerConfig(name=name, slots=4), JobPlayer(task, checks), client, sampler, versions)
         try:
             await loop.run()
         finally:

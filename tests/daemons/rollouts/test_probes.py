@@ -25,6 +25,7 @@ from p2pcast.rollouts.probe_set import MAX_PROBE_TOKENS, ProbeSet
 from rollout_node.worker import probe_loop
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler
+from rollout_node.worker.job_player import JobPlayer
 from rollout_node.worker.ledger_client import LedgerClient
 from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
 from rollout_node.worker.probe_loop import ProbeLoop
@@ -69,7 +70,7 @@ async def working(daemon: LedgerDaemon, folder: Path, engine: FakeEngine, name: 
         client = LedgerClient(http, url, (folder / WORKER_FILE).read_text().strip())
         probes = ProbeLoop(client, sampler, versions, Parity().vocabulary)
         config = WorkerConfig(name=name, slots=1)
-        loop = PlayLoop(config, Parity(), client, sampler, versions, probes=probes)
+        loop = PlayLoop(config, JobPlayer(Parity()), client, sampler, versions, probes=probes)
         running = asyncio.create_task(loop.run())
         try:
             yield

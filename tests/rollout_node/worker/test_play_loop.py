@@ -22,6 +22,7 @@ from p2pcast.tasks.task_process import CheckFailedError
 from rollout_node.worker import play_loop
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler
+from rollout_node.worker.job_player import JobPlayer
 from rollout_node.worker.ledger_client import LedgerClient
 from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
 from rollout_node.worker.returned_plays import MAX_ENGINE_FAULTS
@@ -46,7 +47,7 @@ async def worker(
         versions = EngineVersions(http, engine.url, engine.url)
         settings = replace(WorkerConfig(name="w", slots=4), **config)  # type: ignore[arg-type]
         client = LedgerClient(http, ledger.url, bearer, uniform=lambda low, high: low / 10)
-        loop = PlayLoop(settings, task, client, GenerateSampler(http, engine.url, versions), versions)
+        loop = PlayLoop(settings, JobPlayer(task), client, GenerateSampler(http, engine.url, versions), versions)
         running = asyncio.create_task(loop.run())
         try:
             yield loop, running
