@@ -10,6 +10,12 @@ from typing import Any
 
 from parity_task import NAME, Parity
 
+from rollout_node.worker.engine_versions import EngineVersions
+from rollout_node.worker.generate_sampler import GenerateSampler
+from rollout_node.worker.job_player import JobPlayer
+from rollout_node.worker.ledger_client import LedgerClient
+from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
+from tests.support.fake_engine import FakeEngine
 from tests.support.until import until
 from trainer_node.ledger.ledger_rows import Policy
 from trainer_node.ledger.staleness_rule import StalenessBounds
@@ -32,6 +38,15 @@ def config_of(folder: Path, **more: Any) -> LedgerConfig:
         task_name=NAME,
         **given,
     )
+
+
+def worker_loop(
+    client: LedgerClient, engine: FakeEngine, name: str, player: JobPlayer | None = None, slots: int = 4
+) -> PlayLoop:
+    """A worker's loop that plays the parity task, unless it has a player of its own."""
+    versions = EngineVersions(client._http, engine.url, engine.url)
+    sampler = GenerateSampler(client._http, engine.url, versions)
+    return PlayLoop(WorkerConfig(name=name, slots=slots), player or JobPlayer(Parity()), client, sampler, versions)
 
 
 @contextlib.asynccontextmanager

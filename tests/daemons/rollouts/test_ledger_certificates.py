@@ -8,7 +8,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from ledger_stage import END_S, Up, config_of
+from ledger_stage import END_S, Up, config_of, worker_loop
 from parity_task import Parity
 
 from tests.support.fake_engine import FakeEngine, digest_of
@@ -19,11 +19,7 @@ from unknown_nodes import token_for, working
 
 from p2pcast.ground.version import Version
 from p2pcast.ledger_api.batch_client import BatchClient
-from rollout_node.worker.engine_versions import EngineVersions
-from rollout_node.worker.generate_sampler import GenerateSampler
-from rollout_node.worker.job_player import JobPlayer
 from rollout_node.worker.ledger_client import LedgerClient
-from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
 from tests.support.until import until
 from trainer_node.ledger_server.ledger_daemon import CertificateSource, LedgerDaemon
 
@@ -62,10 +58,8 @@ async def test_a_worker_with_a_certificate_plays_a_run(tls, up: Up, engine: Fake
                 client.applied(batch, len(steps))
             return steps
 
-        versions = EngineVersions(http, engine.url, engine.url)
         client = LedgerClient(http, url, tls=lambda: worker.client("ledger"))
-        sampler = GenerateSampler(http, engine.url, versions)
-        loop = PlayLoop(WorkerConfig(name="w", slots=4), JobPlayer(Parity()), client, sampler, versions)
+        loop = worker_loop(client, engine, "w")
         learner = asyncio.create_task(asyncio.to_thread(learn))
         await loop.run()
         assert await learner == [0, 1]

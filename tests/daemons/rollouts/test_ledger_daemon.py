@@ -9,7 +9,7 @@ from pathlib import Path
 
 import aiohttp
 from costly_task import NAME, Costly, Lying
-from ledger_stage import END_S, Up, config_of
+from ledger_stage import END_S, Up, config_of, worker_loop
 from parity_task import Parity
 from poisoned_task import AWAY
 
@@ -18,11 +18,8 @@ from p2pcast.ledger_api.batch_client import BatchClient, RolloutBatch
 from p2pcast.rollouts.overlong import Overlong
 from p2pcast.tasks.task import Task
 from p2pcast.tasks.task_loader import load_task
-from rollout_node.worker.engine_versions import EngineVersions
-from rollout_node.worker.generate_sampler import GenerateSampler
 from rollout_node.worker.job_player import JobPlayer
 from rollout_node.worker.ledger_client import LedgerClient
-from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
 from tests.support.fake_engine import FakeEngine, digest_of
 from trainer_node.ledger.ledger_rows import Trust
 from trainer_node.ledger_server.callers import WORKER_FILE
@@ -34,11 +31,9 @@ async def work(
 ) -> Counter[str]:
     """A worker's loop until the end of the run; its verdicts."""
     async with aiohttp.ClientSession() as http:
-        versions = EngineVersions(http, engine.url, engine.url)
-        sampler = GenerateSampler(http, engine.url, versions)
         url = f"http://127.0.0.1:{daemon.http.address[1]}"
         client = LedgerClient(http, url, (folder / WORKER_FILE).read_text().strip())
-        loop = PlayLoop(WorkerConfig(name=name, slots=slots), JobPlayer(task or Parity()), client, sampler, versions)
+        loop = worker_loop(client, engine, name, None if task is None else JobPlayer(task), slots)
         await loop.run()
         return loop.verdicts
 

@@ -7,17 +7,12 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from ledger_stage import END_S, Up, config_of
+from ledger_stage import END_S, Up, config_of, worker_loop
 from lost_answers import withholding
 from test_ledger_daemon import learn
 
 from p2pcast.ledger_api.batch_client import BatchClient
-from rollout_node.worker.engine_versions import EngineVersions
-from rollout_node.worker.generate_sampler import GenerateSampler
-from rollout_node.worker.job_player import JobPlayer
 from rollout_node.worker.ledger_client import LedgerClient
-from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
-from tests.daemons.rollouts.parity_task import Parity
 from tests.support.fake_engine import FakeEngine
 from trainer_node.ledger_server.callers import WORKER_FILE
 
@@ -50,10 +45,8 @@ async def test_an_answer_of_the_ledger_that_is_lost_counts_nothing_twice(
     async with asyncio.timeout(END_S), up(config) as daemon, aiohttp.ClientSession() as http:
         async with withholding(daemon.http.address, lambda: asked, once=True, asked=look) as proxy:
             url = f"http://127.0.0.1:{proxy.address[1]}"
-            versions = EngineVersions(http, engine.url, engine.url)
             ledger = LedgerClient(http, url, (tmp_path / WORKER_FILE).read_text().strip())
-            sampler = GenerateSampler(http, engine.url, versions)
-            loop = PlayLoop(WorkerConfig(name="a", slots=4), JobPlayer(Parity()), ledger, sampler, versions)
+            loop = worker_loop(ledger, engine, "a")
             client = BatchClient(url, bearer_file=tmp_path / "http.token", give_up_s=END_S)
             _, batches = await asyncio.gather(loop.run(), asyncio.to_thread(learn, client, engine, STEPS))
         assert proxy.withheld.is_set()

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import poisoned_task
 import pytest
-from ledger_stage import END_S, Up, config_of
+from ledger_stage import END_S, Up, config_of, worker_loop
 from poisoned_task import LONGEST, MARKS, NAME, ROWS
 from test_ledger_daemon import client_of, learn
 
@@ -22,11 +22,8 @@ from p2pcast.rollouts.return_reason import Returned
 from p2pcast.tasks.task import Task
 from p2pcast.tasks.task_loader import load_task
 from p2pcast.tasks.task_process import TaskProcesses
-from rollout_node.worker.engine_versions import EngineVersions
-from rollout_node.worker.generate_sampler import GenerateSampler
 from rollout_node.worker.job_player import JobPlayer
 from rollout_node.worker.ledger_client import LedgerClient
-from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
 from tests.support.fake_engine import FakeEngine
 from trainer_node.ledger_server.callers import WORKER_FILE
 from trainer_node.ledger_server.ledger_daemon import LedgerDaemon
@@ -46,12 +43,10 @@ async def work(
     daemon: LedgerDaemon, folder: Path, engine: FakeEngine, name: str, task: Task, kind: type[LedgerClient]
 ) -> Counter[str]:
     async with aiohttp.ClientSession() as http:
-        versions = EngineVersions(http, engine.url, engine.url)
-        sampler = GenerateSampler(http, engine.url, versions)
         url = f"http://127.0.0.1:{daemon.http.address[1]}"
         client = kind(http, url, (folder / WORKER_FILE).read_text().strip())
         checks = TaskProcesses(NAME, task.hash)
-        loop = PlayLoop(WorkerConfig(name=name, slots=4), JobPlayer(task, checks), client, sampler, versions)
+        loop = worker_loop(client, engine, name, JobPlayer(task, checks))
         try:
             await loop.run()
         finally:

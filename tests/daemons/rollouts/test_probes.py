@@ -69,8 +69,7 @@ async def working(daemon: LedgerDaemon, folder: Path, engine: FakeEngine, name: 
         url = f"http://127.0.0.1:{daemon.http.address[1]}"
         client = LedgerClient(http, url, (folder / WORKER_FILE).read_text().strip())
         probes = ProbeLoop(client, sampler, versions, Parity().vocabulary)
-        config = WorkerConfig(name=name, slots=1)
-        loop = PlayLoop(config, JobPlayer(Parity()), client, sampler, versions, probes=probes)
+        loop = PlayLoop(WorkerConfig(name=name, slots=1), JobPlayer(Parity()), client, sampler, versions, probes)
         running = asyncio.create_task(loop.run())
         try:
             yield
