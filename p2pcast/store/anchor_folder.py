@@ -1,8 +1,8 @@
 """An anchor's folder: a whole state as a Hugging Face checkpoint, and the record of its signatures
 (docs/formats/delta-format.md, section 4).
 
-Promises: the record is written last, so a folder without one is incomplete. A file is read only if its signatures and
-its sealed size match. The store decides a folder's name, and when the folder gets it.
+Guarantees: the record is written last, so a folder without one is incomplete. A file is read only if its signatures and
+its sealed size match. The store chooses a folder's name, and when the folder gets it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from p2pcast.store.anchor_log import FILES_NAME, AnchorLog
 
 RECORD = "p2pcast-anchor"
 SYNC_BYTES = 16 * limits.MIB
-"""Bytes between syncs of an anchor written beside live traffic. A delta sealed meanwhile waits at most for this much to
-reach the disk.
+"""Bytes between two syncs of an anchor that is written during live traffic. A delta that is sealed meanwhile waits at
+most until this much is on disk.
 """
 
 
@@ -46,17 +46,17 @@ def write(
     files: Mapping[str, bytes],
     version_hash: bytes | None,
 ) -> Tail:
-    """Write all but the record, which is the returned tail.
+    """Write everything except the record, and return the tail for it.
 
-    ``digests``: u64 a cell; ``version_hash``: as in ``Manifest``. The tail of an anchor that seals its version also
-    confirms it, since the folder is invisible before it is durable. Raises LocalError, and IntegrityError if
-    ``words_of`` returns words of another digest.
+    ``digests``: one u64 per cell; ``version_hash``: as in ``Manifest``. The tail of an anchor that seals its version
+    also confirms it, since the folder is invisible before it is durable. Raises LocalError, and IntegrityError if the
+    words from ``words_of`` do not match their digest.
     """
     packer = Packer(key, record, layout)
     batches: list[bytes] = []
 
     def fed(cell: Cell) -> npt.NDArray[Any]:
-        # One thread, cells in order: the packer hashes the bytes as they are written.
+        # This runs on one thread, cell by cell: the packer hashes the bytes as they are written.
         words = words_of(cell)
         if digest(words, cell) != int(digests[cell.index]):
             raise IntegrityError(f"{folder}: cell {cell.index} of version {record.version} does not match its digest")
@@ -74,7 +74,7 @@ def write(
 
 
 def finish(folder: Path, log: AnchorLog, manifest: Manifest) -> None:
-    """Complete a folder that was received through ``log``: all but the record. Raises LocalError, IntegrityError."""
+    """Complete a folder received through ``log``, except for the record. Raises LocalError and IntegrityError."""
     for file in manifest.files:
         target = folder / file.path
         with explained("write", target):
@@ -90,7 +90,7 @@ def write_record(folder: Path, tail: bytes) -> None:
 
 
 def read_record(folder: Path, run_key: bytes | None) -> Assembly:
-    """The signed records; ``run_key`` None accepts any run's. Raises LocalError, IntegrityError."""
+    """Return the signed records. ``run_key``: None accepts any run's. Raises LocalError and IntegrityError."""
     where = folder / RECORD
     with explained("read", where):
         tail = Tail.from_bytes(where.read_bytes(), str(where))
@@ -100,7 +100,7 @@ def read_record(folder: Path, run_key: bytes | None) -> Assembly:
 
 
 def read(folder: Path, run_key: bytes) -> Assembly:
-    """As ``read_record``; also checks that every file exists and has its sealed size."""
+    """Like ``read_record``, but also check that every file exists and has its sealed size."""
     assembly = read_record(folder, run_key)
     assert assembly.manifest is not None
     weights = SINGLE, len(header_for(assembly.layout)) + assembly.layout.nbytes

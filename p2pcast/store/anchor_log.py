@@ -1,6 +1,6 @@
-"""An anchor's log as a view of its Hugging Face folder, without a second copy.
+"""An anchor's log as a view of its Hugging Face folder, so that there is no second copy.
 
-The log is the data section of the weights, then the small files (docs/formats/delta-format.md, section 4).
+The log is the weights' data section followed by the small files (docs/formats/delta-format.md, section 4).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from p2pcast.store.artifact_journal import ArtifactJournal, Record
 from p2pcast.store.artifact_log import FileLog
 
 FILES_NAME = ".files"
-"""File with the contents of the small files while an anchor is received; removed at the end."""
+"""Name of the file with the small files' contents while an anchor is received; removed at the end."""
 
 
 class AnchorLog:
-    """Reads a finished anchor folder, or (``create``) writes a new one."""
+    """Reads a finished anchor folder or, with ``create``, writes a new one."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class AnchorLog:
         journal: ArtifactJournal | None = None,
         resumed: bool = False,
     ) -> None:
-        """``resumed``: continue with the files of an earlier process."""
+        """``resumed``: continue with an earlier process's files."""
         head = header_for(layout)
         self.journal = journal
         self.folder = folder
@@ -86,7 +86,7 @@ class AnchorLog:
             self.journal.add(records)
 
     def renamed(self, folder: Path) -> None:
-        """Record the finished folder's new name."""
+        """Note the finished folder's new name."""
         self.folder = folder
         self._segments[0][2].renamed(folder / SINGLE)
 

@@ -1,8 +1,8 @@
-"""The layout and signed records of an artifact while it is received, in order of arrival, in a file beside its log.
+"""The layout and signed records of an artifact that is being received, in order of arrival, in a file next to its log.
 
-Promise: after a crash, the hashes show which pieces of the log are good, so only the missing pieces are requested. The
-file is never synced and never trusted: each record is verified by its signature, and a torn end is ignored. Without the
-file the artifact is fetched again.
+Guarantee: after a crash, the hashes show which pieces of the log are valid, so only the others are requested. The file
+is never synced and never trusted: each record's signature is verified, and a torn end is ignored. If the file is
+missing, the artifact is fetched again.
 
     any number of: u32 length of the record, u8 kind (1 layout document, 2 open, 3 batch, 4 manifest, 5 durable),
     the record
@@ -48,16 +48,16 @@ _MOST_BYTES = {
 
 
 class ArtifactJournal:
-    """Appends records until it is closed; later records are ignored. The first record creates the file. Thread-safe."""
+    """Appends records until it is closed, and ignores later ones. The first record creates the file. Thread-safe."""
 
     def __init__(self, path: Path, layout: Layout | None) -> None:
-        """``layout`` None: continue an existing file."""
+        """``layout``: None to continue an existing file."""
         self.path = path
         self._layout = layout
         self._lock = threading.Lock()
         self._fd = -1
         self._size = 0
-        """Bytes of whole records. A write that failed may have left a part of one behind them."""
+        """Bytes of complete records. A failed write may have left part of a record after them."""
         self._closed = False
 
     def add(self, records: Iterable[Record]) -> None:
@@ -86,8 +86,8 @@ class ArtifactJournal:
 
 
 def recover(path: Path, run_key: bytes) -> Assembly | None:
-    """The assembly from a journal's valid records; None if there are too few. Later bytes are cut off. Raises
-    LocalError.
+    """Return the assembly from a journal's valid records, or None if there are too few. Truncates the file after them.
+    Raises LocalError.
     """
     assembly, good = _read(path, run_key)
     if assembly is None:
@@ -102,12 +102,12 @@ def recover(path: Path, run_key: bytes) -> Assembly | None:
 
 
 def inspect(path: Path, run_key: bytes) -> Assembly | None:
-    """As ``recover``, without changing the file."""
+    """Like ``recover``, but do not change the file."""
     return _read(path, run_key)[0]
 
 
 def _read(path: Path, run_key: bytes) -> tuple[Assembly | None, int]:
-    """The assembly, and the number of valid bytes in the file."""
+    """Return the assembly, and the number of valid bytes in the file."""
     layout: Layout | None = None
     assembly: Assembly | None = None
     good = 0

@@ -1,4 +1,4 @@
-"""An artifact's log on disk: pieces are written in any order, ranges are read."""
+"""An artifact's log on disk. Pieces are written in any order; any range can be read."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from p2pcast.store.artifact_journal import ArtifactJournal, Record
 
 
 class ArtifactLog(Protocol):
-    """Thread-safe. Offsets and sizes in bytes of the log."""
+    """An artifact's log. Thread-safe. Offsets and sizes are in bytes of the log."""
 
     def write(self, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         """Write ``parts``, one after the other, at ``offset``. Raises LocalError (full disk …)."""
 
     def read(self, offset: int, size: int, *, short: bool = False) -> bytes:
-        """``size`` bytes. Raises IntegrityError if some are missing; with ``short``, returns those that exist."""
+        """Read ``size`` bytes. Raises IntegrityError if some are missing; with ``short``, returns those that exist."""
 
     def note(self, records: Sequence[Record]) -> None:
         """Store signed records of the artifact, so that a later process can resume it. Raises LocalError."""
@@ -31,11 +31,11 @@ class ArtifactLog(Protocol):
 
 
 class FileLog:
-    """A log in one file, from ``start`` on. The first use opens or creates the file, which may block: not for an event
-    loop.
+    """A log in one file, from ``start`` on. The first use opens or creates the file, which may block: do not use it on
+    an event loop.
 
-    A log in writing stays open. A finished one is open only during reads, so that a store of many versions needs few
-    descriptors.
+    A log that is being written stays open. A finished one is open only during reads, so that a store of many versions
+    needs few file descriptors.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class FileLog:
         journal: ArtifactJournal | None = None,
         resumed: bool = False,
     ) -> None:
-        """``head``: the file is to be written and begins with these bytes; ``allocate_bytes`` of the log are then
+        """``head``: if given, the file is written, and starts with these bytes; ``allocate_bytes`` of the log are
         allocated at once.
 
         The file must not exist, unless it is ``resumed``.
@@ -66,8 +66,8 @@ class FileLog:
 
     @contextmanager
     def descriptor(self) -> Iterator[int]:
-        """The file descriptor, kept open during the block; a closed number may be reused for another file. Raises
-        LocalError.
+        """Context manager that keeps the file descriptor open; a closed one's number may be reused for a different
+        file. Raises LocalError.
         """
         with self._lock:
             if self._closing:
@@ -87,7 +87,7 @@ class FileLog:
                     self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             except LocalError as error:
                 if isinstance(error.__cause__, FileNotFoundError):
-                    # A missing file counts as damaged, so that it is fetched again.
+                    # Treat a missing file as damaged, so that it is fetched again.
                     raise IntegrityError(f"{self.path} is gone from the store") from None
                 raise
             return
@@ -141,7 +141,7 @@ class FileLog:
         return data
 
     def close(self) -> None:
-        """Never blocks: another thread's read or write in progress ends first."""
+        """Close the log without blocking. The file stays open until other threads' reads and writes have finished."""
         if self.journal is not None:
             self.journal.close()
         with self._lock:

@@ -2,11 +2,11 @@
 
 Promises:
 
-- An artifact has its name only when it is whole and durable.
-- A replaced artifact keeps its name until then.
+- An artifact gets its name only once it is complete and durable.
+- An artifact that is being replaced keeps its name until then.
 
-Artifacts in reception when a process died are resumed (``resume``) or removed at the next start. An artifact is opened
-only if its signatures match. Synchronous: daemons call the store from an executor.
+Artifacts that were being received when a process died are resumed (``resume``) or removed on the next start. An
+artifact is opened only if its signatures match. Synchronous: daemons call the store from an executor.
 
     deltas/<branch>.<step>-<artifact, 8 hex digits>.p2pd
     anchors/<branch>.<step>/          files/<BLAKE3, hex>
@@ -81,12 +81,12 @@ class Stored:
 
 
 class ArtifactStore:
-    """``run_key``: the run's public key. ``counts``: numbers of artifacts kept by retention."""
+    """``run_key``: the run's public key. ``counts``: how many artifacts retention keeps."""
 
     def __init__(
         self, root: Path, run_key: bytes, *, keep_partial: bool = False, counts: RetentionCounts = DEFAULT
     ) -> None:
-        """Open the folder and list its whole artifacts. Raises LocalError.
+        """Open the folder and list its complete artifacts. Raises LocalError.
 
         ``keep_partial``: keep partially received artifacts, for ``resume``.
         """
@@ -94,13 +94,13 @@ class ArtifactStore:
         self.run_key = run_key
         self._counts = counts
         self.damaged: list[tuple[Path, str]] = []
-        """Unusable files with the reason; they are left in place."""
+        """Unusable files, each with the reason; they are left in place."""
         self.artifacts: Mapping[bytes, Stored] = {}
-        """Replaced as a whole at each change, since other threads may be reading it."""
+        """Replaced as a whole on every change, since other threads may be reading it."""
         self._files = SmallFiles(root / "files")
         self._noted: Manifest | None = None
         self._changing = threading.Lock()
-        """Several artifacts may be sealed at once; retention must not remove a small file of a version in sealing."""
+        """Several artifacts may be sealed at once; retention must keep the small files of a version being sealed."""
         with explained("create", root):
             for name in ("deltas", "anchors", "files", "partial"):
                 disk.make_folder(root / name)
@@ -118,7 +118,7 @@ class ArtifactStore:
                     disk.remove(path)
 
     def _put_back(self) -> None:
-        """Restore an anchor whose replacement was interrupted by the process's death."""
+        """Restore an anchor whose replacement was interrupted by a crash."""
         for aside in (self.root / "partial").glob(f"*{REPLACED}"):
             final = self.root / "anchors" / aside.name.removesuffix(REPLACED)
             if not final.exists():
@@ -149,29 +149,29 @@ class ArtifactStore:
         return {s.version for s in self.artifacts.values()}
 
     def deltas(self) -> list[tuple[Version, Version, int]]:
-        """Base, version and size in bytes of each delta and squash."""
+        """Return base, version and size in bytes of every delta and squash."""
         return [(s.base, s.version, s.manifest.log) for s in self.artifacts.values() if s.base is not None]
 
     def newest(self) -> Version | None:
         return max(self.versions(), default=None)
 
     def manifest(self, version: Version) -> Manifest | None:
-        """Any manifest of a version: all agree on its state and files."""
+        """Return any manifest of a version; all of them agree on its state and files."""
         stored = next((s.manifest for s in self.artifacts.values() if s.version == version), None)
         return self._noted if stored is None and self._noted is not None and self._noted.version == version else stored
 
     def identity(self, version: Version) -> bytes | None:
-        """The version's hash, if an artifact in this store states it."""
+        """Return the version's hash if an artifact in this store states it, else None."""
         return next(
             (s.manifest.identity for s in self.artifacts.values() if s.version == version and s.manifest.identity), None
         )
 
     def note(self, manifest: Manifest) -> None:
-        """Store the manifest of a version that is held without an artifact in this store: for its small files."""
+        """Remember the manifest of a version that has no artifact in this store, for its small files."""
         self._noted = manifest
 
     def missing_files(self, version: Version, *, deep: bool = False) -> list[FileEntry]:
-        """Missing small files of a version, by its manifest, which must be known. ``deep``: compare contents, not only
+        """Return a version's missing small files. Its manifest must be known. ``deep``: compare contents, not only
         sizes.
 
         Raises LocalError.
@@ -181,7 +181,7 @@ class ArtifactStore:
         return [file for file in manifest.files if not self._files.has(file, deep=deep)]
 
     def small_files(self, version: Version) -> dict[str, bytes]:
-        """Path → contents of a version's small files; missing ones are left out. Raises IntegrityError on damage."""
+        """Return path → contents of a version's small files, except missing ones. Raises IntegrityError on damage."""
         manifest = self.manifest(version)
         out: dict[str, bytes] = {}
         for file in manifest.files if manifest is not None else ():
@@ -190,8 +190,8 @@ class ArtifactStore:
         return out
 
     def all_files(self, version: Version, *, but: Collection[str] = ()) -> dict[str, bytes]:
-        """As ``small_files``, without the paths ``but``. Raises LocalError where another file is missing, so that no
-        later version loses it.
+        """Like ``small_files``, but without the paths ``but``. Raises LocalError if any other file is missing, so that
+        later versions do not lose it.
         """
         if self.manifest(version) is None:
             return {}
@@ -203,8 +203,8 @@ class ArtifactStore:
         return {path: contents for path, contents in self.small_files(version).items() if path not in but}
 
     def small_file(self, version: Version, path: str) -> bytes | None:
-        """As ``small_files``, of one file; None if the version has none there. Raises RetryableError for a missing
-        one.
+        """Return the contents of one small file, or None if the version does not have it. Raises RetryableError if it
+        is missing here.
         """
         manifest = self.manifest(version)
         file = next((f for f in manifest.files if f.path == path), None) if manifest is not None else None
@@ -215,7 +215,7 @@ class ArtifactStore:
         return contents
 
     def hashes_of(self, path: str) -> dict[Version, bytes]:
-        """BLAKE3 of the small file at ``path``, of each version in the store that has one."""
+        """Return the BLAKE3 hash of the small file at ``path`` for each version in the store that has one."""
         manifests = [stored.manifest for stored in self.artifacts.values()]
         manifests += [] if self._noted is None else [self._noted]
         return {m.version: found for m in manifests if (found := m.file_hash(path)) is not None}
@@ -228,7 +228,7 @@ class ArtifactStore:
     # -- receiving
 
     def begin(self, open_: Open, layout: Layout, *, resumable: bool = False) -> ArtifactLog:
-        """A log for an artifact in reception; its first write creates the file. ``resumable``: ``note`` stores the
+        """Return a log for an artifact to receive; its first write creates the file. ``resumable``: ``note`` stores the
         records that ``resume`` needs.
         """
         path = self.root / "partial" / open_.artifact.hex()
@@ -238,8 +238,8 @@ class ArtifactStore:
         return FileLog(path, len(HEADER), head=HEADER, journal=notes)
 
     def begin_excerpt(self, open_: Open) -> ArtifactLog:
-        """A log for a few pieces of an artifact, at any offsets: its file is sparse. It is removed when the process
-        ends.
+        """Return a log for a few pieces of an artifact at any offsets, in a sparse file. A file left by a dead process
+        is removed on the next start.
         """
         return FileLog(self._open_excerpt(open_.artifact), 0, head=b"")
 
@@ -252,8 +252,8 @@ class ArtifactStore:
         return self.root / "partial" / f"{artifact.hex()}{EXCERPT}"
 
     def resume(self, workers: int = 1) -> list[PartialArtifact]:
-        """Partial artifacts of an earlier process; every piece on disk is read and verified. Call once. Raises
-        LocalError.
+        """Return an earlier process's partial artifacts, after reading and verifying every piece on disk. Call this
+        once. Raises LocalError.
         """
         return partial_artifact.resume(self.root / "partial", self.run_key, self.artifacts, workers)
 
@@ -261,10 +261,10 @@ class ArtifactStore:
         return self.root / "partial" / f"{artifact.hex()}{artifact_journal.SUFFIX}"
 
     def seal(self, log: ArtifactLog, assembly: Assembly, durable: bytes | None = None) -> Stored:
-        """Make a complete log durable under its name. The log stays readable. Raises LocalError, IntegrityError. After
-        a shortage of this machine it may be called again.
+        """Make a complete log durable under its name. The log stays readable. Raises LocalError and IntegrityError. If
+        this machine was short of a resource, it may be called again.
 
-        ``durable``: the hub's own durable record, which is true once this method has returned.
+        ``durable``: the hub's own durable record, whose statement is true once this method has returned.
         """
         with self._changing:
             return self._seal(log, assembly, durable)
@@ -295,7 +295,7 @@ class ArtifactStore:
                     try:
                         disk.sync(fd, part)
                     except OSError as error:
-                        # Whatever the reason, the kernel may have dropped what it could not write.
+                        # Whatever the reason, the kernel may have dropped data that it could not write.
                         raise OSError(errno.EIO, os.strerror(errno.EIO)) from error
                     disk.rename(part, final)
                     log.renamed(final)
@@ -307,8 +307,8 @@ class ArtifactStore:
         return self._add(assembly, final)
 
     def _rename_anchor(self, part: Path, final: Path) -> None:
-        """Rename a whole, synced anchor. An older anchor of that name is kept until then; the next start restores it
-        after a crash in between.
+        """Rename a complete, synced anchor. An older anchor of that name is kept until then; after a crash, the next
+        start restores it.
         """
         aside = self.root / "partial" / f"{final.name}{REPLACED}"
         with explained("write", final):
@@ -340,10 +340,10 @@ class ArtifactStore:
         files: dict[str, bytes],
         version_hash: bytes | None = None,
     ) -> Stored:
-        """Write a whole state as a signed anchor folder.
+        """Write a whole state as a signed anchor folder, and list it.
 
-        ``digests``: u64 a cell; ``version_hash``: as in ``Manifest``. Raises LocalError, and IntegrityError if
-        ``words_of`` returns words of another digest.
+        ``digests``: one u64 per cell; ``version_hash``: as in ``Manifest``. Raises LocalError, and IntegrityError if
+        the words from ``words_of`` do not match their digest.
         """
         piece = piece_bytes(layout.nbytes, anchor=True)
         record = Open(artifact, None, ANCHOR, layout.layout_id, piece, run_id(key.public), version)
@@ -364,7 +364,7 @@ class ArtifactStore:
     # -- retention
 
     def retain(self, spare: frozenset[bytes] = frozenset()) -> list[Stored]:
-        """Remove expendable artifacts, except those in ``spare``. Returns the removed ones."""
+        """Remove and return the expendable artifacts, except those in ``spare``."""
         aside: list[Path] = []
         with self._changing:
             gone = self._retain(spare, aside)
@@ -372,8 +372,8 @@ class ArtifactStore:
         return gone
 
     def make_room(self, need_bytes: float, spare: frozenset[bytes] = frozenset()) -> list[Stored]:
-        """Remove squashes, except those in ``spare``, until ``need_bytes`` are free or none is left. Returns the
-        removed ones. Raises LocalError.
+        """Remove dispensable squashes, except those in ``spare``, until ``need_bytes`` are free or none is left.
+        Returns the removed ones. Raises LocalError.
         """
         gone: list[Stored] = []
         with self._changing:
@@ -385,14 +385,14 @@ class ArtifactStore:
         return gone
 
     def free_bytes(self) -> float:
-        """Room for artifacts. Raises LocalError."""
+        """Return the free disk space for artifacts in bytes. Raises LocalError."""
         with explained("measure", self.root):
             return disk.free_bytes(self.root)
 
     def discard(self, artifact: bytes, *, contradicted: bool = False) -> None:
-        """Remove a damaged artifact; its signed statements about its version stay known.
+        """Remove a damaged artifact. Its signed statements about its version remain known.
 
-        ``contradicted``: the run has another version under this number, so all statements are forgotten too.
+        ``contradicted``: the run has a different version with this number, so the statements are forgotten too.
         """
         aside: list[Path] = []
         with self._changing:
@@ -423,7 +423,7 @@ class ArtifactStore:
 
     def _remove(self, artifact: bytes, aside: list[Path]) -> Stored:
         """Remove an artifact. A folder is only renamed and appended to ``aside``; the caller removes it later, since
-        that takes long.
+        that is slow.
         """
         stored = self.artifacts[artifact]
         self.artifacts = {a: s for a, s in self.artifacts.items() if a != artifact}

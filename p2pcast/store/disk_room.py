@@ -1,4 +1,4 @@
-"""Whether a disk has room again, after a write that failed."""
+"""Checks whether a disk has free space again after a failed write."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from p2pcast.files.atomic_files import explained, part_path
 from p2pcast.ground.limits import MIB
 
 ROOM_BYTES = MIB
-"""Free space without which a disk counts as full."""
+"""A disk with less free space than this counts as full."""
 
 
 def check_room(folder: Path, size: int = ROOM_BYTES) -> None:

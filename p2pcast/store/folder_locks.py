@@ -1,7 +1,7 @@
-"""Locks (flock) of folders and files, which other processes may look at.
+"""Locks (flock) on folders and files, which other processes may check.
 
-Promise: a look never makes another process's lock fail. A look holds a lock for a moment, and ``lock`` tries for
-longer.
+Guarantee: a check never makes a different process's ``lock`` fail, because a check holds the lock only for a moment and
+``lock`` retries for longer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PAUSE_S: Final = 0.01
 
 
 def lock(fd: int) -> None:
-    """Lock the descriptor's file or folder for this process alone. Raises OSError: EWOULDBLOCK where another has it."""
+    """Lock the descriptor's file or folder exclusively. Raises OSError: EWOULDBLOCK if another process has it."""
     until = time.monotonic() + TRY_S
     while True:
         try:
@@ -31,7 +31,7 @@ def lock(fd: int) -> None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock of this file or folder. Raises OSError, also where there is none."""
+    """Whether a process holds the lock on this file or folder. Raises OSError, also if the path does not exist."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)

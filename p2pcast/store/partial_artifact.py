@@ -1,6 +1,6 @@
-"""Resuming artifacts that an earlier process received in part: find them, and verify them piece by piece.
+"""Resumes artifacts that an earlier process received in part: finds them and verifies them piece by piece.
 
-Promise: a piece counts as held only if its hash is the signed one; artifacts that can't be resumed are removed.
+Guarantees: a piece counts as held only if it matches its signed hash; artifacts that cannot be resumed are removed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from p2pcast.store.artifact_log import ArtifactLog, FileLog
 
 @dataclass(frozen=True, slots=True)
 class PartialArtifact:
-    """``held``: the whole, verified pieces in the log."""
+    """A resumed artifact. ``held``: the complete, verified pieces in the log."""
 
     assembly: Assembly
     log: ArtifactLog
@@ -34,7 +34,7 @@ class PartialArtifact:
 
 
 def resume(folder: Path, run_key: bytes, known: Container[bytes], workers: int) -> list[PartialArtifact]:
-    """All partial artifacts in ``folder``, except those in ``known``, which are stored whole. Raises LocalError."""
+    """Return all partial artifacts in ``folder``, except those in ``known``, which are stored. Raises LocalError."""
     found: list[PartialArtifact] = []
     for path in sorted(folder.glob(f"*{artifact_journal.SUFFIX}")):
         part = path.with_name(path.name.removesuffix(artifact_journal.SUFFIX))
@@ -61,7 +61,7 @@ def resume(folder: Path, run_key: bytes, known: Container[bytes], workers: int) 
 
 
 def _good_pieces(log: ArtifactLog, assembly: Assembly, workers: int) -> PieceSet:
-    """The pieces in the log whose hashes match the signed ones."""
+    """Return the pieces in the log that match their signed hashes."""
     piece = assembly.open.piece
 
     def good(index: int) -> bool:

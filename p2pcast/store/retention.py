@@ -2,11 +2,11 @@
 
 Rule (design, section 5; PULSE, appendix G.6): the newest KEEP_DELTAS deltas and KEEP_ANCHORS anchors are kept, and
 every anchor that is the base of a kept delta. The newest version's chain is kept too: its newest anchor and the deltas
-from there. A version at the end of kept deltas thus stays available as long as an anchor for it exists. A squash (a
-delta beside another one to the same version from a newer base) uses none of these places. It is kept while a kept
+from there. So a version at the end of kept deltas stays available as long as there is an anchor for it. A squash (a
+delta to a version that also has a delta from a newer base) does not count towards KEEP_DELTAS. It is kept while a kept
 artifact leads to its base, up to KEEP_DELTAS squashes. The counts are configurable (``RetentionCounts``).
 
-Squashes are optional: they go first where a version finds no room (``dispensable``).
+Squashes are optional: if there is no space for a version, they are removed first (``dispensable``).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from p2pcast.ground.version import Version
 KEEP_DELTAS = 100
 KEEP_ANCHORS = 10
 ANCHOR_EVERY = 50
-"""Versions between anchors: PULSE's interval."""
+"""Number of versions between anchors: PULSE's interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionCounts:
-    """Numbers of artifacts to keep; None: KEEP_DELTAS, KEEP_ANCHORS, and the whole chain.
+    """Numbers of artifacts to keep. None means KEEP_DELTAS, KEEP_ANCHORS, and the whole chain.
 
-    ``chain``: longest chain on a peer. A peer may never get a second anchor, and would otherwise keep all deltas since
-    the first; the swarm has newer anchors.
+    ``chain``: the longest chain that is kept. A peer may never get a second anchor and would otherwise keep all deltas
+    since the first; other nodes have newer anchors.
     """
 
     deltas: int | None = None
@@ -52,7 +52,7 @@ class KeptArtifact(Protocol):
 
 
 def expendable(artifacts: Iterable[KeptArtifact], counts: RetentionCounts = DEFAULT) -> list[bytes]:
-    """Ids that may be removed, oldest first."""
+    """Return the ids of artifacts that may be removed, oldest first."""
     deltas = KEEP_DELTAS if counts.deltas is None else counts.deltas
     anchors = KEEP_ANCHORS if counts.anchors is None else counts.anchors
     every = sorted(artifacts, key=lambda a: (a.version, a.base is None), reverse=True)
@@ -69,7 +69,7 @@ def expendable(artifacts: Iterable[KeptArtifact], counts: RetentionCounts = DEFA
 
 
 def dispensable(artifacts: Iterable[KeptArtifact]) -> list[bytes]:
-    """Ids of squashes, oldest first. Without them the other artifacts lead from and to the same versions as before."""
+    """Return the ids of squashes without which the other artifacts lead between the same versions, oldest first."""
     every = sorted(artifacts, key=lambda a: (a.version, a.base is None), reverse=True)
     squashes, gone = _squashes(every), []
     left = {a.id: a for a in every if a.base is not None}
@@ -82,7 +82,7 @@ def dispensable(artifacts: Iterable[KeptArtifact]) -> list[bytes]:
 
 
 def _leads(squash: KeptArtifact, deltas: Iterable[KeptArtifact]) -> bool:
-    """Whether ``deltas`` lead from the base of the squash to its version."""
+    """Whether ``deltas`` lead from the squash's base to its version."""
     reached = {squash.base}
     for delta in sorted(deltas, key=lambda a: a.version):  # A base is always older than its version.
         if delta.base in reached:
@@ -99,7 +99,7 @@ def _squashes(every: list[KeptArtifact]) -> set[bytes]:
 
 
 def _newest_chain(every: list[KeptArtifact]) -> set[bytes]:
-    """The newest version's chain: an anchor and the fewest deltas from it; without an anchor, all connected deltas."""
+    """Return the newest version's chain: an anchor and the fewest deltas from it, or all connected deltas."""
     if not every:
         return set()
     leading_to: dict[Version, list[KeptArtifact]] = {}
@@ -107,7 +107,7 @@ def _newest_chain(every: list[KeptArtifact]) -> set[bytes]:
         leading_to.setdefault(artifact.version, []).append(artifact)
     at = every[0].version
     onward: dict[Version, KeptArtifact | None] = {at: None}
-    """Version → the first artifact of the shortest way from there to the newest version."""
+    """Version → the first artifact on the shortest path from there to the newest version."""
     queue = deque([at])
     found: set[bytes] = set()
     while queue:

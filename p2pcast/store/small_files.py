@@ -1,6 +1,6 @@
-"""Small files of versions (configuration, tokenizer), each stored once, under the BLAKE3 of its contents in hex.
+"""Versions' small files (configuration, tokenizer), each stored once, named by the BLAKE3 hash of its contents in hex.
 
-Promise: a file exists whole or not at all; contents that do not match their hash are neither stored nor returned.
+Guarantees: a file is complete or does not exist; contents that do not match their hash are not stored or returned.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SmallFiles:
         return self._root / file.hash.hex()
 
     def sweep(self) -> None:
-        """Remove unfinished files of a dead process. Raises OSError."""
+        """Remove a dead process's unfinished files. Raises OSError."""
         for path in self._root.glob(".*.part-*"):
             disk.unlink(path, missing_ok=True)
 
@@ -40,8 +40,8 @@ class SmallFiles:
             return not deep or blake3.blake3(path.read_bytes()).digest() == file.hash
 
     def read(self, file: FileEntry, version: Version) -> bytes | None:
-        """The contents, or None if the file is not stored. ``version`` is named in errors. Raises IntegrityError on
-        damage.
+        """Return the contents, or None if the file is not stored. ``version``: for errors. Raises IntegrityError if
+        damaged.
         """
         path = self.path(file)
         if not path.exists():
@@ -53,7 +53,7 @@ class SmallFiles:
         return contents
 
     def keep(self, contents: bytes) -> None:
-        """Store contents. A damaged file of the same name is replaced."""
+        """Store contents, replacing a damaged file of the same name."""
         path = self._root / blake3.blake3(contents).hexdigest()
         with explained("read", path):
             known = path.exists() and path.read_bytes() == contents
@@ -69,7 +69,7 @@ class SmallFiles:
             atomic_write(path, contents)
 
     def drop_others(self, used: Collection[bytes]) -> None:
-        """Remove all files but those with these hashes."""
+        """Remove all files except those with these hashes."""
         names = {each.hex() for each in used}
         with explained("read", self._root):
             paths = list(self._root.iterdir())

@@ -1,9 +1,9 @@
-"""Which squashes to prepare for late peers: the ladder (design, section 5). Pure.
+"""Decides which squashes to prepare for late peers: the ladder (design, section 5). Pure.
 
-A rung of r is the squash of r consecutive deltas. Rungs of one size follow each other without gaps. Rungs of the next
-size begin and end where smaller ones do, and are made of these. A peer that is d versions behind thus fetches a few
-artifacts of each size, and receives a word that changed in several deltas once. ``relay.artifact_path`` finds this path
-without knowing the ladder.
+A rung of size r is the squash of r consecutive deltas. Rungs of one size follow each other without gaps. Rungs of the
+next size begin and end where smaller ones do, and are made from these. So a peer that is many versions behind fetches a
+few artifacts of each size, and receives a word that changed in several of a squash's deltas only once.
+``relay.artifact_path`` finds this path without knowing the ladder.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from p2pcast.ground.errors import UsageError
 from p2pcast.ground.version import Version
 
 RUNGS = (4, 16, 64)
-"""Deltas per squash; ascending, each a multiple of the previous one. Reason for these values:
+"""Deltas per squash: ascending, each a multiple of the previous one. For the reasons, see
 docs/design/decisions/squashes.md.
 """
 
 Span = tuple[Version, Version]
-"""Base and version of a delta."""
+"""A delta's base and version."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """A squash to be made. ``parts``: its parts, oldest first: deltas of the path, and squashes that exist or precede
-    it in the result.
+    """A squash to make. ``parts``, oldest first, are deltas of the path, and squashes that exist or precede it in the
+    result.
     """
 
     base: Version
@@ -36,11 +36,11 @@ class Rung:
 
 
 def missing_rungs(path: Sequence[Version], made: Iterable[Span], rungs: Sequence[int] = RUNGS) -> list[Rung]:
-    """The ladder's missing rungs, in the order in which they can be made.
+    """Return the ladder's missing rungs, in an order in which they can be made.
 
     ``path``: versions, oldest first, each the base of the delta to the next. ``made``: the existing squashes; those not
-    on the path are ignored. New rungs start where the last rung of their size on the path ends, so rungs stay in place
-    while the path loses its oldest versions. Raises UsageError for rungs that do not nest.
+    on the path are ignored. New rungs start where the last rung of their size on the path ends, so rungs do not shift
+    when the path loses its oldest versions. Raises UsageError for rungs that do not nest.
     """
     if any(r < 2 for r in rungs) or any(b % a or a == b for a, b in pairwise(rungs)):
         raise UsageError(
@@ -62,7 +62,7 @@ def missing_rungs(path: Sequence[Version], made: Iterable[Span], rungs: Sequence
 
 
 def _parts(start: int, stop: int, spans: set[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Steps from ``start`` to ``stop``, always the longest existing one."""
+    """Return steps from ``start`` to ``stop``, always taking the longest one that exists."""
     parts: list[tuple[int, int]] = []
     while start < stop:
         end = max((e for b, e in spans if b == start and e <= stop), default=start + 1)

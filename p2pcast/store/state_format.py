@@ -1,8 +1,8 @@
-"""The format of a state folder, and the lock that excludes other processes and older releases.
+"""The format of a state folder, and the lock that keeps other processes and older releases out.
 
-Promises: a folder written by a later release is refused before any change, and the error names that release. A folder
-of an earlier release is upgraded in place. After a crash during the upgrade, either this release finishes it or the
-earlier release still opens the folder. Release 0.1 refuses a folder of this format before any change.
+Guarantees: a folder written by a later release is refused before anything changes, and the error names that release. An
+earlier release's folder is upgraded in place. After a crash during the upgrade, either this release finishes it or the
+earlier release can still open the folder. Release 0.1 refuses a folder in this format before changing anything.
 
     format       {"format": N, "release": "…"}: written last by an upgrade. Missing: format 1, of p2pcast 0.1, or a new
                  folder
@@ -28,7 +28,7 @@ from p2pcast.store import folder_locks
 
 FORMAT = 2
 FIRST = 1
-"""Format of p2pcast 0.1."""
+"""The format of p2pcast 0.1."""
 FILE = "format"
 LOCK = "lock"
 HELD = "daemon"
@@ -39,31 +39,29 @@ Use p2pcast 0.2 or later, or a copy of the state folder from before the upgrade.
 """
 MAX_FILE_BYTES = 4096
 MARKS = (FILE, LOCK, "hub.json", "peer.json", "run.key", "token.key", "trust.json", "http.token", "deltas", "partial")
-"""Names of which each marks its folder as a daemon's state."""
+"""Names each of which marks the folder it is in as a daemon's state."""
 _IN_THE_WAY = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOENT)
-"""Errors that mean that another process placed its own lock there, or removed this process's lock as a leftover."""
+"""Errors that mean that a different process put its own lock there, or removed this process's lock as a leftover."""
 
 Migrate = Callable[[Path], None]
 
 STEPS: dict[int, Migrate] = {}
-"""Format → function that upgrades a folder from that format to the next, except lock and format file.
+"""Format → function that upgrades a folder to the next format, except for its lock and format file.
 
-After a crash a step runs again, so each step must be idempotent.
+A step runs again after a crash, so each step must be idempotent.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class FolderFormat:
-    """A folder's format. ``release``: the release that wrote this format."""
+    """A folder's format. ``release``: the release that wrote it."""
 
     format: int
     release: str
 
 
 def read_format(state: Path) -> FolderFormat:
-    """The format that the folder states; a folder without a statement has the first format, or is new. Raises
-    LocalError.
-    """
+    """Return the folder's stated format; one that states none has the first format, or is new. Raises LocalError."""
     path = state / FILE
     with explained("read", path):
         try:
@@ -113,7 +111,7 @@ def state_lock(state: Path, *, upgrade: bool = True) -> Iterator[None]:
 
 
 def is_in_use(state: Path) -> bool:
-    """Whether a process works on the folder, or may: its lock cannot be read."""
+    """Whether a process uses the folder, or may use it because the lock cannot be read."""
     lock = state / LOCK
     try:
         return folder_locks.is_locked(lock / HELD if lock.is_dir() and not lock.is_symlink() else lock)
@@ -140,7 +138,7 @@ def _upgrade(state: Path, found: FolderFormat) -> None:
 
 
 def _acquire(state: Path, upgrade: bool) -> int:
-    """A descriptor that holds the lock. Raises LocalError, OSError."""
+    """Return a descriptor that holds the lock. Raises LocalError and OSError."""
     lock = state / LOCK
     while True:
         if lock.is_dir() and not lock.is_symlink():
@@ -149,7 +147,7 @@ def _acquire(state: Path, upgrade: bool) -> int:
             return _held(_opened(lock), state)
         old = _held(_opened(lock), state) if lock.exists() else None
         try:
-            # If the file was replaced before it was locked, the lock excludes no process.
+            # If the file was replaced before it was locked, the lock does not exclude anyone.
             if old is None or _is_at(old, lock):
                 new = _replace(lock, state)
                 if new is not None:
@@ -182,7 +180,7 @@ def _is_at(fd: int, path: Path) -> bool:
 
 
 def _replace(lock: Path, state: Path) -> int | None:
-    """Put the locked folder in place of the lock file. None if another process was faster."""
+    """Replace the lock file by the locked folder. Returns None if a different process was faster."""
     part = part_path(lock)
     disk.mkdir(part)
     fd = -1

@@ -2,14 +2,14 @@
 
 Promises:
 
-- Waiting bytes are bounded (the owner compares ``backlog_bytes`` with BACKLOG_HIGH_BYTES and stops reading).
-- Neighbouring pieces go out in one system call.
-- A piece can be read from here until it is on disk.
-- A shortage of this machine (a full disk, no free descriptor) ends ``run``. Nothing is lost: the next call goes on.
+- The backlog is bounded (the owner compares ``backlog_bytes`` with BACKLOG_HIGH_BYTES and stops reading).
+- Neighbouring pieces are written in one system call.
+- A piece can be read from memory until it is on disk.
+- A resource shortage (a full disk, no free descriptor) ends ``run``. Nothing is lost: the next call continues.
 
-A trip to another thread costs a dozen hand-overs of the interpreter lock, and one large write costs the kernel a third
-of several small ones. Pieces and records are therefore collected up to STEP_BYTES, for GATHER_S at most, unless a
-caller waits for the last of them (``flush``).
+Handing work to a different thread costs a dozen hand-overs of the GIL, and one large write costs the kernel a third of
+several small ones. So pieces and records are collected up to STEP_BYTES, for at most GATHER_S, unless a caller is
+waiting for the last of them (``flush``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BACKLOG_HIGH_BYTES = 32 * MIB
 """Verified but unwritten bytes above which a node stops reading from its parent."""
 BACKLOG_LOW_BYTES = 8 * MIB
 STEP_BYTES = 4 * MIB
-"""Bytes written in one trip to the disk's thread."""
+"""Most bytes of pieces written in one call to the disk thread."""
 GATHER_S = 0.05
 
 Pieces = dict[int, memoryview]
@@ -38,7 +38,7 @@ Failed = Callable[[bytes, P2PCastError], None]
 
 
 class WriteBehind:
-    """``stored(artifact, pieces)`` and ``failed(artifact, error)`` are called on the loop."""
+    """``stored(artifact, pieces)`` and ``failed(artifact, error)`` are called on the event loop."""
 
     def __init__(self, executor: Executor, stored: Stored, failed: Failed) -> None:
         self._executor = executor
@@ -49,7 +49,7 @@ class WriteBehind:
         self._writing: tuple[bytes, Pieces] = (b"", {})
         self._wake = asyncio.Event()
         self._full = asyncio.Event()
-        """Set when enough bytes are collected, or must be written at once."""
+        """Set once enough bytes are collected, or if they must be written at once."""
         self._flush = False
         self.backlog_bytes = 0
 
@@ -68,12 +68,12 @@ class WriteBehind:
         self._wake.set()
 
     def flush(self) -> None:
-        """Write all waiting bytes now, when no more are expected soon."""
+        """Write all queued bytes now; for when no more are expected soon."""
         self._flush = True
         self._full.set()
 
     def get(self, artifact: bytes, index: int) -> memoryview | None:
-        """A piece that may not be on disk yet; None for other pieces."""
+        """Return a piece that may not be on disk yet; None for other pieces."""
         pending = self._pending.get(artifact)
         payload = pending[2].get(index) if pending else None
         if payload is None and self._writing[0] == artifact:
@@ -81,13 +81,13 @@ class WriteBehind:
         return payload
 
     async def run(self) -> None:
-        """Until cancelled. Raises an artifact's error if this machine is short of something; call it again then."""
+        """Run until cancelled. Raises an artifact's error in a resource shortage; call it again then."""
         while True:
             await self._wake.wait()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(GATHER_S):
                     await self._full.wait()
-            # Each artifact has its own turn, so none waits until another has collected a step.
+            # Each artifact gets a turn, so none waits until a different one has collected a step.
             for _ in range(max(1, len(self._pending))):
                 await self._write_some()
             if not (self._pending or self._notes):
@@ -97,7 +97,7 @@ class WriteBehind:
                 self._full.clear()
 
     async def _write_some(self) -> None:
-        """Write all records, and one step of the artifact that has waited longest, in one trip."""
+        """Write all records, and a step of the artifact that has waited longest, in one call to the disk thread."""
         notes, self._notes = self._notes, {}
         step: Pieces = {}
         artifact, log, piece_bytes = b"", None, 0
@@ -133,7 +133,7 @@ class WriteBehind:
             raise next(iter(short.values()))
 
     def _put_back(self, artifact: bytes, log: ArtifactLog, piece_bytes: int, step: Pieces) -> None:
-        """Behind the other artifacts, which may lie on another disk."""
+        """Queue a failed step again, behind the other artifacts, which may be on a different disk."""
         pieces = self._pending.pop(artifact, (log, piece_bytes, {}))[2]
         self._pending[artifact] = (log, piece_bytes, {**step, **pieces})
         self.backlog_bytes += sum(map(len, step.values()))
@@ -146,7 +146,7 @@ def _write_step(
     piece_bytes: int,
     step: Pieces,
 ) -> dict[bytes, P2PCastError]:
-    """Write records, then pieces, since records sign the pieces. Returns the errors by artifact."""
+    """Write records, then pieces, since the records sign the pieces. Returns the errors by artifact."""
     failed: dict[bytes, P2PCastError] = {}
     for each, (journalled, records) in notes.items():
         try:
