@@ -1,6 +1,6 @@
-"""Parts that hub and peer share, and ``Reader`` for programs beside a peer.
+"""The p2pcast package, and ``Reader`` for programs on a peer's machine.
 
-``from p2pcast import Reader`` loads what it needs; importing the package alone loads nothing.
+Importing the package loads nothing else; ``from p2pcast import Reader`` loads what ``Reader`` needs.
 """
 
 from __future__ import annotations

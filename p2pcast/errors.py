@@ -1,4 +1,4 @@
-"""Errors that p2pcast raises on purpose, under the name that programs import: see ``p2pcast.ground.errors``."""
+"""The errors that p2pcast raises on purpose, for programs to import. ``p2pcast.ground.errors`` defines them."""
 
 from p2pcast.ground.errors import (
     IncompatibleError,

@@ -1,17 +1,17 @@
-"""The verdict on each engine, peer and run, and its words. Pure.
+"""Decides the verdict on each engine, each peer and the run, and words it. Pure.
 
-/status, the page, a replay, /readyz and metrics show what these functions say, and say nothing of their own.
+/status, the page, a replay, /readyz and metrics show these verdicts and decide nothing themselves.
 
-Promises: an engine or a peer that is not ready is never ``good``. An error that a peer states of itself or of an engine
-reaches every surface, whatever it is about. The verdict on a peer or a run has the level of its worst part.
+Guarantees: an engine or a peer that is not ready is never ``good``. Any error that a peer reports about itself or an
+engine appears in all of these places. The verdict on a peer or a run has the level of its worst part.
 
 | level | meaning |
 |---|---|
 | ``good`` | at the newest version |
 | ``moving`` | on its way there |
-| ``watch`` | a trouble that may pass |
+| ``watch`` | a problem that may resolve itself |
 | ``alarm`` | an operator has to act |
-| ``gone`` | said goodbye, or was evicted |
+| ``gone`` | left the run, or was evicted |
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from p2pcast.ground.errors import UsageError
 from p2pcast.ground.version import Version
 
 LATE_VERSIONS: Final = 2
-"""An engine that is behind by more versions is late: one version is always on its way."""
+"""An engine that is more versions behind is late. One version is always on its way."""
 SILENT_S: Final = 30.0
-"""A ledger that has told the hub nothing for so long is silent."""
+"""A ledger that has reported nothing to the hub for this long is silent."""
 TEXT_SHOWN: Final = 600
-"""Characters of one verdict, or of one alarm."""
+"""Maximum length in characters of a verdict or an alarm."""
 NAMED: Final = 3
-"""Peers that one sentence names."""
+"""Maximum number of peers named in one message."""
 
 Level = Literal["good", "gone", "moving", "watch", "alarm"]
 RANK: Final[Mapping[str, int]] = {"good": 0, "gone": 0, "moving": 1, "watch": 2, "alarm": 3}
-"""By level; metrics show these numbers."""
+"""The severity of each level; metrics export these numbers."""
 Document = dict[str, Any]
 
 NO_VERSION: Final = "no version has been published yet"
@@ -50,7 +50,7 @@ _WAITS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class FleetFinding:
-    """``mark``: a short name, by which a run's alarms gather peers. ``unready``: not fit for requests."""
+    """One finding. A run's alarms group peers by ``mark``. ``unready``: the peer or engine cannot take requests."""
 
     level: Level
     mark: str
@@ -59,13 +59,13 @@ class FleetFinding:
 
 
 def known_versions(status: Mapping[str, Any]) -> list[Version]:
-    """Versions that a hub's /status names, oldest first."""
+    """Return the versions listed in a hub's /status, oldest first."""
     texts = [artifact.get("version") for artifact in status.get("artifacts") or ()]
     return sorted({found for text in (*texts, status.get("version")) if (found := _version(text)) is not None})
 
 
 def behind(version: Any, known: Sequence[Version]) -> int | None:
-    """Known versions that are newer; None for a version that is newer than all, and for none."""
+    """Return how many known versions are newer; None if ``version`` is newer than all of them, or is no version."""
     found = _version(version)
     if found is None or (known and found > known[-1]):
         return None
@@ -73,7 +73,7 @@ def behind(version: Any, known: Sequence[Version]) -> int | None:
 
 
 def engine_findings(engine: Mapping[str, Any], known: Sequence[Version]) -> list[FleetFinding]:
-    """``engine``: a row of /status. Never empty."""
+    """Return the findings for ``engine``, a row of /status; there is always at least one."""
     ready, at, error, waits = (engine.get(key) for key in ("ready", "committed", "error", "waits_for"))
     serves, wait = f"serves {at}", f"; {_WAITS[waits]}" if isinstance(waits, str) and waits in _WAITS else ""
     late = behind(at, known)
@@ -102,8 +102,8 @@ def _at_version(has: str, late: int, known: Sequence[Version], wait: str = "") -
 
 
 def peer_findings(peer: Mapping[str, Any], known: Sequence[Version]) -> list[FleetFinding]:
-    """``peer``: a row of /status. ``unready`` in it: the peer's own reasons, each with ``level`` and ``words``. Never
-    empty; worst first.
+    """Return the findings for ``peer``, a row of /status, worst first; there is always at least one. They include the
+    peer's own reasons from its ``unready`` list, each with ``level`` and ``words``.
     """
     engines, staged = peer.get("engines") or (), peer.get("staged")
     found = [_reason(one) for one in peer.get("unready") or ()]
@@ -136,7 +136,7 @@ def _reason(stated: Mapping[str, Any]) -> FleetFinding:
 
 
 def gone_finding(peer: Mapping[str, Any], evicted: Container[str]) -> FleetFinding:
-    """``peer``: a row of ``gone`` in /status. ``evicted``: nodes."""
+    """Return the finding for ``peer``, a row of ``gone`` in /status. ``evicted``: ids of the evicted nodes."""
     at, why = datetime.fromtimestamp(peer["at"], UTC), peer.get("why")
     when = f"{at:%Y-%m-%d %H:%M:%S} UTC"
     if str(peer.get("node")) in evicted:
@@ -147,7 +147,7 @@ def gone_finding(peer: Mapping[str, Any], evicted: Container[str]) -> FleetFindi
 
 
 def unready(findings: Iterable[FleetFinding]) -> str:
-    """Why /readyz answers 503; empty for a peer that is ready."""
+    """Return why /readyz answers 503; empty if the peer is ready."""
     return "; ".join(one.words for one in findings if one.unready)
 
 
@@ -156,7 +156,7 @@ def troubles(findings: Iterable[FleetFinding]) -> str:
 
 
 def document(findings: Sequence[FleetFinding]) -> Document:
-    """``level``, ``words`` and ``marks``: of all that is wrong, worst first; of what is well where nothing is wrong."""
+    """Return ``level``, ``words`` and ``marks`` of all problems, worst first, or of the good ones if all is well."""
     worst = max((one.level for one in findings), key=RANK.__getitem__)
     shown = [one for one in findings if RANK[one.level] or not RANK[worst]]
     marks = list(dict.fromkeys(one.mark for one in shown if RANK[one.level]))
@@ -165,8 +165,8 @@ def document(findings: Sequence[FleetFinding]) -> Document:
 
 
 def judge(status: Mapping[str, Any]) -> Document:
-    """A hub's /status with a ``verdict`` on the run, each peer, each engine, and each peer that is gone. ``unready`` in
-    it: the hub's own troubles, as a peer states them.
+    """Return a hub's /status with a ``verdict`` added for the run, each peer, each engine and each departed peer.
+    ``unready`` in ``status`` lists the hub's own problems, in the same form as a peer's.
     """
     known, evicted = known_versions(status), set(status.get("evicted") or ())
     found: dict[str, list[FleetFinding]] = {}
@@ -210,7 +210,7 @@ def _headline(
     newest: Any, peers: Sequence[Document], found: Mapping[str, list[FleetFinding]], alarms: Sequence[Document],
     late: Sequence[str], others: int, total: int,
 ) -> str:  # fmt: skip
-    """Troubles come first, and only troubles are counted."""
+    """Return the run's headline. Problems come first, and only problems are counted."""
     of = {level: [row["name"] for row in peers if row["verdict"]["level"] == level] for level in ("alarm", "watch")}
     lost = [name for name, (first, *_) in found.items() if first.mark == "lost"]
     said = (
@@ -242,7 +242,7 @@ def _share(some: Sequence[str], peers: Sequence[Document], one: str, more: str) 
 
 
 def _alarm(level: Level, text: str, do: str) -> Document:
-    """``do``: the remedy."""
+    """Return an alarm as a document. ``do``: the remedy."""
     return {"level": level, "text": text[:TEXT_SHOWN], "do": do}
 
 
@@ -325,7 +325,7 @@ def _of_rollouts(status: Mapping[str, Any]) -> Iterator[Document]:
 
 
 def names_of(names: Sequence[str]) -> str:
-    """The first ones, and the number of the others."""
+    """Return the first ``NAMED`` names, and how many more there are."""
     rest = len(names) - NAMED
     return ", ".join(names[:NAMED]) + (f" and {rest} more" if rest > 0 else "")
 

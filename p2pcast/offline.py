@@ -1,9 +1,9 @@
 """Deltas between folders and files, without a network: diff, apply, squash, verify.
 
-Promise: exact to the bit. A result appears whole or not at all. A wrong base, a damaged file, or deltas that do not
-follow each other are refused before a result has its name. Memory is bounded by a few cells per core. Files are signed
-with a throw-away key, which protects against damage only; authenticity needs a run's own key (``P2pdFile.open(…,
-public=…)``).
+Guarantees: results are bit-exact, and appear whole or not at all. A wrong base, a damaged file, or deltas that are not
+consecutive are refused before the result gets its name. Memory is bounded by a few cells per core. Files are signed
+with a throw-away key, which detects damage but does not prove who made the file. To check that, pass the run's key
+(``P2pdFile.open(…, public=…)``).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class DeltaSummary:
-    """The result of ``diff`` or ``squash``. ``seconds`` is wall time.
+    """The result of ``diff`` or ``squash_files``. ``seconds`` is wall time.
 
     ``changed`` counts words (values, except for complex and packed dtypes).
     """
@@ -67,7 +67,7 @@ class DeltaSummary:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A folder's digest, and its comparison. ``faults`` is empty if everything matches."""
+    """A folder's digest, and the result of comparing the folder. ``faults`` is empty if everything matches."""
 
     state: int
     version: Version | None
@@ -75,9 +75,9 @@ class Verified:
 
 
 def folder_versions(old: Path, new: Path) -> tuple[Version, Version]:
-    """Versions for two folders: ``step_N`` is 0.N; others are 0.0 and one step later.
+    """Return the versions of two folders: ``step_N`` is 0.N; any other name gives 0.0, or one step after ``old``.
 
-    A step that does not increase starts a new branch.
+    If the step does not increase, the new version starts a new branch.
     """
     was, now = (_STEP.fullmatch(p.resolve().name) for p in (old, new))
     base = Version(0, int(was[1]) if was else 0)
@@ -86,13 +86,13 @@ def folder_versions(old: Path, new: Path) -> tuple[Version, Version]:
 
 
 def cell_name(layout: Layout, cell: Cell) -> str:
-    """For messages: the tensor and the range of the cell's words."""
+    """Return the cell's tensor and range of words, for messages."""
     last = cell.start + cell.words - 1
     return f"tensor {layout.tensors[cell.tensor].name!r}, words {cell.start} to {last} (cell {cell.index})"
 
 
 def require_same(expected: Layout, found: Layout, what: str) -> None:
-    """Raise IntegrityError listing every tensor that differs. Cells may be cut differently."""
+    """Raise IntegrityError, listing the differences, if the tensors differ. Cell boundaries may differ."""
     if expected.tensors == found.tensors:
         return
     lines = expected.difference(found)
@@ -150,7 +150,7 @@ def diff(
 def encode_smallest(
     cell: Cell, old: npt.NDArray[Any], new: npt.NDArray[Any], before: int, codec: str
 ) -> Encoded | None:
-    """As ``codec.cell.encode``, but the payload is never larger than the cell, and ``auto`` tries every codec."""
+    """Like ``codec.cell.encode``, but the payload is never larger than the cell, and ``auto`` tries every codec."""
     coded = encode(cell, old, new, before=before, codec=codec)
     if coded is not None and codec == "auto":
         other = encode(cell, old, new, before=before, codec="context")
@@ -167,7 +167,7 @@ def _open(key: RunKey, layout: Layout, base: Version, version: Version) -> Open:
 
 
 def _add(writer: P2pdWriter, coded: Encoded | None, tally: Counter[str]) -> int:
-    """Append a coded cell; returns the number of its changed words."""
+    """Append an encoded cell and return the number of its changed words."""
     tally["none" if coded is None else CODEC_NAMES[coded.codec]] += 1
     if coded is None:
         return 0
@@ -183,9 +183,9 @@ def apply_file(
     progress: Progress = _no_progress,
     workers: int | None = None,
 ) -> Version:
-    """Write folder ``out`` = ``base`` + the delta in a file. Returns its version.
+    """Apply the delta in a file to folder ``base`` and write the result to folder ``out``. Returns its version.
 
-    Raises IntegrityError (wrong base, damage), LocalError.
+    Raises IntegrityError if the base is wrong or the file is damaged, and LocalError.
     """
     checkpoint = Checkpoint.open(base)
     with P2pdFile.open(delta) as file:
@@ -235,7 +235,7 @@ def _changed_words(
 
 
 def _small_files(base: Checkpoint, file: P2pdFile) -> dict[str, bytes]:
-    """The version's small files, from the delta or, by hash, from the base."""
+    """Return the version's small files. Those that the delta names only by hash come from the base."""
     held = base.small_files() if any(f.offset is None for f in file.manifest.files) else {}
     out: dict[str, bytes] = {}
     for entry in file.manifest.files:
@@ -261,9 +261,9 @@ def squash_files(
 ) -> DeltaSummary:
     """Write one delta equal to the given deltas, oldest first.
 
-    ``base``: the first delta's base folder; needed for cells that begin in context and for any ``codec`` but ``auto``
-    (``codec.squash_cell``). Raises IntegrityError if the deltas do not follow each other or the base is wrong,
-    UsageError if the base is missing.
+    ``base``: the first delta's base folder, needed if a cell's first delta is coded as ``context``, or if ``codec`` is
+    not ``auto`` (``codec.squash_cell``). Raises IntegrityError if the deltas are not consecutive or the base is wrong,
+    and UsageError if a base is needed but not given.
     """
     if not paths:
         raise UsageError("nothing to squash: name at least one .p2pd file")
@@ -328,7 +328,7 @@ def _check_without_base(files: Sequence[P2pdFile], tables: Sequence[dict[int, Pl
 
 
 def base_state(file: P2pdFile) -> int:
-    """Digest of a delta's base state: the final digest minus the growth of each cell, since digests are sums."""
+    """Return the digest of a delta's base state. Digests are sums, so each cell's change is subtracted."""
     return (file.manifest.state - sum(p.after - p.before for p in file.assembly.directory)) & MASK
 
 
@@ -347,8 +347,8 @@ def _check_chain(files: Sequence[P2pdFile]) -> None:
 
 
 def _file_source(files: Sequence[P2pdFile], entry: FileEntry) -> bytes | None:
-    """Contents of a small file of the last version, from the newest delta that holds it; None if the first base
-    has it.
+    """Return the contents of a small file of the last version, from the newest delta that contains it; None if only
+    the first base has it.
     """
     for file in reversed(files):
         for held in file.manifest.files:
@@ -360,7 +360,7 @@ def _file_source(files: Sequence[P2pdFile], entry: FileEntry) -> bytes | None:
 def cell_digests(
     checkpoint: Checkpoint, layout: Layout, *, progress: Progress = _no_progress, workers: int | None = None
 ) -> Iterable[int]:
-    """The digest of every cell of a folder, in order, at memory speed."""
+    """Yield the digest of every cell of a folder, in order."""
 
     def one(cell: Cell) -> int:
         progress(cell.nbytes, layout.nbytes)
@@ -383,8 +383,8 @@ def state_digest(
 def verify_folder(
     folder: Path | str, delta: Path | str, *, progress: Progress = _no_progress, workers: int | None = None
 ) -> Verified:
-    """Compare a folder with the state after the delta in a file: tensors, digest, small files. Raises IntegrityError,
-    LocalError.
+    """Compare a folder's tensors, digest and small files with the state after the delta in a file. Raises
+    IntegrityError, LocalError.
     """
     checkpoint = Checkpoint.open(folder)
     with P2pdFile.open(delta) as file:
@@ -406,7 +406,7 @@ def verify_folder(
 
 
 def _file_faults(held: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
-    """Small files of a version that a folder does not hold, by path and BLAKE3 in hex. A folder may hold more."""
+    """Return messages for small files that are missing or differ. Both maps: path → BLAKE3 in hex. Extra files pass."""
     other = [path for path in wanted if held.get(path) != wanted[path]]
     return [f"small file {path!r} {'differs' if path in held else 'is missing'}" for path in other]
 
@@ -422,8 +422,8 @@ def verify_digests(
 ) -> Verified:
     """Compare a folder with a hub's ``/status``: ``digests`` maps ``branch.step`` to the state's digest in hex.
 
-    ``files``: the same hub's ``/files``, by version; None: weights alone are compared. ``version``: the expected
-    version; default: any version that the hub knows, the newest first. Raises LocalError if the status has no digests.
+    ``files``: the same hub's ``/files``, by version; if None, only weights are compared. ``version``: the expected
+    version; by default, any version that the hub knows, newest first. Raises LocalError if the status has no digests.
     """
     known = status.get("digests") if isinstance(status, dict) else None
     if not isinstance(known, dict) or not known:
@@ -447,7 +447,7 @@ def verify_digests(
     if not all(isinstance(entries, dict) for entries in wanted_files.values()):
         raise IntegrityError("the hub's files: an entry is not a map from path to BLAKE3")
     if found := [Verified(state, one, _file_faults(held, entries)) for one, entries in wanted_files.items()]:
-        # Versions that differ in small files alone have one digest; of several, the newest one counts.
+        # Versions that differ only in small files share a digest. If several match, the newest one counts.
         return min(found, key=lambda one: bool(one.faults))
     if version is not None and version not in digests:
         return Verified(state, None, [f"the hub does not know version {version}"])

@@ -1,12 +1,12 @@
-"""A program reads a version, whole, from the shadow of a peer on its machine.
+"""Lets a program read a whole version from the shadow of a peer on the same machine.
 
     with Reader("~/.local/state/p2pcast/peer-NAME") as version:
         for name, tensor in version.tensors():
             …  # views of the shadow's memory
 
-Promises: nothing is copied, and all tensors are of one version while the lease lasts. If the lease has ended before the
-block, because its time was up or the peer ended, leaving the block raises RetryableError: the tensors may be mixed.
-The peer relays meanwhile, and stages later versions afterwards.
+Guarantees: nothing is copied, and all tensors belong to one version while the lease is in force. If the lease expires
+or the peer stops inside the block, leaving the block raises RetryableError, because the tensors may be mixed.
+During the lease the peer keeps relaying; it stages later versions afterwards.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 
 class Reader:
-    """The peer's staged version. ``state``: its state folder. ``hold_s``: seconds until the lease ends by itself, 3600
-    at most. ``wait_s``: seconds to wait for a version that the peer is just staging.
+    """Context manager for a peer's staged version. ``state``: the peer's state folder. ``hold_s``: seconds until the
+    lease expires, at most 3600. ``wait_s``: how long to wait for a version that is being staged.
 
-    Entering the block raises RefusedError (no version is staged, or another user's peer), RetryableError (the peer is
-    out of reach, or 16 leases are in force) and LocalError.
+    Entering the block raises RefusedError if no version is staged or the peer belongs to a different user,
+    RetryableError if the peer is unreachable or 16 leases are in force, and LocalError.
     """
 
     version: Version
-    """Known inside the block."""
+    """Set on entering the block."""
 
     def __init__(self, state: str | os.PathLike[str], *, hold_s: float = 60.0, wait_s: float = 60.0) -> None:
         self._state = Path(state).expanduser()
@@ -70,22 +70,22 @@ class Reader:
                 self._end()
 
     def prolong(self) -> None:
-        """The lease lasts ``hold_s`` seconds from now on. Raises RefusedError if the lease has ended, since
+        """Extend the lease to ``hold_s`` seconds from now. Raises RefusedError if the lease has already expired, since
         the tensors may then be mixed.
         """
         self._ask("/lease", {"lease": self._lease, "hold_s": self._hold_s}, TIMEOUT_S)
 
     def names(self) -> list[str]:
-        """The tensors' names."""
+        """Return the tensors' checkpoint names."""
         return list(self._file.keys())
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A tensor by its checkpoint name: a view, to be left unchanged and used inside the block alone."""
+        """Return a view of a tensor, by its checkpoint name. Use it only inside the block, and do not write to it."""
         tensor: torch.Tensor = self._file.get_tensor(name)
         return tensor
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """All names and tensors; see ``tensor``."""
+        """Yield every name and tensor; see ``tensor``."""
         for name in self.names():
             yield name, self.tensor(name)
 

@@ -1,4 +1,4 @@
-"""The former place of ``p2pcast.ground.version``, until 0.3."""
+"""Deprecated alias of ``p2pcast.ground.version``, kept until 0.3."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The ``p2pcast`` command. A subcommand's module is imported when the subcommand runs, so that ``--help`` is quick.
+"""The ``p2pcast`` command. A subcommand's module is imported only when the subcommand runs, so ``--help`` is quick.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 refused, 4 unreachable, 5 unverified. An error is one line on
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 refused, 4 unreachable, 5 unverified. An error prints one line on
 stderr.
 """
 
@@ -89,7 +89,7 @@ PACKAGES = {
 
 
 class LazyGroup(click.Group):
-    """A group of commands from a table; a command's module is imported when the command runs."""
+    """A group of commands listed in a table; a command's module is imported only when the command runs."""
 
     def __init__(self, *args: Any, table: dict[str, tuple[str, str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -106,7 +106,7 @@ class LazyGroup(click.Group):
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Names and lines of the table: a shell that completes a command's name imports no command."""
+        """Complete command names from the table, without importing any command."""
         found = [CompletionItem(name, help=text) for name, (_, text) in self._table.items()]
         return [one for one in found if one.value.startswith(incomplete)] + click.Command.shell_complete(
             self, ctx, incomplete
@@ -155,7 +155,7 @@ def cli(log_format: str, verbose: bool) -> None:
 
 
 def main() -> None:
-    """Run a command and end the process with its exit code."""
+    """Run a command and exit with its exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")  # paths that are not UTF-8 are printed as they are
     with garbage_collection.starting():
@@ -172,7 +172,7 @@ def _run() -> None:
 
 
 def exit_code(run: Callable[[], None]) -> int:
-    """Call a command's function and print its error, if any. Raises the errors that are not p2pcast's own."""
+    """Call a command's function, print its error if it fails, and return the exit code. Raises unexpected errors."""
     try:
         run()
     except click.exceptions.Exit as done:
@@ -196,9 +196,9 @@ def exit_code(run: Callable[[], None]) -> int:
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> int:
-    """Print the first error of a group and return its exit code. Raises the errors that are not p2pcast's own.
+    """Print the first error of a group and return its exit code. Raises unexpected errors.
 
-    The tasks of a daemon end together: the other errors of the group are consequences.
+    A daemon's tasks stop together, so the group's other errors are consequences of the first.
     """
     known, other = group.split((P2PCastError, ModuleNotFoundError))
     if other is not None:
@@ -215,7 +215,7 @@ def _first(group: BaseExceptionGroup[BaseException]) -> int:
 
 
 def _missing(error: ModuleNotFoundError) -> int:
-    """Print which extra installs the missing package. Raises the error of a package that no extra installs."""
+    """Print which extra installs the missing package. Raises ``error`` if no extra installs it."""
     if (remedy := _remedy(error)) is None:
         raise error
     click.echo(f"p2pcast: {remedy}", err=True)
@@ -223,7 +223,7 @@ def _missing(error: ModuleNotFoundError) -> int:
 
 
 def _remedy(error: ImportError) -> str | None:
-    """The sentence for the user of a command that lacks a package. None: no extra installs the package."""
+    """Return the message that says which extra installs a missing package; None if no extra does."""
     package = (error.name or "").partition(".")[0]
     for extra, names in PACKAGES.items():
         if package in names and isinstance(error, ModuleNotFoundError):

@@ -1,4 +1,4 @@
-"""Tables and plots of ``p2pcast inspect`` for a change; the numbers come from
+"""Tables and plots with which ``p2pcast inspect`` shows a change; the numbers come from
 ``p2pcast.inspection.sparsity_report``.
 """
 
@@ -18,7 +18,7 @@ _NONE = "–"
 
 
 def change_lines(document: dict[str, Any]) -> list[dict[str, str]]:
-    """A table row for every tensor that takes bytes in the delta."""
+    """Return a table row for every tensor that takes up bytes in the delta."""
     everything = document["total"]["bytes"]
     there = [t for t in document["tensors"] if t["bytes"]]
     below = f"<_{thresholds_shown(t['dtype'] for t in there)}".replace(" ", "_")
@@ -26,7 +26,7 @@ def change_lines(document: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def _line(tensor: dict[str, Any], everything: int, below: str) -> dict[str, str]:
-    """``below``: heading of the column of weights below PULSE's threshold."""
+    """Return a tensor's table row. ``below``: heading of the column for weights below PULSE's threshold."""
     found = tensor["magnitudes"]
     known = tensor["steps_known"]
     line = {
@@ -57,7 +57,7 @@ def _value(value: float | None) -> str:
 
 
 def step_lines(total: dict[str, Any]) -> list[dict[str, str]]:
-    """A table row for every range of ULPs that occurs."""
+    """Return a table row for every range of ULPs that occurs."""
     known = total["steps_known"]
     return [
         {
@@ -70,7 +70,7 @@ def step_lines(total: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def draw(document: dict[str, Any], file: Path) -> None:
-    """Plot bytes by tensor, steps in ULPs, changed share by tensor, and magnitudes beside the threshold. Raises
+    """Plot bytes by tensor, steps in ULPs, changed share by tensor, and magnitudes against the threshold. Raises
     LocalError.
     """
     figure, ((heavy, steps), (share, sizes)) = blank(2, 2, width=13, height=8)
@@ -127,7 +127,7 @@ def _draw_share(axes: Any, tensors: list[dict[str, Any]]) -> None:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """A sort key that puts layer 10 after layer 9."""
+    """Return a sort key that puts layer 10 after layer 9."""
     return [(int(part), "") if part.isdecimal() and part.isascii() else (-1, part) for part in name.split(".")]
 
 

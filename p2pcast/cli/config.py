@@ -1,11 +1,11 @@
-"""Options from a TOML file: a table for each command, keys as on the command line.
+"""Reads options from a TOML file, which has a table for each command and the same names as on the command line.
 
     log-format = "json"
     [join]
     hub = "hub.example:7077"
     install = ["vllm:http://127.0.0.1:8000"]
 
-Promises:
+Precedence:
 
 - A flag overrides an environment variable.
 - A variable overrides the file.
@@ -39,8 +39,8 @@ def option(ctx: click.Context, param: click.Parameter, path: Path | None) -> Non
 
 
 def defaults(path: Path, ctx: click.Context) -> dict[str, Any]:
-    """The defaults in a TOML file, nested as click's ``default_map``. Raises UsageError, one line with the file and,
-    where known, the line in the file.
+    """Return the defaults in a TOML file, nested like click's ``default_map``. Raises UsageError, whose message names
+    the file and, if known, the line.
     """
     try:
         text = written_text(path.read_bytes())
@@ -55,10 +55,10 @@ def defaults(path: Path, ctx: click.Context) -> dict[str, Any]:
 
 
 def tables(path: Path, group: click.Group) -> dict[str, dict[str, Any]]:
-    """The values of a TOML file with one table for each command of ``group``: table → parameter → value.
+    """Return the values of a TOML file with one table for each command of ``group``: table → parameter → value.
 
-    Values are checked and converted as on a command line. A missing key or table has the defaults. Raises UsageError
-    with the file's line.
+    Values are checked and converted as on a command line. A missing key or table gets the defaults. Raises UsageError
+    with the line in the file.
     """
     ctx = click.Context(group)
     given = defaults(path, ctx)
@@ -82,7 +82,7 @@ class _File:
     def table(
         self, table: dict[str, Any], command: click.Command, ctx: click.Context, above: tuple[str, ...]
     ) -> dict[str, Any]:
-        """The defaults of a command and of its subcommands."""
+        """Return the defaults of a command and its subcommands."""
         known = {_key(param): param for param in command.get_params(ctx) if _may_be_set(param)}
         below = command if isinstance(command, click.Group) else None
         out: dict[str, Any] = {}
@@ -118,8 +118,8 @@ class _File:
         return UsageError(f"{self._path}{'' if line is None else f', line {line}'}: {why}")
 
     def _line(self, above: tuple[str, ...], key: str) -> int | None:
-        """The line number of a key or of a table's header; None where TOML's rarer notations hide the key. tomllib
-        gives no line numbers.
+        """Return the line number of a key or a table header; None if the key is in one of TOML's rarer notations.
+        tomllib gives no line numbers.
         """
         table: tuple[str, ...] = ()
         for number, line in enumerate(self._lines, 1):
@@ -133,13 +133,13 @@ class _File:
 
 
 def _key(param: click.Parameter) -> str:
-    """The option's name on the command line, without dashes."""
+    """Return the option's command-line name without its leading dashes."""
     long = [name for name in param.opts if name.startswith("--")]
     return long[0].removeprefix("--") if long else param.name or ""
 
 
 def _may_be_set(param: click.Parameter) -> bool:
-    """False for options that end the command at once (``--help``), and for ``--config`` itself."""
+    """Whether a file may set the option: not if it exits at once (``--help``), and not ``--config`` itself."""
     return param.expose_value
 
 

@@ -1,4 +1,4 @@
-"""``p2pcast delta``: diff, apply and squash between folders and files, without a network."""
+"""``p2pcast delta``: diff, apply and squash folders and files, without a network."""
 
 from __future__ import annotations
 

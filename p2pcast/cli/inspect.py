@@ -118,8 +118,8 @@ def describe_file(
     learning_rate: float | None = None,
     seen: sparsity_report.Progress = lambda done, total: None,
 ) -> dict[str, Any]:
-    """A .p2pd or .safetensors file as a JSON document. ``base``, ``learning_rate``: see ``sparsity_report``. Raises
-    IntegrityError, LocalError.
+    """Return a JSON document that describes a .p2pd or .safetensors file. ``base``, ``learning_rate``: see
+    ``sparsity_report``. Raises IntegrityError, LocalError.
     """
     with explained("read", path), path.open("rb") as file:
         magic = file.read(4)
@@ -135,7 +135,7 @@ def describe_file(
 
 
 def describe_folder(path: Path, *, with_digest: bool = False) -> dict[str, Any]:
-    """A checkpoint folder as a JSON document. Raises IntegrityError, LocalError."""
+    """Return a JSON document that describes a checkpoint folder. Raises IntegrityError, LocalError."""
     return _describe_checkpoint(Checkpoint.open(path), path, with_digest, small_files=True)
 
 
@@ -177,8 +177,8 @@ def describe_change(
     learning_rate: float | None = None,
     seen: sparsity_report.Progress = lambda done, total: None,
 ) -> dict[str, Any]:
-    """The change from folder ``old`` to folder ``new`` as a JSON document; ``bytes`` counts the cells of their delta.
-    Raises IntegrityError, LocalError.
+    """Return a JSON document that describes the change from folder ``old`` to folder ``new``; ``bytes`` counts the
+    delta's cells. Raises IntegrityError, LocalError.
     """
     was, now = Checkpoint.open(old), Checkpoint.open(new)
     layout = was.layout()
@@ -295,7 +295,7 @@ def _table(title: str, entries: list[dict[str, Any]]) -> Table:
     table = Table(title=title, title_justify="left")
     for key, value in entries[0].items():
         right = isinstance(value, int) or (isinstance(value, str) and value[-1:] in "0123456789%–")
-        # Names get their full width; the headings of narrow columns of numbers wrap instead.
+        # Names get their full width; instead, the headings of narrow number columns wrap.
         least = min(_NAME, max(len(str(e[key])) for e in entries)) if key == "name" else None
         table.add_column(
             key.replace("_", " "),

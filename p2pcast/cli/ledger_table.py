@@ -1,4 +1,4 @@
-"""The ledger's /status document as text for people."""
+"""Formats the ledger's /status document for people."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHOWN_REJECTED = 3
 
 
 def ledger_heading(ledger: StatusObject) -> Text:
-    """Four lines: the run, groups with batches, leases with verdicts, ages; and what is wrong."""
+    """Return four lines (the run, groups and batches, leases and verdicts, ages), followed by any problems."""
     line = f"task {ledger.text('task')}  learner at {ledger.text('learner')}  epoch {ledger.text('epoch')}"
     line += f"  rule {ledger.text('rule')}  staleness bound {ledger.text('staleness')}"
     if ledger.text("finished") == "True":
@@ -68,7 +68,7 @@ def _trouble(worker: StatusObject) -> str:
 
 
 def rollouts_line(rollouts: StatusObject) -> str:
-    """One line for the hub's table, from the summary that the ledger sends."""
+    """Return one line for the hub's table, from the ledger's summary."""
     line = f"\nrollouts of {rollouts.text('task')}: learner at {rollouts.text('learner')}"
     line += f", {rollouts.text('workers', '0')} workers"
     if silent := rollouts.number("silent_workers"):
@@ -88,7 +88,7 @@ def rollouts_line(rollouts: StatusObject) -> str:
 
 
 def _probes(probes: StatusObject) -> str:
-    """Empty before the first comparison; the engines under alarm, and those without probes, by name."""
+    """Return the results of probes, naming workers whose probes fail and engines with an alarm; empty if none ran."""
     engines, missing = probes.rows("engines"), [str(name) for name in probes.row("missing")]
     line = ""
     if missing:
@@ -109,7 +109,7 @@ def _counts(part: StatusObject) -> str:
 
 
 def _rejected(ledger: StatusObject) -> str:
-    """Empty while each prompt can be played."""
+    """Return the counts of rejected work; empty while every prompt can be played."""
     line = ""
     if jobs := ledger.part("rejected_jobs"):
         line += f"\nrejected jobs: {_counts(jobs)}"
@@ -123,7 +123,7 @@ def _rejected(ledger: StatusObject) -> str:
 
 
 def _ages(where: str, ages: StatusObject) -> str:
-    """Empty without rollouts."""
+    """Return the ages of rollouts; empty if there are none."""
     if not ages:
         return ""
     return f"\n{where}, by steps behind: " + ", ".join(f"{steps}: {count}" for steps, count in ages.items())

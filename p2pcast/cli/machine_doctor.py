@@ -1,4 +1,4 @@
-"""``p2pcast doctor``: the roles that this machine is fit for, and the command line that corrects each fault."""
+"""``p2pcast doctor``: which roles this machine can take on, and the command line that fixes each problem."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def doctor(
 
 
 def _answer(listen: tuple[str, int], time_s: float) -> None:
-    """Raises LocalError, and RetryableError when no other doctor came."""
+    """Answer another machine's doctor. Raises LocalError, and RetryableError if none connects within ``time_s``."""
     from p2pcast.doctor.path_measurements import CONNECTIONS, answer
 
     def opened(address: str) -> None:
@@ -155,7 +155,7 @@ def _answer(listen: tuple[str, int], time_s: float) -> None:
 
 
 def _ports(roles: Sequence[Role], more: Sequence[tuple[str, int]]) -> list[WantedPort]:
-    """The default ports of ``roles``, as their commands state them, and ``more``."""
+    """Return the default ports of the commands for ``roles``, followed by ``more``."""
     wanted: list[WantedPort] = []
     if "hub" in roles:
         wanted += [(("hub",), f"--{name}", *_default("seed", name)) for name in ("listen", "http")]
@@ -167,7 +167,7 @@ def _ports(roles: Sequence[Role], more: Sequence[tuple[str, int]]) -> list[Wante
 
 
 def _default(command: str, name: str) -> tuple[str, int]:
-    """The default address of a command's option."""
+    """Return the default address of a command's option."""
     from p2pcast.cli import cli
 
     found = cli.get_command(click.get_current_context(), command)
@@ -177,7 +177,7 @@ def _default(command: str, name: str) -> tuple[str, int]:
 
 
 def _of(findings: Sequence[MachineFinding], role: Role, outcome: str) -> list[str]:
-    """The checks with this outcome for ``role``, each once."""
+    """Return the checks with this outcome for ``role``, each listed once."""
     return list(dict.fromkeys(f.check for f in findings if role in f.roles and f.outcome == outcome))
 
 
@@ -193,7 +193,7 @@ def _document(findings: Sequence[MachineFinding], roles: Sequence[Role], measure
 
 
 def _print(findings: Sequence[MachineFinding], roles: Sequence[Role]) -> None:
-    """One line for each finding and one for its remedy, never wrapped, so that a remedy can be copied."""
+    """Print a line for each finding and one for its remedy. Lines are not wrapped, so a remedy can be copied."""
     for each in findings:
         said = "" if len(each.roles) == len(roles) else f"  [{', '.join(each.roles)}]"
         outcome = click.style(f"{each.outcome:8}", fg=COLOURS[each.outcome])

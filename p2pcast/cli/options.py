@@ -29,8 +29,8 @@ PIPED_COLUMNS = 160
 
 
 class Address(click.ParamType[tuple[str, int]]):
-    """HOST:PORT or [IPV6]:PORT. Without ``default_host`` the user must name a host. The host ``""`` stands for every
-    address of this machine.
+    """HOST:PORT or [IPV6]:PORT. The host is required unless there is a ``default_host``. The host ``""`` stands for
+    every address of this machine.
     """
 
     name = "HOST:PORT"
@@ -105,8 +105,8 @@ class VersionType(click.ParamType[Version | str]):
 
 
 def seconds(command: str, option: str, kind: click.FloatRange, default: float | None, text: str) -> Callable[[F], F]:
-    """``--option SECONDS`` of ``command``. The Python parameter's name ends in ``_s``; the environment variable's name
-    has no unit.
+    """Return a decorator that adds ``--option SECONDS`` to ``command``. The Python parameter's name ends in ``_s``; the
+    environment variable's name has no unit.
     """
     name = option.replace("-", "_")
     return click.option(
@@ -121,12 +121,12 @@ def seconds(command: str, option: str, kind: click.FloatRange, default: float | 
 
 
 def console() -> Console:
-    """A console for tables on stdout. A pipe or a file has no width, so its lines get ``PIPED_COLUMNS`` columns."""
+    """Return a console for tables on stdout. In a pipe or a file, which has no width, lines have ``PIPED_COLUMNS``."""
     return Console(width=None if sys.stdout.isatty() else PIPED_COLUMNS)
 
 
 def documented(function: F) -> F:
-    """``--json`` and ``--output FILE`` of a command that measures. Such a command ends with ``written``."""
+    """Add ``--json`` and ``--output FILE`` to a measuring command, which must call ``written`` last."""
     function = click.option("-o", "--output", type=PATH, help="File for the JSON document, in addition to stdout.")(
         function
     )
@@ -136,8 +136,8 @@ def documented(function: F) -> F:
 
 
 def written(document: dict[str, Any], output: Path | None, *, as_json: bool) -> bool:
-    """Write the document to ``output``, and with ``as_json`` to stdout. False when the caller has to print its table.
-    Raises LocalError.
+    """Write the document to ``output`` and, if ``as_json``, to stdout. Returns False if the caller has to print its
+    table. Raises LocalError.
     """
     write_document(document, output)
     if as_json:
@@ -146,7 +146,7 @@ def written(document: dict[str, Any], output: Path | None, *, as_json: bool) -> 
 
 
 def write_document(document: dict[str, Any], file: Path | None) -> None:
-    """Write the JSON document to ``file``, if given. Raises LocalError."""
+    """Write the JSON document to ``file`` unless it is None. Raises LocalError."""
     if file is not None:
         atomic_write(file, json.dumps(document, indent=1).encode() + b"\n", None)
 
@@ -162,7 +162,7 @@ BEARER_FILE = click.option(
 
 
 def read_token(file: Path | None) -> str:
-    """A join token's text from ``file``, otherwise from the environment; never from argv, which other users can read.
+    """Read a join token from ``file``, or else from the environment; never from argv, which other users can read.
     Raises UsageError.
     """
     if file is None:
@@ -182,7 +182,7 @@ def read_token(file: Path | None) -> str:
 
 
 def task_names(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Tasks by their short names, for a shell that completes one."""
+    """Return the short names of tasks that start with ``incomplete``, for shell completion."""
     from p2pcast.tasks import task_loader
 
     return [name for name in task_loader.task_names() if name.startswith(incomplete)]

@@ -1,13 +1,13 @@
-"""Fields of a configuration record as options, environment variables and keys of a TOML file.
+"""Turns the fields of a configuration record into options, environment variables and keys of a TOML file.
 
-A program reads its settings from a frozen dataclass. A field of it is a ``setting``; or a ``part``, where several
-options make one value. ``options`` makes the options of a command from such a record, in the order of its fields, and
-hands the record to the command. ``table`` makes the keys of one table of a TOML file.
+A program reads its settings from a frozen dataclass. Each field is a ``setting``, or a ``part`` if several options
+make up one value. ``options`` derives a command's options from such a record, in the order of its fields, and
+passes the record to the command. ``table`` derives the keys of one table of a TOML file.
 
 - The option of ``max_age_s`` is ``--max-age``. Its variable is P2PCAST, COMMAND and MAX_AGE, joined by underscores.
 - The type comes from the annotation: a number has the setting's range, a ``Literal`` is a choice, a ``bool`` is a flag,
   and a ``tuple[T, ...]`` is repeatable.
-- The error of a wrong value names the option; or the key, and its line in the file.
+- The error for a wrong value names the option, or the key and its line in the file.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ REQUIRED = MISSING
 class How(TypedDict, total=False):
     """How an option differs from what the annotation says.
 
-    ``above``: lower bound of a number, excluded. ``below``: upper bound, excluded. ``choices``: of a text. ``type``: in
-    place of the annotation's. ``name``: of the parameter, if not the field's. ``flag``: the option's name, if not the
-    parameter's. ``argument``: no option. ``inverse``: a flag that makes the field false. ``unit``: the field's value is
-    the option's times this. ``absent``: gives the value where the user gives none, from the values that the user gives.
-    ``reads``: checks and converts a value, or each of several; raises UsageError. ``show``: the default as the help
-    text shows it. ``complete``: for shells.
+    ``above``, ``below``: exclusive bounds of a number. ``choices``: the allowed texts. ``type``: replaces the
+    annotation's. ``name``: the parameter's name, if it is not the field's. ``flag``: the option's name, if it is not
+    the parameter's. ``argument``: an argument instead of an option. ``inverse``: a flag that makes the field false.
+    ``unit``: the option's value is multiplied by this. ``absent``: computes the value from the other values if the user
+    gives none. ``reads``: checks and converts each value; raises UsageError. ``show``: the default as the help text
+    shows it. ``complete``: shell completion.
     """
 
     above: float
@@ -59,7 +59,7 @@ class How(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Of the parameter ``name``. ``default``: as the user writes it."""
+    """The setting for the parameter ``name``. ``default``: as the user would write it."""
 
     name: str
     hint: Any
@@ -70,7 +70,7 @@ class Setting:
     how: How
 
     def option(self, command: str | None) -> Callable[[F], F]:
-        """The decorator that adds the option. ``command``: the beginning of the variable's name; None: no variable."""
+        """Return a decorator that adds the option. ``command``: prefix of the variable's name; None: no variable."""
         how, required = self.how, self.default is REQUIRED
         flag = how.get("flag", self.name.removesuffix("_s")).replace("_", "-")
         attributes: dict[str, Any] = {
@@ -86,7 +86,7 @@ class Setting:
             attributes["required"] = True
         if how.get("argument"):
             return click.argument(self.name, **attributes)
-        # Of an option that is said to be no flag, click takes the value for optional.
+        # With is_flag=False, click would take the option's value for optional.
         is_flag = self.hint is bool or None
         attributes |= {"help": self.help, "show_default": how.get("show"), "is_flag": is_flag}
         return click.option(f"--{flag}", self.name, multiple=_is_several(self.hint), **attributes)
@@ -115,7 +115,7 @@ class Setting:
             raise click.BadParameter(str(error)) from None
 
     def value(self, given: Mapping[str, Any]) -> Any:
-        """The field's value, from the values that the user gives."""
+        """Return the field's value, computed from the values that the user gives."""
         value, how = given[self.name], self.how
         if value is None:
             return how["absent"](given) if "absent" in how else None
@@ -125,7 +125,7 @@ class Setting:
 def setting(
     default: Any = REQUIRED, text: str = "", low: float | None = None, high: float | None = None, **how: Unpack[How]
 ) -> Any:
-    """A field that one option sets: its default as the user writes it, its help text, and the range of a number."""
+    """Declare a field set by one option: its default as the user would write it, its help text and a number's range."""
     value = default
     if isinstance(default, str) and "type" in how:
         value = how["type"].convert(default, None, None)
@@ -137,15 +137,15 @@ def setting(
 
 
 def part(make: Callable[..., Any], default: Any = REQUIRED, **settings: Any) -> Any:
-    """A field that ``make`` makes of several options. ``settings``: one ``setting`` for each of its parameters, whose
-    annotations say the types.
+    """Declare a field that ``make`` builds from several options. ``settings``: one ``setting`` for each parameter of
+    ``make``, whose annotations give the types.
     """
     stated = {name: one.metadata["settings"][""] for name, one in settings.items()}
     return field(default=default, metadata={"make": make, "settings": stated})
 
 
 def _parts(record: type[Any]) -> Iterator[tuple[str, Callable[..., Any] | None, list[Setting]]]:
-    """Each field that options set, with the maker of a part, and the settings."""
+    """Yield each field that options set, the function that builds it if it is a part, and its settings."""
     hints = get_type_hints(record)
     for one in fields(record):
         if "settings" in one.metadata:
@@ -170,13 +170,13 @@ def _parts(record: type[Any]) -> Iterator[tuple[str, Callable[..., Any] | None, 
 
 
 def settings_of(record: type[Any]) -> list[Setting]:
-    """All settings of a record, in the order of its fields."""
+    """Return all settings of a record, in the order of its fields."""
     return [each for _, _, settings in _parts(record) for each in settings]
 
 
 def options(record: type[Any], command: str | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The options of a record's fields, for a function whose first argument is the record. ``command``: the beginning
-    of the variables' names, as in ``seed``; None: there are no variables.
+    """Return a decorator that adds a record's options to a function whose first argument is the record. ``command``:
+    prefix of the variables' names, as in ``seed``, or None for no variables.
     """
     settings = settings_of(record)
     names = {each.name for each in settings}
@@ -194,7 +194,7 @@ def options(record: type[Any], command: str | None) -> Callable[[Callable[..., A
 
 
 def made(record: type[T], given: Mapping[str, Any]) -> T:
-    """The record of its parameters' values. Raises UsageError."""
+    """Build the record from its parameters' values. Raises UsageError."""
     values = {}
     for name, make, settings in _parts(record):
         mine = {each.name: each.value(given) for each in settings}
@@ -203,17 +203,17 @@ def made(record: type[T], given: Mapping[str, Any]) -> T:
 
 
 def table(record: type[Any], name: str) -> click.Command:
-    """A table of a TOML file as a command whose options are its keys: the reader of such files checks it."""
+    """Return a command whose options are the keys of a TOML table, so that ``config.tables`` can check the table."""
     return click.command(name)(options(record, None)(lambda made: made))
 
 
 def choices(hint: Any) -> tuple[str, ...]:
-    """The values of a Literal; none for another type."""
+    """Return the values of a Literal; empty for any other type."""
     return get_args(hint) if get_origin(hint) is Literal else ()
 
 
 def _plain(hint: Any) -> Any:
-    """The type without None."""
+    """Return the type without its ``| None``."""
     kinds = [kind for kind in get_args(hint) if kind is not NoneType]
     return kinds[0] if NoneType in get_args(hint) and len(kinds) == 1 else hint
 

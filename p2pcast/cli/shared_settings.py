@@ -1,4 +1,4 @@
-"""Settings that several records have."""
+"""Settings that several records share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Folder = Callable[[Mapping[str, Any]], Path]
 
 
 def state_of(role: str, *, named: bool = False) -> Folder:
-    """The state folder, from what the user gives. ``named``: each name has a default folder of its own."""
+    """Return a function that gives the state folder. ``named``: the default folder depends on the node's name."""
 
     def folder(given: Mapping[str, Any]) -> Path:
         name = f"-{given['name'] or socket.gethostname()}" if named else ""
@@ -62,7 +62,7 @@ def http_per_address() -> Any:
 
 
 def step_folders(where: str) -> Any:
-    """``--step-names PATTERN`` and ``--step-marker STYLE`` of the folders ``where``."""
+    """``--step-names PATTERN`` and ``--step-marker STYLE`` for the folders described by ``where``."""
     return part(
         _folder_form,
         FolderForm(),
@@ -84,7 +84,7 @@ def _folder_form(step_names: StepNames, step_marker: MarkerStyle) -> FolderForm:
 
 
 def retention(counts: RetentionCounts) -> Any:
-    """``--keep-deltas``, ``--keep-anchors``. ``counts``: without these options."""
+    """``--keep-deltas`` and ``--keep-anchors``. ``counts``: the defaults."""
 
     def make(keep_deltas: int | None, keep_anchors: int | None) -> RetentionCounts:
         return RetentionCounts(keep_deltas, keep_anchors, counts.chain)
@@ -134,7 +134,7 @@ def plaintext() -> Any:
 
 
 def node_name(text: str) -> Any:
-    """``--name``: the host's, unless the user gives one."""
+    """``--name``; by default, the host's name."""
     return setting(text=text, reads=valid_name, absent=lambda _: default_name(socket.gethostname()))
 
 
@@ -145,13 +145,13 @@ def valid_name(name: str) -> str:
 
 
 def join_token(token_file: Path | None) -> JoinToken:
-    """The token of ``--token-file`` or of the environment. Raises UsageError."""
+    """Read the token from ``--token-file`` or the environment. Raises UsageError."""
     return JoinToken.parse(read_token(token_file))
 
 
 def token_of_node(hub: tuple[str, int] | None, token_file: Path | None) -> JoinToken | None:
-    """The token with which a ledger or worker asks its hub for a certificate. None without a hub, and without a token,
-    which later starts do not need. Raises UsageError.
+    """Read the token with which a ledger or worker requests a certificate from its hub. None if there is no hub, or no
+    token, which is needed only for the first start. Raises UsageError.
     """
     given = token_file is not None or TOKEN_VARIABLE in os.environ
     return join_token(token_file) if hub is not None and given else None
@@ -167,7 +167,7 @@ def task_name() -> Any:
 
 
 class Checks(NamedTuple):
-    """The processes that compute rewards. ``check_s``: time limit of one reward's check."""
+    """How the processes that compute rewards run. ``check_s``: time limit for checking one reward."""
 
     check_s: float
     processes: int

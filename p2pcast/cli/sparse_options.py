@@ -1,4 +1,4 @@
-"""The options of `fleet plan` that state what sparse attention gains: a schedule, a model, lengths, a machine."""
+"""The options with which `fleet plan` predicts the gain from sparse attention: schedule, model, lengths, machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ScheduleFile(click.ParamType["BudgetSchedule"]):
-    """FILE in the form of ``sparse_attention.json``."""
+    """A FILE in the format of ``sparse_attention.json``."""
 
     name = "FILE"
 
@@ -62,7 +62,7 @@ def _with_path(path: Path, error: UsageError | OSError) -> str:
 
 
 def predicts_sparse(function: Callable[..., None]) -> Callable[..., None]:
-    """Options of which ``function`` gets ``prediction``: None without ``--sparse``. The others go with it."""
+    """Add ``--sparse`` and the options it needs; ``function`` gets a ``prediction``, or None without ``--sparse``."""
 
     @wraps(function)
     def command(

@@ -31,7 +31,7 @@ from p2pcast.store.state_format import state_lock
 
 
 def describe_state(path: Path) -> dict[str, Any]:
-    """A state folder as a JSON document, from its records alone. A daemon may be running. Raises LocalError."""
+    """Describe a state folder in JSON, using only its records. A daemon may be running. Raises LocalError."""
     check_format(path)
     return _document(survey(path)) | {"kind": "state"}
 
@@ -173,8 +173,8 @@ def check(state: Path, repair: bool, shadow: Path | None, as_json: bool) -> None
 
 
 def _shadow_faults(found: Survey, folder: Path, repair: bool) -> dict[str, Any]:
-    """Faults of the shadow: the count of corrupt cells, the count left after ``repair``, and a line for the user.
-    ``version``: of a shadow that can be used.
+    """Return the shadow's faults: the number of corrupt cells, the number left after ``repair``, and a line for the
+    user. ``version`` is None if no shadow could be opened.
     """
     out: dict[str, Any] = {"path": str(folder), "version": None, "cells": 0, "left": 0, "healed": False, "note": ""}
     if not (folder / MARKS_NAME).exists():

@@ -27,8 +27,8 @@ STYLES = {"good": "green", "moving": "blue", "watch": "yellow", "alarm": "bold r
 
 
 def table(document: object) -> Group:
-    """A /status document as text for people. Accepts any document: names and errors come from other machines, and the
-    daemon may be of another release.
+    """Format a /status document for people. Accepts any document: names and errors come from other machines, and the
+    daemon may run a different release.
     """
     found = StatusObject(document)
     if found.text("role") == "ledger":
@@ -39,7 +39,7 @@ def table(document: object) -> Group:
 
 
 def _verdict(daemon: StatusObject) -> Text:
-    """The daemon's own verdict, and a hub's alarms with their remedies."""
+    """Return the daemon's own verdict and, for a hub, its alarms with their remedies."""
     verdict = daemon.part("verdict")
     out = Text(verdict.text("words"), _style(verdict))
     for alarm in verdict.rows("alarms"):
@@ -79,7 +79,7 @@ def _hub_heading(hub: StatusObject) -> Text:
 
 
 def _barrier(barrier: StatusObject) -> str:
-    """At most two lines: the barrier's current round, and the outcome of the last one."""
+    """Return at most two lines: the barrier's current round, and the outcome of the last one."""
     line, last = "", barrier.part("last")
     if barrier.has("version"):
         line += f"\nbarrier {barrier.text('version')} {barrier.text('phase')}: "
@@ -149,7 +149,7 @@ def _cell(text: str | Text) -> Text:
 
 
 def _link_notes(peer: StatusObject) -> str:
-    """Unusual facts about a peer's link to its parent, in brackets."""
+    """Return anything unusual about a peer's link to its parent, in brackets."""
     notes = ["detached"] if peer.text("detached") == "True" else []
     notes += ["dialled by the parent"] if peer.part("link").text("dialled_by") == "parent" else []
     notes += ["unreachable"] if peer.text("reachable") == "False" else []

@@ -1,4 +1,4 @@
-"""Values of a daemon's /status document, for tables: the document may be of another release, or hostile."""
+"""Reads a daemon's /status document for tables. The document may come from a different release, or be hostile."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from p2pcast.ground.plain_text import shown_text
 
 
 class StatusObject:
-    """A JSON object from a document. Missing values, and values of another type, read as empty."""
+    """A JSON object from a document. Values that are missing or of the wrong type read as empty."""
 
     def __init__(self, document: object) -> None:
         self._map = document if isinstance(document, dict) else {}

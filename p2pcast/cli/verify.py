@@ -112,8 +112,8 @@ def verify(
 
 
 def _fetch(hub: str, name: str, token_file: Path | None) -> Any:
-    """A document of a hub, ``/status`` or ``/files``. Raises RetryableError when the hub is unreachable, RefusedError
-    when the hub demands a token, LocalError otherwise.
+    """Fetch ``/status`` or ``/files`` from a hub. Raises RetryableError if the hub is unreachable, RefusedError if it
+    demands a token, and LocalError otherwise.
     """
     url = f"{hub.rstrip('/')}/{name}"
     headers = {"Accept": "application/json"}

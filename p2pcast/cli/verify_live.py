@@ -22,9 +22,9 @@ _SHOWN = 10
 def verify_live(
     hub: str | None, state: Path | None, peer: str | None, engine: str | None, bearer_file: Path | None, as_json: bool
 ) -> None:
-    """Audit the engines of the peer at ``peer`` or of the ``state`` folder, otherwise of every peer of the run. With a
-    hub, compare with the hub's digests too. Prints the result; raises IntegrityError when any weights differ,
-    UnverifiedError when some could not be compared, RetryableError when a peer is unreachable.
+    """Audit the engines of the peer at ``peer`` or with the ``state`` folder, or else of every peer in the run. Given a
+    hub, also compare with its digests. Prints the result. Raises IntegrityError if any weights differ,
+    UnverifiedError if some could not be compared, and RetryableError if a peer is unreachable.
     """
     known: dict[str, Any] = {}
     if peer is None and state is None:
@@ -68,8 +68,8 @@ def _has(listed: dict[str, Any], engine: str | None) -> bool:
 
 
 def _ask_listed(listed: dict[str, Any], engine: str | None, hub_token: str | None) -> dict[str, Any]:
-    """Audit a peer at the HTTP address that the hub lists. Raises RetryableError when another daemon answers there: a
-    loopback address means another machine.
+    """Audit a peer at the HTTP address that the hub lists. Raises RetryableError if a different daemon answers: a
+    loopback address listed by the hub belongs to the peer's machine, not to this one.
     """
     name, where = listed["name"], listed.get("http")
     if where is None:
