@@ -1,1 +1,1 @@
-"""Which nodes the hub admits: tokens, certificates, names, evictions."""
+"""Decides which nodes the hub admits: tokens, certificates, names, evictions."""

@@ -1,9 +1,9 @@
 """Admits nodes to the run: certificates, names, and the hub's own credentials.
 
-Promises:
+Guarantees:
 
-- A certificate leaves only once its grant is on disk.
-- Evictions that this hub has lost come back with its peers.
+- A certificate is sent only once its grant is on disk.
+- Evictions that this hub has lost are restored from its peers.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ from trainer_node.membership.peer_session import PeerSession
 logger = logging.getLogger("p2pcast.hub")
 
 SEEN_S = 3600.0
-"""Interval, in seconds, at which the connected peers are noted on disk: a restarted hub knows to this precision how
+"""Interval in seconds at which the connected peers are recorded on disk. A restarted hub knows to this precision how
 long a node has been away.
 """
 RETRY_S = 60.0
-"""Until a file that could not be written is tried again, in seconds."""
+"""How long to wait before a file that could not be written is retried, in seconds."""
 
 
 class Background(Protocol):
-    """Starts a background task; ``vital``: its failure concerns the hub, not one connection."""
+    """Starts a background task. ``vital``: whether its failure concerns the hub, and not just one connection."""
 
     def __call__(self, work: Coroutine[Any, Any, None], name: str, *, vital: bool = True) -> None: ...
 
 
 class Admission:
-    """``identity``: for the hub's listener; ``tls``: None for plain text; ``bearer``: of the hub's HTTP side."""
+    """``identity``: for the hub's listener. ``tls``: None for plain text. ``bearer``: the HTTP API's bearer token."""
 
     def __init__(
         self,
@@ -68,8 +68,8 @@ class Admission:
         later: Background,
         in_thread: InThread,
     ) -> None:
-        """``key``: the run's. ``is_joined``: whether a node, in hex, has a session. ``in_thread`` runs a blocking call.
-        Raises LocalError.
+        """``key``: the run's key. ``is_joined``: whether a node, in hex, has a session. ``in_thread`` runs a blocking
+        call. Raises LocalError.
         """
         folder, plaintext = config.state, config.plaintext
         self._node = node
@@ -100,7 +100,7 @@ class Admission:
 
     @property
     def token(self) -> JoinToken:
-        """The hub's own."""
+        """The hub's own join token."""
         return self.own_token.token
 
     @property
@@ -118,7 +118,7 @@ class Admission:
         return self._authority.certificate
 
     def certificate_until(self, ident: str) -> float | None:
-        """End of the newest certificate of a node in hex, in Unix seconds; None over plain text, and without one."""
+        """When a node's newest certificate expires, in Unix seconds; None over plain text, or if it has none."""
         holder = self.trust.ledger.holders.get(ident)
         return None if self.tls is None or holder is None else holder.until
 
@@ -128,7 +128,7 @@ class Admission:
     # -- certificates
 
     def accept(self, link: Link, hello: messages.Hello) -> None:
-        """Take over a first connection; its node has proved a token."""
+        """Take over the first connection of a node that has proved to have a token."""
         if len(self._entering) >= limits.MAX_HANDSHAKES:
             next(iter(self._entering)).abort(RetryableError("too many nodes join at once"))
         self._entering[link] = None
@@ -142,7 +142,7 @@ class Admission:
         self._later(self.enrol(link, hello, request), f"enrol {link.name}", vital=False)
 
     async def enrol(self, link: Link, hello: messages.Hello, request: bytes) -> None:
-        """Issue the certificate that a token buys."""
+        """Issue a certificate to a node that joined with a token."""
         local = is_loopback(link.remote_host)
 
         def grant(key: str, now: float, until: float) -> None:
@@ -161,7 +161,7 @@ class Admission:
         self._later(renewed(), f"renew {session.link.name}", vital=False)
 
     async def renew(self, link: Link, request: bytes) -> None:
-        """Issue the next certificate of a joined peer."""
+        """Issue the next certificate to a joined peer."""
         if self.tls is None:
             link.close(RemoteError("links are not encrypted here: there are no certificates"))
             return
@@ -193,7 +193,7 @@ class Admission:
         return True
 
     def _own_credentials(self, now: float) -> Credentials:
-        """New in each process: no other process needs to know them."""
+        """Make the hub's credentials. They are new in each process, because no other process needs them."""
         key, holder = new_key(), Certified(self.trust.run, self._node, "hub")
         issued = self._authority.issue(key.public_key(), holder, now, self._lifetime_s)
         return Credentials(key, issued, self._authority.certificate, now)
@@ -201,7 +201,7 @@ class Admission:
     # -- connected peers
 
     def admit(self, session: PeerSession, name: str) -> str:
-        """The name under which a peer that asks for ``name`` is known. Raises RefusedError."""
+        """Return the name under which a peer that asks for ``name`` is known. Raises RefusedError."""
         link, ledger, now = session.link, self.trust.ledger, self.trust.now()
         if self.tls is None:
             news = ledger.adopt(link.remote, "", name, now, now)
@@ -228,17 +228,17 @@ class Admission:
         return called
 
     def bearer_of(self, node: bytes) -> str:
-        """The bearer token of a peer's HTTP side."""
+        """The bearer token of a peer's HTTP API."""
         return bearer_tokens.of_node(self.bearer, node)
 
     def evictions(self) -> list[messages.Evicted]:
-        """The EVICTED messages for a peer that has joined."""
+        """The EVICTED messages to send to a peer that has joined."""
         nodes, signed = sorted(self.evicted), self.trust.evictions.packed()
         parts = [signed[at : at + limits.MAX_STATEMENTS] for at in range(0, len(signed), limits.MAX_STATEMENTS)] or [[]]
         return [messages.Evicted(nodes, part) for part in parts]
 
     def learn_evictions(self, signed: Sequence[bytes]) -> None:
-        """Take over evictions that a peer knows and this hub has lost. Raises IntegrityError for a forged statement."""
+        """Accept evictions that a peer knows and this hub has lost. Raises IntegrityError for a forged statement."""
         news = self.trust.accept(signed)
         if not news:
             return
@@ -257,7 +257,7 @@ class Admission:
         self._maintain_at = 0.0
 
     def healthy(self) -> tuple[bool, str]:
-        """False while no node can make a link: the hub's own certificate is not in force by its clock."""
+        """Whether nodes can connect, and if not, why: the hub's certificate may not be valid by its clock."""
         if self.tls is None or (self._credentials.in_force(now := self.trust.now()) and valid_at(self.authority, now)):
             return True, ""
         return (
@@ -266,7 +266,7 @@ class Admission:
         )
 
     def clock_trouble(self) -> str | None:
-        """Why no record is forgotten by its age."""
+        """Why no record is forgotten by age at present, or None."""
         if self.trust.clock.settled:
             return None
         return (
@@ -274,7 +274,7 @@ class Admission:
             " wrong; no admission is forgotten by age until it has run for a day"
         )
 
-    # -- in time
+    # -- periodic work
 
     def _note_jump(self, jump: Jump) -> None:
         logger.warning(
@@ -284,7 +284,7 @@ class Admission:
         self._events.emit("clock_jumped", expected=round(jump.expected, 3), shown=round(jump.shown, 3))
 
     def beat(self) -> None:
-        """Every second: renew the hub's own certificate and token, and note the connected peers."""
+        """Called every second: renew the hub's own certificate and token, and record the connected peers."""
         now = self.trust.now()
         if self.tls is not None and self._credentials.due(now):
             self._credentials = self._own_credentials(now)
@@ -301,7 +301,7 @@ class Admission:
             self._save_later()
 
     async def _maintain(self) -> None:
-        """Make the next own token, if it is time, and write what could not be written before."""
+        """Make the hub's next token if it is due, and retry writes that failed."""
         async with self.trust.changing:
             now = self.trust.now()
             try:
@@ -315,7 +315,7 @@ class Admission:
                 logger.warning("tokens and evictions could not be written to disk: %s", error)
 
     def _save_later(self) -> None:
-        """Schedule a write that includes all changes until it begins."""
+        """Schedule a write that includes all changes made before it starts."""
         if not self._saving:
             self._saving = True
             self._later(self._save(), "trust")
@@ -333,7 +333,7 @@ class Admission:
 
 
 class EnrolmentLink(QuietOwner):
-    """Owns a first connection: one request, one certificate."""
+    """Owns a first connection, which may request one certificate."""
 
     def __init__(self, admission: Admission, hello: messages.Hello) -> None:
         self._admission = admission

@@ -1,5 +1,5 @@
-"""The hub's connections. Each goes to the part that its HELLO asks for. A peer that has joined gets the first messages.
-An evicted node keeps no connection.
+"""The hub's connections. Each is passed to the component that its HELLO asks for. A peer that has joined gets the first
+messages. An evicted node keeps no connection.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trainer_node.ranks.rank_intake import RankIntake
 
 
 class HubLinkAcceptor(QuietOwner):
-    """``session(link, token)`` owns a control connection; ``token``: ident of the token that the peer has."""
+    """``session(link, token)`` returns a control connection's owner; ``token``: id of the peer's token."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class HubLinkAcceptor(QuietOwner):
         self._session = session
 
     def accept_link(self, link: Link, hello: messages.Hello) -> None:
-        """Raises RemoteError, RefusedError: then the link ends."""
+        """Assign the link to its owner. Raises RemoteError or RefusedError, and the link is then closed."""
         purpose = hello.purpose
         if purpose == "data":
             if hello.role == PARENT:
@@ -59,8 +59,8 @@ class HubLinkAcceptor(QuietOwner):
 
 
 class EvictionEnforcer:
-    """An eviction takes effect: connections of evicted nodes are closed, and all peers are told. ``children``: the
-    links of peers that the hub feeds.
+    """Puts evictions into effect: closes the connections of evicted nodes, and informs all peers. ``children``: links
+    of the peers that the hub feeds.
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class EvictionEnforcer:
         self._children = children
 
     def enforce(self, nodes: frozenset[bytes], signed: list[bytes]) -> None:
-        """``nodes``: all evicted nodes; ``signed``: the new statements. Afterwards these nodes have no connection."""
+        """Close all connections of the evicted ``nodes``. ``signed``: the new statements, which all peers are sent."""
         for node in nodes:
             if (session := self._sessions.get(node.hex())) is not None:
-                # The end of an evicted peer's session is no failure of the network.
+                # An evicted peer's session that closes is not a network failure.
                 session.farewell = True
         self._leads.evict(nodes)
         error = RefusedError("this node was evicted from the run")
@@ -88,8 +88,8 @@ class EvictionEnforcer:
 
 
 class WelcomeMessages:
-    """The first messages to a peer that has joined: WELCOME, EVICTED, CATALOG, and where to HOLD. ``epoch``: of the
-    plan in force. ``catalog``: a CATALOG with all artifacts of the hub.
+    """The first messages to a peer that has joined: WELCOME, EVICTED, CATALOG, and HOLD. ``epoch``: epoch of the plan
+    in force. ``catalog``: a CATALOG with all of the hub's artifacts.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class WelcomeMessages:
         self._plaintext = plaintext
 
     def messages(self, session: PeerSession) -> list[Record]:
-        """In the order in which they are sent."""
+        """The messages, in the order in which to send them."""
         welcome = Welcome(
             key=self._run_key,
             epoch=self._epoch(),

@@ -1,6 +1,6 @@
-"""The hub's own join token, in the token file.
+"""The hub's own join token, which it keeps in the token file.
 
-Promise: the token file has a fresh token long before the last one expires; the last one stays valid to its end.
+Guarantee: the token file gets a new token long before the last one expires, and the last one stays valid until then.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ logger = logging.getLogger("p2pcast.hub")
 
 SECRET = "token.key"
 FRESH = 1 / 2
-"""Share of the token's lifetime: when less is left, the hub makes the next token. A copy of the token file is good for
-at least as long.
+"""The hub makes its next token when less than this share of the token's lifetime is left. A copy of the token file is
+valid for at least as long.
 """
 DAY_S = 86400.0
 
 
 class OwnToken:
-    """``fingerprint``: of the run's authority; None without TLS, where the token never changes."""
+    """``fingerprint``: the run authority's fingerprint; None without TLS, when the token never changes."""
 
     def __init__(
         self, trust: TrustState, config: HubConfig, fingerprint: bytes | None, in_thread: InThread, now: float
@@ -35,7 +35,7 @@ class OwnToken:
         """Raises LocalError."""
         self.file = config.token_file
         self.stale = False
-        """The token file has another token than this."""
+        """Whether the token file still contains an earlier token."""
         self._trust = trust
         self._path = config.state / SECRET
         self._fingerprint = fingerprint
@@ -54,27 +54,27 @@ class OwnToken:
         found = self._trust.ledger.tokens.get(self.token.ident.hex())
         if found is None or found.expires is None or found.fault(now) is not None:
             return True
-        # An earlier start may have been asked for a longer lifetime.
+        # The hub may have been started earlier with a longer lifetime.
         return found.expires - now < FRESH * self._ttl_s or found.expires - now > self._ttl_s
 
     async def replace(self, now: float) -> None:
-        """Make the next token; ``write`` follows once the ledger is saved. Raises LocalError."""
+        """Make the next token; call ``write`` once the ledger is saved. Raises LocalError."""
         secret: bytes = await self._in_thread(self._new_secret)
         self.token, self.stale = self._granted(secret, now), True
 
     async def write(self) -> Path | None:
-        """Write the token file; returns its path. Raises LocalError."""
+        """Write the token file and return its path. Raises LocalError."""
         await self._in_thread(self.write_now)
         self.stale = False
         return self.file
 
     def write_now(self) -> None:
-        """Blocks. Raises LocalError."""
+        """Write the token file. Blocks. Raises LocalError."""
         if self.file is not None:
             atomic_write(self.file, f"{self.token}\n".encode(), 0o600)
 
     def _recalled(self, now: float) -> JoinToken | None:
-        """The token of an earlier process, unless it is time for the next one."""
+        """Return an earlier process's token, or None if there is none or the next one is due."""
         if not self._path.exists():
             return None
         trust = self._trust
@@ -87,7 +87,7 @@ class OwnToken:
                 LEGACY_TTL_S / DAY_S,
             )
         elif ident not in trust.ledger.tokens and ident not in trust.evictions.tokens:
-            # The ledger is lost, or older than the token. The token's age is the age of its file.
+            # The ledger is lost, or older than the token. The file's age is the token's age.
             with explained("read", self._path):
                 left_s = self._path.stat().st_mtime + self._ttl_s - now
             if 0 < left_s <= self._ttl_s:
@@ -96,7 +96,7 @@ class OwnToken:
         return None if self.is_due(now) else token
 
     def _new_secret(self) -> bytes:
-        """On disk when it returns. Blocks. Raises LocalError."""
+        """Make a secret that is on disk when this returns. Blocks. Raises LocalError."""
         secret = secrets.token_bytes(SECRET_BYTES)
         atomic_write(self._path, secret, 0o600)
         return secret

@@ -1,6 +1,6 @@
-"""The hub's commands over HTTP about trust: evict a node; create, list and revoke join tokens.
+"""The hub's HTTP commands about trust: evict a node; create, list and revoke join tokens.
 
-Promise: the secret of a token leaves only in the answer to ``token/create``, which is taken from this machine alone.
+Guarantee: a token's secret is sent only in the response to ``token/create``, which is accepted only from this machine.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ logger = logging.getLogger("p2pcast.hub")
 Document = dict[str, Any]
 DAY_S = 86400.0
 DEFAULT_TTL_S = DAY_S
-"""Lifetime of a created token, in seconds."""
+"""Default lifetime of a created token, in seconds."""
 MAX_TTL_S = 3650 * DAY_S
 OTHERS_SHOWN = 8
-"""Nodes that an answer names."""
+"""Most nodes that a response lists."""
 
 
 class TrustCommands:
-    """``node``: the hub's own; ``fingerprint``: of the run's authority, None without TLS."""
+    """``node``: the hub's node id. ``fingerprint``: the run authority's fingerprint, or None without TLS."""
 
     def __init__(
         self, trust: TrustState, own_token: OwnToken, events: Events, node: bytes, fingerprint: bytes | None
@@ -52,7 +52,7 @@ class TrustCommands:
         }
 
     async def evict(self, body: Document) -> Document:
-        """``{"peer": node or name, "undo": bool, "keep_token": bool}``."""
+        """Evict a node, or undo that: ``{"peer": node or name, "undo": bool, "keep_token": bool}``."""
         check_keys(body, "peer", "undo", "keep_token")
         peer, undo, keeps = body.get("peer"), flag(body, "undo"), flag(body, "keep_token")
         if not isinstance(peer, str) or not peer:
@@ -67,7 +67,7 @@ class TrustCommands:
             now = trust.now()
             others = ledger.others(node, name)
             revoked = [] if keeps else ledger.tokens_to_revoke(node, now)
-            # The statement revokes one token at every peer: the hub's own, if the node could use that.
+            # The statement revokes one token at every peer: the hub's own, if the node could use it.
             first = min(revoked, key=lambda ident: not ledger.tokens[ident].own, default="")
             trust.decide(bytes.fromhex(node), bytes.fromhex(first) or NO_TOKEN, evicted=True, name=name)
             fresh = await self._revoke_all(revoked, now)
@@ -95,7 +95,7 @@ class TrustCommands:
         return {"peer": name, "node": found.hex(), "evicted": False}
 
     async def create(self, body: Document) -> Document:
-        """``{"role": one of BOUGHT, "ttl_s": seconds or null, "uses": count or null}``."""
+        """Create a token: ``{"role": one of BOUGHT, "ttl_s": seconds or null, "uses": count or null}``."""
         check_keys(body, "role", "ttl_s", "uses")
         fingerprint = self._require_tls()
         ttl_s, uses = body.get("ttl_s", DEFAULT_TTL_S), body.get("uses")
@@ -123,7 +123,7 @@ class TrustCommands:
         return {"tokens": self._trust.ledger.rows(self._trust.now())}
 
     async def revoke(self, body: Document) -> Document:
-        """``{"id": the token's id, or its beginning}``. Certificates that the token bought stay valid."""
+        """Revoke a token: ``{"id": its id, or a prefix}``. Certificates issued for the token stay valid."""
         check_keys(body, "id")
         self._require_tls()
         async with self._trust.changing:
@@ -134,7 +134,7 @@ class TrustCommands:
         return {"id": ident, "revoked": True, "token_file": None if file is None else str(file)}
 
     async def _revoke_all(self, idents: Sequence[str], now: float) -> bool:
-        """True when the hub's own token was among them, and is replaced."""
+        """Revoke tokens. Returns whether the hub's own token was among them; it is then replaced."""
         for ident in idents:
             self._trust.evictions.revoke(ident)
         self._trust.ledger.strike(idents)
@@ -144,7 +144,7 @@ class TrustCommands:
         return True
 
     def _require_tls(self) -> bytes:
-        """The fingerprint of the run's authority."""
+        """Return the fingerprint of the run's authority. Raises UsageError without TLS."""
         if self._fingerprint is None:
             raise UsageError("with --plaintext all nodes share one token: start the hub without --plaintext")
         return self._fingerprint

@@ -17,7 +17,7 @@ REMEDY = "restore it from a copy, or remove it (then tokens are lost; peers stay
 
 
 def read_ledger(path: Path, evicted: Container[bytes]) -> TokenRegister:
-    """An empty ledger if the file is missing. Raises LocalError."""
+    """Read the token ledger; an empty one if the file is missing. Raises LocalError."""
     if not path.exists():
         return TokenRegister(evicted)
     check_private(path)
@@ -32,7 +32,7 @@ def read_ledger(path: Path, evicted: Container[bytes]) -> TokenRegister:
 
 
 def secret_of(path: Path) -> bytes:
-    """The secret in a file; made if the file is missing. Raises LocalError."""
+    """Return the secret in a file, which is created if it is missing. Raises LocalError."""
     if not path.exists():
         secret = secrets.token_bytes(SECRET_BYTES)
         atomic_write(path, secret, 0o600)

@@ -1,7 +1,7 @@
 """The run's token ledger and evictions, in the hub's state folder.
 
-Promise: an eviction is in force at once, and stays in force when ``trust.json`` is lost or an older copy comes back.
-For that, evictions are in a file that only grows. Secrets lie in files of mode 0600.
+Guarantee: an eviction takes effect at once, and stays in force if ``trust.json`` is lost or replaced by an older copy.
+Evictions are therefore also in an append-only file. Files with secrets have mode 0600.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from trainer_node.admission.trust_files import read_ledger
 LEDGER = "trust.json"
 
 EvictionObserver = Callable[[frozenset[bytes], list[bytes]], None]
-"""Takes all evicted nodes, and the new signed statements."""
+"""Called with all evicted nodes, and the new signed statements."""
 InThread = Callable[..., Coroutine[Any, Any, Any]]
 """Runs a blocking call."""
 
 
 class TrustState:
-    """``key``: the run's; it signs evictions."""
+    """``key``: the run's key, which signs evictions."""
 
     def __init__(self, folder: Path, key: RunKey, in_thread: InThread) -> None:
         """Raises LocalError."""
         self.run = run_id(key.public)
         self.changing = asyncio.Lock()
-        """Held from a change to its ``save``."""
+        """Held from a change until its ``save`` has returned."""
         self.observers: list[EvictionObserver] = []
         """Called with each eviction before it is on disk."""
         self._folder = folder
@@ -46,7 +46,7 @@ class TrustState:
         self._log = EvictionLog(folder)
         self.evictions = self._log.evictions
         self.evicted = self.evictions.nodes
-        """The same set for as long as this lives."""
+        """The same set object throughout this object's lifetime."""
         self.ledger = read_ledger(folder / LEDGER, self.evicted)
         self.clock = ClockWatch(time.time(), time.monotonic(), self.ledger.newest())
         self.jumped: Observers[[Jump]] = Observers()
@@ -54,7 +54,7 @@ class TrustState:
         self._reconcile(self.now())
 
     def now(self) -> float:
-        """Unix time. While the clock may be wrong, no record is forgotten by its age."""
+        """Unix time; checks the clock. While the clock may be wrong, no record is forgotten by age."""
         now, before = time.time(), self.clock.settled
         jump = self.clock.observe(now, time.monotonic())
         self.ledger.ages_count = self.clock.settled
@@ -65,10 +65,10 @@ class TrustState:
         return now
 
     def _reconcile(self, now: float) -> None:
-        """Make the files agree, each of which may be an older copy."""
+        """Make the files consistent, because each may be an older copy."""
         for node, name in self.ledger.legacy.items():
             if not self.evictions.knows(bytes.fromhex(node)):
-                # The earlier release has decided on the node's token.
+                # The earlier release has already decided what happens to the node's token.
                 self.evictions.decide(
                     bytes.fromhex(node), NO_TOKEN, evicted=True, name=name, now=now, sign=self._key.sign
                 )
@@ -76,27 +76,27 @@ class TrustState:
         self.ledger.strike(self.evictions.tokens)
 
     def decide(self, node: bytes, token: bytes, *, evicted: bool, name: str) -> None:
-        """Evict a node or undo that: at once, here and at every connected peer; on disk with the next ``save``. Raises
-        RefusedError.
+        """Evict a node, or undo that. It takes effect at once, here and at every connected peer, and is on disk after
+        the next ``save``. Raises RefusedError.
         """
         made = self.evictions.decide(node, token, evicted=evicted, name=name, now=self.now(), sign=self._key.sign)
         self.enforce([made.packed])
 
     def accept(self, signed: Sequence[bytes]) -> list[Statement]:
-        """Statements that this hub had lost. ``enforce`` follows. Raises IntegrityError for a forged one."""
+        """Return statements that this hub had lost; call ``enforce`` next. Raises IntegrityError for a forged one."""
         news = self.evictions.accept(signed, self._key.public)
         if news:
             self.ledger.strike(self.evictions.tokens)
         return news
 
     def enforce(self, signed: list[bytes]) -> None:
-        """When it returns, no connection of an evicted node is left."""
+        """Call the observers, after which evicted nodes have no connection left."""
         for observer in self.observers:
             observer(frozenset(self.evicted), signed)
 
     async def save(self) -> None:
         """Raises LocalError."""
-        # Evictions first: the file that only grows may be newer than the ledger, never older.
+        # Evictions first: the append-only file may be newer than the ledger, never older.
         await self._in_thread(self._log.save)
         await self._in_thread(write_document, self._folder / LEDGER, self.ledger.document)
 
@@ -109,7 +109,7 @@ class TrustState:
 
 
 def write_document(path: Path, document: dict[str, Any]) -> None:
-    """Row by row: one call of the encoder for tens of thousands of rows would block the loop from any thread."""
+    """Write row by row: encoding tens of thousands of rows in one call holds the GIL, and so blocks the event loop."""
     holders = ", ".join(f"{json.dumps(node)}: {json.dumps(row)}" for node, row in document["holders"].items())
     rest = json.dumps({name: part for name, part in document.items() if name != "holders"})
     atomic_write(path, f'{rest[:-1]}, "holders": {{{holders}}}}}'.encode(), 0o600)

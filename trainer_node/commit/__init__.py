@@ -1,1 +1,1 @@
-"""When engines switch to a version."""
+"""Decides when engines switch to a version."""

@@ -1,27 +1,27 @@
 """The barrier of ``--commit barrier``: all engines switch together, in rounds of one version each.
 
-A round begins when a version opens (or with the newest sealed one, if others went by meanwhile). All peers are told to
-hold their shadows at that version. So a trainer that publishes faster than the fleet switches never takes a staged
-version away from a peer. A round ends in one of these ways:
+A round begins when a version opens (or with the newest sealed version, if several were sealed meanwhile). All peers are
+instructed to hold their shadows at that version. So a trainer that publishes faster than the fleet switches never takes
+a staged version away from a peer. A round has one of these outcomes:
 
 - *committed*: every awaited engine has staged the version, or the time-out has passed and a quorum of the peers has.
   The next round begins once they have switched, or after another time-out. A late peer is unready until it has the
   version.
-- *failed*: the time-out has passed below quorum. No engine switches. The round goes on while there is no newer version:
-  peers may still reach the quorum.
-- *superseded*: a newer version takes its place. This happens after a failure, when no peer is awaited, and when a peer
-  has staged a newer version, which it cannot undo. It also happens when a newer version is sealed and no peer has
-  staged this one in EMPTY_TIMEOUTS time-outs.
+- *failed*: the time-out has passed without a quorum. No engine switches. The round continues until there is a newer
+  version, because peers may still reach the quorum.
+- *superseded*: a newer version replaces this one. This happens after a failure, when no peer is awaited, and when a
+  peer has staged a newer version, which it cannot undo. It also happens when a newer version is sealed and no peer has
+  staged this one within EMPTY_TIMEOUTS time-outs.
 
-The time-out runs from the moment the first peer has staged the version: from then on a peer could switch and waits for
+The time-out starts when the first peer has staged the version: from then on, a peer could switch and is waiting for
 others.
 
-Awaited are the engines at joined peers that were in service when the round began: ready and at the last committed
-version. Before the first commit, every engine that has started is awaited. A peer has staged a version when all its
-awaited engines have. An engine of a lost peer, or one that loses its weights, is no longer awaited. An engine that
-comes in mid-round is not awaited, but switches with the others if it is in time.
+The barrier awaits the engines at joined peers that were in service when the round began: ready, and at the last
+committed version. Before the first commit, it awaits every engine that has started. A peer has staged a version when
+all its awaited engines have. An engine of a lost peer, or one that loses its weights, is no longer awaited. An engine
+that joins during a round is not awaited, but switches with the others if it is in time.
 
-No I/O, time is passed in: ``handle(event, now)`` returns decisions.
+No I/O. Time is passed in: ``handle(event, now)`` returns decisions.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ from enum import Enum
 from p2pcast.ground.version import Version
 
 EMPTY_TIMEOUTS = 10
-"""Number of time-outs without any peer that has staged a version, after which a newer version takes its place."""
+"""Number of time-outs in which no peer has staged a version, after which a newer version replaces it."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """As its peer reports it. ``ready``: it serves verified weights, namely ``committed``."""
+    """An engine's state, as its peer reports it. ``ready``: it serves verified weights, those of ``committed``."""
 
     staged: Version | None = None
     committed: Version | None = None
     ready: bool = False
 
     def has(self, version: Version) -> bool:
-        """The engine could switch to ``version`` at once, or has switched."""
+        """Whether the engine could switch to ``version`` at once, or has switched."""
         return version in (self.staged, self.committed)
 
     def serves(self, version: Version) -> bool:
-        """The engine is ready with this version or a newer one."""
+        """Whether the engine is ready at this version or a newer one."""
         return self.ready and self.committed is not None and self.committed >= version
 
     def is_past(self, version: Version) -> bool:
         return any(v is not None and v > version for v in (self.staged, self.committed))
 
     def is_beyond(self, version: Version | None) -> bool:
-        """The engine reports a version that is not known to be sealed."""
+        """Whether the engine reports a version that is not known to be sealed."""
         return version is None or self.is_past(version)
 
 
@@ -66,14 +66,14 @@ class EngineReport:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A version has begun to leave the hub."""
+    """The hub has started to send a version."""
 
     version: Version
 
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """A version is whole and durable."""
+    """A version is complete and durable."""
 
     version: Version
 
@@ -87,7 +87,7 @@ class VersionAborted:
 
 @dataclass(frozen=True, slots=True)
 class PeerReported:
-    """A joined peer's engines: those that have started, by name."""
+    """A joined peer reported its engines: those that have started, by name."""
 
     peer: str
     engines: Mapping[str, EngineReport]
@@ -111,7 +111,7 @@ Event = Opened | Sealed | VersionAborted | PeerReported | Left | Tick
 
 @dataclass(frozen=True, slots=True)
 class HoldShadows:
-    """Shadows go no further than this version."""
+    """Shadows must not go beyond this version."""
 
     version: Version
 
@@ -128,7 +128,7 @@ class CommitVersion:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Below quorum at the time-out: no engine switches."""
+    """At the time-out there is no quorum: no engine switches."""
 
     version: Version
     staged: int
@@ -145,7 +145,7 @@ class Superseded:
 
 @dataclass(frozen=True, slots=True)
 class Switched:
-    """The round is over. ``missing``: (peer, engine) that had staged the version and did not report the switch in
+    """The round is over. ``missing``: each (peer, engine) that had staged the version but did not report the switch in
     time.
     """
 
@@ -160,7 +160,7 @@ class BarrierPhase(Enum):
     IDLE = "idle"
     GATHERING = "gathering"
     FAILED = "failed"
-    """Below quorum, and still gathering."""
+    """The time-out has passed without a quorum; peers are still awaited."""
     SWITCHING = "switching"
 
 
@@ -172,13 +172,13 @@ class _Round:
     waited: dict[tuple[str, str], Version | None] = field(default_factory=dict)
     phase: BarrierPhase = BarrierPhase.GATHERING
     since: float | None = None
-    """When its version was sealed."""
+    """When its version was found sealed."""
     deadline: float | None = None
 
 
 class Barrier:
-    """``target``: the last committed version. ``settled_at``: until then a restarted hub waits for its peers to
-    rejoin.
+    """``target``: the last committed version. ``settled_at``: the time until which a restarted hub waits for its peers
+    to rejoin.
     """
 
     def __init__(
@@ -198,12 +198,12 @@ class Barrier:
 
     @property
     def hold(self) -> Version | None:
-        """The version at which a joining peer is told to hold."""
+        """The version at which a joining peer must hold its shadow."""
         return self.target if self._round is None else self._round.version
 
     @property
     def version(self) -> Version | None:
-        """The version of the round."""
+        """The current round's version."""
         return None if self._round is None else self._round.version
 
     @property
@@ -216,7 +216,7 @@ class Barrier:
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """Peers that have staged the round's version; awaited peers; the quorum of them."""
+        """Number of peers that have staged the round's version, of awaited peers, and of peers that make a quorum."""
         if self._round is None:
             return 0, 0, 0
         every = {peer for peer, _ in self._round.waited}
@@ -230,7 +230,7 @@ class Barrier:
     # -- events
 
     def handle(self, event: Event, now: float) -> list[Decision]:
-        """Returns the decisions that follow from an event, to be carried out in order."""
+        """Return the decisions that follow from an event, to be carried out in order."""
         match event:
             case Opened(version):
                 self._opening = version
@@ -255,7 +255,7 @@ class Barrier:
         return out
 
     def _step(self, now: float, out: list[Decision]) -> bool:
-        """One transition. False when none is left."""
+        """Make one transition. Returns False if there is none to make."""
         this = self._round
         if this is None:
             return self._begin(out)
@@ -264,7 +264,7 @@ class Barrier:
             return self._switch(this, now, out)
         newest = self._newest
         if newest is None or newest < this.version:
-            # Not sealed: wait for it, or drop it when it will never be.
+            # Not sealed: wait for it, or drop the round if it never will be.
             if self._opening != this.version:
                 self._round = None
                 return True
@@ -277,7 +277,7 @@ class Barrier:
         fresh = [v for v in (self._newest, self._opening) if v is not None and (self.target is None or v > self.target)]
         if not fresh:
             return False
-        # A sealed version goes first: peers can get it at once.
+        # A sealed version has priority, because peers can get it at once.
         self._round = _Round(fresh[0], self._in_service())
         out.append(HoldShadows(fresh[0]))
         return True
@@ -290,11 +290,11 @@ class Barrier:
             this.waited, this.phase, this.deadline = self._in_service(), BarrierPhase.GATHERING, None
         behind = newest > this.version
         past = [key for key in this.waited if self._engine(key).is_past(this.version)]
-        # A report of a version that is not sealed ends no round.
+        # A report of a version that is not sealed does not end a round.
         if behind and (any(not self._engine(key).is_beyond(newest) for key in past) or not this.waited):
             return self._supersede(this, newest, out)
         for key in past:
-            # The engine has a version unknown to this hub, and will never come back to this one.
+            # The engine has a version unknown to this hub, and will not return to this one.
             del this.waited[key]
         staged, ready, needed = self.counts
         if staged and this.deadline is None:
@@ -345,8 +345,8 @@ class Barrier:
         }
 
     def _forget_lost(self, this: _Round) -> None:
-        """Remove engines that are gone, or have lost their weights; during the switch an engine may have none for a
-        moment.
+        """Remove engines that are gone or have lost their weights. During the switch, an engine may briefly have no
+        weights.
         """
         for key, was_at in list(this.waited.items()):
             engine = self._peers.get(key[0], {}).get(key[1])

@@ -1,7 +1,7 @@
 """When engines switch: by themselves (``auto``), on command (``manual``), or all at once (``barrier``).
 
-Promises: a version is durable before peers are told to switch to it. Decisions of the barrier are carried out in the
-order in which they were made.
+Guarantees: a version is durable before peers are instructed to switch to it. The barrier's decisions are carried out in
+the order in which they were made.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from trainer_node.membership.peer_session import Sessions
 logger = logging.getLogger("p2pcast.hub")
 
 REJOIN_S = 10.0
-"""Peers of a restarted hub rejoin within 7.5 s (rollout_node.control.hub_session); the barrier waits for them until
-this many seconds have passed.
+"""Peers of a restarted hub rejoin within 7.5 s (rollout_node.control.hub_session). The barrier waits for them for this
+many seconds.
 """
 OUTCOMES = ("committed", "quorum", "failed", "superseded")
 
 
 class CommitTarget:
-    """The version that engines were last told to switch to; meaningless with ``auto``."""
+    """The version that engines were last instructed to switch to; meaningless with ``auto``."""
 
     def __init__(self, memory: StateFile, fleet: Sessions, in_thread: Callable[..., Awaitable[Any]]) -> None:
         """``in_thread`` runs a blocking call."""
@@ -59,7 +59,7 @@ class CommitTarget:
         return None if remembered is None else Version.of(remembered)
 
     async def switch(self, version: Version) -> None:
-        """Tell all peers to switch, once the version is on disk. Raises LocalError."""
+        """Instruct all peers to switch, once the version is recorded on disk. Raises LocalError."""
         await self._in_thread(self._memory.update, target=list(version))
         self._fleet.send_all(messages.Commit(version))
 
@@ -76,7 +76,7 @@ class Commits:
         later: Callable[[Coroutine[Any, Any, None], str], None],
         fail: Callable[[P2PCastError], None],
     ) -> None:
-        """``versions``: those in this hub's store. ``later`` starts a background task. ``fail`` ends the hub."""
+        """``versions``: those in this hub's store. ``later`` starts a background task. ``fail`` stops the hub."""
         self.mode, self.target = config.commit, target
         self.barrier: Barrier | None = None
         self.outcomes: Counter[str] = Counter()
@@ -91,7 +91,7 @@ class Commits:
         self._order = asyncio.Lock()
 
     def start(self, newest: Version | None) -> None:
-        """Call before peers may join. ``newest``: the newest sealed version."""
+        """Start the barrier; call before peers may join. ``newest``: the newest sealed version."""
         if self.mode == "barrier":
             now = time.monotonic()
             settled_at = now if newest is None else now + REJOIN_S
@@ -100,7 +100,7 @@ class Commits:
                 self.handle(Sealed(newest))
 
     def greeting(self) -> list[messages.Record]:
-        """Messages to a peer after its catalog."""
+        """Messages to send to a peer after its catalog."""
         hold = None if self.barrier is None else self.barrier.hold
         return [] if hold is None else [messages.Hold(hold)]
 
@@ -109,7 +109,7 @@ class Commits:
         self.handle(PeerReported(peer.ident, engines))
 
     def handle(self, event: Event) -> None:
-        """Pass an event to the barrier, and carry out what the barrier decides."""
+        """Pass an event to the barrier, and carry out its decisions."""
         if self.barrier is None:
             return
         for decision in self.barrier.handle(event, time.monotonic()):
@@ -118,7 +118,7 @@ class Commits:
 
     async def command(self, body: Document) -> Document:
         """POST /commit. Raises UsageError, RefusedError, LocalError."""
-        check_keys(body, "version", "timeout_s")  # one command of the CLI for hubs and peers
+        check_keys(body, "version", "timeout_s")  # the CLI sends the same command to hubs and peers
         if self.mode != "manual":
             raise UsageError("this hub commits automatically: start the hub with --commit manual for this command")
         version = Version.parse(str(body.get("version", "")))
@@ -128,7 +128,7 @@ class Commits:
         return {"target": str(version)}
 
     def status(self) -> Document | None:
-        """The barrier, for /status."""
+        """The barrier's state for /status, or None if there is no barrier."""
         barrier = self.barrier
         if barrier is None:
             return None

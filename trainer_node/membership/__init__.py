@@ -1,1 +1,1 @@
-"""Which peers take part: admission, sessions, reports, the plan, and what the fleet makes of a version."""
+"""Which peers take part: admission, sessions, reports, the plan, and each version's progress in the fleet."""

@@ -1,4 +1,4 @@
-"""When the plan may change: around the broadcast of a version, and between two broadcasts."""
+"""Decides when the plan may change: around the broadcast of a version, and between broadcasts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer_node.membership.peer_session import PeerSession
 
 
 class BroadcastPlanner:
-    """Changes the plan in ``membership``; the caller sends it to the peers."""
+    """Changes the plan in ``membership``; the caller sends the plan to the peers."""
 
     def __init__(
         self,
@@ -29,22 +29,22 @@ class BroadcastPlanner:
         self._sessions = sessions
 
     def begin(self, version: Version) -> None:
-        """The first cells of ``version`` are about to leave the hub."""
+        """Called before the hub sends the first cells of ``version``."""
         now = time.monotonic()
         self._timeline.began(version, now)
         self._progress.begin(version, self._sessions, now)
         self._membership.begin_version()
 
     def end(self) -> None:
-        """The version under way was given up."""
+        """Called when the current version was given up."""
         self._progress.end()
 
     def slowed(self, ident: str, now: float, inflow: Inflow) -> bool:
-        """A peer reports its rate during a broadcast. True when the plan changed, because the peer is behind."""
+        """Handle a peer's rate during a broadcast. Returns whether the plan changed because the peer is behind."""
         return ident in self._progress.awaited and self._membership.note_inflow(ident, now, inflow)
 
     def update(self, now: float) -> bool:
-        """Replan once the broadcast has settled, or repair the plan between broadcasts. True when the plan changed."""
+        """Replan once the broadcast has settled, or repair the plan between broadcasts. Returns whether it changed."""
         detached = self._membership.detached
         staged = {
             ident: None if session.peer is None else session.peer.staged

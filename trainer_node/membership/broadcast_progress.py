@@ -1,5 +1,5 @@
-"""The progress of the newest version: which peers have not staged it yet. Plans do not change during a broadcast,
-except around lost peers. Pure: time is passed in.
+"""The newest version's progress: which peers have not staged it yet. During a broadcast, plans change only around lost
+peers. Pure: time is passed in.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from collections.abc import Collection, Iterable, Mapping
 from p2pcast.ground.version import Version
 
 SETTLED_S = 30.0
-"""Plans may change once all peers have the version, or after this many seconds. Slow peers are looked for until the
-last peer has it: a large version takes minutes.
+"""Plans may change once all peers have the version, or after this many seconds. The search for slow peers continues
+until the last peer has it, because a large version takes minutes.
 """
 MOST = 1 / 1.1
-"""Plans may also change once this share of the peers has the version and as much time again has passed. The rest is
-slow, and behind a fast trainer a better plan would wait for ever. ECHO-2 (section 5.5.1) takes the same share.
+"""Plans may also change once this share of the peers has the version and the same time has passed again. The others are
+slow, and if the trainer is fast, a better plan would otherwise never come. ECHO-2 (section 5.5.1) uses the same share.
 """
 SOONEST_S = 1.0
-"""Plans for the slow rest are not made sooner, in seconds: reports come every second."""
+"""Earliest time for plans around the slow peers, in seconds, because reports come every second."""
 
 
 class BroadcastProgress:
-    """One broadcast at a time: a newer version replaces the last one."""
+    """One broadcast at a time; a newer version replaces the current one."""
 
     def __init__(self) -> None:
         self.time_to_last_s: float | None = None
@@ -35,7 +35,7 @@ class BroadcastProgress:
         """Seconds from the start until most peers had the version."""
         self._planned = False
         self._long = False
-        """The broadcast has taken longer than SETTLED_S."""
+        """Whether the broadcast has taken longer than SETTLED_S."""
 
     def begin(self, version: Version, peers: Iterable[str], now_s: float) -> None:
         """``peers``: the joined peers. Peers that join later are not waited for."""
@@ -49,16 +49,16 @@ class BroadcastProgress:
 
     @property
     def awaited(self) -> Collection[str]:
-        """Peers that were joined when the version began and had not staged it at the last look."""
+        """Peers that were joined when the version began and had not staged it when last checked."""
         return () if self._version is None else self._awaited
 
     def end(self) -> None:
-        """The version was given up."""
+        """Called when the version was given up."""
         self._version = None
 
     def settled(self, staged: Mapping[str, Version | None], now_s: float) -> bool:
-        """``staged``: the version of each joined peer that is waited for. True once a broadcast. That is when the last
-        peer has the version, when most peers have it and the rest is far behind, or when the broadcast takes too long.
+        """Whether plans may now change. True once per broadcast: when the last peer has the version, when most peers do
+        and the others are far behind, or when the broadcast takes too long. ``staged``: each awaited peer's version.
         """
         version = self._version
         if version is None:

@@ -1,4 +1,4 @@
-"""The engines of a peer, from its report. Invalid values were removed when the report was decoded
+"""A peer's engines, from its report. Invalid values were removed when the report was decoded
 (`p2pcast.wire.lenient_report`).
 """
 
@@ -15,8 +15,8 @@ from p2pcast.wire.messages import EngineStatus, LiveEngine
 
 @dataclass(frozen=True, slots=True)
 class EngineRow:
-    """``started``: the peer has reached the engine. ``ready``: it serves ``committed``. ``pause_s`` and
-    ``recomputed_tokens`` belong to its last commit.
+    """``started``: the peer has reached the engine. ``ready``: the engine serves ``committed``. ``pause_s`` and
+    ``recomputed_tokens`` describe its last commit.
     """
 
     name: str
@@ -31,12 +31,12 @@ class EngineRow:
     """The whole row, for /status."""
 
     def is_live(self, version: Version) -> bool:
-        """The engine serves this version or a newer one."""
+        """Whether the engine serves this version or a newer one."""
         return self.ready and self.committed is not None and self.committed >= version
 
 
 def engine_rows(engines: Iterable[EngineStatus]) -> list[EngineRow]:
-    """The rows of a report's engines; of rows with the same name the last one."""
+    """The rows of a report's engines; if rows have the same name, the last one counts."""
     return [_row(row) for row in {row["name"]: row for row in engines}.values()]
 
 
@@ -48,7 +48,7 @@ class ReportingPeer(Protocol):
 
 
 def live_rows(peers: Iterable[ReportingPeer]) -> list[LiveEngine]:
-    """The engines of all peers, as rows of LIVE: name, committed version, whether it is ready."""
+    """All peers' engines, as rows of LIVE: name, committed version, and whether the engine is ready."""
     rows = ((f"{peer.name}/{engine.name}", engine) for peer in peers for engine in peer.engines)
     return [(name[: limits.MAX_ENGINE_NAME], engine.committed, engine.ready) for name, engine in rows][
         : limits.MAX_ENGINES

@@ -1,8 +1,8 @@
-"""The fleet's times for each version, from peers' reports: as events and as metrics.
+"""Measures how long each version takes in the fleet, from peers' reports, for events and metrics.
 
-All times are by the hub's own clock, from the start of a version's publishing to the report that it is staged, or live.
-No machine's clock is compared with another's. Peers and engines that joined after the start are not measured with that
-version, since they had to catch up.
+All times are by the hub's own clock, from the start of a version's publishing to the report that it is staged or live.
+No two machines' clocks are compared. Peers and engines that joined after the start are not measured for that version,
+since they had to catch up.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainer_node.membership.engine_reports import EngineRow
 from trainer_node.membership.peer_record import PeerRecord
 
 KEPT = 256
-"""Versions whose start is remembered."""
+"""Number of versions whose start is remembered."""
 
 
 @dataclass(slots=True)
@@ -35,9 +35,9 @@ class _Seen:
     trouble: tuple[Any, str | None] = ([], None)
     engines: dict[str, EngineRow] = field(default_factory=dict)
     live: dict[str, Version] = field(default_factory=dict)
-    """Engine → the newest version with which it was measured."""
+    """Engine → the newest version that it was measured with."""
     named: set[str] = field(default_factory=set)
-    """Engines with rows in the histogram; their number is bounded for a peer that invents names."""
+    """Engines with rows in the histogram; limited in number, in case a peer invents names."""
 
 
 class FleetTimeline:
@@ -56,7 +56,7 @@ class FleetTimeline:
         return self._staged.family(), self._live.family()
 
     def began(self, version: Version, now: float) -> None:
-        """Publishing of ``version`` starts. Only the first call for a version counts."""
+        """Note that publishing of ``version`` starts. Only the first call for a version counts."""
         self._began.setdefault(version, now)
         if len(self._began) > KEPT:
             del self._began[next(iter(self._began))]
@@ -67,7 +67,7 @@ class FleetTimeline:
         self._events.emit("joined", peer=peer.name, node=peer.ident, region=peer.region, staged=_text(peer.staged))
 
     def left(self, peer: PeerRecord, why: str) -> None:
-        """``why`` is empty after a LEAVE."""
+        """Note that a peer has left. ``why`` is empty after a LEAVE."""
         self._peers.pop(peer.ident, None)
         last = {"region": peer.region, "staged": _text(peer.staged), "committed": _text(peer.committed)}
         self.gone.left(peer.name, peer.ident, why, time.time(), last)
@@ -76,13 +76,13 @@ class FleetTimeline:
         self._events.emit("left", peer=peer.name, node=peer.ident, lost=bool(why), why=why or None)
 
     def plan_changed(self, epoch: Epoch, moved: list[list[str]]) -> None:
-        """An event for each new epoch. ``moved``: [peer, parent], by name."""
+        """Emit an event for each new epoch. ``moved``: [peer, parent], by name."""
         if epoch != self._epoch:
             self._epoch = epoch
             self._events.emit("plan", epoch=list(epoch), moved=moved)
 
     def reported(self, peer: PeerRecord, now: float) -> None:
-        """``peer`` has been updated from its report."""
+        """Handle a report from which ``peer`` has been updated."""
         seen = self._peers[peer.ident]
         if peer.staged != seen.staged:
             seen.staged = peer.staged

@@ -1,4 +1,4 @@
-"""How the hub shows its peers: rows of /status, /wait, and metrics. Reads, changes nothing."""
+"""How the hub shows its peers in /status, /wait and metrics. Read-only."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from trainer_node.membership.membership import Membership
 from trainer_node.membership.peer_record import PeerRecord
 
 DEFAULT_FRACTION = 0.9
-"""Share of peers or engines that /wait waits for, unless the request states another."""
+"""Share of peers or engines that /wait waits for, unless the request gives a different one."""
 REPORTED = ("state", "progress", "bytes_received", "bytes_duplicate", "unready", "error")
-"""Keys of a report that are shown as they came."""
+"""Keys of a report that are shown unchanged."""
 
 
 @dataclass(eq=False, repr=False)
 class FleetView:
-    """``versions``: of the hub's store. ``certificate_until``: end of a node's certificate in Unix seconds. ``clock``:
-    as for ``PeerRecord.joined_at``.
+    """``versions``: those in the hub's store. ``certificate_until``: when a node's certificate expires, in Unix time.
+    ``clock``: the clock of ``PeerRecord.joined_at``.
     """
 
     membership: Membership
@@ -41,13 +41,13 @@ class FleetView:
         return {p.ident: p.name for p in self.membership.peers.values()}
 
     def rows(self) -> list[Document]:
-        """One row a peer, by name."""
+        """One row per peer, sorted by name."""
         names, now = self.names, self.clock()
         rows = [self._row(peer, names, now) for peer in self.membership.peers.values()]
         return sorted(rows, key=lambda row: str(row["name"]))
 
     def serving(self) -> dict[str, Document]:
-        """Of each node with engines: region, staged version, and version of each engine; None where it serves none."""
+        """Each node with engines: its region, staged version, and each engine's version (None if it is not serving)."""
         return {
             peer.ident: {
                 "region": peer.region,
@@ -134,7 +134,7 @@ class FleetView:
 
 
 def _enough(reached: int, of: int, fraction: float | None) -> bool:
-    """Never true for zero peers."""
+    """Whether ``reached`` is enough; never for zero."""
     needed = (DEFAULT_FRACTION if fraction is None else fraction) * of
     return reached > 0 and reached >= needed - 1e-9
 
@@ -148,7 +148,7 @@ def _parts(score: Score) -> list[tuple[str, float]]:
 
 
 def _http_of(peer: PeerRecord) -> str | None:
-    """The peer's HTTP address, as it reports it; often on its own loopback."""
+    """The peer's HTTP address as it reports it; often on its own loopback interface."""
     if (reported := peer.report.http) is None:
         return None
     host, port = reported

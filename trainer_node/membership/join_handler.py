@@ -1,7 +1,7 @@
-"""Handles JOIN and the end of control connections.
+"""Handles JOIN, and control connections that close.
 
-Promises: a node has one session, its newest, and the end of an older session does not count as the peer's end. Plans
-that change because of a message are sent before the next message is handled.
+Guarantees: a node has one session, its newest, and if an older session closes, the peer does not count as gone. If a
+message changes the plan, the plan is sent before the next message is handled.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ logger = logging.getLogger("p2pcast.hub")
 
 @dataclass(frozen=True, slots=True)
 class SessionObservers:
-    """``joined``: called with each peer that has joined. ``left``: with each peer whose last session has ended, and the
-    reason, which is empty after a LEAVE. ``ended``: with the peer's id at the end of every session, a replaced one
-    included.
+    """``joined``: called with each peer that has joined. ``left``: called with each peer whose last session has closed,
+    and the reason, which is empty after a LEAVE. ``ended``: called with the peer's id whenever a session closes,
+    including a replaced one.
     """
 
     joined: Observers[[PeerRecord]] = field(default_factory=Observers)
@@ -51,8 +51,8 @@ class JoinHandler:
         admit: Callable[[PeerSession, str], str],
         welcome: Callable[[PeerSession], Sequence[messages.Record]],
     ) -> None:
-        """``admit``: the name under which a node may join; raises RefusedError. ``welcome``: the first messages to a
-        peer.
+        """``admit`` returns the name under which a node may join, or raises RefusedError. ``welcome`` returns the first
+        messages to a peer.
         """
         self._sessions = sessions
         self._membership = membership
@@ -84,7 +84,7 @@ class JoinHandler:
         for message in self._welcome(session):
             session.link.send(message)
             if isinstance(message, messages.Welcome):
-                # Before the catalog: a lead that has the catalog and no roster takes this hub for an older release.
+                # Before the catalog: a lead with a catalog but no roster takes this hub for an older release.
                 self._leads.send_rosters()
         self._upkeep.send_plans()
         self._leads.send_leads()
@@ -111,5 +111,5 @@ class JoinHandler:
         self._upkeep.settle()
 
     def stop(self) -> None:
-        """The hub ends and closes all connections: no peer is told that another one has left."""
+        """Called when the hub exits and closes all connections: peers are then not informed that others have left."""
         self._stopped = True

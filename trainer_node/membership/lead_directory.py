@@ -1,6 +1,6 @@
-"""Which peer leads each engine that spans several hosts: remembered on disk, and sent to the members and leads.
+"""Which peer leads each engine that spans several hosts. The hub records it on disk, and informs members and leads.
 
-Promise: after a restart of the hub the name of an engine is still reserved for its last lead.
+Guarantee: after a restart of the hub, an engine's name is still reserved for its last lead.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LeadDirectory:
         self._saved: dict[str, str] = {}
 
     def recall(self) -> None:
-        """Take over the claims that an earlier process saved."""
+        """Load the claims that an earlier process saved."""
         self._saved = dict(self._memory.facts[LEADS])
         self._groups.recall(self._saved, time.monotonic())
 
@@ -67,7 +67,7 @@ class LeadDirectory:
             self._sessions[ident].link.send(messages.Engine(engine, None, members))
 
     def send_leads(self) -> None:
-        """``send_rosters``, then send each member the address of its lead, if it has changed."""
+        """Call ``send_rosters``, then send each member the address of its lead, if it has changed."""
         self.send_rosters()
         for ident, engine, lead in self._groups.changed_leads():
             if lead is not None and (ways := self._reach.ways(ident, lead[0].hex())):
@@ -77,6 +77,6 @@ class LeadDirectory:
     def _save(self) -> None:
         if (claims := self._groups.claims) != self._saved:
             self._saved = claims
-            # Set on the loop, written in a thread: of two writes at once either has the newest claims.
+            # Set on the loop, written in a thread: of two simultaneous writes, each has the newest claims.
             self._memory.facts[LEADS] = claims
             self._later(partial(self._in_thread, self._memory.update), "leads of engines")

@@ -1,9 +1,9 @@
-"""The peers of the run and the plan that they follow: topology's decisions applied to live sessions.
+"""The run's peers and the plan that they follow: applies the decisions of ``topology`` to live sessions.
 
-Promises: epochs only grow, across restarts too. The loss of a peer moves only its own children. A peer that re-attached
-by itself keeps its new place if it knew the plan that it left. A plan is replaced only for a lasting gain; a slow peer
-is moved, never dropped. No peer is planned below a peer that it is known not to reach (`topology.reachability`). No
-I/O; time is passed in.
+Guarantees: epochs only increase, also across restarts. If a peer is lost, only its own children move. A peer that
+re-attached by itself keeps its new place if it knew the plan that it left. A plan is replaced only for a lasting gain.
+A slow peer is moved, never dropped. No peer is planned below a peer that it is known not to reach
+(`topology.reachability`). No I/O; time is passed in.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from trainer_node.membership.peer_record import PeerRecord
 
 DEFAULT_UPLINK_BPS = 1e9
 LARGE_BYTES = 1 << 30
-"""Size, in bytes, at which the narrowest link alone sets a broadcast's time, and round trips do not count."""
+"""Size in bytes at which only the slowest link determines a broadcast's time, and round trips do not matter."""
 REPAIR_S = 2.0
-"""Delay between the first two repairs of the plan without a broadcast, in seconds."""
+"""Delay between the first two repairs of the plan between broadcasts, in seconds."""
 RATED_BYTES = 1 << 20
 """Smaller transfers count for a peer's reliability, but not for its rate."""
 MAX_HISTORY = 4096
-"""Number of peers that are remembered after they left; the longest gone are forgotten first."""
+"""Number of peers to remember after they left; those that have been gone longest are forgotten first."""
 
 
 class Membership:
-    """``incarnation``: number of starts of this hub. ``chains``: a fixed number of chains; None: chosen by rule.
-    ``region``: the hub's own label; peers without a label are taken to share no link. ``cap_bps``: rate that counts as
-    full speed in scores, in bit/s; None: the fastest peer's.
+    """``incarnation``: how often this hub has started. ``chains``: a fixed number of chains, or None to choose it by
+    rule. ``region``: the hub's own label; peers without a label are assumed to share no link. ``cap_bps``: the rate
+    that counts as full speed in scores, in bit/s; None for the fastest peer's.
     """
 
     def __init__(
@@ -68,42 +68,42 @@ class Membership:
         self._chains = chains
         self.peers: dict[str, PeerRecord] = {}
         self.sizes = VersionSizes()
-        """Sizes of the run's versions; plans are made for them."""
+        """Sizes of the run's versions, for which plans are made."""
         self.reach = Reach()
         self.plan = Plan(self._epoch(), {})
         self._sent_plan = self.plan
         self._touched: set[str] | None = set()
-        """Peers whose place changed since ``take_changes`` was last called; None: found by comparison of the plans."""
+        """Peers whose place has changed since ``take_changes`` was last called; None if plans have to be compared."""
         self._history: dict[str, tuple[Transfers, PeerRate]] = {}
-        """Measurements of peers that have left: a peer that reconnects often does not start anew."""
+        """Measurements of peers that have left, so that a peer that reconnects often keeps them."""
         self._rates: dict[str, PeerRate] = {}
         self._samples: dict[str, tuple[float, float]] = {}
-        """Peer → bytes and bit/s of its last transfer, until the broadcast ends and all can be compared."""
+        """Peer → bytes and bit/s of its last transfer, kept until the broadcast is over and all can be compared."""
         self._middle_bps: float | None = None
         """Median of the peers' rates; None after a new measurement."""
         self._began: Plan | None = None
-        """The plan in force when the version under way began."""
+        """The plan in force when the current version began."""
         self._patience = Patience()
         self._laggards = Laggards()
         self._stragglers = Stragglers()
         self._standings = Standings()
         self._fed: dict[str, set[str]] = {}
-        """Parent → its children, by the children's own reports."""
+        """Parent → its children, as the children report."""
         self._suspects: set[str] = set()
-        """Peers that a child left by itself and that have not reported since: they get no new children."""
+        """Peers that a child left by itself and that have not reported since; they get no new children."""
         self._outrun: set[str] = set()
         """Parents whose children fell behind in this broadcast."""
         self._strayed = False
-        """A peer has moved by itself since the last planning: the next planning, or ``repair``, restores the order."""
+        """Whether a peer has moved by itself since the last planning, so that ``repair`` may move it back."""
         self._repair_at, self._repair_backoff = 0.0, Backoff(REPAIR_S, math.inf, None)
         self.blame = Blame()
         self.withholding = Withholding()
 
     @property
     def _network(self) -> BroadcastNetwork:
-        """A hop carries a piece on each stripe in use. Pieces have the size of the next version's,
-        and the number of stripes is the usual one (`relay.active_stripes`). On slow links two stripes are in use, and
-        hops are shorter than assumed here.
+        """A hop carries one piece on each stripe in use. Pieces have the size of the next version's, and the usual
+        number of stripes is assumed (`relay.active_stripes`). On slow links two stripes are in use, and hops are
+        shorter than assumed.
         """
         piece = piece_bytes(self.sizes.bytes, self.sizes.hops, self.sizes.slowest_bps)
         return BroadcastNetwork(piece_bytes=FEWEST * piece, root_region=self._region)
@@ -123,11 +123,11 @@ class Membership:
         return self._laggards.detached
 
     def rate(self, ident: str) -> PeerRate:
-        """Rate at which a peer is known to receive and pass on."""
+        """The rate at which a peer is known to receive and forward."""
         return self._rates.get(ident, PeerRate())
 
     def join(self, peer: PeerRecord, now: float) -> None:
-        """Put a new peer at the tail of a chain. No other peer moves or is looked at, so thousands may join at once."""
+        """Add a new peer at the tail of a chain. No other peer is moved or examined, so thousands may join at once."""
         if peer.ident in self.plan:
             self.leave(peer.ident, now)
         peer.transfers, rate = self._history.get(peer.ident, (peer.transfers, PeerRate()))
@@ -170,12 +170,12 @@ class Membership:
         self.plan = self._repaired(excise(self.plan, [ident], epoch=self._next()), now)
 
     def note_parent(self, ident: str, parent: str, epoch: Epoch) -> bool:
-        """A peer reports its parent. True when that made a new plan."""
+        """Handle a peer's report of its parent. Returns whether that made a new plan."""
         peer = self.peers.get(ident)
         if peer is None:
             return False
         self._is_fed(peer, parent)
-        # A peer that has not seen its newest plan yet is still moving there.
+        # A peer that has not seen its newest plan yet is still moving to its place in it.
         if epoch < peer.sent_epoch or ident not in self.plan or self.plan.parent[ident] == parent:
             return False
         if parent != ROOT and parent not in self.plan:
@@ -193,7 +193,7 @@ class Membership:
         return True
 
     def note_report(self, ident: str, now: float) -> None:
-        """A report has come: the peer is alive."""
+        """Handle the fact that a peer has reported, and so is alive."""
         if ident in self._suspects:
             self._suspects.discard(ident)
             if ident in self.plan.leaves and ident not in self._leaves(now):
@@ -219,7 +219,7 @@ class Membership:
                 self._samples[ident] = (float(size), 8.0 * size / seconds)
 
     def begin_version(self) -> None:
-        """A version begins."""
+        """Called when a version begins."""
         self._repair_at = 0.0
         self._repair_backoff.reset()
         self._stragglers.begin()
@@ -230,17 +230,17 @@ class Membership:
         self.sizes.slowest_bps = slowest_bps(self._rates.get(ident, PeerRate()) for ident in self.peers)
 
     def note_inflow(self, ident: str, now: float, inflow: Inflow) -> bool:
-        """A peer reports its rate during a broadcast. True when that made a new plan: the peer fell behind its parent,
-        and was moved out of the way of its children.
+        """Handle a peer's rate during a broadcast. Returns whether that made a new plan: if the peer fell behind its
+        parent, it is moved so that its children do not wait for it.
         """
         above = self.plan.parent[ident]
         if self.peers[ident].parent != above:
-            return False  # the report is about another parent
+            return False  # the report is about a different parent
         bps = inflow.bps
         if not self._stragglers.found(self.plan, ident, now, bps, inflow.behind_bytes, self._uplink_bps, inflow.span_s):
             return False
         if above != ROOT and max(len(self._fed.get(above, ())), len(self.plan.children(above))) > 1:
-            # The parent feeds two children, by the plan or because one has not left yet: each gets a part of its rate.
+            # The parent feeds two children, as planned or because one has not left yet; each gets a share of its rate.
             straight = straighten(self.plan, self._number_of_chains())
             if straight is self.plan:
                 return False
@@ -248,7 +248,7 @@ class Membership:
             self.plan = self._repaired(straight.under(self._next()), now)
             return True
         if above != ROOT and above in self._outrun:
-            # Another child of the same parent was slow too: the parent is the cause.
+            # Another child of the same parent was slow too, so the parent is the cause.
             ident = above
         else:
             self._outrun.add(above)
@@ -261,16 +261,16 @@ class Membership:
         return True
 
     def note_garbled(self, witness: str, rows: Collection[tuple[str, int]], now: float) -> list[str]:
-        """A peer reports how many corrupt pieces each peer has sent. Returns the joined peers that are newly blamed;
-        they feed no other peer.
+        """Handle a peer's counts of corrupt pieces that each peer has sent. Returns the joined peers that are newly
+        blamed; they feed no other peer.
         """
         anew = self.blame.record(witness, [row for row in rows if row[0] in self.peers], now)
         self._made_leaves(anew, now)
         return anew
 
     def note_lacking(self, witness: str, rows: Iterable[tuple[bytes, str | None]], now: float) -> None:
-        """A peer reports the sealed artifacts that it lacks, and from which parent. The report counts against the
-        peer's planned parent alone.
+        """Handle a peer's list of sealed artifacts that it does not have, with the parent that withheld each. The
+        report counts only against the peer's planned parent.
         """
         above = self.plan.parent[witness] if witness in self.plan else ROOT
         self.withholding.record(
@@ -278,7 +278,7 @@ class Membership:
         )
 
     def judge_withholding(self, now: float) -> list[tuple[str, str]]:
-        """Peers that are found to withhold versions, each with its witness. Such peers feed no other peer."""
+        """Return the peers newly found to withhold versions, each with its witness. Such peers feed no other peer."""
         anew = self.withholding.judge(now, lambda ident: ident in self.peers)
         self._made_leaves([ident for ident, _ in anew], now)
         return anew
@@ -291,14 +291,14 @@ class Membership:
                 self.plan = self._repaired(lower(self.plan, member, region_of=self._region_of, epoch=self._next()), now)
 
     def reach_changed(self, now: float) -> bool:
-        """``reach`` has learnt which peers can dial which. True when that made a new plan."""
+        """Update the plan after ``reach`` has learnt which peers can dial which. Returns whether the plan changed."""
         plan = self._repaired(self.plan, now)
         return self._follow(plan.under(self._epoch(1)) if plan is not self.plan else plan)
 
     def replan(self, now: float) -> bool:
-        """Between broadcasts: take a better plan if it has been better for long enough and the gain is worth the moves.
-        Peers that have become hopeless, or have recovered, change place at once. Damage by peers that moved by
-        themselves is repaired. True when that made a new plan.
+        """Between broadcasts: adopt a better plan if it has been better for long enough and the gain is worth the
+        moves. Peers that have become hopeless, or have recovered, move at once. Moves that peers made by themselves are
+        repaired. Returns whether that made a new plan.
         """
         self._settle()
         strayed, self._strayed = self._strayed, False
@@ -314,10 +314,10 @@ class Membership:
         return self._follow(plan)
 
     def repair(self, now: float) -> bool:
-        """While no version is on its way, repair damage by peers that moved by themselves. Also repair moves that the
-        plan made because of attempts to dial that no longer count as failed. Each repair doubles the delay before the
-        next one, until a version begins: a peer that cannot reach its parent would otherwise be sent there for ever.
-        True when that made a new plan.
+        """Between broadcasts: undo the moves that peers made by themselves, and those that the plan made because of
+        failed dial attempts that have since expired. Each repair doubles the delay before the next one, until a version
+        begins: a peer that cannot reach its parent would otherwise be sent there forever. Returns whether that made a
+        new plan.
         """
         self._strayed |= self.reach.forgot(now)
         if not self._strayed or now < self._repair_at:
@@ -327,7 +327,7 @@ class Membership:
         return self._follow(self._made(now, anew=False))
 
     def _made(self, now: float, *, anew: bool = True) -> Plan:
-        """``anew``: more than repairs alone."""
+        """``anew``: plan from scratch, instead of only repairing the plan."""
         return make_plan(
             self._members(now),
             self._uplink(),
@@ -341,11 +341,11 @@ class Membership:
         )
 
     def _links(self, now: float) -> Links | None:
-        """None when every pair of peers can be linked."""
+        """The possible links between peers; None if every pair of peers can be linked."""
         return None if self.reach.plain else lambda above, below: self.reach.links(above, below, now)
 
     def _repaired(self, plan: Plan, now: float) -> Plan:
-        """``plan`` without unreachable links, under its own epoch."""
+        """Return ``plan`` without unreachable links, with its epoch unchanged."""
         links = self._links(now)
         repaired = plan if links is None else repair_links(plan, links, self._number_of_chains())
         if repaired is not plan:
@@ -353,8 +353,8 @@ class Membership:
         return repaired
 
     def take_changes(self) -> tuple[dict[str, str], set[str]]:
-        """Since the last call: the peers with a new parent, and the peers whose place, ancestors or neighbours may have
-        changed.
+        """Return what changed since the last call: the peers with a new parent, and the peers whose place, ancestors or
+        neighbours may have changed.
         """
         before, after, touched = self._sent_plan, self.plan, self._touched
         self._sent_plan, self._touched = after, set()
@@ -373,7 +373,7 @@ class Membership:
             self._touched.update(idents)
 
     def _follow(self, plan: Plan) -> bool:
-        """Take ``plan``; True when it is another one."""
+        """Adopt ``plan``. Returns whether it differs from the current one."""
         if plan is self.plan:
             return False
         self._counter += 1
@@ -382,10 +382,10 @@ class Membership:
         return True
 
     def way(self, now: float, cores: int) -> BroadcastPath:
-        """The path of a large payload to the last peer, by the plan and by measurements. ``cores``: of this machine.
+        """The path of a large payload to the last peer, by the plan and by measurements. ``cores``: this machine's.
 
-        A peer that has not reported its cores counts as an ordinary one, and so does an empty fleet. Detached peers are
-        not waited for.
+        A peer that has not reported its cores is assumed to have PEER_CORES, and so is an empty fleet. Detached peers
+        are not waited for.
         """
         self._settle()
         members = self._members(now)
@@ -420,7 +420,7 @@ class Membership:
         return self._laggards.detached | self._standings.leaves | self._suspects | self.demoted(now)
 
     def demoted(self, now: float) -> frozenset[str]:
-        """Peers that must feed no other peer because of what others report of them."""
+        """Peers that must feed no other peer because of other peers' reports."""
         return self.blame.demoted(now) | self.withholding.demoted(now)
 
     def _member(self, peer: PeerRecord, bps: float | None, leaf: bool, now: float) -> PlanMember:
@@ -433,7 +433,7 @@ class Membership:
         return assumed_bps({ident: self._rates.get(ident, PeerRate()) for ident in self.peers}, self.plan.depth)
 
     def _settle(self) -> None:
-        """Charge the slowness of the last broadcast to the peer where it began."""
+        """Attribute slowness in the last broadcast to the peer where it began."""
         if self._samples:
             self._rates |= update_rates(
                 self.plan, self._began or self.plan, self._rates, self._samples, self._uplink_bps

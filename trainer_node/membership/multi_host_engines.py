@@ -1,9 +1,9 @@
-"""Engines whose workers run on several hosts: which peer leads each engine, and which peers are its members
-(docs/formats/wire-protocol.md, section 7). The members need the lead's address; the lead refuses peers that are no
+"""Engines whose ranks run on several hosts: which peer leads each engine, and which peers are its members
+(docs/formats/wire-protocol.md, section 7). Members need the lead's address; the lead refuses peers that are not
 members.
 
-Promises: an engine has one lead at a time. A second lead is refused, also for CLAIM_S after the first one left. Members
-and leads are told only what is new to them. No I/O.
+Guarantees: an engine has one lead at a time. A second lead is refused, also for CLAIM_S after the first one left.
+Members and leads are informed only of changes. No I/O.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ Place = tuple[bytes, str, int]
 
 
 class MultiHostEngines:
-    """Peers by ``ident``, their node in hex. ``now``: monotonic, in seconds."""
+    """Peers are identified by ``ident``, their node in hex. ``now``: monotonic time in seconds."""
 
     def __init__(self) -> None:
         self._leads: dict[str, tuple[str, Place]] = {}
         """Engine → its lead, and the lead's address."""
         self._claims: dict[str, tuple[str, float]] = {}
-        """Engine → its last lead, and when that lead left; the time means nothing while the lead is joined."""
+        """Engine → its last lead, and when that lead left; the time is meaningless while the lead is joined."""
         self._members: dict[str, str] = {}
-        """Peer → the engine of which it is a member."""
+        """Peer → the engine that it is a member of."""
         self._sent_leads: dict[str, Place | None] = {}
         self._listed: dict[str, list[bytes]] = {}
-        """Lead → the members that it was told of."""
+        """Lead → the members that were last sent to it."""
 
     def recall(self, claims: Mapping[str, str], now: float) -> None:
-        """``claims`` of an earlier process."""
+        """Load the ``claims`` of an earlier process."""
         self._claims = {name: (ident, now) for name, ident in claims.items()}
 
     @property
@@ -52,7 +52,7 @@ class MultiHostEngines:
             if others >= MAX_MEMBERS:
                 raise RefusedError(f"engine {called} has {MAX_MEMBERS} members already")
         self.leave(ident, now)
-        # A peer that joins in another role gives up what it led.
+        # A peer that joins in a different role gives up the engine that it led.
         self._claims = {e: claim for e, claim in self._claims.items() if claim[0] != ident}
         if role == "member":
             self._members[ident] = called
@@ -78,7 +78,7 @@ class MultiHostEngines:
             )
 
     def leave(self, ident: str, now: float, *, evicted: bool = False) -> None:
-        """The peer is gone. The name of its engine stays reserved for it, unless the peer was ``evicted``."""
+        """Remove the peer. Its engine's name stays reserved for it, unless the peer was ``evicted``."""
         self._members.pop(ident, None)
         self._sent_leads.pop(ident, None)
         self._listed.pop(ident, None)
@@ -89,7 +89,7 @@ class MultiHostEngines:
             self._claims = {name: (who, now if who == ident else since) for name, (who, since) in self._claims.items()}
 
     def changed_leads(self) -> Iterable[tuple[str, str, Place | None]]:
-        """(member, engine, address of its lead) for every member that has not been told yet; then it counts as told."""
+        """Yield (member, engine, its lead's address) for each change that was not yielded before."""
         for ident, called in self._members.items():
             place = self._leads[called][1] if called in self._leads else None
             if ident not in self._sent_leads or self._sent_leads[ident] != place:
@@ -97,7 +97,7 @@ class MultiHostEngines:
                 yield ident, called, place
 
     def changed_rosters(self) -> Iterable[tuple[str, str, list[bytes]]]:
-        """(lead, engine, nodes of its members) for every lead that has not been told yet; then it counts as told."""
+        """Yield (lead, engine, its members' nodes) for each change that was not yielded before."""
         for called, (ident, _) in self._leads.items():
             members = sorted(bytes.fromhex(i) for i, engine in self._members.items() if engine == called)
             if self._listed.get(ident) != members:

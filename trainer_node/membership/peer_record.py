@@ -1,4 +1,4 @@
-"""A peer as the hub knows it: its JOIN, its last report, and the measurements of it. No I/O."""
+"""What the hub knows of a peer: its JOIN, its last report, and measurements. No I/O."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from topology.score import Transfers
 from trainer_node.membership.engine_reports import EngineRow
 
 NO_REPORT: Final = Report(None, None, None, transfer=None, inflow=None, link=None, progress=None, error=None)
-"""Stands for the report of a peer that has sent none yet."""
+"""Placeholder for the report of a peer that has not sent one yet."""
 
 
 @dataclass(slots=True)
 class PeerRecord:
-    """``ident``: its node in hex, the planner's id. ``joined_at``: by the hub's monotonic clock, in seconds."""
+    """``ident``: the peer's node in hex, which the planner uses as id. ``joined_at``: monotonic time in seconds."""
 
     ident: str
     name: str
@@ -33,22 +33,22 @@ class PeerRecord:
     parent: str = ROOT
     report: Report = field(default_factory=lambda: NO_REPORT)
     engines: list[EngineRow] = field(default_factory=list)
-    """From its last report."""
+    """The engines in its last report."""
     sent_epoch: Epoch = (0, 0)
     """Epoch of the newest plan that changed something for this peer."""
     site: str = ""
     ways: tuple[Contact, ...] = ()
-    """The peer's addresses; empty: its reachability is unknown."""
+    """The peer's addresses; empty if its reachability is unknown."""
     families: tuple[int, ...] = (4, 6)
     """IP versions of the addresses that it can dial."""
     holds_more: bool = False
-    """The peer has reported artifacts that this hub did not have."""
+    """Whether the peer has reported artifacts that this hub did not have."""
     beside_hub: bool = False
-    """The peer runs on the hub's machine."""
+    """Whether the peer runs on the hub's machine."""
 
     @property
     def dialled_by_parent(self) -> bool:
-        """By its last report."""
+        """Whether its parent dialled it, according to its last report."""
         return self.report.link is not None and self.report.link.get("dialled_by") == "parent"
 
     @property
@@ -58,5 +58,5 @@ class PeerRecord:
 
     @property
     def cores(self) -> int:
-        """Cores with which it decodes; assumed while it has not reported them."""
+        """Number of cores that it decodes with; PEER_CORES until the peer has reported it."""
         return PEER_CORES if self.report.cores is None else self.report.cores

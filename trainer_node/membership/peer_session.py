@@ -26,17 +26,17 @@ class RouteHandler(Protocol):
     """Handles requests about other peers; see ``trainer_node.membership.plan_distributor``."""
 
     def on_dial_request(self, session: PeerSession, body: messages.Call) -> None:
-        """CALL: another peer is to dial this one."""
+        """Handle CALL: the peer asks to be dialled by another peer."""
 
     def on_unreachable(self, session: PeerSession, node: bytes) -> None:
-        """UNREACHABLE: this peer could not dial ``node``."""
+        """Handle UNREACHABLE: the peer could not dial ``node``."""
 
     def on_source_request(self, session: PeerSession, body: messages.FindSources) -> None:
-        """FIND_SOURCES: this peer asks which peers hold an artifact."""
+        """Handle FIND_SOURCES: the peer asks which peers hold an artifact."""
 
 
 class Joins(Protocol):
-    """Handles the begin and the end of a session; see ``trainer_node.membership.join_handler``."""
+    """Handles the start and the end of a session; see ``trainer_node.membership.join_handler``."""
 
     def on_join(self, session: PeerSession, body: messages.Join) -> None: ...
     def on_closed(self, session: PeerSession, error: P2PCastError | None) -> None: ...
@@ -46,15 +46,15 @@ class Reports(Protocol):
     """Handles reports; see ``trainer_node.membership.report_handler``."""
 
     def on_report(self, session: PeerSession, body: messages.Report) -> None:
-        """Raises P2PCastError: then the session ends."""
+        """Handle a REPORT. If this raises P2PCastError, the session is closed."""
 
     def on_invalid_values(self, session: PeerSession, keys: tuple[str, ...], *, first: bool) -> None:
-        """The decoder removed these values from a report. ``first``: for the first time in this session."""
+        """The decoder removed these values from a report. ``first``: whether this is the first time in this session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """A squash that is being made, or is ready. ``bytes``: expected size; ``wait_s``: expected delay in seconds."""
+    """A squash that is ready or being made. ``bytes``: its expected size. ``wait_s``: expected delay in seconds."""
 
     base: Version
     version: Version
@@ -66,19 +66,19 @@ class Squashes(Protocol):
     """Promises squashes; see ``trainer_node.background.anchors_and_squashes``."""
 
     def ask(self, base: Version, node: bytes) -> Promise | None:
-        """A squash from ``base`` to the newest version, for a node."""
+        """Promise a node a squash from ``base`` to the newest version, or return None."""
 
 
 class Renewals(Protocol):
     """Renews certificates; see ``trainer_node.admission.admission``."""
 
     def renew_later(self, session: PeerSession, request: bytes) -> None:
-        """Calls ``session.renewed`` in the end."""
+        """Renew the peer's certificate, and finally call ``session.renewed``."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionHandlers:
-    """The parts of the hub that a peer's messages go to."""
+    """The parts of the hub that handle a peer's messages."""
 
     joins: Joins
     reports: Reports
@@ -88,8 +88,8 @@ class SessionHandlers:
 
 
 class PeerSession:
-    """Owns the link. ``peer`` is set once the peer has joined. ``token``: ident of the token that the peer was started
-    with; behind TLS it has not proved to know the token's secret.
+    """Owns the link. ``peer`` is set once the peer has joined. ``token``: id of the token that the peer was started
+    with; over TLS, the peer has not proved that it knows the token's secret.
     """
 
     def __init__(self, link: Link, handlers: SessionHandlers, token: bytes = b"") -> None:
@@ -97,17 +97,17 @@ class PeerSession:
         self.token = token
         self.peer: PeerRecord | None = None
         self.farewell = False
-        """The peer said LEAVE, or was evicted: the end of its session is no failure."""
+        """The peer sent LEAVE or was evicted, so the end of its session is not a failure."""
         self._handlers = handlers
         self._renewing = False
         self._reported_invalid = False
-        """A report of this session had invalid values."""
+        """Whether a report of this session had invalid values."""
         self._last_received_at = asyncio.get_running_loop().time()
         self._sent: tuple[Place | None, list[Place]] | None = None
         self._neighbours: list[Place] = []
         self._known: tuple[int, tuple[Place, ...]] = (-1, ())
         self._ways: dict[bytes, messages.Route] = {}
-        """The addresses that this peer was sent, by node."""
+        """The addresses that were sent to this peer, by node."""
         self._table: Handlers = {
             messages.Join: self._on_join,
             messages.Ping: lambda body: link.send(messages.Pong(body.t)),
@@ -121,20 +121,20 @@ class PeerSession:
         }
 
     def is_news(self, turn: int, places: tuple[Place, ...]) -> bool:
-        """True if this peer has not been told, as of ``turn``, how to reach ``places``; then they count as told."""
+        """Whether this peer has not yet been sent how to reach ``places`` as of ``turn``. Marks them as sent."""
         news, self._known = self._known != (turn, places), (turn, places)
         return news
 
     def send_ways(self, ways: list[messages.Route]) -> None:
-        """``ways``: rows of node, whether it can be dialled, and addresses, for each peer that this one may have to
-        reach. Only new rows are sent.
+        """Send the new rows of ``ways``. For each peer that this one may have to reach, a row has its node, whether it
+        can be dialled, and its addresses.
         """
         told, self._ways = self._ways, {row[0]: row for row in ways}
         if news := [row for row in ways if told.get(row[0]) != row]:
             self.link.send(messages.Addresses(news))
 
     def send_plan(self, epoch: Epoch, parent: Place | None, backups: list[Place]) -> None:
-        """Sent only if it is new to this peer. ``parent`` None: the hub."""
+        """Send the plan if it is new to this peer. ``parent`` is None for the hub."""
         if self._sent == (parent, backups) or self.peer is None:
             return
         self._sent = (parent, backups)
@@ -143,7 +143,7 @@ class PeerSession:
         self.link.send(messages.Plan(epoch, node, host, port, backups))
 
     def send_neighbours(self, neighbours: list[Place]) -> None:
-        """Send neighbours that are new to this peer. Neighbours are no part of the plan: they change more often, and
+        """Send neighbours that are new to this peer. Neighbours are not part of the plan: they change more often, and
         no peer moves because of them.
         """
         if self._neighbours != neighbours:
@@ -151,7 +151,7 @@ class PeerSession:
             self.link.send(messages.Neighbours(neighbours))
 
     def renewed(self) -> None:
-        """The peer's ENROL has been answered."""
+        """Called when the peer's ENROL has been answered."""
         self._renewing = False
 
     def beat(self, now: float, silence_s: float) -> None:
@@ -216,13 +216,13 @@ class PeerSession:
 
 
 class Sessions(dict[str, PeerSession]):
-    """The sessions of all joined peers, by the peer's node in hex. ``JoinHandler`` alone changes it."""
+    """The sessions of all joined peers, by the peer's node in hex. Only ``JoinHandler`` changes it."""
 
     def send_all(self, record: messages.Record) -> None:
         for session in self.values():
             session.link.send(record)
 
     def name_of(self, ident: str) -> str:
-        """The peer's name; for a peer that is not joined, ``ident``."""
+        """The peer's name, or ``ident`` if the peer is not joined."""
         session = self.get(ident)
         return ident if session is None or session.peer is None else session.peer.name

@@ -1,6 +1,6 @@
-"""Tells each peer about others: its parent and backups, how to reach them, dial requests, and sources to pull from.
+"""Informs each peer about others: its parent and backups, how to reach them, dial requests, and sources to pull from.
 
-Promises: a peer is told only what is new to it. A change of the plan is sent to the peers near the change, or to all
+Guarantees: a peer is sent only what is new to it. A changed plan is sent to the peers near the change, or to all peers
 after a change of reachability.
 """
 
@@ -20,7 +20,7 @@ from trainer_node.membership.peer_session import PeerSession
 from trainer_node.membership.reachability_prober import ReachabilityProber
 
 BACKUPS = 8
-"""Ancestors that a peer is told of; a peer that loses all of them turns to the hub."""
+"""Most ancestors that are sent to a peer; a peer that loses all of them turns to the hub."""
 
 
 class PlanDistributor:
@@ -59,7 +59,7 @@ class PlanDistributor:
         for ident in near if known == self._known_reach and reach.plain else self._sessions:
             session = self._sessions[ident]
             parent = peers.get(plan.parent[ident])
-            # Reverse dialling needs the hub. Neighbours matter when the hub is gone, so they must be dialled directly.
+            # Dialling back needs the hub. Neighbours are needed when the hub is gone, so they must be dialled directly.
             backups = [
                 peers[b]
                 for b in plan.backups(ident, BACKUPS)
@@ -80,18 +80,18 @@ class PlanDistributor:
     # -- reachability
 
     def _reach_changed(self) -> None:
-        """The prober has learnt which peers can be reached."""
+        """Update and send the plan: the prober has learnt which peers can be reached."""
         self._membership.reach_changed(time.monotonic())
         self.send_plans()
 
     def note_link(self, peer: PeerRecord, above: str) -> None:
-        """A peer reports that another peer feeds it: one of the two could dial the other."""
+        """Record that the peer above feeds this one, so one of the two was able to dial the other."""
         made = (above, peer.ident) if peer.dialled_by_parent else (peer.ident, above)
         self._membership.reach.reached(*made)
         self.prober.wake()
 
     def on_dial_request(self, session: PeerSession, body: messages.Call) -> None:
-        """CALL: the peer wants to be dialled by another peer."""
+        """Handle CALL: ask another peer to dial this one."""
         peer, target = session.peer, body.node.hex()
         assert peer is not None
         ways, other = self._membership.reach.ways(target, peer.ident), self._sessions.get(target)
@@ -101,7 +101,7 @@ class PlanDistributor:
             other.link.send(messages.Called(session.link.remote, body.stripes, ways))
 
     def on_unreachable(self, session: PeerSession, node: bytes) -> None:
-        """UNREACHABLE: the peer could not dial another peer."""
+        """Handle UNREACHABLE: the peer could not dial another peer."""
         peer = session.peer
         assert peer is not None
         self._membership.reach.unreached(peer.ident, node.hex(), time.monotonic())
@@ -113,7 +113,7 @@ class PlanDistributor:
     # -- sources
 
     def on_source_request(self, session: PeerSession, body: messages.FindSources) -> None:
-        """FIND_SOURCES: the peer asks which peers hold an artifact."""
+        """Handle FIND_SOURCES: send the peer a list of peers that hold an artifact."""
         peer, peers, reach, now = session.peer, self._membership.peers, self._membership.reach, time.monotonic()
         assert peer is not None
         ident, region = peer.ident, peer.region

@@ -1,7 +1,7 @@
-"""Changes the plan where reports show that it is due, and sends it: a peer has moved, or falls behind.
+"""Changes and sends the plan when reports require it, because a peer has moved or falls behind.
 
-Promise: a peer that sends garbage or withholds artifacts feeds no other peer. Each verdict is reported once, however
-often its witness repeats the report.
+Guarantee: a peer that sends corrupt pieces or withholds artifacts feeds no other peer. Each verdict is reported once,
+however often its witness repeats the report.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PlanUpkeep:
         self._events = events
 
     def settle(self) -> None:
-        """Every second, and after each change: judge withholding peers, and change the plan where it is due."""
+        """Judge withholding peers, and change the plan if that is due. Called every second and after each change."""
         now = time.monotonic()
         self.judge_withholding(now)
         if self._broadcasts.update(now):
@@ -49,7 +49,7 @@ class PlanUpkeep:
         self._plans.send_plans()
 
     def probe(self, ident: str) -> None:
-        """Learn which addresses of a peer answer."""
+        """Find out which of a peer's addresses answer."""
         self._plans.prober.probe(ident)
 
     def note_parent(self, peer: PeerRecord, body: messages.Report) -> None:
@@ -63,7 +63,7 @@ class PlanUpkeep:
             self._plans.send_plans()
 
     def note_inflow(self, peer: PeerRecord, body: messages.Report, now: float) -> None:
-        """The peer's rate during a broadcast."""
+        """Handle the peer's rate during a broadcast."""
         if (row := body.inflow) is None:
             return
         if self._broadcasts.slowed(peer.ident, now, Inflow(row[0], row[1] / 1e6, row[2])):
@@ -73,7 +73,7 @@ class PlanUpkeep:
     # -- garbage and withholding
 
     def note_garbled(self, witness: PeerRecord, rows: Iterable[tuple[bytes, int]], now: float) -> None:
-        """A peer reports how many corrupt pieces each peer has sent."""
+        """Handle a peer's counts of corrupt pieces that each peer has sent."""
         blame = self._membership.blame
         named = [(node.hex(), pieces) for node, pieces in rows]
         demoted, given_up = blame.demoted(now), {ident for ident, _ in named if blame.quarantined(ident)}
@@ -89,7 +89,7 @@ class PlanUpkeep:
         self._plans.send_plans()
 
     def judge_withholding(self, now: float) -> None:
-        """Judge the reports of peers that lack sealed artifacts."""
+        """Judge the reports of peers that do not have sealed artifacts."""
         anew = self._membership.judge_withholding(now)
         for ident, witness in anew:
             quarantined = self._membership.withholding.quarantined(ident)

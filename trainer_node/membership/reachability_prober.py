@@ -1,7 +1,7 @@
-"""Finds out where peers can be dialled.
+"""Finds out which addresses of peers can be dialled.
 
 The hub dials every address of a peer once the peer has joined, and again when another peer reports an address as
-unreachable. While an address does not answer, it is dialled from time to time. It sends a handshake and nothing else.
+unreachable. An address that does not answer is dialled again from time to time. The hub sends only a handshake.
 `topology.reachability` decides what follows from the answers.
 """
 
@@ -25,21 +25,21 @@ from trainer_node.membership.peer_record import PeerRecord
 logger = logging.getLogger("p2pcast.hub")
 
 AT_ONCE = 16
-"""Addresses that are dialled at one time: thousands of peers may join at once."""
+"""Number of addresses that are dialled at the same time: thousands of peers may join at once."""
 AGAIN_S = 60.0
-"""Interval between two dials of addresses that did not answer, in seconds."""
+"""Interval between two attempts to dial addresses that did not answer, in seconds."""
 NOTIFY_S = 0.1
-"""Least interval between two announcements of news, in seconds: news may concern every peer."""
+"""Shortest interval between two announcements, in seconds, because news may concern every peer."""
 
 
 def whereabouts(body: messages.Join, observed: str) -> tuple[tuple[Contact, ...], tuple[int, ...]]:
-    """A peer's addresses and IP versions, from its JOIN and from the source address of its connection. An advertised
-    address excludes all others.
+    """Return a peer's addresses and IP versions, from its JOIN and its connection's source address. If the peer
+    advertises an address, no others are inferred.
     """
     host, port = body.listen
     said: list[Address] = [(h, p) for h, p in body.ways or () if h]
     found: dict[Address, bool] = {}
-    """Address → whether it is of the peer's own network."""
+    """Address → whether it is in the peer's own network."""
     if host:
         found = dict.fromkeys([(host, port), *said], False)
     else:
@@ -57,34 +57,34 @@ def whereabouts(body: messages.Join, observed: str) -> tuple[tuple[Contact, ...]
 
 
 def note_addresses(peer: PeerRecord, body: messages.Join, observed: str) -> None:
-    """Note the addresses of a new peer."""
+    """Record the addresses of a new peer."""
     peer.site, peer.beside_hub = site_of(observed), is_loopback(observed)
     peer.ways, peer.families = whereabouts(body, observed)
 
 
 class ReachabilityProber:
-    """``run`` until cancelled."""
+    """Dials peers; ``run`` runs until cancelled."""
 
     def __init__(self, reach: Reach, identity: Identity, tls: ssl.SSLContext | None) -> None:
         self.changed: Observers[[]] = Observers()
-        """Called after news that peers may have to be told of."""
+        """Called after changes that peers may have to be informed of."""
         self._reach = reach
         self._identity = identity
         self._tls = tls
         self._due: dict[str, list[Address]] = {}
-        """Peer → its addresses that are still to be dialled; peers take turns."""
+        """Peer → its addresses that are yet to be dialled; peers take turns."""
         self._work = Wakeup()
         self._found = Wakeup()
         self._notified_turn = 0
 
     def probe(self, ident: str) -> None:
-        """Dial a peer at each of its addresses; a peer that joined again, at its new addresses alone."""
+        """Dial each of a peer's addresses; if the peer joined again, only its new addresses."""
         if addresses := [address for address, _ in self._reach.answers(ident)]:
             self._due[ident] = addresses
             self._work.notify()
 
     def wake(self) -> None:
-        """``reach`` has news from elsewhere."""
+        """Announce changes of ``reach`` that were found elsewhere."""
         self._found.notify()
 
     async def run(self) -> None:
@@ -106,7 +106,7 @@ class ReachabilityProber:
                 continue
             try:
                 answers = await dial_probe(address, self._identity, bytes.fromhex(ident), self._tls)
-            except Exception as error:  # noqa: BLE001 - one peer's address must not end the hub
+            except Exception as error:  # noqa: BLE001 - one peer's address must not stop the hub
                 report_bug(f"dialling a peer back at {show_address(*address)}", error)
                 answers = False
             if answers is not None:

@@ -1,6 +1,6 @@
 """Handles REPORT: a peer's versions, engines, artifacts, parent and rate.
 
-Promise: a plan that changes because of a report is sent before the next message is handled.
+Guarantee: if a report changes the plan, the plan is sent before the next message is handled.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class ArtifactDirectory(Protocol):
 
 
 class ArtifactReports:
-    """The part of a report that names artifacts: held and lacking ones, and wrong objects on the mirror.
+    """Handles the artifacts in a report: those the peer holds, those it is missing, and wrong objects on the mirror.
 
-    ``is_sealed``: whether an artifact is in the hub's store. ``mirror_is_wrong`` takes the names of wrong objects on
-    the mirror.
+    ``is_sealed``: whether an artifact is in the hub's store. ``mirror_is_wrong`` is called with the names of wrong
+    objects on the mirror.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class ArtifactReports:
 
 
 class ReportHandler:
-    """``reported``: called with each peer that has reported, and the time. ``learn_evictions`` takes signed statements
-    that this hub may have lost.
+    """``reported``: called with each peer that has reported, and the time. ``learn_evictions`` is called with signed
+    statements that this hub may have lost.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ReportHandler:
         learn_evictions: Callable[[Sequence[bytes]], None],
     ) -> None:
         self.invalid_reports = 0
-        """Reports with invalid values, which were ignored."""
+        """Number of reports with invalid values, which were ignored."""
         self._membership = membership
         self._upkeep = upkeep
         self._artifacts = artifacts
@@ -118,7 +118,7 @@ class ReportHandler:
             self._upkeep.settle()
 
     def _update(self, peer: PeerRecord, body: messages.Report, now: float) -> None:
-        """Versions, engines and the last transfer."""
+        """Update the peer's versions, engines and last transfer."""
         peer.staged = body.staged
         peer.committed = body.committed
         peer.report = body

@@ -41,7 +41,7 @@ class ShardPart:
     """Words of one cell that this rank sends. Fields:
 
     - ``cell``: the part in the form of a cell (same index, ``start`` in the tensor, ``words``), so that it can be
-    encoded by itself.
+      encoded by itself.
     - ``at``: offset from the cell's start, in words.
     - ``source``: offset from the start of the rank's share of the tensor, in words.
     """
