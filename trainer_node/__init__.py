@@ -1,6 +1,6 @@
 """The trainer's side: the hub daemon, and ``Publisher`` for a training process.
 
-``from trainer_node import Publisher`` loads torch; importing the package alone, or the hub, does not.
+``from trainer_node import Publisher`` loads torch. Importing only the package, or the hub, does not.
 """
 
 from __future__ import annotations

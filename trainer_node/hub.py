@@ -1,7 +1,7 @@
 """The hub: the trainer's side of a run. It publishes checkpoints as versions, plans the chains of peers, and sends each
-version to the heads of the chains.
+version to the first peer of every chain.
 
-Promises:
+Guarantees:
 
 - A version is announced as sealed only once it is durable here.
 - A restarted hub continues the same run (key, versions, epochs).
@@ -46,13 +46,13 @@ logger = logging.getLogger("p2pcast.hub")
 BEAT_S = 1.0
 """Interval of the PINGs to each peer, in seconds."""
 SILENCE_S = 5.0
-"""A control connection that has been silent for so many seconds is dead."""
+"""A control connection that has been silent for this many seconds counts as dead."""
 
 
 class Hub:
-    """The parts of a hub, all built and connected. ``run`` until cancelled, then ``close``.
+    """The parts of a hub, built and connected. ``run`` runs until cancelled; then call ``close``.
 
-    Everything happens on one event loop; blocking work goes to executors.
+    Everything happens on one event loop; blocking work runs in executors.
     """
 
     def __init__(self, state: StateParts, fleet: FleetParts, publishing: Publishing, control: ControlParts) -> None:
@@ -73,7 +73,7 @@ class Hub:
         await control.listener.start(*self.config.listen)
         await self.http.start(*self.config.http)
         self._write_addresses()
-        # First what the run waits for. No version is restored or published before the kernels are loaded.
+        # First what the run waits for: no version is restored or published before the kernels are loaded.
         await state.staging.warm_up()
         await publishing.pipeline.restore()
         async with self.tasks.group() as group:
@@ -110,7 +110,7 @@ class Hub:
         state, publishing, control = self.state, self.publishing, self.control
         with contextlib.suppress(OSError):
             (self.config.state / "daemon.json").unlink(missing_ok=True)
-        # First: the sessions that this end closes count as joined, so the next process expects their peers back.
+        # First: the sessions that are closed here count as joined, so the next process expects their peers back.
         control.join_handler.stop()
         state.recovery.close()
         await self.http.stop()
@@ -139,12 +139,12 @@ class Hub:
             self.publishing.commits.handle(Tick())
             try:
                 self.control.plan_upkeep.settle()
-            except Exception as error:  # noqa: BLE001 - what peers report must not end the hub
+            except Exception as error:  # noqa: BLE001 - what peers report must not stop the hub
                 report_bug("planning", error)
 
     def _write_addresses(self) -> None:
         config = self.config
-        # Only once connections are answered: a peer that finds the token file may join at once.
+        # Only once connections are accepted, because a peer that finds the token file may join at once.
         self.state.admission.own_token.write_now()
         http = show_address(*self.http.address)
         atomic_write(config.state / "daemon.json", b'{"http": "http://%s"}\n' % http.encode(), 0o600)
@@ -170,7 +170,7 @@ class Hub:
 
 @contextlib.asynccontextmanager
 async def opened(config: HubConfig) -> AsyncIterator[Hub]:
-    """Lock the state folder and build a hub; close it at the end. Raises LocalError, UsageError."""
+    """Context manager that locks the state folder and builds a hub. Raises LocalError or UsageError."""
     events = Events()
     tasks = Tasks(events)
     with state_lock(config.state), tasks.watching():
@@ -185,6 +185,6 @@ async def opened(config: HubConfig) -> AsyncIterator[Hub]:
 
 
 async def run_hub(config: HubConfig) -> None:
-    """Until cancelled."""
+    """Run a hub until cancelled."""
     async with opened(config) as hub:
         await hub.run()

@@ -18,13 +18,13 @@ from p2pcast.transport.socket_options import Sockets
 
 BARRIER_TIMEOUT_S, BARRIER_QUORUM = 30.0, 0.9
 RECALL_S = 10.0
-"""Time for the peers of the last process to return, in seconds: several of their longest retry delays."""
+"""How long to wait for the last process's peers to return, in seconds: several of their longest retry delays."""
 _STATE = shared.state_of("hub")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubConfig:
-    """``checkpoints``: None: all versions come from a trainer's ranks."""
+    """``checkpoints`` is None if all versions come from a trainer's ranks."""
 
     checkpoints: Path | None = setting(None, argument=True)
     base: Path | None = setting(
@@ -163,7 +163,7 @@ class HubConfig:
     plaintext: bool = shared.plaintext()
 
     def checked(self) -> HubConfig:
-        """Raises UsageError for settings that do not fit together."""
+        """Raises UsageError for settings that are incompatible."""
         if self.commit != "barrier" and (self.barrier_timeout_s, self.barrier_quorum) != (None, None):
             raise UsageError("--barrier-timeout and --barrier-quorum need --commit barrier")
         if self.mirror_bps is not None and self.mirror is None:

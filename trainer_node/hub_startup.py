@@ -1,7 +1,7 @@
-"""Builds the parts of a hub, in four stages, and connects them. Each part gets the few things that it needs.
+"""Builds the parts of a hub, in four stages, and connects them. Each part gets only what it needs.
 
-Parts that announce something to parts built after them have a list of observers; it is filled here, before anything
-runs.
+A part that announces something to parts that are built later has a list of observers, which is filled here before
+anything runs.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ from trainer_node.rollout_summary import RolloutSummary
 logger = logging.getLogger("p2pcast.hub")
 
 PULLS = 64
-"""Peers that may pull from the hub at one time, for artifacts that no other peer has."""
+"""Most peers that may pull from the hub at the same time, for artifacts that no other peer has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class Publishing:
 
 @dataclass(frozen=True, slots=True)
 class ControlParts:
-    """Stage 4: connections, and what peers and users say."""
+    """Stage 4: connections, and messages from peers and users."""
 
     plan_distributor: PlanDistributor
     report_handler: ReportHandler
@@ -159,7 +159,7 @@ class ControlParts:
 
 
 async def open_state(config: HubConfig, events: Events, tasks: Tasks) -> StateParts:
-    """Raises LocalError, UsageError."""
+    """Open the state folder. Raises LocalError or UsageError."""
     checkpoints, folder, names = config.checkpoints, config.state, config.folder_form.names
     if checkpoints is not None:
         await asyncio.to_thread(check_folder, checkpoints, names)
@@ -196,7 +196,7 @@ async def open_state(config: HubConfig, events: Events, tasks: Tasks) -> StatePa
 
 
 def _require_same_form(state_file: StateFile, quantise: str | None) -> None:
-    """Raises UsageError where the run's versions have another form: one version never names two sets of weights."""
+    """Raises UsageError if the run's versions have a different form: one version never has two sets of weights."""
     if not state_file["incarnation"] or state_file["quantise"] == quantise:
         return
     was = state_file["quantise"]
@@ -237,7 +237,7 @@ def build_fleet(state: StateParts) -> FleetParts:
 
 
 def _recall_sizes(sizes: VersionSizes, store: ArtifactStore) -> None:
-    """Sizes of the state and of its deltas, from what an earlier process stored."""
+    """Set the sizes of the state and its deltas from what an earlier process stored."""
     stored = store.artifacts.values()
     if stored:
         sizes.state(max(stored, key=lambda s: s.version).assembly.layout.nbytes)

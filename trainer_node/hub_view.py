@@ -1,4 +1,4 @@
-"""How a hub shows itself: /status, /readyz, /wait and metrics. Reads, changes nothing."""
+"""How a hub shows itself in /status, /readyz, /wait and metrics. Read-only."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class HubView:
         return judge(self.facts())
 
     def facts(self) -> Document:
-        """/status without verdicts."""
+        """The contents of /status, without verdicts."""
         commits, target = self.commits, self.commits.target.version
         return {
             "role": "hub",

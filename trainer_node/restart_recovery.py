@@ -1,11 +1,11 @@
-"""After a restart: versions that returning peers know and this hub's state lacks.
+"""After a restart, learns of versions that returning peers know but this hub's state does not contain.
 
-A state folder may be an older copy, or may lack a version that was sealed while the hub died. Peers hold signed records
-of this run's versions, and show the newest ones when they join.
+A state folder may be an older copy, or may not have a version that was sealed while the hub died. Peers have signed
+records of this run's versions, and send the newest ones when they join.
 
-Promises: after a restart no version opens before the peers of the last process are back, or their time is over. Only
-records that the run's key signed count. If a peer proves a version that this hub does not hold, the next version opens
-a higher branch, so no number ever names two states.
+Guarantees: after a restart, no version opens before the last process's peers have returned or the wait has timed out.
+Only records that the run's key signed count. If a peer proves a version that this hub does not have, the next version
+opens a higher branch, so that no number is ever used for two states.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ R = TypeVar("R", Durable, Open)
 
 ROSTER = "peers.log"
 MOST_IDLE_RECORDS = 1024
-"""Records in the roster's file beyond one a peer, before the file is rewritten."""
+"""Most records in the roster's file beyond one per peer before the file is rewritten."""
 
 
 class Roster:
     """The joined peers, by node, in a file that outlives this process. Changes are written without an fsync: after a
-    crash of the machine the next start waits RECALL_S at most. The file is rewritten in a thread, because that needs an
+    machine crash, the next start waits RECALL_S at most. The file is rewritten in a thread, because that needs an
     fsync.
     """
 
@@ -45,7 +45,7 @@ class Roster:
         self._later = later
         self._closed = False
         self._held_back: list[dict[str, str]] | None = None
-        """Changes since the rewrite under way began; None while there is no rewrite."""
+        """Changes since the current rewrite began; None while there is no rewrite."""
         self.peers: set[str] = set()
         for record in self._log.records:
             if "joined" in record:
@@ -63,7 +63,7 @@ class Roster:
             self._note({"left": peer})
 
     def close(self) -> None:
-        """Peers that leave from now on stay in the file: the next process expects them back."""
+        """Close the file. Peers that leave from now on stay in it, so the next process expects them back."""
         self._closed = True
         if self._held_back is None:
             self._log.close()
@@ -97,8 +97,8 @@ class Roster:
 
 
 class Recovery:
-    """``restarted``: there was a process before this one. ``unlike(peer, version)`` is called for each version that a
-    peer has proved and this hub does not hold.
+    """``restarted``: whether there was a process before this one. ``unlike(peer, version)`` is called for each version
+    that a peer has proved and this hub does not have.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Recovery:
         unlike: Callable[[str, Version], None],
     ) -> None:
         self.done = asyncio.Event()
-        """Versions may open."""
+        """Set once versions may open."""
         self._store = store
         self._numbers = numbers
         self._roster = roster
@@ -119,7 +119,7 @@ class Recovery:
         self._run = run_id(store.run_key)
         self._awaited = set(roster.peers)
         self._known = bool(roster.peers)
-        """Without a known peer any peer may return, so the hub waits the whole time."""
+        """Whether any peer is known. If none is, any peer may return, so the hub waits the whole time."""
         self._has_reported: set[str] = set()
         """Peers that have reported since they joined."""
         self._reported: set[Version] = set()
@@ -145,8 +145,8 @@ class Recovery:
         self._roster.joined(peer)
 
     def learn(self, peer: str, name: str, durable: Sequence[bytes], opened: Sequence[bytes]) -> None:
-        """The first report after joining shows signed records; those of later reports are ignored, and so are forged
-        and foreign ones.
+        """Check the signed records in a peer's first report after joining. Those of later reports are ignored, and so
+        are forged records and those of other runs.
         """
         if peer in self._has_reported:
             return
@@ -170,19 +170,19 @@ class Recovery:
         self._roster.close()
 
     def _contradicts(self, shown: Durable) -> bool:
-        """True when this hub should hold a version and does not, or holds another state under its number."""
+        """Whether this hub should have the version but does not, or has a different state under its number."""
         known = self._store.identity(shown.version)
         if known is not None:
             return known != shown.manifest
         versions = {s.version for s in self._store.artifacts.values()}
         if shown.version in versions:
-            return False  # of release 0.1, which knew no version hashes
+            return False  # stored by release 0.1, which had no version hashes
         oldest, newest = self._kept()
-        # Older ones retention may have removed.
+        # Retention may have removed older ones.
         return newest is None or shown.version > newest or (oldest is not None and shown.version > oldest)
 
     def _kept(self) -> tuple[Version | None, Version | None]:
-        """The oldest version from which on this hub holds every version, and the newest."""
+        """The oldest version from which on this hub has every version, and the newest version."""
         stored = self._store.artifacts.values()
         bases: dict[Version, Version] = {}
         for one in stored:

@@ -1,1 +1,1 @@
-"""Background work beside the newest version: anchors, squashes, the mirror."""
+"""Background work next to publishing: anchors, squashes, the mirror."""

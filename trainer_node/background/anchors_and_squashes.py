@@ -1,11 +1,11 @@
-"""Artifacts that a hub makes beside the newest version, off the hot path. They are anchors every so often, the ladder
-of squashes, and squashes for late peers on request.
+"""Artifacts that a hub makes next to the newest version, off the hot path: anchors at intervals, the ladder of
+squashes, and squashes for late peers on request.
 
-Promises: publishing waits for none of them. One thread makes one artifact at a time, in gaps of live traffic, and for a
-twentieth of the time without gaps (``trainer_node.background.background_throttle``). Anchors are made from a frozen
-view of the shadow. A failure is logged, and costs that artifact alone. Each artifact is signed, sealed in the store,
-announced, and never pushed: peers that need it ask for it. Squashes are made while they leave room for the next
-versions and a whole state; they give way to anchors.
+Guarantees: publishing never waits for any of them. One thread makes one artifact at a time, while there is no live
+traffic, and otherwise for a twentieth of the time (``trainer_node.background.background_throttle``). Anchors are made
+from a frozen view of the shadow. If an artifact fails, that is logged, and only that artifact is lost. Each artifact is
+signed, sealed in the store, announced, and never pushed: peers that need it ask for it. Squashes are made only if they
+leave space for the next versions and a whole state; they are removed to make space for anchors.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ logger = logging.getLogger("p2pcast.hub")
 T = TypeVar("T")
 
 MAX_WAITING = 16
-"""Requested squashes that are not made yet; later requests take the ladder."""
+"""Most requested squashes that are yet to be made; later requests use the ladder."""
 SQUASH_BYTES_S = 0.5e9
-"""Assumed speed of one core, in bytes of the state a second and link, until the first squash has been made here."""
+"""Assumed speed of one core, in bytes of state per second and link, until the first squash has been made here."""
 RETRY_S = 5.0
 
 
@@ -58,8 +58,8 @@ def _bytes(parts: Sequence[Holding]) -> int:
 
 
 class AnchorsAndSquashes:
-    """``run`` until cancelled. ``rungs`` empty: no squashes at all. ``anchor_every``: versions between anchors; None:
-    ANCHOR_EVERY.
+    """Makes artifacts until ``run`` is cancelled. If ``rungs`` is empty, no squashes are made. ``anchor_every``: number
+    of versions between anchors; None for ANCHOR_EVERY.
     """
 
     def __init__(
@@ -79,12 +79,12 @@ class AnchorsAndSquashes:
         anchor_every: int | None = None,
     ) -> None:
         """``holdings``: the node's artifacts, by id. ``live_traffic``: whether a version is being made or sent. ``add``
-        takes each artifact that lies in the store. ``recover`` gets lost artifacts back from peers, with True whole
-        states too; ``catch_up`` then takes the shadow to the newest version. ``make_room`` gives up squashes until so
-        many bytes are free.
+        is called with each artifact that is in the store. ``recover`` fetches lost artifacts from peers; with True,
+        also whole states. ``catch_up`` then brings the shadow to the newest version. ``make_room`` removes squashes
+        until the given number of bytes is free.
         """
         self.made_bytes = 0
-        """Size of the squashes and anchors of this process."""
+        """Size of the squashes and anchors that this process has made, in bytes."""
         self.busy: str | None = None
         self._store = store
         self._holdings = holdings
@@ -94,9 +94,9 @@ class AnchorsAndSquashes:
         self._catch_up = catch_up
         self._make_room = make_room
         self._free_bytes = math.inf
-        """As last measured."""
+        """Free space when last measured."""
         self._short = False
-        """Something was not begun for want of room, and is looked at again."""
+        """Something was not started for lack of space, and will be checked again."""
         self._told: Gap | None = None
         """The last gap that was reported."""
         self._key = key
@@ -119,7 +119,7 @@ class AnchorsAndSquashes:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def wake(self) -> None:
-        """A version was published: there may be something to make."""
+        """Called when a version was published, because there may be something to make."""
         self._wakeup.notify()
 
     async def run(self) -> None:
@@ -136,7 +136,7 @@ class AnchorsAndSquashes:
                 await self._wakeup.wait(RETRY_S if again else None)
 
     async def _next(self) -> bool:
-        """Make the most urgent artifact. False when there is none to make, or no room."""
+        """Make the most urgent artifact. Returns False if there is none to make, or no space."""
         self._free_bytes = await asyncio.to_thread(self._store.free_bytes)
         if (gap := self.gap()) is not None and await self._close(gap):
             return True
@@ -165,7 +165,7 @@ class AnchorsAndSquashes:
     # -- room
 
     def _has_room(self, what: str, need_bytes: float) -> bool:
-        """Whether there is room for an artifact, and for what may follow. One log line until there is."""
+        """Whether there is space for an artifact, and for what may follow it. Logs once until there is."""
         self.busy = what
         short = self._free_bytes < need_bytes
         if short and not self._short:
@@ -181,18 +181,18 @@ class AnchorsAndSquashes:
         return newest.assembly.layout.nbytes + room_for_next(self._store.deltas())
 
     def _room_for_squash(self, parts_bytes: int) -> int:
-        """A squash is optional: versions and the next anchor come first."""
+        """The space that an optional squash must leave free: versions and the next anchor have priority."""
         return parts_bytes + self._room_for_anchor() + room_for_next(self._store.deltas())
 
     # -- gaps
 
     def gap(self) -> Gap | None:
-        """Why a new peer cannot reach the newest version; None where it can. Then every older peer can, too."""
+        """Why a new peer cannot reach the newest version, or None if it can. Every older peer then can, too."""
         return find_gap(None, self._edges())
 
     async def _close(self, gap: Gap) -> bool:
-        """Get lost artifacts back from peers; else make an anchor, which leads past them. False where neither is
-        possible: then the trainer's next version leads on.
+        """Fetch lost artifacts from peers, or else make an anchor, which bypasses the gap. Returns False if neither is
+        possible; the trainer's next version then closes the gap.
         """
         if gap != self._told:
             self._told = gap
@@ -222,7 +222,7 @@ class AnchorsAndSquashes:
     # -- anchors
 
     def _anchor_due(self) -> bool:
-        """True ``anchor_every`` versions after the newest whole state of this branch and layout."""
+        """Whether ``anchor_every`` versions have passed since the newest whole state of this branch and layout."""
         head = self._store.newest()
         if head is None or self._source.shadow is None:
             return False
@@ -272,7 +272,7 @@ class AnchorsAndSquashes:
     # -- squashes
 
     def ask(self, base: Version, node: bytes = b"") -> Promise | None:
-        """A squash from ``base`` to the newest version, for a late peer (``node``); None if there will be none."""
+        """Promise a late peer (``node``) a squash from ``base`` to the newest version, or return None."""
         head = self._store.newest()
         if head is None or not self._rungs:
             return None
@@ -299,7 +299,7 @@ class AnchorsAndSquashes:
         return promise
 
     def exponent(self) -> float:
-        """How squashes of this run shrink with their length."""
+        """How the size of this run's squashes grows with the number of versions they join."""
         return fitted_exponent(self._ratios())
 
     def _ratios(self) -> list[tuple[int, float]]:
@@ -316,7 +316,7 @@ class AnchorsAndSquashes:
         return [Edge(s.id, s.base, s.version, s.manifest.log) for s in self._store.artifacts.values()]
 
     def _chain(self, base: Version, version: Version) -> list[Edge]:
-        """Every single step between the two versions."""
+        """Return every single step between the two versions."""
         newest: dict[Version, Edge] = {}
         for edge in self._edges():
             if edge.base is not None and (
@@ -334,7 +334,7 @@ class AnchorsAndSquashes:
         return path[::-1]
 
     def _path(self) -> list[Version]:
-        """Versions to the newest, each the base of the next, as far back as single steps go."""
+        """Versions up to the newest, each the base of the next, as far back as single steps go."""
         steps = {
             s.version: s.base
             for s in sorted(self._store.artifacts.values(), key=lambda s: s.base or Version(0, 0))
@@ -362,7 +362,7 @@ class AnchorsAndSquashes:
         )
 
     def _way(self, base: Version, version: Version) -> list[Holding]:
-        """The fewest artifacts that lead from ``base`` to ``version``."""
+        """Return the fewest artifacts that lead from ``base`` to ``version``."""
         return [self._holdings[e.artifact] for e in self._fewest(base, version)]
 
     def _fewest(self, base: Version, version: Version) -> list[Edge]:
@@ -370,7 +370,7 @@ class AnchorsAndSquashes:
         return cheapest_path(base, deltas, cost=lambda e: 1, target=version)
 
     async def _squash(self, parts: Sequence[Holding]) -> bool:
-        """False if there is nothing to join."""
+        """Make a squash. Returns False if there is nothing to join."""
         if len(parts) < 2:
             return False
         base = parts[0].open.base
@@ -401,7 +401,7 @@ class AnchorsAndSquashes:
         )
 
     def _wait_for_turn(self, *, pressed: bool = False) -> None:
-        """Called before each cell, in the thread. Raises RetryableError when the hub ends."""
+        """Called in the thread before each cell. Raises RetryableError when the hub exits."""
         self._throttle.take(pressed=pressed)
         if self._stopped.is_set():
             raise RetryableError("the hub ends")

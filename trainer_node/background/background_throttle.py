@@ -1,8 +1,8 @@
-"""When work beside live traffic may continue: at once while there is no traffic, else for a small share of the time,
-one part at a time. So the work ends however busy a run is.
+"""Decides when background work may continue: at once while there is no live traffic, and otherwise for a small share of
+the time, one part at a time. So the work finishes however busy a run is.
 
-A low thread priority would not do: the interpreter's lock goes to a waiting thread in turn, and all others wait until
-that thread has really run. At the lowest priority on busy cores that takes long (docs/design/decisions/anchors.md).
+A low thread priority would not help: the GIL is handed to a waiting thread, and all others wait until that thread has
+actually run. At the lowest priority on busy cores that takes long (docs/design/decisions/anchors.md).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from p2pcast.relay.child import Child
 from p2pcast.relay.holding import Holding
 
 CHECK_S = 0.01
-"""Between two checks for live traffic, in seconds."""
+"""Interval between two checks for live traffic, in seconds."""
 SHARE = 0.05
-"""Share of the time for such work during live traffic."""
+"""Share of the time that background work may use during live traffic."""
 LEAST_WAIT_S, MOST_WAIT_S = 0.25, 1.0
 
 
 class BackgroundThrottle:
-    """``live``: whether there is live traffic; asked on the loop. ``clock``: monotonic, in seconds."""
+    """``live``: whether there is live traffic; called on the event loop. ``clock``: monotonic, in seconds."""
 
     def __init__(self, live: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
         self._live = live
@@ -35,7 +35,7 @@ class BackgroundThrottle:
 
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
-        """One piece of work: ``take`` follows live traffic for as long as the block runs."""
+        """Context manager around one piece of work, during which ``take`` waits for live traffic."""
         self._began = None
         self._update()
         task = spawn(self._watch(), "background throttle")
@@ -46,8 +46,8 @@ class BackgroundThrottle:
             self._free.set()
 
     def take(self, *, pressed: bool = False) -> None:
-        """Called in the working thread before each part; returns when the part may be done. ``pressed``: waiting would
-        cost more than it saves.
+        """Wait until the next part may be done; called in the working thread before each part. ``pressed``: waiting
+        would cost more than it saves.
         """
         if self._began is not None and not pressed:
             worked_s = self._clock() - self._began
@@ -55,7 +55,7 @@ class BackgroundThrottle:
         self._began = self._clock()
 
     def close(self) -> None:
-        """No call of ``take`` waits any more."""
+        """Let all calls of ``take`` return at once from now on."""
         self._live = lambda: False
         self._free.set()
 
@@ -72,5 +72,5 @@ class BackgroundThrottle:
 
 
 def live_traffic(holdings: Iterable[Holding], children: Iterable[Child]) -> bool:
-    """Whether the hub makes or sends a version now: an artifact is incomplete, or a child waits for pieces."""
+    """Whether the hub is making or sending a version: an artifact is incomplete, or a child waits for pieces."""
     return any(h.incomplete for h in holdings) or any(child.schedules.waiting for child in children)

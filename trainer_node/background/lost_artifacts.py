@@ -1,11 +1,11 @@
-"""Gets back from peers what this hub's disk has lost, where without it no way leads to the newest version.
+"""Fetches artifacts that this hub's disk has lost from peers, if the newest version cannot be reached without them.
 
-Promises:
+Guarantees:
 
-- The hub takes only artifacts that it asked for, that the run's key signed, and that the hub once confirmed. Their
-  state has the digest that the hub knows of their version.
-- An artifact lies in the store only once all of it is verified and durable.
-- Peers that lie, or send nothing, cost ``LONGEST_S`` at most.
+- The hub accepts only artifacts that it asked for, that the run's key signed, and that the hub once confirmed. Their
+  state has the digest that the hub knows for their version.
+- An artifact is in the store only once all of it is verified and durable.
+- Peers that lie, or send nothing, delay the hub by ``LONGEST_S`` at most.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from trainer_node.membership.membership import Membership
 logger = logging.getLogger("p2pcast.hub")
 
 ASKED = 8
-"""Peers that are asked at one time."""
+"""Most peers that are asked at the same time."""
 ATTACH_S = 5.0
 LONGEST_S = 120.0
-"""Longest time for all lost artifacts together, in seconds: then the hub makes an anchor instead."""
+"""Time limit for all lost artifacts together, in seconds; after it, the hub makes an anchor instead."""
 TICK_S = 0.05
 STRANGER = b"hub that has lost artifacts"
-"""The node's id: a path with the hub's own would look like a loop."""
+"""The node's id. With the hub's own id, a path would look like a loop."""
 
 Contact = tuple[bytes, Sequence[Address]]
 """A peer's node id, and its addresses."""
 
 
 def contacts(membership: Membership) -> list[Contact]:
-    """Joined peers that may be dialled, those first that report artifacts that the hub did not have."""
+    """Joined peers that may be dialled; those that have reported artifacts unknown to the hub come first."""
     found = []
     for peer in sorted(membership.peers.values(), key=lambda peer: not peer.holds_more):
         if not membership.blame.quarantined(peer.ident):
@@ -61,7 +61,7 @@ def contacts(membership: Membership) -> list[Contact]:
 
 
 class _Intake:
-    """The owner of a node that only receives. ``wanted``: artifact → its base and version."""
+    """Owner of a node that only receives. ``wanted``: artifact → its base and version."""
 
     def __init__(self, store: ArtifactStore) -> None:
         self.wanted: dict[bytes, tuple[Version | None, Version]] = {}
@@ -114,7 +114,7 @@ class _Pull:
 
 
 class LostArtifacts:
-    """``known``: layout and state of a version, as ``Pipeline.mark_of`` writes them, where the hub remembers it."""
+    """``known`` returns a version's layout and state, as from ``Pipeline.mark_of``; None if they are not remembered."""
 
     def __init__(
         self,
@@ -131,8 +131,8 @@ class LostArtifacts:
         self._known = known
 
     async def fetch(self, *, anchors: bool) -> list[Stored]:
-        """The artifacts that came back, of those that lead from nothing to the newest version. ``anchors``: whole
-        states too, which cost as much as one that the hub makes.
+        """Fetch the lost artifacts on the path from nothing to the newest version, and return those that came.
+        ``anchors``: whether to fetch whole states too, which cost as much as one that the hub makes.
         """
         asked = contacts(self._membership)[:ASKED]
         if not asked:
@@ -172,7 +172,7 @@ class LostArtifacts:
         return found
 
     async def _attach(self, node: Node, pull: _Pull, contact: Contact) -> PullSource | None:
-        """None where the peer is out of reach."""
+        """Connect to a peer. Returns None if it cannot be reached."""
         ident, addresses = contact
         made: list[PullSource] = []
         try:
@@ -191,7 +191,7 @@ class LostArtifacts:
         return source
 
     def _choose(self, sources: Iterable[PullSource], *, anchors: bool) -> dict[bytes, tuple[Version | None, Version]]:
-        """The fewest offered artifacts that lead from nothing to the newest version, together with the stored ones."""
+        """Return the fewest offered artifacts that, with the stored ones, lead from nothing to the newest version."""
         offers = {a: o for s in sources for a, o in s.offers.items() if o[3] and (anchors or o[0] == DELTA)}
         edges = [Edge(s.id, s.base, s.version, 0) for s in self._store.artifacts.values()]
         edges += [Edge(a, base, version, 1) for a, (_, base, version, _) in offers.items() if not self._store.holds(a)]
@@ -216,7 +216,7 @@ class LostArtifacts:
                 source.request(instruction.artifact, instruction.pieces, seal=instruction.seal)
 
     async def _seal(self, node: Node, done: set[bytes]) -> list[Stored]:
-        """Put into the store what is complete and confirmed. Raises IntegrityError, LocalError."""
+        """Put complete and confirmed artifacts into the store. Raises IntegrityError or LocalError."""
         out = []
         for holding in [h for h in node.holdings.values() if h.finished and h.confirmed and h.id not in done]:
             manifest = holding.assembly.manifest

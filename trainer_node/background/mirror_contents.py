@@ -1,7 +1,7 @@
-"""The contents of a mirror's objects, made from the hub's own store whenever they are needed.
+"""Builds the contents of a mirror's objects from the hub's own store whenever they are needed.
 
-Promises: the same bytes each time. Reading and hashing happen in a thread of their own, never in those that serve
-peers. A piece that does not match its hash is never returned.
+Guarantees: the bytes are the same each time. Objects are read and hashed in a separate thread, never in those that
+serve peers. A piece that does not match its hash is never returned.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MirrorContents:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def of(self, name: str) -> bytes | None:
-        """None for an object of no stored artifact. Raises LocalError, IntegrityError."""
+        """Return an object's contents; None if no stored artifact contains it. Raises LocalError or IntegrityError."""
         if name == KEY:
             return self._store.run_key
         artifact, part = artifact_of(name), slice_of(name)
@@ -39,7 +39,7 @@ class MirrorContents:
         return self.tail(stored) if tail_of(name) is not None else self.marker(stored)
 
     async def slice(self, stored: Stored, number: int) -> bytes:
-        """Raises LocalError, IntegrityError."""
+        """Return a slice of an artifact's log. Raises LocalError or IntegrityError."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, _read, self._store, stored, number)
 
     def tail(self, stored: Stored) -> bytes:
@@ -52,7 +52,7 @@ class MirrorContents:
 
 
 def _read(store: ArtifactStore, stored: Stored, number: int) -> bytes:
-    """A slice of the log, with every piece checked."""
+    """Return a slice of the log after verifying each of its pieces."""
     log, piece, size = store.open_log(stored), stored.assembly.open.piece, slice_bytes(stored.manifest.log, number)
     try:
         data = log.read(number * SLICE_BYTES, size)

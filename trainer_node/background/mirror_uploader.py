@@ -1,10 +1,10 @@
 """Keeps a copy of the run in an object store (docs/guides/mirror.md): uploads missing objects, markers last, removes
-artifacts that retention removed, and rewrites wrong objects.
+artifacts that retention has removed, and rewrites wrong objects.
 
-Promises: publishing and peers never wait for the mirror, whatever its state. At most AT_ONCE slices are in memory.
-After a crash no object is uploaded again. A piece that does not match its hash never leaves. A peer's report never
-makes the hub write anything but its own contents. Slices are uploaded and checked in the gaps of live traffic, or at a
-stated rate. They are given up when traffic begins, but one is uploaded every STARVED_S.
+Guarantees: publishing and peers never wait for the mirror, whatever its state. At most AT_ONCE slices are in memory.
+After a crash, no object is uploaded again. A piece that does not match its hash is never sent. A peer's report never
+makes the hub write anything but its own contents. Slices are uploaded and checked while there is no live traffic, or at
+a configured rate. Uploads are cancelled when traffic begins, but one slice is uploaded every STARVED_S.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from trainer_node.background.mirror_contents import MirrorContents
 logger = logging.getLogger("p2pcast.mirror")
 
 AT_ONCE = 4
-"""Slices that are uploaded at one time while no live traffic wants the uplink."""
+"""Slices to upload at the same time while live traffic does not need the uplink."""
 STARVED_S = 30.0
-"""A slice is uploaded after so many seconds even without a gap."""
+"""A slice is uploaded after this many seconds even during live traffic."""
 CHECK_S = 0.05
-"""Between two checks for live traffic, in seconds."""
+"""Interval between two checks for live traffic, in seconds."""
 RETRY_MIN_S = 0.5
 RETRY_MAX_S = 60.0
 RESCAN_S = 1800.0
-"""Interval between two listings of the mirror, in seconds: other programs may have changed it."""
+"""Interval between two listings of the mirror, in seconds, because other programs may have changed it."""
 RECHECK_S = 10.0
-"""Delay after an object could not be read back, in seconds."""
+"""How long to wait after an object could not be read back, in seconds."""
 REMOVE_AT_ONCE = 64
 
 
 class MirrorUploader:
-    """``run`` until cancelled."""
+    """Uploads until ``run`` is cancelled."""
 
     def __init__(
         self,
@@ -66,14 +66,14 @@ class MirrorUploader:
         rate_bps: float | None = None,
         counts: RetentionCounts = DEFAULT,
     ) -> None:
-        """``live_traffic``: whether peers want the uplink at this moment. ``store_changed`` rings whenever the store
-        has changed. ``rate_bps``: upload rate in bit/s; None: the rate that live traffic leaves.
+        """``live_traffic``: whether peers need the uplink now. ``store_changed`` is notified whenever the store has
+        changed. ``rate_bps``: upload rate in bit/s, or None to use what live traffic leaves.
         """
         self.error: str | None = None
         self.errors = 0
         self.bytes_uploaded = 0
         self.repaired = 0
-        """Wrong objects that were written again."""
+        """Number of wrong objects that were rewritten."""
         self._store = store
         self._objects = objects
         self._events = events
@@ -86,19 +86,19 @@ class MirrorUploader:
         self._suspects = SuspectObjects()
         self._scanned_at: float | None = None
         self._check_at = 0.0
-        """When, by the loop's clock, the next suspect may be checked."""
+        """Earliest time for the next check of a suspect object, by the loop's clock."""
         self._damaged: set[bytes] = set()
         self._logged: str | None = None
         self._at_once = 1
         self._slice_at = 0.0
-        """When, by the loop's clock, slices last began to be uploaded."""
+        """When slices last began to be uploaded, by the loop's clock."""
         self._free_at = 0.0
-        """When, by the loop's clock, a stated rate allows the next slice."""
+        """When a configured rate allows the next slice, by the loop's clock."""
 
     # -- status
 
     def status(self) -> Document:
-        """As in /status."""
+        """The mirror's state for /status."""
         here, mirror = self._stored_edges(), self._mirror
         newest = None if self._scanned_at is None else head(here, mirror)
         lacking = uploads(here, mirror, self._counts)
@@ -117,7 +117,7 @@ class MirrorUploader:
         }
 
     def _current(self, here: Mapping[bytes, Edge]) -> bool:
-        """The mirror holds what the store keeps and nothing else, and no object is suspect."""
+        """Whether the mirror has exactly what the store keeps, and no object is suspect."""
         waits = (
             uploads(here, self._mirror, self._counts)
             or removals(here, self._mirror, self._counts)
@@ -138,14 +138,14 @@ class MirrorUploader:
         yield hub_metrics.MIRROR_ERRORS(self.errors)
 
     def report_wrong(self, names: Iterable[str]) -> None:
-        """A peer reports that these objects are wrong, or missing."""
+        """Handle a peer's report that these objects are wrong or missing."""
         self._suspects.complain(names)
         self._wakeup.notify()
 
     # -- work
 
     async def run(self) -> None:
-        """Until cancelled; no failure ends it."""
+        """Keep the mirror current until cancelled. No failure stops this."""
         backoff = Backoff(RETRY_MIN_S, RETRY_MAX_S, uniform)
         self._slice_at = asyncio.get_running_loop().time()
         try:
@@ -161,7 +161,7 @@ class MirrorUploader:
             self._contents.close()
 
     async def _step(self) -> None:
-        """Find what is to be done, and do a little of the first. Raises P2PCastError."""
+        """Find out what needs to be done, and do a small part of the most urgent. Raises P2PCastError."""
         now = asyncio.get_running_loop().time()
         if self._scanned_at is None or now - self._scanned_at > RESCAN_S:
             listing = await self._objects.list()
@@ -190,10 +190,10 @@ class MirrorUploader:
         return {s.id: Edge(s.id, s.base, s.version, s.manifest.log) for s in every if s.id not in self._damaged}
 
     async def _upload(self, edge: Edge) -> None:
-        """A few slices of an artifact, or the objects that complete it."""
+        """Upload a few slices of an artifact, or the objects that complete it."""
         stored = self._store.artifacts.get(edge.artifact)
         if stored is None:
-            return  # retention was faster
+            return  # retention has removed it meanwhile
         if missing := self._mirror.missing(edge):
             await self._until_gap()
             await self._round([self._upload_slice(stored, number) for number in missing[: self._at_once]])
@@ -201,7 +201,7 @@ class MirrorUploader:
             await self._complete(stored)
 
     async def _until_gap(self) -> None:
-        """Returns when slices may be uploaded."""
+        """Wait until slices may be uploaded."""
         loop = asyncio.get_running_loop()
         if self._rate_bps is not None:
             self._at_once = 1
@@ -211,14 +211,14 @@ class MirrorUploader:
             await self._wakeup.wait(CHECK_S)
 
     def _must_wait(self) -> bool:
-        """Live traffic comes first, but a slice is uploaded every STARVED_S."""
+        """Whether live traffic has priority now; it does unless no slice was uploaded for STARVED_S."""
         if self._rate_bps is not None or not self._live_traffic():
             return False
         return asyncio.get_running_loop().time() - self._slice_at < STARVED_S
 
     async def _round(self, work: list[Coroutine[Any, Any, None]]) -> None:
-        """Run ``work`` side by side until live traffic wants the uplink; then unfinished parts are given up. Raises the
-        first error, once all parts have ended.
+        """Run ``work`` concurrently until live traffic needs the uplink; unfinished parts are then cancelled. Raises
+        the first error once all parts have finished.
         """
         loop = asyncio.get_running_loop()
         tasks = [asyncio.create_task(part, name="upload to the mirror") for part in work]
@@ -234,7 +234,7 @@ class MirrorUploader:
                 task.cancel()
             if pending:
                 await asyncio.wait(pending)
-        # In a short gap, few slices are completed sooner than many at once.
+        # In a short gap, a few slices finish sooner than many at once.
         self._at_once = 1 if pending or starved else min(AT_ONCE, 2 * self._at_once)
         errors = [task.exception() for task in tasks if not task.cancelled()]
         for error in errors:
@@ -251,7 +251,7 @@ class MirrorUploader:
         self._mirror.wrote_slice(stored.id, number, len(data))
 
     async def _complete(self, stored: Stored) -> None:
-        """All slices are on the mirror: upload the tail, then the marker."""
+        """Complete an artifact whose slices are all on the mirror: upload the tail, then the marker."""
         if not self._mirror.keyed:
             await self._put(KEY, self._store.run_key)
             self._mirror.keyed = True
@@ -273,7 +273,7 @@ class MirrorUploader:
     # -- objects that are on the mirror
 
     async def _check_object(self, suspect: SuspectObject) -> None:
-        """One object: confirm its contents, or write them again."""
+        """Check one object: confirm its contents, or rewrite them."""
         try:
             data = await self._contents.of(suspect.name)
         except (IntegrityError, LocalError) as error:
@@ -285,7 +285,7 @@ class MirrorUploader:
         try:
             right = await self._holds(suspect, data)
         except RetryableError as error:
-            # Uploads go on meanwhile.
+            # Uploads continue meanwhile.
             self._check_at = asyncio.get_running_loop().time() + RECHECK_S
             self._failed(error)
             return
@@ -300,8 +300,8 @@ class MirrorUploader:
     async def _holds(self, suspect: SuspectObject, data: bytes) -> bool:
         if suspect.found is not None and suspect.found.size != len(data):
             return False
-        # Most stores use the MD5 of an object that came in one request as its tag: then it need not be read. Another
-        # tag proves nothing.
+        # Most stores use the MD5 hash as the tag of an object that came in one request, so that the object need not be
+        # read. A different tag proves nothing.
         if (
             suspect.found is not None
             and not suspect.asked
@@ -314,7 +314,7 @@ class MirrorUploader:
             return False
 
     def _found_damaged(self, artifact: bytes, error: P2PCastError) -> None:
-        """The artifact is not uploaded any more, unless retention removed it meanwhile."""
+        """Stop uploading the artifact, unless retention has removed it meanwhile."""
         if (stored := self._store.artifacts.get(artifact)) is not None:
             self._damaged.add(artifact)
             logger.error("version %s does not go to the mirror: %s", stored.version, error)

@@ -1,1 +1,1 @@
-"""Backups of a run: the state folders of hub and ledger as of one moment, copied while both run."""
+"""Backups of a run: the state folders of hub and ledger, each as of one moment, copied while both run."""

@@ -38,8 +38,8 @@ _NO_DIRECT_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """``run``: id in hex, None if no part knows it. ``hub``, ``ledger``: facts of each part; None for a part that is
-    not in the backup. ``files``: bytes and BLAKE3 hash of each file, by its path below ``root``.
+    """``run``: the run's id in hex, or None if no part knows it. ``hub``, ``ledger``: facts of each part, or None if
+    the part is not in the backup. ``files``: size and BLAKE3 hash of each file, by its path below ``root``.
     """
 
     root: Path
@@ -56,12 +56,12 @@ class Backup:
                 raise IntegrityError(f"{path} is missing or changed since the backup was made: use another backup")
 
     def part(self, name: str) -> list[str]:
-        """Paths of a part's files, below its folder."""
+        """Paths of a part's files, relative to its folder."""
         return [path.removeprefix(f"{name}/") for path in self.files if path.startswith(f"{name}/")]
 
 
 def opened(root: Path) -> Backup:
-    """Raises LocalError, UsageError: no backup, or one that was not finished."""
+    """Open a backup. Raises LocalError, and UsageError if there is none or it is incomplete."""
     path = root / DOCUMENT
     if not path.is_file():
         raise UsageError(f"{root} is no backup, or one that was not finished: it has no {DOCUMENT}")
@@ -84,7 +84,7 @@ def opened(root: Path) -> Backup:
 
 
 def document(root: Path, release: str, run: str | None, made_s: float, parts: Mapping[str, Any]) -> bytes:
-    """The contents of ``backup.json`` for a folder that is complete otherwise."""
+    """Return the contents of ``backup.json`` for a folder that is otherwise complete."""
     files = {
         str(path.relative_to(root)): [path.stat().st_size, hashed(path)]
         for path in sorted(root.rglob("*"))
@@ -100,8 +100,8 @@ def hashed(path: Path) -> str:
 
 
 def copy_file(source: Path, target: Path, *, grow: bool = False) -> bool:
-    """Copy a file, as long as it is now; False if the file is gone. ``grow``: ``target`` has the beginning already, of
-    a file that only grows. Raises LocalError.
+    """Copy a file up to its current length. Returns False if the file is gone. ``grow``: ``target`` already contains
+    the beginning of an append-only file. Raises LocalError.
     """
     with explained("read", source):
         try:
@@ -140,7 +140,7 @@ def _copy(from_fd: int, to_fd: int, source: Path, target: Path, done: int, size:
 
 
 def copy_folder(source: Path, target: Path) -> bool:
-    """Copy a folder whose contents never change; False, and nothing left, if it was removed or replaced meanwhile."""
+    """Copy a folder whose contents never change. Returns False, and leaves nothing, if it was removed or replaced."""
     try:
         before = source.stat()
         complete = all(
@@ -158,7 +158,7 @@ def copy_folder(source: Path, target: Path) -> bool:
 
 
 def top_files(state: Path, left_out: Collection[str]) -> list[Path]:
-    """The files directly in a state folder, without hidden ones and sockets."""
+    """The files directly in a state folder, except hidden files and sockets."""
     with explained("read", state):
         return sorted(
             path

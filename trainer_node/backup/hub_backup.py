@@ -1,11 +1,11 @@
-"""A hub's state folder in a backup, copied while the hub publishes.
+"""Backs up a hub's state folder while the hub publishes.
 
-Order: published steps and the commit's target first, then artifacts, then used version numbers and the rest. So the
-copy is a state that a crash of the hub could have left. It names no published version that it lacks. Each number of
-which it holds an artifact counts as used.
+Published steps and the commit's target are copied first, then artifacts, then used version numbers and the rest. So the
+copy is a state that a crash of the hub could have left. It lists no published version that it does not contain, and the
+number of every artifact in it counts as used.
 
-A restored hub continues on a branch above all that the backup knows, so it never names other bytes by a version that
-was published after the backup.
+A restored hub continues on a branch above all those that the backup knows, so it never reuses a version number from
+after the backup for different bytes.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from trainer_node.publish.version_numbers import VersionNumbers
 
 FIRST = ("run.key", "hub.json", "published.log")
 LAST = ("trust.json", "evictions.log")
-"""In this order: evictions may be newer than tokens, never older."""
+"""Copied in this order: evictions may be newer than tokens, never older."""
 MADE_ANEW = ("daemon.json", "shadow.json", "lock")
 PASSES = 20
-"""Retention may remove files while they are copied; then new ones are copied."""
+"""Retention may remove files while they are copied; the copy is then repeated, up to this often."""
 
 
 def copy_hub(state: Path, to: Path) -> dict[str, Any]:
-    """Returns the facts for the backup's document. Raises LocalError, UsageError."""
+    """Copy the hub's state, and return the facts for the backup's document. Raises LocalError or UsageError."""
     check_format(state)
     if not (state / "run.key").is_file():
         raise UsageError(f"{state} is not the state folder of a hub: it has no run.key")
@@ -64,8 +64,8 @@ def copy_hub(state: Path, to: Path) -> dict[str, Any]:
 
 
 def _copy_artifacts(state: Path, to: Path) -> bool:
-    """Copy what the copy lacks; False if an artifact was removed meanwhile. Names never change their contents, but an
-    anchor may be replaced by an equal one.
+    """Copy the artifacts that the copy does not have yet. Returns False if one was removed meanwhile. A name's contents
+    never change, except that an anchor may be replaced by an equal one.
     """
     complete = True
     for path in _artifacts(state):
@@ -99,8 +99,8 @@ def _leads_to_newest(items: list[Item]) -> bool:
 
 
 def restore_hub(backup: Backup, state: Path, branch: int | None) -> int:
-    """Write the hub's state to a new folder. ``branch``: least branch of the next version; at least one above all that
-    the backup knows is taken. Returns the branch. Raises LocalError, UsageError.
+    """Write the hub's state to a new folder, and return the branch of its next version. That is ``branch``, or one
+    above all branches that the backup knows if that is higher. Raises LocalError or UsageError.
     """
     restored = AppendLog(backup.root / RESTORED)
     given = [int(record["branch"]) for record in restored.records]
@@ -109,7 +109,7 @@ def restore_hub(backup: Backup, state: Path, branch: int | None) -> int:
         for name in ("deltas", "anchors", "files"):
             disk.make_folder(part / name)
         newest = survey(part).newest
-        # Numbers that were reserved at another start count as used, whatever the boot.
+        # Numbers that were reserved at an earlier start count as used, whatever the boot.
         numbers = VersionNumbers(part / NUMBERS, "")
         known = [version.branch for version in (newest, numbers.used) if version is not None]
         floor = max([0, numbers.floor - 1, *known, *given])
@@ -124,5 +124,5 @@ def restore_hub(backup: Backup, state: Path, branch: int | None) -> int:
 
 
 def is_new(folder: Path) -> bool:
-    """Whether a state may be restored to the folder."""
+    """Whether a state may be restored to this folder."""
     return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))

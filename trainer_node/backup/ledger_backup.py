@@ -1,12 +1,12 @@
-"""A ledger's state in a backup, copied while the ledger works.
+"""Backs up a ledger's state while the ledger works.
 
-The rows are copied as of one commit, and then the results' bytes. Bytes are on disk before the row that points to them
-commits, and segment files only grow. So segments that are copied after the rows hold everything that the rows point to,
-unless retention has removed a segment meanwhile: then the rows are copied again.
+The rows are copied as of one commit, followed by the results' bytes. Bytes are on disk before the row that points to
+them is committed, and segment files are append-only. So segments that are copied after the rows contain everything that
+the rows point to, unless retention has removed a segment meanwhile; the rows are then copied again.
 
-A restored ledger is behind the learner if the learner has written a checkpoint since. ``advance`` then moves the ledger
-to the learner's step. The groups that the learner has trained since are unknown here, so no group of the backup is
-trained.
+A restored ledger is behind the learner if the learner has written a checkpoint since the backup. ``advance`` then moves
+the ledger to the learner's step. Which groups the learner has trained since is not known here, so none of the backup's
+groups is trained.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from trainer_node.ledger.ledger_states import LIVE_GROUPS
 MADE_ANEW = ("daemon.json", "ledger.lock", "lock", SQLITE, f"{SQLITE}-wal", f"{SQLITE}-shm", f"{SQLITE}-journal")
 PASSES = 20
 LOST = "restored from a backup"
-"""Why a group is dropped that the learner may have trained after the backup."""
+"""Why a group that the learner may have trained after the backup is dropped."""
 
 
 def copy_ledger(state: Path, to: Path, database: str | None) -> dict[str, Any]:
-    """Returns the facts for the backup's document. Raises LocalError, UsageError."""
+    """Copy the ledger's state, and return the facts for the backup's document. Raises LocalError or UsageError."""
     check_format(state)
     if not (state / "http.key").is_file():
         raise UsageError(f"{state} is not the state folder of a ledger: it has no http.key")
@@ -55,7 +55,7 @@ def copy_ledger(state: Path, to: Path, database: str | None) -> dict[str, Any]:
 
 
 def _copy_segments(bodies: Path, to: Path, used: set[int]) -> bool:
-    """Copy the segments that rows point to; False if one of them is gone."""
+    """Copy the segments that rows point to. Returns False if one of them is gone."""
     for path in to.glob("*.seg"):
         if int(path.stem) not in used:
             path.unlink()
@@ -73,9 +73,9 @@ def _run(path: Path) -> str | None:
 
 
 def restore_ledger(backup: Backup, state: Path, step: int, database: str | None) -> int:
-    """Write the ledger's state to a new folder, and its rows to ``database`` if that is named. ``step``: of the
-    learner's newest checkpoint, 0 without one. Returns the number of groups that were dropped. Raises LocalError,
-    UsageError.
+    """Write the ledger's state to a new folder, and its rows to ``database`` if one is given. ``step``: the step of the
+    learner's newest checkpoint, or 0 if there is none. Returns the number of groups that were dropped. Raises
+    LocalError or UsageError.
     """
     with atomic_folder(state) as part:
         restore_files(backup, LEDGER, part)
@@ -94,8 +94,8 @@ def restore_ledger(backup: Backup, state: Path, step: int, database: str | None)
 
 def advance(conn: Connection, now: Present, step: int) -> int:
     """Move the ledger to a learner's checkpoint of ``step`` steps, if that is beyond the ledger's own step. Batches
-    that no checkpoint was known to contain are forgotten, and all groups to train are dropped: the checkpoint may
-    contain any of them. Returns the number of dropped groups.
+    that no checkpoint was known to contain are deleted, and all groups that are yet to be trained are dropped, because
+    the checkpoint may contain any of them. Returns the number of dropped groups.
     """
     if step <= now.step:
         return 0

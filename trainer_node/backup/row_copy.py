@@ -1,6 +1,6 @@
-"""Copies of the ledger's rows as of one commit, while the ledger writes. A copy is an SQLite database in the form of
-``ledger_schema``, also if the rows are in PostgreSQL. So a backup needs no program of the database, and goes back to
-either kind.
+"""Copies the ledger's rows as of one commit, while the ledger writes. A copy is an SQLite database with the tables of
+``ledger_schema``, even if the rows are in PostgreSQL. So a backup does not need PostgreSQL's own programs, and can be
+restored to either database.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trainer_node.ledger.database.ledger_schema import SCHEMA, meta, metadata, r
 from trainer_node.ledger.database.ledger_store import SQLITE, database_errors, readers_of, url_of
 
 ROWS = 1000
-"""Rows read and written at a time."""
+"""Number of rows that are read and written at a time."""
 
 
 def snapshot(state: Path, database: str | None, to: Path) -> None:
@@ -69,8 +69,8 @@ def restore_rows(copied: Path, database: str) -> None:
 
 
 def copy_rows(source: Connection, target: Connection) -> None:
-    """All rows of all tables; ``target`` has the tables, without rows. ``source`` may lack a table that was added to
-    this version of the tables, until a ledger opens it.
+    """Copy all rows of all tables to ``target``, whose tables are empty. ``source`` may not have a table that this
+    release added, until a ledger of this release opens it.
     """
     held = set(inspect(source).get_table_names())
     for table in metadata.sorted_tables:

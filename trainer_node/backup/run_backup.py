@@ -1,7 +1,7 @@
-"""Backup and restore of hub and ledger together.
+"""Backs up and restores hub and ledger together.
 
-The ledger is copied before the hub. A ledger learns the versions that it lacks from the hub; a hub cannot make versions
-that only the ledger knows.
+The ledger is copied before the hub. A ledger learns from the hub about versions that it does not have, but a hub cannot
+make versions that only the ledger knows.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from trainer_node.backup.ledger_backup import copy_ledger, restore_ledger
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """``branch``: of the hub's next version. ``dropped``: groups of the ledger. None: that part was not restored."""
+    """``branch``: of the hub's next version. ``dropped``: groups that were dropped. None if a part was not restored."""
 
     branch: int | None
     dropped: int | None
 
 
 def make(to: Path, hub: Path | None, ledger: Path | None, database: str | None) -> Backup:
-    """Raises LocalError, UsageError."""
+    """Make a backup. Raises LocalError or UsageError."""
     _check_new(to)
     with atomic_folder(to) as part:
         of_ledger = None if ledger is None else copy_ledger(ledger, part / LEDGER, database)
@@ -45,8 +45,8 @@ def make(to: Path, hub: Path | None, ledger: Path | None, database: str | None) 
 def restored(
     source: Path, hub: Path | None, branch: int | None, ledger: Path | None, step: int, database: str | None
 ) -> Restored:
-    """``branch``, ``step``: as of ``restore_hub`` and ``restore_ledger``. Raises LocalError, UsageError,
-    IntegrityError.
+    """Restore the parts that have a new folder. ``branch``, ``step``: as for ``restore_hub`` and ``restore_ledger``.
+    Raises LocalError, UsageError or IntegrityError.
     """
     backup = opened(source)
     for name, facts, state in ((HUB, backup.hub, hub), (LEDGER, backup.ledger, ledger)):

@@ -1,1 +1,1 @@
-"""Versions that a trainer's ranks send: parts of cells, one connection for each rank."""
+"""Receives versions from a trainer's ranks: parts of cells, over one connection per rank."""

@@ -1,9 +1,9 @@
-"""The hub's side of a trainer's ranks: one connection each, one group at a time, one version after the other
+"""The hub's side of a trainer's ranks: one connection each, one group at a time, one version after another
 (docs/formats/wire-protocol.md, section 6).
 
-Promises: a rank that dies before all ranks have said DONE undoes the version everywhere, and the other ranks are told.
-After that the version is published without the ranks. A version that fails leaves the head as it was. A trainer that
-has opened a branch publishes nothing once another trainer has opened a later one.
+Guarantees: if a rank dies before all ranks have sent DONE, the version is undone everywhere, and the other ranks are
+informed. After that, the version is published without the ranks. A version that fails leaves the head unchanged. A
+trainer that has opened a branch publishes nothing once a different trainer has opened a later one.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from trainer_node.ranks.rank_timeouts import RankTimeouts
 logger = logging.getLogger("p2pcast.hub")
 
 LIVE_S = 0.05
-"""Least interval between two LIVE, in seconds: short for a waiting trainer, and bearable for a thousand ranks."""
+"""Shortest interval between two LIVE, in seconds: short for a waiting trainer, and cheap for a thousand ranks."""
 RETIRED = 256
-"""Ended groups that a late RANK must not bring back."""
+"""Number of closed groups to remember, so that a late RANK does not reopen one."""
 
 Part = messages.Cell | messages.Passed | messages.File | messages.Done
-"""A message about the contents of a version from ranks."""
+"""A message that contributes to a version from ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveRows:
-    """``read``: the rows of LIVE. ``changed`` is set when they may have changed."""
+    """``read`` returns the rows of LIVE. ``changed`` is set when they may have changed."""
 
     read: Callable[[], list[messages.LiveEngine]]
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class RankIntake:
-    """All ranks. Ranks may come before ``run``, and wait; ``run`` publishes their versions."""
+    """All ranks. Ranks that connect before ``run`` wait; ``run`` publishes their versions."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class RankIntake:
         wait_s: float,
         quantise: str | None = None,
     ) -> None:
-        """``wait_s``: longest time for which one rank may keep the others of its group waiting, in seconds.
-        ``quantise``: the kind as which the hub publishes folders; ranks are then refused.
+        """``wait_s``: how long one rank may keep the others of its group waiting, in seconds. ``quantise``: the kind in
+        which the hub publishes folders, if any; ranks are then refused.
         """
         self._versions = versions
         self._quantise = quantise
@@ -77,16 +77,16 @@ class RankIntake:
         self._links: set[RankSession] = set()
         self._group: RankGroup | None = None
         self._ranks: dict[int, RankSession] = {}
-        """Of the group."""
+        """The sessions of the group's ranks."""
         self._rank_left = ""
-        """Which rank left the group in peace: the group begins no more versions, but its other ranks may still want
-        LIVE.
+        """Which rank has left the group cleanly. The group then begins no more versions, but its other ranks may still
+        want LIVE.
         """
         self._retired: deque[bytes] = deque(maxlen=RETIRED)
         self._document: bytes | None = None
-        """Of the layout that rank 0 sent last."""
+        """Document of the layout that rank 0 sent last."""
         self._pending: PendingVersion | None = None
-        """The group's version, from the last BEGIN to its end."""
+        """The group's version, from the last BEGIN until the version is over."""
         self._agreed: asyncio.Queue[PendingVersion] = asyncio.Queue()
         self._why = ""
         """Why the group's last version was aborted."""
@@ -104,7 +104,7 @@ class RankIntake:
         }
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Publish versions until cancelled."""
         self._serving = True
         if self._group is not None and self._group.complete:
             self._answer()
@@ -114,7 +114,7 @@ class RankIntake:
 
     @property
     def present(self) -> str | None:
-        """``3 of 4``; None without ranks."""
+        """Text such as ``3 of 4``, or None without ranks."""
         return None if self._group is None else f"{len(self._ranks)} of {self._group.ranks}"
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class RankIntake:
             session.link.close(RetryableError("the hub is shutting down"))
 
     def accept(self, link: Link, hello: messages.Hello) -> None:
-        """A new connection of a rank. Raises RemoteError, RefusedError."""
+        """Take over a rank's new connection. Raises RemoteError or RefusedError."""
         if self._quantise is not None:
             raise RefusedError(
                 f"this hub quantises checkpoint folders (--quantise {self._quantise}) and takes no tensors from ranks: "
@@ -135,13 +135,13 @@ class RankIntake:
         self._links.add(session)
 
     def beat(self, now: float) -> None:
-        """Every second; ``now`` by the loop's clock."""
+        """Called every second; ``now`` is the loop's time."""
         for session in list(self._links):
             session.beat(now)
         self._look_for_overdue(now)
 
     def _look_for_overdue(self, now: float) -> None:
-        """A rank that hangs still answers PINGs, from another thread."""
+        """Disband the group if a rank is overdue. A rank that hangs still answers PINGs, from a different thread."""
         group, pending = self._group, self._pending
         if group is None:
             return
@@ -165,13 +165,13 @@ class RankIntake:
             pending.fail(error)
 
     def changed(self) -> None:
-        """The contents of LIVE may have changed."""
+        """Called when the contents of LIVE may have changed."""
         self._live.changed.set()
 
-    # -- what ranks say
+    # -- messages from ranks
 
     def on_message(self, session: RankSession, message: Message) -> None:
-        """Raises RemoteError, RetryableError: then the rank's connection ends, and with it its group."""
+        """Handle a message. If this raises RemoteError or RetryableError, the rank's connection and its group close."""
         group = session.group
         if message.type is not messages.Type.RANK:
             if group is None:
@@ -290,7 +290,7 @@ class RankIntake:
         self._disband(RetryableError(reason))
 
     def _disband(self, error: P2PCastError) -> None:
-        """The group is over."""
+        """Close the group and its connections."""
         group, pending, ranks = self._group, self._pending, self._ranks
         self._group, self._pending, self._ranks, self._document, self._rank_left = None, None, {}, None, ""
         if group is None:
@@ -309,11 +309,11 @@ class RankIntake:
     # -- versions
 
     def _abort(self, group: RankGroup, reason: str, serial: int | None = None) -> None:
-        """Of a version before its encoding."""
+        """Abort a version before its encoding."""
         self._send_aborted(group, list(self._ranks.values()), reason, serial)
 
     def _send_aborted(self, group: RankGroup, sessions: list[RankSession], reason: str, serial: int | None) -> None:
-        """Tell each rank the serial of its own BEGIN; a rank without a BEGIN, the serial that is over."""
+        """Send each rank the serial of its own BEGIN, or, if it has not begun, the last serial that is over."""
         said = {session.rank: group.terms_of(session.rank) for session in sessions}
         over = group.end(serial)
         self._why = _text(reason)
@@ -330,12 +330,12 @@ class RankIntake:
                 if self._versions.failed:
                     raise
                 self._failed(pending, error)
-            except Exception as error:  # noqa: BLE001 - what ranks send must not end the hub
+            except Exception as error:  # noqa: BLE001 - what ranks send must not stop the hub
                 report_bug("a version from ranks", error)
                 self._failed(pending, LocalError(f"internal error at the hub ({type(error).__name__})"))
 
     async def _publish(self, pending: PendingVersion) -> None:
-        """Raises the error that made the version fail."""
+        """Publish a version. Raises the error that made it fail."""
         publishing, terms = self._publishing, pending.terms
         await pending.unless_failed(publishing.turn.acquire())
         try:
@@ -403,7 +403,7 @@ class RankIntake:
 
 
 def _parsed(document: bytes, ident: bytes) -> Layout:
-    """Raises IntegrityError. Cuts the cells too, because this runs in a thread and there may be many."""
+    """Parse a layout and cut its cells, because this runs in a thread and there may be many. Raises IntegrityError."""
     layout = Layout.from_document(document, ident)
     most = sum(-(-t.words // layout.cell_words) + len(layout.cuts.get(n, ())) for n, t in enumerate(layout.tensors))
     if most > limits.MAX_CELLS:
@@ -415,5 +415,5 @@ def _parsed(document: bytes, ident: bytes) -> Layout:
 
 
 def _text(reason: str) -> str:
-    """Short, and only what UTF-8 can carry."""
+    """Shorten the text, and replace what UTF-8 cannot encode."""
     return reason[:1000].encode("utf-8", "replace").decode()

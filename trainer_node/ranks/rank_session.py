@@ -1,9 +1,9 @@
-"""A rank's connection at the hub, and the version that a group of ranks is bringing.
+"""A rank's connection at the hub, and the version that a group of ranks is sending.
 
-Promises:
+Guarantees:
 
-- A rank that does not read delays no other rank.
-- A silent rank is dead.
+- A rank that does not read does not delay other ranks.
+- A silent rank counts as dead.
 
 Memory is bounded: the hub stops reading from ranks that are ahead of the slowest.
 """
@@ -27,29 +27,29 @@ T = TypeVar("T")
 
 PING_S = 5.0
 SILENCE_S = 30.0
-"""A rank that has been silent for so many seconds is dead. Longer than for peers: a trainer's process may stand still
-while it compiles or saves.
+"""A rank that has been silent for this many seconds counts as dead. This is longer than for peers, because a trainer
+may stall while it compiles or saves.
 """
 
 
 class RankOwner(Protocol):
     def on_message(self, session: RankSession, message: Message) -> None:
-        """Raises P2PCastError: then the rank's connection ends."""
+        """Handle a message. If this raises P2PCastError, the rank's connection is closed."""
 
     def on_closed(self, session: RankSession, error: P2PCastError | None) -> None: ...
     def changed(self) -> None:
-        """The rank may be sent more now."""
+        """Called when the rank may be able to receive more."""
 
 
 class RankSession:
-    """A rank's connection; owns the link. ``group`` is set by its RANK."""
+    """A rank's connection; owns the link. ``group`` is set when its RANK arrives."""
 
     def __init__(self, link: Link, owner: RankOwner) -> None:
         self.link = link
         self.group: RankGroup | None = None
         self.rank = -1
         self.farewell = False
-        """The rank said LEAVE: the end of its connection is no failure."""
+        """The rank sent LEAVE, so the end of its connection is not a failure."""
         self._owner = owner
         self._paused = False
         self._last_received_at = self._pinged_at = asyncio.get_running_loop().time()
@@ -63,7 +63,7 @@ class RankSession:
 
     def beat(self, now: float) -> None:
         if self._paused:
-            # Silence counts only while the hub reads from the rank.
+            # Silence counts only while the hub is reading from the rank.
             self._last_received_at = now
         elif now - self._last_received_at > SILENCE_S:
             self.link.abort(RetryableError(f"silent for {SILENCE_S:.0f} s"))
@@ -73,7 +73,7 @@ class RankSession:
 
     @property
     def paused(self) -> bool:
-        """The hub does not read from this rank."""
+        """Whether the hub has stopped reading from this rank."""
         return self._paused
 
     def pause(self, paused: bool) -> None:
@@ -86,7 +86,7 @@ class RankSession:
                 self.link.resume_reading()
 
     def send_live(self, body: messages.Live) -> None:
-        """Send LIVE if it is new to this rank; later if the rank does not read."""
+        """Send LIVE if it is new to this rank and the rank is reading; otherwise it is sent later."""
         first = self.link.stripes.get(0)
         if body != self._live and first is not None and first.writable:
             self._live = body
@@ -118,7 +118,7 @@ class RankSession:
 
 
 class PendingVersion:
-    """A version that all ranks of a group have begun; a ``delta_builder.Incoming`` once it was BEGUN."""
+    """A version that all ranks of a group have begun. Once it is BEGUN, it is a ``delta_builder.Incoming``."""
 
     def __init__(self, group: RankGroup, terms: Terms, sessions: list[RankSession], document: bytes | None) -> None:
         self.group = group
@@ -127,14 +127,14 @@ class PendingVersion:
         self.document = document
         self.parts: RankParts | None = None
         self.all_received = False
-        """All parts have been received: the version is published whatever becomes of the ranks."""
+        """All parts have been received, so the version is published whatever happens to the ranks."""
         self.queued_bytes = 0
-        """Payloads of complete cells that are not in the log yet."""
+        """Bytes of payloads of complete cells that are not in the log yet."""
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.farewell: P2PCastError | None = None
-        """Why the group is over, if it went while the version was sealed."""
+        """Why the group is over, if it closed while the version was being sealed."""
         self._stopped = False
-        """Some ranks are not read from."""
+        """Whether the hub has stopped reading from some ranks."""
         self._progress = asyncio.Event()
 
     @property
@@ -151,7 +151,7 @@ class PendingVersion:
         self._progress.set()
 
     async def unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of ``work``, unless the version fails first."""
+        """Return the result of ``work``, unless the version fails first; then raise its error."""
         task = asyncio.ensure_future(work)
         either: list[asyncio.Future[Any]] = [task, self.failure]
         try:
@@ -193,8 +193,8 @@ class PendingVersion:
     # -- memory
 
     def balance(self) -> None:
-        """Read from the ranks that the others wait for; from ranks ahead while there is room; from no rank while the
-        disk is behind.
+        """Read from the ranks that the others wait for, and from ranks that are ahead while there is memory. Read from
+        no rank while the disk is behind.
         """
         if self.parts is None:
             return

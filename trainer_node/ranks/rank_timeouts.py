@@ -1,12 +1,12 @@
-"""Which of a trainer's ranks keep the others waiting for too long. Pure: time is passed in, in seconds of one monotonic
-clock.
+"""Finds the ranks of a trainer that keep the others waiting too long. Pure: time is passed in, in seconds of one
+monotonic clock.
 
-Promises:
+Guarantees:
 
 - A rank must make progress with the version.
-- A live connection alone does not count.
+- A live connection by itself does not count as progress.
 
-No limit runs for a rank that the hub does not read from, or that no other rank waits for.
+There is no limit for a rank that the hub does not read from, or that no other rank waits for.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 
 
 class RankTimeouts:
-    """``wait_s``: 0 disables the limit."""
+    """``wait_s``: the limit in seconds; 0 disables it."""
 
     def __init__(self, wait_s: float) -> None:
         self.wait_s = wait_s
         self._marks: dict[int, tuple[Any, float]] = {}
 
     def overdue(self, awaited: Mapping[int, Any], now: float) -> list[int]:
-        """``awaited``: the ranks that the others wait for → their progress. Returns the ranks without progress for too
-        long.
+        """Return the ranks that have made no progress for too long. ``awaited``: the ranks that the others wait for,
+        with the progress of each.
         """
         marks = {}
         for rank, progress in awaited.items():
