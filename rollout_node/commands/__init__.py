@@ -1,1 +1,1 @@
-"""Commands of a rollout machine. ``p2pcast.cli`` names them, and imports one when it runs."""
+"""Commands of a rollout machine. ``p2pcast.cli`` lists them, and imports one when it is run."""

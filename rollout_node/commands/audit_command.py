@@ -1,4 +1,4 @@
-"""``p2pcast audit``: score results of other engines with an engine of one's own."""
+"""``p2pcast audit``: rescore results of other engines with an engine of your own."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def calibrate(
     if plot is not None:
         require_matplotlib()
     for file in (schedule, plot, output):
-        # The measurement takes hours, and would be lost.
+        # Check first: the measurement takes hours, and would otherwise be lost.
         if file is not None and not os.access(file.absolute().parent, os.W_OK):
             raise UsageError(f"{file}: the folder of this file is missing, or nothing can be written there")
     found = calibrated(

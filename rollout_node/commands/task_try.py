@@ -113,7 +113,7 @@ def _job(task: Task, prompt: bytes, number: int, seed: int, temperature: float, 
 
 
 async def model_of(engine: str) -> str:
-    """The folder of the model that the engine serves, or its name at Hugging Face."""
+    """Return the folder of the model that the engine serves, or its name on Hugging Face."""
     import aiohttp
 
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
@@ -176,7 +176,7 @@ def _show(number: int, play: dict[str, Any], task: Task) -> None:
 
 
 def _parts(token_ids: list[int], mask: list[int]) -> list[tuple[int, list[int]]]:
-    """Runs of tokens of one mask value."""
+    """Split the tokens into runs with the same mask value."""
     out: list[tuple[int, list[int]]] = []
     for token, value in zip(token_ids, mask, strict=True):
         if not out or out[-1][0] != value:

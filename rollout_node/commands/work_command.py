@@ -1,4 +1,4 @@
-"""``p2pcast work``: play jobs of the ledger with an engine beside this process."""
+"""``p2pcast work``: play jobs from the ledger with the engine next to this process."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def adapter_name() -> Any:
 
 
 def checked_adapter(adapter: str | None, sampler: SamplerName) -> str | None:
-    """Raises UsageError."""
+    """Return the adapter's name if it can be used with this sampler. Raises UsageError."""
     from p2pcast.checkpoint.adapter_form import checked_name
 
     if adapter is not None and sampler == "sglang":
@@ -126,7 +126,7 @@ class WorkOptions:
     checks: shared.Checks = shared.reward_checks()
 
     def checked(self) -> WorkOptions:
-        """Raises UsageError for options that do not fit together."""
+        """Return the options unchanged. Raises UsageError if they contradict each other."""
         if self.hub is None and (self.token_file is not None or self.state is not None):
             raise UsageError("--token-file and --state are for a worker with a certificate: give --hub HOST:PORT too")
         if self.hub is not None and self.bearer_file is not None:
@@ -202,8 +202,8 @@ def work(given: WorkOptions) -> None:
 
 
 def ledger_url(text: str, *, certified: bool) -> str:
-    """The ledger's base URL. ``certified``: the caller has a certificate of the run. Raises UsageError for plain HTTP
-    to another machine, which would show the bearer.
+    """Return the ledger's base URL. ``certified``: whether the caller has a certificate of the run. Raises UsageError
+    for plain HTTP to a different machine, which would expose the bearer.
     """
     if "://" not in text:
         text = f"{'https' if certified else 'http'}://{show_address(*parse_address(text))}"

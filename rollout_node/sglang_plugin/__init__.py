@@ -1,18 +1,18 @@
-"""p2pcast inside SGLang: a hook in each rank's scheduler switches the running model to a version in O(changed).
+"""p2pcast inside SGLang: a hook in each rank's scheduler that switches the running model to a version in O(changed).
 
 Start the server like this (the peer's ``join --install sglang:URL`` prints the socket's path):
 
     P2PCAST_SOCK=/run/p2pcast/install.sock python -m sglang.launch_server --model-path MODEL --host 127.0.0.1
 
-SGLang finds the plugin by its entry point (group ``sglang.srt.plugins``). Without ``P2PCAST_SOCK`` the plugin does
-nothing. A program that may use SGLang's admin routes can order a switch, but not choose the weights: these come from
-the socket alone. Bind to loopback.
+SGLang finds the plugin through its entry point (group ``sglang.srt.plugins``). Without ``P2PCAST_SOCK``, it does
+nothing. A program with access to SGLang's admin routes can order a switch, but cannot choose the weights, which come
+only from the socket. Bind to loopback.
 
-The schedulers' label, which names the version of each token, is ``none`` or the version that the rank holds. So a
-server that has just started says ``none``, whatever ``--weight-version`` says.
+The schedulers' label, which gives each token's version, is ``none`` or the version that the rank holds. So a server
+that has just started reports ``none``, whatever ``--weight-version`` is.
 
-SGLang imports this package in each of its processes. Everything heavy is imported in the scheduler, with the first
-command.
+SGLang imports this package in each of its processes. Expensive modules are imported only in the scheduler, with the
+first command.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from rollout_node.sglang_plugin import drain
 
 SOCKET_VARIABLE = "P2PCAST_SOCK"
 PREFIX = "p2pcast "
-"""Begins the ``action`` of a request to ``/weights_checker`` that is a command of a peer; a JSON object follows."""
+"""Prefix of the ``action`` of a ``/weights_checker`` request that is a peer's command; a JSON object follows."""
 _CHECK = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager.check_weights"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _FRONT_END = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 
 
 def register() -> None:
-    """Register the hooks. SGLang calls this in each of its processes, before a model is loaded."""
+    """Register the hooks. SGLang calls this in each of its processes, before it loads a model."""
     if not os.environ.get(SOCKET_VARIABLE):
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -57,14 +57,14 @@ def unlabelled_front_end(original: Any, manager: Any, *args: Any, **kwargs: Any)
 
 
 def label(original: Any, scheduler: Any, new_version: str | None) -> None:
-    """In a scheduler: another label than the version that its rank holds has no effect."""
+    """Set the label in a scheduler, unless it differs from the version that its rank holds."""
     commands = sys.modules.get(f"{__name__}.scheduler_commands")
     if new_version is None or new_version in (NO_VERSION, commands.held() if commands else None):
         original(scheduler, new_version)
 
 
 def check_weights(original: Any, updater: Any, request: Any) -> Any:
-    """In a scheduler, between two batches, on every rank: a command, or SGLang's own check."""
+    """Run a command or SGLang's own check; called in every rank's scheduler between two batches."""
     if not request.action.startswith(PREFIX):
         return original(updater, request)
     from rollout_node.sglang_plugin import scheduler_commands

@@ -1,8 +1,8 @@
-"""Holding new requests in a SGLang scheduler while running ones end: the safe point ``drain``.
+"""Holds new requests in a SGLang scheduler while running ones finish, for the safe point ``drain``.
 
-Promise: a request that the scheduler had when the hold began is computed to its end, even if it waits again meanwhile
-(for memory, or for a grammar). A later one stays in the waiting queue, where its client can still abort it. Every rank
-holds the same requests, since all ranks receive requests and commands in one order.
+Guarantee: a request that the scheduler had when the hold started is finished, even if it has to wait again meanwhile
+(for memory or a grammar). A later one stays in the waiting queue, where its client can still abort it. Every rank holds
+the same requests, because all ranks receive requests and commands in the same order.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 _begun: set[str] | None = None
-"""Ids of the requests that may run; None: all. A process has one scheduler."""
+"""Ids of the requests that may run; None if all may. A process has one scheduler."""
 
 
 def hold(scheduler: Any) -> None:
-    """New requests wait from now on. Raises RuntimeError where another server computes a part of each request."""
+    """Hold new requests from now on. Raises RuntimeError if a different server computes a part of each request."""
     global _begun
     if scheduler.disaggregation_mode.value != "null":
         raise RuntimeError("a server with --disaggregation-mode cannot be drained")
@@ -29,7 +29,7 @@ def holds() -> bool:
 
 
 def is_over(scheduler: Any) -> bool:
-    """Whether every request that began has ended."""
+    """Whether every request that had started has finished."""
     begun = _begun or set()
     waiting = [*scheduler.waiting_queue, *scheduler.grammar_manager.grammar_queue]
     running = not scheduler.is_fully_idle(for_health_check=True, ignore_waiting=True)
@@ -37,7 +37,7 @@ def is_over(scheduler: Any) -> bool:
 
 
 def next_prefill(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around ``Scheduler.get_new_batch_prefill``, which takes requests from the waiting queue."""
+    """Wrapper of ``Scheduler.get_new_batch_prefill``, which takes requests from the waiting queue."""
     if _begun is None:
         return original(scheduler, *args, **kwargs)
     queue = scheduler.waiting_queue
@@ -50,7 +50,7 @@ def next_prefill(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> An
 
 
 def resume(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around ``Scheduler.continue_generation``: it ends a hold, too."""
+    """Wrapper of ``Scheduler.continue_generation`` that also ends a hold."""
     global _begun
     _begun = None
     return original(scheduler, *args, **kwargs)

@@ -1,7 +1,7 @@
-"""One rank's model in SGLang, as ``in_engine.rank_installer`` needs it.
+"""One rank's model in SGLang, in the form that ``in_engine.rank_installer`` needs.
 
-Promise: unknown counts as derived. A model that computes from anything but the loaded weights is refused: SGLang has no
-way to load it again in place.
+Guarantee: anything unknown counts as derived. A model that computes from anything except the loaded weights is refused,
+because SGLang cannot reload it in place.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ log = logging.getLogger("sglang.p2pcast")
 
 _PLAIN_METHODS = frozenset({"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod", "UnquantizedFusedMoEMethod"})
 _PERMUTING = ("w13_swiglu_interleaved", "use_flashinfer_trtllm_moe")
-"""Flags of the method of experts, for the kernels for which SGLang permutes their rows after loading."""
+"""Flags of the experts' method, for kernels whose rows SGLang permutes after loading."""
 
 
 class SglangRankModel:
-    """Of the scheduler whose weight updater this is."""
+    """The model of the scheduler to which this weight updater belongs."""
 
     def __init__(self, updater: Any) -> None:
         from sglang.srt.runtime_context import get_parallel
@@ -47,7 +47,7 @@ class SglangRankModel:
         return nullcontext()
 
     def derived_parts(self) -> list[str]:
-        """None: such a model is refused."""
+        """Return an empty list, or raise LocalError: a model with derived parts is refused."""
         from sglang.srt.runtime_context import get_exec
 
         if get_exec().moe.enable_eplb:
@@ -81,7 +81,7 @@ def _derivation(module: Any) -> str | None:
 
 
 def _permutes(method: Any) -> bool:
-    """Unknown counts as permuted: a later release may do it for more kernels."""
+    """Whether SGLang permutes the experts' rows. Unknown counts as yes: a later release may do it for more kernels."""
     from sglang.srt.layers.quantization import unquant
 
     return any(getattr(method, flag, True) for flag in _PERMUTING) or any(

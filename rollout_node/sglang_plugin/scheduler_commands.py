@@ -1,11 +1,11 @@
 """A peer's commands in SGLang's schedulers, which every rank runs between two batches, in the same order.
 
-Promises: ``answer`` never raises: SGLang's scheduler would end. All ranks take the same decision, since they decide by
-what all of them reported, so none runs on while another is paused. The engine goes on only if every rank has proved
-the requested version while the caller is still waiting; from then on the commit can't be undone. Otherwise the engine
+Guarantees: ``answer`` never raises, because SGLang's scheduler would exit. All ranks make the same decision, based on
+what all of them reported, so none runs on while another is paused. The engine resumes only if every rank has proved the
+requested version while the caller is still waiting; from then on, the commit cannot be undone. Otherwise the engine
 stays paused, nothing is undone here, and the caller receives every rank's report and decides.
 
-Commands are JSON objects whose ``do`` is one of ``DO``. The answer is a JSON object, of the first rank.
+Commands are JSON objects whose ``do`` is one of ``DO``. The answer is a JSON object from the first rank.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ log = logging.getLogger("sglang.p2pcast")
 Answer = dict[str, Any]
 
 _installers: list[RankInstaller] = []
-"""This process's, from its first command on."""
+"""This process's installer, from its first command on."""
 
 
 def held() -> str | None:
-    """The version that this process's rank computes from."""
+    """The version from which this process's rank computes."""
     return _installers[0].serves if _installers else None
 
 
 def answer(updater: Any, text: str) -> Any:
-    """SGLang's answer to a check of weights, with ours as its message."""
+    """Execute a command, and return its answer as the message of SGLang's answer to a weight check."""
     from sglang.srt.managers.io_struct import CheckWeightsReqOutput
 
     try:
@@ -79,7 +79,7 @@ class Scheduler:
         }
 
     def hold(self, _: Mapping[str, Any]) -> Answer:
-        """``over``: every request that had begun has ended, so a caller that waits asks again."""
+        """Hold new requests. ``over``: whether all earlier ones have finished; a caller that waits must ask again."""
         drain.hold(self._scheduler)
         return {"over": drain.is_over(self._scheduler)}
 
@@ -90,7 +90,7 @@ class Scheduler:
     def introduce(self, body: Mapping[str, Any]) -> Answer:
         known = {field.name: body[field.name] for field in fields(Introduction) if field.name in body}
         self.installer.introduce(Introduction(**known | {"core": self._switches_at_once}))
-        if held() is None:  # another run's peer, or one that distrusts the weights
+        if held() is None:  # a different run's peer, or one that distrusts the weights
             self._scheduler.record_weight_version_change(NO_VERSION)
         return {}
 
@@ -111,9 +111,9 @@ class Scheduler:
         return {}
 
     def switch(self, body: Mapping[str, Any]) -> Answer:
-        """The ranks' reports, and ``core``: ``switched``, ``resumed``, and ``pause_us``, the time without a batch.
-
-        Where a cache could not be dropped now, nothing is written and no pause is lifted: no reports, and ``busy``.
+        """Switch. Returns the ranks' reports and ``core``: ``switched``, ``resumed``, and ``pause_us``, the time
+        without a batch. If a cache could not be cleared, nothing is written and an earlier pause stays; there are then
+        no reports, and ``busy`` is set.
         """
         order = SwitchOrder(**body)
         Version.parse(order.version)
@@ -134,7 +134,7 @@ class Scheduler:
                 self._scheduler.record_weight_version_change(new_version=order.version)
                 self.installer.settle()
             finally:
-                # The other ranks go on, too.
+                # The other ranks resume too.
                 if lift:
                     self._resume()
         pause_us = int((time.monotonic() - began) * 1e6)
@@ -144,7 +144,9 @@ class Scheduler:
         }
 
     def _stop(self, order: SwitchOrder) -> bool:
-        """Pause, and drop what the old weights computed. False where SGLang cannot now: it compiles a grammar, say."""
+        """Pause, and drop what the old weights computed. False if SGLang cannot do so now, say while compiling a
+        grammar.
+        """
         try:
             self._pause("retract" if order.clear_cache else "in_place")
             return not order.clear_cache or bool(self._scheduler.flush_cache(empty_cache=False))
@@ -153,7 +155,7 @@ class Scheduler:
             return False
 
     def _commit(self, order: SwitchOrder) -> dict[str, Any] | None:
-        """This rank's report; None after a failure, so that the other ranks learn of it."""
+        """Commit, and return this rank's report; None after a failure, so that the other ranks learn of it."""
         try:
             _synchronize()
             return self.installer.commit_here(order.version, order.nonce)
@@ -177,14 +179,14 @@ class Scheduler:
 
     @property
     def _switches_at_once(self) -> bool:
-        """Whether all ranks of the engine see each other here."""
+        """Whether all of the engine's ranks can see each other here."""
         from sglang.srt.runtime_context import get_parallel
 
         parallel = get_parallel()
         return bool(parallel.pp_size == 1 and parallel.dp_size == 1)
 
     def _of_all(self, mine: Any) -> list[Any]:
-        """The values that the ranks give, by rank."""
+        """Gather all ranks' values, in order of rank."""
         group = self._updater.tp_cpu_group
         found: list[Any] = [None] * torch.distributed.get_world_size(group=group)
         torch.distributed.all_gather_object(found, mine, group=group)
@@ -204,6 +206,6 @@ DO: dict[str, Callable[[Scheduler, Mapping[str, Any]], Answer]] = {
 
 
 def _synchronize() -> None:
-    """A batch may still run on an accelerator while the scheduler handles requests."""
+    """Wait for the accelerator, where a batch may still be running while the scheduler handles requests."""
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()

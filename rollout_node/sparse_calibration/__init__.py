@@ -1,1 +1,1 @@
-"""Calibration of sparse attention: acceptance rates of a model by budget and position, measured in a vLLM engine."""
+"""Calibration of sparse attention: a model's acceptance rates by budget and position, measured in a vLLM engine."""

@@ -30,7 +30,7 @@ BACKEND = "p2pcast"
 
 
 def register() -> None:
-    """Register the engine. vLLM calls this in each of its processes, some of them twice, before it loads a model."""
+    """Register the engine. vLLM calls this in each of its processes, maybe repeatedly, before it loads a model."""
     if os.environ.get(SPARSE_VARIABLE) == "1":
         from rollout_node.vllm_plugin import sparse_attention
 

@@ -1,10 +1,9 @@
 """Keeps weights editable in place on vLLM's CPU build.
 
-That build packs a copy of each linear's weight after loading and empties the original, of int8 codes too, and packs
-experts in place.
-Edits would then have no effect, or change the wrong values. Promise: after ``keep_weights_in_place``, layers loaded
-later keep their weights as loaded and compute from these; ``packed_layers`` reports any layer that doesn't. Results
-differ from the packed kernels' by rounding only.
+After loading, that build packs a copy of each linear layer's weight (int8 codes included), empties the original, and
+packs experts in place. Edits would then have no effect, or change the wrong values. Guarantee: after
+``keep_weights_in_place``, layers loaded later keep their weights as loaded and compute from them; ``packed_layers``
+reports any layer that does not. Results differ from the packed kernels' only by rounding.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _CODES = "p2pcast_keeps_codes"
 
 
 def keep_weights_in_place() -> None:
-    """Make linears, embeddings and experts compute from their parameters. Call before the model is loaded."""
+    """Make linear layers, embeddings and experts compute from their parameters. Call it before loading the model."""
     from vllm.model_executor.kernels.linear.scaled_mm.cpu import CPUInt8ScaledMMLinearKernel
     from vllm.model_executor.layers import utils
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
@@ -68,12 +67,12 @@ def keeps_experts(module: torch.nn.Module) -> bool:
 
 
 def keeps_codes(module: Any) -> bool:
-    """Whether this linear computes from its int8 codes and scales as loaded."""
+    """Whether this linear layer computes from its int8 codes and scales as loaded."""
     return getattr(module, _CODES, False)
 
 
 def _apply_int8(layer: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """As vLLM's kernel: activations become int8, with a scale for each token. ``weight``: rows × columns."""
+    """Compute like vLLM's kernel: activations become int8, with one scale per token. ``weight``: rows × columns."""
     from vllm import _custom_ops as ops
 
     codes, scales, _ = ops.scaled_int8_quant(x.reshape(-1, x.shape[-1]).contiguous())
@@ -84,7 +83,7 @@ def _apply_int8(layer: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch
 
 
 def packed_layers(model: torch.nn.Module) -> list[str]:
-    """Names of the modules that compute from a packed copy, which a reload doesn't update either."""
+    """Names of the modules that compute from a packed copy, which even a reload does not update."""
     packed = []
     for name, module in model.named_modules():
         method = getattr(module, "quant_method", None)
@@ -115,7 +114,7 @@ def _apply_experts(
     expert_tokens_meta: Any,
     apply_router_weight_on_input: bool,
 ) -> None:
-    """Replaces ``CPUUnquantizedExperts.apply``, with the same signature."""
+    """Replacement for ``CPUUnquantizedExperts.apply``, with the same signature."""
     ids = topk_ids if expert_map is None else expert_map[topk_ids.long()]
     weights = None if apply_router_weight_on_input else topk_weights  # otherwise the input is already weighted
     experts(output, hidden_states, w1, w2, self.w1_bias, self.w2_bias, weights, ids, activation.value)
@@ -133,10 +132,10 @@ def experts(
     ids: torch.Tensor,
     activation: str,
 ) -> None:
-    """The weighted sum of each token's expert outputs. A custom operator, since the data decides which experts run.
+    """Write the weighted sum of each token's expert outputs. Custom, because the data decides which experts run.
 
     ``tokens``, ``output``: tokens × hidden; ``w13``: experts × 2·width × hidden, ``w2``: experts × hidden × width;
-    ``weights``, ``ids``: tokens × chosen; a negative id is an expert of another rank.
+    ``weights``, ``ids``: tokens × chosen; a negative id is an expert of a different rank.
     """
     chosen = ids.flatten()
     found = torch.zeros(len(chosen), output.shape[-1], dtype=torch.float32)

@@ -1,8 +1,7 @@
-"""Finds models whose engine computes from values derived from the weights, rather than from the weights themselves,
-and reloads them.
+"""Finds models whose engine computes from values derived from the weights instead of the weights, and reloads them.
 
-Promise: unknown counts as derived. A model with any such part isn't edited in place; it is reloaded as a whole, through
-vLLM's own start-up path.
+Guarantee: anything unknown counts as derived. A model with any such part is not edited in place, but reloaded as a
+whole through vLLM's own startup path.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from rollout_node.vllm_plugin.quantised_layers import kept_as_loaded, plain_cach
 
 _PLAIN_METHODS = frozenset({"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"})
 _PLAIN_ATTENTION = frozenset({"Attention", "MMEncoderAttention"})
-"""Attention classes whose processing after loading only concerns scales; subclasses included."""
+"""Attention classes, including their subclasses, whose processing after loading only concerns scales."""
 _CACHES = "KVCacheMethod"
 _PLAIN_EXPERTS = frozenset({"TRITON", "BATCHED_TRITON"})
-"""Backends for unquantised experts that keep the checkpoint's arrangement."""
+"""Backends for unquantised experts that keep the checkpoint's layout."""
 
 
 def derived_parts(model: torch.nn.Module) -> list[str]:
-    """``module: reason`` for each part whose runtime form isn't the loaded weight."""
+    """List the parts whose runtime form differs from the loaded weight, each as a string "module: reason"."""
     found = []
     for name, module in model.named_modules():
         reason = _derivation(module)
@@ -56,10 +55,10 @@ def _derivation(module: Any) -> str | None:
 
 
 def reload_all(shadow: ShadowReader, model: Any, model_config: Any) -> None:
-    """Load all tensors layer by layer, as at the start, into the existing storage, and derive values from these again.
+    """Load all tensors layer by layer, as at startup, into the existing storage, and derive values from them again.
 
-    Derived values are, for example, quantised weights, MLA's matrices and reordered experts. Raises IntegrityError if
-    the shadow has no tensor for a parameter, which then keeps its value.
+    Derived values are, for example, quantised weights, MLA's matrices and reordered experts. Raises IntegrityError if a
+    parameter has no tensor in the shadow; that parameter keeps its value.
     """
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
     from vllm.utils.torch_utils import set_default_torch_dtype
@@ -86,7 +85,7 @@ def reload_all(shadow: ShadowReader, model: Any, model_config: Any) -> None:
 
 
 def _unloaded_parameters(model: Any) -> list[str]:
-    """Parameters without a loaded tensor. Completed layers are already finalised and are not listed."""
+    """Parameters without a loaded tensor. Layers already completed are finalised and not listed."""
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
     found = []

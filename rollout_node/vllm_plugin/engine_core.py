@@ -1,20 +1,20 @@
-"""The switch inside vLLM's engine core: pause, commit on all ranks, resume, in one command and between two steps.
+"""The switch inside vLLM's engine core: pause, commit on all ranks and resume, in one command between two steps.
 
-Over vLLM's routes the switch takes one command for each of these. Each command waits for the API server, the engine and
-the peer in turn, and ``/pause`` alone sleeps for 20 ms. On a small model these waits are nearly all of the pause.
-Inside the core, the engine stops only for one message to its workers and their answers.
+Over vLLM's routes, each of these takes one command. Each command waits for the API server, the engine and the peer in
+turn, and ``/pause`` itself sleeps for 20 ms. On a small model, these waits are nearly all of the pause. Inside the
+core, the engine only stops for one message to its ranks and their answers.
 
-Promise: the engine resumes only if every rank has proved the requested version while the caller is still waiting; from
-then on the commit can't be undone. Otherwise the engine stays paused, nothing is undone here, and the caller receives
-every rank's report and decides.
+Guarantee: the engine resumes only if every rank has proved the requested version while the caller is still waiting;
+from then on, the commit cannot be undone. Otherwise the engine stays paused, nothing is undone here, and the caller
+receives every rank's report and decides.
 
-Promise: **the label names what the ranks hold** (``HeldLabel``). So each answer of a server that has just started, and
-each answer before a peer's first install, says ``none``, whatever label an earlier process had.
+Guarantee: **the label names what the ranks hold** (``HeldLabel``). So a server that has just started answers with
+``none`` until a peer's first install, whatever label an earlier process had.
 
-``POST /collective_rpc {"method": "p2pcast_switch", "kwargs": {…}}`` reaches ``switch``, since ``install`` wraps the
-engine core's own method of that route. At init the core adds ``core: true`` to the workers' information, and their
-reports repeat it, so the peer knows that this command is available. It is unavailable with data parallelism, where
-several cores would have to switch at once.
+``POST /collective_rpc {"method": "p2pcast_switch", "kwargs": {…}}`` reaches ``switch``, because ``install`` wraps the
+engine core's own method for that route. At init, the core adds ``core: true`` to the ranks' information. Their reports
+repeat it, so the peer knows that this command is available. It is unavailable with data parallelism, where several
+cores would have to switch at once.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ log = logging.getLogger("vllm.p2pcast")
 
 
 def install() -> None:
-    """Change the engine core's class. Called in each of vLLM's processes; has an effect in the engine core only. vLLM
-    may load plugins in the core's constructor, before the core has a label.
+    """Change the engine core's class. Called in each of vLLM's processes, but only has an effect in the engine core.
+    vLLM may load plugins in the core's constructor, before the core has a label.
     """
     from vllm.v1.engine.core import EngineCore, EngineCoreProc
 
@@ -53,7 +53,7 @@ def install() -> None:
 
 
 class HeldLabel:
-    """A core's label: ``none``, or the version that all of its ranks hold. Raises ValueError for another one."""
+    """A core's label: ``none``, or the version that all its ranks hold. Setting any other raises ValueError."""
 
     def __get__(self, core: Any, kind: type | None = None) -> Any:
         return self if core is None else core.__dict__.get(_LABEL, NO_VERSION)
@@ -67,13 +67,13 @@ class HeldLabel:
 
 
 def _held(core: Any) -> str:
-    """The version that all ranks hold."""
+    """Return the version that all ranks hold, or ``none``."""
     found = set(core.model_executor.collective_rpc(held_here))
     return found.pop() or NO_VERSION if len(found) == 1 else NO_VERSION
 
 
 def wrap_collective_rpc(inner: Callable[..., Any]) -> Callable[..., Any]:
-    """A wrapper of the engine core's ``collective_rpc`` that handles ``p2pcast_switch``."""
+    """Wrap the engine core's ``collective_rpc`` so that it handles ``p2pcast_switch``."""
 
     @wraps(inner)  # vLLM inspects the signature
     def collective_rpc(self: Any, method: Any, timeout: float | None = None, args: Any = (), kwargs: Any = None) -> Any:
@@ -86,7 +86,7 @@ def wrap_collective_rpc(inner: Callable[..., Any]) -> Callable[..., Any]:
         if self.vllm_config.parallel_config.data_parallel_size == 1:
             kwargs = {"init_info": {**kwargs["init_info"], "core": True}}
         found = inner(self, method, timeout, args, kwargs)
-        # Another run's peer, or one that distrusts the weights, has made the ranks forget their version.
+        # A different run's peer, or one that distrusts the weights, has made the ranks forget their version.
         if self._weight_version != NO_VERSION and self._weight_version != _held(self):
             self._weight_version = NO_VERSION
         return found
@@ -97,14 +97,15 @@ def wrap_collective_rpc(inner: Callable[..., Any]) -> Callable[..., Any]:
 
 @cache
 def _heartbeat() -> Heartbeat:
-    """Of this process."""
+    """This process's heartbeat."""
     return Heartbeat(Path(os.environ.get(SOCKET_VARIABLE, "")), "the engine core")
 
 
 def switch(core: Any, order: SwitchOrder) -> list[dict[str, Any]] | Future[list[dict[str, Any]]]:
-    """The ranks' reports, then the core's own: ``resumed``, and ``pause_us``, the duration without scheduling.
+    """Switch, and return the ranks' reports followed by the core's own: ``resumed``, and ``pause_us``, the time
+    unscheduled.
 
-    Raises TimeoutError, and changes nothing, if the caller's deadline has passed at the start.
+    If the caller's deadline has already passed, it raises TimeoutError and changes nothing.
     """
     from vllm.v1.core.sched.interface import PauseState
 
@@ -115,7 +116,7 @@ def switch(core: Any, order: SwitchOrder) -> list[dict[str, Any]] | Future[list[
     began = time.monotonic()
     if not core.has_work():
         return _commit(core, order, lift, began)
-    found: Future[list[dict[str, Any]]] = Future()  # running steps end first
+    found: Future[list[dict[str, Any]]] = Future()  # running steps finish first
 
     def idle(_: Any) -> None:
         try:
@@ -143,8 +144,8 @@ def _commit(core: Any, order: SwitchOrder, lift: bool, began: float) -> list[dic
 
 
 def _clear_caches(core: Any) -> None:
-    """As ``EngineCore._reset_caches``, except that workers clear theirs in the commit. Raises RuntimeError, before any
-    write.
+    """Like ``EngineCore._reset_caches``, except that ranks clear their caches in the commit. Raises RuntimeError before
+    anything is written.
     """
     if not core.reset_prefix_cache(reset_running_requests=True, reset_connector=True):
         raise RuntimeError("the KV connector's cache could not be reset")
@@ -154,9 +155,9 @@ def _clear_caches(core: Any) -> None:
 
 
 def commit_here(worker: Any, version: str, nonce: str, clear_cache: bool) -> dict[str, Any] | None:
-    """Runs in each worker. Returns its report, or None after a failure.
+    """Commit on one rank; runs in each rank's process. Returns the report, or None after a failure.
 
-    It must not raise: the other workers' answers would stay unread.
+    It must not raise, because the other ranks' answers would stay unread.
     """
     try:
         worker.synchronize_device()
@@ -171,10 +172,10 @@ def commit_here(worker: Any, version: str, nonce: str, clear_cache: bool) -> dic
 
 
 def held_here(worker: Any) -> str | None:
-    """Runs in each worker. It must not raise."""
+    """Return the version of one rank; runs in each rank's process, and must not raise."""
     return getattr(getattr(worker, "weight_transfer_engine", None), "held", None)
 
 
 def settle_here(worker: Any) -> None:
-    """Runs in each worker before its next step. Its result is not awaited."""
+    """Make the commit permanent; runs on each rank before its next step. Nobody waits for it."""
     worker.weight_transfer_engine.settle_here()

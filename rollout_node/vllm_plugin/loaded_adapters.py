@@ -1,10 +1,10 @@
-"""Notes which adapters a vLLM worker has loaded, under which ids, and keeps a run's adapters from their folders.
+"""Notes which adapters a vLLM rank has loaded, and under which ids, and makes reloads use a run's installed adapters.
 
-vLLM drops an adapter from its host cache when others need the room, and reads it again from its folder at the next
-request. The folder holds old weights. Promise: once p2pcast has installed an adapter, each load of that name, whatever
-its id and folder, gives the installed matrices.
+vLLM evicts an adapter from its host cache when others need the space, and reads it again from its folder, which has old
+weights, at the next request. Guarantee: once p2pcast has installed an adapter, each load of that name, whatever its id
+and folder, yields the installed matrices.
 
-Imported before a model is loaded: no module with numba may be imported here.
+This module is imported before a model is loaded, so it must not import anything that loads numba.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _NOTES = "p2pcast_loaded_adapters"
 
 @dataclass(slots=True)
 class LoadedAdapters:
-    """``ids``: vLLM's ids of each name; a name that is unloaded and loaded again gets another. ``kept``: the matrices
-    that p2pcast installed, as vLLM's ``LoRAModel``.
+    """``ids``: vLLM's ids for each name, because a name gets a new id when it is loaded again. ``kept``: the matrices
+    installed by p2pcast, as vLLM's ``LoRAModel``.
     """
 
     ids: dict[str, set[int]] = field(default_factory=dict)
@@ -28,13 +28,13 @@ class LoadedAdapters:
 
 
 def loaded_adapters(manager: Any) -> LoadedAdapters:
-    """Of one of vLLM's ``LoRAModelManager``."""
+    """Return the notes on one ``LoRAModelManager`` of vLLM."""
     found: LoadedAdapters = manager.__dict__.setdefault(_NOTES, LoadedAdapters())
     return found
 
 
 def keep_installed_adapters() -> None:
-    """Wrap the method with which vLLM's ranks load an adapter."""
+    """Wrap the method by which vLLM's ranks load an adapter."""
     from vllm.lora.worker_manager import WorkerLoRAManager
 
     load = WorkerLoRAManager._load_adapter

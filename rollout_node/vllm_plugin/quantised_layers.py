@@ -1,8 +1,8 @@
 """Quantised layers whose kernels compute from the codes and scales as loaded, perhaps transposed.
 
-After loading, vLLM replaces such a layer's parameters by views without a loader. Promise: within ``loading_form`` the
-model's loader finds the parameters as they were before, in the live storage, so that it can be recorded and can load.
-A layer of any other kind, or whose parameters have another size than loaded, is not ``kept_as_loaded``.
+After loading, vLLM replaces such a layer's parameters by views that have no loader. Guarantee: within ``loading_form``,
+the model's loader finds the parameters as they were before, in the live storage, so it can be recorded and can load. A
+layer of any other kind, or whose parameters differ in size from those loaded, is not ``kept_as_loaded``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rollout_node.vllm_plugin import cpu_weights
 _METHOD = "CompressedTensorsLinearMethod"
 _FP8, _INT8 = "CompressedTensorsW8A8Fp8", "CompressedTensorsW8A8Int8"
 _FP8_KERNELS = frozenset({"ChannelWiseTorchFP8ScaledMMLinearKernel", "CutlassFP8ScaledMMLinearKernel"})
-"""Kernels for a scale per row that take the transpose of the loaded codes. Cutlass pads odd sizes, which shows."""
+"""Kernels with one scale per row that use the loaded codes transposed. Cutlass pads odd sizes; this is detected."""
 _PLAIN_CACHES = frozenset({"auto", "bfloat16", "float16", "float32"})
 
 
@@ -40,13 +40,13 @@ def kept_as_loaded(module: Any) -> bool:
 
 
 def plain_cache(module: Any) -> bool:
-    """Whether an attention's cache holds unquantised keys and values, so that scales of a cache are not used."""
+    """Whether an attention layer's cache holds unquantised keys and values, so that cache scales are not used."""
     return getattr(module, "kv_cache_dtype", None) in _PLAIN_CACHES
 
 
 @contextmanager
 def loading_form(model: torch.nn.Module) -> Iterator[None]:
-    """Layers that are ``kept_as_loaded`` have loadable parameters inside. The engine must not compute meanwhile."""
+    """Context manager: ``kept_as_loaded`` layers get loadable parameters. The engine must not compute meanwhile."""
     from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs
 
     replaced: list[tuple[Any, str, Any]] = []
@@ -69,7 +69,7 @@ def loading_form(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _loaded(module: Any) -> dict[str, torch.Tensor]:
-    """The layer's parameters as its loader takes them, without data."""
+    """The layer's parameters in the shape that its loader expects, without data."""
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
     found: dict[str, torch.Tensor] = get_layerwise_info(module).restore_metadata[0]

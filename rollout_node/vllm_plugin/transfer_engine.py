@@ -1,6 +1,6 @@
-"""The weight transfer engine in vLLM's ranks: hands vLLM's commands to this rank's installer.
+"""The weight transfer engine in vLLM's ranks, which passes vLLM's commands to this rank's installer.
 
-The commands are bodies of ``/update_weights``: ``rollout_node.in_engine.rank_installer``. No exception reaches vLLM.
+The commands are bodies of ``/update_weights``: see ``rollout_node.in_engine.rank_installer``. No error reaches vLLM.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ log = logging.getLogger("vllm.p2pcast")
 
 @dataclass
 class P2PCastInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
-    """As ``Introduction``. ``core``: set by the engine core, not by the peer."""
+    """Fields of ``Introduction``. ``core`` is set by the engine core, not by the peer."""
 
     engine: str = ""
     run: str = ""
@@ -53,7 +53,7 @@ class P2PCastInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class P2PCastUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """As ``Command``."""
+    """Fields of ``Command``."""
 
     phase: str = ""
     version: str = ""
@@ -62,7 +62,7 @@ class P2PCastUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 
 class VllmRankModel:
-    """``RankModel`` of a vLLM worker."""
+    """The ``RankModel`` of a vLLM rank."""
 
     def __init__(self, vllm_config: Any, model_config: Any, device: torch.device, model: torch.nn.Module) -> None:
         self._vllm_config, self._model_config = vllm_config, model_config
@@ -137,15 +137,15 @@ class P2PCastEngine(WeightTransferEngine[P2PCastInitInfo, P2PCastUpdateInfo]):  
         self._installer = RankInstaller(rank_model, Path(os.environ.get(SOCKET_VARIABLE, "")), log)
 
     def init_transfer_engine(self, init_info: P2PCastInitInfo) -> None:
-        """May be called again at any time."""
+        """Introduce a peer. vLLM may call this again at any time."""
         self._installer.introduce(Introduction(**asdict(init_info)))
 
     def start_weight_update(self) -> None:
         self._installer.begin()
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Replaces the base class's method, which raises on bad input and synchronises an accelerator that may be
-        missing.
+        """Execute a command. Replaces the base class's method, which raises on bad input and synchronises an
+        accelerator that may not exist.
         """
         self._installer.obey(Command.read(update_info))
 
@@ -154,15 +154,15 @@ class P2PCastEngine(WeightTransferEngine[P2PCastInitInfo, P2PCastUpdateInfo]):  
 
     @property
     def held(self) -> str | None:
-        """For the engine core."""
+        """The version from which this rank computes, for the engine core."""
         return self._installer.serves
 
     def commit_here(self, version: str, nonce: str) -> dict[str, Any] | None:
-        """For the engine core."""
+        """Commit, for the engine core."""
         return self._installer.commit_here(version, nonce)
 
     def settle_here(self) -> None:
-        """For the engine core."""
+        """Make the commit permanent, for the engine core."""
         self._installer.settle()
 
     def finish_weight_update(self) -> None:
@@ -173,12 +173,12 @@ class P2PCastEngine(WeightTransferEngine[P2PCastInitInfo, P2PCastUpdateInfo]):  
 
 
 def without_lora_layers(model: torch.nn.Module) -> torch.nn.Module:
-    """The model for its loader, with the layers inside LoRA's in their place; the model itself if it has none.
+    """Return the model for its loader, with each LoRA layer replaced by the layer inside it; the same model if it has
+    none.
 
-    With ``--enable-lora`` vLLM puts a layer of its own around each linear one, after loading. The parameters then have
-    other names (``….base_layer.weight``) than those for which the model's loader looks. Promise: the result shares
-    every parameter and buffer with the served model, and nothing in that model changes, so a loader may be recorded and
-    rehearsed while the engine computes.
+    With ``--enable-lora``, vLLM wraps each linear layer after loading. The parameters' names (``….base_layer.weight``)
+    then differ from those that the model's loader expects. Guarantee: the result shares every parameter and buffer with
+    the served model, which does not change, so a loader may be recorded and rehearsed while the engine computes.
     """
     return _unwrapped(model, {})
 
@@ -192,7 +192,7 @@ def _unwrapped(module: torch.nn.Module, known: dict[torch.nn.Module, torch.nn.Mo
         parts = {n: None if part is None else _unwrapped(part, known) for n, part in module._modules.items()}
         found = module
         if any(parts[name] is not part for name, part in module._modules.items()):
-            # The dictionaries of parameters and buffers are shared: a parameter that vLLM rebinds is found here too.
+            # The parameter and buffer dictionaries are shared, so a parameter that vLLM rebinds is found here too.
             found = object.__new__(type(module))
             vars(found).update(vars(module), _modules=parts)
     known[module] = found

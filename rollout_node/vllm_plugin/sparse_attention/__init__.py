@@ -1,7 +1,7 @@
-"""Sparse attention inside vLLM: decoded tokens attend to the best pages of the cache alone, within a budget.
+"""Sparse attention inside vLLM: decoded tokens attend only to the best pages of the cache, within a budget.
 
-With ``P2PCAST_SPARSE_ATTENTION=1`` the server's own attention backend is replaced by one that wraps it
-(``paged_backend``). It is dense until a schedule of budgets comes (``budget_in_use``).
+With ``P2PCAST_SPARSE_ATTENTION=1``, the server's own attention backend is replaced by one that wraps it
+(``paged_backend``). It is dense until it gets a budget schedule (``budget_in_use``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def register() -> None:
-    """In each of vLLM's processes, before a model is loaded."""
+    """Register the backend. Called in each of vLLM's processes, before a model is loaded."""
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
@@ -22,8 +22,8 @@ def register() -> None:
 
 
 def has_layers(model: Any) -> bool:
-    """Whether some layer of the model follows the schedule. vLLM may have taken another backend, and all layers may be
-    dense in any case, such as those with a sliding window.
+    """Whether any layer of the model follows the schedule. vLLM may have chosen a different backend, or all layers may
+    be dense in any case, such as those with a sliding window.
     """
     from rollout_node.vllm_plugin.sparse_attention.paged_backend import SparseImplementation
 

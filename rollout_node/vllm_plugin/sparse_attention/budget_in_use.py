@@ -1,6 +1,6 @@
-"""The schedule that this process's attention layers follow. The one writer is ``use``; None: dense attention.
+"""The schedule that this process's attention layers follow; None means dense attention. Only ``use`` sets it.
 
-A worker process has one model, and all of its sparse layers follow one schedule.
+A rank's process has one model, and all its sparse layers follow one schedule.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ _schedule: BudgetSchedule | None = None
 
 
 def use(schedule: BudgetSchedule | None) -> None:
-    """From the next step on. The engine runs no step meanwhile."""
+    """Set the schedule for the next step on. The engine must not run a step meanwhile."""
     global _schedule
     _schedule = schedule
 

@@ -1,4 +1,4 @@
-"""Sparse attention over the kernel of vLLM's CPU build, whose pages hold a multiple of 32 tokens."""
+"""Sparse attention on the kernel of vLLM's CPU build, whose pages hold a multiple of 32 tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sparse attention over FlashAttention, on GPUs. No machine with a GPU has run this module yet: `make gpu` does."""
+"""Sparse attention on FlashAttention, for GPUs. It has not run on a machine with a GPU yet; `make gpu` runs it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SparseFlashImplementation(SparseImplementation, FlashAttentionImpl):  # ty
 
 
 class SparseFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):  # type: ignore[misc]
-    """Attention stays outside CUDA graphs: the number of pages changes from step to step."""
+    """Keeps attention out of CUDA graphs, because the number of pages changes from step to step."""
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.NEVER
 
@@ -29,11 +29,11 @@ class SparseFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):  # type:
         return AttentionCGSupport.NEVER
 
     def use_cascade_attention(self, *args: Any, **kwargs: Any) -> bool:
-        """Rows with a common prefix keep different pages of it."""
+        """Always False: rows with a common prefix keep different pages of it."""
         return False
 
     def shorter(self, metadata: Any, seq_lens: torch.Tensor, longest: int) -> dict[str, Any]:
-        # Without a schedule made ahead, the kernel makes its own.
+        # Without a precomputed schedule, the kernel makes its own.
         return {"seq_lens": seq_lens, "max_seq_len": longest, "scheduler_metadata": None, "max_num_splits": 0}
 
 

@@ -1,15 +1,15 @@
-"""Mixins for the metadata builder and the implementation of a paged attention backend of vLLM: they make it sparse.
+"""Mixins that make vLLM's paged attention backends sparse: for the metadata builder and for the implementation.
 
-The wrapped backend's kernel is called as ever, with a shorter block table and shorter sequences for rows that decode.
-Keys carry their positions since they were rotated before caching, so a page may move in the table.
+The wrapped backend's kernel is called as usual, but with a shorter block table and shorter sequences for decoding rows.
+Keys are rotated before caching and so carry their positions, which lets a page move within the table.
 
-Promises:
+Guarantees:
 
 - Without a schedule, and for rows within their budget, the wrapped backend gets its own metadata: bit for bit dense.
 - Layers 0 and 1, prompts, and layers whose pages mean something else (sliding windows, ALiBi, shared caches) are dense.
-- A server whose cache is written by others than its attention layers is refused: the keys' sums would be wrong.
+- A server in which anything but its attention layers writes the cache is refused: the key sums would be wrong.
 
-The plan of a step is made once for all layers; each layer chooses its own pages.
+A step's plan is made once for all layers; each layer chooses its own pages.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _STEP: Final = "p2pcast_step"
 
 
 class _Step(NamedTuple):
-    """A plan as tensors on the device. ``first_token``: of each shortened row in the batch; ``changes``: fields of the
-    metadata, besides the block table.
+    """A plan as tensors on the device. ``first_token``: index in the batch of each shortened row's token; ``changes``:
+    metadata fields to replace, besides the block table.
     """
 
     rows: torch.Tensor
@@ -46,7 +46,7 @@ class _Step(NamedTuple):
 
 
 class SparseBuilder:
-    """Mixin before a backend's metadata builder."""
+    """Mixin to be placed before a backend's metadata builder."""
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         if unfit := unfit_settings(vllm_config):
@@ -80,11 +80,11 @@ class SparseBuilder:
 
     @abstractmethod
     def shorter(self, metadata: Any, seq_lens: torch.Tensor, longest: int) -> dict[str, Any]:
-        """The metadata's fields for shorter sequences, besides the block table."""
+        """Return the metadata fields for shorter sequences, besides the block table."""
 
 
 class SparseImplementation:
-    """Mixin before a backend's implementation. The cache has the shape (pages, heads, tokens, 2 × size)."""
+    """Mixin to be placed before a backend's implementation. The cache's shape is (pages, heads, tokens, 2 × size)."""
 
     _sums: KeySums | None = None
     _is_sparse: bool | None = None
@@ -132,11 +132,11 @@ class SparseImplementation:
         return shorter
 
     def follows_schedule(self, layer: Any) -> bool:
-        """Whether the layer of this implementation is ever sparse."""
+        """Whether this implementation's layer is ever sparse."""
         if self._is_sparse is None:
             impl: Any = self
             plain = impl.attn_type == "decoder" and impl.alibi_slopes is None
-            # vLLM's backends write no window as -1, as (-1, -1) or as None.
+            # vLLM's backends represent "no window" as -1, (-1, -1) or None.
             plain &= impl.sliding_window in (None, -1, (-1, -1))
             plain &= getattr(impl, "kv_sharing_target_layer_name", None) is None
             self._is_sparse = plain and extract_layer_index(layer.layer_name) >= DENSE_LAYERS
@@ -144,8 +144,8 @@ class SparseImplementation:
 
 
 def unfit_settings(vllm_config: Any) -> str | None:
-    """A setting of the server with which keys reach the cache in another way than ``do_kv_cache_update``, or are
-    written twice.
+    """Return a server setting with which keys bypass ``do_kv_cache_update`` or are written twice; None if there is
+    none.
     """
     parallel = vllm_config.parallel_config
     found = {

@@ -1,7 +1,7 @@
-"""Which rows of a batch attend to fewer pages in this step, and to how many. Pure.
+"""Decides which rows of a batch attend to fewer pages in this step, and to how many. It does no I/O.
 
-Only rows that decode one token do: prompts are dense (Sparrow, section 3.2). A row that keeps all of its pages is left
-alone, so that a budget as long as the sequence is exact.
+Only rows that decode one token do, because prompts are dense (Sparrow, section 3.2). A row that keeps all its pages is
+left alone, so a budget as long as the sequence is exact.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from p2pcast.sparse.budget_schedule import BudgetSchedule
 
 
 class StepPlan(NamedTuple):
-    """``rows``: numbers of the shortened rows, of shape (rows,). ``pages``: pages that hold each of their sequences.
-    ``kept``: pages that each attends to. ``seq_lens``: tokens that each row of the batch attends to, of shape (batch,).
+    """``rows``: indices of the shortened rows, shape (rows,). ``pages``: number of pages of each one's sequence.
+    ``kept``: number of pages to which each attends. ``seq_lens``: tokens to which each row attends, shape (batch,).
     """
 
     rows: np.ndarray
@@ -31,16 +31,16 @@ def plan_step(
     schedule: BudgetSchedule,
     page_tokens: int,
 ) -> StepPlan | None:
-    """None if all rows are dense. ``seq_lens``: tokens of each sequence, the present ones included; ``query_lens``:
-    present tokens of each; ``prefilling``: whether its prompt is still being read; all of shape (batch,).
-    ``page_tokens``: of the kernel's pages.
+    """Return the plan, or None if all rows are dense. ``seq_lens``: each sequence's tokens, including the current ones;
+    ``query_lens``: each one's current tokens; ``prefilling``: whether its prompt is still being read; all have shape
+    (batch,). ``page_tokens``: tokens per kernel page.
     """
     pages = -(-seq_lens // page_tokens)
     kept = schedule.kept_pages(np.maximum(seq_lens - 1, 0), page_tokens)
     (rows,) = np.nonzero((query_lens == 1) & ~prefilling & (kept < pages))
     if not rows.size:
         return None
-    # All kept pages but the last are full.
+    # All kept pages except the last are full.
     lens = seq_lens.copy()
     lens[rows] -= (pages - kept)[rows] * page_tokens
     return StepPlan(rows, pages[rows], kept[rows], lens)
