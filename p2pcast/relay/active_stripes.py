@@ -1,22 +1,23 @@
-"""How many of a link's stripes carry pieces; the others stand by. Pure: the kernel's statistics are passed in.
+"""Chooses how many of a link's stripes carry pieces; the others stay idle. Pure: the kernel's statistics are passed in.
 
-The dialling node chooses a number of stripes (p2pcast.transport.stripe_count) before it knows the path, and chooses
-enough for a fast one. The sender measures the path and uses as few stripes as it needs. Several BBR connections overrun
-the queue of a narrow path together. Pieces on several stripes share the path's rate, and every hop of a chain adds that
-delay to a version's time.
+The dialling node chooses the number of stripes (p2pcast.transport.stripe_count) before it knows the path, so it chooses
+enough for a fast one. The sender measures the path and uses only as many as the path needs: several BBR connections
+together overflow a narrow path's queue. Pieces on several stripes share the path's rate, and every hop of a chain adds
+that delay to a version's time.
 
-- Congestion control that slows down for loss (CUBIC, Reno): all stripes. A low rate does not prove a narrow path.
-- BBR: FEWEST stripes fill a path whatever it loses. NARROW_STRIPES are used where the rate and the bytes in flight are
-  both low, and FEWEST again once the rate is higher. The rate counts over busy time alone, in samples of several round
-  trips. The first sample is slow start's and any may fall into a pause of BBR, so the fastest of several decides. Too
-  few stripes cannot make a path look narrow for long. Two BBR stripes carry more than half of any path, and one sample
-  above the limit is enough.
-- Twice as many stripes as soon as those in use were limited by window sizes, of receiver or sender, for most of their
-  busy time. On a narrow path BBR limits, and windows do not.
+- With congestion control that slows down for loss (CUBIC, Reno), all stripes are used: a low rate does not prove that a
+  path is narrow.
+- With BBR, FEWEST stripes fill a path whatever its loss. NARROW_STRIPES are used while the rate and the bytes in flight
+  are both low. The rate is measured only over busy time, in samples of several round trips. The first sample is from
+  slow start and any may include a pause of BBR, so the fastest of several decides. Too few stripes cannot make a path
+  look narrow for long: two BBR stripes carry more than half of any path's rate, and one sample above the limit is
+  enough.
+- The number is doubled as soon as the stripes in use were limited by the receiver's or sender's window for most of
+  their busy time. On a narrow path BBR is the limit, not windows.
 
-A link never falls below the number it was raised to. A stripe that joins in the middle of a version searches for the
-path's rate at the others' expense. (Tried and left out: eight stripes at 100 Mbit/s and 150 ms, where eight carry 4 %
-more than four. As stripes joined and left by rate, all together carried a quarter less.)
+A link never uses fewer stripes than it was raised to: a stripe that joins during a version searches for the path's rate
+at the others' expense. (Tried and left out: eight stripes at 100 Mbit/s and 150 ms, where eight carry 4 % more than
+four. As stripes joined and left by rate, all together carried a quarter less.)
 """
 
 from __future__ import annotations
@@ -39,29 +40,29 @@ from p2pcast.transport.tcp_info import TcpInfo
 
 
 def initial_stripes(most: int, congestion: str | None) -> int:
-    """Stripes in use at first, of ``most``. ``congestion``: the sender's congestion control, None where unknown."""
+    """Return how many of ``most`` stripes to use at first. ``congestion``: the sender's, None if unknown."""
     return min(most, FEWEST) if congestion in LOSS_BLIND else most
 
 
 def stripes_for(rate_bps: float, rtt_s: float) -> int:
-    """BBR stripes for a path that carries ``rate_bps``."""
+    """Return the number of BBR stripes for a path that carries ``rate_bps``."""
     narrow = rate_bps < NARROW_BPS and rate_bps * rtt_s / 8 < NARROW_IN_FLIGHT_BYTES
     return NARROW_STRIPES if narrow else FEWEST
 
 
 class ActiveStripes:
-    """The number of stripes in use of one link, by what limits them."""
+    """Chooses one link's number of stripes in use, by what limits them."""
 
     def __init__(self) -> None:
         self._least = 0
-        """The number of stripes that the link was raised to."""
+        """The number of stripes to which the link was raised."""
         self._last: Sequence[TcpInfo] = ()
         self._rates_bps: deque[float] = deque(maxlen=RATE_SAMPLES)
         self._sample_start: Sequence[TcpInfo] = ()
 
     def choose(self, in_use: int, most: int, infos: Sequence[TcpInfo]) -> int:
-        """The number of stripes to use from now on. ``infos``: of the stripes in use, a few times a second while there
-        is data to send.
+        """Return the number of stripes to use from now on. ``infos``: those of the stripes in use. Call this a few
+        times a second while there is data to send.
         """
         since = list(zip(infos, self._last, strict=False))
         self._last = infos

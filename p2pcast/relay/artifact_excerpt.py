@@ -1,8 +1,8 @@
-"""Parts of artifacts: the pieces that contain some cells and small files, and an estimate of their bytes before the
-directory is here. Pure.
+"""Excerpts of artifacts: which pieces contain some cells and small files, and an estimate of their size before the
+directory has been received. Pure.
 
-A directory is signed and names every piece's hash. A node with the directory can fetch any part of the artifact from
-any other node without trusting that node.
+A directory is signed and contains every piece's hash. So a node with the directory can fetch any part of the artifact
+from any node without trusting it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from p2pcast.ground import limits
 from p2pcast.relay.artifact_path import Edge
 
 BATCH_BYTES = 160
-"""Bytes of a signed batch without its hashes and entries."""
+"""Size in bytes of a signed batch without its hashes and entries."""
 ENTRY_BYTES = 32
-"""Bytes of a cell's directory entry, approximately."""
+"""Approximate size in bytes of a cell's directory entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Excerpt:
     files: frozenset[bytes] = frozenset()
 
     def pieces(self, assembly: Assembly) -> frozenset[int]:
-        """The pieces that contain the wanted parts. The artifact's directory has to be complete."""
+        """Return the pieces that contain the wanted parts. The artifact's directory must be complete."""
         assert assembly.manifest is not None
         spans = [(p.offset, p.bytes) for p in assembly.directory if p.cell in self.cells]
         spans += [(f.offset, f.size) for f in assembly.manifest.files if f.offset is not None and f.hash in self.files]
@@ -39,14 +39,14 @@ class Excerpt:
 
 
 def directory_bytes(size: int, piece: int, cells: int) -> int:
-    """Bytes of the signed directory of an artifact: ``size`` and ``piece`` in bytes; ``cells``: number of cells."""
+    """Return the size of an artifact's signed directory. ``size``, ``piece``: in bytes; ``cells``: their number."""
     pieces = -(-size // piece)
     return pieces * HASH_BYTES + -(-pieces // limits.BATCH_PIECES) * BATCH_BYTES + cells * ENTRY_BYTES
 
 
 def expected_bytes(edge: Edge, cells: Collection[Cell], layout: Layout) -> int:
-    """Bytes of the directory and of the pieces that contain ``cells``. Exact for an anchor. For a delta an estimate:
-    each cell's share of ``edge.bytes``, and one piece more, of the size that a delta would be cut into today.
+    """Return the bytes of the pieces that contain ``cells``, and of the directory. For a delta the pieces are an
+    estimate: each cell's share of ``edge.bytes``, and one more piece of the size into which a delta would be cut today.
     """
     anchor = edge.base is None
     piece = piece_bytes(layout.nbytes if anchor else edge.bytes, anchor=anchor)

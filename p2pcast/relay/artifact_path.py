@@ -1,9 +1,9 @@
-"""Which artifacts a peer should stage, in order, to reach the newest version soonest. Pure: rates and the held version
-are passed in.
+"""Finds which artifacts a peer should stage, in order, to reach the newest version soonest. Pure: rates and the held
+version are passed in.
 
-The cost of an artifact is its time. That is a round trip, and the transfer of its missing bytes or staging's pass over
-the state, whichever is longer. Cells are decoded as they come in. A path begins at the held version, or at nothing;
-then its first artifact is a whole state. A squash that the hub has promised is an artifact whose first byte comes after
+An artifact's cost is its time: a fixed step, and the transfer of its missing bytes or staging's pass over the state,
+whichever takes longer, since cells are decoded as they arrive. A path begins at the held version, or at nothing if its
+first artifact is a whole state. A squash that the hub has promised is an artifact whose first byte arrives after
 ``wait_s``.
 """
 
@@ -20,9 +20,7 @@ from p2pcast.relay.tuning import CATCH_UP_STEP_S
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """An artifact as a step from one version to another. ``base`` None: from nothing (an anchor). ``bytes``: missing
-    here.
-    """
+    """An artifact as a step from one version to another. ``base``: None for an anchor. ``bytes``: missing here."""
 
     artifact: bytes
     base: Version | None
@@ -33,8 +31,8 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class PathRates:
-    """Rates of this peer. ``link_bps``: bits per second. ``stage_bytes_s``, ``fill_bytes_s``: bytes of the state per
-    second, for a delta and for a whole state.
+    """This peer's rates. ``link_bps``: in bits per second. ``stage_bytes_s``, ``fill_bytes_s``: in bytes of the state
+    per second, for staging a delta and a whole state.
     """
 
     link_bps: float = 100e6
@@ -42,7 +40,7 @@ class PathRates:
     fill_bytes_s: float = 1e9
 
     def seconds(self, edge: Edge, state_bytes: int) -> float:
-        """Seconds that the shadow takes from the edge's base to its version."""
+        """Return the seconds that the shadow takes from the edge's base to its version."""
         work_s = state_bytes / (self.fill_bytes_s if edge.base is None else self.stage_bytes_s)
         return edge.wait_s + max(8 * edge.bytes / self.link_bps, work_s) + CATCH_UP_STEP_S
 
@@ -54,10 +52,10 @@ def cheapest_path(
     cost: Callable[[Edge], float] = lambda edge: edge.bytes,
     target: Version | None = None,
 ) -> list[Edge]:
-    """Artifacts to stage, in order, from ``held`` to ``target`` (None: the newest version that can be reached). Empty
-    when the target is held already, or cannot be reached.
+    """Return the artifacts to stage, in order, from ``held`` to ``target`` (None: the newest version that can be
+    reached). Empty if the target is held already or cannot be reached.
 
-    Least ``cost`` (never negative), then fewest artifacts. An anchor begins a path whatever is held.
+    The path has the lowest ``cost`` (never negative), then the fewest artifacts. It may begin with an anchor.
     """
     by_base: dict[Version | None, list[Edge]] = {}
     newest = target
@@ -75,7 +73,7 @@ def cheapest_path(
         if best[here] < (spent, hops):
             continue
         if here is not None and here == newest:
-            break  # Nothing newer can be reached, and what is left costs more.
+            break  # Nothing newer can be reached, and the rest costs more.
         following = by_base.get(here, []) if here is not None else []
         for edge in [*following, *(anchors if here == held else [])]:
             reach = (spent + cost(edge), hops + 1)
@@ -115,7 +113,7 @@ class Gap:
 
 
 def find_gap(held: Version | None, edges: Iterable[Edge]) -> Gap | None:
-    """Why the newest version cannot be reached from ``held``; None where it can, or where nothing is newer."""
+    """Return why the newest version cannot be reached from ``held``; None if it can be, or if nothing is newer."""
     ordered, reached = sorted(edges, key=lambda e: e.version), {held}
     for edge in ordered:  # A base is always older than its version.
         if edge.base is None or edge.base in reached:
@@ -128,7 +126,7 @@ def find_gap(held: Version | None, edges: Iterable[Edge]) -> Gap | None:
 
 
 def seconds(path: Iterable[Edge], rates: PathRates, state_bytes: int) -> float:
-    """Seconds of a path, one artifact after the other."""
+    """Return the seconds that a path takes, one artifact after the other."""
     return sum(rates.seconds(edge, state_bytes) for edge in path)
 
 
@@ -136,15 +134,15 @@ def seconds(path: Iterable[Edge], rates: PathRates, state_bytes: int) -> float:
 
 
 def expected_bytes(chain_bytes: int, links: int, exponent: float) -> int:
-    """Bytes of a squash of ``links`` deltas of ``chain_bytes`` together: ``chain_bytes`` times links to the minus
-    ``exponent``.
+    """Return the bytes of a squash of ``links`` deltas with ``chain_bytes`` in total: ``chain_bytes`` times ``links``
+    to the power of -``exponent``.
     """
     return int(chain_bytes * max(1, links) ** -exponent)
 
 
 def fitted_exponent(squashes: Iterable[tuple[int, float]], default: float = 0.3) -> float:
-    """The exponent of ``expected_bytes``, from squashes that were made: (deltas in the squash, its bytes ÷ theirs). The
-    longest squash decides, because it is the nearest to a late peer's need.
+    """Return the exponent for ``expected_bytes``, from existing squashes: (number of deltas, the squash's bytes divided
+    by theirs). The longest squash decides, because it is closest to what a late peer needs.
     """
     known = [(links, ratio) for links, ratio in squashes if links > 1 and ratio > 0]
     if not known:

@@ -22,32 +22,32 @@ class Child:
     schedules: ChildSchedules = field(default_factory=ChildSchedules)
     attached: bool = False
     live: bool = False
-    """The plan puts the child here: every version is pushed. Otherwise the child pulls."""
+    """The plan places the child here, so every version is pushed to it. Otherwise the child pulls."""
     wishes: dict[bytes, Sequence[int]] = field(default_factory=dict)
-    """Artifacts that the child wants and this node does not hold yet -> ranges of pieces that the child holds."""
+    """Artifacts that the child wants and this node does not have yet -> ranges of pieces that the child has."""
     skipped: set[bytes] = field(default_factory=set)
-    """Artifacts not to be pushed: the child has them, or gets them from another source."""
+    """Artifacts that are not pushed: the child has them, or gets them from a different source."""
     max_bytes_s: int | None = None
-    """Bytes per second that the child accepts for now, if it pulls."""
+    """Bytes per second that the child currently accepts, if it pulls."""
     announced_at: float = 0.0
     """When the child was last sent HAVE."""
     active_stripes: ActiveStripes | None = None
-    """None: all stripes of the link are used."""
+    """None if all stripes of the link are used."""
     loss_blind: bool = False
-    """The kernel's congestion control on this link does not slow down for loss, and probes each stripe by itself."""
+    """The congestion control on this link does not slow down for loss, and probes each stripe separately."""
     rtt_s: float = 0.0
-    """Round trip of the slowest stripe in use, as of the last ``choose_stripes``."""
+    """The slowest used stripe's round-trip time, as of the last ``choose_stripes``."""
     path_rtt_s: float = 0.0
-    """The same without the time in queues: the shortest round trip of each stripe counts."""
+    """The same without time in queues: based on each stripe's shortest round trip."""
     carried: dict[Stripe, float] = field(default_factory=dict)
-    """Stripe -> when it was last given a piece."""
+    """Stripe -> when it last got a piece."""
     alive_at: float = 0.0
     """When the child was last sent ALIVE."""
     bytes_sent: int = 0
 
     def begin_stripes(self, *, reserve: bool) -> None:
-        """The child has attached. ``reserve``: use as few of its stripes as the path needs."""
-        # All stripes are alike. The first one's presence is the child's promise and not relied on.
+        """Choose the first stripes in use, once the child has attached. ``reserve``: use as few as the path needs."""
+        # All stripes are alike. The child promises a first one, but do not rely on it.
         congestion = congestion_of(next((stripe.socket for stripe in self.link.stripes.values()), None))
         self.loss_blind = congestion in LOSS_BLIND
         if reserve:
@@ -55,8 +55,8 @@ class Child:
             self.active_stripes = ActiveStripes() if self.loss_blind else None
 
     def choose_stripes(self) -> bool:
-        """Use as many stripes as the path has turned out to need; called while there is data to send. True when the
-        number grew.
+        """Use as many stripes as the path has turned out to need, and return whether the number grew. Call this while
+        there is data to send.
         """
         if not self.schedules:
             return False
@@ -70,7 +70,7 @@ class Child:
         return self.link.in_use > before
 
     def pace(self, inbound: InboundRate) -> None:
-        """On a long path, limit pushed data to not much more than the rate at which it comes in."""
+        """On a long path, limit the rate of pushed data to little more than the rate at which it comes in."""
         most = inbound.most_bytes_s(self.schedules.waiting_bytes, self.path_rtt_s) if self.live else None
         if most is None:
             return
@@ -80,17 +80,17 @@ class Child:
             stripe.pace(most)
 
     def trailing(self, now: float) -> list[Stripe]:
-        """Stripes of a long path that carried pieces and have none waiting. A reminder behind the last piece shows the
-        other side that it was lost. Without a reminder this kernel probes after two round trips, and sends again after
-        a third.
+        """Return a long path's stripes that recently carried pieces and have none queued. A reminder after the last
+        piece shows the other side if the piece was lost. Without one, this kernel probes after two round trips and
+        retransmits after a third.
         """
         late = now - REMINDER_ROUND_TRIPS * self.rtt_s
         self.carried = {stripe: at for stripe, at in self.carried.items() if at > late and not stripe.closed}
         return [] if self.path_rtt_s < FAR_RTT_S else [stripe for stripe in self.carried if not stripe.unsent_bytes]
 
     def emptiest(self) -> Stripe | None:
-        """The first writable stripe with no unsent bytes, else the one with the fewest; None when no stripe is
-        writable. Not each in turn: a kernel detects loss late on a connection with little in flight.
+        """Return the first writable stripe without unsent bytes, else the one with the fewest; None if none is
+        writable. Stripes do not take turns, because a kernel detects loss late on a connection with little in flight.
         """
         least, found = 0, None
         for stripe in self.link.carriers:

@@ -1,6 +1,5 @@
-"""How fast a child receives, and how many bytes its parent has that the child lacks. Pure: time is passed in.
-
-Children report both, and the hub finds slow peers and links from the reports.
+"""Measures how fast a child receives, and how many bytes it is behind its parent. Pure: time is passed in. Children
+report both, and the hub finds slow peers and links from the reports.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from p2pcast.relay.tuning import CATCH_UP_ROUND_TRIPS, CATCH_UP_S, LAG_WINDOW_RO
 
 @dataclass(frozen=True, slots=True)
 class Inflow:
-    """``got_bytes`` came in the last ``span_s``; the parent has ``behind_bytes`` more."""
+    """``got_bytes`` arrived in the last ``span_s``; the parent has ``behind_bytes`` more."""
 
     got_bytes: int
     span_s: float
@@ -26,29 +25,29 @@ class Inflow:
 
 
 class ChildLag:
-    """One transfer from one parent: ``begin``, then ``sample`` every few tens of milliseconds."""
+    """One transfer from one parent. Call ``begin``, then ``sample`` every few tens of milliseconds."""
 
     def __init__(self) -> None:
         self.inflow: Inflow | None = None
-        """As of the last sample; None until one window has passed."""
+        """The inflow as of the last sample; None until one window has passed."""
         self._points: deque[tuple[float, int]] = deque()
         self._rtt_s = 0.0
         self._reported_at = -math.inf
 
     def begin(self, now: float, got_bytes: int) -> None:
-        """A transfer begins, or the parent changes. ``got_bytes``: a count that only grows."""
+        """Start measuring: a transfer begins, or the parent changes. ``got_bytes``: a count that only grows."""
         self.inflow = None
         self._points.clear()
         self._points.append((now, got_bytes))
 
     @property
     def lags(self) -> bool:
-        """At this inflow the child would take long to draw level with its parent."""
+        """Whether the child would take long to catch up with its parent at this inflow."""
         catch_up_s = max(CATCH_UP_S, CATCH_UP_ROUND_TRIPS * self._rtt_s)
         return self.inflow is not None and 8.0 * self.inflow.behind_bytes > catch_up_s * self.inflow.bps
 
     def sample(self, now: float, got_bytes: int, behind_bytes: int, rtt_s: float = 0.0) -> bool:
-        """Whether the child should report at once; at most once a window. ``rtt_s``: round trip to the parent."""
+        """Take a sample. Returns whether the child should report at once: at most once per window."""
         points, window_s = self._points, max(RATE_WINDOW_S, LAG_WINDOW_ROUND_TRIPS * rtt_s)
         self._rtt_s = rtt_s
         while len(points) > 1 and now - points[1][0] >= window_s:

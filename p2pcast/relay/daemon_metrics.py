@@ -20,7 +20,7 @@ STORE_PARTS = ("deltas", "anchors", "files", "partial")
 
 
 def daemon_families(events: Events, store: Path, shadow: Path) -> Iterable[Metric]:
-    """Metrics of every daemon, besides those of its node. ``store``, ``shadow``: folders."""
+    """Yield every daemon's metrics, except those of its node. ``store``, ``shadow``: folders."""
     yield run_family(events.run)
     yield gauge("p2pcast_disk_bytes", "Disk space of the state folder", disk_bytes(store))
     yield gauge("p2pcast_tasks", "Tasks of this daemon's event loop", len(asyncio.all_tasks()))
@@ -35,7 +35,7 @@ def daemon_families(events: Events, store: Path, shadow: Path) -> Iterable[Metri
 
 
 def run_family(run: str | None) -> Metric:
-    """``run``: id in hex, None while it is not known."""
+    """Return the metric with the run's id. ``run``: the id in hex, None while it is unknown."""
     return gauges("p2pcast_run_info", "1; the label is the run's id", ["run"], [] if run is None else [([run], 1.0)])
 
 
@@ -45,7 +45,7 @@ def task_families(tasks: Tasks) -> Iterable[Metric]:
 
 
 def node_families(node: Node) -> Iterable[Metric]:
-    """Metrics that hub and peer share."""
+    """Yield the metrics that hub and peer share."""
     yield counter("p2pcast_received_bytes", "Verified piece bytes received", node.bytes_received)
     yield counter("p2pcast_duplicate_bytes", "Piece bytes received more than once", node.bytes_duplicate)
     yield counter("p2pcast_corrupt_pieces", "Pieces whose hash did not match", node.pieces_corrupt)
@@ -56,8 +56,8 @@ def node_families(node: Node) -> Iterable[Metric]:
 
 
 def disk_bytes(folder: Path) -> int:
-    """Disk space of the files under a folder, in bytes, as the file system counts. Tolerates files that appear or
-    vanish meanwhile.
+    """Return the disk space in bytes of the files under a folder, as the file system counts it. Files may appear or
+    disappear meanwhile.
     """
     total, folders = 0, [os.fspath(folder)]
     while folders:

@@ -1,7 +1,8 @@
-"""The children of a node: the artifacts that each wants, and sending them on its stripes.
+"""A node's children: the artifacts that each wants, and sending them on its stripes.
 
-A live child, placed here by the hub's plan, is pushed every artifact that opens here. A child that pulls is told which
-pieces are held and sent the pieces it asks for, slowly while a version is on its way (p2pcast.relay.pull_throttle).
+To a live child, which the hub's plan places here, the node pushes every artifact that opens here. To a child that
+pulls, it announces its pieces and sends those requested, slowly while a version is in transfer
+(p2pcast.relay.pull_throttle).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from p2pcast.wire.messages import Type
 
 
 class FeedingNode(PieceStore, Protocol):
-    """The node (p2pcast.relay.node), as the links to its children use it."""
+    """The part of the node (p2pcast.relay.node) that the links to its children use."""
 
     @property
     def path(self) -> list[bytes]:
@@ -47,10 +48,10 @@ class FeedingNode(PieceStore, Protocol):
 
     @property
     def busy(self) -> bool:
-        """A version is on its way through this node."""
+        """Whether a version is passing through this node."""
 
     def update_busy(self) -> None:
-        """Find out again whether a version is on its way."""
+        """Check again whether a version is passing through."""
 
 
 class Downstream:
@@ -84,7 +85,7 @@ class Downstream:
 
     @property
     def bytes_sent(self) -> int:
-        """Piece bytes sent to the children of now."""
+        """Piece bytes sent to the current children."""
         return sum(child.bytes_sent for child in self.children.values())
 
     @property
@@ -93,7 +94,7 @@ class Downstream:
         return sum(child.live for child in self.children.values())
 
     def accept(self, link: Link) -> None:
-        """A child has connected; its ATTACH follows."""
+        """Take over the link of a new child, whose ATTACH follows."""
         self.children[link] = Child(link, asyncio.get_running_loop().time())
         link.expect_first_message("ATTACH")
 
@@ -103,7 +104,7 @@ class Downstream:
             link.close()
 
     async def run(self) -> None:
-        """Keepalives, until cancelled."""
+        """Send keepalives until cancelled."""
         loop = asyncio.get_running_loop()
         active, measured = False, 0.0
         while True:
@@ -154,7 +155,7 @@ class Downstream:
 
     @property
     def pushing(self) -> bool:
-        """Whether part of a version is on its way to a live child."""
+        """Whether part of a version is being sent to a live child."""
         return any(child.schedules.pushing for child in self.children.values())
 
     def opened(self, holding: Holding, *, push: bool) -> None:
@@ -165,14 +166,14 @@ class Downstream:
                 self._pump_all(child)
 
     def line_up(self, holding: Holding, index: int) -> bool:
-        """Put a verified piece in line for every child that lacks it. True when any child does. ``pump`` follows."""
+        """Queue a verified piece for every child that needs it. Returns whether any does. Call ``pump`` next."""
         wanted = False
         for child in self.children.values():
             wanted = child.schedules.piece_held(holding.artifact, index) or wanted
         return wanted
 
     def pump(self) -> bool:
-        """Send as much as the sockets take. True when a child has pieces left in line."""
+        """Send as much as the sockets take. Returns whether a child has pieces left in its queue."""
         waiting = False
         for child in list(self.children.values()):
             if child.schedules:
@@ -186,8 +187,8 @@ class Downstream:
         self.pump()
 
     def confirmed(self, holding: Holding) -> None:
-        """The hub confirmed the version: tell every child at once. A child that is still being sent the artifact is
-        told behind its SEAL.
+        """Inform every child at once that the hub has confirmed the version. A child to which the artifact is still
+        being sent is informed after its SEAL.
         """
         signed = holding.assembly.durable_signed
         for child in list(self.children.values()):
@@ -204,18 +205,18 @@ class Downstream:
                 child.link.send(messages.Gone(holding.id))
 
     def gone(self, holding: Holding) -> None:
-        """This node gave the artifact up."""
+        """Inform the children that this node has given the artifact up."""
         for child in self.children.values():
             if child.schedules.drop(holding.artifact) is not None:
                 child.link.send(messages.Gone(holding.id))
 
     def forgotten(self, artifact: bytes) -> None:
-        """This node no longer holds the artifact: should it come back, it may be pushed to any child."""
+        """Forget who skipped an artifact that this node no longer has: if it returns, any child may get it."""
         for child in self.children.values():
             child.skipped.discard(artifact)
 
     def busy_changed(self) -> None:
-        """A version has begun, or is no longer on its way."""
+        """Adapt the rates: a version has begun or has passed through."""
         self._pace()
 
     def path_changed(self) -> None:
@@ -252,7 +253,7 @@ class Downstream:
         if child.attached:
             child.link.close(RemoteError("ATTACH came twice"))
             return
-        # One link for each child: data in flight on an old link would come twice.
+        # Allow one link per child: data in flight on an old link would arrive twice.
         for other in list(self.children.values()):
             if other is not child and other.live and body.live and other.link.remote == child.link.remote:
                 other.link.abort()
@@ -334,15 +335,15 @@ class Downstream:
 
     @staticmethod
     def _send_have(child: Child, schedule: SendSchedule, pieces: list[int]) -> None:
-        """Announce pieces: all held ones, or those that came in since the last HAVE."""
+        """Announce pieces: all held ones, or those that arrived since the last HAVE."""
         schedule.announced_sealed = schedule.artifact.assembly.complete_directory
         have = messages.Have(schedule.artifact.id, pieces[: limits.MAX_RANGES], sealed=schedule.announced_sealed)
         schedule.news.clear()
         child.link.send(have)
 
     def _cancel(self, child: Child, body: messages.Cancel) -> None:
-        """The child asks another source. Of an artifact that is pushed to the child the answer is all or nothing: an
-        artifact that is on its way is sent to the end.
+        """Handle CANCEL: the child asks a different source. For an artifact that is pushed, the answer is all or
+        nothing: one that is already being sent is sent to the end.
         """
         cancelled = body.pieces
         if child.schedules.get(body.artifact) is None and child.live:
@@ -356,7 +357,7 @@ class Downstream:
         self._pace()
 
     def _pace(self) -> None:
-        """Limit the rate of children that pull while a version is on its way, here or at the child."""
+        """Limit the rate of children that pull while a version is in transfer, here or at the child."""
         pulls = [child for child in self.children.values() if child.attached and not child.live]
         shared = pull_bytes_s(self._sent.peak_bytes_s, len(pulls)) if self.node.busy else None
         for child in pulls:
@@ -375,27 +376,27 @@ class Downstream:
             child.link.close(error)
 
     def _pump_all(self, child: Child) -> None:
-        """Each burst goes to the stripe with the fewest unsent bytes. A stripe that recovers from loss, or is paced,
-        does not delay pieces that another could send.
+        """Send to a child, each burst on the stripe with the fewest unsent bytes. So a stripe that is recovering from
+        loss, or is paced, does not delay pieces that a different stripe could send.
         """
         if not child.attached:
             return
         while child.schedules.waiting and (stripe := child.emptiest()) is not None and self._burst(child, stripe):
             pass
-        # OPEN and SEAL go out on the first stripe alone.
+        # Some frames, such as SEAL, are sent only on the first stripe.
         first = child.link.stripes.get(0)
         if first is not None and first.writable:
             self._pump(child, first)
 
     def _pump(self, child: Child, stripe: Stripe) -> bool:
-        """Fill a stripe. False when nothing is left to send, or the next piece has to be read first."""
+        """Fill a stripe. Returns False if nothing is left to send, or the next piece must be read first."""
         while stripe.writable:
             if not self._burst(child, stripe):
                 return False
         return True
 
     def _burst(self, child: Child, stripe: Stripe) -> bool:
-        """One write. False when nothing follows it yet."""
+        """Do one write. Returns False if nothing follows it yet."""
         parts: list[bytes | memoryview] = []
         more = self._frames_for(child, stripe, parts)
         if parts:
@@ -403,7 +404,7 @@ class Downstream:
         return more
 
     def _frames_for(self, child: Child, stripe: Stripe, parts: list[bytes | memoryview]) -> bool:
-        """Collect the frames of one write. False when nothing follows them yet."""
+        """Collect the frames of one write. Returns False if nothing follows them yet."""
         schedules, holdings, connection = child.schedules, self.node.holdings, stripe.connection
         room = BURST_BYTES
         while room > 0:

@@ -2,8 +2,8 @@
 
 Promises:
 
-- ``HoldingState`` (p2pcast.relay.holding_state) is the only record of how far the artifact has come.
-- Methods of ``Holding`` alone write the state, the source and what was stored.
+- ``HoldingState`` (p2pcast.relay.holding_state) is the only record of the artifact's progress.
+- Only methods of ``Holding`` write the state, the source and what is stored.
 - ``validate`` names every broken invariant.
 """
 
@@ -35,29 +35,29 @@ from p2pcast.relay.verified_pieces import VerifiedPieces
 from p2pcast.store.artifact_log import ArtifactLog
 
 _ABORTED = HoldingState.ABORTED
-"""Compared for every piece: with Python 3.11 the lookup of an enum's member takes ten times as long."""
+"""Compared for every piece: in Python 3.11, looking up an enum member takes ten times as long."""
 
 
 class ArtifactSource(Protocol):
     """A sender of whole artifacts: a parent, or a mirror."""
 
     live: bool
-    """The source pushes each version as it opens."""
+    """Whether the source pushes each version as it opens."""
 
     def pushes(self, artifact: bytes) -> bool:
-        """Whether an artifact that opens at this source is passed on at once to children."""
+        """Whether an artifact that opens at this source is forwarded to children at once."""
 
 
 class ArtifactHolder(Protocol):
-    """A node (p2pcast.relay.node), as a reader of what it holds sees it."""
+    """The part of a node (p2pcast.relay.node) that readers of its holdings use."""
 
     @property
     def holdings(self) -> Mapping[bytes, Holding]:
-        """By artifact."""
+        """The holdings by artifact id."""
 
 
 class ArtifactReceiver(ArtifactHolder, Protocol):
-    """A node, as a sender of artifacts to it sees it: a link to a parent, or a mirror."""
+    """The part of a node used by what sends artifacts to it: a link to a parent, or a mirror."""
 
     @property
     def run_key(self) -> bytes: ...
@@ -65,11 +65,11 @@ class ArtifactReceiver(ArtifactHolder, Protocol):
     def layouts(self) -> Mapping[bytes, Layout]: ...
     @property
     def pulled(self) -> AbstractSet[bytes]:
-        """Artifacts that are pulled from other nodes: no parent may send them."""
+        """Artifacts that are pulled from other nodes, so that no parent may send them."""
 
     @property
     def paused(self) -> bool:
-        """The disk is behind: the node takes no more pieces now."""
+        """Whether the node takes no more pieces for now, because its disk is behind."""
 
     def add_layout(self, layout: Layout) -> None: ...
     def open(self, open_signed: bytes, source: ArtifactSource | None) -> Holding: ...
@@ -82,7 +82,7 @@ class ArtifactReceiver(ArtifactHolder, Protocol):
 
 
 class Holding:
-    """``artifact.held``: pieces that matched their hash; ``stored``: those of them that are in the log."""
+    """``artifact.held``: the pieces that matched their hash; ``stored``: those of them that are in the log."""
 
     __slots__ = (
         "_confirmed", "_failure", "_proof", "_sealed", "_source", "_state", "artifact", "assembly", "completed_at",
@@ -100,7 +100,7 @@ class Holding:
         opened_at: float = 0.0,
         had_bytes: int = 0,
     ) -> None:
-        """``opened_at``: seconds of the loop's clock; ``had_bytes``: received by an earlier process."""
+        """``opened_at``: seconds by the loop's clock; ``had_bytes``: bytes received by an earlier process."""
         if state not in BIRTH:
             raise IllegalStepError(f"a holding cannot begin as {state.value}")
         self.artifact = artifact
@@ -110,13 +110,13 @@ class Holding:
         self.log = log
         self.stored = PieceSet() if stored is None else stored
         self.made = state is HoldingState.MAKING
-        """This node made the artifact; it was not received."""
+        """Whether this node made the artifact instead of receiving it."""
         self.opened_at = opened_at
         self.completed_at: float | None = opened_at if state is HoldingState.DURABLE else None
-        """When the state became ``VERIFIED``, in seconds of the loop's clock."""
+        """When the state became ``VERIFIED``, in seconds by the loop's clock."""
         self.had_bytes = had_bytes
         self.progress = asyncio.Event()
-        """Set whenever more can be decoded, at the end, and at an abort. Readers clear it before they look."""
+        """Set whenever more can be decoded, at the end, and on an abort. Readers clear it before they check."""
         self._state = state
         self._source = source
         self._confirmed = asyncio.Event()
@@ -133,17 +133,17 @@ class Holding:
 
     @property
     def source(self) -> ArtifactSource | None:
-        """The source that sends this artifact now; None for one that is pulled."""
+        """The source that currently sends this artifact; None if it is pulled."""
         return self._source
 
     @property
     def incomplete(self) -> bool:
-        """Pieces or records are missing, and may still come."""
+        """Whether pieces or records are missing and may still arrive."""
         return self._state in MISSING
 
     @property
     def complete(self) -> bool:
-        """Every record and piece was verified."""
+        """Whether every record and piece has been verified."""
         return self._state in COMPLETE
 
     @property
@@ -153,12 +153,12 @@ class Holding:
 
     @property
     def durable(self) -> bool:
-        """Sealed in the store of this node."""
+        """Whether the artifact is sealed in this node's store."""
         return self._state is HoldingState.DURABLE
 
     @property
     def aborted(self) -> bool:
-        """Called off by the hub, or given up by this node."""
+        """Whether the hub called the artifact off, or this node gave it up."""
         return self._state is _ABORTED
 
     @property
@@ -171,27 +171,27 @@ class Holding:
 
     @property
     def offered(self) -> bool:
-        """Children and other nodes may ask for the artifact."""
+        """Whether children and other nodes may ask for the artifact."""
         return self._state is not HoldingState.IDLE and self._state is not HoldingState.EXCERPT
 
     @property
     def needs_source(self) -> bool:
-        """Pieces or records are missing, this node does not make them, and no source sends them."""
+        """Whether pieces or records are missing that this node does not make and no source sends."""
         return self._source is None and self._state in MISSING and self._state is not HoldingState.MAKING
 
     @property
     def confirmed(self) -> bool:
-        """The hub is known to hold the version on its own disk."""
+        """Whether the hub is known to have the version on its disk."""
         return self._state is HoldingState.DURABLE or self.assembly.confirmed
 
     @property
     def irrevocable(self) -> bool:
-        """Complete here and confirmed by the hub: no later word calls the artifact off."""
+        """Whether the artifact is complete here and confirmed by the hub, so that it can no longer be called off."""
         return self._state in COMPLETE and self.confirmed
 
     @property
     def all_stored(self) -> bool:
-        """Every piece is in the log, whether or not the owner was told."""
+        """Whether every piece is in the log, even if the owner has not been informed yet."""
         return self.artifact.complete and self.stored.count == self.assembly.pieces
 
     @property
@@ -200,12 +200,12 @@ class Holding:
         return 0.0 if self.completed_at is None else self.completed_at - self.opened_at
 
     async def until_confirmed(self) -> bool:
-        """False when the artifact was aborted."""
+        """Wait until the artifact is confirmed or aborted. Returns False if it was aborted."""
         await self._confirmed.wait()
         return not self.aborted
 
     async def until_durable(self) -> None:
-        """Raises the error of a failed sealing, and RetryableError after an abort."""
+        """Wait until the artifact is sealed. Raises a failed sealing's error, and RetryableError after an abort."""
         await self._sealed.wait()
         if self._failure is not None:
             raise self._failure
@@ -215,7 +215,7 @@ class Holding:
             )
 
     async def until_proved(self) -> bool:
-        """Whether the artifact decodes to what its manifest says; True where no proof is required."""
+        """Wait for the proof, if one is required. Returns whether the artifact decodes to what its manifest says."""
         return True if self._proof is None else await self._proof
 
     # -- steps
@@ -228,19 +228,19 @@ class Holding:
         self._wake()
 
     def _wake(self) -> None:
-        """Wake every waiter whose condition holds by now."""
+        """Wake every waiter whose condition now holds."""
         if self._state in SETTLED:
             self._sealed.set()
         if self._state is HoldingState.ABORTED or self.confirmed:
             self._confirmed.set()
 
     def want(self) -> None:
-        """The rest of an idle artifact is needed after all; without effect in other states."""
+        """Note that the rest of an idle artifact is needed after all. Does nothing in other states."""
         if self._state is HoldingState.IDLE:
             self._take(HoldingStep.WANT)
 
     def receive_from(self, source: ArtifactSource) -> None:
-        """``source`` sends the missing rest. Raises IllegalStepError when another source does already."""
+        """Note that ``source`` sends what is missing. Raises IllegalStepError if a different source already does."""
         if self._source is source:
             return
         if self._source is not None:
@@ -249,7 +249,7 @@ class Holding:
         self._source = source
 
     def lose_source(self, source: ArtifactSource) -> None:
-        """``source`` sends no more; without effect when it is not the source."""
+        """Note that ``source`` sends no more. Does nothing if it is not the source."""
         if self._source is source:
             self._take(HoldingStep.LOSE_SOURCE)
             self._source = None
@@ -265,64 +265,64 @@ class Holding:
         self._wake()
 
     def add_confirmation(self, signed: bytes) -> bool:
-        """Take the hub's durable record; True when it is the first. Raises IntegrityError."""
+        """Add the hub's durable record, and return whether it is the first. Raises IntegrityError."""
         known = self.assembly.durable_signed
         self.assembly.add_durable(signed)
         self._wake()
         return known is None
 
     def note_stored(self, pieces: Iterable[int]) -> None:
-        """These pieces are in the log."""
+        """Note that these pieces are in the log."""
         for index in pieces:
             self.stored.add(index)
         self.progress.set()
 
     def note_made(self, pieces: Iterable[int]) -> None:
-        """The packer of this node wrote these pieces into the log; a signed batch vouches for them."""
+        """Note that this node's packer has written these pieces to the log; a signed batch vouches for them."""
         for index in pieces:
             self.artifact.held.add(index)
             self.stored.add(index)
         self.progress.set()
 
     def verify(self, now: float) -> None:
-        """The last missing record or piece was verified at ``now``, in seconds of the loop's clock."""
+        """Note that the last missing record or piece was verified at ``now``, in seconds by the loop's clock."""
         self._take(HoldingStep.VERIFY)
         self.completed_at = now
 
     def finish(self) -> None:
-        """The last piece is in the log."""
+        """Note that the last piece is in the log."""
         self._take(HoldingStep.FINISH)
         self.progress.set()
 
     def seal(self) -> None:
-        """The owner sealed the artifact in the store."""
+        """Note that the owner has sealed the artifact in the store."""
         self._take(HoldingStep.SEAL)
 
     def fail_seal(self, error: P2PCastError) -> None:
-        """The owner could not seal the artifact: ``until_durable`` raises ``error``."""
+        """Note that the owner could not seal the artifact: ``until_durable`` raises ``error``."""
         self._failure = error
         self._take(HoldingStep.FAIL_SEAL)
 
     def abort(self) -> None:
-        """Called off by the hub, or given up by this node: every waiter wakes, and finds ``aborted``."""
+        """Note that the hub called the artifact off, or this node gave it up. Waiters wake and find ``aborted``."""
         self._take(HoldingStep.ABORT)
         self.progress.set()
 
     def require_proof(self) -> None:
-        """Let ``until_proved`` wait for ``prove``: only of an artifact that this node makes."""
+        """Make ``until_proved`` wait for ``prove``. Only for an artifact that this node makes."""
         if self._state is not HoldingState.MAKING:
             raise IllegalStepError(f"a holding that is {self._state.value} needs no proof")
         self._proof = asyncio.get_running_loop().create_future()
 
     def prove(self, *, good: bool) -> None:
-        """``good``: the artifact decodes to what its manifest says."""
+        """Set the proof's result. ``good``: whether the artifact decodes to what its manifest says."""
         assert self._proof is not None, "require_proof was not called"
         self._proof.set_result(good)
 
     # -- invariants
 
     def validate(self) -> None:
-        """Raises AssertionError that names the first broken invariant. Holds between any two events of a node."""
+        """Raise AssertionError naming the first broken invariant. Invariants hold between any two events of a node."""
         state, complete = self._state, self._state in COMPLETE
         where = f"holding of version {self.open.version}, {state.value}"
         ended = state is HoldingState.ABORTED

@@ -1,10 +1,10 @@
-"""A node: the artifacts it holds, its parents and its children. A hub has one node, and so has a peer.
+"""A node: the artifacts that it has, its parents and its children. A hub has one node, and so does a peer.
 
 Promises:
 
-- A piece goes on to the children the moment its hash has matched, while it is written and decoded elsewhere.
+- A piece is forwarded to the children as soon as its hash has matched, while other code writes and decodes it.
 - Memory is bounded (write backlog, piece cache) whatever the payload.
-- A slow child never slows the receiving, only a slow disk does.
+- A slow child never slows down receiving; only a slow disk does.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ DISK_THREADS = 2
 
 
 class Parent(ArtifactSource, Protocol):
-    """The link to one parent (``Upstream``), as its node and the node's owner use it."""
+    """The part of the link to one parent (``Upstream``) that its node and the node's owner use."""
 
     beside: bool
-    """The node at the other end is no parent, but a peer that has lost the hub as well."""
+    """The node at the other end is not a parent, but a peer that has also lost the hub."""
     link: Link
     offers: dict[bytes, tuple[str, Version | None, Version, bool]]
     """Artifact -> kind, base, version, complete: the parent's own list."""
     wanted: set[bytes]
-    """Artifacts that the parent was asked for and has not sealed yet."""
+    """Artifacts requested from the parent that it has not sealed yet."""
 
     @property
     def expecting(self) -> bool:
-        """The hub has opened an artifact that the parent has not opened yet."""
+        """Whether the hub has opened an artifact that the parent has not opened yet."""
 
     def want(self, artifact: bytes) -> None:
         """Ask the parent for the artifact, unless another source sends it."""
@@ -71,7 +71,7 @@ class NodeObserver(Protocol):
 
     def on_opened(self, holding: Holding) -> None: ...
     def on_complete(self, holding: Holding) -> None:
-        """Sealed, and every piece is in the log."""
+        """The artifact is sealed, and every piece is in the log."""
 
     def on_aborted(self, holding: Holding) -> None:
         """The observer removes the holding's log."""
@@ -86,7 +86,7 @@ class NodeOwner(NodeObserver, Protocol):
     """The hub or peer that owns a node."""
 
     def make_log(self, open_: Open, layout: Layout, *, excerpt: bool) -> ArtifactLog:
-        """The log of an artifact that comes in. ``excerpt``: only a part of it is wanted. Raises LocalError."""
+        """Return the log for an incoming artifact. ``excerpt``: only part of it is wanted. Raises LocalError."""
 
 
 class PieceCache:
@@ -111,7 +111,7 @@ class PieceCache:
 
 
 class Node:
-    """``run_key``: the run's public key. No artifact without its signature comes in."""
+    """``run_key``: the run's public key. Artifacts that it has not signed are rejected."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class Node:
         self._fresh: dict[tuple[bytes, int], memoryview] = {}
         """(artifact, piece) -> payload of the read that is being handled now."""
         self.paused = False
-        """This node does not read from parents now, because its disk is behind."""
+        """This node has stopped reading from parents, because its disk is behind."""
         self.error: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails when the store fails: the daemon ends with that error, unless the machine is short of something."""
         self.downstream = Downstream(self, max_pulls)
@@ -339,7 +339,7 @@ class Node:
             self._completed(holding)
 
     def confirm(self, holding: Holding, signed: bytes) -> None:
-        """Take the hub's durable record, which may come by way of a parent, and tell the children first of all. Raises
+        """Add the hub's durable record, which may arrive through a parent, and inform the children at once. Raises
         IntegrityError.
         """
         if holding.add_confirmation(signed):
@@ -370,8 +370,8 @@ class Node:
         self.owner.on_aborted(holding)
 
     def give_up(self, holding: Holding) -> None:
-        """Drop a holding that this node no longer needs: decoding stops, and children get the artifact elsewhere. The
-        caller removes its log.
+        """Drop a holding that this node no longer needs. Decoding stops, children get the artifact elsewhere, and the
+        caller removes the log.
         """
         if self.holdings.get(holding.id) is not holding:
             return
@@ -397,18 +397,18 @@ class Node:
         ]
 
     def payload(self, holding: Holding, index: int) -> bytes | memoryview | None:
-        """A held piece, if it is in memory."""
+        """Return a held piece if it is in memory, else None."""
         fresh = self._fresh.get((holding.id, index))
         if fresh is not None:
             return fresh
         return self.cache.get(holding.id, index) or self.writeback.get(holding.id, index)
 
     def count_duplicate(self, size: int) -> None:
-        """``size`` bytes of a piece came a second time."""
+        """Count ``size`` bytes of a piece that arrived a second time."""
         self.bytes_duplicate += size
 
     def count_corrupt(self, sender: bytes | None) -> None:
-        """A piece did not match its hash. ``sender``: a node; None: a mirror."""
+        """Count a piece that did not match its hash. ``sender``: a node, or None for a mirror."""
         self.pieces_corrupt += 1
         if sender is not None:
             self.garbled[sender] += 1
@@ -422,14 +422,14 @@ class Node:
         self.owner.on_offered(upstream)
 
     def upstream_lost(self, upstream: Parent, error: P2PCastError | None) -> None:
-        """The link to a parent has ended. Artifacts that the parent was sending have no source any more."""
+        """Handle the end of a link to a parent. Artifacts that it was sending no longer have a source."""
         self.upstreams.discard(upstream)
         for holding in self.holdings.values():
             holding.lose_source(upstream)
         self.owner.on_upstream_lost(upstream, error)
 
     def set_path(self, path: list[bytes]) -> None:
-        """Set the parent's path, and tell the children."""
+        """Set the path from the parent's, and inform the children."""
         self.path = [*path, self.ident]
         self.downstream.path_changed()
 

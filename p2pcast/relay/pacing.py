@@ -1,4 +1,4 @@
-"""How fast a relay sends data on: not much faster than the data came in. Pure.
+"""Limits how fast a relay forwards data: not much faster than the data arrived. Pure.
 
 On a long path data arrives in bursts: behind a lost packet everything waits a round trip, and then arrives at once. A
 burst that is sent on at full speed overruns the next narrow link, whose queue holds less than a round trip of data. So
@@ -23,7 +23,7 @@ from p2pcast.relay.tuning import (
 
 
 class InboundRate:
-    """The rate at which whole artifacts came in. A whole artifact's, since its fastest moment is the end of a burst."""
+    """The rate at which whole artifacts arrived. Shorter intervals would measure the end of a burst."""
 
     def __init__(self) -> None:
         self._rates: deque[float] = deque(maxlen=INBOUND_ARTIFACTS)

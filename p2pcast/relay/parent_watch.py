@@ -1,6 +1,6 @@
-"""When a child leaves its parent (docs/formats/wire-protocol.md, section 5). Pure: time is passed in.
+"""Decides when a child leaves its parent (docs/formats/wire-protocol.md, section 5). Pure: time is passed in.
 
-Design target: after a parent's failure bytes flow again within a second.
+Design target: bytes flow again within a second after a parent's failure.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ParentWatch:
     gap_s: float = 0.0
     """Longest recent gap between reads while a transfer ran, decaying."""
     high: dict[int, int] = field(default_factory=dict)
-    """Handle -> number of pieces that the parent holds."""
+    """Handle -> number of pieces that the parent has."""
 
     @classmethod
     def start(cls, now: float, rtt_s: float | None = None) -> ParentWatch:
@@ -56,7 +56,7 @@ class ParentWatch:
         self.payload_at = now
 
     def ignore_silence(self, now: float) -> None:
-        """This node does not read from the parent now: silence until ``now`` does not count."""
+        """Ignore silence until ``now``, because this node does not read from the parent."""
         self.last_received_at = self.payload_at = self.checked_at = now
 
     def ping_answered(self, rtt_s: float) -> None:

@@ -1,10 +1,10 @@
-"""Which pieces to ask of which source when artifacts are pulled from several nodes at once. Pure: events and times go
-in, instructions come out.
+"""Decides which pieces to request from which source when artifacts are pulled from several nodes. Pure: events and
+times go in, instructions come out.
 
 Promises:
-- A piece is asked of one source at a time, and only of a source that has it.
-- The rarest pieces go first, to the source that will soonest be done.
-- A source's window of outstanding pieces follows its rate. Pieces asked of a lost source are free again at once.
+- A piece is requested from one source at a time, and only from a source that has it.
+- The rarest pieces are requested first, from the source that will finish soonest.
+- A source's window of outstanding pieces follows its rate. Pieces requested from a lost source are free again at once.
 - When nothing is left to ask for, a slow source is asked to give back unsent pieces. Only pieces that it gives back are
   asked of another source, so nothing comes twice.
 """
@@ -177,7 +177,7 @@ class PullSchedule:
             one.asked_bytes -= size
 
     def cancelled(self, source: Source, artifact: bytes, pieces: Sequence[int]) -> None:
-        """The source will not send these pieces: they were cancelled, or the source does not hold them after all."""
+        """The source will not send these pieces: they were cancelled, or the source does not have them after all."""
         one = self._sources.get(source)
         if one is None:
             return
@@ -225,7 +225,7 @@ class PullSchedule:
         return one is not None and (bool(one.asked) or any(p.sealing == source for p in self._pulled.values()))
 
     def whole(self, artifact: bytes) -> bool:
-        """Whether the sources together have all that is lacking."""
+        """Whether the sources together have all missing pieces."""
         pulled = self._pulled.get(artifact)
         if pulled is None or not pulled.known:
             return any(artifact in one.sealed for one in self._sources.values())
@@ -278,7 +278,7 @@ class PullSchedule:
             one.measured_s, one.received_bytes = now_s, 0
 
     def _directories(self, now_s: float) -> list[Instruction]:
-        """Ask for each unknown directory, at the source that will soonest be done."""
+        """Request each unknown directory from the source that will finish soonest."""
         out: list[Instruction] = []
         for artifact, pulled in self._pulled.items():
             if pulled.known or pulled.sealing is not None:
@@ -292,7 +292,7 @@ class PullSchedule:
         return out
 
     def _pick(self) -> tuple[Source, bytes, list[int]] | None:
-        """The source to ask next, and the pieces to ask for."""
+        """Return the source to ask next, and the pieces to request."""
         ranked = sorted(self._sources.items(), key=lambda item: (item[1].done_in_s(), item[0]))
         for source, one in ranked:
             for artifact, pulled in self._pulled.items():
@@ -321,7 +321,7 @@ class PullSchedule:
         return [int(piece) for piece in np.concatenate([rarest[at:], rarest[:at]])[:most]]
 
     def _cancels(self, now_s: float) -> list[Instruction]:
-        """At the end: cancel pieces of a slow source that an idle source could send sooner."""
+        """Near the end, cancel pieces at a slow source that an idle source could send sooner."""
         idle = [one for one in self._sources.values() if not one.asked and one.bytes_s]
         out: list[Instruction] = []
         for source, one in self._sources.items():

@@ -16,7 +16,7 @@ from p2pcast.wire.dispatch import Handlers
 
 
 class Puller(Protocol):
-    """Decides which pieces are asked of which source."""
+    """Decides which pieces are requested from which source."""
 
     def held(self, source: PullSource, artifact: bytes, pieces: Sequence[int], *, sealed: bool) -> None:
         """The source has these pieces (ranges); ``sealed``: it has the whole directory as well."""
@@ -31,7 +31,7 @@ class Puller(Protocol):
         """Whether the source was asked for this piece and has not sent it."""
 
     def came(self, source: PullSource, artifact: bytes, piece: int) -> None:
-        """A piece came and matched its hash."""
+        """A piece has arrived and matched its hash."""
 
     def received(self, source: PullSource, size: int) -> None:
         """``size`` bytes of pieces came; 0: part of a directory."""
@@ -75,7 +75,7 @@ class PullSource(Upstream):
         self.link.send(messages.Cancel(artifact, pieces))
 
     def set_rate(self, bytes_s: int | None) -> None:
-        """Ask the source to send no faster than this until the next SET_RATE; None: no limit."""
+        """Ask the source to send no faster than this until the next SET_RATE; None means no limit."""
         self.link.send(messages.SetRate(bytes_s))
 
     def _make_handlers(self) -> Handlers:

@@ -1,8 +1,8 @@
-"""How far pulling gives way to a version that is on its way. Pure: time is passed in.
+"""Limits pulling while a version is in transfer. Pure: time is passed in.
 
-While a version passes through a node, all pulling from the node and by the node is limited. It shares a small part of
-what its link is known to carry. The part is small enough not to delay the version, and never zero: a peer that catches
-up behind a trainer that never rests still arrives.
+While a version passes through a node, all pulling from and by the node shares a small part of what its link is known to
+carry. The part is small enough not to delay the version, and never zero: so a peer still catches up if the trainer
+never pauses.
 """
 
 from __future__ import annotations
@@ -41,5 +41,5 @@ class Throughput:
 
 
 def pull_bytes_s(peak_bytes_s: float, links: int) -> int:
-    """Bytes per second for each of ``links`` pull links while a version is on its way."""
+    """Return the bytes per second for each of ``links`` pull links while a version is in transfer."""
     return max(PULL_LEAST_BYTES_S, int(max(PULL_FLOOR_BYTES_S, PULL_SHARE * peak_bytes_s) / max(1, links)))

@@ -3,7 +3,7 @@
 Promises:
 
 - For one child, no more pieces are read at once than the cache can hold together.
-- A piece that the disk damaged or lost is not passed on, ends that child's link alone, and is reported to the node.
+- A piece that the disk damaged or lost is not forwarded, closes only that child's link, and is reported to the node.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class ReadAhead:
         pump()
 
     def _absent(self, link: Link, schedules: ChildSchedules) -> list[tuple[Holding, range]]:
-        """Runs of pieces that the child needs soon and memory lacks."""
+        """Return runs of pieces that the child needs soon and that are not in memory."""
         runs: list[tuple[Holding, range]] = []
         # Never more than the cache holds together: else the last pieces evict the first, and nothing is ever sent.
         room = min(READ_AHEAD_BYTES, self._node.cache.most_bytes // 2)

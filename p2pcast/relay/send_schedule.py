@@ -88,8 +88,8 @@ class ChildSchedules:
         return iter(self._schedules.values())
 
     def add(self, artifact: VerifiedPieces, have: Sequence[int], *, live: bool) -> SendSchedule | None:
-        """Begin to send ``artifact`` to a child that holds the pieces ``have``. None when the artifact is on its way
-        already. Raises RetryableError.
+        """Begin to send ``artifact`` to a child that has the pieces ``have``. Returns None if it is being sent already.
+        Raises RetryableError.
         """
         if artifact.id in self._schedules:
             return None
@@ -143,11 +143,11 @@ class ChildSchedules:
 
     @property
     def asked(self) -> bool:
-        """Whether pulled pieces are in line."""
+        """Whether pulled pieces are queued."""
         return any(schedule.asked and schedule.queue for schedule in self._schedules.values())
 
     def piece_held(self, artifact: VerifiedPieces, index: int) -> bool:
-        """A piece was verified and may be forwarded. True when it was put in line for this child."""
+        """Note that a piece was verified, and return whether it was queued for this child."""
         schedule = self._schedules.get(artifact.id)
         if schedule is None or bisect_right(schedule.have, index) % 2:
             return False
@@ -159,12 +159,12 @@ class ChildSchedules:
 
     @property
     def waiting(self) -> bool:
-        """Whether any pieces are in line."""
+        """Whether any pieces are queued."""
         return any(schedule.queue for schedule in self._schedules.values())
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of all pieces in line."""
+        """Bytes of all queued pieces."""
         return sum(len(schedule.queue) * schedule.artifact.open.piece for schedule in self._schedules.values())
 
     def drop(self, artifact: VerifiedPieces) -> SendSchedule | None:
@@ -172,7 +172,7 @@ class ChildSchedules:
         return self._schedules.pop(artifact.id, None)
 
     def put_back(self, send: Send) -> None:
-        """A piece from ``next`` could not be read yet: put it first in line."""
+        """Put a piece from ``next`` that could not be read yet back at the head of the queue."""
         self._schedules[send.artifact.id].queue.appendleft(send.index)
 
     def upcoming(self, most: int) -> list[Send]:

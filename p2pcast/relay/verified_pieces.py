@@ -32,7 +32,7 @@ class VerifiedPieces:
 
     @property
     def complete(self) -> bool:
-        """The manifest, every batch and every piece are here."""
+        """Whether the manifest, every batch and every piece are here."""
         return self.assembly.complete_directory and self.held.count == self.assembly.pieces
 
     def offer(self, index: int, payload: memoryview) -> PieceOffer:
