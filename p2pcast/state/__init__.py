@@ -1,1 +1,1 @@
-"""A peer's state: the shadow, the patches against it, and the staging of deltas into both."""
+"""A peer's state: the shadow, patches against it, and the staging of deltas."""

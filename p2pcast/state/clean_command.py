@@ -1,6 +1,6 @@
 """``p2pcast clean``: list and remove the shadows that daemons of this user have left in memory.
 
-Modules with codecs are imported inside functions, so that a shell completes the command's options quickly.
+Modules with codecs are imported inside functions, so that shells can complete the command's options quickly.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def clean(older_than: float, dry_run: bool, as_json: bool) -> None:
 
 
 def shadow_lines() -> list[str]:
-    """One line for each shadow of this user on this machine."""
+    """Return one line per shadow of this user on this machine."""
     from p2pcast.state.stale_shadows import find_all
 
     return [_shadow_line(_shadow_row(found)) for found in find_all()]

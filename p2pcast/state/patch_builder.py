@@ -1,7 +1,7 @@
 """Builds a finished patch against the shadow from a delta's cells.
 
-Promise: a patch returned by ``finish`` leads from exactly the shadow's state to exactly the state that the manifest
-seals, cell by cell and as a whole. Only the patch file is written before the shadow applies it.
+Guarantee: a patch returned by ``finish`` leads from exactly the shadow's state to exactly the state sealed by the
+manifest, cell by cell and as a whole. Until the shadow applies the patch, only the patch file is written.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from p2pcast.state.shadow import Shadow
 class PatchBuilder:
     """Builds the patch of one delta. ``decode`` may be called from several threads, in any order of cells.
 
-    The shadow must stay at ``base`` until ``finish``. Raises IntegrityError for a delta that is not against the
-    shadow's version.
+    The shadow must stay at ``base`` until ``finish``. Raises IntegrityError if the delta is not against the shadow's
+    version.
     """
 
     def __init__(self, shadow: Shadow, layout: Layout, version: Version, base: Version, writer: PatchWriter) -> None:
@@ -41,8 +41,8 @@ class PatchBuilder:
     def decode(self, placed: Placed, payload: Buffer) -> Patch:
         """Decode one cell against the shadow, verify it before and after, and add it to the patch.
 
-        Raises IntegrityError (wrong base, a corrupt shadow, damaged payload, repeated cell) and LocalError (no room
-        for the patch).
+        Raises IntegrityError (wrong base, corrupt shadow, damaged payload, repeated cell) and LocalError (no space for
+        the patch).
         """
         cell = self.shadow.layout.cells[placed.cell]
         mark = self.shadow.mark(cell.index)
@@ -58,10 +58,10 @@ class PatchBuilder:
         return patch
 
     def finish(self, state: int) -> Path:
-        """Put the patch under its name and return its path, after every cell of the directory went through ``decode``.
+        """Give the patch its name and return its path, after every cell of the directory has gone through ``decode``.
 
-        ``state``: the manifest's digest of the whole state. If the cells lead to another digest, the patch is removed
-        and IntegrityError raised.
+        ``state``: the manifest's digest of the whole state. If the cells lead to a different digest, the patch is
+        removed and IntegrityError raised.
         """
         try:
             self._check_base()
@@ -77,7 +77,7 @@ class PatchBuilder:
         return self._writer.path
 
     def abandon(self) -> None:
-        """Remove the unfinished patch. Idempotent."""
+        """Remove the unfinished patch. Further calls do nothing."""
         self._writer.abandon()
 
     def _check_base(self) -> None:

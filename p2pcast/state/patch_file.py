@@ -1,8 +1,8 @@
 """Patch files: a version's decoded changes against its base, for the shadow and for engines.
 
-Promise: a file returned by ``PatchFile.open`` is whole and consistent with the layout. Every offset, count and position
-is in range, so writing its values touches no memory outside the tensors. A file under its final name is finished.
-Values are absolute, so applying a patch twice is harmless. Format: docs/formats/delta-format.md, section 8.
+Guarantee: a file returned by ``PatchFile.open`` is complete and consistent with the layout. Every offset, count and
+position is in range, so writing its values touches no memory outside the tensors. A file with its final name is
+finished. Values are absolute, so applying a patch twice is harmless. Format: docs/formats/delta-format.md, section 8.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger("p2pcast.state")
 
 MAGIC = b"p2pp\x01\0\0\0"
 PART_SUFFIX = ".part"
-"""Suffix of an unfinished patch. A killed process's leftovers are removed when the shadow is opened."""
+"""Suffix of an unfinished patch. Opening the shadow removes those left by a killed process."""
 
 _HEADER = struct.Struct("<8s32sIIQQQIIQ40x")
 HEADER_BYTES = _HEADER.size
@@ -69,10 +69,10 @@ class PatchCell(Patch):
 
 
 class PatchWriter:
-    """Writes a patch file row by row; ``path`` does not exist before ``finish``.
+    """Writes a patch file row by row; ``path`` does not exist until ``finish``.
 
-    ``add`` may be called from several threads, in any order of cells. Memory: 56 bytes a cell. Raises LocalError when
-    the file system is full; then only ``abandon`` may follow.
+    ``add`` may be called from several threads, in any order of cells. Memory: 56 bytes per cell. Raises LocalError if
+    the file system is full; after that, only ``abandon`` may be called.
     """
 
     def __init__(self, path: Path, layout: Layout, base: Version, version: Version) -> None:
@@ -95,7 +95,7 @@ class PatchWriter:
                 raise
 
     def add(self, patch: Patch) -> None:
-        """Append the changes of one cell. Raises IntegrityError for a repeated cell or a patch that does not fit it."""
+        """Append the changes of one cell. Raises IntegrityError for a repeated cell or changes that do not fit it."""
         cell = self._layout.cells[patch.cell]
         dense = patch.positions is None
         words = np.ascontiguousarray(patch.words, dtype=word_dtype(cell.word_bytes))
@@ -119,24 +119,24 @@ class PatchWriter:
         self._write(row.data, at)
 
     def finish(self, state: int) -> None:
-        """Write index and header, then rename. ``state``: the whole state's digest after the patch."""
+        """Write the index and header, then rename. ``state``: the whole state's digest after the patch."""
         index = np.array([self._rows[c] for c in sorted(self._rows)], dtype=_ENTRY)
         self._write(index.tobytes(), self._end)
         v, b = self._version, self._base
         head = (MAGIC, self._layout.layout_id, b.branch, v.branch, b.step, v.step)
         self._write(_HEADER.pack(*head, self._end, len(index), 0, state), 0)
         with explained("write", self.path):
-            os.fchmod(self._fd, 0o400)  # engines map this file, by descriptors
+            os.fchmod(self._fd, 0o400)  # engines map this file through descriptors
             disk.rename(self._part, self.path)
             self._finished = True
         self._close()
 
     def abandon(self) -> None:
-        """Remove the file, finished or not. Idempotent. No thread may be writing: the number of a closed descriptor may
-        belong to another file.
+        """Remove the file, finished or not. Further calls do nothing. No thread may be writing, because the number of a
+        closed descriptor may be reused for a different file.
 
-        A file that cannot be removed stays, with a warning: an error here would hide why the patch was abandoned, and a
-        cancelled task would go on.
+        If the file cannot be removed, this only warns: an error here would hide why the patch was abandoned, and a
+        cancelled task would continue.
         """
         path = self.path if self._finished else self._part
         try:
@@ -156,7 +156,7 @@ class PatchWriter:
 
 
 class PatchFile:
-    """A patch, mapped read-only. ``cells`` ascend; their arrays are views of the map and keep it alive."""
+    """A patch, mapped read-only. ``cells`` are ascending; their arrays are views of the map and keep it alive."""
 
     def __init__(self, name: str, buffer: mmap.mmap, layout: Layout) -> None:
         self.name = name
@@ -180,7 +180,7 @@ class PatchFile:
 
     @classmethod
     def open(cls, path: Path, layout: Layout) -> PatchFile:
-        """Map and validate. Raises IntegrityError (damaged, other layout) or LocalError (missing)."""
+        """Map and validate a patch. Raises IntegrityError (damaged, wrong layout) or LocalError (missing)."""
         with explained("open", path):
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -190,7 +190,7 @@ class PatchFile:
 
     @classmethod
     def open_fd(cls, fd: int, layout: Layout, name: str = "") -> PatchFile:
-        """As ``open``, from a descriptor. The caller closes the descriptor, at any time after this call."""
+        """Like ``open``, from a descriptor, which the caller may close at any time after this call."""
         name = name or f"fd {fd}"
         size = os.fstat(fd).st_size
         if not HEADER_BYTES <= size <= limits.MAX_STATE_BYTES:
@@ -203,7 +203,7 @@ class PatchFile:
         return IntegrityError(f"patch {self.name}: it {reason}; stage the version again")
 
     def _check_index(self, index: npt.NDArray[Any], end: int, layout: Layout) -> None:
-        """Cells exist and ascend, and the rows fill the file exactly: no gap, no overlap, nothing outside."""
+        """Check that cells exist and ascend, and that the rows fill the file exactly, without gaps or overlaps."""
         number, dense, n = index["cell"].astype(np.int64), index["dense"], index["n"]
         if np.any(number >= len(layout.cells)) or np.any(np.diff(number) <= 0):
             raise self._damaged("lists cells that are out of range or out of order")

@@ -1,14 +1,14 @@
 """The shadow: a peer's own copy of the state, in tmpfs, at its newest staged version.
 
-Promise: every cell's bytes match its mark, and the marks are those of ``version``, whenever the phase is clean. A
-process killed between any two writes loses nothing: ``open`` replays the patch that was being applied. No other user of
-the machine can read the shadow or have another file opened in its place. Folder and files are checked when they are
-opened (``files.private_folders``). An interrupted first fill is reported and starts over. All memory is allocated when
-the shadow is created, so a full tmpfs is an error then and never a SIGBUS later. Format: docs/formats/delta-format.md,
-section 8.
+Guarantee: whenever the phase is clean, every cell's bytes match its mark, and the marks are those of ``version``. A
+process killed between any two writes loses nothing, because ``open`` replays the patch that was being applied. No other
+user of the machine can read the shadow, or have a different file opened in its place: the folder and files are checked
+when they are opened (``files.private_folders``). An interrupted first fill is reported and restarted. All memory is
+allocated when the shadow is created, so a full tmpfs causes an error then and never a SIGBUS later. Format:
+docs/formats/delta-format.md, section 8.
 
-Synchronous; dense passes run on ``workers`` threads. One writer at a time (``apply``, ``fill``, ``restore_cell``); the
-caller keeps readers of ``words`` apart from the writer.
+Synchronous; dense passes run on ``workers`` threads. Only one writer at a time (``apply``, ``fill``, ``restore_cell``)
+is allowed, and the caller must keep readers of ``words`` out meanwhile.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _VERSION = struct.Struct("<IIQ")
 _MAGIC, _FORMAT = b"p2ps", 1
 _PHASE_AT, _HELD_AT, _TARGET_AT = 5, 40, 56
 _ALLOCATE_BYTES = limits.GIB
-"""Bytes per allocation. A signal makes the kernel undo and repeat an allocation, so the allocation is split."""
+"""Bytes per allocation. A signal makes the kernel undo and repeat an allocation, so it is done in parts."""
 
 Words = npt.NDArray[Any]
 Item = TypeVar("Item")
@@ -60,9 +60,9 @@ Result = TypeVar("Result")
 
 
 def layout_in(folder: Path) -> Layout | None:
-    """The layout stored in a shadow; None if there is no readable shadow.
+    """Return the layout stored in a shadow; None if there is no readable shadow.
 
-    The layout is not verified; ``Shadow.open`` verifies its id. For callers without any other source of the layout.
+    The layout is not verified, but ``Shadow.open`` verifies its id. For callers that cannot get the layout elsewhere.
     """
     with contextlib.suppress(LocalError, IntegrityError):
         return Checkpoint(folder, [SafetensorsFile(folder / MODEL_NAME)]).layout()
@@ -76,7 +76,7 @@ class ShadowPhase(IntEnum):
 
 
 class Shadow:
-    """Created by ``create`` (to be filled) or ``open``; locked by one process at a time."""
+    """Made by ``create`` (to be filled) or ``open``; only one process at a time holds its lock."""
 
     def __init__(self, folder: Path, layout: Layout, lock_fd: int) -> None:
         self.folder = folder
@@ -91,17 +91,17 @@ class Shadow:
         self._model = _mapped(lock_fd, self.path, len(self._head) + layout.nbytes)
         self._marks: npt.NDArray[np.uint64] = np.frombuffer(self._table, "<u8", len(layout.cells), _HEADER.size)
 
-    # -- making and opening
+    # -- creating and opening
 
     @classmethod
     def create(cls, folder: Path, layout: Layout) -> Self:
-        """An empty shadow, to be filled, replacing any older one. Raises LocalError: no room, or in use by another
-        process.
+        """Create an empty shadow, to be filled, in place of any older one. Raises LocalError if there is no space or a
+        different process uses it.
         """
         lock_fd = locked(folder, make=True)
         try:
             os.close(private_folders.own_folder(folder / PATCHES_NAME, None))
-            # Remove the marks first: without them the folder's files are not taken for a shadow.
+            # Remove the marks first, because without them the folder's files are not taken for a shadow.
             disk.unlink(folder / MARKS_NAME, missing_ok=True)
             for patch in (folder / PATCHES_NAME).iterdir():
                 disk.unlink(patch)
@@ -121,10 +121,10 @@ class Shadow:
 
     @classmethod
     def open(cls, folder: Path, layout: Layout) -> Self:
-        """The shadow in ``folder``, repaired if a process died while it applied a patch.
+        """Open the shadow in ``folder``, and repair it if a process died while applying a patch.
 
-        Raises LocalError (missing, or in use by another process) and IntegrityError (damaged, of another layout, or
-        never filled). After an IntegrityError, ``create`` makes a new shadow in its place.
+        Raises LocalError (missing, or in use by another process) and IntegrityError (damaged, wrong layout, or never
+        filled). After an IntegrityError, ``create`` can replace it by a new shadow.
         """
         lock_fd = locked(folder)
         try:
@@ -141,7 +141,7 @@ class Shadow:
             raise
 
     def close(self) -> None:
-        """Release the lock. Views returned earlier stay readable."""
+        """Release the lock. Views returned earlier remain readable."""
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
@@ -167,7 +167,7 @@ class Shadow:
 
     @property
     def digests(self) -> npt.NDArray[np.uint64]:
-        """Every cell's mark, a copy (u64)."""
+        """A copy of every cell's mark (u64)."""
         return self._marks.copy()
 
     def mark(self, cell: int) -> int:
@@ -180,13 +180,13 @@ class Shadow:
         return int(self._marks.sum(dtype=np.uint64))
 
     def words(self, cell: Cell) -> Words:
-        """The cell's words, a read-only view of the map, which shows later changes too."""
+        """The cell's words, as a read-only view of the map, which shows later changes too."""
         view = self._words(cell)
         view.flags.writeable = False
         return view
 
     def verify(self, workers: int = 1) -> list[Cell]:
-        """The cells whose bytes do not match their mark (silent corruption). One dense pass."""
+        """Return the cells whose bytes do not match their mark (silent corruption), in one dense pass."""
         self._require_clean()
         cells = self.layout.cells
         good = self._each(workers, lambda c: digest(self._words(c), c) == self.mark(c.index), cells, cell_bytes)
@@ -194,8 +194,8 @@ class Shadow:
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[ShadowSnapshot]:
-        """The current state, readable while the shadow moves on to later versions. Not valid across ``fill`` or
-        ``create``.
+        """Context manager that yields the current state, readable while the shadow moves on to later versions. It must
+        not span a ``fill`` or ``create``.
         """
         with self._writing:
             self._require_clean()
@@ -212,7 +212,7 @@ class Shadow:
 
     @property
     def patches(self) -> list[Version]:
-        """Versions with a finished patch in this folder, ascending."""
+        """Versions with a finished patch in this folder, in ascending order."""
         found: list[Version] = []
         for path in (self.folder / PATCHES_NAME).glob(f"*{PATCH_SUFFIX}"):
             with contextlib.suppress(UsageError):  # not a patch's name
@@ -223,7 +223,7 @@ class Shadow:
         return self.folder / PATCHES_NAME / f"{version}{PATCH_SUFFIX}"
 
     def drop_patches(self, keep_after: Version) -> None:
-        """Remove the patches of ``keep_after`` and older. An engine with a mapped patch keeps its map."""
+        """Remove the patches to ``keep_after`` and older versions. Engines that have mapped a patch keep their maps."""
         for version in self.patches:
             if version <= keep_after:
                 disk.unlink(self.patch_path(version), missing_ok=True)
@@ -237,9 +237,9 @@ class Shadow:
         state: int | None = None,
         workers: int = 1,
     ) -> None:
-        """Overwrite everything with a whole state. ``state``: the digest that it must have.
+        """Overwrite everything with a whole state. ``state``: the required digest.
 
-        If the fill fails, or the digest does not match (IntegrityError), the shadow is empty until a ``fill`` succeeds.
+        If this fails, or the digest does not match (IntegrityError), the shadow stays empty until a ``fill`` succeeds.
         """
         with self.filling(version) as put:
             self._each(workers, lambda cell: put(cell, words_of(cell)), self.layout.cells, cell_bytes)
@@ -251,10 +251,10 @@ class Shadow:
 
     @contextlib.contextmanager
     def filling(self, version: Version) -> Iterator[Callable[[Cell, Words], None]]:
-        """As ``fill``, for a state whose cells are pushed: yields ``put(cell, words)``, for any thread and any order.
+        """Like ``fill``, but for pushed cells: yields ``put(cell, words)``, for use from any thread in any order.
 
-        The block must end after the last ``put``. If it fails, or a cell was not put (IntegrityError), the shadow is
-        empty.
+        The block must not exit before the last ``put``. If it fails, or a cell is missing (IntegrityError), the shadow
+        is empty.
         """
         with self._changing():
             self._set_target(version)
@@ -273,10 +273,9 @@ class Shadow:
             self._settle(version)
 
     def apply(self, path: Path, workers: int = 1) -> None:
-        """Move to the version of the finished patch at ``path``, which must be ``patch_path`` of that version.
+        """Move to the version of the finished patch at ``path``, which must be that version's ``patch_path``.
 
-        Raises IntegrityError, before any byte changes, if the patch is damaged or is not against exactly the shadow's
-        state.
+        Raises IntegrityError before any byte changes if the patch is damaged or not against exactly the shadow's state.
         """
         patch = PatchFile.open(path, self.layout)
         if path != self.patch_path(patch.version):
@@ -307,7 +306,7 @@ class Shadow:
     def _each(
         self, workers: int, do: Callable[[Item], Result], items: Sequence[Item], nbytes: Callable[[Item], int]
     ) -> list[Result]:
-        """``do`` for every item; after a failure, no call is left running."""
+        """Call ``do`` for every item. If a call fails, none is left running."""
         return list(ordered_map(do, items, workers=workers, name="shadow", nbytes=nbytes))
 
     def _words(self, cell: Cell) -> Words:
@@ -345,7 +344,7 @@ class Shadow:
         return IntegrityError(f"shadow {self.folder} {reason}; create a new one")
 
     def _resume(self) -> None:
-        """Replay the patch that was being applied. The held version is not verified: it may be half overwritten."""
+        """Replay the patch that was being applied. The held version may be half overwritten, so it is not verified."""
         branch, _, step = _VERSION.unpack_from(self._table, _TARGET_AT)
         target = Version(branch, step)
         try:
@@ -366,8 +365,8 @@ class Shadow:
             self._settle(target)
 
     def _check_cell(self, change: PatchCell) -> int:
-        """Growth of the state's digest by this cell. Raises IntegrityError if the patch does not lead from the mark to
-        its stated digest.
+        """Return how much this cell changes the state's digest. Raises IntegrityError if the patch does not lead from
+        the mark to its stated digest.
         """
         cell = self.layout.cells[change.cell]
         if self.mark(cell.index) != change.before:
@@ -398,10 +397,10 @@ class Shadow:
     def _fill_cell(self, cell: Cell, words: Words) -> None:
         target = self._words(cell)
         disk.store(self.path, lambda: _put(target, words))
-        # Computed from the written bytes, not from the patch: the mark describes the shadow's bytes.
+        # Computed from the bytes as written, because the mark describes the shadow's bytes.
         self._set_mark(cell.index, digest(target, cell))
 
-    # Every write to the two files goes through one of these.
+    # All writes to the two files go through the following methods.
 
     def _overwrite(self, change: PatchCell) -> None:
         for frozen in self._frozen:
@@ -428,9 +427,9 @@ def _put(target: Words, words: Words | int) -> None:
 
 
 def locked(folder: Path, *, make: bool = False) -> int:
-    """A descriptor that locks the folder against other processes until it is closed. Raises LocalError.
+    """Return a descriptor that locks the folder against other processes until it is closed. Raises LocalError.
 
-    ``make``: create the folder if it is missing.
+    ``make``: whether to create the folder if it is missing.
     """
     while True:
         fd = private_folders.own_folder(folder, (MARKS_NAME, PATCHES_NAME), make=make)
@@ -449,7 +448,7 @@ def locked(folder: Path, *, make: bool = False) -> int:
 
 
 def is_at(folder: Path, fd: int) -> bool:
-    """Whether the folder now at this path is the descriptor's folder."""
+    """Whether the folder at this path is the one the descriptor refers to."""
     try:
         return os.path.samestat(os.stat(folder, follow_symlinks=False), os.fstat(fd))
     except OSError:
@@ -472,9 +471,9 @@ def _mapped(folder: int, path: Path, nbytes: int) -> mmap.mmap:
 
 
 def _allocated(path: Path, nbytes: int, head: bytes) -> None:
-    """Create the file, allocate all of it, and write its first bytes. Raises LocalError if there is no room."""
+    """Create the file, allocate all of it, and write its first bytes. Raises LocalError if there is no space."""
     with explained("create", path):
-        # Never truncate: an engine or a view that still maps the old file would end by SIGBUS.
+        # Never truncate: SIGBUS would kill an engine that still maps the old file.
         if path.exists() and path.stat().st_size > nbytes:
             disk.unlink(path)
         fd = disk.create(path, os.O_RDWR)
@@ -497,8 +496,8 @@ def _allocated(path: Path, nbytes: int, head: bytes) -> None:
 
 
 def _changed_bytes(change: PatchCell) -> int:
-    """A cell's change, as bytes that a scan reads in the same time. A scattered word takes 4 to 5 ns to check, and as
-    long to apply. A scanned MiB takes 0.09 ms.
+    """Return the cost of checking a cell's change, as the number of bytes scanned in the same time. A scattered word
+    takes 4 to 5 ns to check, and as long to apply. A scanned MiB takes 0.09 ms.
     """
     return change.words.nbytes if change.dense else 50 * len(change.words)
 

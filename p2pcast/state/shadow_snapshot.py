@@ -1,8 +1,8 @@
-"""A snapshot of a shadow at one moment, read cell by cell while the shadow moves on.
+"""A snapshot of a shadow, read cell by cell while the shadow moves on.
 
-Values overwritten meanwhile are saved until their cell has been read. A whole state is thus written to disk beside live
-traffic, and the next version waits at most for the copy of one cell. Memory: 4 bytes and a word for each value that
-changes before its cell is read. Thread-safe for one reader and one writer.
+Values overwritten meanwhile are saved until their cell has been read. A whole state can thus be written to disk during
+live traffic, and the next version waits at most for the copy of one cell. Memory: 4 bytes plus a word for each value
+that changes before its cell is read. Thread-safe for one reader and one writer.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from p2pcast.ground.version import Version
 
 Words = npt.NDArray[Any]
 MOST_BYTES = 2 << 30
-"""Limit of the saved values in bytes; a reader too slow for it gets an error."""
+"""Limit on the saved values in bytes; if a reader is too slow for it, its reads fail."""
 
 
 class ShadowSnapshot:
-    """``version`` and ``digests`` (u64 a cell) of that moment. ``current``: a view of a cell's words as they
-    are now.
+    """``version`` and ``digests`` (one u64 per cell) at the time of the snapshot. ``current``: returns a view of a
+    cell's current words.
     """
 
     def __init__(self, version: Version, digests: npt.NDArray[np.uint64], current: Callable[[Cell], Words]) -> None:
@@ -39,7 +39,7 @@ class ShadowSnapshot:
         self._given_up = False
 
     def words(self, cell: Cell) -> Words:
-        """A copy of a cell's words; each cell may be read once. Raises RetryableError after ``give_up``."""
+        """Return a copy of a cell's words. Read each cell only once. Raises RetryableError after ``give_up``."""
         with self._lock:
             if self._given_up:
                 raise RetryableError(

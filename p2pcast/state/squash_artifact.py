@@ -1,7 +1,7 @@
-"""Squashes as artifacts: consecutive deltas of a store become one signed delta.
+"""Squashes as artifacts: turns consecutive deltas of a store into one signed delta.
 
-The squash leads from the first delta's base to the last delta's version. Promise: it decodes to exactly the result of
-its parts, and is invisible before it is sealed. Synchronous, one thread, memory of a few cells.
+The squash leads from the first delta's base to the last delta's version. Guarantee: it decodes to exactly the result of
+its parts, and is invisible until it is sealed. Synchronous, on one thread, with memory for a few cells.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def make_squash(
 ) -> Stored:
     """Make and store the squash of ``parts``, oldest first.
 
-    ``before``: reads the words of the first part's base; may be None if all parts are ``flat``. ``still_wanted`` is
+    ``before``: reads the words of the first part's base; None is allowed if all parts are ``flat``. ``still_wanted`` is
     called for every cell, and may raise to cancel. Raises UsageError (base needed), IntegrityError, LocalError.
     """
     first, last = parts[0].assembly.open, parts[-1].assembly
@@ -83,7 +83,8 @@ def make_squash(
 
 
 def _contents(parts: Sequence[WholeArtifact], file: FileEntry) -> bytes | None:
-    """Contents of a small file of the last version, from the newest part that holds it; None if the first base has it.
+    """Return the contents of the last version's small file from the newest part that has them; None if it is in the
+    base.
 
     Raises IntegrityError.
     """
@@ -91,7 +92,7 @@ def _contents(parts: Sequence[WholeArtifact], file: FileEntry) -> bytes | None:
         manifest = part.assembly.manifest
         for held in () if manifest is None else manifest.files:
             if held.path == file.path and held.hash != file.hash:
-                # The file changed in this part: whether the base had the same contents is unknown.
+                # The file changed in this part, so it is unknown whether the base had the same contents.
                 raise IntegrityError(
                     f"small file {file.path!r} of {part.assembly.open.version} is in no delta behind it"
                 )

@@ -1,8 +1,8 @@
-"""Staging on the event loop: cells are decoded on all cores as their bytes arrive; then the shadow is updated.
+"""Staging on the event loop: cells are decoded on all cores as their bytes arrive, and then the shadow is updated.
 
-Promises: relaying never waits for staging. Memory is bounded (a few payloads and patches per core). The shadow does not
-change before the artifact is sealed and every cell has reached its directory's digest. An aborted artifact leaves no
-files.
+Guarantees: relaying never waits for staging. Memory is bounded (a few payloads and patches per core). The shadow does
+not change until the artifact is sealed and every cell has reached its digest in the directory. An aborted artifact
+leaves no files.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class Staging:
-    """Decodes with ``workers`` threads; default: all cores."""
+    """Decodes on ``workers`` threads, by default one per core."""
 
     def __init__(self, workers: int | None = None) -> None:
         self.workers = workers or cores()
@@ -44,7 +44,7 @@ class Staging:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def patch(self, holding: Holding, shadow: Shadow) -> Path:
-        """The finished patch of a delta against the shadow's version, once the delta is sealed.
+        """Return the finished patch of a delta against the shadow's version, once the delta is sealed.
 
         Raises IntegrityError (wrong base, damage, corrupt shadow), LocalError (tmpfs full), RetryableError (aborted).
         """
@@ -67,7 +67,7 @@ class Staging:
             raise
 
     async def fill(self, holding: Holding, folder: Path) -> Shadow:
-        """A new shadow at ``folder``, filled from a whole anchor; replaces any older shadow."""
+        """Create a shadow at ``folder``, filled from a complete anchor, in place of any older one."""
         manifest = holding.assembly.manifest
         assert manifest is not None
         placed = {p.cell: p for p in holding.assembly.directory}
@@ -86,7 +86,7 @@ class Staging:
         words_of: Callable[[Cell], npt.NDArray[Any]],
         state: int | None,
     ) -> Shadow:
-        """A new shadow, filled with a whole state; ``state``: the digest that it must have."""
+        """Create a shadow filled with a whole state. ``state``: the required digest."""
 
         def make() -> Shadow:
             warm_up_for(layout)
@@ -108,13 +108,13 @@ class Staging:
         return await asyncio.get_running_loop().run_in_executor(None, partial(work, *args, **kwargs))
 
     async def warm_up(self) -> None:
-        """Load the codec's kernels. A daemon that ends meanwhile waits for one compilation, not for all."""
+        """Load the codec's kernels. A daemon stopped meanwhile only waits for one compilation, not for all."""
         warming = steps()
         while await self.run(next, warming, True) is None:
             pass
 
     def run_on_all_cores(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
-        """Run one of many pieces of work that keep all cores busy, on the decoder threads."""
+        """Run one of many jobs that keep all cores busy, on the decoder threads."""
         return asyncio.get_running_loop().run_in_executor(self._pool, partial(work, *args, **kwargs))
 
     async def _decode_all(self, holding: Holding, stager: PatchBuilder) -> None:
@@ -150,7 +150,7 @@ class Staging:
 
 
 def _decode(holding: Holding, stager: PatchBuilder, cells: Sequence[Placed]) -> None:
-    """Decode neighbours of the log, which are read at once."""
+    """Decode cells that are neighbours in the log, reading them at once."""
     first, last = cells[0], cells[-1]
     payloads = memoryview(holding.log.read(first.offset, last.offset + last.bytes - first.offset))
     for placed in cells:
@@ -159,15 +159,15 @@ def _decode(holding: Holding, stager: PatchBuilder, cells: Sequence[Placed]) -> 
 
 
 def _work_bytes(placed: Placed) -> int:
-    """A cell's decoding, as bytes that a scan reads in the same time. 15 kB of ``flat`` take 0.27 ms. A scanned MiB
-    takes 0.09 ms.
+    """Return the cost of decoding a cell, as the number of bytes scanned in the same time. 15 kB of ``flat`` take 0.27
+    ms. A scanned MiB takes 0.09 ms.
     """
     return 200 * placed.bytes
 
 
 async def _wait_for_threads(running: Collection[asyncio.Future[Any]]) -> None:
-    """Return when all have ended. A cancellation waits too. A thread cannot be stopped, and would write to a patch that
-    is removed, or to another file under the number of a closed descriptor.
+    """Return when all have finished, even if cancelled meanwhile. A thread cannot be stopped, and would write to a
+    removed patch, or to a different file that has the number of a closed descriptor.
     """
     cancelled: asyncio.CancelledError | None = None
     while not all(future.done() for future in running):

@@ -1,16 +1,16 @@
-"""Which state folder a shadow belongs to, and which shadows in tmpfs no daemon uses, or will open again.
+"""Determines which state folder a shadow belongs to, and which shadows in tmpfs no daemon uses or will open again.
 
-A shadow survives its process deliberately: the next start with the same state folder continues with it. So each shadow
-folder names its state folder (``owner.json``), and each state folder names its shadow (``shadow.json``); both hold the
-same random id.
+A shadow deliberately outlives its process: the next start with the same state folder continues with it. So each shadow
+folder names its state folder (``owner.json``), and each state folder names its shadow (``shadow.json``); both contain
+the same random id.
 
-Promise: ``remove`` removes a folder only if it belongs to this user, no process has it locked, and its record proves
-that it is stale. A stale shadow's state folder is gone from a file system that is still mounted, or now names another
-shadow. A folder without a record is listed and never removed. ``remove_unused`` also removes a shadow that a daemon may
-use again, which costs that daemon's start time alone. A shadow whose state folder a process has locked stays.
+Guarantee: ``remove`` removes a folder only if it belongs to this user, no process has it locked, and its record proves
+that it is stale. A shadow is stale if its state folder is gone from a file system that is still mounted, or now names a
+different shadow. A folder without a record is listed but never removed. ``remove_unused`` also removes a shadow that a
+daemon may use again, which only makes that daemon start more slowly. A shadow whose state folder is locked stays.
 
-A shadow is unused since the time of its file ``unused``. A daemon makes the file at its end and removes it at its
-start. After a daemon was killed, the next ``sweep`` of another daemon makes the file.
+A shadow has been unused since the time of its file ``unused``, which a daemon creates on exit and removes on startup.
+If a daemon was killed, the next ``sweep`` by another daemon creates the file.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from p2pcast.store.state_format import is_in_use
 logger = logging.getLogger("p2pcast.state")
 
 OWNER_NAME = "owner.json"
-"""Record in the shadow's folder."""
+"""The record in the shadow's folder."""
 CLAIM_NAME = "shadow.json"
-"""Record in the state folder."""
+"""The record in the state folder."""
 UNUSED_NAME = "unused"
-"""Empty file in the shadow's folder."""
+"""An empty file in the shadow's folder."""
 DAY_S = 86400.0
 MAX_RECORD_BYTES = 16 * KIB
 ID_BYTES = 16
@@ -50,7 +50,7 @@ ID_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class StaleShadow:
-    """``proved``: no daemon will open the folder again. ``reason``: text for a person."""
+    """``proved``: whether it is certain that no daemon will open the folder again. ``reason``: text for people."""
 
     folder: Path
     nbytes: int
@@ -60,8 +60,8 @@ class StaleShadow:
 
 @dataclass(frozen=True, slots=True)
 class FoundShadow:
-    """``state``: the state folder that the shadow names; None: none. ``state_exists``: None for a shadow of another
-    container. ``unused_s``: seconds since its daemon's end; None: in use, or the end is unknown.
+    """``state``: the state folder that the shadow names, if any. ``state_exists``: None for a shadow from a different
+    container. ``unused_s``: seconds since its daemon exited; None if it is in use or that time is unknown.
     """
 
     folder: Path
@@ -75,7 +75,7 @@ class FoundShadow:
 def claim(state: Path, shadow: Path) -> None:
     """Make ``shadow`` the shadow folder of ``state``, which this process has locked.
 
-    Raises LocalError: the folder is in use, or not this user's alone.
+    Raises LocalError if the folder is in use, or accessible to other users.
     """
     state, shadow = state.resolve(), shadow.absolute()
     lock = locked(shadow, make=True)
@@ -93,7 +93,7 @@ def claim(state: Path, shadow: Path) -> None:
 
 
 def leave(shadow: Path) -> None:
-    """Note that this process, at its end, no longer uses the shadow, and log how much memory the shadow keeps."""
+    """On exit, note that this process no longer uses the shadow, and log how much memory the shadow keeps."""
     try:
         nbytes = _mark_unused(shadow)
         if nbytes and (shadow / MODEL_NAME).exists():
@@ -107,7 +107,7 @@ def leave(shadow: Path) -> None:
 
 
 def find_all(tmpfs: Path = TMPFS) -> Iterator[FoundShadow]:
-    """This user's shadows below ``tmpfs``, used or not."""
+    """Yield this user's shadows below ``tmpfs``, whether in use or not."""
     for folder in _folders(tmpfs):
         with contextlib.suppress(OSError):
             record = _read(folder / OWNER_NAME)
@@ -125,7 +125,7 @@ def find_all(tmpfs: Path = TMPFS) -> Iterator[FoundShadow]:
 
 
 def find_stale(tmpfs: Path = TMPFS) -> Iterator[StaleShadow]:
-    """This user's folders below ``tmpfs`` that no known state folder will use again."""
+    """Yield this user's folders below ``tmpfs`` that no known state folder will use again."""
     for folder in _folders(tmpfs):
         with contextlib.suppress(OSError):
             if (found := _judge(folder)) is not None:
@@ -134,9 +134,7 @@ def find_stale(tmpfs: Path = TMPFS) -> Iterator[StaleShadow]:
 
 
 def remove(left: StaleShadow) -> bool:
-    """Remove a stale shadow; returns whether it was removed. Requires proof, and that no process has the folder
-    locked.
-    """
+    """Delete a shadow if it is still provably stale and no process holds its lock. Returns whether it was deleted."""
 
     def proved() -> bool:
         found = _judge(left.folder)
@@ -146,8 +144,8 @@ def remove(left: StaleShadow) -> bool:
 
 
 def remove_unused(folder: Path, for_s: float = 0.0) -> bool:
-    """Remove a shadow that no process has used for ``for_s`` seconds; returns whether it was removed. Where the end of
-    its daemon is unknown, ``for_s`` must be 0. Requires a record.
+    """Delete a shadow that has a record and has been unused for ``for_s`` seconds. Returns whether it was deleted. If
+    it is unknown when its daemon exited, ``for_s`` must be 0.
     """
 
     def unused() -> bool:
@@ -158,7 +156,7 @@ def remove_unused(folder: Path, for_s: float = 0.0) -> bool:
 
 
 def _remove(folder: Path, may: Callable[[], bool]) -> bool:
-    """``may`` judges under the folder's lock."""
+    """Delete the folder if ``may``, called under the folder's lock, agrees."""
     try:
         lock = locked(folder)
     except LocalError:
@@ -176,8 +174,8 @@ def _remove(folder: Path, may: Callable[[], bool]) -> bool:
 
 
 def sweep(tmpfs: Path = TMPFS, kept_days: float = SHADOW_KEPT_DAYS) -> None:
-    """Remove all proved stale shadows, and those unused for ``kept_days``, and log each. A shadow that can't be removed
-    is logged; no exception is raised.
+    """Remove all provably stale shadows, and those unused for ``kept_days``, and log each. Failures to remove a shadow
+    are logged, not raised.
     """
     remove_halves(tmpfs)
     for left in find_stale(tmpfs):
@@ -196,7 +194,7 @@ def sweep(tmpfs: Path = TMPFS, kept_days: float = SHADOW_KEPT_DAYS) -> None:
 
 
 def remove_halves(tmpfs: Path = TMPFS) -> None:
-    """Finish removals that a killed process began."""
+    """Finish removals that a killed process started."""
     for half in tmpfs.glob(f"{_gone()}*"):
         with contextlib.suppress(OSError):
             if not half.is_symlink():
@@ -234,7 +232,7 @@ def _unused_s(folder: Path) -> float | None:
 
 
 def _mark_unused(folder: Path) -> int:
-    """Bytes of the shadow, once it is marked; 0: there is none, or it is in use. Raises OSError."""
+    """Mark the shadow as unused, and return its size in bytes; 0 if there is none or it is in use. Raises OSError."""
     try:
         lock = locked(folder)
     except LocalError:
@@ -255,7 +253,7 @@ def _gone() -> str:
 
 
 def _judge(folder: Path) -> tuple[bool, str] | None:
-    """(whether the shadow is proved stale, reason); None for a shadow that may be used again. Raises OSError."""
+    """Return (whether the shadow is provably stale, reason), or None if it may be used again. Raises OSError."""
     record = _read(folder / OWNER_NAME)
     state, device = record.get("state"), record.get("device")
     if not isinstance(state, str) or not isinstance(device, int):
@@ -280,7 +278,7 @@ def _judge(folder: Path) -> tuple[bool, str] | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A small JSON object owned by this user; empty if there is none."""
+    """Read a small JSON object from a file owned by this user; empty if there is none."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -296,7 +294,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _root() -> list[int]:
-    """Identity of this process's root file system: a container's differs from its host's."""
+    """The identity of this process's root file system; a container's differs from its host's."""
     found = Path("/").stat()
     return [found.st_dev, found.st_ino]
 

@@ -1,4 +1,4 @@
-"""The words of a stored version, cell by cell, read from a whole state and the deltas after it.
+"""Reads a stored version's words, cell by cell, from a whole state and the deltas after it.
 
 Every digest on the path is verified. Used to restore cells of a shadow, and to squash deltas that need the words before
 them. Memory: two cells. Thread-safe.
@@ -28,7 +28,7 @@ WordsOf = Callable[[Cell], Words]
 
 
 class WholeArtifact(Protocol):
-    """A whole artifact on disk."""
+    """A complete artifact on disk."""
 
     @property
     def assembly(self) -> Assembly: ...
@@ -37,7 +37,7 @@ class WholeArtifact(Protocol):
 
 
 class DeltaChain:
-    """The change of each cell by consecutive deltas."""
+    """Each cell's changes in consecutive deltas."""
 
     def __init__(self, deltas: Sequence[WholeArtifact]) -> None:
         self.deltas = deltas
@@ -51,7 +51,7 @@ class DeltaChain:
 
 class VersionReader:
     def __init__(self, start: WordsOf, deltas: Sequence[WholeArtifact] = ()) -> None:
-        """``start``: the words before the first delta."""
+        """``start``: returns a cell's words before the first delta."""
         self.links = len(deltas)
         self._start = start
         self._links = DeltaChain(deltas)
@@ -71,7 +71,7 @@ class VersionReader:
 
 
 def words_of_anchor(anchor: WholeArtifact) -> WordsOf:
-    """Reads the words of a whole state."""
+    """Return a function that reads the words of a whole state."""
     table = {placed.cell: placed for placed in anchor.assembly.directory}
 
     def words(cell: Cell) -> Words:
@@ -82,9 +82,9 @@ def words_of_anchor(anchor: WholeArtifact) -> WordsOf:
 
 
 def way_to(version: Version, edges: Collection[Edge], base: Version | None = None) -> list[Edge] | None:
-    """The path with the fewest bytes, then the fewest artifacts, to a version; None if there is none.
+    """Return the path to a version with the fewest bytes, then the fewest artifacts; None if there is none.
 
-    A path starts from a whole state among ``edges``, or from ``base``, the version held.
+    A path starts with a whole state from ``edges``, or at ``base``, the version held.
     """
     found = cheapest_path(None, edges, target=version)
     ways = [found] if found else []
@@ -98,8 +98,8 @@ def way_to(version: Version, edges: Collection[Edge], base: Version | None = Non
 def reader_of_path(
     way: Sequence[Edge], wholes: Mapping[bytes, WholeArtifact], base: WordsOf | None = None
 ) -> VersionReader:
-    """A reader of the path's last version. ``base``: words of the path's base, unless the path starts with a whole
-    state.
+    """Return a reader of the path's last version. ``base``: reads the words of the path's base; not needed if the path
+    starts with a whole state.
     """
     parts = [wholes[edge.artifact] for edge in way]
     if way and way[0].base is None:
@@ -109,16 +109,16 @@ def reader_of_path(
 
 
 def replay_to(version: Version, kept: Iterable[WholeArtifact]) -> VersionReader | None:
-    """A reader of ``version`` by the fewest deltas from a whole state among ``kept``; None if no path leads there."""
+    """Return a reader of ``version``, using a whole state in ``kept`` and the fewest deltas; None without a path."""
     by_id = {w.assembly.open.artifact: w for w in kept}
     way = way_to(version, [Edge(a, w.assembly.open.base, w.assembly.open.version, 1) for a, w in by_id.items()])
     return reader_of_path(way, by_id) if way else None
 
 
 def restore_cells(shadow: Shadow, corrupt: Iterable[Cell], replay: VersionReader) -> list[tuple[Cell, P2PCastError]]:
-    """Restore the cells that ``Shadow.verify`` reported, from ``replay`` at the shadow's version.
+    """Restore the cells reported by ``Shadow.verify`` from ``replay``, which must be at the shadow's version.
 
-    Returns the cells that stay corrupt, with the error: their source can't be read or does not match its signed digest.
+    Returns the cells that stay corrupt, with the error: their source is unreadable or does not match its signed digest.
     """
     left: list[tuple[Cell, P2PCastError]] = []
     for cell in corrupt:

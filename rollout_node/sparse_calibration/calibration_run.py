@@ -1,7 +1,7 @@
-"""Run as a script: rollouts of one vLLM engine with each budget, and their acceptance rates under dense attention.
+"""Run as a script: vLLM samples rollouts with each budget, and dense attention gives their acceptance rates.
 
 Each rollout is sampled with a constant budget, and its tokens are scored again as a prompt, which is dense. Both sides
-give their most probable tokens; tokens that one side lacks count 0 (Sparrow, section 3.1), so that rates are never too
+give their most probable tokens. Tokens missing on one side count as 0 (Sparrow, section 3.1), so rates are never too
 high.
 """
 
@@ -18,8 +18,8 @@ from rollout_node.sparse_calibration.engine_process import answer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationOrder:
-    """``prompts``: token ids. ``budgets``: schedules by number of pages. ``tokens``: most of each answer.
-    ``candidates``: most probable tokens that are compared at each position.
+    """``prompts``: token ids. ``budgets``: schedules by number of pages. ``tokens``: limit on each answer.
+    ``candidates``: number of most probable tokens compared at each position.
     """
 
     model: str
@@ -33,8 +33,9 @@ class CalibrationOrder:
 
 
 def rollouts(asked: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """``asked``: the document of a CalibrationOrder. Each rollout is ``{"pages", "positions", "alphas"}``. Raises
-    LocalError for an engine without sparse attention, whose rates would praise any budget.
+    """Run the calibration rollouts described by ``asked``, a CalibrationOrder document. Returns one ``{"pages",
+    "positions", "alphas"}`` per rollout. Raises LocalError if the engine has no sparse attention, because every budget
+    would then look good.
     """
     from vllm import LLM, SamplingParams
     from vllm.platforms import current_platform
@@ -73,12 +74,12 @@ def rollouts(asked: Mapping[str, Any]) -> list[dict[str, Any]]:
             for prompt, answer in zip(asked["prompts"], answers, strict=True)
         ]
         budget_in_use.use(None)
-        # One token more, since vLLM samples at least one.
+        # One more token, because vLLM samples at least one.
         score = SamplingParams(**sampling, max_tokens=1, prompt_logprobs=count)
         scored = engine.generate(whole, score, use_tqdm=False)
         for prompt, sampled, judged in zip(asked["prompts"], answers, scored, strict=True):
             dense = judged.prompt_logprobs[len(prompt) :]
-            # The prompt's own pass, which is dense, gave the first token.
+            # The first token came from the prompt's own pass, which is dense.
             pairs = list(zip(dense, sampled.logprobs, strict=True))[1:]
             alphas = [acceptance_bounds(_values(p), _values(q)).least for p, q in pairs]
             positions = list(range(len(prompt) + 1, len(prompt) + 1 + len(alphas)))

@@ -1,4 +1,4 @@
-"""A script with a vLLM engine of its own, in a child process: vLLM's CPU build starts none where numba was loaded."""
+"""Runs a script with its own vLLM engine in a child process: vLLM's CPU build cannot start one once numba is loaded."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SETTINGS: Final = {
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
 LAST_CHARACTERS: Final = 2000
-"""Of the engine's messages, in an error."""
+"""Number of characters of the engine's output quoted in an error."""
 
 
 def run_engine(module: str, order: Any) -> Any:
-    """Run ``module``, a script that calls ``answer``. Returns its answer to ``order``; both are documents in JSON.
-    Raises LocalError when the engine fails.
+    """Run ``module``, a script that calls ``answer``, and return its answer to ``order``. Both are JSON documents.
+    Raises LocalError if the engine fails.
     """
     command = [sys.executable, "-m", module]
     done = subprocess.run(
@@ -36,5 +36,5 @@ def run_engine(module: str, order: Any) -> Any:
 
 
 def answer(work: Callable[[Any], Any]) -> None:
-    """In the script: the order comes by standard input, the answer is the last line of standard output."""
+    """Called by the script: read the order from standard input, and print the answer as standard output's last line."""
     print("\n" + json.dumps(work(json.load(sys.stdin))))

@@ -1,5 +1,5 @@
-"""Calibration of a model by an engine on this machine: the prompts of a file, and the acceptance rates of each budget.
-A plot of these rates needs matplotlib, of the extra ``lab``.
+"""Calibrates a model with an engine on this machine: prompts from a file, and the acceptance rates of each budget.
+Plotting these rates needs matplotlib, from the extra ``lab``.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rollout_node.sparse_calibration.engine_process import run_engine
 
 
 def prompts_of_file(file: Path) -> list[str | list[int]]:
-    """Of JSON lines, each with ``text`` or ``token_ids``: texts as they are, and token ids; none is empty. Raises
-    UsageError that names the line.
+    """Read prompts from JSON lines, each with ``text`` or ``token_ids``. Returns texts and lists of token ids, none of
+    them empty. Raises UsageError that names the line.
     """
     found: list[str | list[int]] = []
-    # ``splitlines`` also divides at separators that JSON leaves as they are inside a text, such as U+2028.
+    # ``splitlines`` also splits at separators that JSON allows unescaped in a text, such as U+2028.
     lines = file.read_text(errors="replace").removesuffix("\n").split("\n")
     for number, line in enumerate(lines if lines != [""] else [], 1):
         try:
@@ -54,7 +54,7 @@ def calibrated(
     block_size: int,
     at_once: int,
 ) -> Calibration:
-    """Raises UsageError for arguments that do not fit the model, and LocalError when the engine fails."""
+    """Run the calibration. Raises UsageError for unsuitable arguments, LocalError if the engine fails."""
     found = Calibration(budgets, bin_tokens=bin_tokens)
     ids = _token_ids(model, prompts)
     order = CalibrationOrder(
@@ -73,7 +73,7 @@ def calibrated(
 
 
 def plot_percentiles(found: Calibration, target: float, file: Path) -> None:
-    """Acceptance rates by position, one line for each budget. Raises LocalError."""
+    """Plot acceptance rates by position, with one line per budget. Raises LocalError."""
     figure, ((axis,),) = png_figure.blank(1, 1, width=8, height=5)
     rows = [row for row in found.rows() if row.percentile is not None]
     for pages in found.budgets:
