@@ -1,7 +1,7 @@
-"""Names and sizes of a mirror's objects (docs/guides/mirror.md). Pure.
+"""Names and sizes of a mirror's objects (docs/guides/mirror.md). It does no I/O.
 
-Promise: a name is parsed only in its canonical form, the one that ``str`` gives. All other names belong to other
-programs.
+Guarantee: a name is parsed only in its canonical form, which is the one that ``str`` returns. All other names belong to
+other programs.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from p2pcast.ground.version import Version
 
 FORMAT = "p2pcast-1"
 SLICE_BYTES = 8 * limits.MIB
-"""Bytes of an artifact's log in one object: the most that an aborted upload loses, and that live traffic waits for. A
-multiple of every piece size.
+"""Bytes of an artifact's log per object: the most that an aborted upload loses, and for which live traffic waits. It is
+a multiple of every piece size.
 """
 KEY = "key"
 READY = "ready/"
@@ -43,13 +43,13 @@ class ListedObject:
 
 
 def run_folder(run: bytes) -> str:
-    """The folder of a run's objects, below the mirror's prefix."""
+    """Return the folder of a run's objects, below the mirror's prefix."""
     return f"{FORMAT}/{run.hex()}/"
 
 
 class ReadyMarker(NamedTuple):
-    """A ready marker: this artifact is complete on the mirror. ``base`` None: an anchor. The object's contents are
-    signed; the name alone proves nothing.
+    """A marker which says that an artifact is complete on the mirror. ``base``: None for an anchor. The object's
+    contents are signed; its name proves nothing.
     """
 
     version: Version
@@ -72,7 +72,7 @@ class ReadyMarker(NamedTuple):
 
 
 def _padded(version: Version) -> str:
-    """A version as text that sorts like versions."""
+    """Return a version as text that sorts in version order."""
     return f"{version.branch:010}.{version.step:019}"
 
 
@@ -88,7 +88,7 @@ def tail_name(artifact: bytes) -> str:
 
 
 def tail_of(name: str) -> bytes | None:
-    """The artifact whose tail has this name."""
+    """Return the artifact whose tail has this name; None for other names."""
     found = _TAIL.fullmatch(name)
     return None if found is None else bytes.fromhex(found[1])
 
@@ -98,7 +98,7 @@ def slice_name(artifact: bytes, number: int) -> str:
 
 
 def slice_of(name: str) -> tuple[bytes, int] | None:
-    """Artifact and number of the slice that has this name."""
+    """Return the artifact and number of the slice with this name; None for other names."""
     found = _SLICE.fullmatch(name)
     return None if found is None else (bytes.fromhex(found[1]), int(found[2]))
 
@@ -108,13 +108,13 @@ def slices(log_bytes: int) -> int:
 
 
 def slice_bytes(log_bytes: int, number: int) -> int:
-    """Size of a slice in bytes: SLICE_BYTES for all but the last."""
+    """Size of a slice in bytes, which is SLICE_BYTES for all except the last."""
     return min(SLICE_BYTES, log_bytes - number * SLICE_BYTES)
 
 
 def most_tail_bytes(pieces: int, batches: int, cells: int) -> int:
-    """Upper bound in bytes of the tail of an artifact with these counts. Raises IntegrityError when the bound exceeds
-    MAX_TAIL_BYTES.
+    """Return an upper bound in bytes on the tail of an artifact with these counts. Raises IntegrityError if the bound
+    exceeds MAX_TAIL_BYTES.
     """
     most = limits.MAX_LAYOUT_BYTES + limits.MAX_MANIFEST_BYTES + limits.MIB + 40 * pieces + 512 * batches + 64 * cells
     if most > limits.MAX_TAIL_BYTES:

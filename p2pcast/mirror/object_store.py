@@ -1,7 +1,7 @@
-"""The object store behind a mirror's URL, through obstore: s3:// or file://.
+"""The object store behind a mirror's URL (s3:// or file://), accessed through obstore.
 
-Promises: every request has a deadline and is made once, so that the caller sees and counts each failure. Errors are
-P2PCastErrors of one line, without credentials. A body that is shorter or longer than requested is an error.
+Guarantees: every request has a deadline and is made once, so the caller sees and counts each failure. Errors are
+one-line P2PCastErrors without credentials. A body that is shorter or longer than requested is an error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REQUEST_S = 120.0
 """Time limit in seconds for one request with its body: 8 MiB at 0.6 Mbit/s."""
 LIST_CHUNK = 1000
 MAX_LISTED = 1 << 20
-"""Most names in one listing: ten anchors of 800 GB. A longer listing counts as endless."""
+"""Limit on the names in one listing, enough for ten anchors of 800 GB. A longer listing counts as endless."""
 _EXTRA = "a mirror needs the package obstore: pip install 'p2pcast[mirror]'"
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _STATUS = re.compile(r"status code: (\d{3}) ([A-Za-z ]+)")
@@ -40,7 +40,7 @@ _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 
 
 class ObjectMissingError(RetryableError):
-    """The object does not exist: not yet, or no longer."""
+    """The object does not exist yet, or no longer exists."""
 
 
 class ShortError(RetryableError):
@@ -52,7 +52,7 @@ class TooLargeError(RetryableError):
 
 
 def checked_url(url: str) -> str:
-    """``s3://BUCKET[/PREFIX]`` or ``file:///FOLDER``, without a slash at the end. Raises UsageError."""
+    """Return ``s3://BUCKET[/PREFIX]`` or ``file:///FOLDER`` without a trailing slash. Raises UsageError."""
     scheme, colon, rest = url.partition("://")
     if colon and scheme == "s3" and "@" in rest.split("/")[0]:
         raise UsageError(
@@ -65,22 +65,20 @@ def checked_url(url: str) -> str:
 
 
 class Objects:
-    """Objects below ``folder`` (which ends with a slash) of a mirror. Safe for several tasks of one loop."""
+    """Objects of a mirror below ``folder`` (which ends with a slash). Safe to use from several tasks of one loop."""
 
     def __init__(self, url: str, folder: str) -> None:
-        """Sends no request yet. Raises UsageError."""
+        """Does not send a request yet. Raises UsageError."""
         self.url = checked_url(url)
         self._folder = folder
         self._store = _opened(self.url)
 
     async def put(self, name: str, data: bytes | memoryview) -> str | None:
-        """Write or replace an object, atomically. Returns the store's tag of the object, if any. Raises
-        RetryableError.
-        """
+        """Write or replace an object atomically. Returns the store's tag of it, if any. Raises RetryableError."""
         import obstore
 
         async def do() -> str | None:
-            # In one request: the parts of an unfinished multipart upload would stay in the store, unlisted.
+            # In one request, because the parts of an unfinished multipart upload would stay in the store, unlisted.
             result = await obstore.put_async(self._store, self._folder + name, data, use_multipart=False)
             if self.url.startswith("file://"):
                 await asyncio.to_thread(self._share, name)
@@ -89,7 +87,7 @@ class Objects:
         return await self._ask("write", name, do, data)
 
     def _share(self, name: str) -> None:
-        """In a file:// mirror: give an object the read permissions of the mirror's folder, whatever this process's
+        """Give an object of a file:// mirror the read permissions of the mirror's folder, whatever this process's
         umask. Blocks.
         """
         path = top = Path(self.url.removeprefix("file://") or "/")
@@ -102,7 +100,9 @@ class Objects:
         (path / file).chmod(mode & 0o666)
 
     async def get(self, name: str, most_bytes: int) -> bytes:
-        """An object's contents. Raises ObjectMissingError, TooLargeError (above ``most_bytes``), RetryableError."""
+        """Return an object's contents, at most ``most_bytes``. Raises ObjectMissingError, TooLargeError,
+        RetryableError.
+        """
         import obstore
 
         async def do() -> bytes:
@@ -118,7 +118,7 @@ class Objects:
         return await self._ask("read", name, do)
 
     async def get_range(self, name: str, start: int, size: int) -> memoryview:
-        """Exactly ``size`` bytes from ``start`` on. Raises ObjectMissingError, ShortError, RetryableError."""
+        """Return exactly ``size`` bytes from ``start`` on. Raises ObjectMissingError, ShortError, RetryableError."""
         import obstore
 
         async def do() -> memoryview:
@@ -132,8 +132,8 @@ class Objects:
         return await self._ask("read", name, do)
 
     async def list(self, prefix: str = "", most: int = MAX_LISTED) -> list[ListedObject]:
-        """Every object whose name begins with ``prefix``, which is empty or ends with a slash. Raises RetryableError
-        (also where there are more than ``most``).
+        """List all objects whose names start with ``prefix``, which is empty or ends with a slash. Raises
+        RetryableError, also if there are more than ``most``.
         """
         import obstore
 
@@ -155,7 +155,7 @@ class Objects:
         return await self._ask("list", prefix, do)
 
     async def remove(self, names: Sequence[str]) -> None:
-        """Remove objects; ignores missing ones. Raises RetryableError."""
+        """Remove objects, ignoring missing ones. Raises RetryableError."""
         import obstore
 
         for name in names:
@@ -169,7 +169,7 @@ class Objects:
 
 
 def _tag(said: str | None) -> str | None:
-    """A tag without quotes: stores quote the tag in some answers and not in others."""
+    """Return a tag without quotes, which stores use in some answers and not in others."""
     return None if said is None else said.strip('"')
 
 
@@ -222,7 +222,7 @@ def _explained(what: str, name: str) -> Iterator[None]:
 
 
 def _line(error: BaseException) -> str:
-    """A store's error in one line, from a text of many lines."""
+    """Return a store's multi-line error as one line."""
     text = str(error)
     said = next((next(g for g in m.groups() if g) for m in _MESSAGE.finditer(text) if any(m.groups())), "")
     status = _STATUS.search(text)

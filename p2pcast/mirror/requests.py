@@ -1,9 +1,9 @@
-"""The single path of requests to a mirror's store, with an optional watcher in tests (as ``p2pcast.files.disk`` has for
-the disk).
+"""The single path for requests to a mirror's store, with an optional watcher for tests (as ``p2pcast.files.disk`` has
+for the disk).
 
-Promise: every read, list, write and removal on a mirror goes through ``ask``. Without a watcher, ``ask`` calls the
-store. A watcher gets each request and makes the call itself. So a test can record all requests, or kill the process
-before or after any request.
+Guarantee: every read, list, write and removal on a mirror goes through ``ask``. Without a watcher, ``ask`` calls the
+store. A watcher receives each request and makes the call itself, so a test can record all requests, or kill the process
+before or after any of them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ObjectRequest:
-    """``what``: write, read, list or remove. ``url``: the mirror's. ``name``: the object's name below ``url``; for
-    list, a prefix of names. ``data``: the contents to write.
+    """``what``: write, read, list or remove. ``url``: the mirror's URL. ``name``: the object's name below ``url``, or a
+    name prefix for list. ``data``: the contents to write.
     """
 
     what: str
@@ -36,7 +36,7 @@ class RequestWatcher(Protocol):
 
 _watch: StepHook[RequestWatcher] = StepHook()
 watched = _watch.by
-"""Context manager: all requests of this process go through the watcher inside the block."""
+"""Context manager inside which all requests of this process go through the watcher."""
 
 
 async def ask(request: ObjectRequest, do: Callable[[], Awaitable[T]]) -> T:

@@ -1,9 +1,9 @@
-"""Objects of a mirror that may have wrong contents, and must be read and verified. Pure.
+"""Tracks which of a mirror's objects may be corrupt and have to be read back and verified. It does no I/O.
 
-Promises: an object that this process wrote or verified counts as correct while its tag stays the same. An object with
-another tag is suspect. An object that a follower complains of is suspect whatever its tag. A new process knows no tags:
-deltas and the newest anchor are suspect then. Older anchors, which are large and not needed, become suspect only after
-a change or a complaint.
+Guarantees: an object that this process has written or verified is trusted until its tag changes. A changed tag makes it
+suspect; so does a complaint from a follower, whatever the tag. A new process knows no tags, so it starts with the
+deltas and the newest anchor as suspects. Older anchors, which are large and not needed, become suspect only after a
+change or a complaint.
 """
 
 from __future__ import annotations
@@ -16,16 +16,14 @@ from p2pcast.mirror.object_names import KEY, ListedObject, ReadyMarker, slice_of
 from p2pcast.relay.artifact_path import Edge
 
 MAX_COMPLAINTS = 256
-"""Most complaints that wait for verification."""
+"""Limit on complaints waiting for verification."""
 _NO_ARTIFACT = b""
-"""In place of an artifact id for the run's key, which belongs to no artifact."""
+"""Stands for an artifact id for the run's key, which belongs to no artifact."""
 
 
 @dataclass(frozen=True, slots=True)
 class SuspectObject:
-    """``found``: the object in the last listing, if known. ``asked``: a follower complained, so the tag proves
-    nothing.
-    """
+    """``found``: the object in the last listing, if known. ``asked``: a follower complained; the tag proves nothing."""
 
     name: str
     found: ListedObject | None
@@ -43,7 +41,7 @@ class SuspectObjects:
         """Objects verified after a complaint; further complaints are ignored until the next listing."""
 
     def listed(self, listing: Iterable[ListedObject]) -> None:
-        """Take a new listing of the mirror."""
+        """Process a new listing of the mirror."""
         there = {found.name: found for found in listing}
         self._right = {name: tag for name, tag in self._right.items() if name in there}
         self._open = defaultdict(dict)
@@ -54,30 +52,30 @@ class SuspectObjects:
                 self._open[artifact][name] = found
 
     def complain(self, names: Iterable[str]) -> None:
-        """A follower reports these objects as wrong or missing. They become suspect; foreign names are ignored."""
+        """Make objects that a follower reports as wrong or missing suspect. Foreign names are ignored."""
         for name in names:
             known = artifact_of(name) is not None and name not in self._answered
             if known and len(self._complaints) < MAX_COMPLAINTS:
                 self._complaints[name] = None
 
     def right(self, doubt: SuspectObject) -> None:
-        """The object was read and verified."""
+        """Note that the object was read and verified."""
         if doubt.asked:
             self._answered.add(doubt.name)
         self._settle(doubt.name, None if doubt.found is None else _tag(doubt.found))
 
     def wrote(self, name: str, tag: str | None) -> None:
-        """This process has just written the object."""
+        """Note that this process has just written the object."""
         self._settle(name, tag)
 
     def gone(self, names: Iterable[str]) -> None:
-        """These objects were removed, or are no longer needed."""
+        """Note that these objects were removed, or are no longer needed."""
         for name in names:
             self._right.pop(name, None)
             self._settle(name, None)
 
     def next(self, ready: Mapping[bytes, Edge]) -> SuspectObject | None:
-        """The next object to verify. ``ready``: artifacts that are complete both here and on the mirror."""
+        """Return the next object to verify. ``ready``: artifacts that are complete both here and on the mirror."""
         for name in list(self._complaints):
             artifact = artifact_of(name)
             if artifact == _NO_ARTIFACT or artifact in ready:
@@ -105,7 +103,7 @@ class SuspectObjects:
 
 
 def artifact_of(name: str) -> bytes | None:
-    """The artifact of an object; ``_NO_ARTIFACT`` for the run's key, None for foreign names."""
+    """Return the artifact of an object: ``_NO_ARTIFACT`` for the run's key, None for foreign names."""
     if name == KEY:
         return _NO_ARTIFACT
     marker, part = ReadyMarker.parse(name), slice_of(name)
@@ -113,5 +111,5 @@ def artifact_of(name: str) -> bytes | None:
 
 
 def _tag(found: ListedObject) -> str:
-    """An object's tag, or its time of writing where the store has no tags."""
+    """An object's tag, or its modification time if the store has no tags."""
     return found.tag or f"{found.modified_s}"

@@ -1,8 +1,8 @@
-"""The plan of uploads to a mirror, and of removals from it. Pure.
+"""Plans uploads to a mirror and removals from it. It does no I/O.
 
-Promises: the first uploads complete a path of artifacts from nothing to the newest version, the path with the fewest
-bytes to upload. The other artifacts follow, newest first. Removals never break the path to the newest complete version
-on the mirror, and never touch foreign objects.
+Guarantees: the first uploads complete a path of artifacts from nothing to the newest version, choosing the path with
+the fewest bytes to upload. The other artifacts follow, newest first. Removals never break the path to the newest
+complete version on the mirror, and never touch foreign objects.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from p2pcast.store.retention import DEFAULT, RetentionCounts, expendable
 
 LEFT_OVER_S = 3600.0
 """Age in seconds at which parts of incomplete artifacts are removed if this hub no longer has the artifact. The age is
-relative to the newest object by the store's clock. Younger parts may become complete with a later listing.
+relative to the newest object, by the store's clock. Younger parts may become complete in a later listing.
 """
 _FREE = 1
-"""Cost of an artifact already on the mirror: above 0, so that the shorter of two such paths wins."""
+"""Cost of an artifact already on the mirror; it is above 0, so that the shorter of two such paths wins."""
 
 
 @dataclass(slots=True)
@@ -42,9 +42,9 @@ class Inventory:
     """Whether the run's public key is on the mirror."""
     markers: dict[bytes, ReadyMarker] = field(default_factory=dict)
     tails: dict[bytes, float] = field(default_factory=dict)
-    """Artifact → time of writing in Unix seconds, by the store's clock."""
+    """Artifact → modification time in Unix seconds, by the store's clock."""
     parts: dict[bytes, dict[int, tuple[int, float]]] = field(default_factory=dict)
-    """Artifact → slice number → size in bytes, time of writing."""
+    """Artifact → slice number → size in bytes, modification time."""
     newest_s: float = 0.0
     _held: dict[bytes, int] = field(default_factory=dict)
     """Artifact → bytes in its slices."""
@@ -75,7 +75,7 @@ class Inventory:
     def whole(self, edge: Edge) -> bool:
         """Whether no slice is missing."""
         have = self.parts.get(edge.artifact, {})
-        # A fast check first: a state of 140 GB has 17 000 slices, and this is called often.
+        # A fast check first, because a 140 GB state has 17 000 slices and this is called often.
         return (len(have), self._held.get(edge.artifact, 0)) == (slices(edge.bytes), edge.bytes) or not self.missing(
             edge
         )
@@ -95,8 +95,8 @@ class Inventory:
         self.markers[marker.id] = marker
 
     def ready(self, here: Mapping[bytes, Edge]) -> dict[bytes, ReadyMarker]:
-        """Complete artifacts. For an artifact that is also here, all slices were listed; for others the marker
-        counts.
+        """Return the complete artifacts. If an artifact is also here, all its slices must be listed; otherwise its
+        marker suffices.
         """
         return {
             a: m
@@ -105,7 +105,7 @@ class Inventory:
         }
 
     def gone(self, names: Iterable[str]) -> None:
-        """These objects were removed."""
+        """Note that these objects were removed."""
         for name in names:
             marker, tail, part = ReadyMarker.parse(name), tail_of(name), slice_of(name)
             if marker is not None:
@@ -117,13 +117,13 @@ class Inventory:
                 size, _ = parts.pop(part[1], (0, 0.0))
                 self._held[part[0]] = self._held.get(part[0], 0) - size
                 if not parts:
-                    # Free the entry: over a run, many more artifacts pass than exist at one time.
+                    # Free the entry: many more artifacts pass through a run than exist at any time.
                     self.parts.pop(part[0], None)
                     del self._held[part[0]]
 
 
 def uploads(here: Mapping[bytes, Edge], mirror: Inventory, counts: RetentionCounts = DEFAULT) -> list[Edge]:
-    """Artifacts that the mirror lacks, in the order of upload."""
+    """Return the artifacts missing from the mirror, in the order of upload."""
     ready = mirror.ready(here)
     there = [Edge(m.id, m.base, m.version, _FREE) for m in ready.values()]
     late = _expendable(here, ready, counts)
@@ -137,13 +137,13 @@ def uploads(here: Mapping[bytes, Edge], mirror: Inventory, counts: RetentionCoun
 
 
 def head(here: Mapping[bytes, Edge], mirror: Inventory) -> Version | None:
-    """The newest version that the mirror's artifacts lead to from nothing."""
+    """Return the newest version to which the mirror's artifacts lead from nothing."""
     way = cheapest_path(None, [Edge(m.id, m.base, m.version, _FREE) for m in mirror.ready(here).values()])
     return way[-1].version if way else None
 
 
 def removals(here: Mapping[bytes, Edge], mirror: Inventory, counts: RetentionCounts = DEFAULT) -> list[str]:
-    """Names of objects to remove, in this order: an artifact's marker before its parts."""
+    """Return the names of objects to remove, in this order: an artifact's marker before its parts."""
     ready = mirror.ready(here)
     names: list[str] = []
     late = _expendable(here, ready, counts)
@@ -162,7 +162,7 @@ def removals(here: Mapping[bytes, Edge], mirror: Inventory, counts: RetentionCou
 
 
 def _expendable(here: Mapping[bytes, Edge], ready: Mapping[bytes, ReadyMarker], counts: RetentionCounts) -> set[bytes]:
-    """Artifacts that retention would not keep, of all here and on the mirror: not worth an upload."""
+    """Artifacts, here or on the mirror, that retention would not keep and that are not worth uploading."""
     every = {**{a: ReadyMarker(e.version, e.base, a) for a, e in here.items()}, **ready}
     return set(expendable(every.values(), counts))
 
@@ -188,8 +188,8 @@ class PieceSpan:
 
 
 def spans(missing: Iterable[int], piece_bytes: int, log_bytes: int, most_bytes: int) -> list[PieceSpan]:
-    """Ranges that cover the ``missing`` pieces (ascending). Each range lies within a slice, joins neighbours, and has
-    at most ``most_bytes`` (but at least one piece).
+    """Return ranges that cover the ``missing`` pieces (ascending). Neighbours are joined. Each range lies within a
+    slice and has at most ``most_bytes``, but at least one piece.
     """
     out: list[PieceSpan] = []
     for piece in missing:

@@ -1,1 +1,1 @@
-"""Quantised states: a version's weights in the form that a quantised engine loads, computed from the version alone."""
+"""Quantised states: a version's weights in the form that a quantised engine loads, computed only from the version."""

@@ -12,7 +12,7 @@ Opening = Callable[[Path], Checkpoint]
 
 
 def opening(kind: str | None) -> Opening:
-    """Raises UsageError for an unknown kind, and ModuleNotFoundError where torch is missing."""
+    """Return the function that opens folders. Raises UsageError (unknown kind), ModuleNotFoundError (no torch)."""
     if kind is None:
         return Checkpoint.open
     from p2pcast.quantised.quantised_checkpoint import QuantisedCheckpoint

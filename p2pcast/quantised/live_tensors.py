@@ -1,8 +1,8 @@
-"""A training process quantises its tensors before it publishes them.
+"""Quantises the tensors of a training process before it publishes them.
 
     publisher.publish(step, quantised(model.named_parameters(), "fp8-channel"))
 
-Promise: the tensors are those of the quantised folder of the same weights, bit for bit.
+Guarantee: the tensors are, bit for bit, those of a quantised folder of the same weights.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _CODES: Final = {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8, "I32": torch.
 def quantised(
     named_tensors: Iterable[tuple[str, torch.Tensor]], kind: str, dtype: torch.dtype = torch.bfloat16
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors that stand for ``named_tensors``, whole tensors on this rank. Names may have the parts that wrappers
-    and PEFT add, and keep them. ``dtype``: of the weights as trained, to which floating tensors are cast first; scales
-    depend on it.
+    """Yield the tensors that replace ``named_tensors``, which must be whole tensors on this rank. Names may contain the
+    parts added by wrappers and PEFT, and keep them. ``dtype``: dtype of the weights as trained, to which floating
+    tensors are cast first, because scales depend on it.
 
-    Raises UsageError (unknown kind or dtype, a tensor in shards) and IntegrityError (NaN or infinity).
+    Raises UsageError (unknown kind or dtype, a sharded tensor) and IntegrityError (NaN or infinity).
     """
     chosen = kind_named(kind)
     if dtype not in _NAMES:

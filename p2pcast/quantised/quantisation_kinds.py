@@ -1,7 +1,7 @@
-"""The kinds of quantised state, and the form of each in a checkpoint.
+"""The kinds of quantised state, and how each is stored in a checkpoint.
 
-Promise: a kind decides names, dtypes and shapes of the quantised tensors, and the ``quantization_config`` by which an
-engine loads them. Which tensors are quantised depends on the layout alone. Pure.
+Guarantee: a kind fixes the names, dtypes and shapes of the quantised tensors, and the ``quantization_config`` that an
+engine needs to load them. Which tensors are quantised depends only on the layout. It does no I/O.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from p2pcast.codec.layout import Tensor
 from p2pcast.ground.errors import IntegrityError, UsageError
 
 BLOCK: Final = 128
-"""Rows, and columns, of a block with one scale (fp8-block)."""
+"""Number of rows, and of columns, in a block with one scale (fp8-block)."""
 FLOATS: Final = frozenset({"BF16", "F16", "F32"})
 """Dtypes of weights that can be quantised."""
 _LINEAR: Final = re.compile(r"(?:\A|\.)\w*proj\w*\.weight\Z")
-"""Weights of linears inside a model's layers. Embeddings, heads, routers and norms have other names."""
+"""Weights of linear layers inside a model. Embeddings, heads, routers and norms are named differently."""
 _TOWERS: Final = frozenset({"visual", "vision_tower", "vision_model", "audio_tower", "multi_modal_projector"})
-"""Modules beside the language model; their weights stay as they are."""
+"""Modules next to the language model, whose weights are not quantised."""
 
 
 class Role(Enum):
-    """The part of a quantised weight that a tensor holds. COPY: a tensor that is not quantised."""
+    """The part of a quantised weight that a tensor contains. COPY: a tensor that is not quantised."""
 
     COPY = "copy"
     CODES = "codes"
@@ -36,8 +36,8 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class QuantisationKind:
-    """``codes``: dtype of their tensor. ``scales``: last part of their tensor's name. ``rows``, ``columns``: of the
-    weights that share a scale; 0: all columns. ``packed``: four codes a word.
+    """``codes``: dtype of the code tensor. ``scales``: last part of the scale tensor's name. ``rows``, ``columns``:
+    size of the block of weights that shares a scale; 0 means all columns. ``packed``: four codes per word.
     """
 
     name: str
@@ -51,7 +51,7 @@ class QuantisationKind:
         return -(-rows // self.rows), -(-columns // self.columns) if self.columns else 1
 
     def parts(self, weight: Tensor) -> list[tuple[Tensor, Role]]:
-        """The tensors that stand for ``weight``. Raises IntegrityError for a shape that this kind cannot hold."""
+        """Return the tensors that replace ``weight``. Raises IntegrityError for a shape that this kind cannot store."""
         rows, columns = weight.shape
         stem = weight.name.removesuffix("weight")
         scales = (Tensor(stem + self.scales, self._scale_dtype(weight), self.scale_shape(rows, columns)), Role.SCALES)
@@ -71,7 +71,7 @@ class QuantisationKind:
         return weight.dtype if self.packed else "F32"
 
     def engine_config(self, ignored: Iterable[str]) -> dict[str, Any]:
-        """``quantization_config`` of the folder's config.json. ``ignored``: modules with weights as trained."""
+        """Return the ``quantization_config`` for config.json. ``ignored``: modules that are not quantised."""
         left = sorted({*ignored, "lm_head"})
         if self.name == "fp8-block":
             return {
@@ -105,18 +105,18 @@ KINDS: Final = {
         QuantisationKind("int8-weight-only", "I32", "weight_scale", 1, 0, packed=True),
     )
 }
-"""``int8-weight-only``: codes and scales of int8-channel, packed for engines that keep activations as they are."""
+"""``int8-weight-only``: codes and scales of int8-channel, packed for engines that do not quantise activations."""
 
 
 def kind_named(name: str) -> QuantisationKind:
-    """Raises UsageError."""
+    """Return the kind of that name. Raises UsageError."""
     if name not in KINDS:
         raise UsageError(f"{name[:40]!r} is no kind of quantisation: choose one of {', '.join(KINDS)}")
     return KINDS[name]
 
 
 def is_quantised(tensor: Tensor) -> bool:
-    """Whether a tensor's values become codes. Raises IntegrityError for experts in one tensor, which no kind holds."""
+    """Whether a tensor is quantised. Raises IntegrityError for experts in one tensor, which no kind supports."""
     names = tensor.name.split(".")
     if not _TOWERS.isdisjoint(names) or tensor.dtype not in FLOATS:
         return False

@@ -1,4 +1,4 @@
-"""``p2pcast quantise``: the folder from which a quantised engine starts."""
+"""``p2pcast quantise``: writes the folder from which a quantised engine starts."""
 
 from __future__ import annotations
 

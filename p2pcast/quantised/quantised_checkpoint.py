@@ -1,7 +1,7 @@
 """A checkpoint folder seen through a quantiser: the tensors that a quantised engine loads, computed as they are read.
 
-Promise: nothing is written, and at most a cell's rows are in memory for each reading thread. Scales cost a second
-read of the weights.
+Guarantee: nothing is written, and each reading thread has at most one cell's rows in memory. Scales need a second read
+of the weights.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from p2pcast.quantised.quantisers import as_weights, quantise
 
 Words = npt.NDArray[Any]
 _CHUNK_ELEMENTS: Final = limits.CELL_WORDS
-"""Weights that are quantised at once for their scales."""
+"""Number of weights quantised at once to compute their scales."""
 
 
 class QuantisedCheckpoint(Checkpoint):
-    """``Checkpoint`` of the quantised state. Thread-safe."""
+    """The ``Checkpoint`` of the quantised state. Thread-safe."""
 
     def __init__(self, plain: Checkpoint, kind: QuantisationKind) -> None:
-        """Raises IntegrityError where nothing can be quantised."""
+        """Raises IntegrityError if no tensor can be quantised."""
         super().__init__(plain.folder, plain.files, plain.adapters)
         self._plain = plain
         try:
@@ -44,7 +44,7 @@ class QuantisedCheckpoint(Checkpoint):
         return Layout(self._form.layout.tensors, cell_words=cell_words, cuts=cuts)
 
     def words(self, cell: Cell) -> Words:
-        """Raises as ``Checkpoint.words``, and IntegrityError for values that cannot be quantised."""
+        """Return a cell's words. Raises like ``Checkpoint.words``, and IntegrityError for values without a code."""
         return quantised_words(self._form, cell, self._rows)
 
     def lent(self, cell: Cell) -> Words:
@@ -63,9 +63,9 @@ class QuantisedCheckpoint(Checkpoint):
 
 
 def quantised_words(form: QuantisedLayout, cell: Cell, read: Callable[[int, int, int], Words]) -> Words:
-    """A cell of the quantised state. ``read(number, start, words)`` gives words of a tensor of the plain state.
+    """Return a cell of the quantised state. ``read(number, start, words)`` returns words of a plain state's tensor.
 
-    Raises IntegrityError, and what ``read`` raises.
+    Raises IntegrityError, and whatever ``read`` raises.
     """
     origin = form.origins[cell.tensor]
     if origin.role is Role.COPY:
@@ -76,7 +76,7 @@ def quantised_words(form: QuantisedLayout, cell: Cell, read: Callable[[int, int,
     if origin.role is Role.SHAPE:
         return as_words(np.array(weight.shape, "<i8").view(np.uint8)[begin:end], cell.word_bytes)
     if origin.role is Role.CODES:
-        # A byte a weight, in the weight's order.
+        # One byte per weight, in the weight's order.
         first = begin // columns // kind.rows * kind.rows
         last = min(rows, -(-end // (columns * kind.rows)) * kind.rows)
         codes, _ = next(quantised_bands(form, origin.source, first, last, read, most=None))
@@ -103,7 +103,7 @@ def quantised_bands(
     *,
     most: int | None,
 ) -> Iterator[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]]:
-    """(codes, scales) of rows ``first`` to ``last``, whole bands, in parts of about ``most`` weights."""
+    """Yield (codes, scales) of rows ``first`` to ``last``, in whole bands of about ``most`` weights at a time."""
     weight = form.plain.tensors[source]
     columns, step = weight.shape[1], last - first
     if most is not None:
@@ -115,6 +115,6 @@ def quantised_bands(
 
 
 def _elements(form: QuantisedLayout, source: int, start: int, words: int) -> Cell:
-    """Words of a plain tensor, as a cell of their own."""
+    """Return words of a plain tensor as a separate cell."""
     width = form.plain.tensors[source].word_bytes
     return Cell(0, source, start, words, width, form.plain.offsets[source] + start * width)

@@ -1,6 +1,6 @@
 """The layout of a quantised state, derived from the layout of the weights as trained.
 
-Promise: equal layouts and kinds give equal quantised layouts. Pure.
+Guarantee: equal layouts and kinds give equal quantised layouts. It does no I/O.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ CONFIG = "config.json"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A quantised tensor's source: its number in the plain layout, and the part that it holds."""
+    """A quantised tensor's source: its number in the plain layout, and the part that the tensor contains."""
 
     source: int
     role: Role
 
 
 class QuantisedLayout:
-    """``origins``: of each tensor of ``layout``, by number. Raises IntegrityError where nothing can be quantised."""
+    """``origins``: each tensor's origin, by its number in ``layout``. Raises IntegrityError if none can be
+    quantised.
+    """
 
     def __init__(self, plain: Layout, kind: QuantisationKind) -> None:
         self.plain, self.kind = plain, kind
         found: dict[str, tuple[Tensor, Origin]] = {}
         self.sources: list[int] = []
-        """Numbers, in the plain layout, of the tensors that are quantised."""
+        """Numbers in the plain layout of the tensors that are quantised."""
         for number, tensor in enumerate(plain.tensors):
             quantised = is_quantised(tensor)
             if quantised:
@@ -57,12 +59,12 @@ class QuantisedLayout:
 
     @property
     def ignored(self) -> list[str]:
-        """Modules with a matrix that stays as trained."""
+        """Modules with a matrix that is not quantised."""
         kept = (self.plain.tensors[o.source] for o in self.origins if o.role is Role.COPY)
         return [t.name.removesuffix(".weight") for t in kept if len(t.shape) == 2 and t.name.endswith(".weight")]
 
     def files(self, small: dict[str, bytes]) -> dict[str, bytes]:
-        """Small files of the quantised folder. Raises IntegrityError for weights that are quantised already."""
+        """Return the quantised folder's small files. Raises IntegrityError if the weights are already quantised."""
         config = _parsed(small.get(CONFIG, b"{}"))
         if config.get("quantization_config") is not None:
             raise IntegrityError(f"{CONFIG} has a quantization_config: only weights as trained can be quantised")

@@ -1,9 +1,9 @@
-"""A quantised copy of a shadow, in memory beside it, which follows it from version to version.
+"""A quantised copy of a shadow in memory, which follows the shadow from version to version.
 
-Promise: after ``follow`` the copy is the quantised state of the shadow's version, bit for bit as if made from nothing.
-A patch in its folder leads there from the version before. Only bands of rows with a changed weight are quantised
-again. Synchronous; the caller keeps the shadow still meanwhile. After an error the copy stays at its version, or
-``follow`` makes it anew.
+Guarantee: after ``follow``, the copy is the quantised state of the shadow's version, bit for bit as if computed from
+scratch. A patch in its folder leads there from the previous version. Only bands of rows with a changed weight are
+quantised again. Synchronous; the caller must keep the shadow still meanwhile. After an error, the copy stays at its
+version or the next ``follow`` rebuilds it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from p2pcast.state.shadow import Shadow, ShadowPhase
 Words = npt.NDArray[Any]
 Positions = npt.NDArray[np.int64]
 KEPT_PATCHES: Final = 16
-"""Patches kept for an engine that lags behind; an engine further back gets the whole state."""
+"""Number of patches kept for a lagging engine; an engine further behind gets the whole state."""
 _JOB_WEIGHTS: Final = limits.CELL_WORDS
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """Rows ``first`` to ``last`` of a plain tensor, whole bands."""
+    """Rows ``first`` to ``last`` of a plain tensor, in whole bands."""
 
     source: int
     first: int
@@ -45,7 +45,7 @@ class _Job:
 
 
 class QuantisedShadow:
-    """``folder``: of the copy. Raises IntegrityError where nothing can be quantised, LocalError without room."""
+    """``folder``: the copy's folder. Raises IntegrityError (no tensor can be quantised), LocalError (no space)."""
 
     def __init__(self, plain: Shadow, folder: Path, kind: QuantisationKind) -> None:
         self.form = QuantisedLayout(plain.layout, kind)
@@ -63,7 +63,7 @@ class QuantisedShadow:
         return self.shadow.version if self.shadow.phase is ShadowPhase.CLEAN else None
 
     def patches(self, base: Version | None, to: Version) -> list[Path] | Path:
-        """As ``HeldShadow.patches``, for ``to``, which is the version of the copy."""
+        """Like ``HeldShadow.patches``; ``to`` must be the copy's version."""
         chain: list[Path] = []
         at = to
         while base is not None and at != base:
@@ -75,9 +75,8 @@ class QuantisedShadow:
         return self.shadow.path if base is None else chain[::-1]
 
     def follow(self, changes: Sequence[Path] | None) -> None:
-        """Go to the shadow's version. ``changes``: patches that lead there from the copy's version; None: none do.
-
-        Raises IntegrityError for values that cannot be quantised, LocalError without room.
+        """Move to the shadow's version. ``changes``: patches that lead there from the copy's version; None if there are
+        none. Raises IntegrityError for values that cannot be quantised, LocalError if there is no space.
         """
         version, base = self.plain.version, self.version
         if changes is None or base is None:
@@ -111,7 +110,7 @@ class QuantisedShadow:
     # -- changes
 
     def _changed(self, changes: Sequence[Path]) -> Iterator[tuple[Cell, Positions, Words]]:
-        """Cells of the copy that change, with positions in their tensor and the new words."""
+        """Yield the copy's cells that change, with positions in their tensor and the new words."""
         touched = self._touched([PatchFile.open(path, self.plain.layout) for path in changes])
         found: dict[int, list[tuple[Positions, Words]]] = {}
         jobs: list[_Job] = []
@@ -134,7 +133,7 @@ class QuantisedShadow:
                 yield cell, places, np.concatenate([w for _, w in here])
 
     def _touched(self, patches: Sequence[PatchFile]) -> dict[int, Positions]:
-        """Changed positions of each plain tensor, ascending."""
+        """Return the changed positions in each plain tensor, in ascending order."""
         found: dict[int, list[Positions]] = {}
         for patch in patches:
             for change in patch.cells:
@@ -144,7 +143,7 @@ class QuantisedShadow:
         return {source: np.unique(np.concatenate(parts)) for source, parts in found.items()}
 
     def _at(self, source: int, positions: Positions) -> Words:
-        """Present words of a plain tensor at ascending positions."""
+        """Return a plain tensor's current words at ascending positions."""
         tensor = self.plain.layout.tensors[source]
         out: Words = np.empty(len(positions), f"<u{tensor.word_bytes}")
         for cell in self.plain.layout.cells[self._first[source] :]:
@@ -155,7 +154,7 @@ class QuantisedShadow:
         return out
 
     def _jobs(self, source: int, positions: Positions) -> list[_Job]:
-        """Runs of touched bands, of about ``_JOB_WEIGHTS`` weights at most."""
+        """Return runs of changed bands, with at most about ``_JOB_WEIGHTS`` weights each."""
         rows, columns = self.plain.layout.tensors[source].shape
         deep = self.form.kind.rows
         bands = np.unique(positions // (columns * deep))
@@ -168,7 +167,7 @@ class QuantisedShadow:
         return jobs
 
     def _requantised(self, job: _Job) -> list[tuple[int, Positions, Words]]:
-        """(tensor of the copy, positions, new words) of the words that differ in these rows."""
+        """Return (tensor of the copy, positions, new words) for the words that differ in these rows."""
         form = self.form
         rows, columns = form.plain.tensors[job.source].shape
         codes, scales = next(quantised_bands(form, job.source, job.first, job.last, self._read, most=None))
@@ -181,7 +180,7 @@ class QuantisedShadow:
             number = form.parts[job.source][role]
             width = form.layout.tensors[number].word_bytes
             words = made.view(f"<u{width}")
-            # A word of packed codes holds as many codes as it has bytes.
+            # A word of packed codes contains as many codes as it has bytes.
             first = first // width if role is Role.CODES else first
             differs = np.flatnonzero(words != self._held(number, first, len(words)))
             if len(differs):
@@ -189,11 +188,11 @@ class QuantisedShadow:
         return found
 
     def _held(self, number: int, start: int, count: int) -> Words:
-        """Words of the copy's tensor, as they are."""
+        """Return the current words of a tensor of the copy."""
         return _joined(self.shadow, self._own_first[number], start, count)
 
     def _inside(self, cell: Cell, positions: Positions, words: Words) -> tuple[Positions, Words]:
-        """The part of ascending changes that lies in ``cell`` and differs from its words."""
+        """Return the part of ascending changes that is in ``cell`` and differs from its words."""
         low, high = np.searchsorted(positions, (cell.start, cell.start + cell.words))
         positions, words = positions[low:high], words[low:high]
         differs = self.shadow.words(cell)[positions - cell.start] != words
@@ -201,7 +200,7 @@ class QuantisedShadow:
 
 
 def _joined(shadow: Shadow, index: int, start: int, count: int) -> Words:
-    """``count`` words of a tensor from ``start`` on. ``index``: of its first cell."""
+    """Return ``count`` words of a tensor from ``start`` on. ``index``: the index of its first cell."""
     cells, end = shadow.layout.cells, start + count
     while cells[index].start + cells[index].words <= start:
         index += 1
@@ -215,7 +214,7 @@ def _joined(shadow: Shadow, index: int, start: int, count: int) -> Words:
 
 
 def _first_cells(shadow: Shadow) -> list[int]:
-    """Index of each tensor's first cell."""
+    """Return the index of each tensor's first cell."""
     first: dict[int, int] = {}
     for cell in shadow.layout.cells:
         first.setdefault(cell.tensor, cell.index)

@@ -1,8 +1,8 @@
-"""The quantisers: from rows of a weight to codes and scales, bit for bit as vLLM's own quantisers on a CPU.
+"""The quantisers: from rows of a weight to codes and scales, bit for bit like vLLM's own quantisers on a CPU.
 
-Promise: the result depends on the values alone, and a band of rows gives the same codes whether it is quantised alone
-or with others. NaN and infinity are refused, since no code stands for them. Arithmetic of IEEE 754 only: a true
-division, and rounding to the nearest, ties to even.
+Guarantee: the result depends only on the values, and a band of rows gives the same codes whether it is quantised by
+itself or with others. NaN and infinity are refused, because no code represents them. Only IEEE 754 arithmetic is used:
+true division, and rounding to nearest with ties to even.
 
 | kind | scale, in float32 unless stated | code |
 |---|---|---|
@@ -10,8 +10,8 @@ division, and rounding to the nearest, ties to even.
 | fp8-block | greatest magnitude of the block, at least 1e-4, / 448 | weight · (1 / scale), as E4M3 |
 | int8-… | greatest magnitude of the row / 127, in the weight's dtype | weight / scale in that dtype, rounded, clamped |
 
-Sources: vLLM 0.32, ``Fp8PtpcOnlineLinearMethod``, ``per_block_cast_to_fp8``, ``Int8OnlineMoEMethod``. A row of zeros
-has codes of zero.
+Sources: vLLM 0.32, ``Fp8PtpcOnlineLinearMethod``, ``per_block_cast_to_fp8``, ``Int8OnlineMoEMethod``. The codes of a
+row of zeros are zero.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ _LEAST_SHARE: Final = 512.0
 _LEAST_BLOCK: Final = 1e-4
 _INT8_MOST: Final = 127
 _SIGN: Final = 0x80
-"""Packed codes count from -128."""
+"""Packed codes are stored with an offset of 128."""
 
 Bytes = npt.NDArray[np.uint8]
 
 
 def as_weights(words: npt.NDArray[Any], tensor: Tensor) -> torch.Tensor:
-    """Whole rows of ``tensor`` from their words, without a copy where the words can be written."""
+    """Return whole rows of ``tensor`` from their words, without a copy if the words are writeable."""
     room = words if words.flags.writeable else words.copy()
     signed = torch.from_numpy(room.view(f"i{room.itemsize}"))
     return signed.view(_DTYPES[tensor.dtype]).view(-1, tensor.shape[1])
 
 
 def quantise(kind: QuantisationKind, weights: torch.Tensor, name: str, first_row: int = 0) -> tuple[Bytes, Bytes]:
-    """(codes, scales) of rows of a weight, as bytes of the quantised tensors.
+    """Return (codes, scales) of rows of a weight, as bytes of the quantised tensors.
 
-    ``weights``: rows × columns, whole bands of ``kind.rows`` rows, except at the end of the tensor. ``name`` and
+    ``weights``: rows × columns, in whole bands of ``kind.rows`` rows except at the end of the tensor. ``name`` and
     ``first_row`` are for messages. Raises IntegrityError.
     """
     with torch.inference_mode():
@@ -97,7 +97,7 @@ def _fp8_blocks(weights: torch.Tensor, side: int) -> tuple[torch.Tensor, torch.T
 def _int8_rows(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scales = _greatest(weights) / _INT8_MOST
     quotients = weights.div(scales).round_().clamp_(-_INT8_MOST, _INT8_MOST)
-    # Zero by zero is NaN, whose integer differs between processors.
+    # Zero divided by zero is NaN, whose conversion to an integer differs between processors.
     return quotients.nan_to_num_(0.0).to(torch.int8), scales
 
 

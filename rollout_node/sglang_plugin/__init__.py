@@ -57,7 +57,7 @@ def unlabelled_front_end(original: Any, manager: Any, *args: Any, **kwargs: Any)
 
 
 def label(original: Any, scheduler: Any, new_version: str | None) -> None:
-    """Set the label in a scheduler, unless it differs from the version that its rank holds."""
+    """Set the label in a scheduler, if it is ``none`` or the version that its rank holds."""
     commands = sys.modules.get(f"{__name__}.scheduler_commands")
     if new_version is None or new_version in (NO_VERSION, commands.held() if commands else None):
         original(scheduler, new_version)
