@@ -1,1 +1,1 @@
-"""Files on disk: written whole or not at all, private, appended to, and the room that is left."""
+"""Files on disk: atomic writes, private folders, append-only logs and crash-safe file system changes."""

@@ -1,10 +1,10 @@
-"""A small append-only file of JSON records, one a line, for facts that a daemon must never lose and that are too many
-to rewrite.
+"""A small append-only file of JSON records, one per line, for facts that a daemon must never lose and that are too many
+to rewrite each time.
 
-Promises: a record is durable when ``append`` returns, at the cost of one write and one fsync, whatever the file's
-length. After a crash the file holds every record appended before; a torn last line is cut off at the next start. Damage
-anywhere else raises an error that names the line, because a skipped record (an eviction, a version's number) would be
-undone.
+Guarantees: a record is durable when ``append`` returns, at the cost of one write and one fsync, whatever the file's
+length. After a crash, the file contains every record appended before; a torn last line is removed on the next start.
+Damage anywhere else raises an error that names the line, because skipping a record would undo it (an eviction, a
+version's number).
 
     each line: CRC-32 of the JSON text in 8 hexadecimal digits, a space, the JSON text of one object, a newline
 """
@@ -35,10 +35,10 @@ class AppendLog:
     """``records``: the file's records when it was opened, oldest first, then the appended ones. Thread-safe."""
 
     def __init__(self, path: Path, *, skip_damaged: bool = False) -> None:
-        """Open the file; the first record creates it if it is missing.
+        """Open the file. If it is missing, the first record creates it.
 
-        ``skip_damaged``: for owners that can do without a record and check ``damaged``. Raises LocalError: unreadable,
-        or damaged before its last line.
+        ``skip_damaged``: skip damaged lines and count them in ``damaged``, for callers that can lose a record. Raises
+        LocalError if the file is unreadable, or damaged before its last line.
         """
         self.path = path
         self.records: list[Record] = []
@@ -54,10 +54,10 @@ class AppendLog:
             self._read()
 
     def append(self, *records: Mapping[str, Any], sync: bool = True) -> None:
-        """Append records, durable on return. After a crash during the call, the first few of them may be in the file.
+        """Append records, durable on return. After a crash during the call, the file may contain the first few of them.
 
-        Without ``sync`` they survive this process, but not a crash of the machine. Raises LocalError; then none of them
-        is in ``records``.
+        Without ``sync``, they survive the end of this process, but not a machine crash. Raises LocalError, in which
+        case none of them is in ``records``.
         """
         data = b"".join(map(_line, records))
         with self._lock:
@@ -79,7 +79,7 @@ class AppendLog:
             self.records.extend(dict(r) for r in records)
 
     def rewrite(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Replace the whole file with ``records`` atomically. Raises LocalError; then the file is unchanged."""
+        """Replace the whole file with ``records`` atomically. If it raises LocalError, the file is unchanged."""
         kept = [dict(r) for r in records]
         data = b"".join(map(_line, kept))
         with self._lock:
@@ -117,7 +117,7 @@ class AppendLog:
             self._size += len(line)
 
     def _cut_off(self) -> None:
-        """Remove a last line torn by a crash: its ``append`` never returned."""
+        """Remove a last line torn by a crash. Its ``append`` never returned, so nobody relies on it."""
         with explained("write", self.path):
             self._fd = disk.create(self.path, os.O_WRONLY | os.O_NOFOLLOW, MODE)
             disk.resize(self._fd, self.path, self._size)
@@ -131,7 +131,7 @@ def _line(record: Mapping[str, Any]) -> bytes:
 
 
 def _record(line: bytes) -> Record | None:
-    """The record in a line; None for a torn or damaged line."""
+    """Return the record in a line, or None if the line is torn or damaged."""
     if not line.endswith(b"\n") or line[8:9] != b" ":
         return None
     text = line[9:-1]

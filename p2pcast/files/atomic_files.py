@@ -1,8 +1,8 @@
-"""Durable files: a reader finds a whole file or none.
+"""Writes files durably and atomically: a reader finds a whole file or none.
 
-Every file is created under a hidden name beside its final one (``.<name>.part-<random>``), synced, renamed, and its
-folder synced. A failure removes the hidden file. Operating system errors become LocalError with the file's name and the
-reason.
+Every file is created under a hidden name next to its final one (``.<name>.part-<random>``), synced and renamed. Then
+its folder is synced. A failure removes the hidden file. Operating system errors become LocalError with the file's name
+and the reason.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ _REASONS = {
 
 
 def reason(error: OSError) -> str:
-    """The cause of a system error, in words."""
+    """Return the cause of a system error, in words."""
     return _REASONS.get(error.errno or 0) or error.strerror or str(error)
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error of this package says that a file system has no room."""
+    """Whether an error raised by this package means that a file system is full."""
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
 def explained(what: str, path: Path | str) -> Iterator[None]:
-    """Turn an OSError into a LocalError that says ``cannot <what> <path>: <reason>``."""
+    """Context manager that turns an OSError into a LocalError: ``cannot <what> <path>: <reason>``."""
     try:
         yield
     except LocalError:
         raise  # already has a reason
     except OSError as error:
-        # The error may concern a file inside the folder; then name that file.
+        # If the error concerns a file inside the folder, name that file.
         inner = error.filename if isinstance(error.filename, str) else None
         name = inner if inner and inner.startswith(f"{path}{os.sep}") else str(path)
         raise LocalError(f"cannot {what} {name}: {reason(error)}") from error
 
 
 def part_path(final: Path) -> Path:
-    """A new hidden name beside ``final`` for an incomplete file."""
+    """Return a new hidden name next to ``final`` for an incomplete file."""
     return final.with_name(f".{final.name}.part-{secrets.token_hex(6)}")
 
 
@@ -70,10 +70,10 @@ def fsync_dir(path: Path | str) -> None:
 
 
 def atomic_write(path: Path | str, data: bytes, mode: int | None = disk.PRIVATE.file, *, replace: bool = True) -> None:
-    """Write ``data`` to ``path``, whole and durable. Raises LocalError with the file and the reason.
+    """Write ``data`` to ``path`` atomically and durably. Raises LocalError with the file and the reason.
 
-    ``replace=False``: an existing file is kept and FileExistsError raised. ``mode`` None: the umask decides, for files
-    that a user asked for.
+    If ``replace`` is False and the file exists, the file is kept and FileExistsError is raised. If ``mode`` is None,
+    the umask applies, which suits files that a user asked for.
     """
     final = Path(path)
     part = part_path(final)
@@ -98,7 +98,7 @@ def atomic_write(path: Path | str, data: bytes, mode: int | None = disk.PRIVATE.
 
 
 class _Existing(LocalError, FileExistsError):
-    """``atomic_write(replace=False)`` met an existing file. Both error types, for callers that catch either."""
+    """``atomic_write(replace=False)`` found an existing file. It has both types, so callers can catch either."""
 
     def __str__(self) -> str:
         return f"cannot write {self.args[0]}: it exists already"
@@ -115,7 +115,7 @@ def commit(part: Path, final: Path, *, replace: bool = True) -> None:
 
 @contextmanager
 def atomic_folder(final: Path, modes: disk.Modes = disk.PRIVATE) -> Iterator[Path]:
-    """Yield a hidden folder beside ``final``; after the block it is synced, file by file, and renamed.
+    """Yield a hidden folder next to ``final``; after the block, it is synced, file by file, and renamed.
 
     ``final`` must be missing or an empty folder. On any failure the hidden folder is removed. Raises LocalError.
     """

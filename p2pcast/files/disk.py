@@ -1,9 +1,9 @@
-"""All file system changes that must survive a crash: each change is a step, and a watcher can intercept steps.
+"""Makes all file system changes that must survive a crash. Each change is a step, and a watcher can intercept steps.
 
-Promise: every file that a daemon must find again is written, named, removed and made durable through this module,
-including stores into shadows' maps. Without a watcher a step is the system call itself. A watcher sees every step
-before it happens and performs it. A recorder thus knows every state that a crash could leave
-(``tests/daemons/swarm/disk_image.py``), and a killer can end the process at any boundary
+Guarantee: every file that a daemon must find again is written, named, removed and made durable through this module,
+including stores into memory-mapped shadows. Without a watcher, a step is just the system call. A watcher sees every
+step before it happens, and performs it. So a recorder knows every state that a crash could leave
+(``tests/daemons/swarm/disk_image.py``), and a killer can kill the process between any two steps
 (``tests/chaos/killed_command.py``). All functions raise OSError.
 """
 
@@ -57,7 +57,7 @@ class DiskStep:
     store.
 
     ``to``: the second name. ``fd``: descriptor, for steps on an open file. ``parts`` are written at ``at``; allocate
-    takes ``size`` bytes from ``at`` on.
+    reserves ``size`` bytes starting at ``at``.
     """
 
     what: str
@@ -71,7 +71,7 @@ class DiskStep:
 
 class DiskWatcher(Protocol):
     def step(self, step: DiskStep, do: Callable[[], T]) -> T:
-        """Perform the step and return its result. From any thread."""
+        """Perform the step and return its result. May be called from any thread."""
 
 
 _watch: StepHook[DiskWatcher] = StepHook()
@@ -84,7 +84,7 @@ def _step(step: DiskStep, do: Callable[[], T]) -> T:
 
 
 def free_bytes(path: Path) -> float:
-    """Room for files of this user below an existing folder; infinite on a tmpfs without a limit."""
+    """Return the space available to this user in an existing folder; infinite on a tmpfs without a size limit."""
     room = os.statvfs(path)
     return room.f_bavail * room.f_frsize if room.f_blocks else float("inf")
 
@@ -93,7 +93,7 @@ def free_bytes(path: Path) -> float:
 
 
 def create(path: Path, flags: int, mode: int = PRIVATE.file) -> int:
-    """A descriptor of a new (or, without O_EXCL, truncated or reopened) file.
+    """Create a file, or without O_EXCL truncate or reopen it, and return its descriptor.
 
     ``flags`` are added to O_CREAT, O_NOFOLLOW and O_CLOEXEC.
     """
@@ -116,7 +116,7 @@ def write(fd: int, path: Path, data: Buffer) -> None:
 
 
 def write_at(fd: int, path: Path, parts: Sequence[Buffer], at: int) -> None:
-    """Write every byte of ``parts``, one after the other, from ``at`` on."""
+    """Write every byte of ``parts``, one after the other, starting at ``at``."""
 
     def do() -> None:
         begin = at
@@ -134,7 +134,7 @@ def write_at(fd: int, path: Path, parts: Sequence[Buffer], at: int) -> None:
 
 
 def _calls(parts: Sequence[Buffer]) -> Iterator[list[memoryview]]:
-    """``parts`` as views, in order, grouped by system call."""
+    """Yield ``parts`` as views, in order, grouped by system call."""
     some: list[memoryview] = []
     room = CALL_BYTES
     for part in parts:
@@ -151,8 +151,8 @@ def _calls(parts: Sequence[Buffer]) -> Iterator[list[memoryview]]:
 
 
 def copy(source: int, fd: int, path: Path, at: int, size: int, *, direct: bool) -> int:
-    """Copy inside the kernel, at the same offset; returns the bytes copied. ``direct``: share blocks if the file system
-    can.
+    """Copy in the kernel, at the same offset, and return the bytes copied. ``direct``: share blocks if the file system
+    supports it.
     """
 
     def do() -> int:
@@ -181,7 +181,7 @@ def sync(fd: int, path: Path) -> None:
 
 
 def store(path: Path, do: Callable[[], None]) -> None:
-    """``do`` stores into a map of the file at ``path``."""
+    """Call ``do``, which stores into a memory map of the file at ``path``."""
     if _watch.watcher is None:
         do()
     else:
@@ -269,7 +269,7 @@ def make_folder(path: Path, mode: int = PRIVATE.folder) -> None:
 def remove_tree(path: Path) -> None:
     """Remove a folder with its contents, without following links. Missing files are ignored.
 
-    Contents go before their folder, so a crash leaves a valid folder with the rest.
+    A folder's contents are removed before the folder, so a crash leaves a valid folder with the rest.
     """
     try:
         with os.scandir(path) as entries:
@@ -286,7 +286,7 @@ def remove_tree(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder; a missing one is ignored."""
+    """Remove a file or a folder, if it exists."""
     if path.is_dir() and not path.is_symlink():
         remove_tree(path)
     else:

@@ -1,9 +1,9 @@
 """Folders private to this user, also below folders that every user of the machine may write to: /dev/shm, /tmp.
 
-Promise: a folder that ``own_folder`` accepts belongs to this user, has mode 0700 and is no link. It is not reached over
-another user's link, and not below a folder in which every user may rename it. Paths into the folder therefore lead
-where this user made them lead, and its files are safe from other users whatever their own modes. Root is trusted, and
-for each parent folder its owner and the group that may write to it: the operator chose the place.
+Guarantee: a folder that ``own_folder`` accepts belongs to this user, has mode 0700 and is not a link. Its path follows
+no other user's link, and no folder in which every user may rename it. So paths into the folder lead where this user
+intended, and its files are safe from other users whatever the files' modes. Trusted are root, and each parent folder's
+owner and writing group, because the operator chose the place.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _INITIAL_MAP = ["0", "0", "4294967295"]
 
 
 def own_folder(path: Path, marks: Collection[str] | None, *, make: bool = True) -> int:
-    """A descriptor of the folder, created if it is missing and ``make`` is set. The caller closes the descriptor.
+    """Open the folder, creating it if it is missing and ``make`` is set. The caller closes the returned descriptor.
 
-    Version 0.1 created folders readable by others. Such a folder of this user is made private with all its contents, if
-    it is empty or holds one of the names ``marks`` (None: any contents). Raises LocalError: a link, another user's,
-    writable by all users, or below a folder in which other users may rename it.
+    Release 0.1 created folders readable by others. If such a folder is this user's, and is empty or contains one of the
+    names ``marks`` (None: anything), it is made private with all its contents. Raises LocalError if the folder is a
+    link, another user's, writable by all users, or below a folder in which other users may rename it.
     """
     with explained("create" if make else "open", path):
         if path.is_symlink():
@@ -54,9 +54,9 @@ def own_folder(path: Path, marks: Collection[str] | None, *, make: bool = True) 
 
 
 def opened(folder: int, path: Path, flags: int) -> int:
-    """A descriptor of an existing file in the folder with descriptor ``folder``.
+    """Open an existing file in the folder with descriptor ``folder`` and return its descriptor.
 
-    Raises OSError, and LocalError for a link, another user's file, or no regular file.
+    Raises OSError, and LocalError if it is a link, another user's file, or not a regular file.
     """
     try:
         fd = os.open(path.name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
@@ -80,10 +80,10 @@ def check_file(fd: int, path: Path) -> None:
 
 
 def check_shared(path: Path) -> int:
-    """Permission bits for files in a folder that other users read: the folder's bits without other users' write bits.
+    """Return permission bits for files in a folder that others read: the folder's, without other users' write bits.
 
-    Raises LocalError if another user could place files there: a user other than root owns the folder, or all users may
-    write to it.
+    Raises LocalError if another user could place files there: the folder belongs to neither root nor this user, or all
+    users may write to it.
     """
     with explained("open", path):
         found = path.stat()
@@ -154,7 +154,7 @@ def _check_links(path: Path) -> None:
 def _trusted() -> Collection[int]:
     """Users that may own links on the path, or parent folders that all users may write to."""
     own = (0, os.geteuid())
-    # In a user namespace, users without a number have this one, and the machine's root is one of them.
+    # In a user namespace, unmapped users, including the machine's root, appear under this number.
     return own if Path("/proc/self/uid_map").read_text().split() == _INITIAL_MAP else (*own, _OVERFLOW_UID)
 
 

@@ -1,1 +1,1 @@
-"""Parts that import nothing else of p2pcast: errors, limits, versions, waits and texts."""
+"""Modules that import nothing else from p2pcast: errors, limits, versions, waits and texts."""

@@ -29,8 +29,8 @@ _BRACKETED = re.compile(r"\[([^\[\]]*)\](?::(.*))?")
 
 
 def parse_address(text: str, *, default_host: str | None = None, default_port: int | None = None) -> Address:
-    """The host and port in ``HOST:PORT`` or ``[ADDRESS]:PORT``. With a default host also ``:PORT`` and ``PORT``; with a
-    default port also a host alone. Raises UsageError.
+    """Parse ``HOST:PORT`` or ``[ADDRESS]:PORT``. Given a default host, also accepts ``:PORT`` and ``PORT``; given a
+    default port, also a host without a port. Raises UsageError.
     """
     wrong = UsageError(f"{text!r} is not an address: write HOST:PORT, or [ADDRESS]:PORT for IPv6")
     bracketed = _BRACKETED.fullmatch(text)
@@ -59,7 +59,7 @@ def parse_address(text: str, *, default_host: str | None = None, default_port: i
 
 
 def http_url(text: str, what: str) -> str:
-    """A base URL with scheme and host, without a slash at its end. ``what``: names the text in errors. Raises
+    """Check a base URL and return it without a trailing slash. ``what``: the name of the text in errors. Raises
     UsageError.
     """
     try:
@@ -90,8 +90,8 @@ def _ipv6(host: str, text: str) -> str:
 
 
 def is_host(text: str) -> bool:
-    """Whether a host from another node may be dialled and forwarded: empty (unstated), an IP address without a scope,
-    or a DNS name.
+    """Whether a host sent by another node may be dialled and forwarded: it must be empty (not given), an IP address
+    without a scope, or a DNS name.
 
     Resolvers treat a name whose last label is a number as an IPv4 address (127.1, 0x7f000001). Such a name is accepted
     only as a complete IPv4 address.
@@ -103,24 +103,24 @@ def is_host(text: str) -> bool:
 
 
 def unscoped(host: str) -> str:
-    """A socket's address without its scope, which names an interface of this machine only."""
+    """Return a socket's address without its scope, which is meaningful only on this machine."""
     return host.partition("%")[0]
 
 
 def show_address(host: str, port: int) -> str:
-    """The text form that ``parse_address`` reads."""
+    """Return the text form that ``parse_address`` reads."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def plain_host(host: str) -> str:
-    """A socket's address with an IPv4-mapped address unwrapped: ``::ffff:10.0.0.1`` becomes 10.0.0.1. A scope stays."""
+    """Return a socket's address, converting ``::ffff:10.0.0.1`` (IPv4-mapped) to 10.0.0.1. A scope is kept."""
     address = _ip(host)
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return host if mapped is None else str(mapped)
 
 
 def family_of(host: str) -> Family | None:
-    """The family of an IP address; None for a name, which may have addresses of both families."""
+    """Return the family of an IP address, or None for a name, which may have addresses in both families."""
     address = _ip(host)
     if address is None:
         return None
@@ -140,8 +140,8 @@ def may_be_advertised(host: str) -> bool:
 
 
 def site_of(host: str) -> str:
-    """The site of an address as seen from outside: an IPv4 address itself, or the /64 of an IPv6 address. Hosts of one
-    site can probably reach each other by their own addresses.
+    """Return the site of an address as seen from outside: an IPv4 address itself, or the /64 of an IPv6 address. Hosts
+    on the same site can probably reach each other at their own addresses.
     """
     address = _ip(host)
     if isinstance(address, ipaddress.IPv6Address) and not address.is_loopback:

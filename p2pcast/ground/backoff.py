@@ -1,6 +1,6 @@
 """Delays between retries: exponential, capped, with jitter. Pure: the source of randomness is passed in.
 
-Promise: no delay exceeds ``cap_s * (1 + jitter)``. Jitter spreads the retries of many nodes that failed together.
+Guarantee: no delay exceeds ``cap_s * (1 + jitter)``. Jitter spreads the retries of many nodes that failed together.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from collections.abc import Callable
 
 REDIAL_MIN_S = 0.2
 REDIAL_MAX_S = 5.0
-"""Delays between attempts to reach the hub, or the lead of an engine group, in seconds."""
+"""Longest delay, in seconds, between attempts to reach the hub, or the lead of an engine group."""
 
 Uniform = Callable[[float, float], float]
-"""Returns a random number between its two arguments, as ``random.uniform`` does."""
+"""Returns a random number between its two arguments, like ``random.uniform``."""
 
 
 class Backoff:
-    """``next_s`` returns the delay before the next retry; ``reset`` follows a success."""
+    """``next_s`` returns the delay before the next retry. Call ``reset`` after a success."""
 
     def __init__(
         self, base_s: float, cap_s: float, uniform: Uniform | None, *, jitter: float = 0.5, factor: float = 2.0
     ) -> None:
         """``base_s``: first delay; ``cap_s``: largest delay before jitter; ``jitter``: largest deviation, as a fraction
-        of the delay; ``factor``: growth from one delay to the next. ``uniform`` None: delays have no jitter.
+        of the delay; ``factor``: growth from one delay to the next. If ``uniform`` is None, delays have no jitter.
         """
         if not 0 < base_s <= cap_s or factor < 1 or not 0 <= jitter < 1:
             raise ValueError(f"no backoff from {base_s:g} s to {cap_s:g} s, factor {factor:g}, jitter {jitter:g}")
@@ -36,12 +36,12 @@ class Backoff:
 
     @property
     def attempts(self) -> int:
-        """Number of delays since the start, or since the last reset."""
+        """The number of delays since the start or the last reset."""
         return self._attempts
 
     def next_s(self, at_most_s: float | None = None) -> float:
-        """The delay before the next retry, in seconds. ``at_most_s``: a cap, before jitter, for this delay; the delays
-        after it grow from there.
+        """Return the delay before the next retry, in seconds, and increase the one after it. ``at_most_s``: a cap,
+        before jitter, on this delay; later delays grow from there.
         """
         delay_s = self._delay_s if at_most_s is None else min(at_most_s, self._delay_s)
         self._delay_s = min(self._cap_s, delay_s * self._factor)
@@ -51,5 +51,5 @@ class Backoff:
         return delay_s * self._uniform(1 - self._jitter, 1 + self._jitter)
 
     def reset(self) -> None:
-        """The retry succeeded: the next delay is the first one again."""
+        """Start again from the first delay, after a retry that succeeded."""
         self._delay_s, self._attempts = self._base_s, 0

@@ -1,7 +1,7 @@
-"""Errors, of four kinds: local, remote, integrity, retryable.
+"""The errors that p2pcast raises: local, remote, integrity, retryable and unverified.
 
 Each error has an exit code for commands and a code for the wire. A message says what was wrong, where, and what to do.
-Messages may be sent to the other side, so a message never holds a secret or a traceback.
+Messages may be sent to the other side, so they never contain secrets or tracebacks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class P2PCastError(Exception):
 
 
 class LocalError(P2PCastError):
-    """A fault on this machine, which the user can correct: a full disk, a missing folder, a port in use."""
+    """A problem on this machine that the user can fix: a full disk, a missing folder, a port in use."""
 
     wire_code = "internal"
 
@@ -46,12 +46,12 @@ class RefusedError(RemoteError):
 
 
 class IncompatibleError(RefusedError):
-    """The two sides have no protocol version in common: one of them must be updated."""
+    """The two sides have no protocol version in common, so one of them must be updated."""
 
 
 class UntrustedError(RefusedError):
-    """Peer authentication failed. Another node may use the address now, or later: a node that was already admitted
-    keeps retrying.
+    """Peer authentication failed. A different node may be using the address for now, so a node that has been admitted
+    before keeps retrying.
     """
 
 
@@ -70,7 +70,7 @@ class RetryableError(P2PCastError):
 
 
 class UnverifiedError(P2PCastError):
-    """No byte is known to be wrong, and some bytes could not be compared."""
+    """No byte is known to be wrong, but some bytes could not be compared."""
 
     exit_code = EXIT_UNVERIFIED
     wire_code = "unverified"

@@ -1,6 +1,6 @@
 """Limits on what other nodes, files and callers may send, each with its unit and reason.
 
-Parsers check them before they allocate memory. A limit that one module alone needs stands in that module.
+Parsers check them before they allocate memory. A limit that only one module needs is defined in that module.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ MAX_PATH_BYTES = 512
 MAX_SMALL_FILE_BYTES = 64 * MIB
 """Largest small file in a version: tokenizers reach 35 MB. Larger files are not sent."""
 MAX_TAIL_BYTES = 2 * GIB
-"""Largest tail of a .p2pd file, which has about 0.1 % of its log's size."""
+"""Largest tail of a .p2pd file. A tail is about 0.1 % of the log's size."""
 MAX_BRANCH = (1 << 32) - 1
 MAX_STEP = (1 << 63) - 1
 
@@ -124,7 +124,7 @@ MAX_FILES_BYTES = GIB
 MAX_PATH_PART_BYTES = 255
 """Most bytes of one name in a path, the usual limit of file systems."""
 MAX_HANDSHAKES = 256
-"""Most unauthenticated connections at the same time."""
+"""Most concurrent unauthenticated connections."""
 
 FIRST_MESSAGE_S = 10.0
 """Time limit in seconds for the dialer to state the purpose of a link (JOIN, ATTACH, RANK, MEMBER). An honest dialer
@@ -135,7 +135,7 @@ MAX_LINKS_PER_NODE = 16
 twice while the daemon has not noticed the old link's end.
 """
 MAX_PULLS_PER_NODE = 2
-"""Most links over which one node may pull from another: one in use, and a dead one whose end is not noticed yet."""
+"""Most links over which one node may pull from another: one in use, and a dead one that has not been noticed yet."""
 MAX_UNREAD_BYTES = 2 * MIB
 """Most bytes of answers that wait for a node that does not read, beyond a connection's usual queue. More than all that
 a hub sends to a newcomer.
@@ -204,9 +204,9 @@ MAX_MEMBERS = 256
 MAX_CLAIMS = 4096
 """Most engine names that a hub reserves for absent leads."""
 CLAIM_S = 600.0
-"""Time in seconds for which a hub reserves an engine's name for an absent lead: longer than a machine's restart."""
+"""Seconds for which a hub reserves an engine's name for an absent lead: longer than a machine takes to restart."""
 MAX_KEPT_REPORTS_BYTES = 2 * 16 * MIB
-"""Most bytes of workers' reports that a member stores while its lead is unreachable: an audit's report and another."""
+"""Most bytes of ranks' reports that a member stores while its lead is unreachable: an audit's report and one more."""
 MAX_REPORT_ITEMS = 2 * MIB
 """Most rows and maps in one report: four times as many as in the longest audit that fits. Empty maps take 64 times
 their encoded length in memory.
@@ -257,4 +257,4 @@ MAX_SLOTS = 4096
 """Most plays of one rollout worker at the same time; each has a lease in the worker's heartbeats."""
 
 SHADOW_KEPT_DAYS = 7.0
-"""Days for which a shadow that no daemon uses stays in tmpfs: longer than a weekend's pause of a run."""
+"""Days for which an unused shadow is kept in tmpfs: long enough to pause a run over a weekend."""

@@ -1,5 +1,5 @@
-"""Callbacks of one kind of event. They are made before the part that calls them and before the parts that are called.
-So two parts can know of each other, and neither is changed after it was built. Pure.
+"""Callbacks for one kind of event. An ``Observers`` is created before the objects that notify it and those it calls.
+So two objects can call each other without either being modified after its construction. Pure.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ P = ParamSpec("P")
 
 
 class Observers(Generic[P]):
-    """Called in the order of ``add``, with the arguments of ``notify``."""
+    """Callbacks, called with the arguments of ``notify`` in the order in which they were added."""
 
     __slots__ = ("_callbacks",)
 

@@ -1,4 +1,4 @@
-"""A map over threads with bounded memory and results in order."""
+"""Maps a function over items on several threads, with bounded memory and results in order."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 TOGETHER_BYTES = MIB
-"""Bytes scanned in one trip to another thread: 0.09 ms. A trip takes 0.013 ms in an idle process, and more where
-threads wait for the interpreter lock. Other sizes were not compared.
+"""Bytes handled in one trip to another thread, which takes 0.09 ms. The trip itself takes 0.013 ms in an idle process,
+and more if threads are waiting for the GIL. We have not compared other sizes.
 """
 Done = tuple[list[R], BaseException | None]
-"""Results of neighbouring items, and the error that ended them."""
+"""Results for neighbouring items, and the error that stopped the work, if any."""
 
 
 def cores() -> int:
-    """Number of cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def ordered_map(
     work: Callable[[T], R], items: Iterable[T], *, workers: int, name: str, nbytes: Callable[[T], int] | None = None
 ) -> Iterator[R]:
-    """``work(item)`` for every item on ``workers`` threads; results in the order of the items. ``nbytes``: of an item's
-    work; small neighbours are then worked on together, on the caller's thread if all items are small.
+    """Call ``work(item)`` for every item on ``workers`` threads, and yield the results in order. ``nbytes``: returns an
+    item's size; small neighbours are then grouped, and if one group holds all items, the caller's thread does the work.
 
-    At most ``2 × workers`` trips are in flight or waiting, so memory is bounded for a consumer of any speed. The first
-    exception is raised in its result's place; items not started by then are not started.
+    At most ``2 × workers`` groups are in progress or waiting, so memory stays bounded however slow the consumer is. The
+    first exception is raised in place of its result; items not yet started by then are skipped.
     """
     if workers <= 1:
         yield from map(work, items)
@@ -59,7 +59,7 @@ def ordered_map(
 
 
 def grouped(items: Iterable[T], nbytes: Callable[[T], int] | None) -> Iterator[list[T]]:
-    """Neighbours of TOGETHER_BYTES or more, in order; each item by itself without ``nbytes``."""
+    """Yield groups of neighbours of at least TOGETHER_BYTES, in order; single items if ``nbytes`` is None."""
     together: list[T] = []
     size = 0
     for item in items:

@@ -1,8 +1,8 @@
 """Random numbers from the operating system, for jitter and for the order of requests.
 
-Promise: the state of the module ``random`` is neither read nor moved. It belongs to the program around this code. A
-trainer seeds it to repeat a run. An engine seeds it alike on every machine, which would make all of them retry at the
-same moments.
+Guarantee: the state of the ``random`` module is neither read nor changed, since it belongs to the surrounding program.
+A trainer seeds it to make a run reproducible. An engine uses the same seed on every machine, which would make all
+machines retry at the same moments.
 """
 
 from __future__ import annotations

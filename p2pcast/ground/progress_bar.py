@@ -1,4 +1,4 @@
-"""Progress of a command: a bar on a terminal, occasional lines elsewhere, nothing for short work."""
+"""Shows a command's progress: a bar on a terminal, occasional lines elsewhere, nothing if the work is short."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LINE_S = 10.0
 
 
 class ProgressMeter:
-    """A context manager, called with (bytes done since the last call, bytes in all) from any thread."""
+    """Context manager; any thread calls it with the bytes done since the last call and the total number of bytes."""
 
     def __init__(self, what: str) -> None:
         self._what = what

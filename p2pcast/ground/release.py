@@ -1,4 +1,4 @@
-"""The release number, named in errors and in state folders. pyproject.toml has the same
+"""The release number, which appears in errors and state folders. pyproject.toml has the same number
 (tests/compat/test_release.py).
 """
 

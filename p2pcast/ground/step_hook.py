@@ -1,8 +1,8 @@
-"""A hook into a process's steps, for tests and experiments: the steps of ``files.disk``, the requests of
+"""Lets tests and experiments intercept a process's steps: those of ``files.disk``, and the requests of
 ``mirror.requests``.
 
-Promise: at most one watcher is active. When its block ends, even by an exception, the previous watcher (or none) is
-active again.
+Guarantee: at most one watcher is active. When its block exits, even with an exception, the previous watcher (or none)
+is active again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ W = TypeVar("W")
 
 
 class StepHook(Generic[W]):
-    """One per process, shared by all its threads."""
+    """One kind of step has one hook per process, shared by all threads."""
 
     def __init__(self) -> None:
         self.watcher: W | None = None

@@ -24,7 +24,7 @@ class Version(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Version:
-        """``branch.step``, or ``step`` alone for branch 0. Raises UsageError."""
+        """Parse ``branch.step``, or just ``step`` for branch 0. Raises UsageError."""
         match = _TEXT.fullmatch(text)
         if match is None:
             raise UsageError(f"{text[:40]!r} is not a version: write BRANCH.STEP, as in 0.12")
@@ -37,7 +37,7 @@ class Version(NamedTuple):
 
     @classmethod
     def of(cls, pair: Any) -> Version:
-        """From ``[branch, step]`` in a message. Raises IntegrityError."""
+        """Convert a ``[branch, step]`` pair from a message. Raises IntegrityError."""
         if (
             not isinstance(pair, list | tuple)
             or len(pair) != 2

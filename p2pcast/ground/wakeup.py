@@ -6,7 +6,7 @@ import asyncio
 
 
 class Wakeup:
-    """Check the condition first, then wait. A ring in between is not lost if there is no await in between."""
+    """Check the condition, then wait. No ring is lost as long as there is no await between the check and the wait."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
