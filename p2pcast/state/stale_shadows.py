@@ -262,11 +262,11 @@ def _judge(folder: Path) -> tuple[bool, str] | None:
             "it does not name its state folder (shadows of version 0.1 do not); remove it if no state folder uses it",
         )
     if record.get("root") != _root():
-        return None  # made in a container: its state folder has another path here, or none
+        return None  # made in a container: its state folder has a different path here, or none
     home = Path(state)
     if home.is_dir():
         if home.stat().st_dev != device:
-            return None  # another file system is mounted there now
+            return None  # a different file system is mounted there now
         claimed = _read(home / CLAIM_NAME)
         if claimed.get("id") == record.get("id") or not os.access(home, os.R_OK | os.X_OK):
             return None

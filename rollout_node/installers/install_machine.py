@@ -154,7 +154,7 @@ class InstallMachine:
             label, committed = (yield Act.READ_LABEL), self.state.committed
             if committed is None:
                 return
-            if label != str(committed):  # another server, or another process set the label: ask the ranks
+            if label != str(committed):  # a different server, or another process set the label: ask the ranks
                 held = common_version((yield from self.meet()))
                 if held != committed:
                     self.note(EngineEvent.LOST)

@@ -300,7 +300,7 @@ def _checked(request: Mapping[str, Any]) -> Report:
 async def _receive(sock: socket.socket, n: int) -> bytes:
     loop = asyncio.get_running_loop()
     data = bytearray()
-    while len(data) < n:  # grows as bytes arrive: a length alone allocates nothing
+    while len(data) < n:  # grows as bytes arrive, so a length by itself allocates nothing
         got = await loop.sock_recv(sock, min(n - len(data), limits.MIB))
         if not got:
             raise EOFError

@@ -160,7 +160,7 @@ class StepFolders:
             fsync_dir(self.folder)
             with suppress(OSError):
                 disk.remove_tree(part)  # the replaced folder
-        elif self._version_in(final) != version:  # the same bytes under another branch
+        elif self._version_in(final) != version:  # the same bytes under a different branch
             atomic_write(final / self._marker.last, _text(version), self._mode & disk.USERS.file)
         self._prune()
         return final
