@@ -1,11 +1,11 @@
-"""The ledger's summary of the rollouts, as the hub shows it under ``rollouts`` in /status.
+"""The ledger's summary of the rollouts, which the hub shows under ``rollouts`` in /status.
 
-Promises:
+Guarantees:
 
 - A summary is small, whatever the ledger sends: numbers, short texts, tables of numbers, and a few flat rows.
-- Anything else is refused, and the newest summary stays.
+- Anything else is refused, and the newest valid summary is kept.
 
-Nothing at the hub depends on a summary. The answer to a summary carries the operator's orders about workers.
+Nothing at the hub depends on a summary. The response to a summary carries the operator's orders about workers.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from p2pcast.ground.errors import UsageError
 from trainer_node.worker_orders import WorkerOrders
 
 MAX_FIELDS = 64
-"""Of a summary, and of each table in it."""
+"""Most fields of a summary, and of each table in it."""
 MAX_TEXT = 200
-"""Characters of one text."""
+"""Most characters of one text."""
 MAX_ROWS = 32
-"""Of each list in a summary."""
+"""Most rows of each list in a summary."""
 
 HEARD_S = 10.0
-"""A ledger is heard of for so long after its newest summary, in seconds."""
+"""How long after its newest summary a ledger counts as connected, in seconds."""
 
 
 class RolloutSummary:
@@ -40,7 +40,7 @@ class RolloutSummary:
         self.orders = WorkerOrders(self._is_heard, clock)
 
     async def command(self, body: Document) -> Document:
-        """POST /rollouts: the answer has the orders about workers. Raises UsageError."""
+        """POST /rollouts: store a summary, and return the orders about workers. Raises UsageError."""
         for name, value in _fields("the summary", body):
             if isinstance(value, dict):
                 for inner, number in _fields(f"table {name}", value):
@@ -54,7 +54,7 @@ class RolloutSummary:
         return {"drains": self.orders.pending()}
 
     def document(self) -> Document | None:
-        """The newest summary, with its age in seconds; None before the first."""
+        """The newest summary, with its age in seconds, or None before the first."""
         return (self._newest and self._newest | {"age_s": round(self._clock() - self._at_s, 1)}) or None
 
     def _is_heard(self) -> bool:

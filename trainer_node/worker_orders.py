@@ -1,7 +1,7 @@
-"""Orders of an operator at the hub about the ledger's workers. The ledger gets them with the hub's next answers.
+"""An operator's orders at the hub about the ledger's workers. The ledger receives them with the hub's next responses.
 
-Promises: an order lapses by itself. It is repeated with each answer until then, so that neither a lost answer nor a
-restart of the ledger loses it. A hub that restarts forgets its orders, and the ledger keeps those that it has.
+Guarantees: an order lapses by itself. Until then it is repeated with each response, so neither a lost response nor a
+restart of the ledger loses it. A restarted hub has forgotten its orders, but the ledger keeps those that it has.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from p2pcast.ledger_api.api_route import MAX_DRAIN_S, MAX_NAME
 
 MAX_ORDERS: Final = 64
 ADMIT_S: Final = 10.0
-"""Time in seconds for which an order to give leases again is repeated."""
+"""How long an order to give leases again is repeated, in seconds."""
 
 
 class WorkerOrders:
-    """``clock``: seconds from any origin. ``heard``: whether a ledger sends summaries now."""
+    """``clock``: seconds from any origin. ``heard``: whether a ledger is currently sending summaries."""
 
     def __init__(self, heard: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._heard = clock, heard
         self._orders: dict[str, tuple[bool, float]] = {}
-        """By name: whether the worker gets no leases, and until when."""
+        """Worker → whether it gets no leases, and until when."""
 
     async def command(self, body: Document) -> Document:
-        """POST /workers/drain: ``{"name": NAME, "for_s": SECONDS}``; 0 seconds: leases again. Raises UsageError,
+        """POST /workers/drain: ``{"name": NAME, "for_s": SECONDS}``; 0 seconds gives leases again. Raises UsageError or
         RefusedError.
         """
         check_keys(body, "name", "for_s")
@@ -51,7 +51,7 @@ class WorkerOrders:
         return {"name": name, "for_s": for_s}
 
     def pending(self) -> dict[str, float]:
-        """For the ledger: seconds without leases from now on, by name; 0: leases again."""
+        """For the ledger: how many seconds each worker gets no leases, by name; 0 to give leases again."""
         now_s = self._clock()
         self._forget(now_s)
         return {name: round(until_s - now_s, 3) if drains else 0.0 for name, (drains, until_s) in self._orders.items()}

@@ -1,8 +1,8 @@
 """The acceptance rate of tokens that one distribution sampled and another one judges. Pure.
 
-Source: Sparrow, section 3.1: alpha = sum of min(p, q) over the vocabulary = 1 - total variation, for p of dense and q
-of sparse attention at one position. The mean of alpha says little, because most tokens have 0.999 and more; the 5th
-percentile of each bin of positions decides.
+Source: Sparrow, section 3.1: alpha = sum of min(p, q) over the vocabulary = 1 - total variation, with p from dense and
+q from sparse attention at one position. The mean alpha is not informative, because most tokens have 0.999 or more, so
+the 5th percentile of each bin of positions is used.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import numpy as np
 from p2pcast.ground.errors import UsageError
 
 BIN_TOKENS: Final = 2000
-"""Positions of one bin: 125 pages of 16 tokens."""
+"""Number of positions per bin: 125 pages of 16 tokens."""
 PERCENTILE: Final = 5.0
 LEAST_TOKENS: Final = 400
-"""Tokens that a bin needs for a percentile: with 400, the share of tokens below the 5th is known to about 0.01."""
+"""Fewest tokens of a bin with a percentile: with 400, the share of tokens below the 5th is known to about 0.01."""
 CELLS: Final = 1000
-"""Of the histogram of each bin: an alpha is known to 0.001."""
+"""Cells of each bin's histogram, so that an alpha is known to 0.001."""
 
 
 def acceptance_rate(dense: np.ndarray, sparse: np.ndarray) -> np.ndarray:
-    """``dense``, ``sparse``: probabilities, shape (…, vocabulary); of fewer tokens, the same on both sides, the rate is
-    a lower bound. Returns shape (…). Raises UsageError.
+    """Return the rates, with shape (…). ``dense``, ``sparse``: probabilities, with shape (…, vocabulary). If they cover
+    only some tokens, the same ones on both sides, the rate is a lower bound. Raises UsageError.
     """
     if dense.shape != sparse.shape:
         raise UsageError(f"distributions of shapes {dense.shape} and {sparse.shape} cannot be compared")
@@ -33,17 +33,17 @@ def acceptance_rate(dense: np.ndarray, sparse: np.ndarray) -> np.ndarray:
 
 
 class RateBounds(NamedTuple):
-    """Of an acceptance rate."""
+    """Bounds on an acceptance rate."""
 
     least: float
     most: float
 
 
 def acceptance_bounds(dense: Mapping[int, float], sparse: Mapping[int, float]) -> RateBounds:
-    """From the log-probabilities of each side's most probable tokens alone. ``dense``, ``sparse``: by token id; a token
-    that is missing is at most as probable as the least one that is there.
+    """Compute bounds from only the log-probabilities of each side's most probable tokens. ``dense``, ``sparse``: by
+    token id; a missing token is at most as probable as the least probable one given.
 
-    Sparrow takes ``least``: missing tokens count 0. Raises UsageError.
+    Sparrow uses ``least``, where missing tokens count as 0. Raises UsageError.
     """
     p, q = _probabilities(dense, "dense"), _probabilities(sparse, "sparse")
     both = p.keys() & q.keys()
@@ -66,8 +66,8 @@ def _probabilities(logprobs: Mapping[int, float], name: str) -> dict[int, float]
 
 
 class AcceptanceBins:
-    """Histograms of acceptance rates by bin of positions. The one writer is ``add``. ``recent``: tokens of a bin beyond
-    which earlier ones lose weight; None: all count alike.
+    """Histograms of acceptance rates by bin of positions; only ``add`` changes them. ``recent``: number of tokens of a
+    bin beyond which earlier ones lose weight, or None to weight all equally.
     """
 
     def __init__(self, bin_tokens: int = BIN_TOKENS, recent: int | None = None) -> None:
@@ -75,8 +75,8 @@ class AcceptanceBins:
         self._counts: dict[int, np.ndarray] = {}
 
     def add(self, positions: np.ndarray, alphas: np.ndarray) -> None:
-        """``positions``: of the tokens in their sequences, prompt included, from 0; ``alphas``: their acceptance rates;
-        both of shape (tokens,). Raises UsageError.
+        """Add tokens. ``positions``: where they are in their sequences, prompt included, from 0. ``alphas``: their
+        acceptance rates. Both have shape (tokens,). Raises UsageError.
         """
         if positions.shape != alphas.shape or positions.ndim != 1:
             raise UsageError(f"{positions.shape} positions and {alphas.shape} acceptance rates")
@@ -109,12 +109,12 @@ class AcceptanceBins:
         return float(np.searchsorted(below, PERCENTILE / 100 * below[-1])) / CELLS
 
     def forget(self, number: int) -> None:
-        """The bin's budget has changed: earlier tokens say nothing about it."""
+        """Forget a bin's tokens, which no longer count once its budget has changed."""
         self._counts.pop(number, None)
 
 
 class TailFit(NamedTuple):
-    """A Beta distribution of the alphas below TAIL, scaled to [0, 1]. ``share``: of all tokens, those of the tail.
+    """A Beta distribution of the alphas below TAIL, scaled to [0, 1]. ``share``: the tail's share of all tokens.
     ``ks``: Kolmogorov-Smirnov statistic of the fit.
     """
 
@@ -129,8 +129,8 @@ TAIL: Final = 0.999
 
 
 def fit_tail(alphas: np.ndarray) -> TailFit | None:
-    """None for a tail of fewer than LEAST_TOKENS, one that no distribution fits, and without scipy, of the extra
-    ``lab``. Source: Sparrow, figure 3.
+    """Fit the tail of a distribution. Returns None if the tail has fewer than LEAST_TOKENS, if no distribution fits, or
+    if scipy (extra ``lab``) is not installed. Source: Sparrow, figure 3.
     """
     try:
         from scipy import stats

@@ -1,7 +1,7 @@
-"""The smallest budget of each bin of positions whose acceptance rates hold a target. Pure.
+"""Finds the smallest budget of each bin of positions at which acceptance rates meet a target. Pure.
 
-Source: Sparrow, section 3.2: rollouts are sampled with each of several constant budgets, and for each bin the smallest
-one whose 5th percentile holds the target is taken.
+Source: Sparrow, section 3.2: rollouts are sampled with each of several constant budgets, and each bin gets the smallest
+one whose 5th percentile meets the target.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from p2pcast.sparse.acceptance_rate import BIN_TOKENS, AcceptanceBins, TailFit, 
 from p2pcast.sparse.budget_schedule import DENSE, MOST_BINS, PAGE_TOKENS, BudgetSchedule
 
 LADDER: Final = (1, 5, 13, 29, 45, 61, 93, 125, 157, 189, 221, 253, 317, 381, 445, 509, 637, 893)
-"""Pages of the budgets that are tried, besides the reserved ones: 64 to 14336 tokens, most of Sparrow's schedules."""
+"""Budgets to try, in pages without the reserved ones: 64 to 14336 tokens, most of Sparrow's schedules."""
 
 
 class BinRow(NamedTuple):
-    """``pages``: of a constant budget. ``number``: of the bin. ``percentile``: None for too few tokens."""
+    """``pages``: the constant budget. ``number``: the bin's number. ``percentile``: None if tokens are too few."""
 
     pages: int
     number: int
@@ -40,8 +40,8 @@ class Calibration:
         self._alphas: dict[int, list[np.ndarray]] = {pages: [] for pages in budgets}
 
     def add(self, pages: int, positions: np.ndarray, alphas: np.ndarray) -> None:
-        """Tokens of one rollout with a constant budget, as for ``AcceptanceBins.add``."""
-        # The last bin that a schedule can have holds all later positions.
+        """Add the tokens of one rollout with a constant budget, as ``AcceptanceBins.add`` does."""
+        # The last bin that a schedule can have includes all later positions.
         positions = np.minimum(positions, MOST_BINS * self.bin_tokens - 1)
         self._bins[pages].add(positions, alphas)
         self._alphas[pages].append(np.asarray(alphas, np.float64))
@@ -57,9 +57,9 @@ class Calibration:
         ]
 
     def schedule(self, target: float) -> BudgetSchedule:
-        """Budgets never fall with the position, as far as bins were measured. A bin in which no budget holds the target
-        is dense, and so is one without enough tokens, which says nothing of later bins. Raises UsageError when no bin
-        has enough tokens.
+        """Return a schedule. Budgets never decrease with the position, as far as bins were measured. A bin where no
+        budget meets the target is dense. So is a bin with too few tokens, which does not affect later bins. Raises
+        UsageError if no bin has enough tokens.
         """
         held: dict[int, list[int]] = {}
         measured = [row for row in self.rows() if row.percentile is not None]
@@ -76,7 +76,7 @@ class Calibration:
         return BudgetSchedule(tuple(values), self._page_tokens, self.bin_tokens)
 
     def mean(self, pages: int) -> float | None:
-        """Of all acceptance rates with this budget."""
+        """The mean of all acceptance rates with this budget."""
         found = self._alphas[pages]
         return float(np.concatenate(found).mean()) if found else None
 

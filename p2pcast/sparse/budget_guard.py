@@ -1,9 +1,9 @@
-"""The guard of sparse attention: budgets grow before sparse rollouts harm the learner. Pure.
+"""The guard of sparse attention: increases budgets before sparse rollouts harm the learner. Pure.
 
-Source: Sparrow, section 3.1: keep the 5th percentile of the acceptance rate at 0.86 or more in each bin of positions.
-A bin below the target gets twice its pages, and all pages once it is below the floor. A bin that keeps all of its
-pages has no more to get, whatever its rates. Budgets never shrink here: that takes a new calibration. Only tokens that
-the present value of a bin sampled count.
+Source: Sparrow, section 3.1: keep the 5th percentile of the acceptance rate at 0.86 or more in each bin of positions. A
+bin below the target gets twice its pages, and all pages once it is below the floor. A bin that keeps all its pages
+cannot get more, whatever its rates. Budgets never decrease here: that takes a new calibration. Only tokens that were
+sampled with a bin's current value count.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from p2pcast.sparse.budget_schedule import DENSE, MOST_BINS, RESERVED, BudgetSch
 TARGET: Final = 0.86
 FLOOR: Final = 0.5
 RECENT: Final = 10 * LEAST_TOKENS
-"""Tokens of a bin that count in full: tokens of the model of long ago say little."""
+"""Number of a bin's tokens that count in full, because tokens of a much older model are not informative."""
 
 
 class BudgetChange(NamedTuple):
-    """``number``: of the bin. ``percentile``: the 5th, of ``tokens`` tokens. ``before``, ``after``: its pages; DENSE:
-    all.
+    """``number``: the bin's number. ``percentile``: the 5th, of ``tokens`` tokens. ``before``, ``after``: its pages;
+    DENSE for all.
     """
 
     number: int
@@ -38,7 +38,7 @@ class BudgetChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GuardOptions:
-    """``target``: least 5th percentile of a bin. ``floor``: below it the bin is dense at once. Raises UsageError."""
+    """``target``: lowest 5th percentile of a bin. ``floor``: below it, the bin is dense at once. Raises UsageError."""
 
     target: float = TARGET
     floor: float = FLOOR
@@ -49,7 +49,7 @@ class GuardOptions:
 
 
 class BudgetGuard:
-    """Of one run. The one writer of ``schedule``."""
+    """The guard of one run, and the only writer of ``schedule``."""
 
     def __init__(self, schedule: BudgetSchedule, options: GuardOptions | None = None) -> None:
         self.schedule = schedule
@@ -57,25 +57,25 @@ class BudgetGuard:
         self._bins = AcceptanceBins(schedule.bin_tokens, RECENT)
 
     def observe(self, made_by: BudgetSchedule, positions: np.ndarray, alphas: np.ndarray) -> int:
-        """Tokens of one rollout: ``made_by`` sampled them; the rest as of ``AcceptanceBins.add``. Returns how many
-        count. Raises UsageError.
+        """Add the tokens of one rollout, which ``made_by`` sampled, as ``AcceptanceBins.add`` does. Returns how many of
+        them count. Raises UsageError.
         """
         if (made_by.bin_tokens, made_by.page_tokens) != (self.schedule.bin_tokens, self.schedule.page_tokens):
             return 0
         alike = np.array([made_by.value(n) == self.schedule.value(n) for n in range(MOST_BINS)])
-        # The last bin that a schedule can have holds all later positions.
+        # The last bin that a schedule can have includes all later positions.
         positions = np.minimum(positions, MOST_BINS * self.schedule.bin_tokens - 1)
         counted = alike[positions // self.schedule.bin_tokens]
         self._bins.add(positions[counted], alphas[counted])
         return int(np.count_nonzero(counted))
 
     def percentiles(self) -> dict[int, float]:
-        """Of the bins with enough tokens."""
+        """The 5th percentiles of the bins with enough tokens."""
         found = {number: self._bins.percentile(number) for number in self._bins.bins}
         return {number: percentile for number, percentile in found.items() if percentile is not None}
 
     def decide(self) -> Sequence[BudgetChange]:
-        """Changes of ``schedule``, which is already the new one. Tokens of the old values are forgotten."""
+        """Update ``schedule``, and return the changes. Tokens of the old values are forgotten."""
         changes = []
         for number, percentile in self.percentiles().items():
             before = self.schedule.value(number)

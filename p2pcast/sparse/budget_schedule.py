@@ -19,7 +19,7 @@ from p2pcast.ground.limits import KIB
 from p2pcast.sparse.acceptance_rate import BIN_TOKENS
 
 LAST_PAGES: Final = 2
-"""Pages at the end that are always kept. Their keys may not all be there yet."""
+"""Pages at the end that are always kept; their keys may not be complete yet."""
 RESERVED: Final = 1 + LAST_PAGES
 """Pages that are always kept: the first one, and the last ones."""
 PAGE_TOKENS: Final = 16
@@ -31,20 +31,20 @@ MOST_PAGES: Final = 1 << 20
 DENSE: Final = MOST_PAGES
 """The value of a bin that keeps all pages."""
 FILE: Final = "sparse_attention.json"
-"""Path of the schedule among a version's small files. Engines follow it from the version's commit on."""
+"""Path of the schedule among a version's small files. Engines follow it once the version is committed."""
 MAX_FILE_BYTES: Final = 16 * KIB
 
 
 def check_schedule(files: Mapping[str, bytes]) -> None:
-    """Of a version's small files. Raises UsageError for a malformed schedule, which no engine would take."""
+    """Check a version's small files. Raises UsageError for a malformed schedule, which no engine would accept."""
     if (contents := files.get(FILE)) is not None:
         BudgetSchedule.from_bytes(contents)
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetSchedule:
-    """``values``: pages of each bin, besides the reserved ones; DENSE: all. ``page_tokens``: tokens of a page;
-    ``bin_tokens``: positions of a bin. Raises UsageError.
+    """``values``: pages of each bin, without the reserved ones; DENSE for all. ``page_tokens``: tokens per page.
+    ``bin_tokens``: positions per bin. Raises UsageError.
     """
 
     values: tuple[int, ...]
@@ -63,7 +63,7 @@ class BudgetSchedule:
 
     @classmethod
     def read(cls, document: Any) -> BudgetSchedule:
-        """From a document of ``document``'s form. Raises UsageError."""
+        """Read a document in the form of ``document``. Raises UsageError."""
         try:
             values, numbers = document["values"], (document["page_tokens"], document["bin_tokens"])
         except (KeyError, TypeError):
@@ -75,7 +75,7 @@ class BudgetSchedule:
 
     @classmethod
     def from_bytes(cls, contents: bytes) -> BudgetSchedule:
-        """From the contents of FILE. Raises UsageError."""
+        """Read the contents of FILE. Raises UsageError."""
         try:
             if len(contents) > MAX_FILE_BYTES:
                 raise ValueError(f"over {MAX_FILE_BYTES} bytes")
@@ -91,38 +91,38 @@ class BudgetSchedule:
         return {"values": list(self.values), "page_tokens": self.page_tokens, "bin_tokens": self.bin_tokens}
 
     def value(self, number: int) -> int:
-        """Of a bin; bins beyond the last one have its value."""
+        """The value of a bin; bins beyond the last one have its value."""
         return self.values[min(number, len(self.values) - 1)]
 
     def pages(self, position: int) -> int:
-        """Pages that a token at this position attends to, of those that hold earlier tokens and itself."""
+        """Number of pages that a token at this position attends to, of those with earlier tokens and itself."""
         there = position // self.page_tokens + 1
         return min(there, self.value(position // self.bin_tokens) + RESERVED)
 
     def kept_pages(self, positions: np.ndarray, page_tokens: int) -> np.ndarray:
-        """As ``pages``, for a cache with pages of another size: as many as hold the budget, and at least one that is
-        chosen; it may be more than there are. ``positions``: any shape, which is also the result's.
+        """Like ``pages``, for a cache with a different page size: as many pages as the budget needs, and at least one
+        that is chosen. The result may exceed the existing pages, and has the shape of ``positions``.
         """
         bins = np.minimum(positions // self.bin_tokens, len(self.values) - 1)
         budgets = np.array([self.budget_tokens(number) for number in range(len(self.values))], np.int64)
         return np.asarray(np.maximum(-(-budgets[bins] // page_tokens), RESERVED + 1))
 
     def budget_tokens(self, number: int) -> int:
-        """Of a bin: 16 × (value + 3) for pages of 16 tokens."""
+        """The budget of a bin in tokens: 16 × (value + 3) for pages of 16 tokens."""
         return self.page_tokens * (self.value(number) + RESERVED)
 
     def with_value(self, number: int, value: int) -> BudgetSchedule:
-        """With another value of one bin, and of no other: bins beyond the last one get values of their own first."""
+        """Return a schedule where only this bin's value differs; later bins first get values of their own."""
         bins = max(number + 1, min(number + 2, MOST_BINS), len(self.values))
         values = [self.value(one) for one in range(bins)]
         values[number] = value
         return replace(self, values=tuple(values))
 
     def name(self) -> bytes:
-        """By which results name the schedule: BLAKE3 of the contents of FILE, as ``to_bytes`` writes them."""
+        """The name that results use for the schedule: BLAKE3 of the contents of FILE, as ``to_bytes`` writes them."""
         return blake3(self.to_bytes()).digest()
 
 
 ALL_PAGES: Final = BudgetSchedule((DENSE,))
-"""Of dense attention. A learner's run publishes it in place of an earlier schedule, which engines would keep."""
+"""Dense attention. A run's learner publishes it to replace an earlier schedule, which engines would otherwise keep."""
 ALL_PAGES_NAME: Final = ALL_PAGES.name()

@@ -1,6 +1,6 @@
-"""The figures of a decoder that decide what a token costs, from its ``config.json``. Pure.
+"""The figures of a decoder that determine the cost of a token, from its ``config.json``. Pure.
 
-Promise: a model whose layers this arithmetic does not describe is refused, never guessed.
+Guarantee: a model whose layers this arithmetic does not describe is refused, never guessed.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any, Final
 from p2pcast.ground.errors import UsageError
 
 FIGURES: Final = "PARAMETERS:LAYERS:WIDTH:QUERIES"
-"""Form of the figures as a text, as in ``4.02e9:36:1024:4``."""
+"""Text form of the figures, for example ``4.02e9:36:1024:4``."""
 _OTHER_LAYERS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "kv_lora_rank")
-"""Keys of configurations with experts, or with compressed keys."""
+"""Configuration keys of models with experts or compressed keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelForm:
-    """``parameters``: those that compute each token; the input's embedding is looked up. ``layers``: with attention.
-    ``width``: keys of one token in one layer, in values. ``queries_per_key``: query heads of one key head. Raises
-    UsageError.
+    """``parameters``: those that compute each token; the input embedding is only looked up. ``layers``: layers with
+    attention. ``width``: size of one token's keys in one layer, in values. ``queries_per_key``: query heads per key
+    head. Raises UsageError.
     """
 
     parameters: float
@@ -37,7 +37,7 @@ class ModelForm:
 
     @classmethod
     def parse(cls, text: str) -> ModelForm:
-        """From FIGURES. Raises UsageError."""
+        """Read figures in the form of FIGURES. Raises UsageError."""
         try:
             parameters, layers, width, queries = text.split(":")
             return cls(float(parameters), int(layers), int(width), float(queries))
@@ -46,7 +46,7 @@ class ModelForm:
 
     @classmethod
     def of_config(cls, config: Any) -> ModelForm:
-        """From a document in the form of ``transformers``: layers of full attention with a gated MLP. Biases and norms
+        """Read a document in the form of ``transformers``: layers of full attention with a gated MLP. Biases and norms
         are neglected. Raises UsageError.
         """
         if not isinstance(config, Mapping):

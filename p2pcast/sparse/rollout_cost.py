@@ -1,8 +1,8 @@
 """The cost of sampling with dense and with sparse attention, in equivalent floating-point operations. Pure.
 
-Source: Sparrow's cost model. An equivalent operation is a computed one, or the memory traffic that takes as long:
-``intensity`` operations for each value that is read. As printed, the two terms for scoring the prompt's pages lack the
-division by the page; ``printed=True`` keeps them so.
+Source: Sparrow's cost model. An equivalent operation is a computed one, or memory traffic that takes as long:
+``intensity`` operations per value read. As printed in the paper, the two terms for scoring the prompt's pages are not
+divided by the page size; ``printed=True`` reproduces that.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from p2pcast.sparse.budget_schedule import PAGE_TOKENS, BudgetSchedule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingShape:
-    """``parameters``: of the model. ``samples``: of one prompt, which share its cache. ``prompt``, ``answer``: tokens.
-    ``kv_width``: keys of one token, in values, over all layers. ``queries_per_key``: query heads of one key head.
-    ``intensity``: operations that the device computes while it reads one value. Raises UsageError.
+    """``parameters``: of the model. ``samples``: samples of one prompt, which share its cache. ``prompt``, ``answer``:
+    tokens. ``kv_width``: size of one token's keys over all layers, in values. ``queries_per_key``: query heads per key
+    head. ``intensity``: operations that the device computes while it reads one value. Raises UsageError.
     """
 
     parameters: float
@@ -46,7 +46,7 @@ def dense_cost(one: SamplingShape) -> float:
 def sparse_cost(
     one: SamplingShape, budget_tokens: float, page_tokens: int = PAGE_TOKENS, *, printed: bool = False
 ) -> float:
-    """C_sparse = C_noscore + C_score, at one budget in tokens for the whole answer."""
+    """C_sparse = C_noscore + C_score, with one budget in tokens for the whole answer."""
     out, n, d, r, i = one.answer, one.samples, one.kv_width, one.queries_per_key, one.intensity
     attended = 2 * n * one.parameters * out + 2 * r * n * d * budget_tokens * out + 2 * i * n * d * budget_tokens * out
     prompt_pages = one.prompt if printed else one.prompt / page_tokens
@@ -56,7 +56,7 @@ def sparse_cost(
 
 
 def mean_budget(schedule: BudgetSchedule, prompt: int, answer: int) -> float:
-    """Tokens that a token of the answer attends to on average, in whole pages."""
+    """Number of tokens that a token of the answer attends to on average, in whole pages."""
     if answer < 1 or prompt < 0:
         raise UsageError(f"an answer of {answer} tokens after {prompt}")
     total, position, end = 0.0, prompt, prompt + answer
@@ -72,7 +72,7 @@ def mean_budget(schedule: BudgetSchedule, prompt: int, answer: int) -> float:
 def sparse_rollout_cost(
     one: SamplingShape, schedule: BudgetSchedule, *, dense_share: float = 0.0, printed: bool = False
 ) -> float:
-    """C_sparse at the schedule's mean budget. ``dense_share``: of the layers, those whose attention stays dense;
+    """C_sparse at the schedule's mean budget. ``dense_share``: the share of layers whose attention stays dense;
     Sparrow's formulas have none.
     """
     budget = mean_budget(schedule, one.prompt, one.answer)
@@ -81,5 +81,5 @@ def sparse_rollout_cost(
 
 
 def speed_up(one: SamplingShape, schedule: BudgetSchedule, *, dense_share: float = 0.0, printed: bool = False) -> float:
-    """Dense cost by sparse cost; below 1 where scoring costs more than it saves."""
+    """Dense cost divided by sparse cost; below 1 if scoring costs more than it saves."""
     return dense_cost(one) / sparse_rollout_cost(one, schedule, dense_share=dense_share, printed=printed)

@@ -1,7 +1,7 @@
-"""How many times as fast rollouts are with a schedule of sparse attention, predicted by length. Pure.
+"""Predicts by length how much faster rollouts are with a sparse-attention schedule. Pure.
 
-Sparrow's cost model, except that the engine's dense layers are counted as dense. Prefills, environments and rewards are
-no part of it.
+Uses Sparrow's cost model, except that the engine's dense layers are counted as dense. Prefills, environments and
+rewards are not included.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from p2pcast.sparse.rollout_cost import SamplingShape, dense_cost, mean_budget, 
 
 
 class LengthPrediction(NamedTuple):
-    """``answer``: tokens. ``attended``: mean tokens that a token of the answer attends to in a sparse layer."""
+    """``answer``: tokens. ``attended``: mean number of tokens that an answer's token attends to in a sparse layer."""
 
     answer: int
     attended: float
@@ -26,7 +26,7 @@ class LengthPrediction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RolloutPrediction:
-    """``speed_up``: of equally many answers of each length: their dense costs by their sparse costs."""
+    """``speed_up``: for equally many answers of each length, their dense costs divided by their sparse costs."""
 
     by_length: tuple[LengthPrediction, ...]
     speed_up: float
@@ -41,7 +41,7 @@ def predicted(
     samples: int,
     intensity: float,
 ) -> RolloutPrediction:
-    """``answers``: lengths in tokens; ``prompt``: tokens. ``samples``: of one prompt, which share its cache.
+    """``answers``, ``prompt``: lengths in tokens. ``samples``: samples of one prompt, which share its cache.
     ``intensity``: operations that a device computes while it reads one value of the cache. Raises UsageError.
     """
     if not answers:

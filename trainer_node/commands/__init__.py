@@ -1,1 +1,1 @@
-"""Commands of the trainer's side. ``p2pcast.cli`` names them, and imports one when it runs."""
+"""Commands of the trainer's side. ``p2pcast.cli`` lists them, and imports each only when it runs."""

@@ -124,7 +124,7 @@ def _document(made: FleetPlan, offers: tuple[WorkerOffer, ...], every: int, stal
 
 
 def _sparse(prediction: RolloutPrediction, dense: FleetPlan) -> dict[str, Any]:
-    """``dense``: the plan with the rates of dense attention."""
+    """The part of the output about sparse attention. ``dense``: the plan with the rates of dense attention."""
     return {
         "speed_up": prediction.speed_up,
         "dense_workers": None if dense.chosen is None else len(dense.chosen),
@@ -190,7 +190,7 @@ def _show_sparse(sparse: dict[str, Any], made: FleetPlan) -> None:
 
 
 def _draw(made: FleetPlan, path: Path) -> None:
-    """Raises LocalError without matplotlib, or if the file cannot be written."""
+    """Draw the plan. Raises LocalError if matplotlib is missing or the file cannot be written."""
     from p2pcast.files.atomic_files import explained
 
     try:

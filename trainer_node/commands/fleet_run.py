@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from trainer_node.scheduling.worker_fleet_plan import WorkerOffer
 
 FIRST_STEPS = 5
-"""Steps whose median is the first measured T_train: ECHO-2, section 4.3."""
+"""Number of steps whose median is the first measured T_train (ECHO-2, section 4.3)."""
 DRAIN_S, DRAIN_POLLS = 900.0, 3
-"""An order to drain a worker holds so many seconds, and so many looks, at least: each look renews it. One start command
-of a provider, which delays the looks, takes at most 600 s.
+"""An order to drain a worker lasts at least this many seconds and this many checks; each check renews it. A provider's
+start command, which delays the checks, takes at most 600 s.
 """
 
 log = logging.getLogger("p2pcast.fleet")
@@ -111,7 +111,7 @@ def run(
 
 
 def sources_of(prices: tuple[str, ...], providers: tuple[str, ...]) -> list[OfferSource]:
-    """An offer and a provider for each kind. Raises UsageError, LocalError."""
+    """Return an offer and a provider for each kind. Raises UsageError or LocalError."""
     from trainer_node.commands.offer_type import OfferType
     from trainer_node.scheduling.provider import Provider, provider_of
     from trainer_node.scheduling.worker_fleet_operator import OfferSource
@@ -137,15 +137,15 @@ def sources_of(prices: tuple[str, ...], providers: tuple[str, ...]) -> list[Offe
 
 
 class Target:
-    """Rollouts a second that the fleet should make. ``first_per_s``: before the learner is measured."""
+    """The rollouts per second that the fleet should make. ``first_per_s``: until the learner has been measured."""
 
     def __init__(self, first_per_s: float, margin: float) -> None:
         self._per_s, self._margin = first_per_s, margin
         self._unreachable = False
 
     def per_s(self, document: dict[str, Any]) -> float:
-        """By the figures of `fleet status`. The last target stays while the ledger, begun anew, has measured too few
-        steps, and while no capacity keeps the learner busy.
+        """Compute the target from the output of `fleet status`. The last target stays while a restarted ledger has
+        measured too few steps, and while no capacity keeps the learner busy.
         """
         needed = document["least_rollouts_per_s"]
         if needed is not None and (document["steps"] or 0) >= FIRST_STEPS:
@@ -198,7 +198,7 @@ def preview_lines(document: dict[str, Any], per_s: float, fleet: FleetState, cha
 
 
 class LedgerWorkers:
-    """The ledger's knowledge of workers, and its orders to drain and to admit them. ``drain_s``: time of an order."""
+    """What the ledger knows of workers, and orders to drain and admit them. ``drain_s``: how long an order lasts."""
 
     def __init__(
         self, url: str, state: Path | None, bearer_file: Path | None, publish_every: int, drain_s: float
@@ -208,7 +208,7 @@ class LedgerWorkers:
         self._document: dict[str, Any] = {}
 
     async def refresh(self) -> dict[str, Any]:
-        """The figures of `fleet status`. Raises P2PCastError."""
+        """Fetch the data of `fleet status` from the ledger. Raises P2PCastError."""
         from p2pcast.cli.status_document import StatusObject
         from trainer_node.commands.fleet_status import fleet_document
 
@@ -219,7 +219,7 @@ class LedgerWorkers:
         return self._document
 
     async def rates(self) -> dict[str, float]:
-        """As of the last ``refresh``."""
+        """Rollouts per second of each worker, as of the last ``refresh``."""
         from trainer_node.ledger_server.ledger_view import SILENT_S
 
         return {
@@ -229,11 +229,11 @@ class LedgerWorkers:
         }
 
     async def drain(self, name: str) -> bool:
-        """Raises P2PCastError."""
+        """Drain a worker, and return whether it has no leases left. Raises P2PCastError."""
         return not (await self._order(name, self._drain_s))["leases"]
 
     async def admit(self, name: str) -> None:
-        """Raises P2PCastError."""
+        """Let a worker have leases again. Raises P2PCastError."""
         await self._order(name, 0.0)
 
     async def _order(self, name: str, for_s: float) -> dict[str, Any]:

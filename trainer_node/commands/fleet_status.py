@@ -1,4 +1,4 @@
-"""``p2pcast fleet status``: rates and prices of the workers of a run, beside the capacity that its learner needs."""
+"""``p2pcast fleet status``: rates and prices of a run's workers, next to the capacity that its learner needs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def status(
 
 
 def fleet_document(ledger: StatusObject, publish_every: int) -> dict[str, Any]:
-    """``ledger``: its /status. Rates in rollouts per second; None where nothing is measured."""
+    """Build the output. ``ledger``: its /status. Rates are in rollouts per second, and None if not measured yet."""
     tokens = ledger.number("mean_tokens")
     workers = [_worker(row, tokens) for row in ledger.rows("workers")]
     workers.sort(key=lambda one: one["usd_per_1000_rollouts"] or math.inf)
@@ -90,7 +90,7 @@ def _worker(row: StatusObject, tokens: float) -> dict[str, Any]:
 
 
 def _trained_share(ledger: StatusObject) -> float | None:
-    """Of the groups that have ended, those that were not dropped."""
+    """The share of finished groups that were not dropped."""
     groups = ledger.part("groups")
     kept = sum(groups.number(state) for state in ("complete", "short", "trained"))
     ended = kept + groups.number("dropped")
@@ -98,7 +98,7 @@ def _trained_share(ledger: StatusObject) -> float | None:
 
 
 def _pace(measured: dict[str, float | None], share: float | None, every: int) -> RolloutPace | None:
-    """None until a step and a broadcast are measured."""
+    """The measured pace, or None until a step and a broadcast have been measured."""
     from trainer_node.scheduling.overlap import RolloutPace
 
     train_s, broadcast_s, rollouts = (measured[name] for name in ("train_s", "broadcast_s", "rollouts"))
@@ -106,7 +106,7 @@ def _pace(measured: dict[str, float | None], share: float | None, every: int) ->
         return None
     try:
         return RolloutPace(train_s, broadcast_s, _whole(rollouts), every, share)
-    except UsageError:  # no times that a ledger measures
+    except UsageError:  # a ledger measures no such times
         return None
 
 
@@ -115,7 +115,7 @@ def _whole(number: float) -> int:
 
 
 def _needed(pace: RolloutPace | None, staleness: int, rate: float) -> dict[str, Any]:
-    """μ_min by the ledger's rule, and the predicted bubble. ``why``: no capacity suffices."""
+    """μ_min by the ledger's rule, and the predicted bubble. ``why``: the reason if no capacity suffices."""
     from trainer_node.scheduling.overlap import bubble_ratio_within, least_rollouts_per_s_within
 
     empty = {"least_rollouts_per_s": None, "predicted_bubble": None, "why": None}

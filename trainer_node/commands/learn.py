@@ -54,7 +54,7 @@ def learn(config: Path, overrides: tuple[str, ...], print_config: bool, plot: bo
         from trainer_node.learning.monitoring.run_log import read_run
         from trainer_node.learning.monitoring.run_plot import plot_run
 
-        picture = checked.checkpoint.folder / "run.png"  # as at the end of a run
+        picture = checked.checkpoint.folder / "run.png"  # the file that is written at the end of a run
         plot_run(read_run(checked.checkpoint.folder), picture)
         click.echo(picture)
         return
@@ -69,7 +69,7 @@ def learn(config: Path, overrides: tuple[str, ...], print_config: bool, plot: bo
 
 
 def read(path: Path, overrides: tuple[str, ...] = ()) -> Any:
-    """The configuration of a file, with ``TABLE.KEY=VALUE`` replaced. Raises UsageError."""
+    """Read a configuration file and replace ``TABLE.KEY=VALUE``. Raises UsageError."""
     from trainer_node.learning.learner_config import TABLES, LearnerConfig
 
     group = click.Group("learn", commands={name: table_of(kind, name) for name, kind in TABLES.items()})
@@ -89,7 +89,7 @@ def read(path: Path, overrides: tuple[str, ...] = ()) -> Any:
 
 
 def show(resolved: Any) -> str:
-    """The configuration as TOML, with each key's meaning."""
+    """Return the configuration as TOML, with an explanation of each key."""
     from trainer_node.learning.learner_config import TABLES
 
     lines = []

@@ -107,7 +107,7 @@ class LedgerOptions:
     checks: shared.Checks = shared.reward_checks()
 
     def checked(self) -> LedgerOptions:
-        """Raises UsageError for options that do not fit together."""
+        """Raises UsageError for options that are incompatible."""
         if self.hub_bearer_file is not None and self.hub_http is None:
             raise UsageError("--hub-bearer-file needs --hub-http")
         if self.hooks is not None and self.no_prompts:
@@ -147,7 +147,7 @@ def ledger(given: LedgerOptions) -> None:
     hub = hub_url(given.hub_http)
     task = load_task(given.task, Path.cwd())
     if given.hooks is not None:
-        load_hooks(given.hooks, Path.cwd())  # an error of the name ends the command at once
+        load_hooks(given.hooks, Path.cwd())  # a wrong name makes the command exit at once
     feed = Feed(given.seed, given.group_size, given.temperature, max(32, min(4000, 2 * given.batch_groups)))
     config = LedgerConfig(
         state=given.state,
@@ -182,7 +182,7 @@ def ledger(given: LedgerOptions) -> None:
 
 
 def trust_of(task: Task, trust_workers: bool, replay_share: float | None) -> Trust | None:
-    """Raises UsageError unless the task and the options agree on the trust in workers."""
+    """Return how far workers are trusted. Raises UsageError if the task and the options disagree."""
     from p2pcast.tasks.task import trusted_reward_of
     from trainer_node.ledger.ledger_rows import Trust
 
@@ -204,7 +204,7 @@ def trust_of(task: Task, trust_workers: bool, replay_share: float | None) -> Tru
 
 
 def hub_url(hub_http: tuple[str, int] | None) -> str | None:
-    """The base URL of the hub's HTTP server. Raises UsageError for one on another machine."""
+    """Return the base URL of the hub's HTTP server. Raises UsageError if it is on a different machine."""
     if hub_http is None:
         return None
     if hub_http[0] != "localhost" and not is_loopback(hub_http[0]):

@@ -27,7 +27,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="One JSON document o
 
 
 def span_s(text: str) -> float | None:
-    """``90m``, ``12h``, ``7d`` in seconds; None for ``never``. Raises UsageError."""
+    """Convert ``90m``, ``12h`` or ``7d`` to seconds; None for ``never``. Raises UsageError."""
     if text == FOREVER:
         return None
     match = _SPAN.fullmatch(text)

@@ -1,1 +1,1 @@
-"""How much work each rollout worker gets, and how many workers a run needs."""
+"""Decides how much work each rollout worker gets, and how many workers a run needs."""

@@ -1,9 +1,9 @@
-"""Workers that commands start and stop: a cloud's own tool, a script over ssh.
+"""Starts and stops workers with commands, such as a cloud's own tool or a script over ssh.
 
 Each command gets the worker's name in ``P2PCAST_WORKER``, and is killed with all its children when its time is up. Its
-output goes to a file and not to a pipe: a process that a start command leaves behind could hold a pipe open. The list
-command prints the names of running workers, one a line. Without it, workers that a former controller started are
-unknown.
+output goes to a file instead of a pipe, because a process that a start command leaves behind could hold a pipe open.
+The list command prints the names of running workers, one per line. Without it, workers that an earlier controller
+started are unknown.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from p2pcast.files.atomic_files import explained
 from p2pcast.ground.errors import LocalError
 
 TIME_LIMIT_S = 600.0
-"""Of a command: clouds take minutes to start a machine."""
+"""Time limit of a command, in seconds: clouds take minutes to start a machine."""
 GRACE_S = 5.0
-"""From SIGTERM to SIGKILL."""
+"""Time from SIGTERM to SIGKILL, in seconds."""
 SHOWN_BYTES = 2000
-"""Of a failed command's output, the end that the error shows."""
+"""How much of the end of a failed command's output the error shows, in bytes."""
 MOST_OUTPUT_BYTES = 1 << 20
-"""Of the list command: names of thousands of workers."""
+"""Most output of the list command, in bytes: enough for the names of thousands of workers."""
 
 
 class CommandProvider:
@@ -60,7 +60,7 @@ class CommandProvider:
         self._started.pop(name, None)
 
     async def _run(self, command: Sequence[str], name: str) -> str:
-        """The command's output. Raises LocalError if it fails or takes too long."""
+        """Run a command and return its output. Raises LocalError if it fails or takes too long."""
         with tempfile.TemporaryFile() as output:
             with explained("run", command[0]):
                 process = await asyncio.create_subprocess_exec(
@@ -87,7 +87,7 @@ class CommandProvider:
             return output.read(MOST_OUTPUT_BYTES).decode(errors="replace")
 
     async def _kill(self, process: asyncio.subprocess.Process) -> None:
-        """End a command that still runs, and its children."""
+        """Terminate a command that is still running, and its children."""
         if process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -98,7 +98,7 @@ class CommandProvider:
         except TimeoutError:
             pass
         finally:
-            # Children may outlive the command that was asked to end.
+            # Children may outlive the command that was terminated.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()

@@ -1,10 +1,10 @@
-"""Workers as the pods of a Kubernetes Deployment, one worker a pod, through the official client.
+"""Runs workers as the pods of a Kubernetes Deployment, one worker per pod, through the official client.
 
-A start raises the Deployment's scale by one, a stop lowers it by one. The cluster chooses the pod that goes: the pod of
-the drained worker is marked beforehand with the lowest deletion cost. A worker has the name of its pod. Writes name the
-resource version that was read, so a change by another controller is seen (409) and the write is tried again.
+A start raises the Deployment's scale by one, and a stop lowers it by one. The cluster chooses the pod to delete, so the
+drained worker's pod is first marked with the lowest deletion cost. A worker has the name of its pod. Writes contain the
+resource version that was read, so if another controller changed it (409), the write is retried.
 
-Tests compare requests with the published OpenAPI schema of Kubernetes 1.37. The provider was not run on a cluster.
+Tests compare requests with the published OpenAPI schema of Kubernetes 1.37. The provider has not been run on a cluster.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from p2pcast.ground.errors import LocalError
 T = TypeVar("T")
 
 TIME_LIMIT_S = (5.0, 30.0)
-"""To connect, and to read an answer."""
+"""Time limits in seconds to connect, and to read a response."""
 TRIES = 5
-"""Of a write that meets the change of another controller."""
+"""Attempts for a write that conflicts with another controller's change."""
 CONFLICT = 409
 MERGE = "application/merge-patch+json"
 JSON = {"Content-Type": "application/json"}
-"""The client sends none with a scale."""
+"""The client does not send these headers with a scale."""
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 LOWEST_COST = "-2147483648"
 ENDED = ("Succeeded", "Failed")
@@ -32,7 +32,7 @@ _OPTIONS: dict[str, Any] = {"_request_timeout": TIME_LIMIT_S}
 
 
 def configured() -> Any:
-    """A client by the pod's service account, or by the user's kubeconfig. Raises LocalError."""
+    """Return a client that uses the pod's service account or the user's kubeconfig. Raises LocalError."""
     try:
         from kubernetes import client, config
     except ImportError:
@@ -58,7 +58,7 @@ class KubernetesProvider:
         return await self._ask(self._pods)
 
     async def start(self, name: str) -> None:
-        """The cluster names the new pod: ``name`` is not used."""
+        """Start one worker. The cluster names the new pod, so ``name`` is not used."""
         await self._ask(lambda: self._scale(1))
 
     async def stop(self, name: str) -> None:

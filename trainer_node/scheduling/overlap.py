@@ -1,8 +1,8 @@
-"""The overlap condition: the rollout capacity that keeps a learner busy, and the staleness that follows. Pure.
+"""The overlap condition: the rollout capacity that keeps a learner busy, and the resulting staleness. Pure.
 
-Source: ECHO-2, sections 3.3 and 3.4 and appendix B; the numbers of its equations stand beside each function. One
-addition: ``trained_share``, the share of rollouts that reach a batch. The paper counts every rollout (1.0); groups
-with equal rewards, stale and rejected results lower the share, and the capacity has to make up for them.
+Source: ECHO-2, sections 3.3 and 3.4 and appendix B; each function gives the number of its equation. One addition:
+``trained_share``, the share of rollouts that reach a batch. The paper counts every rollout (1.0). Groups with equal
+rewards, and stale or rejected results, lower the share, and the capacity has to compensate for them.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from p2pcast.ground.errors import UsageError
 
 CAPACITY_MARGIN = 1.1
-"""γ of ECHO-2, section 4.3: capacity above the least, which absorbs the loss of one worker in ten."""
+"""γ of ECHO-2, section 4.3: capacity relative to the minimum, which absorbs the loss of one worker in ten."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutPace:
-    """``train_s``: seconds of one learner step. ``broadcast_s``: seconds from a publication until the share 1/γ of the
-    engines serves it. ``rollouts``: rollouts of one step. ``steps``: κ, learner steps between publications.
-    ``trained_share``: of all rollouts, those that reach a batch.
+    """``train_s``: seconds per learner step. ``broadcast_s``: seconds from a publication until the share 1/γ of the
+    engines serves it. ``rollouts``: rollouts per step. ``steps``: κ, learner steps between publications.
+    ``trained_share``: the share of all rollouts that reach a batch.
     """
 
     train_s: float
@@ -41,24 +41,24 @@ class RolloutPace:
 
     @property
     def needed_rollouts(self) -> float:
-        """Rollouts to be made between two publications, the ones that are never trained included."""
+        """Rollouts to be made between two publications, including those that are never trained."""
         return self.steps * self.rollouts / self.trained_share
 
     @property
     def spare_s(self) -> float:
-        """Seconds of a publication period in which all engines serve the newest version; not above 0: no capacity
-        suffices.
+        """Seconds of a publication period in which all engines serve the newest version. If this is not above 0, no
+        capacity suffices.
         """
         return self.steps * self.train_s - self.broadcast_s
 
 
 def overlaps(pace: RolloutPace, rollouts_per_s: float) -> bool:
-    """Whether the learner never waits (equation 1). ``rollouts_per_s``: of all workers together."""
+    """Whether the learner never waits (equation 1). ``rollouts_per_s``: rate of all workers together."""
     return rollouts_per_s > 0 and pace.spare_s >= pace.needed_rollouts / rollouts_per_s
 
 
 def least_rollouts_per_s(pace: RolloutPace) -> float:
-    """μ_min (equation 2): the least capacity under which the learner never waits. Raises UsageError when none does."""
+    """μ_min (equation 2): the lowest capacity at which the learner never waits. Raises UsageError if there is none."""
     if pace.spare_s <= 0:
         raise UsageError(
             f"no number of workers keeps the learner busy: a broadcast takes {pace.broadcast_s:g} s, and a version is "
@@ -73,7 +73,7 @@ def rollouts_from_newest(pace: RolloutPace, rollouts_per_s: float, steps: int) -
 
 
 def worst_staleness(pace: RolloutPace, rollouts_per_s: float) -> int:
-    """Δ_max in learner steps (equation 7), when engines generate nothing with a version before its broadcast ends."""
+    """Δ_max in learner steps (equation 7), if engines sample nothing with a version before its broadcast is over."""
     wait_s = pace.broadcast_s + pace.rollouts / pace.trained_share / rollouts_per_s
     return pace.steps + math.ceil(wait_s / pace.train_s) - 1
 
@@ -84,9 +84,9 @@ def worst_staleness_when_overlapping(pace: RolloutPace) -> int:
 
 
 def bubble_ratio(pace: RolloutPace, rollouts_per_s: float) -> float:
-    """The predicted share of wall-clock time in which the learner waits: 0 when the times overlap, 1 without workers.
+    """The predicted share of wall-clock time that the learner waits: 0 if the times overlap, 1 without workers.
 
-    A publication period takes the longer of κ steps of training, and of the broadcast and the rollouts after it.
+    A publication period lasts κ steps of training, or the broadcast and the rollouts after it if those take longer.
     """
     if rollouts_per_s <= 0:
         return 1.0
@@ -95,22 +95,22 @@ def bubble_ratio(pace: RolloutPace, rollouts_per_s: float) -> float:
     return 1 - training_s / period_s
 
 
-# The equations above assume that engines sample nothing while a version is on its way. The ledger lets them sample with
-# the version before it, as far as the bound on staleness allows (`ledger.staleness_rule`). Version v serves the
-# batches of steps v + S + 1 - κ to v + S. Batch i after v has to be whole at the beginning of that step. Engines that
-# have used up their budget begin it when v arrives: T_bcast + (i - S + κ) R / μ <= i T_train.
+# The equations above assume that engines sample nothing during a broadcast. The ledger lets them sample with the
+# previous version, as far as the staleness bound allows (`ledger.staleness_rule`). Version v serves the batches of
+# steps v + S + 1 - κ to v + S. Batch i after v has to be complete when that step starts. Engines that have used up
+# their budget start it when v arrives: T_bcast + (i - S + κ) R / μ <= i T_train.
 
 
 def _last_batches(pace: RolloutPace, staleness: int) -> range:
-    """Batches of one version, counted from its publication."""
+    """The batches of one version, counted from its publication."""
     if not 0 < pace.steps <= staleness + 1:
         raise UsageError(f"a version every {pace.steps} steps: with staleness {staleness}, 1 to {staleness + 1} can be")
     return range(staleness + 1 - pace.steps, staleness + 1)
 
 
 def least_rollouts_per_s_within(pace: RolloutPace, staleness: int) -> float:
-    """The least capacity under which a learner never waits that trains on rollouts up to ``staleness`` steps old.
-    Raises UsageError when none does.
+    """The lowest capacity at which a learner that trains on rollouts up to ``staleness`` steps old never waits. Raises
+    UsageError if there is none.
     """
     rollouts = pace.rollouts / pace.trained_share
     least = rollouts / pace.train_s
@@ -127,7 +127,7 @@ def least_rollouts_per_s_within(pace: RolloutPace, staleness: int) -> float:
 
 
 def bubble_ratio_within(pace: RolloutPace, staleness: int, rollouts_per_s: float) -> float:
-    """The predicted share of wall-clock time in which a learner waits that trains on rollouts up to ``staleness`` steps
+    """The predicted share of wall-clock time that a learner waits if it trains on rollouts up to ``staleness`` steps
     old. The time of a single rollout is neglected.
     """
     batches = _last_batches(pace, staleness)

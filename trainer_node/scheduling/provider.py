@@ -1,7 +1,7 @@
 """Providers start and stop workers for the fleet's controller.
 
-A provider has workers of one kind and price. It starts a worker by a command or by a cluster's scale, never by itself.
-Stopping comes after draining: the ledger gives the worker no more leases, and its leases have ended.
+A provider has workers of one kind and price. It starts a worker with a command or by scaling a cluster, never by
+itself. A worker is stopped after draining: the ledger gives it no more leases, and its leases are finished.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ FORMS = "static:NAME,NAME,…, exec:START COMMAND -- STOP COMMAND [-- LIST COMMA
 
 
 class Provider(Protocol):
-    """Errors of all methods: LocalError, with the provider's own message. ``changes``: whether the provider can start
-    and stop workers.
+    """All methods raise LocalError with the provider's own message. ``changes``: whether the provider can start and
+    stop workers.
     """
 
     changes: bool
 
     async def running(self) -> Sequence[str]:
-        """Names of workers that run or start."""
+        """Names of workers that are running or starting."""
         ...
 
     async def start(self, name: str) -> None:
-        """Start one worker. A cluster may give it a name of its own."""
+        """Start one worker. A cluster may give it a different name."""
         ...
 
     async def stop(self, name: str) -> None:
@@ -36,7 +36,7 @@ class Provider(Protocol):
 
 
 def provider_of(text: str) -> Provider:
-    """The provider that the text names (``FORMS``). Raises UsageError; LocalError without the package that it needs."""
+    """Return the provider that ``text`` describes (``FORMS``). Raises UsageError, or LocalError without its package."""
     form, _, rest = text.partition(":")
     if form == "static":
         return StaticProvider([name.strip() for name in rest.split(",")])
@@ -71,7 +71,7 @@ def _commands(text: str) -> Provider:
 
 
 class StaticProvider:
-    """Workers that a person starts: the fleet's controller measures them and changes nothing."""
+    """Workers that a person starts: the fleet's controller measures them but changes nothing."""
 
     changes = False
 

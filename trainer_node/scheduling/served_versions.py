@@ -1,7 +1,7 @@
-"""The version that an engine is taken to serve: its worker's statement, checked against the hub's knowledge. Pure.
+"""Decides which version an engine counts as serving, from its worker's statement and the hub's knowledge. Pure.
 
-Promises: no engine counts for a version that is newer than the hub knows it to serve, or newer than its worker states.
-An engine that the hub does not know counts for what its worker states.
+Guarantees: no engine counts for a version newer than the hub knows it to serve, or newer than its worker states. If the
+hub does not know an engine, its worker's statement counts.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from p2pcast.ground.version import Version
 
 
 class EngineId(NamedTuple):
-    """``node``: of the peer that installs the engine's weights, in hex. ``name``: of the engine at that peer."""
+    """``node``: the peer that installs the engine's weights, in hex. ``name``: the engine's name at that peer."""
 
     node: str
     name: str
 
 
 class KnownEngine(NamedTuple):
-    """As the engine's peer reported to the hub. ``served``: None without verified weights. ``staged``: by the peer."""
+    """What the engine's peer reported to the hub. ``served``: None without verified weights. ``staged``: the peer's."""
 
     served: Version | None
     staged: Version | None
 
 
 class Believed(NamedTuple):
-    """``served``: None for an engine without weights. ``agreed``: the statement is the hub's knowledge, or the hub has
-    none.
+    """``served``: None for an engine without weights. ``agreed``: whether the statement matches the hub's knowledge, or
+    the hub has none.
     """
 
     served: Version | None
@@ -36,7 +36,7 @@ class Believed(NamedTuple):
 
 
 def believed(served: Version, staged: Version | None, known: KnownEngine | None) -> Believed:
-    """``served``, ``staged``: as the worker states."""
+    """Combine the worker's statement (``served``, ``staged``) with what the hub knows."""
     if known is None:
         return Believed(served, staged, True)
     return Believed(_older(served, known.served), _older(staged, known.staged), served == known.served)

@@ -1,16 +1,16 @@
 """Heterogeneity-aware shares of a batch: SparrowRL's Algorithm 1, as ceilings on leases. Pure; time is passed in.
 
-Promises:
+Guarantees:
 
 - The shares of a batch sum to the batch.
 - Equal inputs give equal shares.
 
-A worker raises its share only by tokens of accepted results. A share is a ceiling: workers take leases themselves, so
-nothing is sent to a dead worker, and a ceiling binds only while another eligible worker has a free slot.
+Only tokens of accepted results raise a worker's share. A share is a ceiling: workers take leases themselves, so nothing
+is sent to a dead worker, and a ceiling applies only while another eligible worker has a free slot.
 
-Differences from the paper. Its floors may leave up to one job per worker undone: here the remainders go to the largest
-fractions. A worker that is excluded gets one probe now and then: without any result its throughput could never be
-measured again. Exclusion decays a throughput once a publication, however often shares are computed.
+Differences from the paper: its floors may leave up to one job per worker undone; here the remainders go to the largest
+fractions. An excluded worker gets a probe job now and then, because otherwise its throughput could never be measured
+again. Exclusion decays a throughput once per publication, however often shares are computed.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ EXCLUSION_DECAY = 0.9
 SMOOTHING = 0.7
 """β of Algorithm 1: the weight of the earlier estimate. The paper gives no value."""
 LEAST_WINDOW_S = 1.0
-"""Shortest time over which a rate is measured: one result of an instant would give any rate."""
+"""Shortest time over which a rate is measured, in seconds: an instant result would give an arbitrary rate."""
 MOST_MEDIANS = 8.0
-"""Highest estimate that counts for a share, in medians of the other workers: one worker may serve a machine of eight
-devices beside machines of one. Tokens are not proved, so without a bound one worker could claim a whole batch.
+"""Highest estimate that counts for a share, in medians of the other workers: one worker may serve eight devices, and
+the others one each. Tokens are not proved, so without a bound, one worker could claim a whole batch.
 """
 PROBE_S = 30.0
-"""Seconds between two probe jobs of an excluded worker. Not measured."""
+"""Interval between two probe jobs of an excluded worker, in seconds. Not measured."""
 
 
 def split(jobs: int, throughput: Mapping[str, float]) -> dict[str, int]:
-    """``jobs`` in proportion to each worker's throughput, in tokens per second; equally when all are 0. Remainders go
-    to the largest fractions, then by name.
+    """Split ``jobs`` in proportion to each worker's throughput in tokens per second, or equally if all are 0.
+    Remainders go to the largest fractions, then by name.
     """
     if not throughput:
         return {}
@@ -52,7 +52,7 @@ class _Worker:
     tokens_per_s: float | None = None
     """None before the first settlement."""
     tokens: int = 0
-    """Of accepted results since the last settlement."""
+    """Tokens of accepted results since the last settlement."""
     busy_s: float = 0.0
     """Wall-clock seconds with at least one lease since the last settlement."""
     probed_s: float | None = None
@@ -70,22 +70,22 @@ class Throughputs:
         self._workers.setdefault(worker, _Worker())
 
     def known(self) -> set[str]:
-        """The workers that joined and did not leave."""
+        """The workers that have joined and not left."""
         return set(self._workers)
 
     def leave(self, worker: str) -> None:
         self._workers.pop(worker, None)
 
     def accepted(self, worker: str, tokens: int) -> None:
-        """The ledger accepted a result with so many sampled tokens."""
+        """Note that the ledger accepted a result with this many sampled tokens."""
         self._workers[worker].tokens += tokens
 
     def busy(self, worker: str, seconds: float) -> None:
-        """The worker held at least one lease for so long."""
+        """Note that the worker held at least one lease for this long."""
         self._workers[worker].busy_s += seconds
 
     def settle(self, worker: str) -> None:
-        """End a window: fold its rate into the estimate (line 16). A window that is too short goes on."""
+        """Close a window: fold its rate into the estimate (line 16). A window that is too short continues."""
         one = self._workers[worker]
         if one.busy_s < LEAST_WINDOW_S:
             return
@@ -95,19 +95,19 @@ class Throughputs:
         one.tokens, one.busy_s = 0, 0.0
 
     def published(self, eligible: Collection[str]) -> None:
-        """A version was published: the estimates of workers that may not take part in it decay (line 14)."""
+        """Note that a version was published: the estimates of workers that are excluded from it decay (line 14)."""
         for worker, one in self._workers.items():
             if worker not in eligible and one.tokens_per_s is not None:
                 one.tokens_per_s *= self._decay
 
     def estimate(self, worker: str) -> float | None:
-        """Tokens per second; None before the first settlement, and for a worker that has left."""
+        """Tokens per second; None before the first settlement, or if the worker has left."""
         one = self._workers.get(worker)
         return None if one is None else one.tokens_per_s
 
     def of(self, eligible: Collection[str]) -> dict[str, float]:
         """The estimates of eligible workers, at most MOST_MEDIANS medians of the others. A worker without an estimate
-        counts as the median of the others, so that it begins with a fair share.
+        counts as the others' median, so that it starts with a fair share.
         """
         rates = {w: None if (one := self._workers.get(w)) is None else one.tokens_per_s for w in eligible}
         known = sorted(t for t in rates.values() if t is not None)
@@ -124,8 +124,8 @@ class Throughputs:
 
 
 def _capped(rate: float, known: list[float]) -> float:
-    """``known``: all estimates in order, with ``rate``. Of an even number of others the slower one counts as their
-    median; a median of 0 bounds nothing.
+    """Limit a rate. ``known``: all estimates in order, including ``rate``. If the number of others is even, the slower
+    of the middle two counts as their median. A median of 0 sets no limit.
     """
     if len(known) < 2:
         return rate
@@ -136,9 +136,9 @@ def _capped(rate: float, known: list[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """``leases``: the worker's leases in the present batch, ended ones included. ``free_slots``: jobs that the worker
-    waits for. It is 0 for a worker that does not ask for any, or got all it asked for. It is 0, too, for an engine that
-    is too old for every job there is. A ceiling would otherwise keep jobs for a worker that never takes them.
+    """``leases``: the worker's leases in the current batch, including finished ones. ``free_slots``: jobs that the
+    worker is waiting for. It is 0 if the worker asks for none, got all it asked for, or has an engine that is too old
+    for every job. A ceiling would otherwise reserve jobs for a worker that never takes them.
     """
 
     leases: int
@@ -146,11 +146,11 @@ class Load:
 
 
 def jobs_for(worker: str, wanted: int, shares: Mapping[str, int], loads: Mapping[str, Load]) -> int:
-    """How many of ``wanted`` jobs an eligible worker may lease now."""
+    """Return how many of ``wanted`` jobs an eligible worker may lease now."""
     room = max(0, shares.get(worker, 0) - loads[worker].leases)
     if room >= wanted:
         return wanted
-    # A ceiling must not leave jobs undone: it counts only if another worker could take them now.
+    # A ceiling must not leave jobs undone: it applies only if another worker could take them now.
     waiting = any(
         load.free_slots > 0 and load.leases < shares.get(other, 0) for other, load in loads.items() if other != worker
     )

@@ -1,9 +1,9 @@
-"""Which workers to run: the cheapest fleet with enough capacity, changed only after a sustained deviation. Pure; time
-is passed in.
+"""Chooses which workers to run: the cheapest fleet with enough capacity, changed only after a sustained deviation.
+Pure; time is passed in.
 
-Source: ECHO-2, equations 3 and 4 and appendix C.2.1. Workers are ranked by their price per rollout and the cheapest
-prefix is taken. Beyond the paper, a prefix that overshoots is pruned: its dearest member that the capacity does not
-need goes, and so on. Releasing means draining: the worker finishes or returns its leases.
+Source: ECHO-2, equations 3 and 4 and appendix C.2.1. Workers are ranked by price per rollout, and the cheapest prefix
+is taken. Beyond the paper, a prefix that exceeds the target is pruned: its most expensive unneeded member is removed,
+and so on. Releasing means draining: the worker finishes or returns its leases.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 MEASUREMENTS = 3
-"""Looks in a row that must deviate before the fleet changes."""
+"""Number of consecutive measurements that must deviate before the fleet changes."""
 WINDOW_S = 60.0
-"""Seconds that these looks must span at least."""
+"""Shortest time that these measurements must span, in seconds."""
 RELEASE_MARGIN = 0.15
-"""Capacity above the target, as a share of the target, from which a worker may be released."""
+"""Capacity above the target, as a share of the target, at which a worker may be released."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class CandidateWorker:
 
     @property
     def usd_per_rollout(self) -> float:
-        """ρ, but for a constant factor."""
+        """ρ, up to a constant factor."""
         return self.usd_per_h / self.rollouts_per_s if self.rollouts_per_s > 0 else float("inf")
 
 
@@ -44,8 +44,8 @@ def by_price_per_rollout(candidates: Iterable[CandidateWorker]) -> list[Candidat
 
 
 def cheapest(candidates: Iterable[CandidateWorker], target_per_s: float) -> list[CandidateWorker] | None:
-    """A fleet of at least ``target_per_s`` rollouts a second, by ascending price per rollout; None when all candidates
-    together do not reach the target.
+    """Return a fleet that makes at least ``target_per_s`` rollouts per second, by ascending price per rollout, or None
+    if all candidates together do not reach the target.
     """
     chosen: list[CandidateWorker] = []
     capacity = 0.0
@@ -76,7 +76,7 @@ NO_CHANGE = FleetChange()
 def change_for(
     target_per_s: float, active: Collection[CandidateWorker], standby: Collection[CandidateWorker]
 ) -> FleetChange:
-    """The change that a deviation asks for if it lasts. ``active``, ``standby``: as of ``FleetControl.decide``."""
+    """The change that a lasting deviation calls for. ``active``, ``standby``: see ``FleetControl.decide``."""
     capacity = _capacity(active)
     side = _side(capacity, target_per_s)
     if side < 0:
@@ -89,12 +89,12 @@ def _capacity(active: Collection[CandidateWorker]) -> float:
 
 
 def _side(capacity: float, target_per_s: float) -> int:
-    """-1 for a capacity below the target, 1 for one above it by the margin."""
+    """Return -1 for a capacity below the target, 1 for one above it by the margin, else 0."""
     return -1 if capacity < target_per_s else int(capacity > (1 + RELEASE_MARGIN) * target_per_s)
 
 
 class FleetControl:
-    """Decides on changes from repeated looks at the fleet's capacity. ``window_s``: that a deviation must last."""
+    """Decides on changes from repeated measurements. ``window_s``: how long a deviation must last, in seconds."""
 
     def __init__(self, window_s: float = WINDOW_S) -> None:
         self._window_s = window_s
@@ -110,9 +110,9 @@ class FleetControl:
         active: Collection[CandidateWorker],
         standby: Collection[CandidateWorker],
     ) -> FleetChange:
-        """Take one measurement. ``active``: workers that run, with their measured rates; a dead worker has none.
-        A worker that is starting has the expected rate: otherwise each measurement during its start would ask for
-        another worker. ``standby``: others that could be started.
+        """Take one measurement. ``active``: running workers, with their measured rates; a dead worker's rate is 0. A
+        starting worker has its expected rate, or each measurement during its start would ask for another worker.
+        ``standby``: further workers that could be started.
         """
         side = _side(_capacity(active), target_per_s)
         if side != self._side:
@@ -127,7 +127,7 @@ class FleetControl:
 
 
 def _additions(lacking_per_s: float, standby: Collection[CandidateWorker]) -> tuple[CandidateWorker, ...]:
-    """The cheapest workers per rollout that close the gap, or all when they do not."""
+    """Return the cheapest workers per rollout that close the gap, or all if they do not."""
     added: list[CandidateWorker] = []
     for one in by_price_per_rollout(standby):
         if lacking_per_s <= 0:
@@ -138,7 +138,7 @@ def _additions(lacking_per_s: float, standby: Collection[CandidateWorker]) -> tu
 
 
 def _surplus(target_per_s: float, active: Collection[CandidateWorker]) -> tuple[CandidateWorker, ...]:
-    """The dearest workers per rollout without which the capacity still reaches the target."""
+    """Return the most expensive workers per rollout that are not needed to reach the target."""
     kept = set(active)
     released: list[CandidateWorker] = []
     for one in sorted((one for one in active if not one.fixed), key=_rank, reverse=True):

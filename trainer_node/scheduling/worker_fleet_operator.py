@@ -1,12 +1,12 @@
 """Keeps a fleet at its capacity: measures, starts workers through providers, drains and stops them.
 
-Promises:
+Guarantees:
 
-- A worker is stopped only after it was drained.
+- A worker is stopped only after it has been drained.
 - A worker that is starting counts as running, for at most ``START_S``.
-- A provider's failure is logged, that provider is asked for nothing for ``HOLD_S``, and the others go on.
-- An operator that begins anew knows its workers by what its providers say. A worker that its predecessor was draining
-  runs on, once the ledger's order has lapsed, until it is released again.
+- If a provider fails, that is logged, the provider is not used for ``HOLD_S``, and the others continue.
+- A restarted operator learns its workers from its providers. A worker that its predecessor was draining continues once
+  the ledger's order has lapsed, until it is released again.
 
 Time is passed in.
 """
@@ -24,25 +24,25 @@ from trainer_node.scheduling.worker_fleet import WINDOW_S, CandidateWorker, Flee
 from trainer_node.scheduling.worker_fleet_plan import WorkerOffer
 
 START_S = 900.0
-"""A start: a machine, an engine, and the weights over a slow link."""
+"""Longest start in seconds: of a machine, an engine, and the weights over a slow link."""
 HOLD_S = 600.0
 
 log = logging.getLogger("p2pcast.fleet")
 
 
 class Workers(Protocol):
-    """The ledger's knowledge of workers."""
+    """What the ledger knows of workers."""
 
     async def rates(self) -> Mapping[str, float]:
-        """Rollouts per second of each worker that takes part; a silent one is left out."""
+        """Rollouts per second of each worker that takes part, except silent ones."""
         ...
 
     async def drain(self, name: str) -> bool:
-        """Give the worker no more leases. Whether it holds none any more."""
+        """Give the worker no more leases. Returns whether it has none left."""
         ...
 
     async def admit(self, name: str) -> None:
-        """Give the worker leases again: a worker of this name is started."""
+        """Give the worker leases again, because a worker with this name is being started."""
         ...
 
 
@@ -56,8 +56,8 @@ class OfferSource:
 
 @dataclass(frozen=True, slots=True)
 class FleetState:
-    """``active``: workers that run or start, without the ones that are drained. ``standby``: workers that could be
-    started now. ``of``: the source of each by its name.
+    """``active``: workers that are running or starting, except those being drained. ``standby``: workers that could be
+    started now. ``of``: each worker's source, by name.
     """
 
     active: tuple[CandidateWorker, ...]
@@ -70,7 +70,7 @@ class FleetState:
 
 
 class FleetOperator:
-    """``window_s``: time in seconds that a deviation must last before the fleet changes."""
+    """``window_s``: how long a deviation must last before the fleet changes, in seconds."""
 
     def __init__(self, sources: Sequence[OfferSource], workers: Workers, *, window_s: float = WINDOW_S) -> None:
         self._sources, self._workers = tuple(sources), workers
@@ -78,13 +78,13 @@ class FleetOperator:
         self._draining: dict[str, OfferSource] = {}
         self._first_seen_s: dict[str, float] = {}
         self._measured: set[str] = set()
-        """Workers that have taken part: one of them that is silent is dead and not starting."""
+        """Workers that have taken part; if one of them is silent, it is dead and not starting."""
         self._known: dict[str, Sequence[str]] = {}
-        """Workers of each offer at the provider's last answer."""
+        """Each offer's workers, as the provider last reported them."""
         self._held_until_s: dict[str, float] = {}
 
     async def adjust(self, now_s: float, target_per_s: float) -> FleetChange:
-        """Measure the fleet once, and change it after a sustained deviation. Returns that change."""
+        """Measure the fleet once, and change it after a sustained deviation. Returns the change."""
         fleet = await self.measure(now_s)
         change = self._control.decide(now_s, target_per_s, fleet.active, fleet.standby)
         for started in change.activate:
@@ -96,7 +96,7 @@ class FleetOperator:
         return change
 
     async def preview(self, now_s: float, target_per_s: float) -> tuple[FleetState, FleetChange]:
-        """The fleet, and the change that ``adjust`` would make after a sustained deviation. Changes nothing."""
+        """Return the fleet, and the change that ``adjust`` would make after a sustained deviation. Changes nothing."""
         fleet = await self.measure(now_s)
         return fleet, change_for(target_per_s, fleet.active, fleet.standby)
 
@@ -116,7 +116,7 @@ class FleetOperator:
         return FleetState(tuple(active), tuple(standby), of)
 
     def _forget(self, alive: Collection[str]) -> None:
-        """Forget workers that no provider names any more: a cluster gives each of its workers a new name."""
+        """Forget workers that no provider reports any more, because a cluster gives each worker a new name."""
         for gone in self._first_seen_s.keys() - alive:
             del self._first_seen_s[gone]
             self._measured.discard(gone)
@@ -146,14 +146,14 @@ class FleetOperator:
         return CandidateWorker(name, source.offer.usd_per_h, rate, fixed=not source.provider.changes)
 
     def _others(self, source: OfferSource, running: Sequence[str], now_s: float) -> list[CandidateWorker]:
-        """Workers that the source could start now."""
+        """The workers that the source could start now."""
         if not source.provider.changes or self._held(source, now_s):
             return []
         free = [each for each in source.offer.candidates() if each.name not in running]
         return free[: max(0, source.offer.count - len(running))]
 
     async def _start(self, source: OfferSource, name: str, now_s: float) -> None:
-        if self._held(source, now_s):  # since the start of another of its workers
+        if self._held(source, now_s):  # because another of its workers failed to start
             return
         log.info("worker %s is started: the fleet's capacity is below its target", name)
         self._measured.discard(name)

@@ -1,7 +1,7 @@
-"""A fleet for a run, before it begins: which workers, their cost, the learner's predicted waiting. Pure.
+"""Plans a run's fleet in advance: which workers, their cost, and how long the learner is predicted to wait. Pure.
 
-Capacity: ECHO-2's equations 2 and 3 with its margin γ. Two predictions of the bubble ratio stand side by side. Under
-ECHO-2's, engines sample nothing while a version is on its way. The other follows the ledger's pace rule.
+Capacity follows ECHO-2's equations 2 and 3 with its margin γ. There are two predictions of the bubble ratio. In
+ECHO-2's, engines sample nothing during a broadcast. The other one follows the ledger's pace rule.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from trainer_node.scheduling.overlap import (
 from trainer_node.scheduling.worker_fleet import CandidateWorker, by_price_per_rollout, cheapest
 
 MOST_WORKERS = 10_000
-"""Workers of all offers together: beyond this a plan would take minutes."""
+"""Most workers of all offers together; with more, a plan would take minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerOffer:
-    """Up to ``count`` workers of one kind. ``usd_per_h``, ``rollouts_per_s``: of each."""
+    """Up to ``count`` workers of one kind. ``usd_per_h``, ``rollouts_per_s``: of each worker."""
 
     kind: str
     usd_per_h: float
@@ -52,8 +52,8 @@ class WorkerOffer:
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """The promise of a fleet. ``usd_per_step``: of fleet and learner, waiting included. ``bubble``: ECHO-2's
-    prediction; ``bubble_within``: the pace rule's.
+    """What a fleet is predicted to achieve. ``usd_per_step``: cost of fleet and learner, including waiting. ``bubble``:
+    ECHO-2's prediction. ``bubble_within``: the pace rule's.
     """
 
     workers: int
@@ -67,8 +67,8 @@ class Prospect:
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """``least_per_s``: μ_min. ``target_per_s``: with the margin. ``chosen``: None if all offers together are too few.
-    ``growth``: prospects of the cheapest 1, 2, … workers by price per rollout.
+    """``least_per_s``: μ_min. ``target_per_s``: with the margin. ``chosen``: None if all offers together are not
+    enough. ``growth``: prospects of the cheapest 1, 2, … workers by price per rollout.
     """
 
     least_per_s: float
@@ -86,7 +86,7 @@ def planned(
     learner_usd_per_h: float = 0.0,
     margin: float = CAPACITY_MARGIN,
 ) -> FleetPlan:
-    """Raises UsageError for offers of one kind twice, and if no number of workers keeps the learner busy."""
+    """Plan a fleet. Raises UsageError if offers repeat a kind, or if no number of workers keeps the learner busy."""
     kinds = [offer.kind for offer in offers]
     if not kinds or len(set(kinds)) != len(kinds):
         raise UsageError("a plan needs at least one offer, and one offer of each kind")
