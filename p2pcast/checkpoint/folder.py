@@ -1,8 +1,8 @@
 """A Hugging Face checkpoint folder, read as a canonical state or written as one.
 
-Promise: reading never leaves the folder (except through the Hugging Face cache's own links), and validates every shard
-before any weight is read. A file cut short during reading is an error. A written folder appears whole under its name,
-or not at all.
+Guarantees: reading never leaves the folder (except through the Hugging Face cache's own links), and every shard is
+validated before any weight is read. If a file is cut short during reading, an error is raised. A written folder appears
+under its name only once it is complete.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _OTHER_WEIGHTS = (
     ".bin", ".bin.index.json", ".ckpt", ".distcp", ".gguf", ".h5", ".msgpack", ".npy", ".npz", ".onnx",
     ".pkl", ".pt", ".pth",
 )  # fmt: skip
-"""Suffixes of weights in other formats and of training state. A version's small files are the files that an engine
-needs beside the weights.
+"""Suffixes of weights in other formats and of training state. A version's small files are those that an engine needs in
+addition to the weights.
 """
 
 
@@ -43,8 +43,8 @@ class Checkpoint:
     """The tensors of one folder. Thread-safe."""
 
     def __init__(self, folder: Path, files: Sequence[SafetensorsFile], adapters: Sequence[str] = ()) -> None:
-        """Use ``Checkpoint.open``. ``adapters``: the adapter of each file, which precedes its tensors' names. Raises
-        IntegrityError if two files hold the same tensor.
+        """Use ``Checkpoint.open``. ``adapters``: each file's adapter, which precedes its tensors' names. Raises
+        IntegrityError if two files contain the same tensor.
         """
         self.folder = folder
         self.files, self.adapters = tuple(files), tuple(adapters)
@@ -69,8 +69,8 @@ class Checkpoint:
 
     @classmethod
     def open(cls, folder: Path | str) -> Checkpoint:
-        """Open ``model.safetensors``, else the shards of its index, else the only ``.safetensors`` file. LoRA adapters
-        in subfolders, ``ADAPTER/adapter_model.safetensors``, belong to the state, with such a model or without.
+        """Open ``model.safetensors``, else the shards in its index, else the only ``.safetensors`` file. LoRA adapters
+        in subfolders, ``ADAPTER/adapter_model.safetensors``, belong to the state, even if there is no model.
 
         Raises LocalError, IntegrityError.
         """
@@ -94,7 +94,7 @@ class Checkpoint:
 
     @classmethod
     def _open_model(cls, folder: Path, names: list[str], found: list[str]) -> list[SafetensorsFile]:
-        """The files of the model. ``found``: those of the ``names`` that end as safetensors files do."""
+        """Open the model's files. ``found``: those of the ``names`` that have safetensors' suffix."""
         if SINGLE in names:
             shards = [SINGLE]
         elif INDEX in names:
@@ -137,22 +137,22 @@ class Checkpoint:
         return list(files)
 
     def layout(self, *, cell_words: int = limits.CELL_WORDS, cuts: Mapping[int, Sequence[int]] | None = None) -> Layout:
-        """The layout of the tensors, cut into cells of at most ``cell_words`` words."""
+        """Return the layout of the tensors, cut into cells of at most ``cell_words`` words."""
         if cell_words == self._layout.cell_words and not cuts:
             return self._layout
         return Layout(self._layout.tensors, cell_words=cell_words, cuts=cuts)
 
     def words(self, cell: Cell) -> npt.NDArray[Any]:
-        """A cell's words, unsigned and read-only, in memory of their own.
+        """Return a cell's words, unsigned and read-only, in newly allocated memory.
 
-        The cell may be of any layout with the same tensors. Raises LocalError, also if the file was cut short.
+        The cell may belong to any layout with the same tensors. Raises LocalError, also if the file was cut short.
         """
         file, begin = self._sources[cell.tensor]
         return file.words(cell.word_bytes, begin + cell.start * cell.word_bytes, cell.words)
 
     def lent(self, cell: Cell) -> npt.NDArray[Any]:
-        """A cell's words in memory that this thread's next call overwrites. The memory is reused, so a read is as fast
-        as a map.
+        """Return a cell's words in memory that this thread's next call overwrites. Since the memory is reused, reading
+        is as fast as mapping the file.
         """
         file, begin = self._sources[cell.tensor]
         room = self._room.array("words", cell.nbytes, np.uint8)
@@ -160,8 +160,8 @@ class Checkpoint:
         return as_words(room, cell.word_bytes)
 
     def small_files(self) -> dict[str, bytes]:
-        """Path → contents of configuration, tokenizer and similar files; ``skipped`` lists the files left out. Raises
-        LocalError.
+        """Return path → contents of configuration, tokenizer and similar files; ``skipped`` then lists the files left
+        out. Raises LocalError.
         """
         self.skipped = []
         out: dict[str, bytes] = {}
@@ -208,13 +208,13 @@ class Checkpoint:
 
 
 def _is_adapter(folder: Path) -> bool:
-    """Whether PEFT saved an adapter there. Links are not followed."""
+    """Whether PEFT saved an adapter in this folder. Links are not followed."""
     return not folder.name.startswith(".") and not folder.is_symlink() and (folder / WEIGHTS).is_file()
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Files below the folder, sorted, as (relative path, entry). Hidden files, weights, and files that p2pcast itself
-    writes are left out.
+    """Yield the files below the folder, sorted, as (relative path, entry), except hidden files, weights, and files that
+    p2pcast itself writes.
     """
     pending = [""]
     while pending:
@@ -246,12 +246,13 @@ def write_folder(
     sync_bytes: int | None = None,
     modes: disk.Modes = disk.PRIVATE,
 ) -> None:
-    """Write a checkpoint folder: canonical ``model.safetensors`` and the small files; durable and whole, or nothing.
+    """Write a checkpoint folder, with canonical ``model.safetensors`` and the small files: durable and complete, or
+    nothing.
 
-    ``words_of`` is called for every cell, in order, on ``workers`` threads; each result in flight takes a cell of
-    memory. ``before_rename`` may refuse the folder by raising. ``sync_bytes``: weights are synced each time this many
-    bytes were written, so that concurrent syncs never wait for all of them; default: once, at the end. Raises
-    LocalError with file and reason, and exceptions of the callables.
+    ``words_of`` is called for every cell, in order, on ``workers`` threads; each pending result takes a cell of memory.
+    ``before_rename`` may reject the folder by raising. ``sync_bytes``: sync the weights each time this many bytes have
+    been written, so that concurrent syncs never wait for all of them (default: once, at the end). Raises LocalError
+    with file and reason, and the callables' exceptions.
     """
     for path in files:
         fault = path_fault(path)

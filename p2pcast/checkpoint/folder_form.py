@@ -1,7 +1,7 @@
-"""Names of step folders, and the files in them that say that a folder is complete.
+"""Names of step folders, and the marker files in them which show that a folder is complete.
 
 A training framework and the programs that read its checkpoints agree on both: ``step_7`` with ``STABLE``, or
-``weight_v000007`` without any marker. The hub reads folders of a given form, and a peer writes them.
+``weight_v000007`` without a marker. The hub reads folders of a given form, and a peer writes them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MarkerStyle = Literal["STABLE", "prime-rl", "none"]
 
 @dataclass(frozen=True, slots=True)
 class StepNames:
-    """``prefix``, the step's decimal digits and ``suffix``. ``width``: least number of digits, filled with zeros."""
+    """``prefix``, the step in decimal, and ``suffix``. ``width``: least number of digits, padded with zeros."""
 
     prefix: str = "step_"
     width: int = 1
@@ -30,7 +30,7 @@ class StepNames:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From ``step_{step}`` or ``weight_v{step:06}``. Raises UsageError."""
+        """Parse ``step_{step}`` or ``weight_v{step:06}``. Raises UsageError."""
         found = _PATTERN.fullmatch(text)
         width = int((found and found[2]) or 1)
         if found is None or not 1 <= width <= MOST_DIGITS or len(text) > MOST_CHARACTERS:
@@ -44,7 +44,7 @@ class StepNames:
         return f"{self.prefix}{step:0{self.width}}{self.suffix}"
 
     def step_of(self, name: str) -> int | None:
-        """The step of a folder's name; None for another name. Without a width, zeros may precede the step."""
+        """Return the step in a folder's name; None if it does not match. A ``width`` of 1 allows leading zeros."""
         digits = name.removeprefix(self.prefix).removesuffix(self.suffix)
         if f"{self.prefix}{digits}{self.suffix}" != name or not (digits.isascii() and digits.isdigit()):
             return None
@@ -58,8 +58,8 @@ class StepNames:
 
 @dataclass(frozen=True, slots=True)
 class FolderMarkers:
-    """Files that say that a folder is complete. ``last``: written after all others; a peer writes the version into it.
-    ``before``: empty files that precede it. ``required``: a folder without ``last`` is never complete.
+    """Files which show that a folder is complete. ``last``: written after all others; a peer writes the version to it.
+    ``before``: empty files written before it. ``required``: a folder without ``last`` is never complete.
     """
 
     last: str

@@ -1,4 +1,4 @@
-"""The safetensors format: header parsing with total validation, and data reads.
+"""The safetensors format: parses and completely validates headers, and reads data.
 
 Checks, in order:
 
@@ -44,7 +44,7 @@ class Header:
 
 
 def header_bytes(prefix: bytes, file_bytes: int, where: str) -> int:
-    """Size of the JSON header, from the file's first 8 bytes. Raises IntegrityError."""
+    """Return the JSON header's size from the file's first 8 bytes. Raises IntegrityError."""
     if file_bytes < _PREFIX_BYTES or len(prefix) < _PREFIX_BYTES:
         raise IntegrityError(f"{where}: {file_bytes} bytes are too few for a safetensors file")
     size = int.from_bytes(prefix[:_PREFIX_BYTES], "little")
@@ -58,7 +58,7 @@ def header_bytes(prefix: bytes, file_bytes: int, where: str) -> int:
 
 
 def parse_header(text: bytes, file_bytes: int, where: str) -> Header:
-    """Parse the JSON header of a file of ``file_bytes`` bytes. Raises IntegrityError with the tensor or field."""
+    """Parse the JSON header of a file of ``file_bytes`` bytes. Raises IntegrityError naming the tensor or field."""
     if text[:1] != b"{":
         raise IntegrityError(f"{where}: header does not begin with '{{'")
     table = parse_json(text, f"{where}: header")
@@ -117,7 +117,7 @@ def _naturals(value: Any) -> bool:
 
 
 def parse_json(text: bytes, where: str) -> Any:
-    """Strict JSON: UTF-8, no duplicate keys, no NaN. Raises IntegrityError."""
+    """Parse strict JSON: UTF-8, no duplicate keys, no NaN. Raises IntegrityError."""
 
     def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         table = dict(pairs)
@@ -135,8 +135,8 @@ def parse_json(text: bytes, where: str) -> Any:
 
 
 def header_for(layout: Layout) -> bytes:
-    """Length prefix and header of the canonical file: tensors back to back in canonical order, data aligned to
-    8 bytes.
+    """Return the canonical file's length prefix and header: tensors in canonical order without gaps, aligned to 8
+    bytes.
     """
     table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     for tensor, offset in zip(layout.tensors, layout.offsets, strict=True):
@@ -153,11 +153,11 @@ def header_for(layout: Layout) -> bytes:
 class SafetensorsFile:
     """One file, open for reading for this object's lifetime, even after the file is deleted.
 
-    Never mapped: if another process cut a mapped file short, a read would end this process by SIGBUS.
+    It is never mapped: if a different process truncated a mapped file, a read would kill this process with SIGBUS.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises LocalError if the file can't be read, IntegrityError if it is damaged."""
+        """Open the file. Raises LocalError if it cannot be read, and IntegrityError if it is damaged."""
         self.path = path
         with explained("read", path):
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -167,9 +167,7 @@ class SafetensorsFile:
             self.header = parse_header(os.pread(self._fd, size, _PREFIX_BYTES), self.nbytes, str(path))
 
     def read(self, into: npt.NDArray[np.uint8], begin: int) -> None:
-        """Fill ``into`` with bytes of the data section from ``begin`` on. Raises LocalError, also if the file was cut
-        short.
-        """
+        """Fill ``into`` with bytes of the data section from ``begin`` on. Raises LocalError, also on truncation."""
         at, left = self.header.data_start + begin, into.data
         with explained("read", self.path):
             while left:
@@ -179,7 +177,7 @@ class SafetensorsFile:
                 at, left = at + read, left[read:]
 
     def words(self, word_bytes: int, begin: int, count: int) -> npt.NDArray[Any]:
-        """``count`` words from byte ``begin`` of the data section on: read-only, in memory of their own. Raises as
+        """Return ``count`` words from byte ``begin`` of the data section on, read-only, in new memory. Raises like
         ``read``.
         """
         room = np.empty(count * word_bytes, np.uint8)
@@ -188,7 +186,7 @@ class SafetensorsFile:
 
 
 def as_words(room: npt.NDArray[np.uint8], word_bytes: int) -> npt.NDArray[Any]:
-    """A read-only view of bytes as words."""
+    """Return a read-only view of bytes as words."""
     words: npt.NDArray[Any] = room.view(WORD_DTYPES[word_bytes])
     words.flags.writeable = False
     return words

@@ -1,4 +1,4 @@
-"""Names of a training process's tensors, without the parts that wrappers of modules add. Pure."""
+"""Names of a training process's tensors, without the parts that module wrappers add. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _PEFT_LAYER: Final = "base_layer"
 
 
 def without_wrappers(name: str) -> str:
-    """As a plain model names the tensor."""
+    """Return the tensor's name in the unwrapped model."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def without_adapter_layers(name: str) -> str:
-    """As a model names the tensor that PEFT has not wrapped. The prefix of PEFT's model stays."""
+    """Return the tensor's name in a model that PEFT has not wrapped. The prefix of PEFT's model stays."""
     return ".".join(part for part in name.split(".") if part != _PEFT_LAYER)

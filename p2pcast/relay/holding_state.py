@@ -1,6 +1,6 @@
 """The states of a holding and the steps between them. Pure.
 
-A holding is one artifact in a node. ``Holding`` alone takes steps; all others ask it questions.
+A holding is one artifact in a node. Only ``Holding`` takes steps; all others query it.
 
     MAKING ----------------------------+
     IDLE -> WAITING <-> RECEIVING -----+-> VERIFIED -> FINISHED -> DURABLE
@@ -17,13 +17,13 @@ from typing import Final
 
 
 class HoldingState(Enum):
-    # Each member is one object. Enum hashes names, in Python, and holdings look states up all the time.
+    # Each member is one object. Enum hashes the name, which is slow, and states are looked up all the time.
     __hash__ = object.__hash__
 
     MAKING = "making"
-    """This node makes the artifact: batches and pieces come from its own packer."""
+    """This node is making the artifact: batches and pieces come from its own packer."""
     IDLE = "idle"
-    """An earlier process received a part. Whether the rest is needed is unknown: nothing is offered or asked for."""
+    """An earlier process received part of it. Unless the rest turns out to be needed, nothing is offered."""
     WAITING = "waiting"
     """Pieces or records are missing, and no source sends them. A downloader may be pulling them."""
     RECEIVING = "receiving"
@@ -33,13 +33,13 @@ class HoldingState(Enum):
     VERIFIED = "verified"
     """The directory is sealed and every piece matched its hash. The log may still be on its way to the disk."""
     FINISHED = "finished"
-    """Every piece is in the log, and the owner was told."""
+    """Every piece is in the log, and the owner has been informed."""
     DURABLE = "durable"
     """Sealed in the store."""
     SEAL_FAILED = "seal failed"
     """The owner could not seal the artifact in the store."""
     ABORTED = "aborted"
-    """The hub called the artifact off, or this node gave it up. The node no longer holds it."""
+    """The hub called the artifact off, or this node gave it up. The node no longer has it."""
 
 
 class HoldingStep(Enum):
@@ -101,19 +101,19 @@ TRANSITIONS: Final[Mapping[HoldingState, Mapping[HoldingStep, HoldingState]]] = 
         },
         HoldingState.DURABLE: {},
         HoldingState.SEAL_FAILED: {},
-        # Sealing runs in a thread and may end after the abort.
+        # Sealing runs in a thread and may finish after the abort.
         HoldingState.ABORTED: {HoldingStep.SEAL: HoldingState.ABORTED, HoldingStep.FAIL_SEAL: HoldingState.ABORTED},
     }
 )
-"""``ABORT`` is legal in every state but ``ABORTED``; ``after`` adds it."""
+"""``ABORT`` is legal in every state except ``ABORTED``; ``after`` handles it."""
 
 
 class IllegalStepError(RuntimeError):
-    """A defect of this program: a caller took a step that the holding's state does not allow."""
+    """A bug: a caller took a step that the holding's state does not allow."""
 
 
 def after(state: HoldingState, step: HoldingStep) -> HoldingState:
-    """The state that ``step`` leads to. Raises IllegalStepError."""
+    """Return the state to which ``step`` leads. Raises IllegalStepError."""
     if step is HoldingStep.ABORT and state is not HoldingState.ABORTED:
         return HoldingState.ABORTED
     try:

@@ -35,7 +35,7 @@ from p2pcast.store.write_behind import BACKLOG_HIGH_BYTES, BACKLOG_LOW_BYTES, Wr
 from p2pcast.transport.link import Link
 
 DISK_THREADS = 2
-"""One thread for writing, one for reading old pieces for children."""
+"""One thread writes; the other reads old pieces for children."""
 
 
 class Parent(ArtifactSource, Protocol):
@@ -90,7 +90,7 @@ class NodeOwner(NodeObserver, Protocol):
 
 
 class PieceCache:
-    """The newest pieces, bounded in bytes."""
+    """The newest pieces, up to a number of bytes."""
 
     def __init__(self, most_bytes: int) -> None:
         self._pieces: OrderedDict[tuple[bytes, int], bytes | memoryview] = OrderedDict()
@@ -160,12 +160,12 @@ class Node:
         self.paused = False
         """This node has stopped reading from parents, because its disk is behind."""
         self.error: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Fails when the store fails: the daemon ends with that error, unless the machine is short of something."""
+        """Fails when the store fails: the daemon exits with that error, unless the machine is short of a resource."""
         self.downstream = Downstream(self, max_pulls)
 
     async def run(self) -> None:
-        """Runs until cancelled, or until the store fails (then raises its LocalError). After a shortage of this machine
-        it may be called again.
+        """Run until cancelled, or until the store fails; then raise its LocalError. After a resource shortage it may be
+        called again.
         """
         async with asyncio.TaskGroup() as group:
             group.create_task(self.writeback.run(), name="writeback")
@@ -237,7 +237,7 @@ class Node:
             self.abort(holding)
 
     def update_busy(self) -> None:
-        """Find out whether a version is on its way through this node, and notify ``busy_observers`` of a change."""
+        """Check whether a version is passing through this node, and notify ``busy_observers`` of a change."""
         busy = (
             any(
                 h.state is HoldingState.MAKING or (h.source is not None and h.source.live)
@@ -262,7 +262,7 @@ class Node:
             raise
 
     def add_stored(self, assembly: Assembly, log: ArtifactLog, *, push: bool = False) -> Holding:
-        """Hold an artifact that is complete in the store. ``push``: it is new, and live children get it."""
+        """Hold an artifact that is complete in the store. ``push``: it is new, so live children get it."""
         every = assembly.pieces
         now = asyncio.get_running_loop().time()
         pieces = VerifiedPieces(assembly, PieceSet(every))
@@ -311,7 +311,7 @@ class Node:
         self.downstream.pump()
 
     def add_piece(self, holding: Holding, index: int, payload: memoryview) -> None:
-        """Take a new, verified piece. ``forward`` follows once the whole read was handled."""
+        """Take a new, verified piece. Call ``forward`` once the whole read has been handled."""
         self.bytes_received += len(payload)
         self.writeback.submit(holding.id, holding.log, holding.open.piece, index, payload)
         if self.downstream.line_up(holding, index):
@@ -324,7 +324,7 @@ class Node:
             self._completed(holding)
 
     def forward(self) -> None:
-        """Hand the new pieces to the children. Pieces that their sockets do not take yet stay in memory."""
+        """Send the new pieces to the children. Pieces that their sockets do not take yet stay in memory."""
         if self._fresh:
             if self.downstream.pump():
                 for (artifact, index), payload in self._fresh.items():
@@ -348,7 +348,7 @@ class Node:
             self.downstream.confirmed(holding)
 
     def _completed(self, holding: Holding) -> None:
-        """Everything is verified: children get the seal. The log may still be on its way to the disk."""
+        """Handle that everything is verified: children get the seal. The log may not be on disk yet."""
         if holding.excerpt:
             self.writeback.flush()
             return
@@ -359,7 +359,7 @@ class Node:
         self._finish(holding)
 
     def abort(self, holding: Holding) -> None:
-        """The artifact will never be sealed: drop the holding, and tell the children."""
+        """Drop a holding whose artifact will never be sealed, and inform the children."""
         if self.holdings.get(holding.id) is not holding:
             return
         del self.holdings[holding.id]
@@ -414,11 +414,11 @@ class Node:
             self.garbled[sender] += 1
 
     def add_upstream(self, upstream: Parent) -> None:
-        """The link to a parent attaches."""
+        """Register the link to a parent, which is attaching."""
         self.upstreams.add(upstream)
 
     def offers_changed(self, upstream: Parent) -> None:
-        """A parent announced its artifacts, or has no longer what it announced."""
+        """Inform the owner that a parent has announced its artifacts, or no longer has what it announced."""
         self.owner.on_offered(upstream)
 
     def upstream_lost(self, upstream: Parent, error: P2PCastError | None) -> None:
@@ -459,7 +459,7 @@ class Node:
             self.owner.on_complete(holding)
 
     def validate(self) -> None:
-        """Raises AssertionError that names the first broken invariant. Holds between any two events."""
+        """Raise AssertionError naming the first broken invariant. Invariants hold between any two events."""
         for artifact, holding in self.holdings.items():
             assert artifact == holding.id, f"{holding.open.version} is held under another artifact's id"
             assert not holding.aborted, f"{holding.open.version} was aborted and is still held"

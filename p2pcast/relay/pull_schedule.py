@@ -4,9 +4,9 @@ times go in, instructions come out.
 Promises:
 - A piece is requested from one source at a time, and only from a source that has it.
 - The rarest pieces are requested first, from the source that will finish soonest.
-- A source's window of outstanding pieces follows its rate. Pieces requested from a lost source are free again at once.
-- When nothing is left to ask for, a slow source is asked to give back unsent pieces. Only pieces that it gives back are
-  asked of another source, so nothing comes twice.
+- A source's window of outstanding pieces follows its rate. A lost source's outstanding pieces are free at once.
+- When nothing is left to request, a slow source is asked to give back unsent pieces. Only pieces that it gives back are
+  requested from a different source, so nothing arrives twice.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ Instruction = RequestPieces | CancelPieces | LeaveParent
 @dataclass(slots=True)
 class _Pulled:
     begin: float
-    """Share of the whole at which to begin: of equally rare pieces, different nodes take different ones."""
+    """Where to begin, from 0 to 1, so that nodes take different ones of equally rare pieces."""
     free: Mask = field(default_factory=lambda: np.zeros(0, np.bool_))
     """Pieces that are neither held nor asked for."""
     rarity: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    """Piece -> number of sources that hold it."""
+    """Piece -> number of sources that have it."""
     piece_bytes: int = 0
     known: bool = False
     """The directory is here, and the fields above are set."""
@@ -78,7 +78,7 @@ class _Pulled:
 @dataclass(slots=True)
 class _Source:
     last_received_s: float
-    """When the source last sent anything, or was asked while it owed nothing."""
+    """When the source last sent anything, or got a request while it owed nothing."""
     measured_s: float
     has: dict[bytes, Mask] = field(default_factory=dict)
     early: dict[bytes, list[int]] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class _Source:
         return min(PULL_WINDOW_MOST_BYTES, max(least, self.bytes_s * PULL_WINDOW_S))
 
     def done_in_s(self, more_bytes: int = 0) -> float:
-        """Seconds until the source has sent all it was asked for."""
+        """Return the seconds until the source has sent everything requested from it."""
         return (self.asked_bytes + more_bytes) / max(self.bytes_s, 1.0)
 
 
@@ -115,7 +115,7 @@ class PullSchedule:
         self._pulled.setdefault(artifact, _Pulled(begin))
 
     def directory(self, artifact: bytes, pieces: int, piece_bytes: int, held: Iterable[int]) -> None:
-        """The directory has come. ``held``: pieces that are here already."""
+        """Note that the directory has arrived. ``held``: pieces that are already here."""
         pulled = self._pulled[artifact]
         if pulled.known:
             return
@@ -128,7 +128,7 @@ class PullSchedule:
             self._add(pulled, source, artifact, source.early.pop(artifact, []))
 
     def done(self, artifact: bytes) -> None:
-        """The artifact is complete, or no longer wanted."""
+        """Forget an artifact that is complete or no longer wanted."""
         self._pulled.pop(artifact, None)
         for source in self._sources.values():
             for key in [key for key in source.asked if key[0] == artifact]:
@@ -170,7 +170,7 @@ class PullSchedule:
             one.received_bytes += size
 
     def got(self, source: Source, artifact: bytes, piece: int) -> None:
-        """A piece from the source is here, and its hash matched."""
+        """Note that a piece from the source has arrived and matched its hash."""
         if (one := self._sources.get(source)) is not None and (
             size := one.asked.pop((artifact, piece), None)
         ) is not None:
@@ -192,7 +192,7 @@ class PullSchedule:
                     pulled.free[piece] = True
 
     def refused(self, source: Source, artifact: bytes, pieces: Sequence[int]) -> None:
-        """The source does not hold these pieces after all."""
+        """Note that the source does not have these pieces after all."""
         one, pulled = self._sources.get(source), self._pulled.get(artifact)
         if one is not None and pulled is not None and (has := one.has.get(artifact)) is not None:
             for piece in indices_of(pieces, len(has)):
@@ -200,7 +200,7 @@ class PullSchedule:
                 has[piece] = False
 
     def lost(self, source: Source) -> None:
-        """The source's link has ended: its outstanding pieces are free."""
+        """Forget a source whose link has ended; its outstanding pieces are free again."""
         one = self._sources.pop(source, None)
         if one is None:
             return
@@ -232,7 +232,7 @@ class PullSchedule:
         return not bool((pulled.free & (pulled.rarity <= 0)).any())
 
     def asked(self, artifact: bytes) -> bool:
-        """Whether any part of the artifact may be on its way."""
+        """Whether any part of the artifact has been requested and may arrive."""
         pulled = self._pulled.get(artifact)
         return pulled is not None and (
             pulled.sealing is not None or any(key[0] == artifact for one in self._sources.values() for key in one.asked)
@@ -241,7 +241,7 @@ class PullSchedule:
     # -- deciding
 
     def decide(self, now_s: float) -> list[Instruction]:
-        """Instructions, to be carried out in order."""
+        """Return instructions, which must be carried out in order."""
         out: list[Instruction] = []
         for source, one in self._sources.items():
             self._measure(one, now_s)

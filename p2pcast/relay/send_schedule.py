@@ -2,11 +2,11 @@
 payload.
 
 Promises:
-- A piece is handed out once to a child, on the stripe that asks first (work-conserving).
+- Each piece is given to a child once, on the stripe that asks first (work-conserving).
 - Each stripe can be read alone. There OPEN comes before all else of its artifact (the layout before it, if the child
   lacks it), and a piece's BATCH before the piece.
-- Live artifacts go before catch-up. SEAL goes out on stripe 0 after everything else.
-- Of an artifact that the child pulls, the child gets the pieces it asked for, and the directory if it asked for that.
+- Live artifacts are sent before others. SEAL is sent on stripe 0 after everything else.
+- Of an artifact that it pulls, a child gets the pieces that it requested, and the directory if it requested that.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SendSchedule:
     live: bool
     queue: deque[int]
     have: Sequence[int]
-    """Ranges that the child holds, including pieces that come in here later."""
+    """Ranges that the child has, which may include pieces that arrive here later."""
     opened: set[int] = field(default_factory=set)
     batches: set[tuple[int, bytes]] = field(default_factory=set)
     """(stripe, batch) pairs that were sent."""
@@ -62,9 +62,9 @@ class SendSchedule:
     asked: bool = False
     """The child pulls it."""
     seal: bool = False
-    """The child has asked for the directory and has not been sent it."""
+    """The child has requested the directory, which has not been sent."""
     news: list[int] = field(default_factory=list)
-    """Pieces that came in here and were not announced to the child by HAVE yet; for a child that pulls."""
+    """Pieces that arrived here and have not been announced by HAVE yet; for a child that pulls."""
     announced_sealed: bool = False
 
 
@@ -77,7 +77,7 @@ class ChildSchedules:
         self.layouts: frozenset[bytes] = frozenset()
         """Layouts that the child knew when it attached."""
         self.apart = False
-        """Pulled pieces avoid stripe 0, which is never paced."""
+        """Whether pulled pieces avoid stripe 0, which is then never paced."""
         self._sent_layouts: set[tuple[int, bytes]] = set()
         """(stripe, layout) pairs that were sent."""
 
@@ -186,8 +186,8 @@ class ChildSchedules:
         return out
 
     def next(self, stripe: int) -> list[Send]:
-        """The frames that ``stripe`` should send now, ending with at most one piece; empty when there is nothing for
-        it.
+        """Return the frames that ``stripe`` should send now, ending with at most one piece; empty if there is nothing
+        for it.
         """
         for schedule in self._ordered():
             out: list[Send] = []

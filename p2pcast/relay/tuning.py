@@ -215,8 +215,8 @@ children may lag at different places.
 # -- the path to the newest version (p2pcast.relay.artifact_path)
 
 CATCH_UP_STEP_S: Final = 0.05
-"""Seconds for each artifact beside its transfer and decoding: asking for it, and moving the shadow on. Derived: a round
-of the downloader's decisions. Longer round trips are left out, as artifacts are asked for side by side.
+"""Seconds per artifact in addition to its transfer and decoding: requesting it, and advancing the shadow. Derived: a
+round of the downloader's decisions. Longer round trips are left out, as artifacts are requested concurrently.
 """
 SQUASH_LEAST_GAIN_S: Final = 0.5
 """Seconds that a squash has to save before a peer asks the hub for one. Derived, as a lower bound: asking takes a round

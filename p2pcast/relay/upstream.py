@@ -27,15 +27,15 @@ from p2pcast.wire.dispatch import Handlers, dispatch
 from p2pcast.wire.messages import Type
 
 MAX_PINGS = 256
-"""PINGs without an answer that are remembered: a round trip of five seconds has a hundred in flight."""
+"""Most unanswered PINGs that are remembered: with a round trip of five seconds, a hundred are in flight."""
 MAX_HANDLES = 256
-"""Handles of one link that are remembered: late stripes may still bring frames of the last few artifacts."""
+"""Most handles remembered per link: slow stripes may still deliver frames of the last few artifacts."""
 MAX_UNNAMED_LAYOUTS = 4
-"""Layouts kept before an OPEN names them. A run has one layout as a rule; stripes may interleave a few."""
+"""Most layouts kept until an OPEN names them. A run usually has one layout; stripes may interleave a few."""
 
 
 class ReceivingNode(ArtifactReceiver, Protocol):
-    """The node (p2pcast.relay.node), as the links to its parents use it."""
+    """The part of the node (p2pcast.relay.node) that the links to its parents use."""
 
     @property
     def ident(self) -> bytes: ...
@@ -59,8 +59,8 @@ class Upstream:
     """Takes over the link to one parent; ``start`` attaches. ``live``: the parent pushes every artifact that opens from
     now on; otherwise it only answers WANT.
 
-    ``beside``: the other node is no parent, but a peer that has lost the hub as well. It pushes the artifacts that this
-    node lacks, and its path from the hub is not taken over.
+    ``beside``: the other node is not a parent, but a peer that has also lost the hub. It pushes the artifacts that this
+    node is missing, and its path from the hub is not adopted.
     """
 
     def __init__(self, node: ReceivingNode, link: Link, *, live: bool, beside: bool = False) -> None:
@@ -74,18 +74,18 @@ class Upstream:
         """Artifact -> kind, base, version, complete: as the parent announced."""
         self.wanted: set[bytes] = set()
         self.withheld: set[bytes] = set()
-        """Artifacts that the parent did not send in time: never asked for again on this link."""
+        """Artifacts that the parent did not send in time. They are never requested again on this link."""
         self.attached = asyncio.Event()
         self.ended: asyncio.Future[P2PCastError | None] = asyncio.get_running_loop().create_future()
         self.bytes_received = 0
         self._declined: dict[bytes, asyncio.Future[bool]] = {}
         """Artifacts that the parent was asked not to send -> whether it has agreed."""
         self.looped = False
-        """The parent is a descendant of this node: a plan is just changing, or this node attached too early."""
+        """The parent is below this node, because a plan is changing or this node attached too early."""
         self._attached_at: float | None = None
         """When the parent announced its artifacts."""
         self._skipped: set[bytes] = set()
-        """Artifacts that the parent was told not to push."""
+        """Artifacts that the parent was asked not to push."""
         self._expected: dict[bytes, float] = {}
         """Artifacts that the hub has opened and the parent has not -> when the hub said so."""
         self._layouts: dict[bytes, bytes] = {}
@@ -145,8 +145,8 @@ class Upstream:
         link.send(messages.Attach(self.live, known, want, spare=list(self._skipped), reserve=link.reserve))
 
     def want(self, artifact: bytes) -> None:
-        """Ask for an artifact that opened earlier. Without effect once the link is closed: a closed link would stay
-        the artifact's source for ever.
+        """Request an artifact that opened earlier. Does nothing once the link is closed: otherwise, a closed link would
+        stay the artifact's source for ever.
         """
         if artifact in self.wanted or artifact in self.withheld or artifact in self.node.pulled or self.link.closed:
             return
@@ -179,7 +179,7 @@ class Upstream:
         self._release(artifact)
 
     def expect(self, artifact: bytes) -> None:
-        """The hub says that the artifact has opened: a live parent is about to send it, and silence counts as failure
+        """Expect an artifact that the hub has opened: a live parent is about to send it, so silence counts as failure
         sooner than on an idle link.
         """
         if self.live and artifact not in self.node.holdings:
@@ -197,8 +197,8 @@ class Upstream:
         return bool(self._expected)
 
     async def decline(self, artifact: bytes) -> bool:
-        """Ask the parent not to send an artifact that will be pulled. False when the artifact is on its way already;
-        true also when the link ends.
+        """Ask the parent not to send an artifact that will be pulled. Returns False if it is already being sent; True
+        also if the link ends.
         """
         if artifact in self.withheld:
             # This parent's announcement of pieces does not count any more.
@@ -218,13 +218,13 @@ class Upstream:
 
     @property
     def active(self) -> bool:
-        """Whether a transfer runs, or is due."""
+        """Whether a transfer is running or due."""
         return bool(self.wanted or self._expected) or any(
             h is not None and h.source is self for h in reversed(self.handles.values())
         )
 
     async def run(self) -> P2PCastError | None:
-        """Watch the parent until the link ends. Returns the reason of the end, if there is one."""
+        """Watch the parent until the link ends. Returns the error that ended it, if any."""
         loop = asyncio.get_running_loop()
         pinged = 0.0
         try:
@@ -274,7 +274,7 @@ class Upstream:
         return self.lag.inflow if self._active else None
 
     def _behind_bytes(self) -> int:
-        """Bytes that the parent holds of artifacts it is sending, and this node lacks."""
+        """Return how many bytes of the artifacts that the parent is sending it has and this node does not."""
         sending = ((self.handles.get(handle), pieces) for handle, pieces in self._watch.high.items())
         return sum(
             max(0, pieces - holding.artifact.held.count) * holding.open.piece
@@ -319,7 +319,7 @@ class Upstream:
                 raise RemoteError(f"PIECE for handle {piece.handle}, which was never opened")
             return
         if holding.aborted:
-            return  # The hub aborted the artifact, and the parent does not know that yet.
+            return  # The hub has aborted the artifact, and the parent does not know that yet.
         size = len(piece.payload)
         self.bytes_received += size
         offer = holding.artifact.offer(piece.index, piece.payload)
@@ -412,8 +412,8 @@ class Upstream:
         self._release(body.artifact)
 
     def _release(self, artifact: bytes) -> None:
-        """The parent does not have the artifact. It may still open it, with the held pieces that ATTACH or WANT named;
-        until then another source may send it.
+        """Note that the parent does not have the artifact. It may still open it, with the held pieces that ATTACH or
+        WANT listed; until then, a different source may send it.
         """
         self.wanted.discard(artifact)
         holding = self.node.holdings.get(artifact)
@@ -423,8 +423,8 @@ class Upstream:
         self.node.offers_changed(self)
 
     def want_newer(self) -> None:
-        """Ask for every offered delta newer than all that is held: published while this node was down, or on its way
-        when the hub was lost.
+        """Request every offered delta that is newer than all held versions: it was published while this node was down,
+        or was in transfer when the hub was lost.
         """
         newest = max((h.open.version for h in self.node.holdings.values()), default=None)
         for artifact, (kind, _, version, _) in sorted(self.offers.items(), key=lambda offer: offer[1][2]):
