@@ -84,7 +84,8 @@ class HttpCommands:
         return _committed(version, runners)
 
     async def verify(self, body: Document) -> Document:
-        """Compare the weights of ``{"engine": name | null}`` with the version in use, whose digest is ``state``.
+        """Handle ``{"engine": name | null}``: compare each engine's own weights with the version that it uses, and return
+        the differences. ``state``: the digest of that version.
 
         Raises UsageError (no such engine), RefusedError (no version is in use), and whatever the audit raises.
         """
