@@ -84,8 +84,8 @@ class HttpCommands:
         return _committed(version, runners)
 
     async def verify(self, body: Document) -> Document:
-        """Handle ``{"engine": name | null}``: compare each engine's own weights with the version that it uses, and return
-        the differences. ``state``: the digest of that version.
+        """Handle ``{"engine": name | null}``: compare each engine's own weights with the version that it uses. Returns
+        the differences, and as ``state`` the version's digest.
 
         Raises UsageError (no such engine), RefusedError (no version is in use), and whatever the audit raises.
         """

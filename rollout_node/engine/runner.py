@@ -90,8 +90,8 @@ class Runner:
         """The error of the last step; None if it succeeded."""
         self.steps = 0
         self.waits_for: str | None = None
-        """What the switch waits for: ``turn`` (--rolling), ``commit`` (by the external driver) or ``before_commit`` (the
-        user's callback deferred it).
+        """What the switch waits for: ``turn`` (--rolling), ``commit`` (by the external driver) or ``before_commit``
+        (the user's callback deferred it).
         """
         self.report: CommitReport | None = None
         self.versions: list[Version] = []
