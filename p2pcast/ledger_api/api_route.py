@@ -1,4 +1,4 @@
-"""The form of the ledger's HTTP API: a route has two records, its request and its answer, in JSON or in msgpack.
+"""The ledger's HTTP API: a route has two records, its request and its response, in JSON or in msgpack.
 
 Server and clients encode and decode by the same route. Promises:
 
@@ -31,29 +31,29 @@ MSGPACK: Final = "application/x-msgpack"
 JSON: Final = "application/json"
 
 MAX_LIST: Final = 32
-"""Leases, results and groups of one request."""
+"""Most leases, results or groups of one request."""
 MAX_REASON_TEXT: Final = 300
-"""Characters of the ledger's reason that an error repeats."""
+"""Most characters of the ledger's reason that an error repeats."""
 MAX_NAME: Final = 128
-"""Characters of a worker's or a task's name."""
+"""Most characters of a worker's or a task's name."""
 MAX_DRAIN_S: Final = 86_400.0
-"""Longest order to drain a worker, or to stay after the run's end, in seconds. An order may be given again."""
+"""Longest order to drain a worker, or to stay after the run's end, in seconds. An order may be repeated."""
 
 
 class SessionLostError(RetryableError):
-    """The ledger does not know the session: register again."""
+    """The ledger does not know the session, so the worker must register again."""
 
 
 class ConflictError(RefusedError):
-    """The ledger has another body for this result, or an old session spoke."""
+    """The ledger has a different body for this result, or the request is from an old session."""
 
 
 class UnfitError(RemoteError):
-    """The ledger cannot take this request at all: malformed, or too large."""
+    """The ledger cannot accept this request: it is malformed, or too large."""
 
 
 class TextError(UsageError, ValueError):
-    """A text of a request is not printable. Decoding adds the place."""
+    """A text in a request is not printable. Decoding adds the field."""
 
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ else:
             return type(value) is bytes and len(value) == cls.size
 
     class HexId(metaclass=_Sized):
-        """16 bytes, in hexadecimal. Of a field of type bytes, msgspec reads base64."""
+        """16 bytes, in hexadecimal. For a field of type bytes, msgspec would read base64."""
 
         size = 16
 
@@ -84,16 +84,16 @@ Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e9)]
 TokenSequences: TypeAlias = Annotated[
     Sequence[Annotated[Sequence[int], Meta(max_length=MAX_PROBE_TOKENS)]], Meta(max_length=MAX_SEQUENCES)
 ]
-"""Of a probe set."""
+"""The sequences of a probe set."""
 DrainSeconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=MAX_DRAIN_S)]
 
 
 class ApiRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A request or an answer, or a row of one."""
+    """A request or a response, or a row of one."""
 
 
 class ApiRequest(ApiRecord, frozen=True, omit_defaults=True):
-    """A request, or a row of one, whose texts are printable."""
+    """A request, or a row of one, whose texts must be printable."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -103,11 +103,11 @@ class ApiRequest(ApiRecord, frozen=True, omit_defaults=True):
 
 
 class PackedRequest(ApiRecord, frozen=True, forbid_unknown_fields=True):
-    """A request in msgpack, which holds the bytes of records."""
+    """A request in msgpack, which contains the bytes of records."""
 
 
 class Nothing(ApiRecord, frozen=True, omit_defaults=True):
-    """A request or an answer without fields."""
+    """A request or a response without fields."""
 
 
 Q = TypeVar("Q", bound=ApiRecord)
@@ -115,8 +115,8 @@ A = TypeVar("A", bound=ApiRecord)
 
 
 class ApiRoute(Generic[Q, A]):
-    """``POST /v1/NAME``, for callers of one role; GET if a request asks ``Nothing``. ``packs``: the request is in
-    msgpack; ``packed``: the answer is.
+    """``POST /v1/NAME``, for callers with one role; GET if a request is ``Nothing``. ``packs``: whether the request is
+    in msgpack. ``packed``: whether the response is.
     """
 
     def __init__(
@@ -135,9 +135,9 @@ class ApiRoute(Generic[Q, A]):
         return encoded(found, self.answer_type)
 
     def read_request(self, body: bytes) -> Q:
-        """Raises UsageError."""
+        """Decode a request. Raises UsageError."""
         packs = self.request_type == MSGPACK
-        # The first byte of a small map. A larger one would take the time of its millions of fields.
+        # The first byte of a small map. Decoding a larger map could take long, with millions of fields.
         if packs and not b"\x80" <= body[:1] < b"\x90":
             raise UsageError("the request's body is not a msgpack map of at most 15 fields")
         try:
@@ -150,7 +150,7 @@ class ApiRoute(Generic[Q, A]):
         return found
 
     def read_answer(self, content: bytes, status: int = 200) -> A:
-        """Raises RemoteError, and for another status the error that it means, with the ledger's own text."""
+        """Decode a response. Raises RemoteError, or the error that another status means, with the ledger's text."""
         if status != 200:
             kinds, others = _REFUSALS[self.role]
             raise kinds.get(status, others)(f"the ledger refused {self.path} with status {status}: {_reason(content)}")
@@ -185,7 +185,7 @@ def _reason(content: bytes) -> str:
 
 
 def hex_of(kind: Any, text: Any) -> bytes:
-    """``kind``: HexId or HexHash. Raises ValueError."""
+    """Parse hexadecimal text. ``kind``: HexId or HexHash. Raises ValueError."""
     try:
         found = bytes.fromhex(text)
     except (TypeError, ValueError):
@@ -196,7 +196,7 @@ def hex_of(kind: Any, text: Any) -> bytes:
 
 
 def encoded(record: ApiRecord, kind: str) -> bytes:
-    """``kind``: MSGPACK or JSON. Raises UsageError for a number in JSON that is not finite."""
+    """Encode a record. ``kind``: MSGPACK or JSON. Raises UsageError for an infinite or NaN number in JSON."""
     if kind == MSGPACK:
         return msgspec.msgpack.encode(record, enc_hook=_plain)
     plain = msgspec.to_builtins(record, builtin_types=_BINARY, enc_hook=_plain)
@@ -207,7 +207,7 @@ def encoded(record: ApiRecord, kind: str) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """A number or text of a type of its own, such as NumPy's. Raises TypeError."""
+    """Convert a number or text of a special type, such as NumPy's. Raises TypeError."""
     kinds: Sequence[tuple[type, type]] = ((int, numbers.Integral), (float, numbers.Real), (str, str))
     for kind, known in kinds:
         if isinstance(value, known):
@@ -220,7 +220,7 @@ def _decoder(kind: type[Any], *, packs: bool) -> msgspec.json.Decoder[Any] | msg
 
 
 def _fault(error: Exception, whole: str) -> str:
-    """``whole``: names a fault that has no field."""
+    """Describe a decoding error. ``whole``: what to call the fault if it has no field."""
     text, _, place = str(error).replace("`", "").partition(" - at ")
     said = text if text[1:2].isupper() else text[:1].lower() + text[1:]
     where = place.removeprefix("$").removeprefix(".")

@@ -1,4 +1,4 @@
-"""A trainer's side of the ledger: batches taken, applied, and acknowledged with the checkpoint that contains them.
+"""A trainer's client of the ledger: takes, applies, and acknowledges batches with the checkpoint that contains them.
 
     client = BatchClient("http://127.0.0.1:7079", bearer_file="ledger/http.token")
     client.resume(branch=0, step=0)
@@ -9,12 +9,12 @@
         ...                                     # write a checkpoint of all batches since the last, then
         client.ack(step, batches, checkpoint_digest)
 
-A ledger on another machine is reached over https, by a certificate that the hub issues:
+A ledger on a different machine is reached over https, with a certificate that the hub issues:
 
     client = BatchClient("https://ledger.example:7080", hub="hub.example:7077", token_file="trainer.join")
 
-Promises: every request may be repeated, and is repeated until the ledger answers or ``give_up_s`` has passed. A learner
-that another has replaced gets RefusedError, and must end.
+Guarantees: every request may be repeated, and is repeated until the ledger answers or ``give_up_s`` has passed. A
+learner that a different learner has replaced gets RefusedError, and must exit.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from p2pcast.rollouts.result import Result
 
 WAIT_S: Final = 0.02
 WAIT_MOST_S: Final = 5.0
-"""Bounds in seconds of the delay that the ledger asks for."""
+"""Limits of the delay that the ledger asks for, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """``reward``: computed by the ledger. ``worker``: name. ``settled_step``: of the learner, when the result came to
-    the ledger. The steps until then passed in flight, later ones in the queue.
+    """``reward``: computed by the ledger. ``worker``: its name. ``settled_step``: the learner's step when the result
+    reached the ledger. The steps until then passed in flight, and later ones in the queue.
     """
 
     result: Result
@@ -61,7 +61,7 @@ class RolloutGroup:
 
 @dataclass(frozen=True, slots=True)
 class RolloutBatch:
-    """Of one learner step. ``groups_played``: those without a gradient included; ``mean_reward``: over all of them."""
+    """The batch for one learner step. ``groups_played`` and ``mean_reward`` include groups without a gradient."""
 
     id: bytes
     step: int
@@ -72,8 +72,8 @@ class RolloutBatch:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Of the ledger's run. ``staleness``: S, in learner steps. ``batch_groups``: groups of a batch. ``step``: of the
-    learner. ``acknowledged``: the step up to which checkpoints contain all batches.
+    """Facts of the ledger's run. ``staleness``: S, in learner steps. ``batch_groups``: groups per batch. ``step``: the
+    learner's. ``acknowledged``: the step up to which checkpoints contain all batches.
     """
 
     task: str
@@ -85,20 +85,20 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The run has ended."""
+    """The run is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """There is no batch yet. ``wait_s``: delay in seconds before the next request."""
+    """There is no batch yet. ``wait_s``: how long to wait before the next request, in seconds."""
 
     wait_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class GroupReport:
-    """``state``: waiting, open, complete, short, trained or dropped. ``reason``: of a dropped group. ``rewards``: of
-    accepted results, in the order of the samples.
+    """``state``: waiting, open, complete, short, trained or dropped. ``reason``: why a group was dropped. ``rewards``:
+    those of accepted results, in the order of the samples.
     """
 
     id: bytes
@@ -108,14 +108,14 @@ class GroupReport:
 
     @property
     def ended(self) -> bool:
-        """No further result counts."""
+        """Whether no further result counts."""
         return self.state not in ("waiting", "open")
 
 
 class BatchClient:
-    """Arguments as of LedgerConnection. ``overlong``: the trainer's treatment of truncated rollouts
-    (``p2pcast.rollouts.overlong``). The ledger drops groups whose rollouts are then paid equally; a ledger of an
-    earlier release compares the rewards themselves. Raises UsageError, LocalError.
+    """Arguments as for LedgerConnection. ``overlong``: how the trainer treats truncated rollouts
+    (``p2pcast.rollouts.overlong``). The ledger drops groups whose rewards are then all equal; a ledger of an earlier
+    release compares the original rewards. Raises UsageError or LocalError.
     """
 
     def __init__(
@@ -137,11 +137,11 @@ class BatchClient:
 
     @property
     def connection(self) -> LedgerConnection:
-        """For other clients of the same ledger."""
+        """The connection, for other clients of the same ledger."""
         return self._ledger
 
     def facts(self) -> RunFacts:
-        """Raises RefusedError, RemoteError."""
+        """Fetch the facts of the run. Raises RefusedError or RemoteError."""
         found = self._ledger.ask(api.STATUS, Nothing())
         try:
             step = Version.parse(found.learner).step
@@ -158,25 +158,25 @@ class BatchClient:
         *,
         from_start: bool = False,
     ) -> int:
-        """Begin an epoch: this learner trains on from ``checkpoint``, which has ``step`` steps and contains
-        ``batches``. Returns the epoch. ``from_start``: begin even where that undoes the run, as with an empty folder
-        of checkpoints. Raises RefusedError.
+        """Begin an epoch and return it: this learner continues from ``checkpoint``, which has ``step`` steps and
+        contains ``batches``. ``from_start``: begin even if that undoes the run, for example because the checkpoint
+        folder is empty. Raises RefusedError.
         """
         asked = api.ResumeRequest(branch, step, batches, checkpoint, from_start or None)
         self._epoch, self._branch = self._ledger.ask(api.RESUME, asked).epoch, branch
         return self._epoch
 
     def take(self, step: int) -> RolloutBatch | None:
-        """The batch of the learner's ``step``, as soon as there is one; the same batch when repeated. None at the end
-        of the run. Raises RefusedError.
+        """Wait for the batch of the learner's ``step`` and return it, or None if the run is over. A repeated call
+        returns the same batch. Raises RefusedError.
         """
         while isinstance(found := self.poll(step), Wait):
             time.sleep(found.wait_s)
         return None if isinstance(found, Finished) else found
 
     def poll(self, step: int) -> RolloutBatch | Finished | Wait:
-        """The batch of the learner's ``step``, if there is one now; the same batch when repeated. Raises
-        RefusedError.
+        """Return the batch of the learner's ``step`` if there is one now. A repeated call returns the same batch.
+        Raises RefusedError.
         """
         overlong = None if self._overlong == "keep" else self._overlong
         found = self._ledger.ask(api.TAKE, api.TakeRequest(self._epoch, self._branch, step, overlong))
@@ -187,15 +187,15 @@ class BatchClient:
         return Finished() if found.wait is None else Wait(min(WAIT_MOST_S, max(WAIT_S, found.wait)))
 
     def applied(self, batch: RolloutBatch, step: int) -> None:
-        """The learner has applied the batch, and is at ``step`` now. Raises RefusedError."""
+        """Report that the learner has applied the batch, and is now at ``step``. Raises RefusedError."""
         self._ledger.ask(api.APPLIED, api.AppliedRequest(self._epoch, batch.id, step))
 
     def ack(self, step: int, batches: Sequence[bytes], checkpoint: bytes) -> None:
-        """A checkpoint of ``step`` steps contains the batches. ``checkpoint``: its hash. Raises RefusedError."""
+        """Report a checkpoint of ``step`` steps with the batches. ``checkpoint``: its hash. Raises RefusedError."""
         self._ledger.ask(api.ACK, api.AckRequest(self._epoch, step, batches, checkpoint))
 
     def add_groups(self, groups: Sequence[Group]) -> int:
-        """Put groups into the pool; returns how many are new. Raises RefusedError."""
+        """Add groups to the pool, and return how many are new. Raises RefusedError."""
         added = 0
         for first in range(0, len(groups), MAX_LIST):
             rows = [group.to_bytes() for group in groups[first : first + MAX_LIST]]
@@ -203,8 +203,8 @@ class BatchClient:
         return added
 
     def read_groups(self, groups: Sequence[bytes]) -> list[GroupReport]:
-        """States and rewards of groups that were added, in the order of the ids. Raises RefusedError for an id that
-        the ledger does not know.
+        """Return the states and rewards of groups that were added, in the order of the ids. Raises RefusedError for an
+        unknown id.
         """
         found: list[GroupReport] = []
         for first in range(0, len(groups), api.MAX_READ):
@@ -214,15 +214,15 @@ class BatchClient:
         return found
 
     def stay(self, for_s: float) -> None:
-        """Workers stay for ``for_s`` seconds after the run's last step, at most a day, and play evaluations; 0: they
-        end with it.
+        """Let workers stay for ``for_s`` seconds after the run's last step, at most a day, to play evaluations; with 0,
+        they exit when the run is over.
         """
         self._ledger.ask(api.STAY, api.StayRequest(for_s))
 
     def publish(self, version: Version, manifest: bytes, schedule: bytes | None = None) -> None:
-        """State a version and the hash of its signed manifest, where the ledger follows no hub. ``schedule``: BLAKE3 of
-        the file ``sparse_attention.json`` that the version carries; None: it carries none, and results that claim
-        one are rejected.
+        """Report a version and the hash of its signed manifest, if the ledger does not follow a hub. ``schedule``:
+        BLAKE3 of the version's file ``sparse_attention.json``, or None if it has none; results that claim one are then
+        rejected.
         """
         self._ledger.ask(api.PUBLISH, api.PublishRequest(str(version), manifest, schedule))
 

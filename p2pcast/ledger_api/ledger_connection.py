@@ -1,6 +1,6 @@
-"""Requests to the ledger in the role of a trainer, by a bearer token or by a certificate that the hub issues.
+"""Sends requests to the ledger as a trainer, with a bearer token or a certificate that the hub issues.
 
-Promise: every request is repeated until the ledger answers or ``give_up_s`` has passed.
+Guarantee: every request is repeated until the ledger answers or ``give_up_s`` has passed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from p2pcast.ledger_api.trainer_certificate import TrainerCertificate, hub_addre
 from p2pcast.trust.node_names import default_name
 
 ANSWER_S: Final = 60.0
-"""Time limit for each part of an answer, in seconds."""
+"""Time limit for each part of a response, in seconds."""
 MAX_ANSWER_BYTES: Final = 8 * limits.GIB
 RETRY_S, RETRY_MOST_S = 0.2, 10.0
 
@@ -37,9 +37,9 @@ A = TypeVar("A", bound=ApiRecord)
 
 
 class LedgerConnection:
-    """``url``: of the ledger. ``bearer_file``: http.token of the ledger's state folder, for a ledger on this machine.
-    ``hub``: HOST:PORT, for a ledger over https. The join token of the role trainer comes from ``token_file``, else from
-    ``$P2PCAST_TOKEN``; ``name``: of the certificate's holder. ``give_up_s`` None: requests are repeated for ever.
+    """``url``: the ledger's. ``bearer_file``: http.token in the ledger's state folder, for a ledger on this machine.
+    ``hub``: HOST:PORT, for a ledger over https. The trainer's join token is read from ``token_file``, or else from
+    ``$P2PCAST_TOKEN``. ``name``: the certificate holder's. If ``give_up_s`` is None, requests are repeated forever.
 
     Raises UsageError, LocalError.
     """
@@ -71,7 +71,7 @@ class LedgerConnection:
                 raise LocalError(f"cannot read {bearer_file}: {getattr(error, 'strerror', None) or error}") from None
 
     def ask(self, route: ApiRoute[Q, A], asked: Q) -> A:
-        """Raises RefusedError, RemoteError, RetryableError."""
+        """Send a request and return the response. Raises RefusedError, RemoteError or RetryableError."""
         delays = Backoff(RETRY_S, RETRY_MOST_S, uniform)
         until_s = None if self._give_up_s is None else time.monotonic() + self._give_up_s
         while True:
@@ -84,7 +84,7 @@ class LedgerConnection:
             time.sleep(delays.next_s())
 
     def _answer(self, route: ApiRoute[Q, A], asked: Q) -> tuple[int, bytes]:
-        """Status and contents of one answer. Raises RetryableError, RefusedError."""
+        """Send a request once and return the response's status and body. Raises RetryableError or RefusedError."""
         try:
             connection = self._connection()
             try:
@@ -105,19 +105,19 @@ class LedgerConnection:
             ) from None
 
     def _connection(self) -> http.client.HTTPConnection:
-        """Raises RetryableError, RefusedError."""
+        """Open a connection. Raises RetryableError or RefusedError."""
         if self._context is not None:
             return http.client.HTTPSConnection(self._host, self._port, timeout=ANSWER_S, context=self._context())
         return http.client.HTTPConnection(self._host, self._port, timeout=ANSWER_S)
 
 
 def _certified(hub: str, token_file: str | os.PathLike[str] | None, name: str) -> Callable[[], ssl.SSLContext]:
-    """The TLS context of the next connection to the ledger. Raises UsageError."""
+    """Return a function that makes the next connection's TLS context. Raises UsageError."""
     address, certificate = hub_address(hub), TrainerCertificate(join_token(token_file))
     thread = ThreadPoolExecutor(1, "p2pcast-certificate")
 
     def context() -> ssl.SSLContext:
-        # The caller's thread may have an event loop of its own.
+        # The caller's thread may have its own event loop.
         return thread.submit(lambda: asyncio.run(certificate.client(address, name, "ledger"))).result()
 
     return context

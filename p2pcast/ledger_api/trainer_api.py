@@ -1,4 +1,4 @@
-"""Requests of trainers and of a fleet's operator to the ledger, and its answers (docs/reference/http.md). Pure."""
+"""Requests of trainers and fleet operators to the ledger, and its responses (docs/reference/http.md). Pure."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from p2pcast.rollouts.probe_set import MAX_PROBE_TOKENS, SCORE_BYTES
 from p2pcast.rollouts.rollout_fields import MAX_GROUP
 
 MAX_BATCHES: Final = 4096
-"""Batches that one checkpoint may contain since the last."""
+"""Most batches between two checkpoints."""
 MAX_BATCH_GROUPS: Final = 1 << 20
 MAX_READ: Final = 1024
-"""Groups that are read in one request."""
+"""Most groups that are read in one request."""
 MAX_VERDICTS: Final = 1024
-"""Verdicts on probes in one request, and scores in one answer."""
+"""Most verdicts on probes in one request, and scores in one response."""
 MAX_KL: Final = 1e12
 MAX_GAP: Final = 1e9
 
@@ -45,7 +45,7 @@ Divergence: TypeAlias = Annotated[float, Meta(ge=0.0, le=MAX_KL)]
 
 
 class GroupsRequest(PackedRequest, frozen=True):
-    """``groups``: bytes of the records."""
+    """``groups``: the encoded records."""
 
     groups: Annotated[Sequence[bytes], Meta(max_length=MAX_LIST)]
 
@@ -95,14 +95,14 @@ class TakeRequest(ApiRequest, frozen=True):
 
 
 class BatchReport(ApiRecord, frozen=True):
-    """``groups_played``: those without a gradient included. ``mean_reward``: over all of them."""
+    """``groups_played`` and ``mean_reward`` include groups without a gradient."""
 
     groups_played: int
     mean_reward: float | None
 
 
 class BatchResult(ApiRecord, frozen=True):
-    """``result``: bytes of the record. ``worker``: name. ``settled_step``: of the learner, when the result came."""
+    """``result``: the encoded record. ``worker``: its name. ``settled_step``: the learner's when the result came."""
 
     result: bytes
     reward: float
@@ -111,15 +111,15 @@ class BatchResult(ApiRecord, frozen=True):
 
 
 class BatchGroup(ApiRecord, frozen=True):
-    """``group``: bytes of the record."""
+    """``group``: the encoded record."""
 
     group: bytes
     results: Annotated[Sequence[BatchResult], Meta(max_length=MAX_GROUP)]
 
 
 class TakeAnswer(ApiRecord, frozen=True):
-    """A batch, or the delay ``wait`` in seconds before the next request, or ``finished``: the run has ended. ``step``
-    and ``groups``: of a batch.
+    """A batch, or ``wait``, the delay in seconds before the next request, or ``finished``: the run is over. ``step``
+    and ``groups`` belong to a batch.
     """
 
     report: BatchReport
@@ -148,7 +148,7 @@ class TakeAuditRequest(ApiRequest, frozen=True):
 
 
 class TakeAuditAnswer(ApiRecord, frozen=True):
-    """Without fields, there is no result to audit."""
+    """If no field is set, there is no result to audit."""
 
     worker: str | None = None
     result: bytes | None = None
@@ -173,7 +173,7 @@ class ProbeSetId(ApiRecord, frozen=True):
 
 
 class ProbeScores(ApiRecord, frozen=True):
-    """``worker``: name. ``engine``: name at its peer. ``scores``: packed. ``id``: of this answer."""
+    """``worker``: its name. ``engine``: its name at its peer. ``scores``: encoded. ``id``: this answer's."""
 
     id: BinaryId
     worker: str
@@ -183,15 +183,15 @@ class ProbeScores(ApiRecord, frozen=True):
 
 
 class ReadProbesAnswer(ApiRecord, frozen=True):
-    """``known``: whether the ledger has this set. ``answers``: scores without a verdict."""
+    """``known``: whether the ledger has this probe set. ``answers``: scores without a verdict."""
 
     known: bool
     answers: Annotated[Sequence[ProbeScores], Meta(max_length=MAX_VERDICTS)] = ()
 
 
 class ProbeVerdict(ApiRecord, frozen=True):
-    """Of the scores ``id``. ``kl``, ``floor``: nats a token; ``floor`` None while it is measured. ``kl`` None: the
-    learner cannot compare the scores.
+    """A verdict on the scores ``id``. ``kl``, ``floor``: nats per token. ``floor`` is None while it is being measured,
+    and ``kl`` is None if the learner cannot compare the scores.
     """
 
     id: HexId
@@ -205,7 +205,7 @@ class JudgeProbesRequest(ApiRecord, frozen=True):
 
 
 class DrainRequest(ApiRequest, frozen=True):
-    """The workers of this name get no leases for ``for_s`` seconds; 0: they get leases again."""
+    """The workers with this name get no leases for ``for_s`` seconds; with 0, they get leases again."""
 
     name: Name
     for_s: DrainSeconds
@@ -220,8 +220,8 @@ class StayRequest(ApiRecord, frozen=True):
 
 
 class RunStatus(ApiRecord, frozen=True):
-    """The part of the ledger's ``/status`` that a trainer reads. ``learner``: version. Ledgers of earlier releases do
-    not state ``acknowledged``.
+    """The part of the ledger's ``/status`` that a trainer reads. ``learner``: its version. Ledgers of earlier releases
+    do not send ``acknowledged``.
     """
 
     task: str

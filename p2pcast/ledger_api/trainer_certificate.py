@@ -1,8 +1,8 @@
-"""A training process's certificate: issued by the hub for the join token, and kept in memory alone.
+"""A training process's certificate, which the hub issues for the join token. It is kept only in memory.
 
-Promise: no lost answer costs an identity. A process repeats its request with one id and one key, which the hub answers
-again at no cost. A process has no state folder, so each has an id of its own, as new as its key: the hub never meets a
-known id with another key. A process that starts again thus uses up one more admission of a token with ``--uses``.
+Guarantee: a lost response costs no identity. A process repeats its request with the same id and key, and the hub
+answers again at no cost. A process has no state folder, so its id is as new as its key: the hub never sees a known id
+with a different key. A restarted process thus uses up another admission of a token with ``--uses``.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ TOKEN_VARIABLE = "P2PCAST_TOKEN"
 
 
 def hub_address(text: str) -> tuple[str, int]:
-    """``text``: HOST:PORT. Raises UsageError."""
+    """Parse HOST:PORT. Raises UsageError."""
     return parse_address(text, default_host="127.0.0.1", default_port=DEFAULT_PORT)
 
 
 def join_token(file: str | os.PathLike[str] | None) -> JoinToken:
-    """From ``file``, else from $P2PCAST_TOKEN. No message repeats the token. Raises UsageError."""
+    """Read the token from ``file``, or else from $P2PCAST_TOKEN. No message contains the token. Raises UsageError."""
     if file is None:
         text = os.environ.get(TOKEN_VARIABLE, "")
         if not text:
@@ -51,7 +51,7 @@ def join_token(file: str | os.PathLike[str] | None) -> JoinToken:
 
 
 class TrainerCertificate:
-    """A trainer process's certificate, for all its connections."""
+    """A trainer process's certificate, used for all its connections."""
 
     def __init__(self, token: JoinToken) -> None:
         self.token = token
@@ -59,12 +59,12 @@ class TrainerCertificate:
         self._key = new_key()
         self._held: Credentials | None = None
         self._unanswered = 0
-        """Enrolments in a row that the hub did not answer."""
+        """Number of consecutive enrolments that the hub did not answer."""
         self._tls = Tls()
 
     async def show(self, hub: tuple[str, int], name: str) -> ssl.SSLContext | None:
-        """For the next connection to the hub: with a certificate that is in force; None where links are plain text.
-        Raises RetryableError, RefusedError.
+        """The TLS context for the next connection to the hub, with a valid certificate; None if links are plain text.
+        Raises RetryableError or RefusedError.
         """
         if not self.token.authority:
             return None
@@ -72,7 +72,7 @@ class TrainerCertificate:
         return self._tls.client
 
     async def client(self, hub: tuple[str, int], name: str, server: Role) -> ssl.SSLContext:
-        """For the next connection to a server of another role. Raises RetryableError, RefusedError, UsageError."""
+        """The TLS context for a server with a different role. Raises RetryableError, RefusedError or UsageError."""
         if not self.token.authority:
             raise UsageError("this token's hub was started with --plaintext, and issues no certificates")
         return client_context(await self._renew_when_due(hub, name), server)
@@ -86,7 +86,7 @@ class TrainerCertificate:
                 )
                 self._unanswered = 0
             except RefusedError:
-                # The hub may have lost its record of this node; the issued certificate is in force all the same.
+                # The hub may have lost its record of this node, but the issued certificate is still valid.
                 if self._held is None or not self._held.in_force(time.time()):
                     raise
             else:

@@ -1,4 +1,4 @@
-"""Requests of workers to the ledger, and its answers (docs/reference/http.md). Pure."""
+"""Requests of workers to the ledger, and its responses (docs/reference/http.md). Pure."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from p2pcast.rollouts.probe_set import MAX_PROBE_TOKENS, SCORE_BYTES
 from p2pcast.rollouts.return_reason import MAX_DETAIL, MAX_REASON
 
 MAX_WAIT_S: Final = 30.0
-"""Longest time in seconds for which a request for leases waits for jobs."""
+"""How long a request for leases may wait for jobs, in seconds."""
 
 Slots: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_SLOTS)]
 EngineName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_ENGINE_NAME)]
 
 
 class DeviceClasses(ApiRequest, frozen=True):
-    """Workers of one class are expected to be equally fast."""
+    """A worker's hardware class. Workers of the same class are expected to be equally fast."""
 
     gpu: Annotated[str, Meta(max_length=128)] | None = None
 
 
 class Registration(ApiRequest, frozen=True):
-    """``leases``: those that the worker still plays; its others return to the pool. None: the worker does not say.
-    ``lost``: the session before.
+    """``leases``: those that the worker is still playing; its others return to the pool. None: the worker does not
+    know. ``lost``: the previous session.
     """
 
     name: Name
@@ -56,8 +56,8 @@ class Registration(ApiRequest, frozen=True):
 
 
 class Registered(ApiRecord, frozen=True):
-    """``session``: of the worker's requests from now on. ``name``: the assigned name, which differs if the requested
-    one is taken. ``heartbeat_s``: interval of heartbeats. ``check_s``: time limit of the check of one result.
+    """``session``: to be used in the worker's later requests. ``name``: the assigned name, which differs if the
+    requested one is taken. ``heartbeat_s``: interval of heartbeats. ``check_s``: time limit for checking one result.
     """
 
     worker: HexId
@@ -68,7 +68,7 @@ class Registered(ApiRecord, frozen=True):
 
 
 class ServingEngine(ApiRequest, frozen=True):
-    """``served``, ``manifest``: version of the engine's weights, and the hash of its signed manifest."""
+    """``served``, ``manifest``: the version of the engine's weights, and the hash of its signed manifest."""
 
     session: HexId
     served: VersionText
@@ -76,14 +76,14 @@ class ServingEngine(ApiRequest, frozen=True):
 
 
 class EngineOfPeer(ApiRequest, frozen=True):
-    """``node``: of the peer. ``name``: of the engine at the peer."""
+    """``node``: the peer's. ``name``: the engine's name at the peer."""
 
     node: HexId
     name: EngineName
 
 
 class LeaseRequest(ServingEngine, frozen=True):
-    """``staged``: the version to which the engine may switch next."""
+    """``staged``: the version that the engine may switch to next."""
 
     slots: Slots
     staged: VersionText | None = None
@@ -92,8 +92,8 @@ class LeaseRequest(ServingEngine, frozen=True):
 
 
 class Leased(NamedTuple):
-    """``expires_in_s``: unless a heartbeat with new tokens extends the lease. ``latest_in_s``: the lease ends by
-    then.
+    """``expires_in_s``: unless a heartbeat with new tokens extends the lease. ``latest_in_s``: when the lease expires
+    at the latest.
     """
 
     lease: bytes
@@ -103,7 +103,7 @@ class Leased(NamedTuple):
 
 
 class LeaseRow(ApiRecord, frozen=True):
-    """``Leased``, with the bytes of the job."""
+    """``Leased``, with the encoded job."""
 
     lease: BinaryId
     job: bytes
@@ -112,7 +112,7 @@ class LeaseRow(ApiRecord, frozen=True):
 
 
 class LeaseAnswer(ApiRecord, frozen=True):
-    """``finished``: the run has ended. ``retry_s``: delay before the next request."""
+    """``finished``: whether the run is over. ``retry_s``: delay before the next request."""
 
     leases: Annotated[Sequence[LeaseRow], Meta(max_length=MAX_LIST)]
     finished: bool
@@ -143,7 +143,7 @@ class HeartbeatAnswer(ApiRecord, frozen=True):
 
 
 class LeaseReason(ApiRequest, frozen=True):
-    """``reason``: the ledger ignores one that it does not know. ``detail``: one line for people."""
+    """``reason``: the ledger ignores an unknown one. ``detail``: one line for people."""
 
     lease: HexId
     reason: Annotated[str, Meta(max_length=MAX_REASON)]
@@ -157,7 +157,7 @@ class ReturnRequest(ApiRecord, frozen=True):
 
 
 class ResultsRequest(PackedRequest, frozen=True):
-    """``results``: bytes of the records."""
+    """``results``: the encoded records."""
 
     session: BinaryId
     results: Annotated[Sequence[bytes], Meta(max_length=MAX_LIST)]
@@ -182,7 +182,7 @@ class ResultsAnswer(ApiRecord, frozen=True):
 
 
 class TakeProbeAnswer(ApiRecord, frozen=True):
-    """The learner's probe set; without fields, no scores are wanted now."""
+    """The learner's probe set. If no field is set, no scores are needed now."""
 
     set: BinaryId | None = None
     sequences: TokenSequences | None = None
@@ -197,7 +197,7 @@ class ReportProbeRequest(ServingEngine, frozen=True):
 
 
 class ReportProbeAnswer(ApiRecord, frozen=True):
-    """``wanted``: False for scores that the ledger did not ask for."""
+    """``wanted``: False if the ledger did not ask for the scores."""
 
     wanted: bool
 

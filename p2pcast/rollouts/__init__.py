@@ -1,1 +1,1 @@
-"""Records that workers, ledger and learner exchange: jobs, groups, trajectories and results, and their bytes."""
+"""Records that workers, the ledger and the learner exchange: jobs, groups and results, and their encoding."""

@@ -1,4 +1,4 @@
-"""Groups of jobs: the samples to take."""
+"""Groups of jobs: the samples to be taken."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Group(RolloutRecord):
 
 @record("job", MAX_JOB_BYTES + limits.KIB)
 class Job(Group):
-    """One sample of a group. ``index``: within the group. ``oldest``: no span of an older version is accepted."""
+    """One sample of a group. ``index``: its number there. ``oldest``: no span of an older version is accepted."""
 
     job: Id
     index: Count
@@ -44,7 +44,7 @@ class Job(Group):
 
     @property
     def sample_seed(self) -> int:
-        """The seed of this sample: unlike those of the group's others."""
+        """This sample's seed, which differs from those of the group's other samples."""
         return (self.seed + self.index) % (1 << 64)
 
 

@@ -1,4 +1,4 @@
-"""The pay of truncated rollouts: one rule for the learner and for the ledger. Pure."""
+"""How truncated rollouts are rewarded: one rule for the learner and the ledger. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Final, Literal, get_args
 from p2pcast.ground.errors import UsageError
 
 Overlong = Literal["keep", "mask", "zero"]
-"""Treatment of truncated rollouts. ``keep``: as others. ``mask``: no token is learnt from, and the reward
-counts in its group. ``zero``: the reward counts as 0 in its group, or as the worst reward of the group's whole rollouts
+"""How truncated rollouts are treated. ``keep``: like others. ``mask``: no token is trained on, but the reward counts in
+its group. ``zero``: the reward counts as 0 in its group, or as the worst reward of the group's complete rollouts
 if that is below 0.
 """
 TREATMENTS: Final[tuple[Overlong, ...]] = get_args(Overlong)
@@ -18,15 +18,15 @@ MAX_TREATMENT: Final = 32
 
 
 def overlong_of(name: str) -> Overlong:
-    """The treatment of this name. Raises UsageError."""
+    """Return the treatment with this name. Raises UsageError."""
     if name not in TREATMENTS:
         raise UsageError(f"no treatment of overlong rollouts is named {name!r}: use keep, mask or zero")
     return name
 
 
 def paid(rewards: Sequence[float], cut_off: Sequence[bool], overlong: Overlong) -> list[float]:
-    """The rewards of one group's rollouts as the learner counts them, in their order. ``cut_off``: whether each
-    ended at its limit.
+    """The rewards of one group's rollouts as the learner counts them, in the rollouts' order. ``cut_off``: whether each
+    was truncated.
     """
     if overlong != "zero":
         return list(rewards)

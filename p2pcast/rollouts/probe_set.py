@@ -1,7 +1,7 @@
 """The probe set: fixed token sequences that a learner and all engines score with each version of the weights. Pure.
 
-A score is the log-probability of a token, given the tokens before it in its sequence, at temperature 1. The first token
-of a sequence has none. Scores are in the order of the sequences and of their tokens, float32, little-endian, in nats.
+A score is the log-probability of a token given the tokens before it in its sequence, at temperature 1. A sequence's
+first token has no score. Scores are in the order of the sequences and their tokens: float32, little-endian, in nats.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from p2pcast.ground.errors import RemoteError, UsageError
 
 MAX_SEQUENCES: Final = 32
 MAX_PROBE_TOKENS: Final = 4096
-"""Tokens of all sequences: their scores take 16 KiB, and an engine reads them in one prefill."""
+"""Most tokens of all sequences: their scores take 16 KiB, and an engine reads them in one prefill."""
 MAX_VOCABULARY: Final = 1 << 32
 SCORE_BYTES: Final = 4
 MAX_SCORE: Final = 1e-4
-"""A log-probability above 0 by no more than this is 0, rounded."""
+"""A log-probability that exceeds 0 by at most this much counts as 0, because of rounding."""
 
 
 @dataclass(frozen=True)
 class ProbeSet:
-    """At least one sequence, each of at least two tokens. Raises UsageError by ``checked``."""
+    """At least one sequence, each with at least two tokens. ``checked`` raises UsageError otherwise."""
 
     sequences: tuple[tuple[int, ...], ...]
 
     @classmethod
     def checked(cls, sequences: Any, vocabulary: int = MAX_VOCABULARY) -> ProbeSet:
-        """From values of any origin. ``vocabulary``: number of token ids. Raises UsageError."""
+        """Make a probe set from untrusted values. ``vocabulary``: number of token ids. Raises UsageError."""
         if not isinstance(sequences, list | tuple) or not 1 <= len(sequences) <= MAX_SEQUENCES:
             raise UsageError(f"a probe set has 1 to {MAX_SEQUENCES} sequences")
         left = MAX_PROBE_TOKENS
@@ -49,7 +49,7 @@ class ProbeSet:
 
     @cached_property
     def id(self) -> bytes:
-        """16 bytes, from the tokens."""
+        """16 bytes, derived from the tokens."""
         lengths = np.array([len(self.sequences), *map(len, self.sequences)], "<u4")
         tokens = np.concatenate([np.array(sequence, "<u4") for sequence in self.sequences])
         return blake3.blake3(b"p2pcast probe set 1\0" + lengths.tobytes() + tokens.tobytes()).digest(16)
@@ -69,12 +69,12 @@ class ProbeSet:
 
 
 def packed_scores(scores: Sequence[np.ndarray]) -> bytes:
-    """``scores``: of each sequence, its tokens' after the first."""
+    """Encode scores. ``scores``: for each sequence, those of all its tokens but the first."""
     return bytes(np.concatenate(scores).astype("<f4").tobytes())
 
 
 def unpacked_scores(packed: bytes) -> np.ndarray:
-    """float32, (scores,). Raises RemoteError for values that are no log-probabilities."""
+    """Decode scores to float32, with shape (scores,). Raises RemoteError for values that are not log-probabilities."""
     if len(packed) % SCORE_BYTES:
         raise RemoteError(f"{len(packed)} bytes are no float32 values")
     found = np.frombuffer(packed, "<f4")

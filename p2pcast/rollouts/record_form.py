@@ -1,18 +1,18 @@
-"""The bytes of jobs, groups and results: a map in msgpack, compressed as one zstd frame (docs/formats/rollouts.md).
+"""The encoding of jobs, groups and results: a msgpack map, compressed as one zstd frame (docs/formats/rollouts.md).
 
     map = {"format": 1, "kind": NAME, "critical": [KEY, …], FIELD: VALUE, …}, keys sorted
 
-Promises:
+Guarantees:
 
 - Equal records have equal maps.
-- A decoded record holds what its annotations say, so nothing past ``from_bytes`` checks a type or a range again.
+- A decoded record is as its annotations say, so nothing past ``from_bytes`` checks a type or range again.
 - Claimed sizes are checked before memory is allocated.
 
 Pure.
 
 A reader ignores a key that it does not know, unless the sender lists the key under ``critical``: then the reader
 refuses the record. A record without such keys has no ``critical``. The format number changes only if readers of the
-present format would misread a record.
+current format would misread a record.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from p2pcast.wire.constraints import AtMost, InvalidError, Read, Text, constrain
 
 FORMAT: Final = 1
 LEVEL: Final = 1
-"""Of zstd. Higher levels hardly shrink token ids and log-probabilities."""
+"""Level of zstd. Higher levels hardly shrink token ids and log-probabilities."""
 WINDOW_BYTES: Final = 8 * limits.MIB
-"""Largest window of a frame: a decoder allocates so much."""
+"""Largest window of a frame, for which a decoder allocates memory."""
 _ENVELOPE: Final = frozenset(("format", "kind", "critical"))
 _read_critical: Final = constraint_of(Annotated[Sequence[Annotated[str, Text(64)]], AtMost(64)]).reader()
 
@@ -43,7 +43,7 @@ R = TypeVar("R", bound="RolloutRecord")
 
 
 class RolloutRecord:
-    """Base of the records. They are equal if their maps are."""
+    """Base class of the records. Records are equal if their maps are."""
 
     __slots__ = ()
     kind: ClassVar[str]
@@ -52,7 +52,7 @@ class RolloutRecord:
     _optional: ClassVar[frozenset[str]]
 
     def to_map(self) -> bytes:
-        """The map in msgpack."""
+        """Return the map in msgpack."""
         body: dict[str, Any] = {"format": FORMAT, "kind": self.kind}
         for name in self._reads:
             value = getattr(self, name)
@@ -65,11 +65,11 @@ class RolloutRecord:
         return zstandard.ZstdCompressor(level=LEVEL).compress(self.to_map())
 
     def digest(self) -> bytes:
-        """32 bytes that identify the record's contents."""
+        """Return 32 bytes that identify the record's contents."""
         return blake3.blake3(self.to_map()).digest()
 
     def check(self) -> None:
-        """Raises UsageError for a record that no reader would take."""
+        """Raises UsageError for a record that no reader would accept."""
         try:
             packed = self.to_map()
         except (TypeError, ValueError, OverflowError) as error:
@@ -83,17 +83,17 @@ class RolloutRecord:
 
     @classmethod
     def unpacked_bytes(cls, data: bytes) -> int:
-        """Bytes that ``from_bytes`` will unpack. Raises RemoteError for a record that is larger than any may be."""
+        """The number of bytes that ``from_bytes`` will unpack. Raises RemoteError if no record may be that large."""
         return _unpacked_bytes(data, cls.most_bytes, cls.kind)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Raises RemoteError that says what is wrong."""
+        """Decode a record. Raises RemoteError with an explanation."""
         return cls.from_map(_decompressed(data, cls.most_bytes, cls.kind))
 
     @classmethod
     def from_map(cls, data: bytes) -> Self:
-        """Raises RemoteError that says what is wrong."""
+        """Decode a record's map. Raises RemoteError with an explanation."""
         body = _unpacked(data, cls.kind)
         if body.get("kind") != cls.kind:
             raise RemoteError(f"not a {cls.kind}: the record says that it is another kind")
@@ -126,8 +126,8 @@ class RolloutRecord:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def record(kind: str, most_bytes: int) -> Callable[[type[R]], type[R]]:
-    """Makes a class of annotated fields a record whose map has at most ``most_bytes`` bytes. A field with the default
-    None may be missing.
+    """Class decorator: makes a class of annotated fields a record whose map has at most ``most_bytes`` bytes. A field
+    whose default is None may be missing.
     """
 
     def made(plain: type[R]) -> type[R]:
@@ -144,7 +144,7 @@ def record(kind: str, most_bytes: int) -> Callable[[type[R]], type[R]]:
 
 
 def _stated(hint: Any, *, optional: bool) -> Any:
-    """The annotation of a value that is there: for a field that may be missing, None is no value."""
+    """The annotation of a value that is present: for a field that may be missing, None is not a value."""
     if not optional:
         return hint
     (inner,) = (arg for arg in get_args(hint) if arg is not types.NoneType)
@@ -177,7 +177,7 @@ def _no_frame(kind: str) -> RemoteError:
 
 def _unpacked(data: bytes, kind: str) -> dict[Any, Any]:
     try:
-        # An array is allocated by the length that it claims. A dry run finds claims without elements.
+        # An array is allocated with the length that it claims. A dry run detects claims without elements.
         dry = msgpack.Unpacker(max_buffer_size=len(data))
         dry.feed(data)
         dry.skip()

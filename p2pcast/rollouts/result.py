@@ -1,8 +1,8 @@
-"""Results: a trajectory, token by token, and what made it.
+"""Results: a trajectory, token by token, and how it was made.
 
-A trajectory is flat: the prompt, each turn of the policy and each answer of the environment follow one another in
-``token_ids``. ``mask`` is 1 where the policy sampled the token. ``logprobs`` are those of the sampling distribution,
-and 0 where the mask is.
+A trajectory is flat: ``token_ids`` has the prompt, then each turn of the policy and each answer of the environment in
+turn. ``mask`` is 1 for tokens that the policy sampled. ``logprobs`` are those of the sampling distribution, and 0
+where the mask is 0.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from p2pcast.wire.constraints import AtMost, OneOf, Text
 
 MAX_RESULT_BYTES = 16 * limits.MIB
 _TOKEN_BYTES = 10
-"""Of ids, mask, loss mask and log-probabilities."""
+"""Bytes of a token's id, mask, loss mask and log-probability."""
 _OTHER_BYTES = limits.MIB
-"""Room for spans, turns and tags."""
+"""Bytes reserved for spans, turns and tags."""
 
 MAX_REWARD = 1e9
-"""Largest size of a reward: sums of a group's squares stay far from the largest float."""
+"""Largest absolute value of a reward, so that sums of a group's squares stay far below the largest float."""
 
 Tags: TypeAlias = Annotated[Sequence[tuple[Annotated[str, Text(64)], Annotated[str, Text(256)]]], AtMost(64)]
 
 
 def reward_fault(reward: float) -> str | None:
-    """Why a number is no reward: one that is not finite or is huge would spoil the advantages of its whole group."""
+    """Why a number is not a valid reward: an infinite or huge one would spoil the advantages of its whole group."""
     if math.isfinite(reward) and abs(reward) <= MAX_REWARD:
         return None
     return f"a reward of {reward:g}, and rewards are from -{MAX_REWARD:g} to {MAX_REWARD:g}"
@@ -68,11 +68,11 @@ class Span(NamedTuple):
 
 @record("result", MAX_RESULT_BYTES)
 class Result(RolloutRecord):
-    """The answer of a worker to a lease. ``turns``: where each turn of the policy begins. ``loss_mask``: 1 for tokens
-    that are learnt from; the mask, if None. ``tags``: of the task, for reports. ``reward``: for reports alone; the
-    ledger computes its own. ``schedules``: of the spans' versions, those that sampled with sparse attention, and the
-    BLAKE3 of the schedule's file; None: dense attention. ``routed_experts``: of a mixture of experts, where the engine
-    returns them. ``top_logprobs``: of a share of the rollouts that sparse attention sampled.
+    """A worker's answer to a lease. ``turns``: where each turn of the policy begins. ``loss_mask``: 1 for tokens that
+    are trained on; None for ``mask``. ``tags``: the task's, for reports. ``reward``: only for reports; the ledger
+    computes its own. ``schedules``: those versions of the spans that sampled with sparse attention, with the BLAKE3 of
+    the schedule's file; None for dense attention. ``routed_experts``: for a mixture of experts, if the engine returns
+    them. ``top_logprobs``: for a share of the rollouts that sparse attention sampled.
     """
 
     job: Id
@@ -94,12 +94,12 @@ class Result(RolloutRecord):
 
     @property
     def sampled(self) -> int:
-        """Tokens that the policy sampled."""
+        """Number of tokens that the policy sampled."""
         return int(np.count_nonzero(self.mask))
 
     @property
     def sparse_versions(self) -> frozenset[Version]:
-        """Versions whose tokens sparse attention sampled: a schedule of all pages is dense."""
+        """Versions whose tokens sparse attention sampled; a schedule of all pages is dense."""
         return frozenset(version for version, name in self.schedules or () if name != ALL_PAGES_NAME)
 
     @property
@@ -109,12 +109,12 @@ class Result(RolloutRecord):
 
 
 def routed_room(tokens: int) -> int:
-    """Bytes that a result of so many tokens has left for routed experts."""
+    """How many bytes a result with this many tokens has left for routed experts."""
     return max(0, MAX_RESULT_BYTES - _OTHER_BYTES - _TOKEN_BYTES * tokens)
 
 
 def fault(result: Result, vocabulary: int) -> str | None:
-    """Why no engine can have made a result; None if nothing is wrong. ``vocabulary``: number of token ids."""
+    """Why no engine can have made a result, or None if it is valid. ``vocabulary``: number of token ids."""
     count = len(result.token_ids)
     if not count == len(result.mask) == len(result.logprobs):
         return f"{count} token ids, {len(result.mask)} mask values and {len(result.logprobs)} log-probabilities"
@@ -147,7 +147,7 @@ def fault(result: Result, vocabulary: int) -> str | None:
 
 
 def _span_fault(result: Result, sampled: np.ndarray) -> str | None:
-    """The spans ascend, begin and end with a sampled token, and hold every sampled token."""
+    """Check that the spans ascend, begin and end with a sampled token, and contain every sampled token."""
     at, covered = 0, 0
     for span in result.spans:
         if not at <= span.start < span.end <= len(sampled):

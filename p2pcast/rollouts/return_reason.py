@@ -1,4 +1,4 @@
-"""Why a worker gives a lease back without a result. Pure."""
+"""Why a worker returns a lease without a result. Pure."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Final, NamedTuple
 
 MAX_REASON: Final = 32
 MAX_DETAIL: Final = 300
-"""Most characters of a reason, and of what a worker says about it."""
+"""Most characters of a reason, and of the worker's explanation."""
 
 
 class ReturnReason(Enum):
     DRAINED = "drained"
-    """The worker ends, or has no room for the job."""
+    """The worker is stopping, or has no capacity for the job."""
     UNFIT = "unfit"
-    """The job is of another task than the worker's."""
+    """The job belongs to a different task than the worker's."""
     ENGINE = "engine"
-    """The engine does not answer, or answers nonsense."""
+    """The engine does not answer, or its answer is invalid."""
     REFUSED = "refused prompt"
     """The engine refuses the prompt, for instance one that is too long."""
     FAILED = "failed play"
-    """The task's play raised."""
+    """The task's play raised an exception."""
     HUNG = "hung play"
-    """The task's play did not end in time, while the engine had nothing to do for it."""
+    """The task's play did not finish in time, while it had no request at the engine."""
     INVALID = "invalid play"
-    """The play is no valid result."""
+    """The play is not a valid result."""
 
     @property
     def fails_job(self) -> bool:

@@ -1,4 +1,4 @@
-"""Types of the records' fields. Each states its constraint."""
+"""Types of the records' fields, with their constraints."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 from p2pcast.wire.constraints import Binary, Integer, InvalidError, Read, Text
 
 MAX_TOKENS: Final = 1 << 20
-"""Most tokens of one sample, those of the environment included."""
+"""Most tokens of one sample, including those of the environment."""
 MAX_GROUP: Final = 1024
 """Most jobs of one group."""
 MAX_TURNS: Final = 4096
 MAX_SPANS: Final = 4096
-"""Most versions in one sample: each commit during generation begins a span."""
+"""Most versions in one sample, because each commit during generation begins a span."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""Experts of a trajectory's tokens: those to which the layers of a mixture-of-experts model routed each token.
+"""The experts that the layers of a mixture-of-experts model routed a trajectory's tokens to.
 
-A token is routed when the engine computes the token as input. So the last token of a trajectory has no experts.
+A token is routed when the engine computes it as input, so the last token of a trajectory has no experts.
 
-Promise: equal sets of experts have equal bytes. Ids ascend within a token's layer, and a layer without experts has only
-zeros. Pure.
+Guarantee: equal sets of experts have equal bytes. Ids ascend within a token's layer, and a layer without experts has
+only zeros. Pure.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from p2pcast.wire.constraints import AtMost, Blob, Integer, OneOf
 
 MAX_LAYERS, MAX_TOP_K, MAX_EXPERTS = 1024, 256, 1 << 16
 MAX_ROUTED_BYTES: Final = 16 * limits.MIB
-"""Most bytes of ids. 32 768 tokens of a model with 48 layers and 8 experts a token have 12 MiB."""
+"""Most bytes of ids. 32 768 tokens of a model with 48 layers and 8 experts per token take 12 MiB."""
 _DTYPES: Final = {1: "u1", 2: "<u2"}
 
 
 class ExpertShape(NamedTuple):
-    """Of a model. ``experts``: in each layer that has experts."""
+    """The shape of a model's experts. ``experts``: their number in each layer that has experts."""
 
     layers: int
     top_k: int
@@ -33,7 +33,7 @@ class ExpertShape(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> ExpertShape:
-        """From ``LAYERS,TOP_K,EXPERTS``. Raises UsageError."""
+        """Parse ``LAYERS,TOP_K,EXPERTS``. Raises UsageError."""
         parts = [int(part) if part.isdecimal() and len(part) < 6 else 0 for part in text.split(",")]
         limits_of = (MAX_LAYERS, MAX_TOP_K, MAX_EXPERTS)
         if len(parts) != 3 or not all(0 < n <= most for n, most in zip(parts, limits_of, strict=True)):
@@ -47,8 +47,8 @@ class ExpertShape(NamedTuple):
 
 
 class RoutedExperts(NamedTuple):
-    """``width``: bytes of an id: 1 up to 256 experts, otherwise 2. ``spans``: tokens [start, end) that have experts.
-    ``ids``: of these tokens in their order, tokens × layers × top_k little-endian integers.
+    """``width``: bytes per id: 1 for up to 256 experts, otherwise 2. ``spans``: tokens [start, end) that have experts.
+    ``ids``: the experts of these tokens in order, as tokens × layers × top_k little-endian integers.
     """
 
     layers: Annotated[int, Integer(1, MAX_LAYERS)]
@@ -59,26 +59,26 @@ class RoutedExperts(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Tokens that have experts."""
+        """Number of tokens that have experts."""
         return sum(end - start for start, end in self.spans)
 
     def array(self) -> np.ndarray:
-        """Tokens × layers × top_k. Raises ValueError for ids of another length."""
+        """The ids as an array of tokens × layers × top_k. Raises ValueError if ``ids`` has the wrong length."""
         return np.frombuffer(self.ids, _DTYPES[self.width]).reshape(self.tokens, self.layers, self.top_k)
 
     def since(self, first: int) -> RoutedExperts | None:
-        """The experts of tokens from ``first`` on; None if there are none."""
+        """The experts of tokens from ``first`` on, or None if there are none."""
         kept = tuple((max(start, first), end) for start, end in self.spans if end > first)
         left = sum(end - start for start, end in kept) * self.layers * self.top_k * self.width
         return self._replace(spans=kept, ids=self.ids[len(self.ids) - left :]) if left else None
 
     def places(self) -> np.ndarray:
-        """The tokens that have experts, ascending int64."""
+        """The positions of the tokens that have experts, as ascending int64."""
         return np.concatenate([np.empty(0, np.int64), *(np.arange(start, end) for start, end in self.spans)])
 
 
 def routed_fault(routed: RoutedExperts, tokens: int) -> str | None:
-    """Why no model can have routed a trajectory of ``tokens`` tokens so; None if nothing is wrong."""
+    """Why no model can have routed a trajectory of ``tokens`` tokens like this, or None if nothing is wrong."""
     at = 0
     for start, end in routed.spans:
         if not at <= start < end <= tokens:
@@ -100,8 +100,8 @@ def routed_fault(routed: RoutedExperts, tokens: int) -> str | None:
 
 
 def shape_fault(routed: RoutedExperts, shape: ExpertShape, expert_layers: Sequence[int] = ()) -> str | None:
-    """Why the experts are not those of a model; None if they fit. ``routed`` has no fault by itself.
-    ``expert_layers``: the layers that are known to have experts.
+    """Why the experts cannot be those of a model with this shape, or None if they can. ``routed`` is valid by itself.
+    ``expert_layers``: the layers known to have experts.
     """
     if (routed.layers, routed.top_k) != shape[:2]:
         return f"{routed.layers} layers with {routed.top_k} experts a token, and the model has {shape}"
@@ -114,8 +114,8 @@ def shape_fault(routed: RoutedExperts, shape: ExpertShape, expert_layers: Sequen
 
 
 class RoutedTokens:
-    """Collects the experts of a trajectory whose tokens several requests compute. Each token keeps the experts of the
-    first request that returned them: the one whose logits gave the next token.
+    """Collects the experts of a trajectory whose tokens are computed by several requests. Each token keeps the experts
+    from the first request that returned them: the one whose logits gave the next token.
     """
 
     def __init__(self) -> None:
@@ -123,8 +123,8 @@ class RoutedTokens:
         self._parts: list[np.ndarray] = []
 
     def add(self, start: int, ids: np.ndarray) -> None:
-        """Experts of the tokens from ``start`` on: tokens × layers × top_k of uint8 or uint16. Rows of another form
-        than those before are left out.
+        """Add the experts of the tokens from ``start`` on, tokens × layers × top_k of uint8 or uint16. Rows whose form
+        differs from earlier ones are left out.
         """
         at = self._spans[-1][1] if self._spans else 0
         new = ids[max(0, at - start) :]
@@ -139,7 +139,7 @@ class RoutedTokens:
         self._parts.append(np.sort(new, axis=-1))
 
     def packed(self, most_bytes: int) -> RoutedExperts | None:
-        """None without any, and for more than ``most_bytes``."""
+        """The collected experts, or None if there are none or they exceed ``most_bytes``."""
         if not self._parts or sum(part.nbytes for part in self._parts) > min(most_bytes, MAX_ROUTED_BYTES):
             return None
         ids = np.concatenate(self._parts)

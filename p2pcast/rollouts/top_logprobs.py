@@ -2,7 +2,7 @@
 
 The learner's guard of sparse attention compares them with its own distribution (docs/guides/sparse-attention.md).
 
-Promise: equal sets of tokens have equal ids, which ascend within a position. Pure.
+Guarantee: equal sets of tokens have equal ids, which ascend within a position. Pure.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from p2pcast.rollouts.rollout_fields import MAX_SPANS, Count
 from p2pcast.wire.constraints import AtMost, Blob, Integer
 
 TOP_K: Final = 20
-"""Tokens of a position (Sparrow, section 3.1), and vLLM's default limit."""
+"""Tokens per position (Sparrow, section 3.1), and vLLM's default limit."""
 MAX_TOP_K: Final = 256
 MAX_TOP_BYTES: Final = 6 * limits.MIB
-"""Most bytes of ids and of values together: 52 000 positions with 20 tokens."""
+"""Most bytes of ids and values together: 52 000 positions with 20 tokens each."""
 SUM_EXCESS: Final = 0.01
-"""The probabilities of a position sum to at most 1, up to their rounding to half precision."""
+"""A position's probabilities sum to at most 1, plus this much for rounding to half precision."""
 _ID, _VALUE = np.dtype("<u4"), np.dtype("<f2")
 
 
 class TopLogprobs(NamedTuple):
-    """``top_k``: tokens of a position. ``spans``: positions [start, end) that have them. ``ids``: of these positions in
-    their order, positions × top_k little-endian uint32. ``values``: their log-probabilities in float16, known to
-    2 ** -11 of their size.
+    """``top_k``: tokens per position. ``spans``: positions [start, end) that have them. ``ids``: the tokens of these
+    positions in order, as positions × top_k little-endian uint32. ``values``: their log-probabilities in float16, with
+    a relative precision of 2 ** -11.
     """
 
     top_k: Annotated[int, Integer(1, MAX_TOP_K)]
@@ -39,7 +39,7 @@ class TopLogprobs(NamedTuple):
 
     @property
     def positions(self) -> np.ndarray:
-        """The positions that have tokens, ascending int64."""
+        """The positions that have tokens, as ascending int64."""
         return np.concatenate([np.empty(0, np.int64), *(np.arange(start, end) for start, end in self.spans)])
 
     @property
@@ -47,14 +47,14 @@ class TopLogprobs(NamedTuple):
         return len(self.ids) + len(self.values)
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and float32 values, positions × top_k. Raises ValueError for bytes of another length."""
+        """Ids and float32 values, as positions × top_k. Raises ValueError if the bytes have the wrong length."""
         ids, values = np.frombuffer(self.ids, _ID), np.frombuffer(self.values, _VALUE)
         shape = (len(self.positions), self.top_k)
         return ids.reshape(shape), values.reshape(shape).astype(np.float32)
 
 
 def top_fault(top: TopLogprobs, mask: np.ndarray, vocabulary: int) -> str | None:
-    """Why no engine can have sampled a trajectory so; None if nothing is wrong. ``mask``: 1 at sampled tokens."""
+    """Why no engine can have sampled these, or None if nothing is wrong. ``mask``: 1 for sampled tokens."""
     at = 0
     for start, end in top.spans:
         if not at <= start < end <= len(mask) or not mask[start:end].all():
@@ -84,7 +84,7 @@ class TopTokens:
         self._values: list[np.ndarray] = []
 
     def add(self, start: int, ids: np.ndarray, values: np.ndarray) -> None:
-        """Of the sampled tokens from ``start`` on: tokens × top_k. Rows of another top_k are left out."""
+        """Add the sampled tokens from ``start`` on: tokens × top_k. Rows with a different top_k are left out."""
         if not len(ids) or (self._ids and ids.shape[1] != self._ids[0].shape[1]):
             return
         order = np.argsort(ids, axis=-1)
@@ -93,7 +93,7 @@ class TopTokens:
         self._values.append(np.take_along_axis(values, order, -1))
 
     def packed(self) -> TopLogprobs | None:
-        """None without any, and for more than MAX_TOP_BYTES."""
+        """The collected tokens, or None if there are none or they exceed MAX_TOP_BYTES."""
         if not self._ids:
             return None
         ids = np.concatenate(self._ids)
