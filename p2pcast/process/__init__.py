@@ -1,1 +1,1 @@
-"""One process of p2pcast: its event loop, background tasks, log, events, metrics and shortages."""
+"""What every p2pcast process needs: an event loop, background tasks, logs, events, metrics and shortage handling."""

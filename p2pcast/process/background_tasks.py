@@ -1,22 +1,22 @@
-"""Background tasks with an owner: named, referenced, cancelled at the end, and reported when they fail.
+"""Background tasks with an owner: named, referenced, cancelled on shutdown, and reported when they fail.
 
-Promises: each failure in a daemon is in its log with the task's name and a traceback, in ``/status``, in an event
+Guarantees: each failure in a daemon is in its log with the task's name and a traceback, in ``/status``, in an event
 ``task_failed`` and in a metric. The consequence depends on the work and on the exception:
 
-- Any work meets a shortage of this machine (``p2pcast.process.shortages``: a full disk, no free descriptor). Then
-  ``/healthz`` answers 503 with the reason, and ``short`` in ``/status`` names the work. A loop of the daemon is begun
-  again after pauses that grow, and so is other work that may be repeated. The daemon is healthy again once the work has
+- Any work runs into a shortage on this machine (``p2pcast.process.shortages``: a full disk, no free descriptor). Then
+  ``/healthz`` answers 503 with the reason, and ``short`` in ``/status`` lists the work. The daemon's loops, and other
+  work that may be repeated, are restarted after growing pauses. The daemon is healthy again once the work has
   succeeded.
-- The daemon's own work (``Tasks.group``, ``Tasks.later``) fails with another exception that is no P2PCastError, or a
-  loop of that work ends. Then the daemon ends with exit code 1, and its last line names the task.
-- Work of ``Tasks.later`` fails with a LocalError: the daemon continues, and ``/healthz`` answers 503 with the reason.
-- Work of ``Tasks.later`` fails with another P2PCastError: only log and event, because the fault is another node's.
-- Work for one connection (``vital=False``, ``spawn``), a callback or a thread fails with an exception that is no
-  P2PCastError. Then the connection ends, and ``/healthz`` answers 503 with the reason.
+- The daemon's own work (``Tasks.group``, ``Tasks.later``) fails with another exception that is not a P2PCastError, or
+  one of its loops returns. Then the daemon exits with code 1, and its last line names the task.
+- Work of ``Tasks.later`` fails with a LocalError. The daemon continues, and ``/healthz`` answers 503 with the reason.
+- Work of ``Tasks.later`` fails with any other P2PCastError. Only log and event: another node caused it.
+- Work for one connection (``vital=False``, ``spawn``), a callback or a thread fails with an exception that is not a
+  P2PCastError. Then the connection closes, and ``/healthz`` answers 503 with the reason.
 
-After a bug in the daemon's own work, its state in memory cannot be trusted. The next start reads the state from disk,
-as after a crash. One peer's input must not be able to end a daemon. So a failure that a connection may have caused only
-makes the daemon unhealthy, and the operator's probe decides on a restart.
+After a bug in the daemon's own work, its state in memory cannot be trusted, so the next start reads the state from
+disk, as after a crash. One peer's input must not be able to stop a daemon. So a failure that a connection may have
+caused only makes the daemon unhealthy, and the operator's probe decides whether to restart it.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ logger = logging.getLogger("p2pcast.tasks")
 T = TypeVar("T")
 
 END_S = 1.0
-"""Time in seconds for background tasks to finish when the daemon ends, for instance a write to the state folder."""
+"""Seconds that background tasks get to finish on shutdown, for instance to complete a write to the state folder."""
 RETRY_S, RETRY_MOST_S = 0.5, 30.0
-"""First and longest pause after a shortage before the work is begun again, in seconds, before jitter."""
+"""First and longest pause, in seconds before jitter, between a shortage and the next attempt."""
 PROVED_S = 2.0
-"""A loop that was begun again counts as working once it has run for so long, and for twice its last pause."""
+"""A restarted loop counts as working once it has run for this many seconds, and for twice its last pause."""
 LAPSE_S = 30.0
-"""A shortage in work that is not repeated makes the daemon unhealthy for so long, in seconds."""
+"""Seconds for which a shortage makes the daemon unhealthy if the work is not repeated."""
 
 Work = Callable[[], Coroutine[Any, Any, None]]
-"""Begins work; called again after a shortage, so the work goes on where it was."""
+"""Starts the work; called again after a shortage, so the work must be able to resume."""
 
 
 class TaskFailedError(LocalError):
@@ -67,8 +67,8 @@ class Failure:
 
 
 def unexpected(error: BaseException) -> BaseException | None:
-    """The first exception in ``error`` (itself, or in its group) that is no P2PCastError and no cancellation; None if
-    there is none.
+    """Return the first exception in ``error`` (itself, or in its group) that is neither a P2PCastError nor a
+    cancellation; None if there is none.
     """
     if isinstance(error, BaseExceptionGroup):
         return next((found for inner in error.exceptions if (found := unexpected(inner)) is not None), None)
@@ -76,7 +76,7 @@ def unexpected(error: BaseException) -> BaseException | None:
 
 
 def _alone(error: BaseException) -> BaseException:
-    """The first error of a group, or of its groups."""
+    """Return the first error in a group or its nested groups."""
     return _alone(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
@@ -113,7 +113,7 @@ class Tasks:
         self.failed = 0
         """Number of failed tasks, callbacks and threads since the start; work that is repeated counts once."""
         self._short: dict[str, tuple[Failure, asyncio.TimerHandle | None]] = {}
-        """By task: the present shortages, the newest MAX_FAILURES_KEPT, with the end of those that lapse."""
+        """The newest MAX_FAILURES_KEPT current shortages by task, with a timer for those that lapse."""
         self._first: Failure | None = None
         self._events = events
         self._running: set[asyncio.Task[Any]] = set()
@@ -148,7 +148,7 @@ class Tasks:
             self._events.emit("task_failed", task=task.get_name(), why=str(error))
 
     async def repeated(self, work: Work, name: str) -> None:
-        """Do ``work``, and begin it again after each shortage, with pauses that grow. Raises its other errors."""
+        """Do ``work``, and restart it after each shortage, with growing pauses. Raises all its other errors."""
         loop, pauses = asyncio.get_running_loop(), Backoff(RETRY_S, RETRY_MOST_S, uniform)
         pause_s: float | None = None
 
@@ -203,7 +203,7 @@ class Tasks:
     # -- failures
 
     def fail(self, task: str, error: BaseException, *, fatal: bool = False) -> TaskFailedError:
-        """Record and report a failure. With ``fatal`` the daemon ends. Returns the error for the daemon's end."""
+        """Record and report a failure. If ``fatal``, the daemon stops. Returns the error with which it stops."""
         bug = unexpected(error)
         failure = Failure(
             task,
@@ -225,8 +225,8 @@ class Tasks:
             self._fatal.set_exception(_daemon_ended(self._first))
 
     def note_shortage(self, task: str, short: str, error: BaseException, *, lapses: bool = False) -> None:
-        """The machine is too short of something for this work; see ``shortage``. Without ``lapses``: until
-        ``end_shortage``.
+        """Record that the machine is too short of something for this work; see ``shortage``. Unless ``lapses``, the
+        record stays until ``end_shortage``.
         """
         known = self._short.get(task)
         if known is not None and known[1] is not None:
@@ -241,14 +241,14 @@ class Tasks:
         self._short[task] = Failure(task, short, type(error).__name__), timer
 
     def note_outcome(self, task: str, error: BaseException | None) -> None:
-        """The work has succeeded, or failed with ``error`` and is tried again by its owner."""
+        """Record that the work has succeeded, or has failed with ``error`` and will be retried by its owner."""
         if (short := shortage(error)) is not None and error is not None:
             self.note_shortage(task, short, error)
         else:
             self.end_shortage(task)
 
     def end_shortage(self, task: str) -> bool:
-        """The work has succeeded. False for work that met no shortage."""
+        """Record that the work has succeeded. Returns False if it had no shortage."""
         known = self._short.pop(task, None)
         if known is None:
             return False
@@ -259,7 +259,7 @@ class Tasks:
         return True
 
     def healthy(self) -> tuple[bool, str]:
-        """The answer of /healthz. The path needs no token, so the text holds no message of an unexpected exception."""
+        """Return the answer to /healthz. It needs no token, so the text omits messages of unexpected exceptions."""
         if not self.failures and self._short:
             task, (short, _) = next(iter(self._short.items()))
             return False, f"task {task!r} waits: {short.why}"
@@ -273,11 +273,11 @@ class Tasks:
         )
 
     def status(self) -> list[dict[str, str]]:
-        """The failures as /status shows them."""
+        """Return the failures in the form /status shows."""
         return [{"task": f.task, "why": f.why} for f in self.failures]
 
     def short(self) -> list[dict[str, str]]:
-        """The work that waits for room, as /status shows it."""
+        """Return the tasks that wait for a resource to free up, in the form /status shows."""
         return [{"task": f.task, "why": f.why} for f, _ in self._short.values()]
 
     # -- failures outside of the tasks above
@@ -311,7 +311,7 @@ class Tasks:
                 loop.set_exception_handler(None)
 
     def handle_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> bool:
-        """Record an error from the loop's exception handler. False when the error is no failure of this daemon."""
+        """Record an error from the loop's exception handler. Returns False if it is not a failure of this daemon."""
         error = context.get("exception")
         if self._ending or error is None or (unexpected(error) is None and shortage(error) is None):
             return False
@@ -353,7 +353,7 @@ class DaemonTaskGroup:
         self._tasks, self._group = tasks, group
 
     def create_task(self, work: Work, *, name: str, ends: bool = False) -> asyncio.Task[None]:
-        """Start a task. ``ends``: the work may end before the daemon does; otherwise its end is a failure."""
+        """Start a task. ``ends``: the work may finish before the daemon stops; otherwise finishing is a failure."""
         return self._group.create_task(self._part(work, name, ends), name=name)
 
     async def _part(self, work: Work, name: str, ends: bool) -> None:

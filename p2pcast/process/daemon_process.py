@@ -1,4 +1,4 @@
-"""A daemon as a process: its folders, its state file, its umask and limits, and its end on a signal."""
+"""A daemon as a process: its folders, its state file, its umask and limits, and how it stops on a signal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _POWER = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 
 def parse_rate(text: str) -> float:
-    """``300mbit``, ``1.5gbit``, ``800000`` as bits per second. Raises UsageError."""
+    """Parse ``300mbit``, ``1.5gbit`` or ``800000`` as bits per second. Raises UsageError."""
     match = _RATE.fullmatch(text.strip())
     if match is None or float(match[1]) <= 0:
         raise UsageError(f"{text!r} is not a rate: write bits per second, as in 300mbit or 1.5gbit")
@@ -38,17 +38,17 @@ def parse_rate(text: str) -> float:
 
 
 def state_home() -> Path:
-    """The default parent of state folders (XDG Base Directory Specification)."""
+    """Return the default parent of state folders (XDG Base Directory Specification)."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "p2pcast"
 
 
 def shadow_prefix() -> str:
-    """The prefix of the names of this user's default shadow folders in ``TMPFS``."""
+    """Return the prefix of the names of this user's default shadow folders in ``TMPFS``."""
     return f"p2pcast-{os.getuid()}-"
 
 
 def default_shadow(state: Path) -> Path:
-    """The default shadow folder of a state folder, in tmpfs."""
+    """Return a state folder's default shadow folder, in tmpfs."""
     name = hashlib.sha256(os.fsencode(state.resolve())).hexdigest()[:16]
     return TMPFS / f"{shadow_prefix()}{name}"
 
@@ -82,7 +82,7 @@ class StateFile:
             self._write()
 
     def forget(self, *keys: str) -> None:
-        """Remove facts; ignores unknown keys. Durable on return; thread-safe. Raises LocalError."""
+        """Remove facts, ignoring unknown keys. Durable on return; thread-safe. Raises LocalError."""
         with self._changing:
             self.facts = {key: fact for key, fact in self.facts.items() if key not in keys}
             self._write()
@@ -92,7 +92,7 @@ class StateFile:
 
 
 def node_id(memory: StateFile) -> bytes:
-    """This node's id of 16 bytes, created once per state folder. Raises LocalError."""
+    """Return this node's 16-byte id, creating it once per state folder. Raises LocalError."""
     if not memory["node"]:
         memory.update(node=secrets.token_hex(16))
     return bytes.fromhex(memory["node"])
@@ -101,8 +101,8 @@ def node_id(memory: StateFile) -> bytes:
 async def run_until_signal(
     work: Callable[[], Awaitable[None]], drain: Callable[[], Awaitable[None]] | None = None
 ) -> None:
-    """Run ``work`` until it ends, or until SIGTERM or SIGINT. On the first signal ``drain`` runs beside ``work``, then
-    ``work`` is cancelled. A second signal cancels ``work`` at once.
+    """Run ``work`` until it finishes, or until SIGTERM or SIGINT. On the first signal, ``drain`` runs next to ``work``;
+    then ``work`` is cancelled. A second signal cancels ``work`` at once.
     """
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(work())
@@ -134,14 +134,14 @@ async def run_until_signal(
 
 
 def restrict_umask() -> None:
-    """Create all files from now on for this user alone. ``original_umask`` gives the umask from before."""
+    """Make all files created from now on private to this user. ``original_umask`` returns the previous umask."""
     global _original_umask
     _original_umask = os.umask(private_folders.UMASK)
     os.umask(private_folders.UMASK | _original_umask)
 
 
 def original_umask() -> int:
-    """The umask for the user's own commands that this process runs; -1: the process's current umask."""
+    """Return the umask for user commands run by this process; -1 means the process's current umask."""
     return _original_umask
 
 
@@ -156,15 +156,15 @@ def keep_freed_memory() -> None:
 
 
 def name_fatal_signals() -> None:
-    """Print every thread's stack on stderr when the process ends by SIGBUS or SIGSEGV. SIGBUS: another program of this
-    user truncated the shadow in tmpfs.
+    """Print every thread's stack on stderr if SIGBUS or SIGSEGV kills the process. SIGBUS means that another of this
+    user's programs has truncated the shadow in tmpfs.
     """
     with contextlib.suppress(RuntimeError, ValueError, OSError):  # no stderr
         faulthandler.enable()
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the soft limit of open files to the hard limit. The usual soft limit of 1024 is too low for a hub of a
+    """Raise the soft limit on open files to the hard limit. The usual soft limit of 1024 is too low for a hub with a
     thousand peers, and for a daemon under a flood of connections.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

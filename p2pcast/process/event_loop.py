@@ -1,4 +1,4 @@
-"""The event loop of the daemons: uvloop, with workarounds for one of its bugs.
+"""The daemons' event loop: uvloop, with workarounds for one of its bugs.
 
 uvloop closes a transport's descriptor by number. uvloop detaches the socket object given to ``create_connection`` only
 once the connection is up. If the other side resets the connection earlier, the socket object keeps the number and
@@ -42,8 +42,8 @@ class Loop(uvloop.Loop):  # type: ignore[misc]
         return await self._connected(super().connect_write_pipe(protocol_factory, pipe))
 
     async def _connected(self, connecting: Coroutine[Any, Any, tuple[Any, Any]]) -> tuple[Any, Any]:
-        """Transport and protocol. A cancellation waits for the connection, which takes one turn of the loop: then the
-        transport owns the pipe, and closes both.
+        """Return the transport and protocol. A cancellation waits for the connection, which takes one turn of the loop.
+        By then the transport owns the pipe, and closes both.
         """
         task, cancelled = self.create_task(connecting), None
         while not task.done():
@@ -60,14 +60,14 @@ class Loop(uvloop.Loop):  # type: ignore[misc]
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """A new loop, for a thread or for ``asyncio.Runner``."""
+    """Return a new loop, for a thread or for ``asyncio.Runner``."""
     loop: asyncio.AbstractEventLoop = Loop()
     return loop
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end on a new loop, like ``asyncio.run``. The garbage collector ignores the objects that
-    exist before: modules stay, and a whole collection among those of a ledger takes 46 ms.
+    """Run a coroutine to completion on a new loop, like ``asyncio.run``. The garbage collector ignores objects that
+    exist already: they are mostly modules, which stay, and a full collection of a ledger's takes 46 ms.
     """
     garbage_collection.end_start()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:

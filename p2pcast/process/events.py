@@ -1,7 +1,7 @@
 """A daemon's events for readers of ``/events``: a ring of the newest events, each with an id, a kind, a time and facts.
 
-Promises: ids only grow, across restarts too unless the clock goes back, so that a reader can resume at an id. The ring
-bounds memory, whatever readers do. Emitting an event never waits and never fails. A reader that falls behind the ring
+Guarantees: ids only grow, even across restarts unless the clock is set back, so a reader can resume at an id. The ring
+bounds memory, whatever readers do. Emitting an event never blocks and never fails. A reader that falls behind the ring
 gets a ``missed`` event.
 """
 
@@ -28,8 +28,8 @@ class Event:
     facts: Mapping[str, Any]
 
     def to_sse(self, run: str | None = None) -> bytes:
-        """The event as a server-sent event (WHATWG HTML, section 9.2), with one line of JSON as its data. ``run``: id
-        in hex.
+        """Return a server-sent event (WHATWG HTML, section 9.2) with one line of JSON as its data. ``run``: the run's
+        id in hex.
         """
         facts = self.facts if run is None else {"run": run, **self.facts}
         data = json.dumps({"time": round(self.time_s, 6), **facts}, default=repr, skipkeys=True)
@@ -38,8 +38,8 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """Events after ``since`` and up to ``to``, which a reader has missed. ``restarted``: some belong to an earlier
-    process, and some of these ids may never have existed.
+    """The events after ``since`` and up to ``to``, which a reader has missed. ``restarted``: some of them belong to an
+    earlier process, and some of these ids may never have existed.
     """
 
     since: int
@@ -52,8 +52,8 @@ class Missed:
 
 
 class Events:
-    """``clock`` gives Unix time in seconds. ``wakeup`` is notified at every event, so that waiting tasks check their
-    condition again. ``kept``: number of events in the ring.
+    """``clock`` returns Unix time in seconds. ``wakeup`` is rung at every event, so that waiting tasks check their
+    condition again. ``kept``: the number of events in the ring.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time, kept: int = limits.EVENTS_KEPT) -> None:
@@ -78,8 +78,8 @@ class Events:
         self.wakeup.notify()
 
     def after(self, since: int, most: int = limits.EVENTS_AT_ONCE) -> tuple[Missed | None, list[Event]]:
-        """Up to ``most`` events after the event ``since``, oldest first, and the events missed before them. ``since``
-        0: from the oldest in the ring. An id above the newest one belongs to an earlier process.
+        """Return up to ``most`` events after id ``since``, oldest first, and the events missed before them. If
+        ``since`` is 0, start at the ring's oldest event. An id above the newest one belongs to an earlier process.
         """
         ring = self._ring
         oldest = ring[0].id if ring else self.newest + 1

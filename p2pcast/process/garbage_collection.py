@@ -1,7 +1,7 @@
-"""When Python looks for garbage: rarely while a process starts, as usual once it serves.
+"""Controls Python's garbage collector: it runs rarely while a process starts, and as usual once the process serves.
 
-A daemon's imports make hundreds of thousands of objects, none of which is garbage. Collections among them took a
-quarter of the CPU time of a hub's imports, and later one whole collection among them takes 46 ms.
+A daemon's imports create hundreds of thousands of objects, none of which is garbage. Collections took a quarter of the
+CPU time of a hub's imports, and each later full collection would take 46 ms.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 STARTING = 200_000
-"""New objects between two collections while a process starts."""
+"""Number of new objects between two collections while a process starts."""
 USUAL = gc.get_threshold()
 
 
 @contextmanager
 def starting() -> Iterator[None]:
-    """Collect rarely until ``end_start``, at the latest until the block ends. Enter before the imports of a command."""
+    """Collect rarely until ``end_start`` or the end of the block. Enter before a command's imports."""
     gc.set_threshold(STARTING)
     try:
         yield
@@ -26,6 +26,6 @@ def starting() -> Iterator[None]:
 
 
 def end_start() -> None:
-    """Leave all objects that exist out of later collections, and collect as usual from now on."""
+    """Exclude all existing objects from later collections, and collect as usual from now on."""
     gc.freeze()
     gc.set_threshold(*USUAL)

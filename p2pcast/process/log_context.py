@@ -1,7 +1,7 @@
-"""The fields of log lines in JSON beside their message: run, daemon, and the version or job that a line is about.
+"""The fields of JSON log lines besides the message: the run, the daemon, and the version or job that a line is about.
 
-A line is about the first ``Version`` among its arguments, and about the job of its task (``about_job``). ``trace_id``
-is that of the job's or version's spans.
+A line is about the first ``Version`` among its arguments, and about its task's job (``about_job``). ``trace_id`` is the
+same as in the job's or version's spans.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _JOB: Final[ContextVar[bytes | None]] = ContextVar("job", default=None)
 
 
 def note_daemon(**facts: str) -> None:
-    """``run``: id in hex; ``role``: as in /status; ``name``: of the node. Later calls add to earlier ones."""
+    """Set the daemon's fields for log lines: ``run`` (id in hex), ``role`` (as in /status), ``name`` (the node's)."""
     _DAEMON.update(facts)
 
 
 @contextlib.contextmanager
 def about_job(job: bytes) -> Iterator[None]:
-    """Lines of this task, and of tasks that it starts meanwhile, are about the job."""
+    """Context manager that marks log lines of this task, and of tasks started inside, as being about the job."""
     token = _JOB.set(job)
     try:
         yield

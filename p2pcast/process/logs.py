@@ -1,4 +1,4 @@
-"""Log lines on stderr: coloured on a terminal, plain elsewhere, or one JSON object per line.
+"""Writes log lines to stderr: coloured on a terminal, plain elsewhere, or as one JSON object per line.
 
 A repeated warning is shown with its count, as ``repetition_filter`` decides.
 """
@@ -47,7 +47,7 @@ class _Json(logging.Formatter):
 
 
 def set_up(form: str = "auto", *, verbose: bool = False) -> None:
-    """Configure logging, once, at the start of a command. ``verbose``: debug messages too."""
+    """Configure logging, once, when a command starts. ``verbose``: include debug messages."""
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if form == "json":
         handler.setFormatter(_Json())
@@ -68,7 +68,7 @@ def set_up(form: str = "auto", *, verbose: bool = False) -> None:
 
 
 def tell_rest() -> None:
-    """Log the counts of repeated messages that no line has told yet: for a process's end."""
+    """Log the counts of repeated messages not yet reported. Call it before the process exits."""
     for handler in logging.getLogger().handlers:
         for one in handler.filters:
             if isinstance(one, RepetitionFilter):

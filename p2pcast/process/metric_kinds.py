@@ -36,8 +36,8 @@ class _StateCollector(Collector):
 
 
 def registry(*families: Families) -> CollectorRegistry:
-    """A new registry with ``families`` and the process's metrics. Each daemon has its own: tests run several daemons in
-    one process.
+    """Return a new registry with ``families`` and the process's metrics. Each daemon has its own, since tests run
+    several daemons in one process.
     """
     out = CollectorRegistry()
     ProcessCollector(registry=out)
@@ -56,7 +56,7 @@ def gauge(name: str, text: str, value: float) -> Metric:
 
 
 def optional(name: str, text: str, value: float | None) -> Metric:
-    """A gauge without a sample while its value is unknown."""
+    """Return a gauge, with no sample while its value is unknown."""
     return gauges(name, text, [], [] if value is None else [([], value)])
 
 
@@ -101,5 +101,5 @@ class Histogram:
 
 
 def lag(version: Version | None, versions: list[Version]) -> int:
-    """Number of ``versions`` (ascending) that are newer than ``version``; all of them for None."""
+    """Return how many of ``versions`` (ascending) are newer than ``version``; all of them if it is None."""
     return len(versions) if version is None else len(versions) - bisect_right(versions, version)

@@ -1,14 +1,14 @@
-"""Which messages of a log are shown, and which are only counted.
+"""Decides which log messages are shown, and which are only counted.
 
-Promises, for a message of one place in the code:
+Guarantees, for messages from one place in the code:
 
-- A text is shown at once. Its repetitions are counted, and shown with their count after PAUSES_S. Texts that differ in
-  numbers alone are the same text; numbers inside names, and those of versions and steps, tell texts apart.
-- A text that was absent for FRESH_S, or whose trouble has ended (``ended``), is shown at once again.
-- Ever new texts, which another machine may cause, are shown up to BURST, and then one for each REFILL_S. The others are
-  counted.
-- Each count is told: with a later message, when its pause is over, or by ``rest`` at the process's end.
-- Memory is bounded: MAX_TEXTS and MAX_PLACES, the longest unheard ones leave first.
+- A text is shown at once. Its repetitions are counted, and shown with their count after PAUSES_S. Texts that differ
+  only in numbers are the same text, unless the numbers are inside names, or are those of versions and steps.
+- A text that has not occurred for FRESH_S, or whose problem is over (``ended``), is shown at once again.
+- A stream of new texts, which another machine may cause, is shown up to BURST, and then one per REFILL_S. The others
+  are counted.
+- Each count is reported: with a later message, when its pause is over, or by ``rest`` when the process exits.
+- Memory is bounded by MAX_TEXTS and MAX_PLACES; those that have been quiet for longest are dropped first.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ T = TypeVar("T")
 PAUSES_S: Final = (10.0, 60.0, 600.0, 3600.0)
 """Seconds between two lines of the same text; the last one repeats."""
 FRESH_S: Final = 600.0
-"""Seconds without a text after which its next occurrence is news."""
+"""Seconds without a text after which its next occurrence is shown at once."""
 BURST: Final = 30
 REFILL_S: Final = 60.0
 MAX_TEXTS: Final = 512
 MAX_PLACES: Final = 256
 MAX_TEXT: Final = 4000
-"""Characters of a text that tell it from others."""
+"""Number of leading characters by which texts are distinguished."""
 TROUBLE_ENDED: Final = {"trouble_ended": True}
-"""``extra`` of a log line that says that the trouble is over of which lines of the same module told."""
+"""``extra`` for a log line saying that the problem reported by earlier lines of its module is over."""
 _NUMBER: Final = re.compile(r"(?<![\w.,:/-])(?<!version )(?<!step )\d+(?:,\d+)*(?:\.\d+)?(?![\w:/-]|[.,]\w)")
 
 Place = tuple[str, int]
@@ -79,12 +79,12 @@ class RepeatedMessages(Generic[T]):
         self._due_at = float("inf")
 
     def take(self, place: Place, text: str, item: T, now: float) -> list[Line[T]]:
-        """The lines to show now that ``place`` has said ``text``."""
+        """Record ``text`` from ``place`` and return the lines to show now."""
         lines = self._take(place, text, item, now)
         return [*self.overdue(now), *lines]
 
     def overdue(self, now: float) -> list[Line[T]]:
-        """Lines of counts whose pause is over."""
+        """Return lines for the counts whose pause is over."""
         if now < self._due_at:
             return []
         lines = [_repeated(text) for text in self._texts.values() if text.more and text.due_at <= now]
@@ -99,12 +99,12 @@ class RepeatedMessages(Generic[T]):
         return lines
 
     def ended(self, file: str) -> list[Line[T]]:
-        """The trouble is over of which ``file`` told: its counts. The next occurrence of each text is news."""
+        """Return the counts of ``file``, whose problem is over. The next occurrence of each text is shown at once."""
         over = [key for key in self._texts if key[0][0] == file]
         return [_repeated(text) for text in map(self._texts.pop, over) if text.more]
 
     def rest(self) -> list[Line[T]]:
-        """All counts that were not told yet."""
+        """Return lines for all counts not yet reported."""
         lines = [_repeated(text) for text in self._texts.values() if text.more]
         return lines + [_withheld(rate) for rate in self._rates.values() if rate.withheld]
 
@@ -139,7 +139,7 @@ class RepeatedMessages(Generic[T]):
 
 
 def span(seconds: float) -> str:
-    """A duration for people: ``40 s``, ``10 min``, ``3 h``."""
+    """Format a duration for people: ``40 s``, ``10 min``, ``3 h``."""
     for unit, size_s in (("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * size_s or round(seconds) == size_s:
             return f"{seconds / size_s:.0f} {unit}"
@@ -147,7 +147,7 @@ def span(seconds: float) -> str:
 
 
 def note(line: Line[T]) -> str:
-    """A line's counts, as text that follows its message; empty for a message that was not repeated."""
+    """Return a line's counts, as text to append to its message; empty if the message was not repeated."""
     if line.more:
         return f" ({line.more} more time{'s' if line.more > 1 else ''} in the last {span(line.within_s)})"
     if line.others:
@@ -162,7 +162,7 @@ def _digest(text: str) -> bytes:
 
 
 def _repeated(text: _Text[T]) -> Line[T]:
-    """The line of a text's count, which begins a new pause."""
+    """Return a line with a text's count, and start a new pause."""
     line = Line(text.item, more=text.more, within_s=text.heard_at - text.shown_at)
     text.shown_at, text.more = text.heard_at, 0
     text.pauses = min(text.pauses + 1, len(PAUSES_S) - 1)

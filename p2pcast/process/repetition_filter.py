@@ -1,4 +1,4 @@
-"""Log handlers show a repeated warning or error rarely, with its count (``repeated_messages``).
+"""Makes log handlers show a repeated warning or error only rarely, with its count (``repeated_messages``).
 
 Lines below WARNING pass. A line with ``extra=TROUBLE_ENDED`` passes after the counts of its module.
 """
@@ -17,7 +17,7 @@ Lines = Iterable[Line[logging.LogRecord]]
 
 
 class RepetitionFilter(logging.Filter):
-    """Filter of one ``handler``, which emits the counted lines. ``clock``: seconds."""
+    """The filter of one ``handler``, which also emits the lines with counts. ``clock`` returns seconds."""
 
     def __init__(self, handler: logging.Handler, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class RepetitionFilter(logging.Filter):
         return passes
 
     def tell_rest(self) -> None:
-        """Emit the counts that no line has told yet."""
+        """Emit the counts not yet reported."""
         with self._lock:
             self._emit(self._messages.rest())
 
@@ -66,7 +66,7 @@ class RepetitionFilter(logging.Filter):
 
 
 def _kept(record: logging.LogRecord) -> logging.LogRecord:
-    """A copy that holds no arguments and no traceback's frames, and so none of their memory."""
+    """Return a copy without the arguments and the traceback's frames, so that their memory can be freed."""
     kept = logging.makeLogRecord(record.__dict__)
     kept.fields = fields_of(record)
     kept.msg, kept.args = record.getMessage()[:MAX_TEXT], ()

@@ -1,7 +1,7 @@
-"""Which errors say that this machine is short of something: open files, memory, threads, room on a disk. Pure.
+"""Recognises errors that mean this machine is short of something: open files, memory, threads, disk space. Pure.
 
-Such an error says nothing about the work that met it: the same work succeeds once there is room again. A failing disk
-(EIO) counts too, since a restart of the daemon does not repair the disk.
+Such an error is not the fault of the work that failed, which succeeds once the resource is available again. A failing
+disk (EIO) counts too, since restarting the daemon does not repair the disk.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _POSTGRESQL: Final = {
 
 
 def scarce(error: BaseException | None) -> bool:
-    """Whether the machine is short of something, and every file is as good as before: no device fails."""
+    """Whether the machine is short of something, other than through a failing device, so every file is still intact."""
     return shortage(error) not in (None, _DEVICE)
 
 
 def shortage(error: BaseException | None) -> str | None:
-    """The shortage of the machine, in words without names of files; None if the error is of another kind.
+    """Return the machine's shortage in words, without file names; None if the error is not a shortage.
 
-    An error of p2pcast counts by the error that it reports, and one of SQLAlchemy by its driver's. A group counts if
-    all its errors do.
+    A p2pcast error is judged by the error it reports, and a SQLAlchemy error by its driver's. A group counts if all its
+    errors do.
     """
     if error is None:
         return None

@@ -1,1 +1,1 @@
-"""Listening sockets: TLS, and which connection is admitted."""
+"""Listening sockets: their addresses, TLS, and the admission of connections."""

@@ -1,17 +1,17 @@
-"""Admission to TLS handshakes: which connections may begin one, and which are closed under load. Pure: time is passed
+"""Decides which connections may begin a TLS handshake, and which are closed under load. Pure: time is passed
 in.
 
-The first answer of a handshake costs the server a signature and two multiplications on a curve. It costs an attacker a
-few bytes, which can be sent again and again. So each address has a token bucket of handshakes. A handshake that ends
-with an authenticated node gives its token back. All addresses that have not authenticated any node yet also share one
+The first answer in a handshake costs the server a signature and two curve multiplications, but costs an attacker only a
+few bytes, which can be sent again and again. So each address has a token bucket of handshakes. A handshake that
+authenticates a node returns its token. All addresses at which no node has authenticated yet also share one
 bucket, so that many such addresses get no more than a few.
 
-Promises:
+Guarantees:
 
 - Addresses take turns. For each address, the newest connection comes first, because it is most likely still alive.
-- A connection that has ended costs its address nothing.
-- When all places are taken, the oldest connection of the address with the most gives way. So a flood from one address
-  closes only its own connections.
+- A connection that closes before its turn costs its address nothing.
+- When all places are taken, the oldest connection of the address with the most connections is closed. So a flood from
+  one address closes only its own connections.
 - The number of remembered addresses is bounded.
 """
 
@@ -25,20 +25,20 @@ from typing import Final, Generic, TypeVar
 T = TypeVar("T", bound=Hashable)
 
 BURST: Final = 64
-"""Unauthenticated handshakes that one address may have at once. A peer with all its stripes needs no more."""
+"""Unauthenticated handshakes that one address may start at once. A peer with all its stripes needs no more."""
 RATE_S: Final = 10.0
 """Unauthenticated handshakes of one address per second, beyond the burst."""
 UNPROVEN_BURST: Final = 256
-"""Handshakes at once of all addresses together that have not authenticated any node."""
+"""Handshakes that may start at once from all addresses together at which no node has authenticated."""
 UNPROVEN_RATE_S: Final = 100.0
-"""Handshakes per second of these addresses together: about a tenth of a core."""
+"""Handshakes per second from all unproven addresses together; they use about a tenth of a core."""
 MAX_ADDRESSES: Final = 16384
 """Addresses remembered at the same time. An address forgotten first has a full bucket again, or is unproven."""
 
 
 def address_block(host: str) -> str:
-    """The unit of admission for an address: an IPv4 address itself, or the /64 of an IPv6 address. The holder of one
-    address in a /64 holds all of them.
+    """Return the unit of admission for an address: an IPv4 address itself, or the /64 of an IPv6 address, since whoever
+    has one address in a /64 has all of them.
     """
     if ":" not in host:
         return host
@@ -50,7 +50,7 @@ def address_block(host: str) -> str:
 
 @dataclass(slots=True)
 class TokenBucket:
-    """``tokens`` at the time ``updated_s``. The bucket gains ``rate_per_s`` tokens a second, up to ``capacity``."""
+    """A token bucket, with ``tokens`` at the time ``updated_s``. It gains ``rate_per_s`` tokens, up to ``capacity``."""
 
     capacity: float
     rate_per_s: float
@@ -58,13 +58,13 @@ class TokenBucket:
     updated_s: float
 
     def refilled(self, now: float) -> float:
-        """The number of tokens at ``now``."""
+        """Refill the bucket up to the time ``now``, and return its number of tokens."""
         self.tokens = min(self.capacity, self.tokens + max(0.0, now - self.updated_s) * self.rate_per_s)
         self.updated_s = now
         return self.tokens
 
     def wait_s(self, now: float) -> float:
-        """Seconds until a token is available."""
+        """Refill the bucket, and return the seconds until a token is available."""
         return max(0.0, (1.0 - self.refilled(now)) / self.rate_per_s)
 
     def put_back(self, now: float) -> None:
@@ -93,7 +93,7 @@ class PendingConnections(Generic[T]):
         return one in self._block_of
 
     def add(self, one: T, host: str) -> T | None:
-        """Add a connection. Returns the removed connection when all places were taken: the oldest of the address block
+        """Add a connection. If all places are taken, removes and returns the oldest connection of the address block
         with the most, which may be the new connection's own block.
         """
         out = None
@@ -105,7 +105,7 @@ class PendingConnections(Generic[T]):
         return out
 
     def oldest(self, block: str | None = None) -> T | None:
-        """The oldest connection of an address block; without ``block``, of the one with the most."""
+        """Return the oldest connection of an address block; if None is given, of the block with the most."""
         of_block = max(self._by_block.values(), key=len, default={}) if block is None else self._by_block.get(block, {})
         return next(iter(of_block), None)
 
@@ -121,7 +121,7 @@ class PendingConnections(Generic[T]):
 
 
 class HandshakeAdmission(Generic[T]):
-    """The queue of connections that wait for their TLS handshake. See the module."""
+    """The queue of connections waiting for their TLS handshake. See the module."""
 
     def __init__(self) -> None:
         self._records: dict[str, _AddressRecord] = {}
@@ -141,7 +141,7 @@ class HandshakeAdmission(Generic[T]):
                 del self._queues[where]
 
     def next(self, now: float, waits: Callable[[T], bool] = lambda _: True) -> T | float | None:
-        """The next connection to admit; else the seconds until the next call, or None when no connection waits.
+        """Return the next connection to admit, or else the seconds until the next call, or None if none is waiting.
         ``waits``: whether a connection is still alive.
         """
         soonest = None
@@ -165,7 +165,7 @@ class HandshakeAdmission(Generic[T]):
         return soonest
 
     def authenticated(self, host: str, now: float) -> None:
-        """A handshake from this address ended with an authenticated node: give its tokens back."""
+        """A node at this address has authenticated: return the handshake's tokens."""
         record = self._record(address_block(host), now)
         record.bucket.put_back(now)
         if not record.proven:

@@ -14,7 +14,7 @@ PROBED = {socket.AF_INET6: "2001:db8::1", socket.AF_INET: "192.0.2.1"}
 
 
 def listening(host: str, port: int, option: str) -> list[socket.socket]:
-    """Bound sockets, one for each address of ``host``, all at one port; for ``""`` and ``::`` a single socket for both
+    """Return bound sockets, one for each address of ``host``, all on one port; for ``""`` and ``::``, one for both
     families. Port 0 asks for a free port. ``option``: the command-line option to name in the error. Raises LocalError.
     """
     made: list[socket.socket] = []
@@ -36,7 +36,7 @@ def listening(host: str, port: int, option: str) -> list[socket.socket]:
 
 
 def _addresses(host: str) -> list[tuple[socket.AddressFamily, str]]:
-    """Raises OSError."""
+    """Return the family and text of each address of ``host``. Raises OSError."""
     if host == "":
         return [(socket.AF_INET6, "::")] if has_ipv6() else [(socket.AF_INET, "0.0.0.0")]
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -44,7 +44,7 @@ def _addresses(host: str) -> list[tuple[socket.AddressFamily, str]]:
 
 
 def has_ipv6() -> bool:
-    """Whether this machine can listen on IPv6: the kernel may lack IPv6, or have it turned off."""
+    """Whether this machine can listen on IPv6. The kernel may be built without IPv6, or have it turned off."""
     try:
         with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as sock:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
@@ -55,7 +55,7 @@ def has_ipv6() -> bool:
 
 
 def own_hosts() -> list[str]:
-    """This machine's source addresses for its default routes, at most one per family."""
+    """Return this machine's source addresses for its default routes, at most one per family."""
     found: list[str] = []
     for family, target in PROBED.items():
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
@@ -65,7 +65,7 @@ def own_hosts() -> list[str]:
 
 
 def advertised_hosts(listen: Address, own: list[str]) -> list[str]:
-    """The ``own`` addresses at which a listener bound to ``listen`` can be reached."""
+    """Return the ``own`` addresses at which a listener bound to ``listen`` can be reached."""
     host = listen[0]
     if host in ("", "::"):
         return own

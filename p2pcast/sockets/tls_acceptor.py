@@ -1,13 +1,13 @@
-"""Accepting TLS connections, with a limit on their number, their time and the work done for each.
+"""Accepts TLS connections, limiting their number, their time and the work done for each.
 
-Promises:
+Guarantees:
 
 - A connection costs only a descriptor until its whole ClientHello has arrived. TLS begins when ``HandshakeAdmission``
   admits the connection.
-- At most ``handshake_places`` connections are pending. Beyond that, the oldest of the address with the most is closed.
-  So a flood closes its own connections.
-- A connection that is too slow, or sends something else than TLS, is closed.
-- A process without free descriptors is unhealthy, and accepts again once it has some.
+- At most ``handshake_places`` connections are pending. Beyond that, the oldest connection of the address with the most
+  is closed, so a flood closes its own connections.
+- A connection that is too slow, or sends anything but TLS, is closed.
+- A process that runs out of descriptors is unhealthy, and accepts connections again once it has some.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ BACKLOG = 512
 AT_ONCE = 64
 """Connections accepted in one step of the loop."""
 NO_DESCRIPTOR_S = 0.5
-"""Pause of accepting in seconds after the process ran out of descriptors."""
+"""Seconds for which accepting pauses after the process has run out of descriptors."""
 HANDSHAKE_SHARE = 8
-"""One descriptor in so many may belong to a connection that has not authenticated."""
+"""One in this many descriptors may belong to an unauthenticated connection."""
 ADMIT_INTERVAL_S = 0.005
 """Shortest time between two admissions, in seconds."""
 RECORD_BYTES = 5
@@ -46,8 +46,8 @@ _ESTABLISHED = 1
 
 
 def handshake_places() -> int:
-    """Connections that may be pending: MAX_HANDSHAKES, and no more than a share of this process's descriptors. Store,
-    links and operator need the others.
+    """Return how many connections may be pending: MAX_HANDSHAKES, but no more than a share of this process's
+    descriptors. The store, links and the operator need the others.
     """
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if descriptors == resource.RLIM_INFINITY:
@@ -70,7 +70,7 @@ class TlsAcceptor:
 
     @property
     def pending(self) -> int:
-        """Number of connections accepted and not yet authenticated or closed."""
+        """The number of connections accepted but not yet authenticated or closed."""
         return len(self._pending)
 
     def open(self, sockets: list[socket.socket]) -> None:
@@ -162,13 +162,13 @@ class _PendingHandshake:
         self._peek_timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_the_loops = False
-        """Whether the event loop owns the socket, which it closes in its own time. TLS that is up when the task is
-        cancelled ends with a last exchange. Closed here, the socket's number would go to another one meanwhile.
+        """Whether the event loop owns the socket and will close it. If TLS is up when the task is cancelled, TLS still
+        shuts down with a last exchange. Closing the socket here would free its number for reuse meanwhile.
         """
 
     def peek(self, delay_s: float) -> None:
-        """Check whether a whole ClientHello has arrived, without reading it from the socket. A timer repeats the check:
-        a socket with a part of the message is always readable, so the loop cannot wait for the rest.
+        """Check whether a whole ClientHello has arrived, without consuming it. A timer repeats the check, because a
+        socket with part of the message is always readable, so the loop cannot wait for the rest.
         """
         try:
             head = self._sock.recv(RECORD_BYTES + MAX_CLIENT_HELLO_BYTES, socket.MSG_PEEK)
@@ -196,7 +196,7 @@ class _PendingHandshake:
         self.peek(PEEK_MIN_S)
 
     def is_alive(self) -> bool:
-        """Whether the connection is still established; otherwise closes it."""
+        """Whether the connection is still established. If not, closes it."""
         if self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _ESTABLISHED:
             return True
         self.close()
