@@ -1,11 +1,11 @@
 """Limits how fast a relay forwards data: not much faster than the data arrived. Pure.
 
-On a long path data arrives in bursts: behind a lost packet everything waits a round trip, and then arrives at once. A
-burst that is sent on at full speed overruns the next narrow link, whose queue holds less than a round trip of data. So
-each hop loses more than the one above it. The kernel does not prevent that. In its start-up phase, BBR sends at almost
-three times the rate it found. The phase ends only while BBR always has data to send, and a relay waits for its parent.
+On a long path, data arrives in bursts: after a lost packet, everything waits for a round trip and then arrives at once.
+A burst forwarded at full speed overflows the next narrow link, whose queue fits less than a round trip of data. So each
+hop loses more than the one above it. The kernel does not prevent that. In its start-up phase, BBR sends at almost three
+times the rate it found. That phase ends only if BBR always has data to send, but a relay waits for its parent.
 
-On a near path a burst holds less than a queue does, and pacing only delays it: such a child is not paced.
+On a short path, a burst fits into a queue, so such a child is not paced.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class InboundRate:
         self._rates: deque[float] = deque(maxlen=INBOUND_ARTIFACTS)
 
     def add(self, count_bytes: int, took_s: float) -> None:
-        """An artifact of ``count_bytes`` came in completely."""
+        """Record that an artifact of ``count_bytes`` has arrived completely."""
         if took_s >= RATE_WINDOW_S:
             self._rates.append(count_bytes / took_s)
 
     def most_bytes_s(self, waiting_bytes: int, rtt_s: float) -> int | None:
-        """The rate limit for a child with ``waiting_bytes`` in line and a round trip of ``rtt_s``; None while no
+        """Return the rate limit for a child with ``waiting_bytes`` queued and a round trip of ``rtt_s``; None while no
         inbound rate is known.
         """
         if not self._rates:

@@ -35,7 +35,7 @@ class ParentWatch:
     checked_at: float
     rtt_s: float | None = None
     gap_s: float = 0.0
-    """Longest recent gap between reads while a transfer ran, decaying."""
+    """Longest recent gap between reads during a transfer, decaying."""
     high: dict[int, int] = field(default_factory=dict)
     """Handle -> number of pieces that the parent has."""
 
@@ -47,7 +47,7 @@ class ParentWatch:
         return cls(last_received_at=now, payload_at=now, checked_at=now, rtt_s=rtt_s)
 
     def got_message(self, now: float, *, active: bool) -> None:
-        """Anything came from the parent. ``active``: a transfer runs or is due."""
+        """Note that anything came from the parent. ``active``: a transfer is running or due."""
         if active:
             self.gap_s = max(self.gap_s * JITTER_DECAY, min(now - self.last_received_at, SILENCE_FLOOR_S))
         self.last_received_at = now
@@ -63,8 +63,8 @@ class ParentWatch:
         self.rtt_s = rtt_s if self.rtt_s is None else 0.875 * self.rtt_s + 0.125 * rtt_s
 
     def judge(self, now: float, *, active: bool, held: dict[int, int], every_s: float) -> ParentVerdict:
-        """``active``: a transfer runs on this link. ``held``: handle -> number of pieces that this node holds.
-        ``every_s``: planned seconds between two calls.
+        """Judge the parent. ``active``: a transfer is running on this link. ``held``: handle -> number of pieces that
+        this node has. ``every_s``: planned seconds between two calls.
         """
         late = now - self.checked_at - every_s
         self.checked_at = now

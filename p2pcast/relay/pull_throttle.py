@@ -29,7 +29,7 @@ class Throughput:
         self.peak_bytes_s = 0.0
 
     def sample(self, now_s: float, counted: Mapping[object, int]) -> None:
-        """``counted``: bytes so far, by link. Calls within one window have no effect."""
+        """Take a sample. ``counted``: bytes so far, by link. Calls within one window have no effect."""
         if self._at_s is not None and now_s - self._at_s < RATE_WINDOW_S:
             return
         if self._at_s is not None:

@@ -2,7 +2,7 @@
 
 Promises:
 
-- For one child, no more pieces are read at once than the cache can hold together.
+- For one child, no more pieces are read at once than fit into the cache together.
 - A piece that the disk damaged or lost is not forwarded, closes only that child's link, and is reported to the node.
 """
 
@@ -64,7 +64,7 @@ class ReadAhead:
             task.cancel()
 
     def begin(self, link: Link, schedules: ChildSchedules, pump: Callable[[], None]) -> None:
-        """Without effect while this child's run is under way. ``pump`` is called whenever more pieces are in memory."""
+        """Start reading unless this child's run is under way. ``pump`` is called when more pieces are in memory."""
         if link not in self._reads:
             work = self._read(link, schedules, pump)
             self._reads[link] = spawn(work, f"read ahead for {link.name}")
@@ -101,7 +101,7 @@ class ReadAhead:
         for send in schedules.upcoming(READ_AHEAD_PIECES):
             holding = self._node.holdings.get(send.artifact.id)
             if holding is None:
-                # Retention removed the artifact. The child has to fetch it from another node.
+                # Retention removed the artifact. The child has to fetch it from a different node.
                 link.close(RemoteError(f"artifact {send.artifact.id.hex()} is no longer held here"))
                 return []
             if self._node.payload(holding, send.index) is not None:
@@ -117,7 +117,7 @@ class ReadAhead:
 
 
 def read_pieces(holding: Holding, indices: range) -> list[memoryview]:
-    """Held pieces from the log, in one read. Each piece's hash is checked again. Raises IntegrityError."""
+    """Read held pieces from the log in one read, and verify each again. Raises IntegrityError."""
     assembly, piece = holding.assembly, holding.assembly.open.piece
     data = memoryview(holding.log.read(indices.start * piece, len(indices) * piece, short=True))
     # Ask for the size after the read: a seal in between appends to the file behind the last, shorter piece.

@@ -69,7 +69,7 @@ def expendable(artifacts: Iterable[KeptArtifact], counts: RetentionCounts = DEFA
 
 
 def dispensable(artifacts: Iterable[KeptArtifact]) -> list[bytes]:
-    """Return the ids of squashes without which the other artifacts lead between the same versions, oldest first."""
+    """Return the ids of squashes, oldest first, without which the rest still leads between the same versions."""
     every = sorted(artifacts, key=lambda a: (a.version, a.base is None), reverse=True)
     squashes, gone = _squashes(every), []
     left = {a.id: a for a in every if a.base is not None}
