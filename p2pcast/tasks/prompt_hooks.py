@@ -1,6 +1,6 @@
-"""A user's choice among a task's prompts: skipped, drawn or repeated before they become groups.
+"""A user's hooks, which choose a task's prompts: each is skipped, drawn or repeated before it becomes groups.
 
-The class is named on the local command line alone: no message names one. The ledger runs it in a process of its own.
+The class is named only on the local command line: no message names one. The ledger runs it in a separate process.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ MAX_WEIGHT = 16.0
 MAX_NAME = 256
 MAX_STATE_VALUES = 1024
 MAX_STATE_NAME = 128
-"""Characters."""
+"""Most characters of a name."""
 MAX_STATE_BYTES = limits.MIB
-"""Of all values together, as JSON."""
+"""Most bytes of all values together, as JSON."""
 
 
 class PromptHooks:
@@ -35,7 +35,7 @@ class PromptHooks:
         self.state = state
 
     def filter(self, group: Group) -> bool:
-        """Whether the group is played."""
+        """Whether the group is to be played."""
         return True
 
     def weight(self, prompt: Prompt, history: Sequence[float]) -> float:

@@ -1,6 +1,6 @@
-"""Questions and answers from a file of JSON lines, or from a folder with a dataset of Hugging Face.
+"""Reads questions and answers from a JSON Lines file, or from a folder with a Hugging Face dataset.
 
-A folder holds files of JSON lines, Parquet or Arrow, as ``hf download --repo-type dataset`` and ``save_to_disk`` write
+A folder contains JSON Lines, Parquet or Arrow files, as ``hf download --repo-type dataset`` and ``save_to_disk`` write
 them. Files are read in the order of their names, so that equal folders give equal questions.
 """
 
@@ -19,16 +19,16 @@ from p2pcast.tasks.math_answers import last_box
 MAX_FILE_BYTES: Final = 2 * limits.GIB
 MAX_QUESTIONS: Final = 4_000_000
 MAX_TEXT: Final = 64 * limits.KIB
-"""Most characters of a question or of an answer: jobs hold both."""
+"""Most characters of a question or an answer, because jobs contain both."""
 _LINES: Final = (".jsonl", ".ndjson")
 _TABLES: Final = (".parquet", ".arrow")
 _LAST_LINE: Final = re.compile(r"####\s*(.+?)\s*\Z")
-"""Where solutions of GSM8K name the answer."""
+"""Precedes the answer in GSM8K's solutions."""
 Row = Mapping[str, Any]
 
 
 def read_questions(path: Path, split: str, question: str, answer: str) -> list[tuple[str, str]]:
-    """``split``: of a folder's files. ``question``, ``answer``: names of columns. A LocalError names the place."""
+    """Read all questions. ``split``: of a folder's files. ``question``, ``answer``: column names. Raises LocalError."""
     found = []
     for file in _files(path, split):
         for number, row in enumerate(_rows(file), 1):
@@ -90,7 +90,7 @@ def _files(path: Path, split: str) -> list[Path]:
 
 
 def _split(file: Path) -> str | None:
-    """The split that the file belongs to, by its name or by its folder's; None for a file that names none."""
+    """The split that the file belongs to, by its name or its folder's name; None if neither gives one."""
     for name in (file.name, *reversed(file.parts[:-1])):
         if found := re.match(r"(train|test|validation|valid|dev|eval)(?![a-z])", name):
             return found[1]

@@ -1,1 +1,1 @@
-"""Processes of tasks and hooks that can be killed: both ends of their pipes."""
+"""Killable processes for tasks and hooks: both ends of their pipes."""

@@ -32,16 +32,16 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ChildChannel:
-    """``parent``: process id."""
+    """The child's channel to its parent. ``parent``: the parent's process id."""
 
     def __init__(self, parent: int) -> None:
         _die_with(parent)
         self._requests, self._answers = _own_descriptors()
         self.closed = False
-        """This is a copy of the process that was started."""
+        """Whether this is a forked copy of the process that was started."""
 
     def task(self, name: str) -> Task | None:
-        """The task of this name; None if it cannot be loaded, which the parent is told."""
+        """Return the task with this name. If it cannot be loaded, report that to the parent and return None."""
         try:
             return load_task(name, Path.cwd())
         except P2PCastError as error:
@@ -49,12 +49,12 @@ class ChildChannel:
             return None
 
     def requests(self) -> Iterator[Any]:
-        """Until the input ends."""
+        """Yield requests until the input is closed."""
         while len(header := self._requests.read(LENGTH_BYTES)) == LENGTH_BYTES:
             yield msgpack.unpackb(self._requests.read(int.from_bytes(header, "little")))
 
     async def messages(self) -> AsyncIterator[Any]:
-        """Requests as they come, beside other work of the event loop."""
+        """Yield requests as they arrive, while the event loop does other work."""
         reader = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), self._requests)
         with contextlib.suppress(asyncio.IncompleteReadError):
@@ -63,7 +63,7 @@ class ChildChannel:
                 yield msgpack.unpackb(await reader.readexactly(size), use_list=False)
 
     def close_in_copies(self) -> None:
-        """A process that a user's code forks from this one gets no part in the exchange."""
+        """Close the channel in processes that a user's code forks from this one."""
         os.register_at_fork(after_in_child=self._close)
 
     def _close(self) -> None:
@@ -81,7 +81,7 @@ class ChildChannel:
 
 
 class OutOfTime(BaseException):
-    """Code that runs below ``cpu_limit`` took too long. No Exception, so that libraries do not catch it."""
+    """Code inside ``cpu_limit`` took too long. Not an Exception, so that libraries do not catch it."""
 
 
 @contextlib.contextmanager
@@ -116,7 +116,7 @@ def limit_memory(memory_bytes: int) -> None:
 
 
 def _own_descriptors() -> tuple[BinaryIO, BinaryIO]:
-    """Private copies of stdin and stdout. Afterwards a user's code reads nothing there, and prints to stderr."""
+    """Return private copies of stdin and stdout. Afterwards a user's code reads nothing, and prints to stderr."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

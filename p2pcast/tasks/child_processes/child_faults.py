@@ -1,4 +1,4 @@
-"""Errors of a user's code, as texts for the parent of its process. Pure."""
+"""Describes errors in a user's code as text, for the parent process. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def fault_with_place(error: BaseException) -> str:
 
 
 def place(error: BaseException) -> tuple[str, int] | None:
-    """The file and the line of the user's code that raised an error; None if no code has raised it yet."""
+    """The file and line of the user's code that raised an error, or None if the error has not been raised yet."""
     # Without the source, which memory may be short for.
     lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     lines = [one for one in lines if not one[0].startswith(_OURS)]
@@ -43,13 +43,13 @@ def place(error: BaseException) -> tuple[str, int] | None:
 
 
 class SeenErrors:
-    """Errors of one process by type, file and line, MAX_SEEN at most."""
+    """The errors that one process has seen, by type, file and line; at most MAX_SEEN."""
 
     def __init__(self) -> None:
         self._seen: set[tuple[str, tuple[str, int] | None]] = set()
 
     def is_new(self, error: BaseException) -> bool:
-        """Whether this is the first such error. No error is new to a process that has seen MAX_SEEN."""
+        """Whether this is the first such error. After MAX_SEEN errors, none counts as new."""
         known = type(error).__name__, place(error)
         if known in self._seen or len(self._seen) >= MAX_SEEN:
             return False

@@ -1,7 +1,7 @@
-"""Prints of a user's code, as lines of the parent's log.
+"""Logs what a user's code prints, as lines of the parent's log.
 
-Promises: a line holds no control character and at most MAX_SHOWN characters, and follows the name of its process. So
-no print imitates a line of the daemon, or moves a terminal's cursor. Of many lines in a short time the rest is counted.
+Guarantees: a line contains no control characters and at most MAX_SHOWN characters, and follows its process's name. So
+no print can imitate a line of the daemon, or move a terminal's cursor. Excess lines are only counted.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from p2pcast.ground.plain_text import MAX_SHOWN, shown_text
 logger = logging.getLogger("p2pcast.tasks")
 
 MOST_LINES: Final = 100
-"""Lines of one process within WINDOW_S."""
+"""Most lines of one process within WINDOW_S."""
 WINDOW_S: Final = 10.0
 _MOST_BYTES: Final = 4 * MAX_SHOWN
-"""Of one line that is kept: a character of UTF-8 has at most four."""
+"""Most bytes kept of one line, because a UTF-8 character has at most four."""
 _READ_BYTES: Final = 1 << 16
 
 
 class ChildOutput(asyncio.Protocol):
-    """The parent's end of a child's stdout and stderr. ``name``: of the process, for the log."""
+    """The parent's end of a child's stdout and stderr. ``name``: the process's name in the log."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -50,7 +50,7 @@ class ChildOutput(asyncio.Protocol):
         self._tell_left_out()
 
     def close(self) -> None:
-        """Read what is there, and no more."""
+        """Read what has been printed so far, and close."""
         if self._pipe is None or self._pipe.is_closing():
             return
         with contextlib.suppress(OSError):

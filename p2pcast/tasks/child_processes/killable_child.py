@@ -1,7 +1,7 @@
 """The parent's end of a child process that runs a user's code and answers requests.
 
-Promises: ``kill`` ends the process with all that it started. The process sees no secret of the environment. An answer
-above MAX_ANSWER_BYTES is not read. Prints of the process become plain lines of the log.
+Guarantees: ``kill`` kills the process and everything that it started. The process sees no secrets in its environment.
+An answer above MAX_ANSWER_BYTES is not read. What the process prints becomes plain lines of the log.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from p2pcast.tasks.child_processes.child_output import ChildOutput
 
 MAX_ANSWER_BYTES = 8 * limits.MIB
 BROKEN = (OSError, EOFError, ValueError, msgpack.UnpackException)
-"""Raised for a process that died or writes nonsense. TimeoutError, which is an OSError, has to be caught before."""
+"""Raised if a process died or its output is invalid. Catch TimeoutError, which is an OSError, before these."""
 START_S = 120.0
 """Time limit in seconds for a process to import its task."""
 PROCESS_BYTES = 2 * limits.GIB
-"""Default limit of a process's memory, beyond what it maps at its start."""
+"""Default memory limit of a process, in bytes beyond what it has mapped at its start."""
 
 
 class ChildDownError(RetryableError):
-    """No process of a task can be started: the fault is this machine's, not a result's."""
+    """A task's process cannot be started. The fault is this machine's, not a result's."""
 
 
 class KillableChild:
-    """One process."""
+    """One child process."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class KillableChild:
 
     @classmethod
     async def start(cls, module: str, *words: str, pass_fds: Sequence[int] = ()) -> KillableChild:
-        """``python -m module words… PID``, with the process id of this process. Raises OSError."""
+        """Start ``python -m module words… PID``, with the process id of this process. Raises OSError."""
         # Pipes of our own: an event loop may take sockets, and a child that writes to its input would break them.
         to_child, from_child, said = _pipes(3)
         ends = [os.fdopen(to_child[1], "wb", 0), os.fdopen(from_child[0], "rb", 0), os.fdopen(said[0], "rb", 0)]
@@ -156,7 +156,7 @@ class KillableChild:
         await self._process.wait()
 
     async def kill(self) -> None:
-        """The process, and all that it started."""
+        """Kill the process and everything that it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         if not self._requests.is_closing():
@@ -170,7 +170,7 @@ class KillableChild:
 
 
 def _pipes(count: int) -> list[tuple[int, int]]:
-    """Raises OSError, and leaves none open then."""
+    """Make pipes. Raises OSError, and then leaves none open."""
     made: list[tuple[int, int]] = []
     try:
         for _ in range(count):

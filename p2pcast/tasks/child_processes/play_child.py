@@ -35,7 +35,7 @@ from p2pcast.tasks.child_processes.play_messages import READERS, SLOT_BYTES, Pla
 from p2pcast.tasks.task import Sample, Task
 
 _play: contextvars.ContextVar[int] = contextvars.ContextVar("play", default=0)
-"""The play whose code runs."""
+"""The play whose code is running."""
 
 
 def main() -> None:
@@ -77,7 +77,7 @@ class Steps:
 
 
 class _Stepped(Coroutine[Any, Any, Any]):
-    """A coroutine of a play, whose steps count."""
+    """Wraps a play's coroutine to count its steps."""
 
     def __init__(self, inner: Coroutine[Any, Any, Any], play: int, steps: Steps) -> None:
         self._inner, self._play, self._steps = inner, play, steps
@@ -110,13 +110,13 @@ class Plays:
         self._task, self._channel, self._steps = task, channel, steps
         self._plays: dict[int, asyncio.Task[None]] = {}
         self._tasks: dict[int, WeakSet[asyncio.Task[Any]]] = {}
-        """Asyncio tasks of each play, its own included."""
+        """The asyncio tasks of each play, including its own."""
         self._asks: dict[int, asyncio.Future[Sample]] = {}
         self._numbers = itertools.count(1)
         self._seen = SeenErrors()
 
     async def run(self) -> None:
-        """Until the parent ends."""
+        """Run plays until the parent exits."""
         asyncio.get_running_loop().set_task_factory(self._made)  # type: ignore[arg-type]
         async for what, said in self._channel.messages():
             before = self._steps.step(0)
@@ -207,7 +207,7 @@ class Plays:
 
 
 class _Sampler:
-    """The sampler of one play."""
+    """The sampler of a single play."""
 
     def __init__(self, plays: Plays, number: int) -> None:
         self._plays, self._number = plays, number

@@ -54,28 +54,28 @@ logger = logging.getLogger("p2pcast.tasks")
 STEP_S: Final = 30.0
 """Default time in seconds for one step of a play. A task that searches a game's tree may take long for one."""
 LOOKS: Final = 10
-"""Looks at a process during the time of one step."""
+"""Number of checks of a process during the time limit of one step."""
 LEAVING_LOOKS: Final = 3
 """Looks at the same step after which the other plays leave it, in a task whose steps are short."""
 KEPT_PER_LOOK: Final = 0.95
-"""A long step is forgotten within a few minutes."""
+"""Decay per check, so that a long step is forgotten within a few minutes."""
 MAX_BEGUN: Final = 8
-"""A play that has begun so often stays alone."""
+"""A play that has been started this often stays alone."""
 MOST_ALONE: Final = 4
-"""Plays of one pool that are alone at once."""
+"""Most plays of one pool that are alone at the same time."""
 MAX_DOUBTED: Final = 256
-"""Prompts in doubt that a pool remembers."""
+"""Most suspected prompts that a pool remembers."""
 MAX_ASKS: Final = 1 << 14
-"""Most turns that one play asks for, those included that it does not keep."""
+"""Most turns that one play requests, including those that it does not keep."""
 MAX_AT_ONCE: Final = 256
-"""Most turns that one play waits for at once."""
+"""Most turns that one play waits for at the same time."""
 
 
 BLOCKED: Final = "made no step in time"
 
 
 class PlayFailedError(LocalError):
-    """The play itself is at fault: its code raised, or its process crashed."""
+    """The play itself is at fault: its code raised an exception, or its process crashed."""
 
 
 class PlayBlockedError(PlayFailedError):
@@ -83,7 +83,7 @@ class PlayBlockedError(PlayFailedError):
 
 
 class Played(NamedTuple):
-    """``loss_mask``: the task's, if it states one."""
+    """``loss_mask``: the task's, or None if it has none."""
 
     trajectory: Trajectory
     loss_mask: np.ndarray | None
@@ -285,7 +285,7 @@ class _PlayProcess:
             del self._plays[number]
 
     async def leave(self) -> None:
-        """Close a process that its last play has left."""
+        """Close the process once its last play has left."""
         if not self.shared and not self._plays:
             await self.close()
 
@@ -297,7 +297,7 @@ class _PlayProcess:
             await self._child.kill()
 
     async def _serve(self) -> None:
-        """Until the process breaks, or is closed."""
+        """Serve plays until the process fails or is closed."""
         why, broke = "", False
         parts = [asyncio.create_task(part) for part in (self._read(), self._watch(), self._child.wait())]
         try:
@@ -324,7 +324,7 @@ class _PlayProcess:
                     logger.warning("a process of plays %s; plays that begin again: %d", why, len(ended))
 
     async def _read(self) -> str:
-        """Until the process sends nonsense, or ends: then empty."""
+        """Read until the process sends an invalid message, or exits; then return an empty text."""
         try:
             while True:
                 what, said = await self._child.answer()
@@ -362,7 +362,7 @@ class _PlayProcess:
         self._send("said", [ask, token_ids.tobytes(), logprobs.tobytes(), list(sample.spans), sample.stop])
 
     async def _watch(self) -> str:
-        """Until the process makes no step."""
+        """Wait until the process stops making steps."""
         steps, looks = -1, 0
         while looks < LOOKS:
             await asyncio.sleep(self._step_s / LOOKS)
@@ -377,7 +377,7 @@ class _PlayProcess:
         return BLOCKED
 
     def _clear_for(self, stepped: int) -> None:
-        """The other plays leave the one whose step takes long."""
+        """Let the other plays leave the process if this one's step takes long."""
         if stepped not in self._plays:
             return
         self.shared = False
