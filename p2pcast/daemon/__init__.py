@@ -1,1 +1,1 @@
-"""The parts that hub and peer share as processes: event loop, background tasks, events, logs, metrics, HTTP server."""
+"""What daemons share: the HTTP server with its access rules and connection limits, requests to it, and user code."""

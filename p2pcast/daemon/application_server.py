@@ -1,7 +1,7 @@
-"""An HTTP server of one application whose callers all have the same rights.
+"""An HTTP server for one application whose callers all have the same rights.
 
-Promises: connections are bounded as those of a daemon, and a flood of them keeps no caller away. A caller that goes
-away is not logged.
+Guarantees: connections are limited as in a daemon, so a flood of them does not lock out other callers. Callers that
+disconnect are not logged.
 """
 
 from __future__ import annotations

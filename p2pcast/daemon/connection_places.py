@@ -1,4 +1,4 @@
-"""Places for a server's connections: which connection ends for a new one. Pure.
+"""Decides which of a server's connections is closed to free a place for a new one. Pure.
 
 A connection is *held* while a request is under way whose end must not be forced: by a caller that has proven a right,
 or by a reader of events. All other connections may lose their place: those without a request, with half of a request,
@@ -52,7 +52,7 @@ class ConnectionPlaces(Generic[T]):
         return len(self._block_of)
 
     def add(self, one: T, host: str) -> T | None:
-        """Add a connection. Returns the connection that has lost its place for it."""
+        """Add a connection. Returns the connection that loses its place to it, or None."""
         block, out = address_block(host), None
         if (known := self._blocks.get(block)) is not None and known.open >= self.most_of_address:
             out = self._quiet.oldest(block)
@@ -84,7 +84,7 @@ class ConnectionPlaces(Generic[T]):
             self._quiet.add(one, block)
 
     def remove(self, one: T) -> None:
-        """A connection has ended. Unknown connections are ignored."""
+        """Remove a connection that has closed. Unknown connections are ignored."""
         if (block := self._block_of.pop(one, None)) is not None:
             self._free(one, block)
             self._blocks[block].open -= 1

@@ -1,7 +1,7 @@
-"""Requests to a daemon's HTTP server, from commands and programs on any machine.
+"""Sends requests to a daemon's HTTP server, from commands and programs on any machine.
 
-Promise: a bearer token goes only to the daemon that it belongs to, never to another user's process at its port.
-After a daemon dies, another user may bind that port.
+Guarantee: a bearer token is sent only to the daemon that it belongs to. After a daemon dies, another user's process may
+bind its port; that process never gets the token.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def daemon_url(url: str | None, state: Path | None) -> str:
-    """The URL of the daemon's HTTP server: ``url``, or as the daemon wrote it to its state folder. Raises UsageError
-    for both at once, RetryableError when no daemon runs on the state folder.
+    """Return the URL of the daemon's HTTP server: ``url``, or the one in its state folder. Raises UsageError if both
+    are given, and RetryableError if no daemon is running with the state folder.
     """
     if url is not None and state is not None:
         raise UsageError("give --hub or --state, not both")
@@ -48,8 +48,8 @@ def daemon_url(url: str | None, state: Path | None) -> str:
 
 
 def bearer_token(url: str, state: Path | None = None, file: Path | None = None) -> str | None:
-    """The bearer token for a daemon's HTTP server. Sources in order: ``file``, the ``state`` folder, the environment,
-    the state folder in the default place whose daemon answers at ``url``. Never argv, which other users can read.
+    """Find the bearer token for a daemon's HTTP server. Sources in order: ``file``, the ``state`` folder, the
+    environment, the state folder in the default place whose daemon answers at ``url``. Never argv: others can read it.
 
     Raises LocalError; RefusedError when another user's process listens in place of the state folder's daemon.
     """
@@ -78,7 +78,7 @@ def bearer_token(url: str, state: Path | None = None, file: Path | None = None) 
 
 
 def _folders_of(url: str) -> Iterator[Path]:
-    """State folders in the default place whose daemon.json names ``url``."""
+    """Yield the state folders in the default place whose daemon.json contains ``url``."""
     for path in sorted(state_home().glob("*/daemon.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             if json.loads(path.read_text())["http"] == url:
@@ -95,8 +95,8 @@ def ask(
     token: str | None = None,
     bearer_file: Path | None = None,
 ) -> dict[str, Any]:
-    """One request and its JSON answer. The bearer token is ``token``, or as ``bearer_token`` finds it by ``state`` and
-    ``bearer_file``. Raises RetryableError (unreachable, or not done in time), RefusedError, UsageError, LocalError.
+    """Send a request and return its JSON answer. The bearer token is ``token``, or found by ``bearer_token``. Raises
+    RetryableError (unreachable, or not done in time), RefusedError, UsageError, LocalError.
     """
     url = http_url(url, "the daemon's URL")
     headers = {"Content-Type": "application/json"}
@@ -131,8 +131,8 @@ def ask(
 
 
 def foreign_listener(url: str, owner: int) -> int | None:
-    """The id of the user whose process listens at ``url``, unless that user is ``owner`` or root. None also where the
-    listener cannot be seen, as on another machine.
+    """Return the id of the user whose process listens at ``url``; None if that user is ``owner`` or root, or if the
+    listener cannot be seen, for instance because it is on another machine.
     """
     try:
         parts = urlsplit(url)

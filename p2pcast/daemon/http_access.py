@@ -1,8 +1,8 @@
-"""Which caller may send which request to a daemon's HTTP server.
+"""Decides which caller may send which request to a daemon's HTTP server.
 
-Promises: health, readiness and metrics are open. A command needs the bearer token from any caller, because any user of
-this machine can call on loopback. Everything else needs the token unless the caller is on loopback. A loopback caller
-without the token must not be a web page of another origin.
+Guarantees: health, readiness and metrics are open. A command needs the bearer token from any caller, because any user
+of this machine can call on loopback. Everything else needs the token unless the caller is on loopback. A loopback
+caller without the token must not be a web page of another origin.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 
 
 class HttpAccess:
-    """``folder``: has the file of ``bearer``, for the text of a 401. ``admits``: whether a caller without the bearer
-    token may send this request. ``local_only``: commands whose answers hold secrets, available on loopback only.
+    """``folder``: where the bearer token's file is, for the text of a 401. ``admits``: whether a caller without the
+    bearer token may send this request. ``local_only``: commands whose answers hold secrets, available on loopback only.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class HttpAccess:
         return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), f"Bearer {self.bearer}".encode())
 
     def refusal(self, request: web.Request) -> web.Response | None:
-        """The answer to a caller without the bearer token; None: the caller may send this request."""
+        """Return the refusal of a caller without the bearer token; None if the caller may send this request."""
         if request.path in OPEN_PATHS or self._admits(request):
             return None
         if not is_loopback(request.remote or ""):
@@ -58,7 +58,7 @@ class HttpAccess:
         return None if request.method in READING else _unauthorized(f"in {self._file}")
 
     def check_local(self, command: str, request: web.Request) -> None:
-        """Raises RefusedError where the command's answer would go to another machine and may not."""
+        """Raise RefusedError if the command's answer must stay on this machine and the caller is on another one."""
         if command in self._local_only and not _is_local(request):
             raise RefusedError(
                 "the answer holds a secret and HTTP is not encrypted: send this request from the daemon's machine"
@@ -77,8 +77,8 @@ def _unauthorized(where: str) -> web.Response:
 
 
 def _same_origin(request: web.Request) -> bool:
-    """False when a web page of another origin may have caused the request. Such a page can post blindly; then
-    ``Origin`` differs. With DNS rebinding it can also read answers; then ``Host`` is the page's own name.
+    """Whether no web page of another origin can have caused the request. Such a page can post blindly; then ``Origin``
+    differs. With DNS rebinding, it can also read answers; then ``Host`` is the page's own name.
     """
     host = request.headers.get("Host", "")
     if (match := _HOST.fullmatch(host)) is None:

@@ -17,7 +17,7 @@ KNOWN = 8192
 
 
 def certified_caller(request: web.Request, run: bytes, evicted: Container[bytes] = frozenset()) -> Certified | None:
-    """The holder of the caller's certificate; None for a caller without a certificate, as over plain HTTP.
+    """Return the holder of the caller's certificate; None if the caller has none, as over plain HTTP.
     ``evicted``: node ids to refuse, also on connections from before the eviction.
 
     Raises RefusedError: evicted, or of another run. Raises RetryableError: the certificate has expired since the
@@ -41,5 +41,5 @@ def certified_caller(request: web.Request, run: bytes, evicted: Container[bytes]
 
 @lru_cache(maxsize=KNOWN)
 def _contents(certificate: bytes) -> tuple[Certified, float]:
-    """Holder of a certificate (DER), and the end of its validity in Unix seconds. Raises RefusedError."""
+    """Return the holder of a certificate (DER), and when it expires in Unix seconds. Raises RefusedError."""
     return certified(certificate), load(certificate).not_valid_after_utc.timestamp()

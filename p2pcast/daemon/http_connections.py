@@ -7,7 +7,7 @@ Promises:
 - A connection that loses its place is closed, whatever it has sent.
 - A connection without a complete request head is closed after SILENT_S, even if bytes arrive one by one; after an
   answer, after KEPT_S. The kernel resets a connection that does not read its answer within UNTAKEN_S.
-- A closed client gets no error message. The log has one line a minute about such clients.
+- A client whose connection is closed gets no error message. One line per minute is logged about such clients.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class HttpLimits:
 
 
 def descriptor_limit() -> int:
-    """Number of files that this process may have open at the same time."""
+    """Return the number of files that this process may have open at the same time."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 1 << 31 if soft == resource.RLIM_INFINITY else soft
 
@@ -80,7 +80,7 @@ class HttpConnections:
 
     @contextlib.contextmanager
     def answering(self, request: web.Request) -> Iterator[None]:
-        """A complete request head has arrived, and is being answered."""
+        """Context manager for the time in which a request, whose complete head has arrived, is being answered."""
         one = self._by_handler.get(request.protocol)
         if one is not None:
             one.silence.cancel()
@@ -180,6 +180,6 @@ def gone(request: web.Request) -> bool:
 
 @web.middleware
 async def bounded(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Tells an application's ``HttpConnections`` of its requests."""
+    """Middleware that reports requests to the application's ``HttpConnections``."""
     with request.app[CONNECTIONS].answering(request):
         return await handler(request)

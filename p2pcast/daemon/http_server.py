@@ -1,8 +1,8 @@
 """A daemon's HTTP server: /status, /healthz, /readyz, /metrics, /events, /wait, and the daemon's commands.
 
-Promises: an error is a line of JSON, never a traceback. A reader of /events that does not read is disconnected. Waiting
-requests do not delay the daemon's end. `http_connections` limits connections, and a flood of them keeps no caller away.
-A caller that goes away is no error. `http_access` says which caller may send which request.
+Guarantees: an error is a line of JSON, never a traceback. A reader of /events that stops reading is disconnected.
+Waiting requests do not delay shutdown. `http_connections` limits connections, so a flood does not lock out callers.
+A caller that disconnects is not an error. `http_access` decides which caller may send which request.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class HttpServer:
         self._app = app
 
     async def start(self, host: str, port: int) -> None:
-        """Listen and serve. Raises LocalError when the port is not available."""
+        """Listen and serve. Raises LocalError if the port is not available."""
         self._runner = web.AppRunner(
             self._app,
             access_log=None,

@@ -12,7 +12,7 @@ from p2pcast.ground.errors import UsageError
 
 
 class BodyTooLargeError(UsageError):
-    """A body that its route never takes."""
+    """The body is larger than its route ever accepts."""
 
 
 async def read_body(request: web.Request, most_bytes: int, limit_s: float) -> bytes:
@@ -37,7 +37,7 @@ async def read_body(request: web.Request, most_bytes: int, limit_s: float) -> by
 
 
 async def read_json(request: web.Request, most_bytes: int, limit_s: float) -> Any:
-    """The document in the body. Raises as ``read_body``."""
+    """Return the JSON document in the body. Raises the same errors as ``read_body``."""
     try:
         return json.loads(await read_body(request, most_bytes, limit_s))
     except (ValueError, RecursionError):

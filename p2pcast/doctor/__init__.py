@@ -1,1 +1,1 @@
-"""Which roles a machine is fit for, and the command line that corrects each fault (``p2pcast doctor``)."""
+"""Checks which roles a machine can take on, and gives the command line that fixes each problem (``p2pcast doctor``)."""

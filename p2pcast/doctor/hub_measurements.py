@@ -1,7 +1,7 @@
 """Measurements of a hub without joining: connections, the certificate shown, the clock.
 
-Promises: no function raises, for any hub or other program at the address. No secret is sent: the token is compared on
-this machine alone. Every wait has a time limit.
+Guarantees: no function raises, whatever program answers at the address. No secret is sent: the token is compared only
+on this machine. Every wait has a time limit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WAIT_S = 5.0
 
 
 def measure_hub(hub: Address, token: JoinToken | None, http_url: str | None, *, plaintext: bool) -> HubFacts:
-    """All facts about the hub. ``http_url``: address of its HTTP server."""
+    """Collect all facts about the hub. ``http_url``: the address of its HTTP server."""
     facts = _connect(HubFacts(address=show_address(*hub), plaintext=plaintext), hub)
     if token is not None:
         facts = replace(facts, token_run=token.run.hex(), token_encrypts=bool(token.authority))
@@ -55,8 +55,8 @@ def _connect(facts: HubFacts, hub: Address) -> HubFacts:
 
 
 def _answering(hub: Address) -> Address:
-    """The hub's address that accepts a connection, so that later times hold no resolution of names. Raises OSError,
-    ValueError.
+    """Return a resolved address of the hub that accepts connections, so that later timings exclude name resolution.
+    Raises OSError, ValueError.
     """
     with socket.create_connection(hub, timeout=WAIT_S) as sock:
         where = sock.getpeername()

@@ -1,7 +1,7 @@
-"""Measurements of this machine for ``p2pcast doctor``.
+"""Measures this machine for ``p2pcast doctor``.
 
-Promises: no function raises for an odd machine (missing files, no permission): a figure that cannot be read is unknown.
-Nothing stays behind: the files of the disk's test are removed, ports are closed again. No measurement takes more than
+Guarantees: no function raises on an unusual machine (missing files, no permission); unreadable figures are unknown.
+Nothing is left behind: the disk test's files are removed, and ports are closed. No measurement takes more than
 ``COMMAND_S`` or, on the disk, ``DISK_S`` and one fsync.
 """
 
@@ -63,7 +63,7 @@ WantedPort: TypeAlias = tuple[tuple[Role, ...], str, str, int]
 
 
 def measure(state: Path, ports: Sequence[WantedPort], tmpfs: Path = TMPFS) -> MachineFacts:
-    """All facts about this machine. ``tmpfs``: folder for shadows, or its nearest existing parent."""
+    """Collect all facts about this machine. ``tmpfs``: the folder for shadows, or its nearest existing parent."""
     disk = volume(_existing(state))
     total_bytes, available_bytes = _memory()
     limit_bytes = _container_limit()
@@ -166,7 +166,7 @@ def _number(path: Path) -> int | None:
 
 
 def _held_shadow(state: Path) -> int:
-    """Bytes that the default shadow of this state folder takes already; 0 where unknown."""
+    """Return the bytes already used by this state folder's default shadow; 0 if unknown."""
     try:
         folder = default_shadow(state)
     except (OSError, RuntimeError):  # no working directory; a loop of links
@@ -312,7 +312,7 @@ def _descriptors() -> int | None:
 
 
 def _clock_synchronized() -> bool | None:
-    """The kernel's own word. A host may synchronise the clock of a container that cannot tell."""
+    """Whether the kernel reports a synchronised clock; in a container, it may not know that the host does so."""
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(TIMEX_BYTES))
     except (OSError, AttributeError):

@@ -1,6 +1,6 @@
-"""The rules of ``p2pcast doctor`` on a machine: facts → findings. Pure.
+"""The rules by which ``p2pcast doctor`` judges a machine: facts → findings. Pure.
 
-Promises: no fact raises an exception; an unknown fact gives ``unknown``, never ``ok``; every finding but ``ok`` has a
+Guarantees: no fact raises an exception; an unknown fact gives ``unknown``, never ``ok``; every finding but ``ok`` has a
 remedy; every text has at most 30 words.
 """
 
@@ -58,7 +58,7 @@ def judge(facts: MachineFacts, roles: Collection[Role], size_bytes: int | None =
 
 
 def chosen(findings: Sequence[MachineFinding], roles: Collection[Role]) -> list[MachineFinding]:
-    """The findings that concern ``roles``, each with these roles alone."""
+    """Return the findings that concern ``roles``, each limited to those roles."""
     concerned = [(each, tuple(role for role in each.roles if role in roles)) for each in findings]
     return [replace(each, roles=those) for each, those in concerned if those]
 
@@ -71,7 +71,7 @@ def could_run(packages: Collection[str] | None) -> list[Role]:
 
 
 def brief(reason: str) -> str:
-    """The first words of an error, on one line."""
+    """Return the first words of an error, on one line."""
     words = shown_text(reason).split()
     return " ".join(words[:MOST_REASON_WORDS]) + (" …" if len(words) > MOST_REASON_WORDS else "")
 

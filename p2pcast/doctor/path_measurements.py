@@ -42,12 +42,12 @@ UNKNOWN = (1 << 64) - 1
 
 
 class _NoDoctorError(OSError):
-    """The other side does not follow this module's form."""
+    """The other side does not follow this module's protocol."""
 
 
 def answer(listen: Address, time_s: float, opened: Callable[[str], None]) -> int:
-    """Answer until ``CONNECTIONS`` were served or ``time_s`` has passed; returns how many were. ``opened`` gets the
-    address. Raises LocalError.
+    """Answer until ``CONNECTIONS`` have been served or ``time_s`` has passed, and return how many were served.
+    ``opened`` is called with the address. Raises LocalError.
     """
     with contextlib.ExitStack() as ends:
         sockets = [ends.enter_context(sock) for sock in listening(*listen, "--answer")]
@@ -83,7 +83,7 @@ def _serve(sock: socket.socket) -> None:
 
 
 def measure_path(to: Address) -> PathFacts:
-    """Both directions, one after the other."""
+    """Measure the path in both directions, one after the other."""
     facts = PathFacts(address=show_address(*to))
     try:
         began = time.monotonic()
@@ -135,8 +135,8 @@ def _fill(sock: socket.socket) -> None:
 
 
 def _drain(sock: socket.socket) -> tuple[int, bytes]:
-    """Receive until the other side ends, at most ``RUN_S`` and ``WAIT_S`` in all: (bytes, the last of them). Raises
-    OSError.
+    """Receive until the other side closes, for at most ``RUN_S`` plus ``WAIT_S``. Returns the number of bytes and the
+    last of them. Raises OSError.
     """
     buffer, count, last = bytearray(len(CHUNK)), 0, b""
     end = time.monotonic() + RUN_S + WAIT_S

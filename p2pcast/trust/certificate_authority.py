@@ -52,7 +52,7 @@ class Authority:
 
     @classmethod
     def load_or_create(cls, path: Path, run: bytes, now: float) -> Authority:
-        """The authority in a file (mode 0600), which is created if missing. Raises LocalError."""
+        """Load the authority from a file (mode 0600), creating it if it is missing. Raises LocalError."""
         if not path.exists():
             made = cls.create(run, now)
             write_pem(path, made._key, [made.certificate])
@@ -60,7 +60,7 @@ class Authority:
         return cls(key, certificate)
 
     def issue(self, key: PublicKey, who: Certified, now: float, lifetime_s: float) -> bytes:
-        """A certificate (DER) for a node's key, valid for ``lifetime_s`` seconds from ``now``."""
+        """Issue a certificate (DER) for a node's key, valid for ``lifetime_s`` seconds from ``now``."""
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{who.role} {who.node.hex()}")])
         builder = _builder(subject, self._own.subject, key, now, datetime.timedelta(seconds=lifetime_s))
         builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)

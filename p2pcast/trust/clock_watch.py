@@ -1,4 +1,4 @@
-"""Whether a wall clock may be used to forget records by their age. Pure: times are arguments, in seconds.
+"""Decides whether the wall clock can be trusted to delete records by age. Pure: times are arguments, in seconds.
 
 Promise: a clock that is wrong for a while deletes no record that would live by the right clock. A clock is trusted
 while it runs as a steady clock does. After a jump it is trusted again once it has come back, or has run for
@@ -13,7 +13,7 @@ from typing import Final
 JUMP_S: Final = 60.0
 """A wall clock that moves by more than this against a steady clock has jumped; NTP moves it in smaller steps."""
 SETTLE_S: Final = 86_400.0
-"""Time to set a wrong clock right before records are forgotten by it."""
+"""Seconds that an operator has to correct a wrong clock before records are deleted by it."""
 AWAY_S: Final = 7 * 86_400.0
 """A process may have been down for so long before its clock is doubted."""
 
@@ -35,7 +35,7 @@ class ClockWatch:
         self._trusted = None if doubted else self._offset
 
     def observe(self, wall_s: float, steady_s: float) -> Jump | None:
-        """The jump since the last call, if there was one."""
+        """Record the clocks and return the jump since the last call, if there was one."""
         offset, before = wall_s - steady_s, self._offset
         self._offset = offset
         jump = None

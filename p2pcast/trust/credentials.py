@@ -1,7 +1,7 @@
 """A node's credentials: its key, its certificate, and the authority's certificate.
 
-Promises: key and certificates are replaced together. A node renews its certificate long before its end, so a hub outage
-shorter than the remaining lifetime has no effect.
+Guarantees: key and certificates are replaced together. A node renews its certificate long before it expires, so a hub
+outage shorter than the remaining lifetime has no effect.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Credentials:
 
     @cached_property
     def until(self) -> float:
-        """End of the certificate's validity, in Unix seconds."""
+        """When the certificate expires, in Unix seconds."""
         return load(self.certificate).not_valid_after_utc.timestamp()
 
     @property
@@ -45,7 +45,7 @@ class Credentials:
         return request(self.key)
 
     def in_force(self, now: float) -> bool:
-        """Not, for example, where the certificate was issued by a clock that was days ahead."""
+        """Whether the certificate is valid now. It is not if, for example, the issuer's clock was days ahead."""
         return valid_at(self.certificate, now)
 
     @property

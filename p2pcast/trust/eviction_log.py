@@ -28,7 +28,7 @@ class EvictionLog:
         self.evictions = Evictions(self._log.records)
 
     def save(self) -> None:
-        """Write pending records. Blocks; thread-safe. Raises LocalError."""
+        """Write the pending records to disk. Blocks; thread-safe. Raises LocalError."""
         with self._saving:
             pending = list(self.evictions.pending)
             if not pending:

@@ -117,7 +117,7 @@ class Evictions:
         return known is None or statement.serial > known.serial
 
     def take(self, statement: Statement, name: str = "") -> bool:
-        """Record a verified statement. Returns whether it was new. Raises RefusedError when there are too many."""
+        """Record a verified statement. Returns whether it was new. Raises RefusedError if there are too many."""
         if not self.is_news(statement):
             return False
         if statement.node not in self._known and len(self._known) >= limits.MAX_EVICTED:
@@ -172,7 +172,7 @@ class Evictions:
         return made
 
     def find(self, peer: str) -> tuple[bytes, str]:
-        """The evicted node with this id or name, and its name. Raises RefusedError."""
+        """Return the id and name of the evicted node with this id or name. Raises RefusedError."""
         found = [n for n in self.nodes if n.hex() == peer] or [n for n in self.nodes if self._names.get(n) == peer]
         if len(found) != 1:
             many = f"several evicted nodes have this name; give an id: {' or '.join(n.hex() for n in found[:8])}"
@@ -182,11 +182,11 @@ class Evictions:
     # -- at a peer
 
     def connected(self) -> None:
-        """A connection to the hub begins; the hub has sent no statements on it."""
+        """Start a new connection to the hub, on which the hub has not sent any statements yet."""
         self._stated, self._untold = {}, []
 
     def note_stated(self, packed: Iterable[bytes]) -> None:
-        """The hub has sent these statements, which ``accept`` has taken."""
+        """Record that the hub has sent these statements, which ``accept`` has taken."""
         for data in packed:
             statement = Statement.parse(data)
             self._stated[statement.node] = max(statement.serial, self._stated.get(statement.node, 0))

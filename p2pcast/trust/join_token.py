@@ -67,7 +67,7 @@ class JoinToken:
         return cls(run, secret, *more)
 
     def check_links(self, *, plaintext: bool) -> None:
-        """Raises UsageError unless ``--plaintext`` is given exactly where the token's hub was started with it."""
+        """Raise UsageError if only one of this command and the token's hub uses ``--plaintext``."""
         if plaintext and self.authority:
             raise UsageError("this token's hub encrypts its links: leave --plaintext out")
         if not plaintext and not self.authority:

@@ -52,14 +52,14 @@ def read_pem(path: Path, count: int) -> tuple[Key, list[bytes]]:
 
 
 def kept_key(path: Path) -> Key:
-    """The key in the file, which is made if it is missing; durable on return. Raises LocalError."""
+    """Return the key in the file, creating it durably if it is missing. Raises LocalError."""
     if not path.exists():
         write_pem(path, new_key(), [])
     return read_pem(path, 0)[0]
 
 
 def check_private(path: Path) -> None:
-    """Raises LocalError when other users may access the file."""
+    """Raise LocalError if other users may access the file."""
     with explained("read", path):
         if path.stat().st_mode & 0o077:
             raise LocalError(f"{path} can be read by others; run: chmod 600 {path}")

@@ -31,14 +31,14 @@ def is_name(text: str) -> bool:
 
 
 def check_name(name: str) -> str:
-    """``name``, if a node may have it. Raises RefusedError, with the remedy."""
+    """Return ``name`` if a node may have it. Raises RefusedError, with the remedy."""
     if fault := name_fault(name):
         raise RefusedError(fault)
     return name
 
 
 def name_fault(name: str) -> str | None:
-    """Why no node may have this name, with the remedy; None if one may."""
+    """Return why no node may have this name, with the remedy; None if the name is allowed."""
     fault = _fault(name)
     return None if fault is None else f"the name {quoted(name)} {fault}: choose another one (--name)"
 

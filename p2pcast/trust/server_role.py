@@ -1,4 +1,4 @@
-"""TLS contexts of clients that speak to servers of one role alone.
+"""TLS contexts for clients that connect only to servers with one role.
 
 The run's authority certifies all nodes of the run, so a valid certificate does not tell a ledger from a peer. Promise:
 the handshake fails before the client sends a byte of its own unless the server's certificate names the run and the
@@ -17,7 +17,7 @@ from p2pcast.trust.tls_contexts import require, show, trust
 
 
 class WrongServerError(ssl.SSLCertVerificationError):
-    """The server's certificate is valid, and names another role or run. ``verify_message`` says which."""
+    """The server's certificate is valid, but for the wrong role or run. ``verify_message`` says which."""
 
     def __init__(self, text: str) -> None:
         super().__init__(1, text)

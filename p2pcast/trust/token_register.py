@@ -1,4 +1,4 @@
-"""The hub's ledger of join tokens, of certificate holders, and of nodes' names. Pure: time and randomness are passed
+"""The hub's records of join tokens, certificate holders and nodes' names. Pure: time and randomness are passed
 in.
 
 Promises:
@@ -27,9 +27,9 @@ from p2pcast.trust.node_names import check_name, disambiguated, is_id, is_name, 
 IDENT_DIGITS = 16
 DAY_S = 86400.0
 LEGACY_TTL_S = 14 * DAY_S
-"""Remaining life of a hub's own token that an earlier release made without an end, in seconds."""
+"""Remaining lifetime, in seconds, of a hub's own token that an earlier release created without an expiry time."""
 KNOWN_S = 90 * DAY_S
-"""Time in seconds after the end of a peer's certificate in which its key alone gets the next certificate."""
+"""Seconds after a peer's certificate expires in which its key is enough to get the next certificate."""
 NAME_KEPT_S = 7 * DAY_S
 """Time in seconds for which a name stays reserved for an absent node: longer than a weekend."""
 FORMAT = 2
