@@ -27,7 +27,7 @@ from p2pcast.rollouts.routed_experts import RoutedExperts
 from p2pcast.rollouts.top_logprobs import TopLogprobs
 
 SEED_BITS = 63
-"""Bits of a sampler's seed: engines take signed integers of 64 bits."""
+"""Bits of a sampler's seed, because engines take signed 64-bit integers."""
 
 
 MAX_ROW = 200
@@ -38,7 +38,7 @@ TrustedReward = Literal["costly", "unrepeatable"]
 
 
 class ForgedPlayError(RemoteError):
-    """The tokens are not those of a play of this job: the task would have said something else."""
+    """The tokens are not those of a play of this job: the task would have produced different ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class SampledExperts(NamedTuple):
 
 
 class SampledTop(NamedTuple):
-    """The most probable tokens at each sampled one: tokens × count, uint32 and float32."""
+    """The most probable tokens at each sampled token: tokens × count, uint32 and float32."""
 
     ids: np.ndarray
     logprobs: np.ndarray
@@ -84,7 +84,7 @@ class Sample:
 
 
 class Sampler(Protocol):
-    """An engine, as a play sees it."""
+    """An engine from a play's point of view."""
 
     async def sample(
         self,
@@ -95,12 +95,12 @@ class Sampler(Protocol):
         max_tokens: int,
         stop_token_ids: Sequence[int],
     ) -> Sample:
-        """Tokens that follow ``prompt_ids``, with a sampled stop token at their end. Raises P2PCastError."""
+        """Return tokens that follow ``prompt_ids``, including a sampled stop token. Raises P2PCastError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """A whole play: the fields of a Result, but for ids and reward."""
+    """A whole play: the fields of a Result except ids and reward."""
 
     token_ids: np.ndarray
     mask: np.ndarray
@@ -128,16 +128,16 @@ class Task(Protocol):
     def stop_token_ids(self) -> Sequence[int]: ...
 
     def jobs(self, seed: int) -> Iterator[Prompt]:
-        """Prompts without end. Equal seeds give equal prompts."""
+        """Yield prompts endlessly. Equal seeds give equal prompts."""
 
     async def play(self, sampler: Sampler, job: Job) -> Trajectory:
-        """Plays one job. Raises what the sampler raises."""
+        """Play one job. Raises what the sampler raises."""
 
     def reward(self, job: Job, token_ids: np.ndarray, mask: np.ndarray) -> float:
-        """The reward of a play, from its tokens. Raises ForgedPlayError."""
+        """Compute a play's reward from its tokens. Raises ForgedPlayError."""
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """Tokens for a person to read."""
+        """Return the tokens as text for people."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,7 +153,7 @@ class Demonstrating(Protocol):
     """A task that offers demonstrations, for a supervised warm start."""
 
     def demonstrations(self, seed: int) -> Iterator[Demonstration]:
-        """Demonstrations without end, none of a held-out problem. Equal seeds give equal demonstrations."""
+        """Yield demonstrations endlessly, none of a held-out problem. Equal seeds give equal demonstrations."""
 
 
 @runtime_checkable
@@ -166,7 +166,7 @@ class HoldingOut(Protocol):
         """
 
     def evaluation_jobs(self, seed: int) -> Iterator[Prompt]:
-        """Held-out prompts without end. Equal seeds give equal prompts. Raises UsageError if none are held out."""
+        """Yield held-out prompts endlessly. Equal seeds give equal prompts. Raises UsageError if none are held out."""
 
 
 class FaultyPrompt(NamedTuple):
@@ -177,7 +177,7 @@ class FaultyPrompt(NamedTuple):
 
 
 def prompt_fault(found: object) -> str | None:
-    """Why no group can be made of what a task gave; None for a prompt of which one can."""
+    """Why no group can be made of what a task produced, or None if it is a valid prompt."""
     if not isinstance(found, Prompt):
         return f"not a Prompt, but of type {type(found).__name__}: {shown_text(repr(found)[:80])}"
     if type(found.prompt) is not bytes:
@@ -196,7 +196,7 @@ def prompt_name(number: int, found: object) -> str:
 
 
 def demonstrations_of(task: Task, seed: int) -> Iterator[Demonstration]:
-    """Raises UsageError for a task without demonstrations."""
+    """Return the task's demonstrations. Raises UsageError if it has none."""
     if not isinstance(task, Demonstrating):
         raise UsageError(
             f"task {task.name} offers no demonstrations: a warm start needs its method demonstrations(seed)"
@@ -205,7 +205,7 @@ def demonstrations_of(task: Task, seed: int) -> Iterator[Demonstration]:
 
 
 def evaluation_jobs_of(task: Task, seed: int) -> Iterator[Prompt]:
-    """Raises UsageError for a task without held-out problems."""
+    """Return the task's evaluation jobs. Raises UsageError if it holds no problems out."""
     if not isinstance(task, HoldingOut):
         raise UsageError(
             f"task {task.name} holds no problems out: evaluation needs its methods held_out(prompt) and"
@@ -215,7 +215,7 @@ def evaluation_jobs_of(task: Task, seed: int) -> Iterator[Prompt]:
 
 
 def turn_seed(job: Job, turn: int) -> int:
-    """The sampler's seed for one turn of a job: unlike those of other turns and other jobs."""
+    """The sampler's seed for one turn of a job, which differs between turns and between jobs."""
     packed = job.sample_seed.to_bytes(8, "little") + turn.to_bytes(4, "little")
     return int.from_bytes(blake3.blake3(packed).digest(8), "little") % (1 << SEED_BITS)
 
@@ -231,7 +231,7 @@ def trusted_reward_of(task: Any) -> TrustedReward | None:
 
 
 def check_task(task: Any, named: str) -> str | None:
-    """Why an object is no task; None if it is one. ``named``: for the message."""
+    """Why an object is not a task, or None if it is one. ``named``: its name in the message."""
     for attribute in ("name", "hash", "vocabulary", "stop_token_ids", "jobs", "play", "reward", "text"):
         if not hasattr(task, attribute):
             return f"{named} is no task: it has no {attribute!r}"

@@ -28,7 +28,7 @@ from p2pcast.tasks.play import leading, up_to_stop
 from p2pcast.tasks.task import ForgedPlayError, Sample, Task, Trajectory
 
 TOGETHER_S = 0.05
-"""Seconds after which a request has no further checks: other requests wait."""
+"""Time in seconds after which no further checks of a request are made, because other requests wait."""
 
 
 def main() -> None:
@@ -81,7 +81,7 @@ def check_claims(
     turns: bytes | None,
     loss: bytes | None,
 ) -> None:
-    """Raises ForgedPlayError for what the task's own play would not have said."""
+    """Raises ForgedPlayError for what the task's own play would not have produced."""
     recorded = _RecordedTurns(token_ids, mask)
     try:
         played = loop.run(task.play(recorded, job))
@@ -111,7 +111,7 @@ class CheckLoop:
         self._runner = asyncio.Runner()
 
     def run(self, play: Coroutine[Any, Any, Trajectory]) -> Trajectory:
-        """Raises what the play raises. Tasks that the play leaves running are cancelled."""
+        """Run a play. Raises what the play raises. Tasks that the play leaves running are cancelled."""
         loop = self._runner.get_loop()
         try:
             return loop.run_until_complete(play)
@@ -128,7 +128,7 @@ class CheckLoop:
 
 
 class _RecordedTurns:
-    """A sampler that says what a finished play says: a turn ends with a stop token or at its limit."""
+    """A sampler that replays a finished play: a turn ends with a stop token or at its limit."""
 
     def __init__(self, token_ids: np.ndarray, mask: np.ndarray) -> None:
         self._token_ids: list[int] = token_ids.tolist()

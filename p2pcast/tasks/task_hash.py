@@ -1,8 +1,8 @@
-"""The hash of a task: BLAKE3 over its code and its settings.
+"""A task's hash: BLAKE3 over its code and its settings.
 
-Two nodes whose hashes agree play the same game: results of one may be judged by the other. The hash covers the
-settings, the files of the task's class and of its bases, and the modules that the class names. Files of p2pcast's
-protocol are left out. A task that depends on the version of a package lists this version among its settings.
+Two nodes whose hashes agree play the same game, so either may judge the other's results. The hash covers the settings,
+the files of the task's class and its base classes, and the modules that the class lists. Files of p2pcast's protocol
+are excluded. A task that depends on a package's version has this version among its settings.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Settings = Mapping[str, str | int | float | bool]
 
 
 def code_hash(task: type, settings: Settings, modules: Sequence[str] = ()) -> bytes:
-    """32 bytes. ``modules``: names of more modules whose code counts. Raises UsageError for a class without a source
+    """Return 32 bytes. ``modules``: further modules whose code counts. Raises UsageError for a class without a source
     file.
     """
     hasher = blake3.blake3(_DOMAIN)
@@ -44,18 +44,18 @@ def code_hash(task: type, settings: Settings, modules: Sequence[str] = ()) -> by
 
 
 class HashedTask:
-    """Base of tasks: gives ``hash`` from the class's file, ``modules`` and ``settings``."""
+    """Base class of tasks: computes ``hash`` from the class's file, ``modules`` and ``settings``."""
 
     modules: ClassVar[Sequence[str]] = ()
-    """Names of modules besides the class's own whose code changes plays or rewards."""
+    """Names of further modules, besides the class's own, whose code changes plays or rewards."""
     check_cpu_s: ClassVar[float | None] = None
-    """Processor time in seconds after which a check counts as hung; None: ``--check-time`` alone limits it."""
+    """CPU time in seconds after which a check counts as hung; with None, only ``--check-time`` limits it."""
     failed_check_reward: ClassVar[float | None] = None
-    """Reward of a play whose check hung or crashed; None: such a play is rejected."""
+    """Reward of a play whose check hung or crashed; with None, such a play is rejected."""
 
     @property
     def settings(self) -> Settings:
-        """Values besides the code that change prompts, plays or rewards."""
+        """Values, besides the code, that change prompts, plays or rewards."""
         return {}
 
     @cached_property
