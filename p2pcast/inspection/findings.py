@@ -1,4 +1,4 @@
-"""Sentences on the notable facts of a sparsity report, for an operator whose deltas have grown. Pure."""
+"""Describes what is notable in a sparsity report, for an operator whose deltas have grown. Pure."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def compare_folders(
 
 
 def _thresholds(learning_rate: float | None) -> dict[str, int]:
-    """PULSE's threshold as magnitudes, by dtype; empty without a learning rate."""
+    """Return PULSE's threshold as magnitudes, by dtype; empty if there is no learning rate."""
     if learning_rate is None:
         return {}
     return {dtype: form.least_magnitude_of(form.visible_ratio * learning_rate) for dtype, form in FORMATS.items()}
@@ -155,7 +155,7 @@ def report(layout: Layout, cells: Iterable[CellCounts], learning_rate: float | N
 
 
 def mean_update(rows: Iterable[TensorCounts]) -> float | None:
-    """Estimated |Δw| of an optimiser step.
+    """Return the estimated |Δw| of an optimiser step.
 
     A value rounded to few bits moves rarely but far, so its mean move equals that of the unrounded value.
     """
@@ -173,7 +173,7 @@ def mean_update(rows: Iterable[TensorCounts]) -> float | None:
 
 
 def _mean(counted: ChangeCounts) -> float | None:
-    """Mean |new − old| if old values are known; None beyond f64."""
+    """Return the mean |new − old| if old values are known; None if it exceeds f64."""
     if counted.magnitudes is None or not counted.words:
         return None
     mean = counted.moved / counted.words * change_statistics.MOVE_UNIT
@@ -196,7 +196,7 @@ def _shares(row: TensorCounts) -> dict[str, Any]:
 
 
 def _ulps(counted: ChangeCounts) -> dict[str, dict[str, int]]:
-    """Range of ULPs → direction → words."""
+    """Return the counts of words as range of ULPs → direction → words."""
     out = {}
     for b, ways in enumerate(counted.ulps.tolist()):
         if any(ways):

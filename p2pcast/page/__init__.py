@@ -1,1 +1,1 @@
-"""The run's page in a browser: a small document of a run's state, and the server of it."""
+"""The run's page in a browser: a small document of the run's state, and the routes that serve it."""

@@ -48,13 +48,13 @@ class VersionSpread:
 
 
 class FleetHistory:
-    """The one writer is ``apply``."""
+    """The recent past of a run. Only ``apply`` changes it."""
 
     def __init__(self) -> None:
         self.versions: dict[str, VersionSpread] = {}
 
     def apply(self, kind: str, time_s: float, facts: Facts) -> None:
-        """An event of the hub."""
+        """Take in an event from the hub."""
         handler = _HANDLERS.get(kind)
         if handler is not None:
             try:
@@ -63,7 +63,7 @@ class FleetHistory:
                 return
 
     def document(self) -> dict[str, Document]:
-        """By version, oldest first."""
+        """Return the history by version, oldest first."""
         return {version: spread.document() for version, spread in self.versions.items()}
 
     def _of(self, facts: Facts) -> VersionSpread:
@@ -117,7 +117,7 @@ def _between(since_s: float | None, to_s: float | None) -> float | None:
 
 
 def _summary(values: list[float]) -> Document | None:
-    """Number, median, and largest; None without values."""
+    """Return the number of values, their median and the largest; None if there are none."""
     if not values:
         return None
     ordered = sorted(values)

@@ -3,7 +3,7 @@
 Rows of peers are keyed by name, so that ``changes`` can send those that changed. Keys of a row:
 
 - ``parent``: name of the node that feeds this peer; ``hub`` for the hub.
-- ``behind``: known versions that are newer than the oldest one served here; None where nothing is served.
+- ``behind``: known versions that are newer than the oldest one served here; None if nothing is served.
 - ``progress``: the version that arrives now, and the share of it that is here. ``bytes``: received so far.
 - ``level``, ``words``: the verdict on the peer (``p2pcast.fleet_verdict``).
 """
@@ -23,7 +23,7 @@ Document = dict[str, Any]
 
 
 def picture(status: Mapping[str, Any], history: FleetHistory, now_s: float, source: str = "live") -> Document:
-    """``status``: of the hub. ``now_s``: Unix time in seconds. ``source``: ``live``, or the name of another source."""
+    """Return the picture for a hub's ``status`` at Unix time ``now_s``. ``source``: ``live``, or its source."""
     judged = judge(status)
     verdict, known = judged["verdict"], known_versions(status)
     rtt = {link["name"]: link.get("rtt_ms") for link in status.get("links") or ()}
@@ -112,6 +112,6 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Document:
 
 
 def apply(old: Mapping[str, Any], change: Mapping[str, Any]) -> Document:
-    """As the page does."""
+    """Apply a change to a picture, as the page does."""
     rows = {name: row for name, row in (old["peers"] | change["peers"]).items() if row is not None}
     return {**old, **change["set"], "peers": rows}

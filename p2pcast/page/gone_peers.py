@@ -1,6 +1,6 @@
 """Peers that were lost or have left, until they are back or forgotten. Pure; times are Unix seconds.
 
-Promise: at most ``KEPT`` rows. A row of a peer that left cleanly goes before a row of a lost one.
+Guarantee: there are at most ``KEPT`` rows. Rows of peers that left cleanly are dropped before those of lost peers.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class GonePeers:
         self._rows[node or name] = {**last, **row}
 
     def joined(self, name: str, node: str) -> None:
-        """The peer is back, or another node has its name now."""
+        """Remove the peer's row: the peer is back, or a different node has its name now."""
         for key in [key for key, row in self._rows.items() if key == (node or name) or row["name"] == name]:
             del self._rows[key]
 
     def rows(self, now_s: float) -> list[dict[str, Any]]:
-        """Newest first."""
+        """Return the rows to show, newest first."""
         shown = [r for r in self._rows.values() if now_s - r["at"] <= (LOST_SHOWN_S if r["lost"] else LEFT_SHOWN_S)]
         return sorted(shown, key=lambda row: -row["at"])

@@ -57,13 +57,13 @@ class PageFile:
 
 
 def page_files() -> dict[str, PageFile]:
-    """By name, with compressed contents."""
+    """Return the page's files by name, with compressed contents."""
     folder = resources.files("p2pcast.page") / "static"
     return {one.name: PageFile.read(one.name, one.read_bytes()) for one in folder.iterdir() if one.is_file()}
 
 
 class PageRoutes:
-    """``rights``: of viewers on other machines."""
+    """The page's routes. ``rights``: the rights of viewers on other machines."""
 
     def __init__(self, feed: PictureFeed, rights: ReadingRights) -> None:
         self._feed, self._rights = feed, rights
@@ -129,7 +129,7 @@ class PageRoutes:
         return response
 
     async def _send(self, request: web.Request, response: web.StreamResponse, at: int) -> None:
-        """Until the viewer goes, or takes no data for SLOW_S. A viewer that missed changes is told to begin again."""
+        """Send changes until the viewer disconnects or stalls for SLOW_S. One that missed changes must start again."""
         await response.prepare(request)
         while request.transport is not None and not request.transport.is_closing():
             found = self._feed.after(at)
@@ -146,7 +146,7 @@ class PageRoutes:
             await self._feed.wakeup.wait(HEARTBEAT_S)
 
     async def _enter(self, request: web.Request) -> web.Response:
-        """A cookie for the secret of a one-time link."""
+        """Exchange the secret of a one-time link for a cookie."""
         body = await read_json(request, MAX_ENTER_BYTES, ENTER_S)
         try:
             link = body["link"]

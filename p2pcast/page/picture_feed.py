@@ -24,7 +24,7 @@ from p2pcast.process.events import Event, Events
 INTERVAL_S: Final = 0.5
 """Least time in seconds between two pictures."""
 SHARE: Final = 0.03
-"""Of one core, for pictures."""
+"""Share of one core that may be spent on making pictures."""
 FAILED_S: Final = 60.0
 """Time in seconds until the next attempt after a failure."""
 CHANGES_KEPT: Final = 64
@@ -62,7 +62,7 @@ class PictureFeed:
         self._asked = asyncio.Event()
 
     async def run(self) -> None:
-        """Make pictures while a viewer is connected. Until cancelled."""
+        """Make pictures while a viewer is connected. Runs until cancelled."""
         while True:
             if not self.viewers:
                 self._asked.clear()
@@ -75,7 +75,7 @@ class PictureFeed:
             await asyncio.sleep(max(INTERVAL_S, self._took_s / SHARE))
 
     def look(self) -> None:
-        """A viewer has come."""
+        """Note that a viewer has connected, so that pictures are made."""
         self._asked.set()
 
     def whole(self) -> bytes:
@@ -115,7 +115,7 @@ class PictureFeed:
         self.wakeup.notify()
 
     def _follow_events(self) -> list[Document]:
-        """Events since the last picture, the newest ones of many."""
+        """Return the events since the last picture; if there are many, only the newest."""
         fresh: list[Document] = []
         while True:
             missed, batch = self._events.after(self._seen)
@@ -157,7 +157,7 @@ def _json(document: Document) -> bytes:
 
 
 def _finite(value: Any) -> Any:
-    """With None in place of numbers that JSON cannot hold."""
+    """Return ``value`` with None in place of numbers that JSON cannot represent."""
     if isinstance(value, dict):
         return {key: _finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

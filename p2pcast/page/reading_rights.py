@@ -26,14 +26,14 @@ class ReadingRights:
         self._clock = clock
         self._links: dict[bytes, float] = {}
         self._cookies: dict[bytes, float] = {}
-        """By a secret's hash: when it ends."""
+        """When each right expires, by the hash of its secret."""
 
     def new_link(self) -> str:
-        """A link's secret, for one ``enter``."""
+        """Create a link and return its secret, which is valid for one ``enter``."""
         return self._new(self._links, LINK_S, MOST_LINKS)
 
     def enter(self, link: str) -> str | None:
-        """A cookie's secret for a link's; None for a link that is unknown, used or too old."""
+        """Exchange a link's secret for a cookie's; None if the link is unknown, used or too old."""
         ends_s = self._links.pop(_hash(link), None)
         if ends_s is None or ends_s <= self._clock():
             return None

@@ -93,7 +93,7 @@ class RecordedRun:
                 return
 
     def status(self) -> Document:
-        """In the form of the hub's /status."""
+        """Return the run in the form of the hub's /status."""
         return {
             "role": "hub",
             "run": self._name,
@@ -150,7 +150,7 @@ class RecordedRun:
                 del self._evicted[next(iter(self._evicted))]
 
     def _trouble(self, facts: Mapping[str, Any]) -> None:
-        """Of a peer, or of one engine of it."""
+        """Record a problem of a peer, or of one of its engines."""
         if facts.get("engine") is not None:
             self._engine(facts)["error"] = _text(facts["why"])
             return

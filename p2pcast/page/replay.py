@@ -42,7 +42,7 @@ class RunReplay(DaemonView):
         return judge(self._run.status())
 
     async def play(self) -> None:
-        """All events in their order, then the last state stays."""
+        """Play all events in order. The last state stays on the page."""
         for event in self._recorded:
             await asyncio.sleep(min(MOST_PAUSE_S, max(0.0, event.time_s - self._now_s) / self._speed))
             self._now_s = max(self._now_s, event.time_s)

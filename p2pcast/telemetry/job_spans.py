@@ -10,8 +10,8 @@ from p2pcast.telemetry.span import Attribute, TraceSpan
 def play_span(
     run: str | None, job: bytes, lease: bytes, start_s: float, end_s: float, result: Result | None, error: str | None
 ) -> TraceSpan:
-    """``run``: id in hex. ``result``: None for a play without one; ``error`` says why. Linked with the traces of the
-    versions that made tokens of the result.
+    """Return the span of a play. ``run``: id in hex. ``result``: None if there is none; ``error`` says why. The span
+    links to the traces of the versions that produced the result's tokens.
     """
     trace = job_trace(job)
     attributes: dict[str, Attribute] = {"p2pcast.job": job.hex(), "p2pcast.lease": lease.hex()}

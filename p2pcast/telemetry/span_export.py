@@ -27,7 +27,7 @@ logger = logging.getLogger("p2pcast.telemetry")
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 KEPT: Final = 4096
 AT_ONCE: Final = 512
-"""Spans of one request."""
+"""Maximum number of spans per request."""
 EXPORT_S: Final = 1.0
 """Interval in seconds between two requests."""
 TIMEOUT_S: Final = 10
@@ -37,7 +37,7 @@ END_S: Final = 2.0
 
 
 def is_wanted(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether OpenTelemetry's variables ask for spans."""
+    """Whether OpenTelemetry's environment variables request spans."""
     off = environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
     return not off and any(environment.get(name, "").strip() for name in ENDPOINTS)
 
@@ -46,7 +46,7 @@ class SpanExport:
     """Made by ``opened``. ``add`` from the event loop; ``run`` until cancelled, then ``close``."""
 
     def __init__(self, role: str, name: str) -> None:
-        """Raises ImportError without the extra."""
+        """Raises ImportError if the extra is not installed."""
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
 
@@ -61,7 +61,7 @@ class SpanExport:
         self._wakeup = Wakeup()
         self._failing = False
         self.dropped = 0
-        """Spans that no collector took."""
+        """Number of spans that could not be delivered to a collector."""
 
     def add(self, span: TraceSpan) -> None:
         if len(self._waiting) == KEPT:
@@ -70,7 +70,7 @@ class SpanExport:
         self._wakeup.notify()
 
     async def follow(self, events: Events, spans: VersionSpans) -> None:
-        """Add the spans of a daemon's events. Until cancelled."""
+        """Add the spans of a daemon's events. Runs until cancelled."""
         seen = 0
         while True:
             missed, batch = events.after(seen)
@@ -84,7 +84,7 @@ class SpanExport:
                 await events.wakeup.wait()
 
     async def run(self) -> None:
-        """Send what waits. Until cancelled."""
+        """Send queued spans. Runs until cancelled."""
         while True:
             while not self._waiting:
                 await self._wakeup.wait()
@@ -120,7 +120,7 @@ class SpanExport:
 
 
 async def export_events(role: Role, name: str, events: Events) -> None:
-    """Send the spans of a daemon's events. Until cancelled; ends without a collector's address."""
+    """Send the spans of a daemon's events until cancelled. Returns at once if no collector's address is set."""
     export = opened(role, name)
     if export is None:
         return
@@ -133,7 +133,7 @@ async def export_events(role: Role, name: str, events: Events) -> None:
 
 
 def opened(role: str, name: str) -> SpanExport | None:
-    """None without a collector's address. Without the extra, a warning says how to install it."""
+    """Return an export, or None if no collector's address is set or the extra is missing, which logs a warning."""
     if not is_wanted():
         return None
     try:
@@ -145,7 +145,7 @@ def opened(role: str, name: str) -> SpanExport | None:
 
 
 async def _in_daemon_thread(call: Any, batch: Sequence[TraceSpan]) -> bool:
-    """Not in the loop's executor, whose threads a process waits for at its end."""
+    """Call in a daemon thread. A process would wait for the threads of the loop's executor before it exits."""
     loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
     def answer(value: bool) -> None:
@@ -166,7 +166,7 @@ async def _in_daemon_thread(call: Any, batch: Sequence[TraceSpan]) -> bool:
 
 
 def _read(span: TraceSpan, resource: Any) -> Any:
-    """As OpenTelemetry's exporter takes it."""
+    """Convert a span to the form that OpenTelemetry's exporter accepts."""
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 

@@ -1,4 +1,4 @@
-"""Spans of a version's way, from the events of one daemon. Pure.
+"""Derives the spans of a version's path from the events of one daemon. Pure.
 
 | daemon | span | from, to |
 |---|---|---|
@@ -39,7 +39,7 @@ class VersionSpans:
         """Of the learner."""
 
     def take(self, kind: str, time_s: float, facts: Facts) -> TraceSpan | None:
-        """The span that ends with this event."""
+        """Return the span that ends with this event, if any."""
         handler = _HANDLERS.get((self._role, kind))
         if handler is None or self._run() is None:
             return None
@@ -128,7 +128,7 @@ class VersionSpans:
             del self._begun[next(iter(self._begun))]
 
     def _end(self, name: str, key: str, time_s: float) -> tuple[float, Facts]:
-        """When it began, and what was said then; now, if that is not known."""
+        """Return when the span began and the facts from then; if that is unknown, the present time."""
         return self._begun.pop((name, key), (time_s, {}))
 
     def _made(
