@@ -299,7 +299,7 @@ class AnchorsAndSquashes:
         return promise
 
     def exponent(self) -> float:
-        """How the size of this run's squashes grows with the number of versions they join."""
+        """The exponent by which this run's squashes shrink, relative to their deltas, the more deltas they join."""
         return fitted_exponent(self._ratios())
 
     def _ratios(self) -> list[tuple[int, float]]:
