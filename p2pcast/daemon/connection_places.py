@@ -4,7 +4,7 @@ A connection is *held* while a request is under way whose end must not be forced
 or by a reader of events. All other connections may lose their place: those without a request, with half of a request,
 or with an answer that their caller does not read.
 
-Promises:
+Guarantees:
 
 - A new connection always gets a place. When all places are taken, a connection of the address with the most gives way:
   the one without a request for longest. When an address has all of its own places, one of that address gives way.

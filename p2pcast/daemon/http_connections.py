@@ -1,6 +1,6 @@
 """HTTP connections: their places, and their time limits.
 
-Promises:
+Guarantees:
 
 - ``ConnectionPlaces`` bounds the number of connections, of all callers and of each address. The bound of all callers is
   a share of the descriptors that this process may open: the others stay free for links, files and the install socket.

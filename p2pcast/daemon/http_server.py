@@ -195,7 +195,7 @@ class HttpServer:
             return web.json_response({"error": "internal error; see the daemon's log"}, status=500)
 
     def _most(self, strangers: int, request: web.Request) -> int:
-        """Other users of this machine may take as many places as ``strangers``. The bearer opens as many more."""
+        """Return the limit for this caller: ``strangers``, or twice that if it has the bearer token."""
         return 2 * strangers if self.access.bears_token(request) else strangers
 
     def _handler(self, name: str, command: Command) -> Callable[[web.Request], Awaitable[web.Response]]:
@@ -310,7 +310,7 @@ class HttpServer:
 
 
 def document_route(name: str, document: Callable[[], Document]) -> web.RouteDef:
-    """The route of GET /NAME, which answers with a document."""
+    """Return a route for GET /NAME that answers with a document."""
 
     async def read(request: web.Request) -> web.Response:
         return web.json_response(document())
@@ -319,7 +319,7 @@ def document_route(name: str, document: Callable[[], Document]) -> web.RouteDef:
 
 
 def _event_id(request: web.Request) -> int | None:
-    """The event after which to begin. 0: all events in the ring; None: only new events. Raises UsageError."""
+    """Return the id after which to begin: 0 for all events in the ring, None for only new ones. Raises UsageError."""
     text = request.headers.get("Last-Event-ID") or request.query.get("since")
     if text is None:
         return None

@@ -1,6 +1,6 @@
-"""Code of others in this program and in child processes: modules that a user names, and what a child inherits.
+"""Other people's code in this program and in child processes: modules that a user names, and what a child inherits.
 
-Promises: the current folder is searched for the one module that the local command line names, and only where no other
+Guarantees: the current folder is searched for the one module that the local command line names, and only where no other
 user could have placed or changed it. Python itself would search the folder for every import of a child, so that in
 `/tmp` any user's ``numpy.py`` would run. A child inherits the variables of a list and no secret.
 """
@@ -29,7 +29,7 @@ _SECRET: Final = re.compile(r"TOKEN|SECRET|PASSWORD|API_?KEY|CREDENTIAL", re.IGN
 
 
 def child_environment() -> dict[str, str]:
-    """Variables for a process of ours that runs a user's code, or a library that does."""
+    """Return the environment for a child process that runs a user's code, or a library that does."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -40,7 +40,7 @@ def child_environment() -> dict[str, str]:
 
 
 def import_module(module: str, folder: Path | None, option: str) -> ModuleType:
-    """``folder``: searched first. Raises UsageError, which begins with ``option``."""
+    """Import a user's module, searching ``folder`` first. Raises UsageError, whose message begins with ``option``."""
     try:
         if folder is not None and (places := _places(module, folder)):
             for place in (folder, *places):
@@ -56,7 +56,7 @@ def import_module(module: str, folder: Path | None, option: str) -> ModuleType:
 
 
 def _places(module: str, folder: Path) -> list[Path]:
-    """Packages and files of the module in the folder; none if another folder of Python's path has them."""
+    """Return the module's packages and files in the folder; none if a different folder on Python's path has them."""
     found, place = [], folder
     for name in module.split("."):
         file, place = place / f"{name}.py", place / name

@@ -1,4 +1,4 @@
-"""Waits for versions, as GET /wait asks for them: a condition, and the version that has to reach it."""
+"""Reads what a GET /wait request waits for: a condition, and the version that has to meet it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class VersionWaits:
     folder_version: Callable[[str], Awaitable[Version | None]] | None = None
 
     def read(self, query: Mapping[str, str]) -> WaitQuery:
-        """Raises UsageError."""
+        """Parse a request's query. Raises UsageError."""
         what = query.get("what", "live")
         if what not in self.conditions:
             raise UsageError(f"what={what!r} cannot be waited for: give one of {', '.join(self.conditions)}")
@@ -48,7 +48,7 @@ class VersionWaits:
         return WaitQuery(what, _wanted(query), fraction, DEFAULT_WAIT_S if timeout_s is None else timeout_s)
 
     async def version(self, wanted: Version | int | str) -> Version | None:
-        """None while a folder's content is not published. Raises UsageError."""
+        """Return the wanted version; None while a folder's content is not published. Raises UsageError."""
         if isinstance(wanted, str):
             if self.folder_version is None:
                 raise UsageError("only a hub knows folders: give version=BRANCH.STEP, or step=STEP")
@@ -61,7 +61,7 @@ NO_WAITS = VersionWaits({}, lambda: None)
 
 
 def _wanted(query: Mapping[str, str]) -> Version | int | str:
-    """A version, a step of the newest branch, or a folder's name. Raises UsageError."""
+    """Return a version, a step of the newest branch, or a folder's name. Raises UsageError."""
     if sum(name in query for name in ("version", "step", "folder")) != 1:
         raise UsageError("give one of version=BRANCH.STEP, step=STEP of the newest branch, and folder=NAME at a hub")
     if "folder" in query:
@@ -75,7 +75,7 @@ def _wanted(query: Mapping[str, str]) -> Version | int | str:
 
 
 def _number(query: Mapping[str, str], name: str, most: float) -> float | None:
-    """A number from 0 to ``most``; None when absent. Raises UsageError."""
+    """Return a number from 0 to ``most``; None if it is missing. Raises UsageError."""
     text = query.get(name)
     if text is None:
         return None

@@ -7,9 +7,9 @@ and one byte for the direction of the data:
 - ``RECEIVE``: the other side sends zeros for ``RUN_S`` seconds, then a trailer: bytes sent and bytes sent again (u64
   each; all ones for unknown), and closes.
 
-Promises: the answering side keeps no data, and serves one connection at a time. It ends after ``CONNECTIONS`` complete
-ones, or after its time. It sends nothing to a program that does not begin with ``MAGIC``. The measuring side raises
-nothing.
+Guarantees: the answering side keeps no data, and serves one connection at a time. It ends after ``CONNECTIONS``
+complete ones, or after its time. It sends nothing to a program that does not begin with ``MAGIC``. The measuring side
+raises nothing.
 """
 
 from __future__ import annotations

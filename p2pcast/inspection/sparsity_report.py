@@ -1,8 +1,8 @@
 """The sparsity report of a delta file, with or without its base folder, or of two folders (``p2pcast inspect``).
 
-Promise: every cell is examined once, on all cores. Weights are memory-mapped; memory is bounded by a few cells per core
-and some kilobytes per tensor. With its base, a delta is decoded and both digests of each cell are verified; a wrong
-base is refused.
+Guarantee: every cell is examined once, on all cores. Weights are memory-mapped; memory is bounded by a few cells per
+core and some kilobytes per tensor. With its base, a delta is decoded and both digests of each cell are verified; a
+wrong base is refused.
 """
 
 from __future__ import annotations

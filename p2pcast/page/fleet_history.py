@@ -1,6 +1,6 @@
 """A run's recent past, from events: times at which each version arrived. Pure.
 
-Promise: memory is bounded, whatever the events are. A malformed event changes nothing.
+Guarantee: memory is bounded, whatever the events are. A malformed event changes nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Routes of a run's page: its files, its pictures, and the entry from another machine.
 
-Promises: files hold nothing of the run, so any caller may load them. Pictures need a caller on loopback, the bearer, or
-the cookie of a one-time link. No script or style but these files runs in the page, and no other page may frame it.
+Guarantees: files hold nothing of the run, so any caller may load them. Pictures need a caller on loopback, the bearer,
+or the cookie of a one-time link. No script or style but these files runs in the page, and no other page may frame it.
 """
 
 from __future__ import annotations

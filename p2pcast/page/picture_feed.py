@@ -1,6 +1,6 @@
 """Pictures of a run for all viewers of its page: made once, and sent as changes.
 
-Promises: without a viewer nothing is computed. All viewers together cost at most ``SHARE`` of one core for making
+Guarantees: without a viewer nothing is computed. All viewers together cost at most ``SHARE`` of one core for making
 pictures, whatever the size of the fleet. A viewer that does not read loses its connection and delays no other viewer.
 """
 

@@ -1,6 +1,6 @@
 """Rights to read a run's page from another machine: a link that works once, then a cookie.
 
-Promises: a right reads, and commands nothing. It lives in memory alone and ends with the daemon. Numbers of links and
+Guarantees: a right reads, and commands nothing. It lives in memory alone and ends with the daemon. Numbers of links and
 cookies are bounded; the oldest goes first.
 """
 

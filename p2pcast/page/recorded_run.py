@@ -2,7 +2,7 @@
 
 It makes a document in the form of the hub's /status, with what events say; rates and scores are not in events.
 
-Promise: memory is bounded, whatever the events are. A malformed event changes nothing.
+Guarantee: memory is bounded, whatever the events are. A malformed event changes nothing.
 """
 
 from __future__ import annotations

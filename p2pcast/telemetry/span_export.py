@@ -1,6 +1,6 @@
 """Sends spans to a collector by OTLP over HTTP, as OpenTelemetry's environment variables say. Needs the extra ``otel``.
 
-Promises: without ``OTEL_EXPORTER_OTLP_ENDPOINT`` or ``OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`` nothing is imported and
+Guarantees: without ``OTEL_EXPORTER_OTLP_ENDPOINT`` or ``OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`` nothing is imported and
 nothing is sent. A collector that is slow or away holds nothing up: spans are sent from a thread, the newest ``KEPT``
 wait, and the others are dropped. Nothing else depends on a collector.
 """

@@ -1,6 +1,6 @@
 """A run's own certificate authority, at the hub.
 
-Promises: a state folder has one key and one authority certificate, made on the first start, in one file that only its
+Guarantees: a state folder has one key and one authority certificate, made on the first start, in one file that only its
 owner can read. An issued certificate names exactly one node and role, and is no authority itself. A certificate
 of a trainer or worker is not valid for a server.
 """

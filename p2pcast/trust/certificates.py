@@ -31,7 +31,7 @@ def uri(who: Certified) -> str:
 
 
 def fingerprint(certificate: bytes) -> bytes:
-    """SHA-256 of a certificate (DER); a join token pins the authority's."""
+    """Return the SHA-256 of a certificate (DER). A join token pins the authority's."""
     return hashlib.sha256(certificate).digest()
 
 
@@ -54,7 +54,7 @@ def request(key: Key) -> bytes:
 
 
 def requested_key(csr: bytes) -> PublicKey:
-    """The public key of a request, after verifying that its sender holds the private key. Raises RefusedError."""
+    """Return a request's public key, after verifying that its sender has the private key. Raises RefusedError."""
     try:
         found = x509.load_der_x509_csr(csr)
         key = found.public_key()
@@ -111,8 +111,8 @@ def valid_at(certificate: bytes, now: float) -> bool:
 
 
 def check_issued(certificate: bytes, authority: bytes, now: float) -> Certified:
-    """The holder of ``certificate``, if ``authority`` issued it and it is valid now. Raises RefusedError, and
-    RetryableError where a clock may be wrong.
+    """Return the holder of ``certificate``, if ``authority`` issued it and it is valid now. Raises RefusedError, and
+    RetryableError if a clock may be wrong.
     """
     try:
         load(certificate).verify_directly_issued_by(load(authority))

@@ -1,6 +1,6 @@
 """Decides whether the wall clock can be trusted to delete records by age. Pure: times are arguments, in seconds.
 
-Promise: a clock that is wrong for a while deletes no record that would live by the right clock. A clock is trusted
+Guarantee: a clock that is wrong for a while deletes no record that would live by the right clock. A clock is trusted
 while it runs as a steady clock does. After a jump it is trusted again once it has come back, or has run for
 ``SETTLE_S`` without another jump. So is the clock of a process that starts far from the newest time in its records.
 """

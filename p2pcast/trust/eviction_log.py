@@ -1,6 +1,6 @@
 """Evictions on disk, in an append-only file, so that restoring an older copy of the other files undoes no eviction.
 
-Promise: all evictions are durable when ``save`` returns. After a failed write, the next ``save`` writes them.
+Guarantee: all evictions are durable when ``save`` returns. After a failed write, the next ``save`` writes them.
 """
 
 from __future__ import annotations

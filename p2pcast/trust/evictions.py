@@ -1,6 +1,6 @@
 """Evictions from a run, as statements signed with the run's key (docs/formats/wire-protocol.md, section 2). Pure.
 
-Promises: a statement from a peer counts only if the run's key has signed it. Of two statements about one node, the
+Guarantees: a statement from a peer counts only if the run's key has signed it. Of two statements about one node, the
 later one counts, in any order of arrival. So no empty, short or old list makes a node forget an eviction. Only the hub
 can undo an eviction, by a later statement.
 
@@ -79,7 +79,7 @@ class Evictions:
     """
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
-        """From such a file. Raises LocalError."""
+        """Read the records of an append-only file. Raises LocalError."""
         self.nodes: set[bytes] = set()
         self.tokens: dict[str, None] = {}
         self.pending: list[Record] = []
@@ -101,12 +101,12 @@ class Evictions:
 
     @property
     def records(self) -> list[Record]:
-        """The shortest list of records with the same effect. Thread-safe."""
+        """Return the shortest list of records with the same effect. Thread-safe."""
         kept = [_record(s, self._names.get(s.node, "")) for s in list(self._known.values())]
         return kept + [{"token": ident} for ident in list(self.tokens)]
 
     def packed(self) -> list[bytes]:
-        """All signed statements."""
+        """Return all signed statements."""
         return [s.packed for s in self._known.values() if s.signature]
 
     def knows(self, node: bytes) -> bool:

@@ -1,7 +1,7 @@
 """Names of nodes. Pure.
 
-Promises: no name looks like a node's id, like the hub, or like a name that the hub has made. A printed name contains no
-control characters.
+Guarantees: no name looks like a node's id, like the hub, or like a name that the hub has made. A printed name contains
+no control characters.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class Tls:
     """``server``: the context for accepted connections; ``client``: the context for dialled connections."""
 
     def __init__(self, credentials: Credentials | None = None, *, strangers: bool = False) -> None:
-        """Without credentials all handshakes fail, until ``use``. ``strangers``: accept clients without a certificate,
+        """Without credentials, all handshakes fail until ``use``. ``strangers``: accept clients without a certificate,
         for enrolment.
         """
         self.server = _context(ssl.PROTOCOL_TLS_SERVER, ssl.CERT_OPTIONAL if strangers else ssl.CERT_REQUIRED)

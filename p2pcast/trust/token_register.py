@@ -1,7 +1,7 @@
 """The hub's records of join tokens, certificate holders and nodes' names. Pure: time and randomness are passed
 in.
 
-Promises:
+Guarantees:
 
 - A token admits no new node once it is revoked, expired or used up.
 - A known node gets its next certificate by its key alone, whatever the state of its token.
@@ -55,7 +55,7 @@ class TokenRecord:
         return f"TokenRecord({self.role}, {'revoked' if self.revoked else f'used {self.used}'})"
 
     def fault(self, now: float) -> str | None:
-        """Why the token admits no new node; None if it admits one."""
+        """Return why the token cannot admit a new node; None if it can."""
         if self.revoked:
             return "was revoked"
         if self.expires is not None and now >= self.expires:
@@ -93,7 +93,7 @@ class TokenRegister:
 
     def __init__(self, evicted: Container[bytes] = frozenset()) -> None:
         self.ages_count = True
-        """Whether records are forgotten by age: not while the clock may be wrong."""
+        """Whether records are deleted by age. They are not while the clock may be wrong."""
         self.tokens: dict[str, TokenRecord] = {}
         self.holders: dict[str, Holder] = {}
         """Node id in hexadecimal → its record."""
@@ -119,7 +119,7 @@ class TokenRegister:
 
     @classmethod
     def of(cls, document: dict[str, Any], evicted: Container[bytes] = frozenset()) -> TokenRegister:
-        """Records from a document. Raises LocalError."""
+        """Read the records from a document. Raises LocalError."""
         made = cls(evicted)
         try:
             written = document.get("format", 1)
@@ -151,7 +151,7 @@ class TokenRegister:
     # -- tokens
 
     def own(self, now: float) -> str | None:
-        """Ident of the hub's own token with the latest end; None without one in force."""
+        """Return the ident of the hub's own token that expires last; None if none is valid."""
         found = [(g.expires, ident) for ident, g in self.tokens.items() if g.own and g.expires and g.fault(now) is None]
         return max(found)[1] if found else None
 
@@ -165,7 +165,7 @@ class TokenRegister:
         uses: int | None = None,
         own: bool = False,
     ) -> str:
-        """Add a token; returns its ident. ``ttl_s``: lifetime in seconds. Raises UsageError, RefusedError."""
+        """Add a token and return its ident. ``ttl_s``: lifetime in seconds. Raises UsageError, RefusedError."""
         if role not in BOUGHT:
             raise UsageError(f"a token cannot give the role {role!r}: give {' or '.join(BOUGHT)}")
         self._forget(now)
@@ -177,21 +177,21 @@ class TokenRegister:
         return ident
 
     def bound_own(self, now: float) -> bool:
-        """Set an end for own tokens of earlier releases, which had none. Returns whether there was one."""
+        """Set an expiry time for own tokens from earlier releases that have none. Returns whether there were any."""
         endless = [g for g in self.tokens.values() if g.own and g.expires is None]
         for found in endless:
             found.expires = now + LEGACY_TTL_S
         return bool(endless)
 
     def secret(self, ident: bytes) -> bytes:
-        """The secret of a known token, which may be revoked or expired: ``admit`` checks that. Raises RefusedError."""
+        """Return a known token's secret. The token may be revoked or expired; ``admit`` checks. Raises RefusedError."""
         found = self.tokens.get(ident.hex())
         if found is None:
             raise RefusedError(UNKNOWN_TOKEN)
         return bytes.fromhex(found.secret)
 
     def revoke(self, ident: str) -> str:
-        """Revoke a token by its ident or an unambiguous beginning of it; returns the ident. Raises UsageError."""
+        """Revoke a token by its ident or an unambiguous prefix, and return the ident. Raises UsageError."""
         found = (
             [ident]
             if ident in self.tokens
@@ -205,13 +205,13 @@ class TokenRegister:
         return found[0]
 
     def strike(self, idents: Iterable[str]) -> None:
-        """Revoke the known ones of these tokens."""
+        """Revoke those of these tokens that are known."""
         for ident in idents:
             if ident in self.tokens:
                 self.tokens[ident].revoked = True
 
     def rows(self, now: float) -> list[dict[str, Any]]:
-        """Tokens as rows for people, without secrets."""
+        """Return the tokens as rows to show to people, without secrets."""
         return [
             {
                 "id": ident, "role": g.role, "own": g.own, "created": g.created, "expires": g.expires,
@@ -318,11 +318,11 @@ class TokenRegister:
             holder.seen = min(holder.seen, now)
 
     def newest(self) -> float | None:
-        """The newest time in these records; None without any."""
+        """The newest time in these records; None if there is none."""
         return max([*(h.seen for h in self.holders.values()), *(g.created for g in self.tokens.values())], default=None)
 
     def _forget(self, now: float) -> None:
-        """Forget holders and tokens that can have no effect any more."""
+        """Forget holders and tokens that can no longer have any effect."""
         if not self.ages_count:
             return
         for node in [n for n, h in self.holders.items() if h.until + (0.0 if h.role == "trainer" else KNOWN_S) <= now]:
