@@ -31,7 +31,7 @@ from p2pcast.ground.errors import LocalError
 async def serving(
     app: web.Application, listen: tuple[str, int], end_s: float, limits: HttpLimits | None = None
 ) -> AsyncIterator[tuple[str, int]]:
-    """The address on which ``app`` is served. ``end_s``: longest time for open requests to end. Raises LocalError when
+    """Serve ``app``, and yield its address. ``end_s``: longest time for open requests to finish. Raises LocalError if
     the address is not available.
     """
     app[CONNECTIONS] = connections = HttpConnections(limits or HttpLimits())

@@ -23,7 +23,7 @@ Document = dict[str, Any]
 
 
 def picture(status: Mapping[str, Any], history: FleetHistory, now_s: float, source: str = "live") -> Document:
-    """Return the picture for a hub's ``status`` at Unix time ``now_s``. ``source``: ``live``, or its source."""
+    """Return the picture of a hub's ``status`` at Unix time ``now_s``. ``source``: ``live``, or a source's name."""
     judged = judge(status)
     verdict, known = judged["verdict"], known_versions(status)
     rtt = {link["name"]: link.get("rtt_ms") for link in status.get("links") or ()}

@@ -10,7 +10,7 @@ Guarantees: each failure in a daemon is in its log with the task's name and a tr
 - The daemon's own work (``Tasks.group``, ``Tasks.later``) fails with another exception that is not a P2PCastError, or
   one of its loops returns. Then the daemon exits with code 1, and its last line names the task.
 - Work of ``Tasks.later`` fails with a LocalError. The daemon continues, and ``/healthz`` answers 503 with the reason.
-- Work of ``Tasks.later`` fails with any other P2PCastError. Only log and event: another node caused it.
+- Work of ``Tasks.later`` fails with any other P2PCastError. It is only logged and emitted: another node caused it.
 - Work for one connection (``vital=False``, ``spawn``), a callback or a thread fails with an exception that is not a
   P2PCastError. Then the connection closes, and ``/healthz`` answers 503 with the reason.
 

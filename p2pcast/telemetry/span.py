@@ -1,4 +1,4 @@
-"""A span as this project makes it, apart from OpenTelemetry's packages, which are an extra."""
+"""The project's own form of a span, which does not need OpenTelemetry's packages: they are an extra."""
 
 from __future__ import annotations
 
