@@ -52,7 +52,7 @@ INPUTS = [
     Mutation(
         ONE_MESSAGE,
         "trainer_node/membership/reachability_prober.py",
-        "            except Exception as error:  # noqa: BLE001 - one peer's address must not end the hub",
+        "            except Exception as error:  # noqa: BLE001 - one peer's address must not stop the hub",
         "            except OSError as error:",
         "tests/trainer_node/membership/test_reachability_prober.py::test_an_error_of_a_dial_ends_no_other_dial",
     ),
@@ -66,14 +66,14 @@ INPUTS = [
     Mutation(
         ONE_MESSAGE,
         "trainer_node/hub.py",
-        "            except Exception as error:  # noqa: BLE001 - what peers report must not end the hub",
+        "            except Exception as error:  # noqa: BLE001 - what peers report must not stop the hub",
         "            except ZeroDivisionError as error:",
         INPUTS_TESTS + "test_planning_that_fails_does_not_end_the_hub",
     ),
     Mutation(
         ONE_MESSAGE,
         "trainer_node/ranks/rank_intake.py",
-        "            except Exception as error:  # noqa: BLE001 - what ranks send must not end the hub",
+        "            except Exception as error:  # noqa: BLE001 - what ranks send must not stop the hub",
         "            except ZeroDivisionError as error:",
         "tests/daemons/intake/test_undone.py::test_an_unexpected_error_undoes_a_version_and_not_the_hub",
     ),
