@@ -122,8 +122,8 @@ ROLLOUT_TRUST = [
     ),
     Mutation(
         "keeps a connection to the ledger open",
-        "trainer_node/ledger_server/ledger_routes.py",
-        "self._server.check_role(workers.LEASE.role)",
+        "trainer_node/ledger_server/worker_routes.py",
+        "server.check_role(workers.LEASE.role)",
         "pass",
         "tests/daemons/rollouts/test_ledger_certificates.py::"
         "test_an_evicted_worker_is_refused_on_its_open_connection_and_gets_no_leases",

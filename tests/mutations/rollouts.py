@@ -433,8 +433,8 @@ ROLLOUTS = [
     ),
     Mutation(
         "fills the ledger's writer with requests",
-        "trainer_node/ledger_server/ledger_routes.py",
-        "        async with self._turn():\n            return await asyncio",
+        "trainer_node/ledger_server/transition_executors.py",
+        "        async with self.turn():\n            return await asyncio",
         "        if True:\n            return await asyncio",
         "tests/trainer_node/ledger_server/test_caller_transitions.py"
         "::test_transitions_of_one_certificate_leave_room_for_others",

@@ -14,7 +14,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,9 +30,7 @@ from p2pcast.daemon.http_server import HttpServer
 from p2pcast.files.atomic_files import atomic_write
 from p2pcast.ground import limits
 from p2pcast.ground.addresses import show_address
-from p2pcast.ground.errors import P2PCastError, RetryableError
 from p2pcast.ground.version import Version
-from p2pcast.ledger_api.worker_api import HeldLease
 from p2pcast.process.background_tasks import Tasks
 from p2pcast.process.daemon_process import StateFile
 from p2pcast.process.events import Events
@@ -49,29 +47,29 @@ from p2pcast.trust.join_token import JoinToken
 from trainer_node.admission.trust_files import secret_of
 from trainer_node.ledger.database.ledger_store import LedgerStore
 from trainer_node.ledger.job_groups import FOREIGN
-from trainer_node.ledger.leasing import Beat
 from trainer_node.ledger.ledger import Ledger
 from trainer_node.ledger.ledger_rows import Policy
 from trainer_node.ledger.prompts.prompting import PassedPrompts
+from trainer_node.ledger_server.api_server import ApiServer
 from trainer_node.ledger_server.callers import WORKER_FILE, Callers, worker_bearer
-from trainer_node.ledger_server.heartbeat_batch import HeartbeatBatch
+from trainer_node.ledger_server.learner_routes import LearnerRoutes
 from trainer_node.ledger_server.learner_times import LearnerTimes
 from trainer_node.ledger_server.lease_queue import LeaseQueue
 from trainer_node.ledger_server.ledger_events import EMIT_S, LedgerEvents
-from trainer_node.ledger_server.ledger_routes import LedgerRoutes
 from trainer_node.ledger_server.ledger_view import RENEW_S, SILENT_S, LedgerView
 from trainer_node.ledger_server.probes.probe_desk import ProbeDesk
+from trainer_node.ledger_server.probes.probe_routes import ProbeRoutes
 from trainer_node.ledger_server.prompt_choice import HookSource
 from trainer_node.ledger_server.prompt_feeder import CHECK_S, Feed, PromptFeeder
 from trainer_node.ledger_server.retried_work import RetriedWork
 from trainer_node.ledger_server.rewards.reward_replays import REPLAY_S, RewardReplays
 from trainer_node.ledger_server.run_end import RunEnd
 from trainer_node.ledger_server.summary_sender import SEND_S, SummarySender
-from trainer_node.ledger_server.transition_executors import Executors
-from trainer_node.ledger_server.version_follower import POLL_S, VersionFollower
+from trainer_node.ledger_server.transition_executors import CallerTransitions, Executors
+from trainer_node.ledger_server.version_follower import POLL_S, HubKnowledge, VersionFollower
 from trainer_node.ledger_server.worker_control.engine_regions import EngineRegions
 from trainer_node.ledger_server.worker_control.worker_drains import WorkerDrains
-from trainer_node.scheduling.served_versions import EngineId, KnownEngine
+from trainer_node.ledger_server.worker_routes import LeaseRoutes, ResultRoutes
 
 logger = logging.getLogger("p2pcast.ledger")
 
@@ -166,15 +164,14 @@ class LedgerDaemon:
             memory_bytes=config.check_memory_bytes,
         )
         self._queue, self._ledger_events = notices.queue, notices.ledger_events
-        self._heartbeats = HeartbeatBatch(self._beat)
-        self._follower: VersionFollower | None = None
+        self._hub = HubKnowledge()
         self._feeder: PromptFeeder | None = None
         self._prompts: PromptReader | None = None
         self._retried = RetriedWork(events, tasks)
         self._events = events
         self._times = LearnerTimes()
         self._probes = ProbeDesk()
-        self._regions = EngineRegions(self._region_of)
+        self._regions = EngineRegions(self._hub.region)
         self._drains = WorkerDrains(partial(self._call, ledger.drain), events, self._queue.changed)
         waiting, delayed = lambda: len(self._queue), lambda: self._retried.why
         self.view = LedgerView(self._look, waiting, self._facts, tasks, delayed, self._probes, self._awaited)
@@ -182,31 +179,20 @@ class LedgerDaemon:
         for name, text in ((bearer_tokens.FILE, bearer), (WORKER_FILE, worker_bearer(bearer))):
             atomic_write(config.state / name, f"{text}\n".encode(), 0o600)
         callers = Callers(bearer, self._certified)
-        documents = {"status": self.view.status, "workers": self.view.workers}
-        routes = LedgerRoutes(
-            ledger,
-            self._scorers,
-            callers,
-            self._queue,
-            self._heartbeats,
-            self._executors,
-            documents,
-            self._learn,
-            self._known,
-            RunEnd(self.view.finished),
-            events,
-            self._times,
-            self._probes,
-            self._regions,
-            self._drains,
-            rewarded=self.view.note_reward,
-            trusting=config.policy.trust is not None,
-        )
+        calls, end = CallerTransitions(self._executors), RunEnd(self.view.finished)
+        self._leases = LeaseRoutes(ledger, calls, self._queue, self._hub, self._regions, self._drains, end)
+        trusting = config.policy.trust is not None
+        results = ResultRoutes(ledger, calls, self._queue, self._hub, self._scorers, events, trusting=trusting)
+        learners = LearnerRoutes(ledger, calls, self._queue, events, self._times, self.view.note_reward)
+        probes = ProbeRoutes(self._probes, ledger, calls, self._hub.learn, events)
+        server = ApiServer(callers)
+        routes = [route for part in (self._leases, results, learners, probes) for route in part.routes(server)]
+        routes += [server.reading("status", self.view.status), server.reading("workers", self.view.workers)]
         self.http = HttpServer(
             self.view,
             HttpAccess(bearer, config.state.resolve(), admits=callers.admits),
             events,
-            routes=routes.routes(),
+            routes=routes,
             limits=HttpLimits(config.http_per_address, HTTP_SHARE, MOST_CONNECTIONS),
         )
 
@@ -230,7 +216,7 @@ class LedgerDaemon:
             self._events.emit("groups_dropped", groups=self._ledger.foreign_groups, reason=FOREIGN)
         async with aiohttp.ClientSession() as http, self._tasks.group() as group:
             group.create_task(self._queue.run, name="waiting leases")
-            group.create_task(self._heartbeats.run, name="heartbeats")
+            group.create_task(self._leases.heartbeats.run, name="heartbeats")
 
             def repeat(name: str, interval_s: float, work: Callable[[], Awaitable[object]]) -> None:
                 group.create_task(partial(self._retried.repeat, name, interval_s, work), name=name)
@@ -251,8 +237,8 @@ class LedgerDaemon:
             if self._config.hub is not None:
                 hub, bearer = self._config.hub, self._config.hub_bearer
                 learnt, moved = self._learnt, self._queue.changed
-                self._follower = VersionFollower(http, hub, bearer, learnt, moved, self._memory["run"])
-                repeat("versions of the hub", POLL_S, self._follower.refresh)
+                self._hub.follower = VersionFollower(http, hub, bearer, learnt, moved, self._memory["run"])
+                repeat("versions of the hub", POLL_S, self._hub.follower.refresh)
                 if bearer is not None:
                     sender = SummarySender(http, hub, bearer, self.view.summary, self._drains.take)
                     # Readiness does not depend on the summary.
@@ -284,38 +270,20 @@ class LedgerDaemon:
     def _certified(self, request: web.Request) -> Certified | None:
         if self._certificate is None:
             return None
-        evicted = frozenset() if self._follower is None else self._follower.evicted
+        evicted = frozenset() if self._hub.follower is None else self._hub.follower.evicted
         return certified_caller(request, self._certificate.who.run, evicted)
 
     async def _call(self, transition: Callable[..., T], *words: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executors.ordinary, transition, *words)
 
-    async def _beat(self, beats: Sequence[Beat]) -> list[list[HeldLease] | None]:
-        return await self._call(self._ledger.heartbeats, beats)
-
-    async def _learn(self, versions: Collection[Version]) -> None:
-        """Raises RetryableError for whatever the hub answers: the caller is not at fault."""
-        if self._follower is None:
-            return
-        try:
-            await self._follower.ensure(versions)
-        except P2PCastError as error:
-            raise RetryableError(f"the ledger cannot ask the hub for these versions now: {error}") from None
-
-    def _known(self, engine: EngineId) -> KnownEngine | None:
-        return None if self._follower is None else self._follower.engine(engine)
-
-    def _region_of(self, node: str) -> str | None:
-        return None if self._follower is None else self._follower.region(node)
-
     async def _learnt(self, version: Version, manifest: bytes, schedule: bytes | None) -> None:
-        assert self._follower is not None
+        assert self._hub.follower is not None
         if self._memory["run"] is None:
-            await asyncio.to_thread(self._memory.update, run=self._follower.run_id)
+            await asyncio.to_thread(self._memory.update, run=self._hub.follower.run_id)
             self._note_run()
         await self._call(self._ledger.publish, version, manifest, schedule)
         self._events.emit("version_known", version=str(version))
-        if self._follower.caught_up:
+        if self._hub.follower.caught_up:
             self._times.known(version, time.monotonic())
         self._queue.changed()
 
@@ -356,7 +324,7 @@ class LedgerDaemon:
         return ("", 0.0) if self._prompts is None else (self._prompts.waits_for, self._prompts.waits_s)
 
     def _facts(self) -> dict[str, Any]:
-        config, follower = self._config, self._follower
+        config, follower = self._config, self._hub.follower
         return {
             "run": self._memory["run"],
             "task": config.task.name,

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 
 from p2pcast.ground import limits
-from p2pcast.ground.errors import RefusedError, RemoteError, RetryableError, UsageError
+from p2pcast.ground.errors import P2PCastError, RefusedError, RemoteError, RetryableError, UsageError
 from p2pcast.ground.version import Version
 from trainer_node.scheduling.served_versions import EngineId, KnownEngine
 
@@ -125,6 +125,30 @@ class VersionFollower:
             raise RetryableError(f"{self._url} does not answer ({type(error).__name__})") from None
         except ValueError:
             raise RemoteError(f"the answer of {self._url} is not JSON") from None
+
+
+class HubKnowledge:
+    """The ledger's knowledge of the run; none without a hub, and before ``follower`` is set."""
+
+    def __init__(self) -> None:
+        self.follower: VersionFollower | None = None
+
+    async def learn(self, versions: Collection[Version]) -> None:
+        """Ask the hub for versions that are not known. Raises RetryableError for whatever the hub answers: the caller
+        is not at fault.
+        """
+        if self.follower is None:
+            return
+        try:
+            await self.follower.ensure(versions)
+        except P2PCastError as error:
+            raise RetryableError(f"the ledger cannot ask the hub for these versions now: {error}") from None
+
+    def engine(self, one: EngineId) -> KnownEngine | None:
+        return None if self.follower is None else self.follower.engine(one)
+
+    def region(self, node: str) -> str | None:
+        return None if self.follower is None else self.follower.region(node)
 
 
 def _engines(found: Any) -> dict[EngineId, KnownEngine]:

@@ -280,7 +280,7 @@ async def test_a_waiting_request_ends_when_its_engine_goes_on_to_another_version
     hub = SimpleNamespace(
         engine=lambda one: KnownEngine(engines[one.name], None), reached=True, caught_up=True, region=lambda node: "eu"
     )
-    stage.daemon._follower = hub  # type: ignore[assignment]
+    stage.daemon._hub.follower = hub  # type: ignore[assignment]
     await stage.ask("/v1/workers/drain", {"name": "w", "for_s": 600.0}, "trainer")
     asks = {"session": stage.session, "slots": 1, "served": "0.0", "manifest": MANIFEST.hex(), "wait_s": 30.0}
 

@@ -5,36 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from types import SimpleNamespace
-from typing import Any
 
 from tests.support.until import until
 from trainer_node.ledger.ledger_rows import BEARER
 from trainer_node.ledger_server.api_server import CALLER
-from trainer_node.ledger_server.ledger_routes import MOST_TRANSITIONS, LedgerRoutes
-from trainer_node.ledger_server.transition_executors import Executors
+from trainer_node.ledger_server.transition_executors import MOST_TRANSITIONS, CallerTransitions, Executors
 
 
 async def test_transitions_of_one_certificate_leave_room_for_others() -> None:
-    executors, scorers = Executors.start(), SimpleNamespace(places=1)
-    nothing: Any = None
-    routes = LedgerRoutes(
-        nothing,
-        scorers,
-        nothing,
-        nothing,
-        nothing,
-        executors,
-        {},
-        nothing,
-        nothing,
-        nothing,
-        nothing,
-        nothing,
-        nothing,
-        nothing,
-        nothing,  # type: ignore[arg-type]
-    )
+    executors = Executors.start()
+    calls = CallerTransitions(executors)
     running, ends, lock = Counter[str](), threading.Event(), threading.Lock()
 
     def transition(name: str) -> None:
@@ -44,7 +24,7 @@ async def test_transitions_of_one_certificate_leave_room_for_others() -> None:
 
     async def request(name: str) -> None:
         CALLER.set(name)
-        await routes._call(transition, name)
+        await calls.call(transition, name)
 
     greedy = [asyncio.create_task(request("greedy")) for _ in range(64)]
     others = [asyncio.create_task(request(name)) for name in ("a", "b", BEARER)]

@@ -10,7 +10,6 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Collection
-from typing import Protocol
 
 from aiohttp import web
 
@@ -21,15 +20,12 @@ from p2pcast.ledger_api import worker_api as workers
 from p2pcast.ledger_api.api_route import Nothing
 from p2pcast.process.events import Events
 from p2pcast.rollouts.probe_set import ProbeSet, unpacked_scores
+from trainer_node.ledger.ledger import Ledger
 from trainer_node.ledger_server.api_server import ApiServer
 from trainer_node.ledger_server.probes.probe_desk import MISSED, ProbeComparison, ProbeDesk, Scored
+from trainer_node.ledger_server.transition_executors import CallerTransitions
 
 logger = logging.getLogger("p2pcast.ledger")
-
-
-class Prober(Protocol):
-    async def __call__(self, session: bytes, version: Version, manifest: bytes) -> tuple[bytes, str] | None:
-        """Id and name of the session's worker; None unless the version has this manifest. Raises UnknownIdError."""
 
 
 class ProbeRoutes:
@@ -38,12 +34,13 @@ class ProbeRoutes:
     def __init__(
         self,
         desk: ProbeDesk,
-        prober: Prober,
+        ledger: Ledger,
+        calls: CallerTransitions,
         learn: Callable[[Collection[Version]], Awaitable[None]],
         events: Events,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._desk, self._prober, self._learn = desk, prober, learn
+        self._desk, self._ledger, self._calls, self._learn = desk, ledger, calls, learn
         self._events, self._clock = events, clock
 
     def routes(self, server: ApiServer) -> list[web.RouteDef]:
@@ -61,7 +58,7 @@ class ProbeRoutes:
         version = Version.parse(asked.served)
         # Without a learner that probes, no request reads the database.
         probes = self._desk.probe_set is not None
-        prober = await self._prober(asked.session, version, asked.manifest) if probes else None
+        prober = await self._calls.call(self._ledger.prober, asked.session, version, asked.manifest) if probes else None
         found = None if prober is None else self._take_of(*prober, version)
         return workers.TakeProbeAnswer(*(() if found is None else (found.id, found.sequences)))
 
@@ -80,7 +77,7 @@ class ProbeRoutes:
     async def _report(self, asked: workers.ReportProbeRequest) -> workers.ReportProbeAnswer:
         version, scores = Version.parse(asked.served), _scores(asked.scores, self._desk.probe_set)
         await self._learn({version})
-        prober = await self._prober(asked.session, version, asked.manifest)
+        prober = await self._calls.call(self._ledger.prober, asked.session, version, asked.manifest)
         if prober is None:
             raise RefusedError(f"version {version} is not known with this manifest")
         worker, name = prober
