@@ -139,7 +139,7 @@ def bench_module_install(
     try:
         live = Blocks(layers, hidden, where)
         forward, graph = _forward(live, where)
-        installation = Installation(live, layout, [], lambda shadow: live.load_weights(shadow.all()))
+        installation = Installation(live, layout)
         prepare_s, pause_s, values, now = [], [], [], device_clock(where)
         for number in range(versions + 1):
             begun = now()

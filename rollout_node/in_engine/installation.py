@@ -44,6 +44,16 @@ shadow.
 """
 
 
+@dataclass(frozen=True, slots=True)
+class DerivedParts:
+    """Parts of a model that compute from derived values instead of the loaded weights: ``reload_all`` always reloads
+    the model as a whole. ``names`` has at least one name.
+    """
+
+    names: list[str]
+    reload_all: ReloadAll
+
+
 class PatchSource(Protocol):
     """The source of patches, which is the peer."""
 
@@ -81,19 +91,16 @@ def _text(version: Version | None) -> str | None:
 
 
 class Installation:
-    """``derived``: parts of the model that compute from derived values instead of the loaded weights. If there are any,
-    ``reload_all`` always reloads the model as a whole. ``use_schedule``: called at each commit with the version's
-    sparse-attention schedule; None if the engine has no sparse attention. ``followers``: copies of the weights to be
-    kept up to date. ``loading_form``: context manager for using the model's loader. ``settings``: a version whose
-    settings differ is refused.
+    """``use_schedule``: called at each commit with the version's sparse-attention schedule; None if the engine has no
+    sparse attention. ``followers``: copies of the weights to be kept up to date. ``loading_form``: context manager for
+    using the model's loader. ``settings``: a version whose settings differ is refused.
     """
 
     def __init__(
         self,
         model: torch.nn.Module,
         layout: Layout,
-        derived: list[str],
-        reload_all: ReloadAll,
+        derived: DerivedParts | None = None,
         use_schedule: Callable[[BudgetSchedule | None], None] | None = None,
         followers: Followers | None = None,
         loading_form: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -103,7 +110,6 @@ class Installation:
         self._followers = followers
         self._settings: Any = None
         """The followers' settings for the version held."""
-        self._reload_all = reload_all
         self._use_schedule = use_schedule
         self._schedule: BudgetSchedule | None = None
         self._loading_form, self._started = loading_form, settings
@@ -127,7 +133,7 @@ class Installation:
 
     def _record(self) -> None:
         if self.derived:
-            whole = dict.fromkeys(range(len(self.layout.tensors)), self.derived[0])
+            whole = dict.fromkeys(range(len(self.layout.tensors)), self.derived.names[0])
             self.mapping = Mapping({}, whole, twins_of(self._model, self.layout, {}, whole))
             return
         with self._loading_form():
@@ -284,7 +290,7 @@ class Installation:
 
     def _write_all(self, shadow: ShadowReader) -> int:
         if self.derived:
-            self._reload_all(shadow)
+            self.derived.reload_all(shadow)
         else:
             with self._loading_form():
                 install_dense(shadow, self.layout, self.mapping, self.storages, self._model)

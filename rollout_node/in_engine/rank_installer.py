@@ -35,7 +35,7 @@ from rollout_node.in_engine import tensor_accounts
 from rollout_node.in_engine.adapter_weights import AdapterWeights, Followers, ModelBesideAdapters
 from rollout_node.in_engine.heartbeat import Heartbeat
 from rollout_node.in_engine.install_frames import InstallClient
-from rollout_node.in_engine.installation import Installation
+from rollout_node.in_engine.installation import DerivedParts, Installation
 from rollout_node.in_engine.shadow_reader import ShadowReader
 from rollout_node.in_engine.staged_version import compile_digest_kernels
 from rollout_node.in_engine.started_settings import StartedSettings
@@ -241,7 +241,7 @@ class RankInstaller:
             "prepared": str(found.prepared) if found.prepared else None,
             "blocks": sum(len(b) for b in found.mapping.blocks.values()),
             "reload": len(found.mapping.reload),
-            "reason": next(iter([*found.derived, *found.mapping.reload.values()]), None),
+            "reason": next(iter(found.mapping.reload.values()), None),
         }
 
     def _installation_for(self, layout: Layout) -> Installation:
@@ -269,7 +269,7 @@ class RankInstaller:
             weights = AdapterWeights(layout, alone)
             with model.loading():
                 followers = model.followers(weights)
-                return Installation(weights, layout, [], model.reload_all, model.use_schedule, followers)
+                return Installation(weights, layout, None, model.use_schedule, followers)
         derived = model.derived_parts()
         beside = adapters_beside(names)
         if beside and derived:
@@ -282,8 +282,7 @@ class RankInstaller:
             return Installation(
                 whole,
                 layout,
-                derived,
-                model.reload_all,
+                DerivedParts(derived, model.reload_all) if derived else None,
                 model.use_schedule,
                 found,
                 loading_form=model.loading_form,

@@ -63,7 +63,7 @@ class Engine:
         self.copies = Copies(self.weights)
         weights, copies = (self.weights, self.copies) if takes_adapters else (None, None)
         whole = ModelBesideAdapters(self.toy, ["phi"], weights)
-        self.installation = Installation(whole, LAYOUT, [], lambda shadow: None, followers=copies)
+        self.installation = Installation(whole, LAYOUT, followers=copies)
 
     def install(self) -> Any:
         how: Any = self.installation.prepare(self.run.files, self.run.version, lambda: False)

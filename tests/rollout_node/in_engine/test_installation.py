@@ -12,9 +12,8 @@ import torch
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.ground.errors import IntegrityError, LocalError
 from p2pcast.ground.version import Version
-from rollout_node.in_engine.installation import Installation
+from rollout_node.in_engine.installation import DerivedParts, Installation
 from rollout_node.in_engine.loader_recording import record
-from rollout_node.in_engine.shadow_reader import ShadowReader
 from rollout_node.in_engine.weight_audit import compare, digests
 from tests.support.tensor_device import DEVICE
 
@@ -81,10 +80,6 @@ def loaded(run: Any, rank: int = 0) -> Toy:
     return toy
 
 
-def reload_all(shadow: ShadowReader) -> None:
-    pytest.fail("a model without derived parts was reloaded")
-
-
 def never() -> bool:
     return False
 
@@ -100,7 +95,7 @@ def run(make_run: Callable[..., Any]) -> Any:
 @pytest.fixture
 def there(run: Any) -> tuple[Toy, Installation]:
     toy = Toy().to(DEVICE)
-    installation = Installation(toy, run.layout, [], reload_all)
+    installation = Installation(toy, run.layout)
     go(installation, run)
     return toy, installation
 
@@ -130,7 +125,7 @@ def test_recording_writes_nothing_and_finds_transformed_tensors(run: Any) -> Non
 def test_dense_and_sparse_installs_equal_a_fresh_engine(run: Any, rank: int) -> None:
     toy = Toy(rank).to(DEVICE)
     pointers = [p.data_ptr() for p in toy.parameters()]
-    installation = Installation(toy, run.layout, [], reload_all)
+    installation = Installation(toy, run.layout)
     assert go(installation, run) == "dense"
     assert bits(toy) == bits(loaded(run, rank))
     for seed in range(5):
@@ -171,7 +166,7 @@ def test_chain_is_undone_value_by_value(make_run: Callable[..., Any]) -> None:
             del self.scale, self.cast, self.decay
 
     toy = Plain().to(DEVICE)
-    installation = Installation(toy, layout, [], reload_all)
+    installation = Installation(toy, layout)
     go(installation, run)
     installation.finish()
     first, before = installation.held, bits(toy)
@@ -255,7 +250,7 @@ def test_model_with_parameters_outside_the_layout_is_refused(run: Any) -> None:
 
     layout = Layout([Tensor(n, *SHAPES[n]) for n in ("embed", "q", "k", "down", "transposed", "norm")])
     with pytest.raises(IntegrityError, match=r"reaches 1 .*extra"):
-        Installation(Larger().to(DEVICE), layout, [], reload_all)
+        Installation(Larger().to(DEVICE), layout)
 
 
 def test_audit_sums_ranks_and_counts_replicas_once(run: Any) -> None:
@@ -276,7 +271,7 @@ def test_audit_sums_ranks_and_counts_replicas_once(run: Any) -> None:
 
 
 def test_models_with_derived_parts_are_installed_whole(run: Any) -> None:
-    installation = Installation(Toy().to(DEVICE), run.layout, ["experts: arranged for something else"], reload_all)
+    installation = Installation(Toy().to(DEVICE), run.layout, DerivedParts(["experts: reordered"], pytest.fail))
     installation.held = run.version
     run.step(1)
     how = installation.prepare(run.files, run.version, never)

@@ -14,7 +14,7 @@ import torch
 
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.ground.errors import LocalError
-from rollout_node.in_engine.installation import Installation
+from rollout_node.in_engine.installation import DerivedParts, Installation
 from rollout_node.in_engine.started_settings import FILE, StartedSettings
 
 transformers = pytest.importorskip("transformers")
@@ -82,8 +82,8 @@ def test_settings_that_no_class_reads_are_compared_raw(tmp_path: Path) -> None:
 def test_a_version_with_other_settings_is_refused(started: StartedSettings, make_run: Callable[..., Any]) -> None:
     layout = Layout([Tensor("weight", "BF16", (4, 4))])
     run = make_run(layout, np.zeros(layout.nbytes, np.uint8))
-    installation = Installation(torch.nn.Linear(4, 4, bias=False), layout, ["all: whole"], lambda shadow: None)
-    installation._started = started
+    model, derived = torch.nn.Linear(4, 4, bias=False), DerivedParts(["all: whole"], pytest.fail)
+    installation = Installation(model, layout, derived, settings=started)
     run.small = {FILE: json.dumps(config(hidden_act="gelu", pruned_heads={0: [1]})).encode()}
     with pytest.raises(LocalError, match=r"0\.0 is refused: .* in hidden_act; start the engine"):
         installation.prepare(run.files, run.version, lambda: False)

@@ -11,8 +11,7 @@ import torch
 
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.ground.errors import IntegrityError, LocalError, RemoteError
-from rollout_node.in_engine.installation import Installation
-from rollout_node.in_engine.shadow_reader import ShadowReader
+from rollout_node.in_engine.installation import DerivedParts, Installation
 from rollout_node.in_engine.tensor_accounts import Account, pack, skipped, together
 from rollout_node.in_engine.weight_audit import compare
 from tests.support.tensor_device import DEVICE
@@ -61,10 +60,6 @@ def never() -> bool:
     return False
 
 
-def no_reload(shadow: ShadowReader) -> None:
-    pytest.fail("a model without derived parts was reloaded")
-
-
 def install(installation: Installation, run: Any) -> None:
     assert installation.prepare(run.files, run.version, never) is not None
     installation.commit(run.version)
@@ -88,7 +83,7 @@ def twins(installation: Installation) -> set[frozenset[str]]:
 def test_a_tied_engine_takes_equal_tensors_alone(stored: Any, how: dict[str, bool]) -> None:
     """The loader may skip the head, write it where it writes the embedding, or cast."""
     run = stored(layout())
-    installation = Installation(Tied(**how).to(DEVICE), run.layout, [], no_reload)
+    installation = Installation(Tied(**how).to(DEVICE), run.layout)
     assert twins(installation) == {frozenset({EMBEDDING, HEAD})}
     assert set(installation.accounts(())) == {Account.COVERED}
     install(installation, run)
@@ -117,7 +112,7 @@ def test_a_tied_engine_takes_equal_tensors_alone(stored: Any, how: dict[str, boo
 
 def test_a_tied_engine_that_is_loaded_whole_takes_equal_tensors_alone(stored: Any) -> None:
     run = stored(layout(), equal=False)
-    installation = Installation(Tied().to(DEVICE), run.layout, ["experts: arranged for something else"], no_reload)
+    installation = Installation(Tied().to(DEVICE), run.layout, DerivedParts(["experts: reordered"], pytest.fail))
     with pytest.raises(LocalError, match="tied"):
         installation.prepare(run.files, run.version, never)
 
@@ -134,14 +129,14 @@ def test_tensors_that_overlap_in_part_are_refused(stored: Any) -> None:
                     self.head.weight.data[0 if name == HEAD else 2 :][:10].copy_(w)
 
     with pytest.raises(IntegrityError, match="several tensors fill the same elements"):
-        Installation(Overlapping().to(DEVICE), layout(), [], no_reload)
+        Installation(Overlapping().to(DEVICE), layout())
 
 
 def test_a_tensor_without_a_way_into_the_engine_is_unknown(stored: Any) -> None:
     of = layout(
         Tensor("extra.weight", "BF16", (3,)), Tensor("l.rotary_emb.inv_freq", "F32", (4,)), Tensor("e", "U8", (0,))
     )
-    accounts = Installation(Tied().to(DEVICE), of, [], no_reload).accounts(())
+    accounts = Installation(Tied().to(DEVICE), of).accounts(())
     found = dict(zip((t.name for t in of.tensors), accounts, strict=True))
     assert found.pop("extra.weight") is Account.UNKNOWN
     assert found.pop("l.rotary_emb.inv_freq") is Account.SKIPPED

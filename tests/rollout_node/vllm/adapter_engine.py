@@ -72,7 +72,7 @@ class Installed:
         self.manager = manager_of(llm)
         weights = AdapterWeights(self.run.layout, sorted(adapters))
         self.slots = AdapterSlots(self.manager.model, weights)
-        self.installation = Installation(weights, self.run.layout, [], lambda shadow: None, followers=self.slots)
+        self.installation = Installation(weights, self.run.layout, followers=self.slots)
 
     def install(self) -> Any:
         how: Any = self.installation.prepare(self.run.files, self.run.version, lambda: False)

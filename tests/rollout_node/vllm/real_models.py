@@ -145,7 +145,7 @@ def install(llm: LLM, folder: Path, work: Path) -> dict[str, Any]:
     # Imported late: vLLM's CPU build can't start another engine in a process that has loaded numba.
     from stored_run import Run, state_of
 
-    from rollout_node.in_engine.installation import Installation
+    from rollout_node.in_engine.installation import DerivedParts, Installation
     from rollout_node.in_engine.shadow_reader import ShadowReader
     from rollout_node.in_engine.weight_audit import compare
     from rollout_node.vllm_plugin import cpu_weights, quantised_layers
@@ -161,15 +161,16 @@ def install(llm: LLM, folder: Path, work: Path) -> dict[str, Any]:
         reload_model = partial(reload_all, model=model, model_config=config.model_config)
         form = partial(quantised_layers.loading_form, model)
         parts = derived_parts(model)
-        wider = Installation(model, with_head(layout), parts, reload_model, loading_form=form)
-        installation = Installation(model, layout, parts, reload_model, loading_form=form)
+        derived = DerivedParts(parts, reload_model) if parts else None
+        wider = Installation(model, with_head(layout), derived, loading_form=form)
+        installation = Installation(model, layout, derived, loading_form=form)
 
     def audit() -> tuple[list[str], list[str]]:
         return compare(layout, installation.audit(run.files, run.version, lambda: False), run.digests)
 
     dtypes = {t.dtype for t in layout.tensors}
     flipped = SIGN if "F8_E4M3" in dtypes else BITS[min(dtypes)] if len(dtypes) == 1 else 0
-    seen: dict[str, Any] = {"packed": [], "derived": installation.derived[:1]}
+    seen: dict[str, Any] = {"packed": [], "derived": parts[:1]}
     seen |= {"reload": len(installation.mapping.reload), "tensors": len(layout.tensors)}
     seen |= {"accounts": sorted({account.name for account in wider.accounts(())})}
     seen["twins"] = sorted(wider.layout.tensors[n].name for pair in wider.mapping.twins.items() for n in pair)
@@ -186,7 +187,7 @@ def install(llm: LLM, folder: Path, work: Path) -> dict[str, Any]:
         seen["audits"].append([len(names) for names in audit()])
         seen["said"].append(says(llm))
     seen["in_place"] = not installation.storages.rebound(model)
-    seen["noticed"] = bool(installation.derived) or noticed(model, audit)
+    seen["noticed"] = bool(parts) or noticed(model, audit)
     there = bits(model)
     overwrite_all(model)
     with run.shadow.path.open("rb") as file, set_current_vllm_config(config):
