@@ -221,7 +221,7 @@ async def test_a_peer_with_old_news_is_unready(make: Callable[..., Parts]) -> No
 
 
 async def test_a_version_is_published_once_listed_or_staged(parts: Parts) -> None:
-    published = parts.view.waits()["published"]
+    published = parts.view.waits().conditions["published"]
     assert published(V(0, 1), None) == (False, {"newest": None})
     parts.listed[V(0, 1)] = 7
     assert published(V(0, 1), None) == (True, {"newest": "0.1"})
@@ -231,14 +231,14 @@ async def test_a_version_is_published_once_listed_or_staged(parts: Parts) -> Non
 
 
 async def test_a_version_is_staged_once_that_or_a_newer_version_is(parts: Parts) -> None:
-    staged = parts.view.waits()["staged"]
+    staged = parts.view.waits().conditions["staged"]
     assert staged(V(0, 1), None) == (False, {"staged": None})
     parts.state.staged = V(0, 2)
     assert [staged(V(0, step), None)[0] for step in (1, 2, 3)] == [True, True, False]
 
 
 async def test_a_version_is_live_at_a_share_of_the_engines(parts: Parts) -> None:
-    live = parts.view.waits()["live"]
+    live = parts.view.waits().conditions["live"]
     assert live(V(0, 1), None) == (False, {"engines": {}}), "a peer without engines serves nothing"
     parts.engines.found = [engine("x", V(0, 2)), engine("y", V(0, 1)), engine("z", None, ready=False)]
     shown = {"x": "0.2", "y": "0.1", "z": None}
