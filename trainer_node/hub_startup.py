@@ -85,9 +85,6 @@ from trainer_node.rollout_summary import RolloutSummary
 
 logger = logging.getLogger("p2pcast.hub")
 
-PULLS = 64
-"""Most peers that may pull from the hub at the same time, for artifacts that no other peer has."""
-
 
 @dataclass(frozen=True, slots=True)
 class StateParts:
@@ -249,10 +246,8 @@ def build_publishing(state: StateParts, fleet: FleetParts) -> Publishing:
     sessions, membership, later = state.sessions, fleet.membership, state.tasks.later
     store_changed, live = Wakeup(), LiveRows(lambda: live_rows(membership.peers.values()))
     announcer = ArtifactAnnouncer(store.holds, fleet.sources, sessions.send_all)
-    sealer = VersionSealer(
-        state.ident, key, store, staging, membership.sizes, events, announcer,
-        store_changed=store_changed.notify, later=later, max_pulls=PULLS,
-    )  # fmt: skip
+    sealer = VersionSealer(state.ident, key, store, staging, events, announcer, later)
+    sealer.observers.append(lambda event: store_changed.notify())
     node = sealer.node
     downstream = node.downstream
     for stored in store.artifacts.values():

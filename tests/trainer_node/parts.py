@@ -188,12 +188,8 @@ class Encoder:
         self.store = ArtifactStore(folder / "store", self.key.public)
         self.sizes = VersionSizes()
         self.announcer = Announcer()
-        self.store_changes = 0
         self.numbers = VersionNumbers(folder / "versions.log", "boot")
-        self.sealer = VersionSealer(
-            HUB, self.key, self.store, self.staging, self.sizes, self.events, self.announcer,
-            store_changed=self._store_changed, later=background,
-        )  # fmt: skip
+        self.sealer = VersionSealer(HUB, self.key, self.store, self.staging, self.events, self.announcer, background)
         self.node = self.sealer.node
         for stored in self.store.artifacts.values():
             self.node.add_stored(stored.assembly, self.store.open_log(stored))
@@ -204,9 +200,6 @@ class Encoder:
             self.node, self.store, self.key, self.staging, self.shadow, deltas, choice, self.numbers, self.make_room
         )
         self._running = asyncio.get_running_loop().create_task(self.node.run())
-
-    def _store_changed(self) -> None:
-        self.store_changes += 1
 
     async def make_room(self, need_bytes: float) -> None:
         for stored in self.store.make_room(need_bytes):

@@ -119,6 +119,8 @@ class VersionLifecycle:
         # Deltas are announced when they open and seal; an anchor is in the store as a whole at once.
         if done.kind == ANCHOR:
             self.sealer.sealed(done.version, done.bytes)
+        elif self.sizes.published(done.bytes):
+            logger.info("plans are made for versions of about %.3g MiB now", self.sizes.bytes / limits.MIB)
         whole = (h for h in self.holdings.values() if h.open.base is None and h.open.version == done.version)
         self.announce(whole)
         _log(done)

@@ -5,14 +5,12 @@ Guarantee: a version is announced as sealed only once it is durable in the hub's
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import partial
 
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.artifact.signed_records import Durable, Open
 from p2pcast.codec.layout import Layout
-from p2pcast.ground import limits
 from p2pcast.ground.errors import LocalError, P2PCastError, RemoteError
 from p2pcast.ground.version import Version
 from p2pcast.process.background_tasks import Work
@@ -20,16 +18,14 @@ from p2pcast.process.events import Events
 from p2pcast.process.shortages import scarce
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import Node, Parent
-from p2pcast.relay.tuning import MAX_PULLS
 from p2pcast.state.staging import Staging
 from p2pcast.store.artifact_log import ArtifactLog
 from p2pcast.store.artifact_store import ArtifactStore
-from topology.version_sizes import VersionSizes
 from trainer_node.commit.barrier import Opened, Sealed, VersionAborted
 from trainer_node.publish.artifact_announcer import ArtifactAnnouncer
 
-logger = logging.getLogger("p2pcast.hub")
-
+PULLS = 64
+"""Number of peers that may pull artifacts that no other peer has from the hub at the same time."""
 Observer = Callable[[Opened | Sealed | VersionAborted], None]
 
 
@@ -42,27 +38,19 @@ class VersionSealer:
         key: RunKey,
         store: ArtifactStore,
         staging: Staging,
-        sizes: VersionSizes,
         events: Events,
         announcer: ArtifactAnnouncer,
-        *,
-        store_changed: Callable[[], None],
         later: Callable[[Work, str], None],
-        max_pulls: int = MAX_PULLS,
     ) -> None:
-        """``sizes``: sizes of the run's versions, for the planner. ``later`` starts a background task. ``max_pulls``:
-        number of peers that may pull from the hub at the same time.
-        """
-        self.node = Node(self, ident, key.public, max_pulls=max_pulls)
+        """``later`` starts a background task."""
+        self.node = Node(self, ident, key.public, max_pulls=PULLS)
         self.observers: list[Observer] = []
         """Called when a version is opened, sealed or aborted."""
         self._key = key
         self._store = store
         self._staging = staging
-        self._sizes = sizes
         self._events = events
         self._announcer = announcer
-        self._store_changed = store_changed
         self._later = later
 
     def fail(self, error: P2PCastError) -> None:
@@ -126,9 +114,6 @@ class VersionSealer:
             raise
         self.node.confirm(holding, durable)
         holding.seal()
-        self._store_changed()
-        if self._sizes.published(manifest.log):
-            logger.info("plans are made for versions of about %.3g MiB now", self._sizes.bytes / limits.MIB)
         self._announcer.announce([holding])
         self.sealed(version, manifest.log)
 

@@ -82,6 +82,7 @@ async def test_a_whole_state_is_announced_and_a_delta_was_announced_before(
     await parts.lifecycle.finish(done)
     assert parts.encoder.announcer.announced == []
     assert parts.lifecycle.published is done
+    assert list(parts.encoder.sizes._newest) == [done.bytes]
     assert [e["version"] for e in emitted(parts.encoder.events, "sealed")] == ["0.0", "0.1"]
     assert not parts.lifecycle.failed
 
