@@ -210,14 +210,15 @@ async def test_verify_names_a_tensor_that_is_one_version_old(swarm, states, p2pc
     assert f"tensor {changed!r} differs from version 0.2" in done.stderr
 
 
-async def test_verify_reports_a_hub_with_another_digest(swarm, states, p2pcast):
+async def test_verify_reports_a_hub_with_another_digest(swarm, states, p2pcast, monkeypatch):
     swarm.publish(1, states.first())
     hub = await swarm.hub_up()
     peer = await swarm.peer_up("a")
     await swarm.live("0.1")
     await swarm.until(lambda: peer.runners[0].ready, "it is ready")
-    status = hub.control.view.status
-    hub.http._status = lambda: status() | {"digests": {"0.1": "0" * 16}}  # type: ignore[attr-defined]
+    view = hub.control.view
+    status = view.status
+    monkeypatch.setattr(view, "status", lambda: status() | {"digests": {"0.1": "0" * 16}})
     urls = ["http://{}:{}".format(*d.http.address) for d in (peer, hub)]
     mine = ("--bearer-file", swarm.folder / "a" / "http.token")
     done = await asyncio.to_thread(p2pcast, "verify", "--live", "--peer", urls[0], "--hub", urls[1], *mine)

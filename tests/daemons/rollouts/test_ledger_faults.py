@@ -201,7 +201,7 @@ async def test_a_worker_is_believed_as_far_as_the_hub_knows_its_engine(tmp_path:
         another = engine | {"name": "vllm:another"}
         assert len(await stage.lease(stage.session, engine=another, **stated)) == 1, "the worker's statement counts"
         know(None)
-        await until(lambda: daemon._known(EngineId(node, "vllm:e")) == KnownEngine(None, Version(0, 1)))
+        await until(lambda: daemon._hub.engine(EngineId(node, "vllm:e")) == KnownEngine(None, Version(0, 1)))
         assert await stage.lease(stage.session, engine=engine, **stated, wait_s=0.0) == []
         assert len(await stage.lease(stage.session, engine=another, **stated)) == 1
 
