@@ -54,8 +54,9 @@ def test_counts_cover_every_word_and_thresholds_are_exact(data, seed, words):
     assert found.magnitudes.words.sum() == len(values)
     assert found.magnitudes.below_threshold == sum(v < threshold for v in values)
     about = change_statistics.below(form, found.magnitudes.words, threshold)
-    near = [v for v in values if threshold / 1.15 <= v < threshold * 1.15]
-    assert abs(about - found.magnitudes.below_threshold) <= len(near)
+    least = form.least_magnitude_of(threshold)
+    same_bin = [v for v in values if form.least_magnitude_of(v) >> form.dropped == least >> form.dropped]
+    assert abs(about - found.magnitudes.below_threshold) <= len(same_bin)
     if values:
         median = change_statistics.quantile(form, found.magnitudes.words, 0.5)
         wanted = sorted(values)[(len(values) - 1) // 2]
