@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -128,18 +129,38 @@ async def frozen(swarm, peer, server: Server, title: str, said: str) -> AsyncIte
         os.kill(process, signal.SIGCONT)
 
 
+def cpu_waits_s(server: Server) -> dict[str, float]:
+    """By thread of the server's processes: how long it has waited for a core since its start, in seconds."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(ValueError, OSError):
+            if os.getpgid(int(entry.name)) == server.process.pid:
+                for thread in (entry / "task").iterdir():
+                    found[thread.name] = int((thread / "schedstat").read_text().split()[1]) / 1e9
+    return found
+
+
 async def prefilled(swarm, peer, server: Server, length: int) -> int:
     """Looks at the signs of life during a prefill that holds up the engine's commands: the engine stays ready, unless
-    this machine stood still shortly before.
+    this machine stood still shortly before, or other processes had the engine's cores for most of a silence.
     """
     runner, looks, heard, stood_still_s, looked_s = peer.runners[0], 0, 0.0, 0.0, time.monotonic()
+    waits: deque[tuple[float, dict[str, float]]] = deque([(looked_s, cpu_waits_s(server))])
+
+    def starved(now_s: float) -> bool:
+        waits.append((now_s, cpu_waits_s(server)))
+        while waits[1][0] < now_s - SILENT_S:
+            waits.popleft()
+        before, now = waits[0][1], waits[-1][1]
+        return max(waited - before.get(thread, 0.0) for thread, waited in now.items()) > SILENT_S / 2
+
     async with one_off_connections() as http:
         prompt = [3 + (i + length // 1000) % 400 for i in range(length)]  # no prefix of another length's
         asking = asyncio.create_task(complete(http, server.url, prompt, max_tokens=1))
         while not asking.done():
             code, before_s, looked_s = (await swarm.get(peer, "/readyz"))[0], looked_s, time.monotonic()
             stood_still_s = looked_s if looked_s - before_s > CHECK_S else stood_still_s
-            assert code == 200 or looked_s - stood_still_s < SILENT_S
+            assert starved(looked_s) or code == 200 or looked_s - stood_still_s < SILENT_S
             looks, heard = looks + (runner._heard_s != heard), runner._heard_s
             await asyncio.sleep(0.05)
         await asking
