@@ -18,6 +18,7 @@ from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.ground.errors import LocalError
 from p2pcast.ground.version import Version
 from rollout_node.in_engine.adapter_weights import AdapterWeights
+from rollout_node.in_engine.install_frames import ALIVE
 from rollout_node.in_engine.rank_installer import Command, Introduction, RankInstaller
 from rollout_node.in_engine.tensor_accounts import Account, together
 from rollout_node.installers.install_socket import InstallSocket
@@ -99,17 +100,22 @@ def stored(folder: Path, tensors: list[Tensor]) -> Run:
     return run
 
 
+def newest(run: Run) -> dict[str, Any]:
+    """The newest report but for signs of life."""
+    return [report for report in run.reports if report["phase"] != ALIVE][-1]
+
+
 async def installed(installer: RankInstaller, run: Run) -> tuple[dict[str, Any], str]:
     """The rank's introduction, and the kind of the install that followed."""
     await asyncio.to_thread(installer.introduce, Introduction("e", "run"))
-    first = run.reports[-1]
+    first = newest(run)
     await asyncio.to_thread(installer.obey, Command("prepare", str(VERSION), "n"))
-    await until(lambda: run.reports[-1]["phase"] == "prepare")
-    assert run.reports[-1]["error"] is None
+    await until(lambda: newest(run)["phase"] == "prepare")
+    assert newest(run)["error"] is None
     report = await asyncio.to_thread(installer.commit_here, str(VERSION), "n")
     assert report is not None
-    assert (report["held"], report["mark"]) == (str(VERSION), run.reports[-1]["mark"])
-    return first, run.reports[-1]["install"]
+    assert (report["held"], report["mark"]) == (str(VERSION), newest(run)["mark"])
+    return first, newest(run)["install"]
 
 
 def words(tensor: torch.Tensor) -> list[int]:
@@ -151,4 +157,4 @@ async def test_no_adapter_goes_beside_a_model_loaded_as_a_whole(peer: Any, tmp_p
     provider.run = run = stored(tmp_path / "both", MODEL + PHI)
     rank = ToyRank(takes_adapters=True, derived=True)
     await asyncio.to_thread(RankInstaller(rank, path, logging.getLogger("test")).introduce, Introduction("e", "run"))
-    assert "layer: packed" in run.reports[-1]["error"]
+    assert "layer: packed" in newest(run)["error"]
