@@ -50,8 +50,9 @@ def write(parts: Mapping[str, Kept], labs: Sequence[Kept], lab_plots: Mapping[st
         "# Benchmarks",
         *([table(["what p2pcast does well", "p2pcast", "others"], best)] if best else []),
         *map(_shown, (picture for picture in pictures if picture.file == FIRST)),
-        "*Ideal* is the payload at the rate of one peer's link. `make bench` measures all parts and writes this page, "
-        "`make bench ONLY=codec` one again. [Measurements](notes/measurements.md) has attempted improvements.",
+        "*Ideal* is the payload at the rate of one peer's link. *Bars* are targets set before the measurement; those "
+        "of a lab are `holds` in `netem/scenarios`. The CSV files after a section's command have all its rows. "
+        "[Measurements](notes/measurements.md) has attempted improvements.",
         *_machines(measured, labs),
         *_busy(measured, labs),
         *_lost(compared),
@@ -87,7 +88,7 @@ def _when(kept: Kept) -> str:
 
 def _files(section: Section) -> str:
     links = ", ".join(f"[{name}.csv]({FOLDER}/{name}.csv)" for name in section.data)
-    return f" All rows: {links}." if links else ""
+    return f" {links}." if links else ""
 
 
 def _shown(picture: Picture) -> str:
@@ -95,18 +96,23 @@ def _shown(picture: Picture) -> str:
 
 
 def _machines(measured: Mapping[str, Kept], labs: Sequence[Kept]) -> list[str]:
-    """Each machine with its package versions once; all but the most frequent one with the parts that ran on it."""
-    on: dict[tuple[str, str], list[str]] = {}
+    """Each machine with its package versions once; all but the most frequent one with the parts that ran on it, and
+    only the versions that differ.
+    """
+    on: dict[tuple[str, tuple[tuple[str, str], ...]], list[str]] = {}
     for name, kept in [*measured.items(), *((f"lab {each['scenario']}", each) for each in labs)]:
         m = kept["machine"]
         machine = f"{m['cpu']}, {m['cores']} cores, {m['memory_bytes'] / 1e9:.0f} GB, {m['kernel']}"
-        versions = ", ".join(f"{package} {number}" for package, number in kept["versions"].items())
-        on.setdefault((machine, versions), []).append(name)
-    most = max(on.values(), key=len, default=[])
-    return [
-        f"Machine{'' if names is most else ' of ' + ', '.join(names)}: {machine}. Versions: {versions}."
-        for (machine, versions), names in on.items()
-    ]
+        on.setdefault((machine, tuple(kept["versions"].items())), []).append(name)
+    machines = sorted(on.items(), key=lambda each: len(each[1]), reverse=True)
+    lines: list[str] = []
+    for (machine, versions), names in machines:
+        most = not lines
+        shown = versions if most else [each for each in versions if each not in machines[0][0][1]]
+        numbers = ", ".join(f"{package} {number}" for package, number in shown)
+        parts, other = ("", "Versions") if most else (f" of {', '.join(names)}", "Other versions")
+        lines.append(f"Machine{parts}: {machine}." + (f" {other}: {numbers}." if numbers else ""))
+    return lines
 
 
 def _busy(measured: Mapping[str, Kept], labs: Sequence[Kept]) -> list[str]:
@@ -114,26 +120,24 @@ def _busy(measured: Mapping[str, Kept], labs: Sequence[Kept]) -> list[str]:
     names = [name for name, kept in every if kept["machine"]["load"] > kept["machine"]["cores"]]
     if not names:
         return []
-    return [
-        "More programs than cores wanted to run when these parts began, so other programs affect their times: "
-        f"{', '.join(names)}."
-    ]
+    busy = "The machine was busy with other programs when these parts began, which affects their times"
+    return [f"{busy}: {', '.join(names)}."]
 
 
 def _lost(compared: Sequence[RivalComparison]) -> list[str]:
     blocks = ["## Where p2pcast is behind"]
     races, bars = ([one for one in compared if (one.rival is None) is bar] for bar in (False, True))
     behind, missed = ([one for one in some if one.lost] for some in (races, bars))
-    headings = ["where", "what", "case", "p2pcast", "ahead", "by"]
+    headings = ["where", "what", "case", "p2pcast", "ahead", "by, ×"]
     blocks.append(
         f"p2pcast loses {len(behind)} of {len(races)} comparisons with a rival or a limit. A row merges "
         f"cases; [losses.csv]({FOLDER}/losses.csv) has each."
     )
     if behind:
         blocks.append(table(headings, merged(behind)))
-    blocks.append(f"Of {len(bars)} bars, which are targets set before the measurement, {len(missed)} were missed:")
+    blocks.append(f"Of {len(bars)} bars {len(missed)} were missed:")
     if missed:
-        blocks.append(table([*headings[:4], "bar", "by"], merged(missed)))
+        blocks.append(table([*headings[:4], "bar", headings[-1]], merged(missed)))
     return blocks
 
 

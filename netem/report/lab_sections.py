@@ -91,10 +91,12 @@ def _best(view: ScenarioView, rows: Sequence[Document]) -> Iterator[list[object]
 
 
 def _said(document: Document) -> Iterator[str]:
-    """The requirements that held, and skipped cases with their reasons. Missed ones are in the table of misses."""
+    """The number of requirements that held, and skipped cases with their reasons. The page's table of misses names the
+    others.
+    """
     holds = document["holds"]
-    if held := [hold["what"] for hold in holds if hold["held"]]:
-        yield f"{len(held)} of {len(holds)} bars held: {'; '.join(held)}."
+    if holds:
+        yield f"{sum(bool(hold['held']) for hold in holds)} of {len(holds)} bars held."
     unseen = [f"not shown: {hold['what']} (no row to look at)" for hold in holds if hold["held"] is None]
     gone = [f"case {c['case']} left out: {off}" for c in document["calibrations"] for off in c["off"]]
     gone += [f"case {failed['case']} failed: {failed['why']}" for failed in document["failed"]]

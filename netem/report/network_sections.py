@@ -51,9 +51,8 @@ def broadcast(document: Document) -> Section:
     blocks = [
         f"A broadcast from a hub of {figure(document['uplink_bps'] / 1e6)} Mbit/s to hosts of "
         f"{figure(document['peer_bps'] / 1e6)} Mbit/s, each a network namespace with its own processes "
-        f"({document['congestion']}, medians of {document['rounds']}). *Ideal* is the payload at a peer's rate; "
-        "headers alone exceed it by 4.6 %. p2pcast uses TLS unless a row says plaintext, and signs, checks and "
-        "stores; the bare chain of sockets does none of that.",
+        f"({document['congestion']}, medians of {document['rounds']}). Headers alone exceed the ideal by 4.6 %. "
+        "p2pcast signs, checks, stores and, unless a row says plaintext, encrypts; the bare chain of sockets does not.",
     ]
     if given:
         mib = f"{payload / MIB:.3g} MiB" if payload else "a version"
@@ -62,7 +61,7 @@ def broadcast(document: Document) -> Section:
         changed = next((row["changed_share"] for row in whole if "changed_share" in row), None)
         blocks += [
             f"Seconds until the last peer has a state of {whole[0]['payload_bytes'] / MIB:.3g} MiB of which "
-            f"{share(changed)} has changed, p2pcast's making of the delta included. The rivals have no deltas:",
+            f"{share(changed)} has changed, with the making of p2pcast's delta. The rivals have no deltas:",
             _by_peers(whole, "all_s"),
         ]
     blocks += [
@@ -198,10 +197,10 @@ def faults(document: Document) -> Section:
         for row in sorted(rows, key=lambda row: (PLACES.index(row["position"]), row[key]))
     ]
     blocks = [
-        f"A fault at each place of two chains of five peers, at the start, in the middle and at the last pieces of "
-        f"versions of {document['payload_bytes'] / MIB:.3g} MiB at {figure(document['rate_bits_s'] / 1e6)} Mbit/s. "
-        f"Worst cases, in seconds. *Gap*: the longest time in which an incomplete survivor received nothing, without "
-        f"the hub's absence. *All*: until all peers have the version; undisturbed {document['undisturbed_s']:.2f}. "
+        f"A fault at each place of two chains of five peers, at the start, the middle and the end of versions of "
+        f"{document['payload_bytes'] / MIB:.3g} MiB at {figure(document['rate_bits_s'] / 1e6)} Mbit/s. Worst cases, in "
+        f"seconds. *Gap*: the longest time in which an incomplete survivor received nothing, without the hub's "
+        f"absence. *All*: until all peers have the version; undisturbed {document['undisturbed_s']:.2f}. "
         f"Bytes sent twice: {document['bytes_duplicate']}; cases with wrong bits: {document['wrong']}; cases that "
         f"never recovered: {', '.join(failed) or 0}.",
         pivot(["fault"], cells),

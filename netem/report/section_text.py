@@ -70,7 +70,7 @@ def _merged(group: Sequence[RivalComparison]) -> list[str]:
     by = [one.by for one in group if one.by is not None]
     return [
         group[0].where, group[0].what, "; ".join(cases) if len(cases) < 5 else f"{cases[0]} … {cases[-1]}",
-        span([one.ours for one in group]), "; ".join(others), f"{span(by)} ×" if by else NONE,
+        span([one.ours for one in group]), "; ".join(others), span(by) if by else NONE,
     ]  # fmt: skip
 
 

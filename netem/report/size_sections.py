@@ -59,12 +59,12 @@ def codec(document: Document) -> Section:
     given = data_of(formats, speeds)
     blocks = [
         f"One AdamW step of real pretrained weights ({datasets[0]}, {share(rows[0]['changed'] / rows[0]['params'])} "
-        "changed): the state's bytes ÷ the delta's, and the speed of one core beside a compare-and-compact scan "
-        f"({figure(document['formats']['scan_gb_s'])} GB/s), in turns. Other systems' formats are reimplemented in "
-        "NumPy and zstd, without hashes: PULSE (2-D or 1-D, the smaller; zstd-1), SparrowRL (LEB128, raw values), "
-        "XOR + zstd-1 (slime, SkyRL), int32 + bf16 (verl). p2pcast makes and checks digests. The last columns are a "
-        f"model, not a measurement: seconds until a peer has decoded a version of {MODEL} parameters over such a "
-        f"link, with {model['encode_cores']} cores at either end that scale without loss.",
+        "changed): the state's bytes ÷ the delta's, and the speed of one core ÷ that of a compare-and-compact scan "
+        f"({figure(document['formats']['scan_gb_s'])} GB/s). Other systems' formats are reimplemented in NumPy and "
+        "zstd, without hashes: PULSE (2-D or 1-D, the smaller; zstd-1), SparrowRL (LEB128, raw values), XOR + zstd-1 "
+        "(slime, SkyRL), int32 + bf16 (verl). p2pcast makes and checks digests. The last columns are a model: seconds "
+        f"until a peer has decoded a version of {MODEL} parameters over such a link, with {model['encode_cores']} "
+        "cores at either end that scale without loss.",
         table(
             [*given.headings, *(f"{figure(model['gbit_s'][n])} Gbit/s" for n in at)],
             ([*row, *seconds.get(one["format"], [])] for row, one in zip(given.rows, formats, strict=True)),
