@@ -96,32 +96,28 @@ def _shown(picture: Picture) -> str:
 
 
 def _machines(measured: Mapping[str, Kept], labs: Sequence[Kept]) -> list[str]:
-    """Each machine with its package versions once; all but the most frequent one with the parts that ran on it, and
-    only the versions that differ.
-    """
+    """Each machine once. All but the most frequent one have the parts that ran on it, and the versions that differ."""
     on: dict[tuple[str, tuple[tuple[str, str], ...]], list[str]] = {}
     for name, kept in [*measured.items(), *((f"lab {each['scenario']}", each) for each in labs)]:
         m = kept["machine"]
         machine = f"{m['cpu']}, {m['cores']} cores, {m['memory_bytes'] / 1e9:.0f} GB, {m['kernel']}"
         on.setdefault((machine, tuple(kept["versions"].items())), []).append(name)
-    machines = sorted(on.items(), key=lambda each: len(each[1]), reverse=True)
     lines: list[str] = []
-    for (machine, versions), names in machines:
-        most = not lines
-        shown = versions if most else [each for each in versions if each not in machines[0][0][1]]
-        numbers = ", ".join(f"{package} {number}" for package, number in shown)
-        parts, other = ("", "Versions") if most else (f" of {', '.join(names)}", "Other versions")
-        lines.append(f"Machine{parts}: {machine}." + (f" {other}: {numbers}." if numbers else ""))
+    usual: tuple[tuple[str, str], ...] = ()
+    for (machine, versions), names in sorted(on.items(), key=lambda each: -len(each[1])):
+        numbers = ", ".join(f"{package} {number}" for package, number in versions if (package, number) not in usual)
+        lines.append(
+            f"Machine{' of ' + ', '.join(names) if lines else ''}: {machine}. Versions: {numbers or 'the same'}."
+        )
+        usual = usual or versions
     return lines
 
 
 def _busy(measured: Mapping[str, Kept], labs: Sequence[Kept]) -> list[str]:
     every = [*measured.items(), *((f"lab {each['scenario']}", each) for each in labs)]
     names = [name for name, kept in every if kept["machine"]["load"] > kept["machine"]["cores"]]
-    if not names:
-        return []
     busy = "The machine was busy with other programs when these parts began, which affects their times"
-    return [f"{busy}: {', '.join(names)}."]
+    return [f"{busy}: {', '.join(names)}."] if names else []
 
 
 def _lost(compared: Sequence[RivalComparison]) -> list[str]:

@@ -91,9 +91,7 @@ def _best(view: ScenarioView, rows: Sequence[Document]) -> Iterator[list[object]
 
 
 def _said(document: Document) -> Iterator[str]:
-    """The number of requirements that held, and skipped cases with their reasons. The page's table of misses names the
-    others.
-    """
+    """The number of requirements that held, and skipped cases with their reasons. Missed ones are in another table."""
     holds = document["holds"]
     if holds:
         yield f"{sum(bool(hold['held']) for hold in holds)} of {len(holds)} bars held."

@@ -342,7 +342,7 @@ def test_report_distinguishes_machines() -> None:
     other = envelope("catchup", CATCHUP, machine={**MACHINE, "cores": 2}, versions={"python": "3.11", "numpy": "2"})
     text = write(ALL | {"catchup": other}, [], {}).text
     assert "Machine: a processor, 4 cores, 16 GB, Linux 6. Versions: python 3.11." in text
-    assert "Machine of catchup: a processor, 2 cores, 16 GB, Linux 6. Other versions: numpy 2." in text
+    assert "Machine of catchup: a processor, 2 cores, 16 GB, Linux 6. Versions: numpy 2." in text
 
 
 def test_report_names_parts_run_on_a_busy_machine() -> None:
