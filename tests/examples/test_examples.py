@@ -133,6 +133,7 @@ def test_plain_loop(stage: Stage) -> None:
     stage.assert_trained(out / f"step_{STEPS}")
 
 
+@pytest.mark.prove  # test_trainer_with_fsdp2_publishes_from_two_ranks is the sample
 def test_fsdp2_loop(stage: Stage) -> None:
     out = stage.joined_with_folder()
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -43,7 +43,7 @@ from trainer_node.ledger_server.callers import WORKER_FILE
 
 KIND = "fp8-channel"
 VOCABULARY = 500
-PREFILLS = (5_000, 10_000, 20_000, 40_000)
+PREFILLS = (1_000, 2_000, 4_000, 8_000, 16_000, 32_000)
 """Lengths of prompts in tokens. They grow until one step lasts longer than a silence that counts as frozen. On a busy
 machine, the step of the longest would outlast the time limit of the peer's own commands.
 """

@@ -80,7 +80,7 @@ async def test_a_replacement_gets_no_lease_before_its_weights_are_verified(
         async with working(daemon, folder, engine, peer) as process:
             assert process.stderr is not None
             looks = 0
-            while looks < 3:
+            while looks < 2:
                 line = (await process.stderr.readline()).decode()
                 assert line, "the worker ended"
                 assert "registered at the ledger" not in line, "a lease could follow"

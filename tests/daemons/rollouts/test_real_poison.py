@@ -11,15 +11,13 @@ from real_server import make_model
 
 from tests.daemons.rollouts.parity_task import Parity
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3600)]
+# test_poisoned_run.py and test_blocking_plays.py are the samples.
+pytestmark = [pytest.mark.vllm, pytest.mark.prove, pytest.mark.timeout(3600)]
 
 STEPS = 3
 
 
-DATABASES = [pytest.param("sqlite", marks=pytest.mark.prove), "postgresql"]
-
-
-@pytest.mark.parametrize("database", DATABASES, indirect=True)
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
 def test_a_real_run_of_bad_rows_goes_on_and_blames_no_worker(
     tmp_path: Path, database: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

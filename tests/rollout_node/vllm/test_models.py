@@ -45,7 +45,7 @@ TWINS = {
 AMX = "amx_tile" in Path("/proc/cpuinfo").read_text()
 if not AMX:  # with AMX, vLLM packs these in other ways
     CASES |= {"mla=bfloat16": DERIVED, "int8_packed=bfloat16": REFUSED}
-SAMPLE = {"moe=bfloat16", "tied=bfloat16:fp8_per_channel", "int8=bfloat16", "fp8=bfloat16", "int8_packed=bfloat16"}
+SAMPLE = {"moe=bfloat16", "tied=bfloat16:fp8_per_channel", "fp8=bfloat16", "int8_packed=bfloat16"}
 """A case for each kind that test_vllm_server.py does not have; the others are whole proofs."""
 
 

@@ -115,6 +115,7 @@ ENOUGH = 100
 """Tokens within which other weights choose at least one other token."""
 
 
+@pytest.mark.prove  # test_generate.py is the sample
 async def test_token_route_states_the_version_of_each_token(server: Server, run: Any) -> None:
     """Each attempt proves the label: the old version alone gives the tokens that are labelled with it, and other tokens
     follow soon after.

@@ -51,6 +51,7 @@ def assert_batch(said: dict[str, Any], groups: int) -> None:
     assert len(said["staleness"]) == groups * SIZE
 
 
+@pytest.mark.prove  # test_synced_run.py and the ledger tests of the other frameworks are samples
 @pytest.mark.timeout(600)
 async def test_verls_own_advantages_agree_and_each_batch_is_trained_once(tmp_path: Path) -> None:
     state, folder = tmp_path / "ledger", tmp_path / "checkpoints"
