@@ -52,7 +52,7 @@ def write(parts: Mapping[str, Kept], labs: Sequence[Kept], lab_plots: Mapping[st
         *map(_shown, (picture for picture in pictures if picture.file == FIRST)),
         "*Ideal* is the payload at the rate of one peer's link. *Bars* are targets set before the measurement; those "
         "of a lab are `holds` in `netem/scenarios`. The CSV files after a section's command have all its rows. "
-        "[Measurements](notes/measurements.md) has attempted improvements.",
+        "[Measurements](notes/measurements.md) has further figures.",
         *_machines(measured, labs),
         *_busy(measured, labs),
         *_lost(compared),
