@@ -23,6 +23,8 @@ from p2pcast.cli import cli
 STATIC = ROOT / "p2pcast" / "page" / "static"
 OF_OTHERS = re.compile(rb"copyright|licen[cs]e|(github\.com|d3js\.org)/", re.IGNORECASE)
 """In the beginning of a file of another project."""
+WHOLE = pytest.mark.prove
+"""Makes a release; test_wheel.py and the other tests of this file are samples."""
 PAGES = {page_name(context): context for context in contexts(cli, None, "p2pcast")}
 
 
@@ -52,6 +54,7 @@ def pages(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
+@WHOLE
 def test_the_bill_names_every_dependency_and_no_tool(bill: dict[str, Any], python: Path) -> None:
     code = "from importlib.metadata import distributions as d; print(*{one.name for one in d()})"
     run = subprocess.run([str(python), "-c", code], check=True, capture_output=True, text=True, timeout=DEADLINE_S)
@@ -62,6 +65,7 @@ def test_the_bill_names_every_dependency_and_no_tool(bill: dict[str, Any], pytho
     assert bill["metadata"]["component"]["name"] == "p2pcast"
 
 
+@WHOLE
 def test_the_bill_names_each_vendored_file_with_its_hash(bill: dict[str, Any]) -> None:
     by_name = {one["name"]: one for one in bill["components"]}
     for package in VENDORED:
@@ -95,6 +99,7 @@ def test_every_file_of_another_project_is_listed() -> None:
     assert {name for name in found if ".min." in name} <= listed
 
 
+@WHOLE
 def test_a_page_for_each_command_and_each_option(pages: Path) -> None:
     assert {path.name for path in pages.iterdir()} == {f"{name}.1" for name in PAGES}
     for name, context in PAGES.items():
@@ -104,6 +109,7 @@ def test_a_page_for_each_command_and_each_option(pages: Path) -> None:
                 assert all(one in text for one in (*option.opts, *option.secondary_opts)), (name, option.name)
 
 
+@WHOLE
 @pytest.mark.parametrize("tool", ["mandoc", "groff"])
 def test_pages_give_no_warning(tool: str, pages: Path) -> None:
     files = sorted(map(str, pages.iterdir()))
@@ -112,6 +118,7 @@ def test_pages_give_no_warning(tool: str, pages: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@WHOLE
 def test_examples_keep_their_lines(pages: Path) -> None:
     done = subprocess.run(
         ["mandoc", "-Tutf8", "-Owidth=200", str(pages / "p2pcast-seed.1")], capture_output=True, text=True, check=True
