@@ -1,14 +1,18 @@
 """A task's hash: BLAKE3 over its code and its settings.
 
 Two nodes whose hashes agree play the same game, so either may judge the other's results. The hash covers the settings,
-the files of the task's class and its base classes, and the modules that the class lists. Files of p2pcast's protocol
-are excluded. A task that depends on a package's version has this version among its settings.
+the files of the task's class and its base classes, and the modules that the class lists, all without comments and
+docstrings. Files of p2pcast's protocol are excluded. A task that depends on a package's version has this version among
+its settings.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
+import io
+import tokenize
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
@@ -34,13 +38,34 @@ def code_hash(task: type, settings: Settings, modules: Sequence[str] = ()) -> by
     ]
     for name, code in [*sources, *((module, importlib.import_module(module)) for module in modules)]:
         try:
-            source = inspect.getsource(code).encode()
+            source = _without_texts(inspect.getsource(code)).encode()
         except (OSError, TypeError):
             raise UsageError(f"the source of task {name} cannot be read: write it to a file") from None
         for part in (name.encode(), source):
             hasher.update(len(part).to_bytes(8, "little") + part)
     hasher.update(msgpack.packb(dict(sorted(settings.items()))))
     return hasher.digest()
+
+
+def _without_texts(source: str) -> str:
+    """Return a module's source without docstrings and comments, and without the lines that held nothing else."""
+    lines = source.split("\n")
+    cuts = [
+        (token.start, token.end)
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    ]
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
+            text = node.body[0]
+            ends = ((text.lineno, text.col_offset), (text.end_lineno or 0, text.end_col_offset or 0))
+            first, last = ((line, len(lines[line - 1].encode()[:at].decode())) for line, at in ends)
+            cuts.append((first, last))
+    for (first_line, begin), (last_line, end) in sorted(cuts, reverse=True):
+        left = (lines[first_line - 1][:begin] + lines[last_line - 1][end:]).rstrip()
+        lines[first_line - 1 : last_line] = [left] if left else []
+    return "\n".join(lines)
 
 
 class HashedTask:

@@ -12,7 +12,7 @@ from scripted_sampler import ScriptedSampler, jobs_of
 
 from p2pcast.ground.errors import UsageError
 from p2pcast.tasks.sums import Sums
-from p2pcast.tasks.task_hash import code_hash
+from p2pcast.tasks.task_hash import _without_texts, code_hash
 from p2pcast.tasks.task_loader import BUILT_IN, GROUP, load_task, missing_settings
 
 TASK = """
@@ -108,11 +108,30 @@ def test_the_hash_changes_with_the_code(folder: Path, monkeypatch: pytest.Monkey
     first = load_task("my_task:Mine", folder)
     assert code_hash(type(first), {}) == code_hash(type(first), {})
     assert code_hash(type(first), {}) != code_hash(type(first), {"a": 1})
-    (folder / "my_task.py").write_text(TASK + "# changed\n")
-    linecache.clearcache()
-    importlib.invalidate_caches()
-    monkeypatch.delitem(__import__("sys").modules, "my_task")
-    assert load_task("my_task:Mine", folder).hash != first.hash
+
+    def hash_of(source: str) -> bytes:
+        (folder / "my_task.py").write_text(source)
+        linecache.clearcache()
+        importlib.invalidate_caches()
+        monkeypatch.delitem(__import__("sys").modules, "my_task")
+        return load_task("my_task:Mine", folder).hash
+
+    assert hash_of(f"# A täsk.\n{TASK}# the end\n") == first.hash
+    assert hash_of(f"{TASK}CHANGED = 1\n") != first.hash
+
+
+@pytest.mark.parametrize(
+    ("source", "left"),
+    [
+        ('"""Ä."""; x = 1  # y', "; x = 1"),
+        ("def f():\n    'one'\n    # two\n    return '#'", "def f():\n    return '#'"),
+        ('class A:\n    """Lines\n    of it.\n    """  # and this\n    x = "ä"  # ä', 'class A:\n    x = "ä"'),
+        ('async def f(): "text"\n"kept"', 'async def f():\n"kept"'),
+        ('x = """\n# kept \n\n"""', 'x = """\n# kept \n\n"""'),
+    ],
+)
+def test_docstrings_and_comments_are_not_part_of_a_task(source: str, left: str) -> None:
+    assert _without_texts(source) == left
 
 
 GUIDE = ROOT / "docs" / "guides" / "own-task.md"
