@@ -1,7 +1,6 @@
-"""Events during a broadcast: applies them to a fleet and its network at their times, and measures how long peers
-received nothing.
+"""Applies a case's events to a fleet and its network during a broadcast, and measures how long peers received nothing.
 
-Promise: at the end of the block the network is as described at first, and no process is stopped.
+Guarantee: when the block exits, the network is back to its original description, and no process is stopped.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ class EventPlayer:
 
 
 class ReceiveSampler:
-    """Records, again and again, how many bytes each host's device has received."""
+    """Records repeatedly how many bytes each host's device has received."""
 
     def __init__(self, net: Namespaces, hosts: Sequence[str]) -> None:
         # <namespace>/../../net/dev is /proc/PID/net/dev
@@ -119,7 +118,7 @@ class ReceiveSampler:
                 self._seen[host].append((now, _bytes_in(path)))
 
     def silences_s(self, since_s: float, until_s: Mapping[str, float], piece_bytes: int) -> dict[str, float]:
-        """For each of these peers, the longest time without a piece from ``since_s`` until the peer was complete (Unix
+        """For each of these peers, return the longest time without a piece between ``since_s`` and completion (Unix
         times).
         """
         return {
@@ -130,7 +129,7 @@ class ReceiveSampler:
 
 
 def longest_silence_s(seen: Sequence[tuple[float, int]], since_s: float, until_s: float, enough_bytes: int) -> float:
-    """The longest time within which fewer than ``enough_bytes`` arrived. ``seen``: (time, bytes so far)."""
+    """Return the longest time during which fewer than ``enough_bytes`` arrived. ``seen``: (time, bytes so far)."""
     longest_s, mark_s, counted = 0.0, since_s, None
     for at_s, count in seen:
         if at_s < since_s:
@@ -145,7 +144,7 @@ def longest_silence_s(seen: Sequence[tuple[float, int]], since_s: float, until_s
 
 
 def _bytes_in(path: Path) -> int:
-    """Bytes received by a host's link, read from a ``/proc/…/net/dev``."""
+    """Return the bytes that a host's link has received, from its ``/proc/…/net/dev``."""
     try:
         line = next(line for line in path.read_text().splitlines() if line.lstrip().startswith(f"{DEVICE}:"))
     except (OSError, StopIteration):

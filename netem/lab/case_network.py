@@ -1,4 +1,4 @@
-"""A case's network for the length of a block, and the loop over cases that runs on the network's side of a backend."""
+"""Context manager for a case's network, and the loop over cases that runs inside a backend."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ CALIBRATED = "calibrated"
 
 @contextmanager
 def emulated(argument: Mapping[str, Any]) -> Iterator[tuple[Namespaces, dict[str, Any]]]:
-    """The network of an argument, and ``{calibration: […], off: […]}`` to be yielded first. If ``off`` is not empty,
-    the network deviates from the request and there are no rows.
+    """Context manager for the argument's network, with ``{calibration: […], off: […]}``, to be yielded first. If
+    ``off`` is not empty, the network deviates from the request and there are no rows.
 
-    From the main thread. Raises LocalError if the machine cannot make the network, UsageError for an unavailable
-    congestion control.
+    From the main thread. Raises LocalError if the network cannot be built, UsageError for an unavailable congestion
+    control.
     """
     network = network_of(argument)
     if network.congestion is not None:
@@ -39,8 +39,8 @@ def emulated(argument: Mapping[str, Any]) -> Iterator[tuple[Namespaces, dict[str
 
 
 def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """``{experiment, cases: [{number, argument}]}``: yields the experiment's results for each case, with its ``case``
-    number; then ``{case, done}`` or ``{case, failed: why}``.
+    """Run the cases of ``{experiment, cases: [{number, argument}]}``. Yields each result of the experiment with its
+    ``case`` number, then ``{case, done}`` or ``{case, failed: why}``.
 
     A failed case does not stop the next. A network measured for one case is not measured again. Raises UsageError only
     before the first row, so no row is lost.
@@ -72,13 +72,13 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def experiment(name: str) -> Any:
-    """The experiment's ``results`` function. Raises UsageError for an unknown name."""
+    """Return the experiment's ``results`` function. Raises UsageError for an unknown name."""
     return _module(name).results
 
 
 def prepared(name: str, argument: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The argument after the experiment's ``prepared`` function, if there is one. That function always runs on this
-    machine, whatever the backend.
+    """Return the argument as changed by the experiment's ``prepared`` function, if it has one. That function always
+    runs on this machine, whatever the backend.
     """
     prepare = getattr(_module(name), "prepared", None)
     ready: Mapping[str, Any] = argument if prepare is None else prepare(argument)

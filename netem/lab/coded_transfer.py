@@ -1,10 +1,10 @@
-"""The change of a state in any format: coded, sent over one connection, decoded. ``python -m netem.lab.coded_transfer
-ROLE SETTINGS`` runs one of the two ends, each with one coding thread.
+"""Encodes a state's changes in any format, sends them over one connection and decodes them. ``python -m
+netem.lab.coded_transfer ROLE SETTINGS`` runs either end, with one coding thread.
 
-p2pcast's formats go cell by cell, so coding, sending and decoding overlap, with digests taken and checked. The other
-formats are coded whole, sent, and decoded whole, as in their systems; the bench's compiled scan finds the changes, and
-nothing is hashed. All formats end with positions and values (XOR: with the words). Orders and answers are lines of
-JSON, as in ``netem.broadcast.contenders``.
+p2pcast's formats are encoded cell by cell, so encoding, sending and decoding overlap; digests are computed and checked.
+The other formats are encoded, sent and decoded as a whole, as in their own systems. For them, the bench's compiled scan
+finds the changes, and nothing is hashed. Each format is decoded to positions and values (XOR to the words). Orders and
+answers are lines of JSON, as in ``netem.broadcast.contenders``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Words = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """The words before and after, one flat array each in layout order."""
+    """The words before and after a step, each as one flat array in layout order."""
 
     layout: Layout
     old: Words
@@ -71,7 +71,7 @@ class States:
         return words[start : start + cell.words]
 
     def changes(self) -> pulse_format.Changes:
-        """Changes per tensor, by the bare scan."""
+        """Return the changes per tensor, found by the bare scan."""
         found: pulse_format.Changes = []
         for number, tensor in enumerate(self.layout.tensors):
             start = self.layout.offsets[number] // tensor.word_bytes
@@ -83,14 +83,14 @@ class States:
 
 
 def write(folder: Path, layout: Layout, old: Words, new: Words) -> None:
-    """Writes the files that ``States.read`` reads."""
+    """Write the files that ``States.read`` reads."""
     (folder / "layout.json").write_text(json.dumps([[t.name, t.dtype, list(t.shape)] for t in layout.tensors]))
     np.save(folder / "old.npy", old)
     np.save(folder / "new.npy", new)
 
 
 def frames(states: States, name: str) -> Iterator[tuple[int, int, int, int, bytes]]:
-    """The frames to send, in order, each as soon as it is coded."""
+    """Yield the frames to send in order, each as soon as it is encoded."""
     if name in OURS:
         for cell, known in zip(states.layout.cells, states.known, strict=True):
             old, new = states.of(cell, states.old), states.of(cell, states.new)
@@ -125,7 +125,7 @@ def undo(states: States, name: str, frame: tuple[int, int, int, int], payload: b
 
 
 def costs(states: States, name: str) -> dict[str, float]:
-    """CPU time of one core in a second round, and the bytes sent."""
+    """Return the single-core CPU time of a second round, and the bytes sent."""
     for _ in range(2):
         began = time.thread_time()
         made = list(frames(states, name))
@@ -140,8 +140,8 @@ def costs(states: States, name: str) -> dict[str, float]:
 
 
 def sender(settings: dict[str, Any]) -> None:
-    """Orders: ``{"costs": format}``, ``{"connect": [host, port]}``, and ``{"send": format}``, answered with the start
-    time.
+    """Handle ``{"costs": format}``, ``{"connect": [host, port]}``, and ``{"send": format}``, which is answered with the
+    start time.
     """
     states = States.read(Path(settings["folder"]))
     write_facts(ready=True)
@@ -165,7 +165,7 @@ def sender(settings: dict[str, Any]) -> None:
 
 
 def receiver(settings: dict[str, Any]) -> None:
-    """Orders: ``{"receive": format}``, answered with the time at which all was decoded."""
+    """Handle ``{"receive": format}``, which is answered with the time at which decoding was complete."""
     states = States.read(Path(settings["folder"]))
     server = socket.create_server(("", PORT))
     write_facts(ready=True)
@@ -188,7 +188,7 @@ def _decode(states: States, name: str, item: tuple[tuple[int, int, int, int], by
 
 
 class _line:  # noqa: N801 - used like a function
-    """A queue of at most AHEAD items that one thread works off in order; the block's end waits for the last item."""
+    """A queue of at most AHEAD items, processed in order by one thread. Leaving the block waits for the last item."""
 
     def __init__(self, work: Callable[[Any], None]) -> None:
         self._work = work

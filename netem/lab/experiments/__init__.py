@@ -1,3 +1,3 @@
-"""The experiments of scenarios: one module each, with ``results(argument)``, which yields the calibration and then the
-rows (docs/guides/wan-experiments.md).
+"""The experiments behind the scenarios. Each module has ``results(argument)``, which yields the calibration and then
+the rows (docs/guides/wan-experiments.md).
 """

@@ -1,21 +1,21 @@
-"""Broadcasts of p2pcast and of its rivals over one network, undisturbed or with events during the broadcast, beside the
-prediction of the tree model.
+"""Broadcasts by p2pcast and its rivals over one network, undisturbed or with events during the broadcast, compared with
+the tree model's prediction.
 
-All systems are real processes: ``p2pcast seed``, ``p2pcast join``, and the rivals' own. There is a row a system with
-the medians of its broadcasts; with events there is a row a version, for p2pcast alone. The host of that name is the
-hub; every other host has a peer. Every p2pcast version is compared at every peer, bit for bit; a difference fails the
-case.
+All systems are real processes: ``p2pcast seed``, ``p2pcast join``, and the rivals' own. There is one row per system,
+with the medians of its broadcasts. With events, only p2pcast runs, with one row per version. The hub runs on host
+``hub``, and a peer on every other host. Every p2pcast version is compared bit for bit at every peer; a difference fails
+the case.
 
-With events, two more columns count from the first event on. ``silence_s`` is the longest time in which an unaffected,
+With events, two more columns count from the first event. ``silence_s`` is the longest time in which an unaffected,
 incomplete peer received no piece. ``twice_bytes`` counts bytes sent again to peers that had them.
 
-Further columns beside those of ``netem.broadcast.rows``:
+Columns in addition to those of ``netem.broadcast.rows``:
 
 - ``half_rtts_s``: the sum of delays along the longest path from the hub.
-- ``over_ideal``: the time to the last peer without these delays ÷ ideal.
+- ``over_ideal``: the time to the last peer, less these delays, relative to the ideal time.
 - ``predicted_s``: see ``netem.lab.model_prediction``.
-- ``retransmitted``: the largest share of a node's sent bytes that it had to send again.
-- ``crowded``: whether busy processors rather than links determined the time.
+- ``retransmitted``: the largest share of its sent bytes that any node had to retransmit.
+- ``crowded``: whether busy processors, rather than links, determined the time.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ versions of a slower trainer.
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """``chains``, ``stripes``: 0 is p2pcast's own choice (rivals get as many chains as the hub's link feeds).
-    ``warm_up``: versions before the counted ones. ``rate_stated``: the hub knows its link's rate from its options;
-    otherwise it measures the rate. ``absent``: hosts whose peers start with an event.
+    """``chains``, ``stripes``: 0 leaves the choice to p2pcast; rivals get as many chains as the hub's link can feed.
+    ``warm_up``: versions before the counted ones. ``rate_stated``: whether an option gives the hub its link's rate;
+    otherwise the hub measures it. ``absent``: hosts whose peers start with an event.
     """
 
     payload_mib: float
@@ -87,7 +87,7 @@ class Parameters:
 
 
 def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields ``{calibration, off}``, then ``{row}`` for each system or version. From the main thread. Raises
+    """Yield ``{calibration, off}``, then ``{row}`` for each system or version. Call it from the main thread. Raises
     UsageError, LocalError, IntegrityError.
     """
     given = filled(Parameters, argument["parameters"], "parameters")
@@ -145,7 +145,7 @@ def _p2pcast(
 def _faulted(
     net: Namespaces, given: Parameters, events: list[NetworkEvent], fleet: BroadcastFleet, system: str
 ) -> Iterator[dict[str, Any]]:
-    """One version after the other, with its events."""
+    """Broadcast one version after another, each with its events."""
     with EventPlayer(net, fleet) as timeline:
         for event in (event for event in events if event.version is None):
             timeline.apply(event)
@@ -182,12 +182,12 @@ def _faulted(
 
 
 def sent_twice(before: Mapping[str, int], after: Mapping[str, int]) -> int:
-    """Bytes of all peers together between two readings; a counter restarts with its process."""
+    """Return the bytes counted by all peers between two readings. A counter restarts with its process."""
     return sum(count - (was if (was := before.get(peer, 0)) <= count else 0) for peer, count in after.items())
 
 
 def _tree(net: Namespaces, fleet: BroadcastFleet) -> FeedTree:
-    """The hub's current plan, with the links in use."""
+    """Return the hub's current plan, with the links in use."""
     stripes = [
         int(link["stripes_in_use"]) for links in fleet.links().values() for link in links if link["role"] == "child"
     ]
@@ -195,7 +195,7 @@ def _tree(net: Namespaces, fleet: BroadcastFleet) -> FeedTree:
 
 
 def _retransmitted(fleet: BroadcastFleet) -> float:
-    """The largest share of the bytes sent by a node to its children, since its links came up, that was sent again."""
+    """Return the largest share of retransmitted bytes in what a node sent to its children over its current links."""
     shares = [0.0]
     for links in fleet.links().values():
         sent = [
@@ -220,7 +220,7 @@ def _rival(net: Namespaces, given: Parameters, system: str, folder: Path) -> dic
 
 
 def _chains(net: Namespaces) -> int:
-    """The number of chains that the hub's link feeds at a peer's full rate."""
+    """Return how many chains the hub's link can feed at a peer's full rate."""
     up_bps = net.network.link(HUB).up_bps
     slowest = min(
         (link.down_bps for peer in net.network.peers if (link := net.network.link(peer)).down_bps is not None),

@@ -1,20 +1,21 @@
-"""Versions to clusters of peers, each cluster a region behind its own trunk: the traffic over each trunk, the times,
-and the pause of rollouts.
+"""Broadcasts versions to clusters of peers, each a region behind its own trunk. Measures the traffic over each trunk,
+the times, and how long rollouts pause.
 
-Hub and peers are started as users start them, behind TLS. A version is *full* (all words new, so the whole state has to
-travel) or a *delta* (``changed_share`` of the words one step up or down). There is a row a version, except the
-``warm_up`` versions, which come first and are full if some versions are full. One more row sums up all versions and, if
-some are full, one the deltas among them.
+The hub and the peers are started as a user would start them, with TLS. A version is *full* (all words are new, so the
+whole state has to be sent) or a *delta* (``changed_share`` of the words move one step up or down). There is one row per
+version, except for the ``warm_up`` versions, which come first and are full if any version is full. One more row sums up
+all versions; if any are full, another sums up the deltas.
 
-Columns: ``bytes`` (the artifact), ``of_full`` (÷ the state's bytes), ``bytes_REGION`` (over that trunk, headers
-included). ``first_s``, ``received_s``, ``all_s``: from the hub's first step of publishing until the first and the last
-peer had every piece, and until the last had installed it. ``busy``: share of processors in use. Two columns give the
-pause of a peer's rollouts, as the mean of all peers. ``blocking_s``: rollouts wait for a version from its beginning to
-its installation. ``background_s``: rollouts continue meanwhile, and pause only for the commit.
+Columns: ``bytes`` (the artifact), ``of_full`` (relative to the state's bytes), ``bytes_REGION`` (over that trunk,
+headers included). ``first_s``, ``received_s``, ``all_s``: from the hub's first step of publishing until the first peer
+has every piece, the last peer has, and the last has installed it. ``busy``: share of processors in use. Two columns
+give the pause of a peer's rollouts, as the mean over all peers. ``blocking_s``: if rollouts stop from the start of a
+version until it is installed. ``background_s``: if rollouts continue and pause only for the commit.
 
 Engines are folders of safetensors, which need no pause; ``engine_pause_ms`` is the assumed additional pause of a
 serving engine in both cases. Rows for several versions have sums of bytes and pauses, and medians of the rest.
-``simulated`` rows: the paper's sizes over trunks of ``paper_gbps``, by the tree model and the measured plan.
+``simulated`` rows give the paper's sizes over trunks of ``paper_gbps``, computed with the tree model from the measured
+plan.
 """
 
 from __future__ import annotations
@@ -54,9 +55,10 @@ as between versions of a slower trainer.
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """``full_every``: the first counted version and every so many after it are full; 0: none is. ``warm_up``: versions
-    before the counted ones. ``chains``: 0 is p2pcast's own choice. ``paper_gib``, ``paper_delta_gib``, ``paper_gbps``:
-    the paper's checkpoint, its delta, and a trunk's assumed rate; 0: no simulated rows.
+    """``full_every``: the first counted version is full, and every ``full_every``-th after it; 0 means none.
+    ``warm_up``: versions before the counted ones. ``chains``: 0 leaves the choice to p2pcast. ``paper_gib``,
+    ``paper_delta_gib``, ``paper_gbps``: the paper's checkpoint, its delta, and a trunk's assumed rate; 0 means no
+    simulated rows.
     """
 
     state_mib: float
@@ -99,8 +101,8 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def states(given: Parameters, seed: int = 0) -> Iterator[tuple[str, Tensors]]:
-    """The kind and the tensors of each version, after the initial state: first the warm-up versions, then
-    the counted ones.
+    """Yield the kind and the tensors of each version after the initial state: first the warm-up versions, then the
+    counted ones.
     """
     random = np.random.default_rng(seed)
     tensors = max(1, round(given.state_mib * MIB) // TENSOR_BYTES)
@@ -117,7 +119,7 @@ def states(given: Parameters, seed: int = 0) -> Iterator[tuple[str, Tensors]]:
 
 
 def _drawn(random: np.random.Generator, tensors: int) -> npt.NDArray[np.uint16]:
-    """Weights with the magnitudes of real models, in bf16."""
+    """Return bf16 weights with the magnitudes of real models."""
     drawn = random.standard_normal((tensors, TENSOR_BYTES // WORD_BYTES), np.float32) * np.float32(0.02)
     high: npt.NDArray[np.uint16] = (drawn.view(np.uint32) >> 16).astype(np.uint16)
     return high
@@ -162,7 +164,7 @@ def _rows(net: Namespaces, run: Fleet, given: Parameters) -> Iterator[dict[str, 
 
 
 def _tree(net: Namespaces, run: Fleet, peers: list[str]) -> FeedTree:
-    """The hub's current plan, with the links in use."""
+    """Return the hub's current plan, with the links in use."""
     status = run.get(HUB)
     names = {peer["node"]: peer["name"] for peer in status["peers"]}
     links = [*status["links"], *(link for peer in peers for link in run.get(peer)["links"])]
@@ -201,14 +203,14 @@ def _version(net: Namespaces, run: Fleet, peers: list[str], tensors: Tensors, pa
 
 
 def entries(tree: FeedTree) -> dict[str, int]:
-    """The number of links by which the plan enters each region from outside."""
+    """Return the number of links by which the plan enters each region from outside."""
     regions = {host.name: host.region for host in tree.network.hosts}
     crossing = [regions[peer] for peer, above in tree.above.items() if regions[peer] != regions.get(above)]
     return {region.name: crossing.count(region.name) for region in tree.network.regions}
 
 
 def whole(rows: list[dict[str, Any]], given: Parameters) -> dict[str, Any]:
-    """One row for several versions."""
+    """Return one row for several versions."""
     keys = [key for key in rows[0] if key.startswith("bytes")]
     sent = {key: sum(row[key] for row in rows) for key in keys}
     return {
@@ -224,7 +226,7 @@ def whole(rows: list[dict[str, Any]], given: Parameters) -> dict[str, Any]:
 
 
 def at_scale(tree: FeedTree, rows: list[dict[str, Any]], given: Parameters) -> Iterator[dict[str, Any]]:
-    """A full checkpoint and a delta of the paper's size, and a delta with the measured share."""
+    """Yield rows for a full checkpoint and a delta of the paper's size, and a delta with the measured share."""
     shares = [row["bytes"] / (given.state_mib * MIB) for row in rows if row["kind"] == DELTA]
     gib = {"full, the paper's": given.paper_gib, "delta, the paper's": given.paper_delta_gib}
     if shares:
@@ -243,9 +245,7 @@ def at_scale(tree: FeedTree, rows: list[dict[str, Any]], given: Parameters) -> I
 
 
 def widened(network: EmulatedNetwork, trunk_bps: float) -> EmulatedNetwork:
-    """The network with trunks of that rate, and the hub's link as wide as all trunks together; delays are
-    unchanged.
-    """
+    """Return the network with trunks of that rate, and a hub link as wide as all trunks together (same delays)."""
     regions = tuple(
         replace(region, link=replace(region.link, up_bps=trunk_bps, down_bps=trunk_bps)) for region in network.regions
     )

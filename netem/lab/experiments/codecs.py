@@ -1,10 +1,10 @@
-"""The format that brings one step's weights over a link soonest: coded, sent, decoded, by the link's rate.
+"""Finds, for each link rate, the format that gets one step's weights across soonest, encoding and decoding included.
 
 The question is PULSE's (section 4.3, appendix E.4.5, Figure 13). Both ends are processes with one coding thread, on a
 real link; the weights are real, one AdamW step apart. Each format's costs are measured first in the same run. From
 these costs p2pcast's rule (``p2pcast.codec.codec_prediction``) predicts times and chooses among p2pcast's codecs.
-Transfers predicted to exceed ``limit_s`` are not run; their rows are the model's (``simulated``), as are the rows of
-the paper's model on ``paper_cores`` at either end.
+Transfers predicted to exceed ``limit_s`` are not run; their rows are computed (``simulated``), as are the rows for the
+paper's model with ``paper_cores`` at either end.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ ENOUGH_S: Final = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """``formats``: of FORMATS. ``rounds``: of each format; the fastest counts. ``limit_s``: transfers with a longer
-    prediction are not run.
+    """``formats``: names from FORMATS. ``rounds``: transfers per format; the fastest counts. ``limit_s``: transfers
+    with a longer prediction are not run.
     """
 
     rates: tuple[str, ...]
@@ -122,8 +122,8 @@ def _cost(agents: Agents, name: str, state_bytes: int) -> Cost:
 
 
 def _times(agents: Agents, name: str, rounds: int) -> float:
-    """The least time of several rounds after an uncounted one: other load on the machine can only add time. Long rounds
-    are repeated less often.
+    """Return the best time over several rounds, after one warm-up: other load on the machine can only make a round
+    slower. Slow rounds are repeated fewer times.
     """
     taken: list[float] = []
     hub = agents.agents[HUB]
@@ -137,7 +137,7 @@ def _times(agents: Agents, name: str, rounds: int) -> float:
 
 
 def expected_s(name: str, cost: Cost, way: BroadcastPath, state: StateSize) -> float:
-    """p2pcast's formats overlap coding, sending and decoding; in the others these steps follow one another."""
+    """Return the expected time. Only p2pcast's formats overlap encoding, sending and decoding."""
     return predict(cost, way, state).whole_s if name in OURS else sequential_s(cost, way, state)
 
 
@@ -148,8 +148,8 @@ def rows(
     rate_bps: float,
     measured: Mapping[str, float | None],
 ) -> Iterator[dict[str, Any]]:
-    """One row a format. ``measured``: seconds, if the transfer was run. ``chosen``: the choice of p2pcast's rule among
-    its formats. ``to_best``: its time ÷ that of the best p2pcast format.
+    """One row per format. ``measured``: seconds, if it was run. ``chosen``: whether p2pcast's rule chooses this format.
+    ``to_best``: if it does, its time relative to the best p2pcast format's.
     """
     ours = {name: cost for name, cost in costs.items() if name in OURS}
     chosen = choose(ours, way, state).codec if ours else None
