@@ -14,8 +14,8 @@ HOSTS = "tests/daemons/engines/test_hosts.py::"
 AT_A_LEAD = "tests/rollout_node/engine/multi_host/test_stolen_member.py::"
 IN_SPANS = "tests/trainer_node/membership/test_multi_host_engines.py::"
 
-OWN_WORK = "the daemon's own work fails"
-ONE_LINK = "work for one connection fails"
+OWN_WORK = "the daemon's own work"
+ONE_LINK = "the work for one connection"
 ENGINES = "posing as a member of an engine on several hosts"
 PLACE = "taking the place of an engine's lead"
 
@@ -112,14 +112,14 @@ STOLEN_PEER = [
         IN_TASKS + "test_a_failed_thread_is_recorded",
     ),
     Mutation(
-        "a publisher's thread dies",
+        "a publisher's thread",
         "trainer_node/sdk/hub_connection.py",
         '            self._failed(self._loop, {"message": "the publisher\'s thread failed", "exception": error})',
         "            del error",
         UPLINK + "test_a_publisher_whose_thread_fails_to_start_raises_an_error",
     ),
     Mutation(
-        "a publisher's thread dies",
+        "a publisher's thread",
         "trainer_node/sdk/hub_connection.py",
         "                self._loop.set_exception_handler(self._failed)\n",
         "",
