@@ -5,8 +5,8 @@
     hub/  ledger/  files as in the state folders, without those that are made anew at each start
     restored.log   branches that were given to restored hubs (``p2pcast.files.append_log``)
 
-Promises: the folder appears under its name only when every byte of it is durable. ``Backup.check`` finds a missing, cut
-or changed file. The folder has mode 0700 and its files 0600, since it holds the run's keys.
+Guarantees: the folder appears under its name only when every byte of it is durable. ``Backup.check`` finds a missing,
+cut or changed file. The folder has mode 0700 and its files 0600, since it holds the run's keys.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ A trainer does not say when a batch is trained, so the polls say it. atropos's o
 null, trains, and polls again. So the first poll after a batch is answered with null, and the next poll means that the
 batch is trained. A trainer that trains before it polls again gets one null more.
 
-Promise: each batch is trained at most once on the way to any checkpoint that the trainer names. ``/register`` with
+Guarantee: each batch is trained at most once on the way to any checkpoint that the trainer names. ``/register`` with
 ``starting_step`` N trains on from a checkpoint of N steps: the ledger opens all batches again that it does not contain.
 An error of the ledger is the answer to the next poll.
 """

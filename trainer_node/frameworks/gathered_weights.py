@@ -1,6 +1,6 @@
 """Publishes gathered weights from one rank, and waits until engines serve them: the part that adapters share.
 
-Promises: at a sync, one gathered tensor after the other is copied, and none is collected. A sync returns when the
+Guarantees: at a sync, one gathered tensor after the other is copied, and none is collected. A sync returns when the
 stated share of the engines serves the new weights. No call pauses an engine: each peer pauses its own, for the switch
 alone.
 """

@@ -1,6 +1,6 @@
 """The batches of a ledger for a trainer of another framework: one for each step, in the order of the steps.
 
-Promises: asking for the batch of step t tells the ledger that the batch of step t - 1 is applied. A checkpoint of t
+Guarantees: asking for the batch of step t tells the ledger that the batch of step t - 1 is applied. A checkpoint of t
 steps contains the batches of the steps before t, and ``acknowledge`` names them to the ledger. ``begin`` continues from
 a checkpoint: the ledger opens later batches again. So each batch is trained at most once on the way to any checkpoint
 that survives.

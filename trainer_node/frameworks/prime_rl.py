@@ -9,7 +9,7 @@ resumes them. The proxy holds ``/pause`` until engines serve the newest finished
 paused for the load alone. It holds ``/update_weights`` until every rollout machine has the folder, and names the path
 there. All other requests pass as they are.
 
-Promise: if each of ``--hosts`` rollout machines has a peer, a server never loads a folder other than the one that the
+Guarantee: if each of ``--hosts`` rollout machines has a peer, a server never loads a folder other than the one that the
 trainer has finished, by its content. If a folder is not everywhere in time the answer is 503, the request does not
 reach the server, and prime-rl tries again.
 """

@@ -7,7 +7,7 @@
 ``weight_v00000N`` as a version of step N, which has the weights after N - 1 rollouts. So rollout r is step r + 1 of the
 ledger.
 
-Promises: slime trains on accepted results alone, with the ledger's advantages. Each batch is trained at most once on
+Guarantees: slime trains on accepted results alone, with the ledger's advantages. Each batch is trained at most once on
 the way to any checkpoint that survives. Asking for rollout r says that rollout r - 1 is trained; ``train_async.py``
 asks one rollout early. After a restart, batches that the loaded checkpoint does not contain are opened again.
 """

@@ -12,7 +12,7 @@
 A datum is shifted by one: position i of ``model_input`` predicts position i of ``target_tokens``. Log-probabilities,
 advantages and masks lie at the token that is predicted.
 
-Promise: each batch is trained at most once on the way to any checkpoint that survives. Taking step t says that step
+Guarantee: each batch is trained at most once on the way to any checkpoint that survives. Taking step t says that step
 t - 1 is trained, and ``begin`` opens all batches again that the checkpoint does not contain.
 """
 

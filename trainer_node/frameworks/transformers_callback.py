@@ -2,7 +2,7 @@
 
     Trainer(…, callbacks=[PublishCallback("hub:7077", token_file="token", base="Qwen3-8B", every_steps=10)]).train()
 
-Promises: every rank publishes its own share of the weights, and FSDP2 gathers nothing. Training goes on after a copy:
+Guarantees: every rank publishes its own share of the weights, and FSDP2 gathers nothing. Training goes on after a copy:
 the next optimiser step waits for that copy alone. The weights of the last step are published when training ends. A
 trainer that has loaded a checkpoint publishes the loaded weights before its first step. The first version opens a
 branch if the hub has versions of another process.

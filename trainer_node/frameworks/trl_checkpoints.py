@@ -1,6 +1,6 @@
 """The callback by which checkpoints of TRL name the batches of a ledger that they contain.
 
-Promise: a checkpoint without these names is refused at a restart, so no batch is trained twice or lost unnoticed.
+Guarantee: a checkpoint without these names is refused at a restart, so no batch is trained twice or lost unnoticed.
 """
 
 from __future__ import annotations

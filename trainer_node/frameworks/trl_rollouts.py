@@ -4,7 +4,7 @@
     rollouts = LedgerRollouts("http://127.0.0.1:7079", transfer, bearer_file="ledger/http.token", samples_a_step=256)
     AsyncGRPOTrainer(…, rollout_worker=rollouts, weight_transfer=transfer, callbacks=[rollouts.callback()]).train()
 
-Promises: TRL trains on accepted results alone, with the ledger's rewards. The batch of step t is cut by the ledger's
+Guarantees: TRL trains on accepted results alone, with the ledger's rewards. The batch of step t is cut by the ledger's
 rule for learner step t, and is trained in optimiser step t. Each batch is trained at most once on the way to any
 checkpoint that survives: ``callback`` names a checkpoint's batches to the ledger, and a restart opens later batches
 again.

@@ -1,8 +1,8 @@
 """``P2PCast``: TRL's ``AsyncGRPOTrainer`` sends its weights through p2pcast.
 
-Promises: at a sync, rank 0 copies one gathered tensor after the other and never collects them. A sync returns when the
-stated share of the engines serves the new weights, so TRL raises its ``model_version`` after the engines' switch. No
-call pauses TRL's server: each peer pauses its own engines, for the switch alone.
+Guarantees: at a sync, rank 0 copies one gathered tensor after the other and never collects them. A sync returns when
+the stated share of the engines serves the new weights, so TRL raises its ``model_version`` after the engines' switch.
+No call pauses TRL's server: each peer pauses its own engines, for the switch alone.
 
 TRL makes the calls, on rank 0 (TRL 1.16, ``WeightTransferProtocol``): ``init_weight_transfer``; for each sync
 ``pause``, ``send_weights``, ``resume``; at the end of ``train``, also after an error, ``destroy``. Its other ranks only

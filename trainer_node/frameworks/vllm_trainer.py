@@ -1,8 +1,8 @@
 """The trainer's engine for vLLM's weight transfer. Written against the source of vLLM 0.33, not run.
 
-Promises: every rank iterates the source, whose gathers are collective; rank 0 alone publishes. ``send_weights`` returns
-on rank 0 when the stated share of the engines serves the weights. vLLM's client is not called: peers drive their
-engines, and pause each for its switch alone. A program that pauses engines by itself uses peers with ``--driver
+Guarantees: every rank iterates the source, whose gathers are collective; rank 0 alone publishes. ``send_weights``
+returns on rank 0 when the stated share of the engines serves the weights. vLLM's client is not called: peers drive
+their engines, and pause each for its switch alone. A program that pauses engines by itself uses peers with ``--driver
 external``.
 """
 

@@ -3,9 +3,9 @@
     FOLDER/EPOCH-STEP/    state/        tensors, sharded, in the format of torch.distributed.checkpoint
                           learner.json  position, batches, hashes of all files, the resolved configuration
 
-Promises: a folder appears under its name only when every byte of it is durable. A damaged one is refused by the name of
-its file. Learners of two epochs never write the same folder. The digest of ``learner.json`` names the checkpoint at the
-ledger.
+Guarantees: a folder appears under its name only when every byte of it is durable. A damaged one is refused by the name
+of its file. Learners of two epochs never write the same folder. The digest of ``learner.json`` names the checkpoint at
+the ledger.
 """
 
 from __future__ import annotations

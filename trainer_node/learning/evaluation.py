@@ -1,7 +1,7 @@
 """Evaluation of a published version: held-out problems, sampled greedily by an engine that serves the version.
 
-Promises: problems are never trained on (``Task.evaluation_jobs``). An evaluation is of one version alone. An evaluation
-that no engine plays in time is recorded with the number of its answers, and ends.
+Guarantees: problems are never trained on (``Task.evaluation_jobs``). An evaluation is of one version alone. An
+evaluation that no engine plays in time is recorded with the number of its answers, and ends.
 """
 
 from __future__ import annotations

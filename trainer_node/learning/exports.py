@@ -4,9 +4,9 @@
                           config.json, tokenizer …   the small files of the model's folder
                           generation_config.json     the folder's, or the one that transformers derives from its model
 
-Promises: a folder appears under its name only when every byte of it is durable; learners of two epochs never write the
-same folder. A step whose learner died between its checkpoint and its export is exported by the next learner. Several
-ranks gather one tensor at a time.
+Guarantees: a folder appears under its name only when every byte of it is durable; learners of two epochs never write
+the same folder. A step whose learner died between its checkpoint and its export is exported by the next learner.
+Several ranks gather one tensor at a time.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 until the run ends. Runs with sparse attention judge the sampled tokens, and may train an adapter for rollouts.
 
-Promises:
+Guarantees:
 
 - Each batch is applied at most once in the lineage of any checkpoint that survives, whatever is killed when.
 - The learner trains on no rollout that the ledger would not accept.

@@ -1,6 +1,6 @@
 """The model that a learner trains: a Hugging Face causal LM, whole in one process or sharded over ranks (FSDP2).
 
-Promises: names, shapes and dtypes of what is published are those of the folder. Log-probabilities come from the words
+Guarantees: names, shapes and dtypes of what is published are those of the folder. Log-probabilities come from the words
 that are published, without dropout in every pass, as engines compute. One rank and several compute the same, up to the
 order of sums.
 """

@@ -1,6 +1,6 @@
 """One learner step: a batch's rows to one or several updates of the weights.
 
-Promises: the loss's denominator is that of the whole minibatch, on all ranks, before the first backward pass. Equal
+Guarantees: the loss's denominator is that of the whole minibatch, on all ranks, before the first backward pass. Equal
 rows, weights and options give equal weights, bit for bit, on the same machine and number of ranks. Nothing random
 outlives a step, so a resumed run continues exactly.
 """

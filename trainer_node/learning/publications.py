@@ -1,7 +1,7 @@
 """The versions that a learner publishes: every κ-th step, beside the training that goes on.
 
-Promises: the weights do not change while a snapshot is taken. A publication that fails is repeated with the weights of
-a later step. The newest step is published before a wait that only new weights can end.
+Guarantees: the weights do not change while a snapshot is taken. A publication that fails is repeated with the weights
+of a later step. The newest step is published before a wait that only new weights can end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whether a learner begins where its run stands. A wrong folder of checkpoints, older or empty, would undo the run: the
 ledger would open trained batches again, and engines would get the old weights.
 
-Promise: ledger and hub are asked before the first publication. A learner that crashed is never refused. Its newest
+Guarantee: ledger and hub are asked before the first publication. A learner that crashed is never refused. Its newest
 checkpoint is the last acknowledged one, or a later one. The hub's versions after it are steps that the ledger knows.
 """
 

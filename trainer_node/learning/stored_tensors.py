@@ -3,8 +3,8 @@
 transformers computes some models in another form than their folders have. The matrices of experts, for instance, are
 tensors of their own in the folder, and rows of one parameter in the model.
 
-Promise: a tensor is found as a block of rows of one parameter, by transformers' own way of saving models, or the model
-is refused. The words themselves are compared with the folder's by ``check``.
+Guarantee: a tensor is found as a block of rows of one parameter, by transformers' own way of saving models, or the
+model is refused. The words themselves are compared with the folder's by ``check``.
 """
 
 from __future__ import annotations

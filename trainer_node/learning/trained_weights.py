@@ -4,7 +4,7 @@
     masters = "kahan"       no masters; bf16 weights with a compensation for each (Kahan summation), moments in bf16
     masters = "stochastic"  no masters; bf16 weights, rounded stochastically without bias, moments in fp32
 
-Promise: the working copy holds exactly the words that are published, so log-probabilities of the learner differ from
+Guarantee: the working copy holds exactly the words that are published, so log-probabilities of the learner differ from
 those of an engine by numerics alone (docs/design/learner.md).
 """
 

@@ -1,7 +1,7 @@
 """The processes that train together: one, or those that torchrun started.
 
-Promises: every rank gets the same answer from ``share`` and ``total``; a rank that dies ends the waits of the others by
-the process group's time limit.
+Guarantees: every rank gets the same answer from ``share`` and ``total``; a rank that dies ends the waits of the others
+by the process group's time limit.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ The loss is the mean cross-entropy of the tokens that a policy would sample (the
 the task says are read and not learnt. Steps use the learner's own micro-batches, masters and ranks, with an optimiser
 of their own: its moments end with the warm start, and the masters are handed over unrounded.
 
-Promise: equal weights, demonstrations and options give equal weights, bit for bit, on one machine and number of ranks.
+Guarantee: equal weights, demonstrations and options give equal weights, bit for bit, on one machine and number of
+ranks.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Two rules:
 - ``bounded`` (ECHO-2): each span's version is live and its manifest's hash is right. The oldest span is at most S steps
   behind the learner. A result that comes after its lease counts if it is the first of its job.
 
-Promises: an accepted result has no fault, and its job had no accepted result before. Only results that no honest
+Guarantees: an accepted result has no fault, and its job had no accepted result before. Only results that no honest
 worker sends are held against a worker: malformed and forged ones, never stale, late or duplicate ones. A few results of
 versions that the hub never published are forgiven (``trainer_node.ledger.result_transitions``).
 """

@@ -1,7 +1,7 @@
 """Workers that get no leases for a while: the fleet's operator stops them once their leases have ended. Pure; time is
 the ledger's.
 
-Promises: an order lapses by itself, so that an operator that died leaves no worker idle for ever. A name without a
+Guarantees: an order lapses by itself, so that an operator that died leaves no worker idle for ever. A name without a
 worker may be drained: a worker that is still starting then gets no lease.
 """
 

@@ -1,6 +1,6 @@
 """The jobs of recent leases, in memory: most results then need no look into the database before their reward.
 
-Promise: nothing is decided from here. A reward that was computed for a result that turns out to be rejected is not
+Guarantee: nothing is decided from here. A reward that was computed for a result that turns out to be rejected is not
 used; a result that is missing here is looked up in the database.
 """
 

@@ -1,7 +1,7 @@
 """The ledger: which rollouts are wanted, leased, accepted and trained. Every public method is one transaction; methods
 that change nothing read beside the writer.
 
-Promises: a crash between any two transitions loses nothing. A job has at most one accepted result. A group is in at
+Guarantees: a crash between any two transitions loses nothing. A job has at most one accepted result. A group is in at
 most one live batch, and each batch is applied at most once in the lineage of any checkpoint that survives. All counts
 are queries over rows. ``results`` is the one method of two transactions: rewards are computed between them.
 """

@@ -1,7 +1,7 @@
 """Retention: the ledger deletes rows that no resume, no late result and no report needs any more.
 
-Promises: however long a run lasts, rows and segments stay bounded by the newest ``KEPT_BATCHES`` batches, the time for
-late results, and the caps of waiting groups and workers. Nothing goes that counts for a batch still to come.
+Guarantees: however long a run lasts, rows and segments stay bounded by the newest ``KEPT_BATCHES`` batches, the time
+for late results, and the caps of waiting groups and workers. Nothing goes that counts for a batch still to come.
 """
 
 from __future__ import annotations

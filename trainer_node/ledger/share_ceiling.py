@@ -1,9 +1,9 @@
 """How many jobs a worker may lease: its share of a batch, as a ceiling. Rules: ``trainer_node.scheduling.shares``.
 
-Promises: a ceiling binds only while another worker waits for jobs that it asked for, did not get, and could get. So no
-worker that is silent, too old, without work, or content with a few jobs keeps others from theirs. A worker whose share
-is 0 gets one job now and then. The measurements that this module reads from memory decide which worker plays first,
-never which results count.
+Guarantees: a ceiling binds only while another worker waits for jobs that it asked for, did not get, and could get. So
+no worker that is silent, too old, without work, or content with a few jobs keeps others from theirs. A worker whose
+share is 0 gets one job now and then. The measurements that this module reads from memory decide which worker plays
+first, never which results count.
 """
 
 from __future__ import annotations

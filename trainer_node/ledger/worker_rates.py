@@ -1,6 +1,6 @@
 """Measurements of workers: throughput for shares, completion times for leases. Kept in memory alone.
 
-Promises: measurements of a transaction count after its commit, once; those of a transaction that failed never do.
+Guarantees: measurements of a transaction count after its commit, once; those of a transaction that failed never do.
 After a restart the estimates begin again: they decide who plays first and for how long, never what counts.
 """
 

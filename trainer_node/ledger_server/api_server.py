@@ -1,7 +1,7 @@
 """The way of every request to the ledger's HTTP API: the caller's role, a bounded body, a record, and one answer.
 
-Promises: nothing is received before the caller's role is known, and nothing is done unless it still has that role after
-its body came. A body is bounded before it is read.
+Guarantees: nothing is received before the caller's role is known, and nothing is done unless it still has that role
+after its body came. A body is bounded before it is read.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Memory for what requests bring: bounded over all callers, and for each caller.
 
-Promise: a caller that sends slowly, or much, delays no other caller's requests.
+Guarantee: a caller that sends slowly, or much, delays no other caller's requests.
 """
 
 from __future__ import annotations

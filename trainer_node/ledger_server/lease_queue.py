@@ -1,6 +1,6 @@
 """Requests for leases that wait until there are jobs.
 
-Promises: a change wakes the waiting requests soon, oldest first. In a round, requests of one kind are tried until one
+Guarantees: a change wakes the waiting requests soon, oldest first. In a round, requests of one kind are tried until one
 of them learns that there are no jobs for any of them, or several have found nothing. So a change costs few attempts
 though a thousand idle workers wait. A request that has ended, or whose caller has gone, is not tried.
 """

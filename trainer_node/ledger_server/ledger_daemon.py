@@ -1,6 +1,6 @@
 """The ledger's daemon: parts, connections between the parts, and background work.
 
-Promises: the ledger answers no request before it holds its state folder and its database alone. Transitions run in
+Guarantees: the ledger answers no request before it holds its state folder and its database alone. Transitions run in
 threads and share commits, so that no request blocks another. After SIGTERM every answered request is in the database.
 """
 

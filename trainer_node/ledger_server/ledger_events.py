@@ -1,6 +1,6 @@
 """Acts of the ledger become events: gathered for a second, so that no worker fills the ring of events.
 
-Promise: each kind of event comes at most once a second for the same words: a worker, a reason.
+Guarantee: each kind of event comes at most once a second for the same words: a worker, a reason.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which groups are made of a task's prompts: one of each, or what a user's hooks choose.
 
-Promises: hooks run in a process of their own, for HOOK_S seconds at most; a process that hangs is killed. Hooks that
+Guarantees: hooks run in a process of their own, for HOOK_S seconds at most; a process that hangs is killed. Hooks that
 raise, hang, crash, or answer nonsense end the choice with an error that names them. Their values are texts, to be
 written with the cursor.
 """

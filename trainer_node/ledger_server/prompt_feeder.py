@@ -1,7 +1,7 @@
 """Keeps groups in the ledger's pool, made from the task's own prompts.
 
-Promises: prompts come in the task's order for the seed, each once, over restarts too: the cursor behind them is a row,
-written with their groups. Groups that a trainer adds, and evaluations, move no cursor. Prompts whose way into the
+Guarantees: prompts come in the task's order for the seed, each once, over restarts too: the cursor behind them is a
+row, written with their groups. Groups that a trainer adds, and evaluations, move no cursor. Prompts whose way into the
 database failed come first at the next attempt. A prompt of which no group can be made is left out by name. A task
 without further prompts ends the feeding alone.
 """

@@ -1,6 +1,6 @@
 """Background work of the ledger that other machines or a database can hold up: repeated, and never the daemon's end.
 
-Promises: work that fails with an error of this project, or for a shortage of this machine, runs again, after a delay
+Guarantees: work that fails with an error of this project, or for a shortage of this machine, runs again, after a delay
 that grows to RETRY_MOST_S. The first failure is an event, and each one a warning, whose repetitions the log counts.
 ``why`` names the work while it fails. A shortage also makes the daemon unhealthy. RefusedError and IntegrityError say
 that repeating cannot help: they end the daemon.

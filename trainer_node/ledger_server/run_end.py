@@ -1,6 +1,6 @@
 """When workers are told that the run has ended: after its last step, and after the evaluations that follow it. Pure.
 
-Promise: a trainer that dies delays the workers' end by no more than the time that it has named.
+Guarantee: a trainer that dies delays the workers' end by no more than the time that it has named.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Threads in which transitions wait for their commits, and the turns in which callers get them.
 
-Promise: an urgent transition waits for no thread behind others that wait for a later commit than its own.
+Guarantee: an urgent transition waits for no thread behind others that wait for a later commit than its own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The ledger's knowledge of the run: its versions, with the hashes of their manifests and of their schedules of sparse
 attention, the versions that engines serve, and the evicted nodes.
 
-Promises: a version is known here only as the hub lists it; another run's hub is refused. Knowledge of engines ends
+Guarantees: a version is known here only as the hub lists it; another run's hub is refused. Knowledge of engines ends
 KNOWN_S after the hub's last answer.
 """
 

@@ -1,6 +1,6 @@
 """verl's checkpoint engine "p2pcast": actor rank 0 publishes to the hub, rollout workers read at their machine's peer.
 
-Promises: every actor rank iterates the tensors to their end, also when publishing fails, because gathering them is
+Guarantees: every actor rank iterates the tensors to their end, also when publishing fails, because gathering them is
 collective. A rollout worker yields no tensor before the whole version of this sync is staged at its peer. Another
 version, or none in time, is an error. The peer keeps the version in place until ``finalize``: tensors may be used until
 then.

@@ -4,7 +4,7 @@ verl's own manager pauses generation, and then sends the weights. This manager p
 machine has staged the version; rollouts go on meanwhile with the weights before. Then generation pauses, each worker
 copies the version from its machine's memory, and generation resumes.
 
-Promises: an error before the pause leaves generation running with the weights before. An error after it leaves
+Guarantees: an error before the pause leaves generation running with the weights before. An error after it leaves
 generation paused, as verl's own manager does, so no request is answered by half-installed weights.
 """
 

@@ -8,7 +8,7 @@ many groups a step has, and ``rollout.n`` how many samples a group has. The trai
 log-probabilities and the ledger's rewards. The estimator ``p2pcast`` gives the ledger's advantages, also where a group
 is short.
 
-Promises: verl trains on accepted results alone. Each batch is trained at most once on the way to any checkpoint that
+Guarantees: verl trains on accepted results alone. Each batch is trained at most once on the way to any checkpoint that
 survives. Asking for a step says that the step before is trained; the one-step-off trainer asks one step early. After a
 restart, batches that the loaded checkpoint does not contain are opened again.
 """

@@ -4,7 +4,7 @@ A position is decoded if its own token was sampled, and the next one too. The fi
 prompt's pass, which is dense; the last token of a turn is read with the next prompt. Source: Sparrow, section 3.2, as
 engines compute (``rollout_node.vllm_plugin.sparse_attention``).
 
-Promise: positions within their budget, prompts, padding and tokens of versions without a schedule are not in a plan.
+Guarantee: positions within their budget, prompts, padding and tokens of versions without a schedule are not in a plan.
 """
 
 from __future__ import annotations

@@ -67,9 +67,9 @@ class AdapterState(NamedTuple):
     """The rollout adapter in the checkpoints of a run, under names of its own. ``weights``: the adapter's; None for a
     run without one. See ``trainer_node.learning.learner.Kept``.
 
-    Promises: a run continues exactly with its adapter. A checkpoint without an adapter, or with one of another rank or
-    other layers, begins with the present adapter. A run without an adapter leaves the checkpoint's out, and so do its
-    own.
+    Guarantees: a run continues exactly with its adapter. A checkpoint without an adapter, or with one of another rank
+    or other layers, begins with the present adapter. A run without an adapter leaves the checkpoint's out, and so do
+    its own.
     """
 
     weights: TrainedWeights | None

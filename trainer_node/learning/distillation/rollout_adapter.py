@@ -2,9 +2,9 @@
 
     y = W x + alpha / rank * B (A x)          A (rank, columns) random, B (rows, rank) 0 at first: phi changes nothing
 
-of each linear layer but the head. Promises: outside of ``applied`` the model has no trace of phi, and computes bit for
-bit as without one. The words that are published are those that the learner computes with, as of all its weights. Names
-and configuration are those of PEFT's files.
+of each linear layer but the head. Guarantees: outside of ``applied`` the model has no trace of phi, and computes bit
+for bit as without one. The words that are published are those that the learner computes with, as of all its weights.
+Names and configuration are those of PEFT's files.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ weighs tokens by p / q, and the sampler hardly ever draws those that sparse atte
 are known, so their gradient has no such noise. ``kl`` of the report is the value of k3, which estimates
 KL(sparse || dense), since sparse attention sampled the tokens.
 
-Promises: theta, its gradients and its optimiser keep every bit. Equal rows and weights give equal phi. Nothing random
+Guarantees: theta, its gradients and its optimiser keep every bit. Equal rows and weights give equal phi. Nothing random
 outlives an update.
 """
 

@@ -4,7 +4,7 @@ Each decoded position of a plan attends to the pages that its own query chooses,
 product of the mean query and the sum of the page's keys. Query heads that share a key head are averaged; the products
 of the key heads are added (Sparrow, section 3.2). The choice has no gradient.
 
-Promises:
+Guarantees:
 
 - Layers 0 and 1, layers with a sliding window, and positions outside of the plan attend as the model does.
 - A model whose layers do not ask for a plan is an error: its log-probabilities would be dense without a word. So is a

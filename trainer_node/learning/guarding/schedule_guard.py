@@ -1,9 +1,9 @@
 """The schedule of sparse attention that a learner's versions carry, and its guard.
 
-Promises: each version that the learner publishes states its schedule, and a change by the guard goes with the next one.
-Only tokens of a schedule that this run published count. A run that continues from a checkpoint has the schedule of that
-step, unless its configuration names another file; tokens are counted anew. A run without a schedule publishes a dense
-one where versions carried another, since engines would keep that one. All ranks hold the same guard.
+Guarantees: each version that the learner publishes states its schedule, and a change by the guard goes with the next
+one. Only tokens of a schedule that this run published count. A run that continues from a checkpoint has the schedule of
+that step, unless its configuration names another file; tokens are counted anew. A run without a schedule publishes a
+dense one where versions carried another, since engines would keep that one. All ranks hold the same guard.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The log of a training run: ``RUN/metrics.jsonl``, one JSON object a line, its event in the key ``event``.
 
-Promises: a line is with the operating system when ``write`` returns, so it survives the end of this process, though not
-a crash of the machine. A line counts once its newline is there: a last line without one was torn by a killed process,
-readers skip it, and the next ``RunLog`` cuts it off. Numbers that are not finite are written as null.
+Guarantees: a line is with the operating system when ``write`` returns, so it survives the end of this process, though
+not a crash of the machine. A line counts once its newline is there: a last line without one was torn by a killed
+process, readers skip it, and the next ``RunLog`` cuts it off. Numbers that are not finite are written as null.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Records of one training run, built from its events one after the other, for the screen, the plot and TensorBoard.
 
-Promises: any JSON value can be added. Unknown events and keys are ignored, values of another type and numbers that are
-not finite read as None, and an event without its required keys counts in ``unread``. Of a run that was resumed, the
+Guarantees: any JSON value can be added. Unknown events and keys are ignored, values of another type and numbers that
+are not finite read as None, and an event without its required keys counts in ``unread``. Of a run that was resumed, the
 lists hold the surviving lineage alone: a ``start`` event with step s supersedes every event beyond s.
 """
 

@@ -4,7 +4,8 @@
     dr_grpo         r - mean                      Dr. GRPO (arXiv 2503.20783), section 3.2
     leave_one_out   r_i - mean of the others      RLOO (arXiv 2402.14740), section 2.2
 
-Promises: equal rewards give advantages of exactly 0; a permutation of the rewards permutes the advantages bit for bit.
+Guarantees: equal rewards give advantages of exactly 0; a permutation of the rewards permutes the advantages bit for
+bit.
 """
 
 from __future__ import annotations

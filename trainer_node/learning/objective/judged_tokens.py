@@ -1,6 +1,6 @@
 """Sampled tokens whose most probable alternatives the sampler told, by the schedule that sampled them. Pure.
 
-Promises: a batch costs the learner at most MOST_JUDGED forward passes of one rollout. A worker that tells the
+Guarantees: a batch costs the learner at most MOST_JUDGED forward passes of one rollout. A worker that tells the
 alternatives of all its rollouts leaves the other workers their turns.
 """
 

@@ -11,7 +11,7 @@ each learnt token, its target, and ``logit_positions`` says where the target's l
     targets               a1 b1
     logit_positions        0  3                 of (B * T) flattened positions; in both forms here
 
-Promises: rows are whole, and a row without a learnt token is left out. The first token of a row and padding have no
+Guarantees: rows are whole, and a row without a learnt token is left out. The first token of a row and padding have no
 flat entry. Each rank has equally many micro-batches. Equal rows give equal micro-batches in any process.
 """
 

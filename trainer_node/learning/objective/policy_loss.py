@@ -13,7 +13,7 @@ objective (arXiv 1707.06347, eq. 7), with the wider upper bound of DAPO (arXiv 2
 Logarithms of ratios are held within +-log_ratio_limit. k3 estimates KL(learner || reference) under the learner's
 samples; backpropagated, its expected gradient is that of KL(reference || learner).
 
-Promises: loss = -sum(weight * J). A token of weight 0 is inert: whatever stands at its place, infinities and NaN
+Guarantees: loss = -sum(weight * J). A token of weight 0 is inert: whatever stands at its place, infinities and NaN
 included, loss, gradients and statistics keep every bit, and its own gradient is 0. Weights have the denominator of the
 whole update, so losses of micro-batches and ranks add up; where gradients are averaged over ranks, multiply the loss by
 their number.

@@ -4,9 +4,9 @@ would sample.
 With x the logits of a position divided by its temperature, p = softmax(x): the score of token y is log p[y], and the
 entropy is -sum(p * log p), in nats. Softmax in float32, whatever the dtype of the logits; float64 stays.
 
-Promise: positions are scored in chunks, so no tensor of positions x vocabulary exists beside the given ones, neither in
-the forward nor in the backward pass. Values and gradients are those of all positions together, up to the order of sums.
-Entropies have no gradient. No I/O, clock or randomness.
+Guarantee: positions are scored in chunks, so no tensor of positions x vocabulary exists beside the given ones, neither
+in the forward nor in the backward pass. Values and gradients are those of all positions together, up to the order of
+sums. Entropies have no gradient. No I/O, clock or randomness.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Training rows: the rollouts of a batch as a learner reads them, one row for each rollout. Pure.
 
-Promises: a row holds only what the ledger accepts. A fault, a stale span, another task or temperature than the group's,
-an evaluation, or a group without two results ends the step with IntegrityError before any row exists. A token is learnt
-from only if the policy sampled it, the task's loss mask permits it, and another token precedes it in its row.
+Guarantees: a row holds only what the ledger accepts. A fault, a stale span, another task or temperature than the
+group's, an evaluation, or a group without two results ends the step with IntegrityError before any row exists. A token
+is learnt from only if the policy sampled it, the task's loss mask permits it, and another token precedes it in its row.
 """
 
 from __future__ import annotations

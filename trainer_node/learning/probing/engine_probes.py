@@ -1,6 +1,6 @@
 """The learner's watch over engines: compares their scores of the probe set with its own, version by version.
 
-Promises: scores are compared with those of the version that the engine named, by the words that were published. Each
+Guarantees: scores are compared with those of the version that the engine named, by the words that were published. Each
 comparison is one event ``probe`` of the run's log. A failure here never ends the training.
 """
 

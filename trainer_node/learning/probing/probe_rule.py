@@ -7,7 +7,7 @@ otherwise. Over fixed tokens it is no unbiased estimate of the KL divergence; fo
 The floor is what numerics alone cause: the lower median of all divergences of the first FLOOR_VERSIONS versions. So one
 wrong engine of several does not raise it. The alarm of a later divergence is ALARM_FACTOR times the floor.
 
-Promises: the floor is measured once and does not follow the run. A wrong engine cannot hide behind a high floor: the
+Guarantees: the floor is measured once and does not follow the run. A wrong engine cannot hide behind a high floor: the
 floor is at most MOST_FLOOR, also while it is measured. No floor is below LEAST_FLOOR.
 """
 

@@ -1,6 +1,6 @@
 """Audits: a random sample of each version's accepted results, and the transitions that find and count them.
 
-Promise: each accepted result of a version is in its sample with the same probability, whatever its worker does, and
+Guarantee: each accepted result of a version is in its sample with the same probability, whatever its worker does, and
 leaves it at most once. The sample is in memory alone.
 """
 

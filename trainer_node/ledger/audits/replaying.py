@@ -1,6 +1,6 @@
 """Transitions of trusted rewards: a random share of them is computed again, after the results were accepted.
 
-Promises:
+Guarantees:
 
 - A result's replay is decided and recorded in the transaction that accepts the result, and its worker is never told.
   So no other body, no closed connection and no restart evades it.

@@ -2,7 +2,7 @@
 
     segment file = N.seg, N counted from 0;  body = length (4 bytes, little-endian) + BLAKE3 hash (32 bytes) + bytes
 
-Promises: after ``sync``, every appended body survives a crash. Opening cuts a torn or unsynced tail. A body that
+Guarantees: after ``sync``, every appended body survives a crash. Opening cuts a torn or unsynced tail. A body that
 ``read`` returns has the hash that was written with it. Each start, and each write that fails, begins a new segment: a
 body is never written after bytes of unknown state. A body that no row points to harms nothing: it is whole, so no
 tail is cut before it, and it goes with its segment.

@@ -1,6 +1,6 @@
 """The ledger's database: SQLite in a folder, or PostgreSQL by URL, with one connection that writes and a few that read.
 
-Promises: ``transaction`` commits all of a call or nothing; bodies that the call appended are on disk before its rows
+Guarantees: ``transaction`` commits all of a call or nothing; bodies that the call appended are on disk before its rows
 are. ``boundary`` is called at each point where a crash would leave another state: tests raise there. ``reading`` shows
 the rows as of one commit, waits for no transaction, and holds none up.
 """

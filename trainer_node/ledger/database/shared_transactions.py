@@ -1,6 +1,6 @@
 """Transitions that arrive close together share one commit. One thread writes.
 
-Promises: a call returns after the commit that holds its changes. A call that raises changes nothing, and does not
+Guarantees: a call returns after the commit that holds its changes. A call that raises changes nothing, and does not
 disturb the calls that share its commit. If the commit fails, every call of it raises. Urgent calls come first, and a
 commit with an urgent call takes no further ordinary one. A commit takes no further call after COMMIT_S, so an urgent
 call waits about so long for the calls before it. While urgent calls come without end, each commit has one ordinary

@@ -1,6 +1,6 @@
 """Transitions of the ledger, each in a transaction at the ledger's present, and reads beside them.
 
-Promise: a transition that fails changes nothing, in the rows or in memory.
+Guarantee: a transition that fails changes nothing, in the rows or in memory.
 """
 
 from __future__ import annotations

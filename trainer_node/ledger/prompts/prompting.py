@@ -1,9 +1,9 @@
 """Transitions of the task's prompts: which of them were passed on, as rows.
 
-Promises: the groups that are made from prompts and the cursor behind these prompts are one transaction. So each prompt
-is passed on once, over restarts too. A seed of a task has a cursor of its own, which no other group moves. Values that
-hooks keep are written with the cursor. The rewards of a group count for its prompt's history once, when the group has
-ended; histories are the newest KEPT_HISTORIES.
+Guarantees: the groups that are made from prompts and the cursor behind these prompts are one transaction. So each
+prompt is passed on once, over restarts too. A seed of a task has a cursor of its own, which no other group moves.
+Values that hooks keep are written with the cursor. The rewards of a group count for its prompt's history once, when the
+group has ended; histories are the newest KEPT_HISTORIES.
 """
 
 from __future__ import annotations

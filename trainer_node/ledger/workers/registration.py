@@ -1,6 +1,6 @@
 """A worker's registration: its record, its name, and the session of its requests.
 
-Promises: two workers that use one name of one caller end up with two names. Workers are bounded in number, and so are
+Guarantees: two workers that use one name of one caller end up with two names. Workers are bounded in number, and so are
 the names of one certificate.
 """
 

@@ -1,8 +1,8 @@
 """The probe set at the ledger: which worker scores it next, scores that wait for the learner, and its verdicts. Pure.
 
-Promises: a worker is asked once for each version that its engine serves. A worker's scores wait for the learner at most
-MAX_WAITING_OF_ONE times, and those of all workers in at most MAX_WAITING places; older ones give way. All of it is in
-memory alone: a ledger that restarts gets the probe set from the learner again.
+Guarantees: a worker is asked once for each version that its engine serves. A worker's scores wait for the learner at
+most MAX_WAITING_OF_ONE times, and those of all workers in at most MAX_WAITING places; older ones give way. All of it is
+in memory alone: a ledger that restarts gets the probe set from the learner again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Routes of probes: the learner's probe set to workers, their scores to the learner, its verdicts to people.
 
-Promises: scores count for a version only under the hash of its manifest. Nothing that a worker sends here changes a
+Guarantees: scores count for a version only under the hash of its manifest. Nothing that a worker sends here changes a
 job, a result or a lease.
 """
 

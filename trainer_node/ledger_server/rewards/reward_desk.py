@@ -1,6 +1,6 @@
 """Rewards of results that workers hand in: each computed once, and in turns of the callers.
 
-Promises: a result that is sent again while its reward is computed starts no second check. Callers get equal shares of
+Guarantees: a result that is sent again while its reward is computed starts no second check. Callers get equal shares of
 the time, so a caller whose checks take long delays another caller by one turn, which is one check, or a few short ones.
 Then the other goes on for as long, and for twice as long after each further long turn. The last free place is for a
 caller that has none.

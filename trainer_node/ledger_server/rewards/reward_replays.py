@@ -1,6 +1,6 @@
 """Trusted rewards, computed again by the ledger for a random share of the results.
 
-Promises: replays run in the processes of checks, with their limits, and in turns of the parties that answer for the
+Guarantees: replays run in the processes of checks, with their limits, and in turns of the parties that answer for the
 results. A replay that hangs or crashes ends its own result alone. The database has the due replays: a restart goes on.
 """
 

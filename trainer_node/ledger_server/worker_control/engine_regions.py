@@ -1,7 +1,7 @@
 """The region of each worker's engine: the worker names the engine's peer when it asks for leases, and the hub knows the
 peer's region. Pure.
 
-Promise: memory is bounded. Nothing but what is shown depends on a region.
+Guarantee: memory is bounded. Nothing but what is shown depends on a region.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Orders that a worker gets no leases for a while: from the fleet's operator, and from the run's page through the hub.
 
-Promise: an order that changes something is an event, and waiting requests are tried again.
+Guarantee: an order that changes something is an event, and waiting requests are tried again.
 """
 
 from __future__ import annotations
